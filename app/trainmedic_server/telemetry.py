@@ -100,11 +100,28 @@ class Metrics:
             ["reason"],
         )
 
+        self.findings = counter(
+            "trainmedic_findings", "Findings in logs that were new, by rule and role.", ["rule", "role"]
+        )
+        self.finding_updates = counter("trainmedic_finding_updates", "What nodes have said of findings.")
+        self.finding_updates_lost = counter(
+            "trainmedic_finding_updates_lost", "What nodes have said of findings and the server has not got."
+        )
+        self.findings_dropped = counter(
+            "trainmedic_findings_dropped", "Findings that were not kept, because their node has too many open."
+        )
+        self.finding_alert_errors = counter(
+            "trainmedic_finding_alert_errors", "Failed tries to tell the alerts of findings."
+        )
+
     def _add_durations(self) -> None:
         histogram = functools.partial(Histogram, buckets=_LATENCY, registry=self.registry)
         self.step_seconds = histogram("trainmedic_step_seconds", "Time of an action's attempt.", ["action", "outcome"])
         self.alert_to_action_seconds = histogram(
             "trainmedic_alert_to_action_seconds", "From receipt of an alert to its run's first act."
+        )
+        self.finding_to_alert_seconds = histogram(
+            "trainmedic_finding_to_alert_seconds", "From a finding's arrival to its alert being taken."
         )
         self.webhook_seconds = histogram("trainmedic_webhook_seconds", "From a delivery's receipt to its reply.")
 
@@ -124,6 +141,9 @@ class Metrics:
             "trainmedic_clock_ahead_seconds",
             "By how much the machine's clock is ahead of the time that is kept; 0 while it is followed.",
         )
+        self.open_findings = gauge("trainmedic_open_findings", "Findings in logs that are not over.")
+        self.log_rules_loaded = gauge("trainmedic_log_rules_loaded", "Log rules that are loaded.")
+        self.log_rule_errors = gauge("trainmedic_log_rule_errors", "Files of log rules that could not be loaded.")
         self.playbooks_loaded = gauge("trainmedic_playbooks_loaded", "Playbooks that are loaded.")
         self.playbook_errors = gauge("trainmedic_playbook_errors", "Playbook files that could not be loaded.")
 

@@ -1,4 +1,4 @@
-"""The Alertmanager's own API (version 2); implements `ports.outside.AlertSource`.
+"""The Alertmanager's own API (version 2); implements `ports.outside.AlertSource` and `ports.findings.AlertTeller`.
 
 Authentication: a user name and password in the URL are sent as Basic, the content of a token file
 as Bearer. The file is read for each call, so that it may be renewed.
@@ -10,14 +10,15 @@ import asyncio
 import base64
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
+from trainmedic.wire.envelope import write_time
 from trainmedic_server.adapters.httpx_caller import HttpxCaller, read_secret
-from trainmedic_server.domain.alert import Identity
+from trainmedic_server.domain.alert import Alert, Identity
 from trainmedic_server.errors import (
     ActionFailure,
     ConfigurationError,
@@ -36,6 +37,9 @@ it restarts; Prometheus sends each one again after a minute (``--rules.alert.res
 evaluation interval and its own restart."""
 BODY_LIMIT = 64 * 1024 * 1024
 """An alert is about 1 KB, so this is some 60,000 alerts."""
+
+FIRES_FOR = timedelta(minutes=10)
+"""How long an alert of ours fires without being told again: longer than a restart of this server takes."""
 
 # A webhook gives an alert's beginning to the nanosecond, the API to the millisecond.
 _PRECISION = timedelta(milliseconds=1)
@@ -104,6 +108,12 @@ class AlertmanagerApi:
             started_at = datetime.fromisoformat(json.loads(reply.body)["uptime"]).astimezone(UTC)
         return self._clock.now() - started_at >= self._settles_after
 
+    async def tell(self, alerts: Sequence[Alert]) -> None:
+        """See `ports.findings.AlertTeller`. An alert that fires ends there by itself unless it is told again within
+        `FIRES_FOR`."""
+        document = [_posted(alert, self._clock.now()) for alert in alerts]
+        _require_success(await self._call("POST", "/alerts", document), "the Alertmanager did not take alerts")
+
     async def silence(self, matchers: Mapping[str, str], ends_at: datetime, comment: str) -> str:
         present = await self.find_silence(comment)
         if present is not None:
@@ -164,6 +174,17 @@ class AlertmanagerApi:
             body = json.dumps(document).encode()
             headers["Content-Type"] = "application/json"
         return await self._http.call(method, f"{self._base}/api/v2{path}", headers, body, TIMEOUT)
+
+
+def _posted(alert: Alert, now: datetime) -> dict[str, Any]:
+    """An alert as the API takes it: one that has ended says when, and never before it began."""
+    ends_at = now + FIRES_FOR if alert.ends_at is None else max(alert.ends_at, alert.starts_at)
+    return {
+        "labels": dict(alert.labels),
+        "annotations": dict(alert.annotations),
+        "startsAt": write_time(alert.starts_at),
+        "endsAt": write_time(ends_at),
+    }
 
 
 def _listed(reply: HttpReply) -> list[dict[str, Any]]:

@@ -14,6 +14,10 @@ from typing import Any, NamedTuple
 
 from trainmedic.wire.envelope import write_time
 
+_FNV_OFFSET = 14695981039346656037
+_FNV_PRIME = 1099511628211
+_64_BITS = (1 << 64) - 1
+
 
 class AlertStatus(StrEnum):
     """The status of one alert, in Alertmanager's words."""
@@ -118,3 +122,16 @@ class Delivery:
     alerts: tuple[Alert, ...] = field(default=())
     truncated: int = 0
     """How many alerts Alertmanager left out, by its ``max_alerts``."""
+
+
+def fingerprint(labels: Mapping[str, str]) -> str:
+    """The fingerprint that Alertmanager gives these labels.
+
+    64-bit FNV-1a over each name and value in the order of the names, each followed by the byte 255
+    (prometheus/common, model/signature.go, labelSetToFingerprint).
+    """
+    value = _FNV_OFFSET
+    for name in sorted(labels):
+        for byte in b"%b\xff%b\xff" % (name.encode(), labels[name].encode()):
+            value = ((value ^ byte) * _FNV_PRIME) & _64_BITS
+    return f"{value:016x}"

@@ -242,17 +242,20 @@ def _target(fields: Mapping[str, Any]) -> Target:
 
 def _origin(fields: Mapping[str, Any]) -> Origin:
     job, pod = (_text(fields, name, LONGEST_NAME) or None for name in ("job", "pod"))
-    ranks = {
-        name: _whole(fields, name, 0, LARGEST_RANK) if fields.get(name) is not None else None
+    attempt, rank, local_rank, node_rank = (
+        _whole(fields, name, 0, LARGEST_RANK) if fields.get(name) is not None else None
         for name in ("attempt", "rank", "local_rank", "node_rank")
-    }
+    )
     return Origin(
         source=_text(fields, "source", 64, is_needed=True),
         node=_text(fields, "node", LONGEST_NAME),
         job=job,
+        attempt=attempt,
+        rank=rank,
+        local_rank=local_rank,
+        node_rank=node_rank,
         pod=pod,
         stream=_text(fields, "stream", _LONGEST_STREAM),
-        **ranks,
     )
 
 

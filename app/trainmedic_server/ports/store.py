@@ -54,6 +54,10 @@ class Transaction(Protocol):
         """Return the alerts of these fingerprints, whatever their beginning, that have not resolved."""
         ...
 
+    def firing(self, limit: int) -> list[AlertRecord]:
+        """Return so many of the alerts that have not resolved."""
+        ...
+
     def save_alerts(self, records: Sequence[AlertRecord]) -> None:
         """Insert or replace, by identity."""
         ...

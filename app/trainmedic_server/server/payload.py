@@ -14,7 +14,7 @@ import re
 from datetime import UTC, datetime
 from typing import Any
 
-from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
+from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, fingerprint
 from trainmedic_server.errors import PayloadError
 
 VERSION = "4"
@@ -28,9 +28,6 @@ PROBLEMS_REPORTED = 20
 _STATUSES = {status.value: status for status in AlertStatus}
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
 _MISSING: Any = object()
-_FNV_OFFSET = 14695981039346656037
-_FNV_PRIME = 1099511628211
-_64_BITS = (1 << 64) - 1
 
 
 def delivery(document: Any, delivery_id: str, received_at: datetime) -> Delivery:
@@ -62,19 +59,6 @@ def delivery(document: Any, delivery_id: str, received_at: datetime) -> Delivery
     truncated = _count(document.get("truncatedAlerts"), "truncatedAlerts", problems)
     problems.raise_any()
     return Delivery(delivery_id, received_at, receiver, group_key, external_url, tuple(alerts), truncated)
-
-
-def fingerprint(labels: dict[str, str]) -> str:
-    """The fingerprint that Alertmanager gives these labels.
-
-    64-bit FNV-1a over each name and value in the order of the names, each followed by the byte 255
-    (prometheus/common, model/signature.go, labelSetToFingerprint).
-    """
-    value = _FNV_OFFSET
-    for name in sorted(labels):
-        for byte in b"%b\xff%b\xff" % (name.encode(), labels[name].encode()):
-            value = ((value ^ byte) * _FNV_PRIME) & _64_BITS
-    return f"{value:016x}"
 
 
 class _Problems:

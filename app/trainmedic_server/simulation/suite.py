@@ -19,7 +19,7 @@ from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.library import StaticCatalog
 from trainmedic_server.domain import duration, inventory
 from trainmedic_server.domain.admission import PlaybookDecision
-from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
+from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, fingerprint
 from trainmedic_server.domain.problems import DocumentPath, FileProblem, path_text
 from trainmedic_server.domain.run import OrderKind, Run
 from trainmedic_server.domain.target import IdentityLabels
@@ -28,7 +28,6 @@ from trainmedic_server.engine.service import Engine
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.store import HistoryFilter, RunRecord
-from trainmedic_server.server.payload import fingerprint
 from trainmedic_server.simulation import expectations, suite_format, unknown_names, virtual_time
 from trainmedic_server.simulation.expectations import Observations
 from trainmedic_server.simulation.scripted import Script, ScriptedActions

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.support.api_world import START, alert, payload
-from trainmedic_server.domain.alert import AlertStatus, Delivery
+from trainmedic_server.domain.alert import AlertStatus, Delivery, fingerprint
 from trainmedic_server.errors import PayloadError
-from trainmedic_server.server.payload import PROBLEMS_REPORTED, delivery, fingerprint
+from trainmedic_server.server.payload import PROBLEMS_REPORTED, delivery
 from trainmedic_server.server.schemas import PAYLOAD_EXAMPLE, AlertmanagerPayload
 
 

@@ -15,6 +15,7 @@ FIRING_ALERTS = Lookup(
     .where(alerts.c.fingerprint.in_(KEYS), alerts.c.resolved_at.is_(None))
     .order_by(alerts.c.fingerprint, alerts.c.starts_at)
 )
+FIRING = sa.select(alerts).where(alerts.c.resolved_at.is_(None)).limit(sa.bindparam("limit"))
 SILENT_ALERTS = (
     sa.select(alerts)
     .where(

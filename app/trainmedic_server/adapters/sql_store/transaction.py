@@ -132,6 +132,10 @@ class SqlTransaction(Transaction):
         rows = statements.FIRING_ALERTS.rows(self._flushed_alerts(fingerprints), fingerprints)
         return [mapping.alert_of(row) for row in rows]
 
+    def firing(self, limit: int) -> list[AlertRecord]:
+        connection = self._flushed_if(lambda pending: pending.fingerprints)
+        return [mapping.alert_of(row) for row in connection.execute(statements.FIRING, {"limit": limit})]
+
     def save_alerts(self, records: Sequence[AlertRecord]) -> None:
         self._own.save_alerts(records)
 

@@ -1,0 +1,142 @@
+"""The alert of a finding: whether it raises one, and how that is written.
+
+Pure. Who calls it: ``finding_intake`` decides by it, ``finding_teller`` writes it. Not here: what a rule says, which is
+``logs.rule``, and its texts (``logs.rendering``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from trainmedic.wire.envelope import write_time
+from trainmedic_server.domain.alert import Alert, AlertStatus, fingerprint
+from trainmedic_server.domain.finding import Finding, Role
+from trainmedic_server.domain.finding_codec import FindingUpdate, write_ranks
+from trainmedic_server.domain.known_finding import FindingAlert, KnownFinding
+from trainmedic_server.domain.target import IdentityLabels, TargetKind
+from trainmedic_server.logs import rendering
+from trainmedic_server.logs.rule import LogRule
+
+OLDEST = timedelta(hours=1)
+"""Lines that are older when they are heard of raise no alert: the world that they describe has changed."""
+_BOOT_ERROR = timedelta(seconds=5)
+"""By how much the time of a boot may be wrong, which is worked out from two clocks."""
+SUSPECTED = "it is suspected: it waits for "
+_LONGEST_RANKS = 1000
+_IDENTITY = IdentityLabels()
+_NAMES_OF_TARGETS = frozenset(
+    name
+    for plain in (*_IDENTITY.gpu_uuid, *_IDENTITY.gpu_index, *_IDENTITY.node, *_IDENTITY.job)
+    for name in (plain, f"exported_{plain}")
+) | {"instance", "namespace", "pod", "exported_instance", "exported_namespace", "exported_pod"}
+
+
+def own_labels(finding: Finding, rule: LogRule | None) -> dict[str, str]:
+    """The labels that the rule adds: those that the rule as it is here names, and none that names a target."""
+    named = rule.alert.labels.keys() if rule is not None and rule.alert is not None else frozenset()
+    return {
+        name: value
+        for name, value in finding.labels.items()
+        if name in named and name.lower() not in _NAMES_OF_TARGETS and value
+    }
+
+
+def silence_reason(known: KnownFinding, rule: LogRule | None, update: FindingUpdate, now: datetime) -> str:
+    """Why the finding raises no alert, whatever its rule's confirmation says; empty where it may."""
+    if rule is None:
+        return "no rule of its name is loaded"
+    if rule.alert is None:
+        return "its rule raises none"
+    if known.role is not Role.ROOT and known.role is not rule.role:
+        return f"what it says is a {known.role}, which begins nothing"
+    if is_before_boot(known, update.booted_at):
+        return "its lines are from before the node was booted"
+    if now - known.last_at > OLDEST:
+        return "its lines are more than an hour old"
+    return ""
+
+
+def is_before_boot(known: KnownFinding, booted_at: datetime | None) -> bool:
+    """Whether the node was booted after the finding's last line."""
+    if booted_at is None:
+        return False
+    return known.last_at + timedelta(seconds=known.clock_error) + _BOOT_ERROR < booted_at
+
+
+def raised(known: KnownFinding, rule: LogRule, now: datetime) -> KnownFinding:
+    """The finding with its alert, which begins now. Its rule has one."""
+    shown = _as_finding(known)
+    labels = _labels(known, rule, rendering.severity_of(rule, shown))
+    alert = FindingAlert(labels, fingerprint(labels), now, rendering.summary_of(rule, shown), _description(rule, shown))
+    return replace(known, alert=alert, no_alert_because="", is_suspected=False, tell_at=now)
+
+
+def written(known: KnownFinding, alert: FindingAlert) -> Alert:
+    """The alert as Alertmanager and the intake take it: it fires, or has ended."""
+    annotations = {
+        "summary": alert.summary,
+        "description": alert.description,
+        "finding": known.id,
+        "line": known.line,
+        "count": str(known.count),
+        "first": write_time(known.first_at),
+        "last": write_time(known.last_at),
+        "ranks": _shown_ranks(known),
+        "role": known.role.value,
+        "cause": known.cause.value,
+        "nodes": ", ".join(sorted(known.nodes)[:20]),
+    }
+    return Alert(
+        fingerprint=alert.fingerprint,
+        status=AlertStatus.FIRING if known.ended_at is None else AlertStatus.RESOLVED,
+        labels=alert.labels,
+        annotations={name: value for name, value in annotations.items() if value},
+        starts_at=alert.starts_at,
+        ends_at=known.ended_at,
+    )
+
+
+def _labels(known: KnownFinding, rule: LogRule, severity: str) -> Mapping[str, str]:
+    assert rule.alert is not None
+    target = known.target
+    labels = dict(known.labels)
+    labels |= {"alertname": rule.alert.name, "severity": severity, "component": rule.alert.component}
+    labels |= {"source": "log", "rule": known.rule}
+    if target.kind is TargetKind.JOB:
+        return labels | {"job_name": target.job or ""}
+    if known.is_printed:
+        # Whoever trains can print anything. By these labels no playbook finds a node, and people are told.
+        return labels | {"seen_on": target.node or "", "needs": "people"}
+    labels["node"] = target.node or ""
+    return labels | {"UUID": target.gpu or ""} if target.kind is TargetKind.GPU else labels
+
+
+def _description(rule: LogRule, shown: Finding) -> str:
+    text = rule.alert.description if rule.alert is not None else ""
+    return (rendering.text_of(text, rendering.scope_of(shown)) or "")[:4000]
+
+
+def _shown_ranks(known: KnownFinding) -> str:
+    ranks = write_ranks(known.ranks)
+    return ranks if len(ranks) <= _LONGEST_RANKS else f"{ranks[:_LONGEST_RANKS]}…"
+
+
+def _as_finding(known: KnownFinding) -> Finding:
+    """The finding as templates see it."""
+    return Finding(
+        id=known.id,
+        rule=known.rule,
+        role=known.role,
+        cause=known.cause,
+        target=known.target,
+        origin=known.origin,
+        first_at=known.first_at,
+        last_at=known.last_at,
+        line=known.line,
+        labels=known.labels,
+        fields=known.fields,
+        ranks=known.ranks,
+        count=known.count,
+    )

@@ -1,0 +1,290 @@
+"""Takes what nodes say of findings, and decides what becomes of each: new, more of a known one, over, or suspected.
+
+Updates that arrive together share a transaction, and are acknowledged once that is durable. An update says all that is
+known of its episode, so one that comes twice changes nothing (``domain.known_finding``).
+
+Who calls it: ``adapters.redis_findings`` hands the updates in; ``wiring`` runs `watch`. Not here: telling the alerts
+(``finding_teller``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from trainmedic_server import telemetry
+from trainmedic_server.domain import known_finding
+from trainmedic_server.domain.finding import Finding
+from trainmedic_server.domain.finding_codec import FindingUpdate
+from trainmedic_server.domain.known_finding import Episode, EpisodeKey, FindingEnd, KnownExcerpt, KnownFinding
+from trainmedic_server.domain.time_gaps import Ago
+from trainmedic_server.domain.topology import Topology
+from trainmedic_server.engine import finding_alerts, finding_claims, finding_ends
+from trainmedic_server.engine.finding_ends import EndFacts
+from trainmedic_server.engine.node_watch import NodeWatch
+from trainmedic_server.errors import StoreUnavailable
+from trainmedic_server.logs.rule import LogRule, RuleSet
+from trainmedic_server.ports.outside import Clock
+from trainmedic_server.ports.store import RunStore, Transaction
+
+CHECK_EVERY = timedelta(seconds=5)
+MOST_EXCERPTS = 16
+"""Of one finding: those of the streams that were heard of first."""
+MOST_OPEN_OF_NODE = 500
+"""Findings that one node may have begun and that are not over; of more, nothing is kept."""
+_MOST_FIRING = 10_000
+
+log = telemetry.logger(__name__)
+
+
+@dataclass(slots=True)
+class _Work:
+    """What one transaction has read and changed."""
+
+    known: dict[str, KnownFinding]
+    """By id."""
+    open_ids: dict[str, str]
+    """By `KnownFinding.key`, the id of the finding that is not over."""
+    episodes: dict[EpisodeKey, Episode]
+    changed: set[str] = field(default_factory=set)
+    changed_episodes: set[EpisodeKey] = field(default_factory=set)
+    excerpts: dict[tuple[str, EpisodeKey], KnownExcerpt] = field(default_factory=dict)
+    begun: list[KnownFinding] = field(default_factory=list)
+    dropped: int = 0
+
+    def put(self, known: KnownFinding) -> None:
+        self.known[known.id] = known
+        self.changed.add(known.id)
+        if known.is_open:
+            self.open_ids[known.key] = known.id
+        elif self.open_ids.get(known.key) == known.id:
+            del self.open_ids[known.key]
+
+
+class FindingIntake:
+    """``rules`` returns the rules that are loaded; ``ago`` the moment that lies so much time of work back;
+    ``on_alerts`` is called when there is an alert to tell."""
+
+    def __init__(
+        self,
+        store: RunStore,
+        rules: Callable[[], RuleSet],
+        topology: Callable[[], Topology],
+        nodes: NodeWatch,
+        clock: Clock,
+        ago: Ago,
+        metrics: telemetry.Metrics,
+        new_id: Callable[[], str],
+        on_alerts: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._rules = rules
+        self._topology = topology
+        self._nodes = nodes
+        self._clock = clock
+        self._ago = ago
+        self._metrics = metrics
+        self._new_id = new_id
+        self._on_alerts = on_alerts
+        self._open_of_node: Counter[str] = Counter()
+        self._numbers: dict[tuple[str, str], int] = {}
+        self._suspected: set[str] = set()
+        """The ids of findings that may wait for a confirmation."""
+
+    async def watch(self) -> None:
+        """End what is over, and look for confirmations, until cancelled."""
+        while True:
+            try:
+                await self.check()
+            except StoreUnavailable as error:
+                log.warning("findings could not be looked through; trying again", error=str(error))
+            except Exception:  # the loop's boundary: a bug at one finding must not keep all others open
+                self._metrics.loop_errors.labels("findings").inc()
+                log.exception("looking through the findings failed; trying again")
+            await self._clock.sleep_until(self._clock.now() + CHECK_EVERY)
+
+    async def take(self, updates: Sequence[FindingUpdate]) -> None:
+        """Return once what the updates say is durable. Raises StoreUnavailable."""
+        for update in updates:
+            self._nodes.note_boot(update.node, update.booted_at)
+        work = await self._store.transact(lambda tx: self._take(tx, updates))
+        self._count(updates, work)
+
+    async def check(self) -> None:
+        """Go through all open findings once. Raises StoreUnavailable."""
+        open_findings, has_alerts = await self._store.transact(self._check)
+        self._open_of_node = Counter(known.origin.node for known in open_findings)
+        self._metrics.open_findings.set(len(open_findings))
+        if has_alerts:
+            self._on_alerts()
+
+    # --- updates --------------------------------------------------------------------------------
+
+    def _take(self, tx: Transaction, updates: Sequence[FindingUpdate]) -> _Work:
+        now, rules, topology = self._clock.now(), self._rules().by_name, self._topology()
+        placed = [(update, self._placed(update, rules.get(update.finding.rule), topology)) for update in updates]
+        work = _read(tx, placed)
+        for update, finding in placed:
+            self._take_one(work, update, finding, rules.get(finding.rule), now)
+        findings = tx.findings
+        findings.save([work.known[finding_id] for finding_id in work.changed])
+        findings.save_episodes([work.episodes[key] for key in work.changed_episodes], now)
+        self._end_what_streams_ended(tx, work, now)
+        _save_excerpts(tx, work)
+        for known in self._confirm(tx, topology):
+            work.put(known)
+        return work
+
+    def _placed(self, update: FindingUpdate, rule: LogRule | None, topology: Topology) -> Finding:
+        finding = finding_claims.believed(update.finding, topology, self._nodes.was_there)
+        return replace(finding, labels=finding_alerts.own_labels(finding, rule))
+
+    def _take_one(
+        self, work: _Work, update: FindingUpdate, finding: Finding, rule: LogRule | None, now: datetime
+    ) -> None:
+        key = EpisodeKey(update.node, finding.id)
+        before = work.episodes.get(key)
+        known = work.known.get(before.finding_id) if before is not None else None
+        if known is None or before is None or _begins_anew(known, before, finding):
+            open_id = work.open_ids.get(known_finding.identity_of(finding.rule, finding.target, finding.labels))
+            known = work.known[open_id] if open_id is not None else self._begun(work, finding, now)
+            if known is None:
+                work.dropped += 1
+                return
+        merged, episode = known_finding.taken(known, before, key, finding, now)
+        if merged is not known:
+            work.put(self._decided(merged, rule, update, now) if merged.is_open else merged)
+        if episode != before:
+            work.episodes[key] = episode
+            work.changed_episodes.add(key)
+        if update.excerpt is not None:
+            origin = finding.origin
+            work.excerpts[merged.id, key] = KnownExcerpt(
+                merged.id, key, origin.source, origin.stream, origin.rank, finding.first_at, update.excerpt
+            )
+
+    def _begun(self, work: _Work, finding: Finding, now: datetime) -> KnownFinding | None:
+        """A finding of which nothing was heard before; None where its node has begun too many."""
+        node = finding.origin.node
+        if self._open_of_node[node] + sum(known.origin.node == node for known in work.begun) >= MOST_OPEN_OF_NODE:
+            return None
+        known = known_finding.begun(self._new_id(), finding, now)
+        known = replace(known, is_printed=finding_claims.is_printed(finding))
+        work.begun.append(known)
+        return known
+
+    def _decided(self, known: KnownFinding, rule: LogRule | None, update: FindingUpdate, now: datetime) -> KnownFinding:
+        """The finding with its alert, or with the reason why it raises none."""
+        if known.alert is not None:
+            return known
+        reason = finding_alerts.silence_reason(known, rule, update, now)
+        if reason or rule is None or rule.alert is None:
+            return replace(known, no_alert_because=reason, is_suspected=False)
+        if rule.alert.confirm is not None:
+            waits_for = " or ".join(rule.alert.confirm.by)
+            self._suspected.add(known.id)
+            return replace(known, no_alert_because=f"{finding_alerts.SUSPECTED}{waits_for}", is_suspected=True)
+        return finding_alerts.raised(known, rule, now)
+
+    def _end_what_streams_ended(self, tx: Transaction, work: _Work, now: datetime) -> None:
+        """End the findings whose end was read in the last of their streams."""
+        ended = {work.episodes[key].finding_id for key in work.changed_episodes if work.episodes[key].is_over}
+        over = ended - tx.findings.going_on(ended)
+        closed = [work.known[each] for each in over if work.known[each].is_open]
+        for known in closed:
+            work.put(_over(known, FindingEnd.ENDED, now))
+        tx.findings.save([work.known[known.id] for known in closed])
+
+    def _count(self, updates: Sequence[FindingUpdate], work: _Work) -> None:
+        rules = self._rules().by_name
+        for update in updates:
+            last = self._numbers.get((update.node, update.instance))
+            if last is not None and update.number > last + 1:
+                self._metrics.finding_updates_lost.inc(update.number - last - 1)
+            self._numbers[update.node, update.instance] = max(update.number, last or 0)
+        if len(self._numbers) > 100_000:
+            self._numbers.clear()
+        self._metrics.finding_updates.inc(len(updates))
+        if work.dropped:
+            self._metrics.findings_dropped.inc(work.dropped)
+            log.warning("a node has too many findings that are not over; more are not kept", dropped=work.dropped)
+        for known in work.begun:
+            self._open_of_node[known.origin.node] += 1
+            name = known.rule if known.rule in rules else "unknown"
+            self._metrics.findings.labels(name, known.role.value).inc()
+            log.info("a finding", rule=name, role=known.role.value, target=known.target.key, id=known.id)
+        if any(work.known[finding_id].tell_at is not None for finding_id in work.changed):
+            self._on_alerts()
+
+    # --- what time brings -----------------------------------------------------------------------
+
+    def _check(self, tx: Transaction) -> tuple[list[KnownFinding], bool]:
+        now, rules = self._clock.now(), self._rules().by_name
+        open_findings = tx.findings.all_open()
+        facts = EndFacts(
+            ago=self._ago,
+            booted_at=self._nodes.booted_at,
+            progress=self._nodes.progress,
+            lives={life.name: life for life in tx.job_lives()} if open_findings else {},
+            agents=self._nodes.agents,
+        )
+        ends = {known.id: finding_ends.end_of(known, rules.get(known.rule), facts) for known in open_findings}
+        over = [_over(known, end, now) for known in open_findings if (end := ends[known.id]) is not None]
+        tx.findings.save(over)
+        still_open = [known for known in open_findings if ends[known.id] is None]
+        self._suspected = {known.id for known in still_open if known.is_suspected}
+        told = [*over, *self._confirm(tx, self._topology())]
+        return still_open, any(known.tell_at is not None for known in told)
+
+    def _confirm(self, tx: Transaction, topology: Topology) -> list[KnownFinding]:
+        """Raise the alerts of the suspected findings that have been confirmed, and return these."""
+        if not self._suspected:
+            return []
+        rules, others = self._rules().by_name, tx.findings.all_open()
+        confirmed = []
+        for known in tx.findings.with_ids(self._suspected).values():
+            rule = rules.get(known.rule)
+            confirm = rule.alert.confirm if rule is not None and rule.alert is not None else None
+            if rule is None or confirm is None or not (known.is_suspected and known.is_open):
+                continue
+            firing = tx.firing(_MOST_FIRING) if set(confirm.by) - rules.keys() else []
+            by = finding_ends.confirmed_by(known, confirm, others, firing, topology)
+            if by:
+                raised = finding_alerts.raised(known, rule, self._clock.now())
+                confirmed.append(replace(raised, confirmed_by=by))
+        tx.findings.save(confirmed)
+        return confirmed
+
+
+def _read(tx: Transaction, placed: Sequence[tuple[FindingUpdate, Finding]]) -> _Work:
+    """All that is known of what these updates are about."""
+    findings = tx.findings
+    episodes = findings.episodes([EpisodeKey(update.node, finding.id) for update, finding in placed])
+    keys = [known_finding.identity_of(finding.rule, finding.target, finding.labels) for _, finding in placed]
+    open_findings = findings.open_with(keys)
+    known = findings.with_ids({episode.finding_id for episode in episodes.values()})
+    known |= {each.id: each for each in open_findings.values()}
+    return _Work(known, {key: each.id for key, each in open_findings.items()}, episodes)
+
+
+def _begins_anew(known: KnownFinding, before: Episode, finding: Finding) -> bool:
+    """Whether the finding is over, and the stream goes on with lines that are younger than that."""
+    if known.ended_at is None or finding.is_over or finding.count <= before.count:
+        return False
+    return finding.last_at > known.ended_at
+
+
+def _over(known: KnownFinding, because: FindingEnd, now: datetime) -> KnownFinding:
+    return replace(known, ended_at=now, ended_because=because, tell_at=now if known.alert is not None else None)
+
+
+def _save_excerpts(tx: Transaction, work: _Work) -> None:
+    counts = tx.findings.excerpt_counts({finding_id for finding_id, _ in work.excerpts})
+    kept: list[KnownExcerpt] = []
+    for (finding_id, _), excerpt in work.excerpts.items():
+        counts[finding_id] = counts.get(finding_id, 0) + 1
+        if counts[finding_id] <= MOST_EXCERPTS:
+            kept.append(excerpt)
+    tx.findings.save_excerpts(kept)

@@ -1,0 +1,128 @@
+"""Tells the alerts of findings: to the Alertmanager, which sends them back by the webhook, or to the intake itself.
+
+What is to be told stands in the run store (`KnownFinding.tell_at`), beside the finding and committed with it. So an
+outage of the Alertmanager or a kill of the server loses nothing, and telling an alert again changes nothing: whoever
+takes it knows it by its labels and its beginning.
+
+Who calls it: ``wiring`` runs `run`; ``finding_intake`` calls `touch`. Not here: which findings raise an alert.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from trainmedic.wire import envelope
+from trainmedic_server import errors, telemetry
+from trainmedic_server.domain.alert import Alert, Delivery
+from trainmedic_server.domain.known_finding import KnownFinding
+from trainmedic_server.engine import finding_alerts
+from trainmedic_server.ports.findings import AlertTeller
+from trainmedic_server.ports.outside import Clock
+from trainmedic_server.ports.store import RunStore, Transaction
+
+RECEIVER = "log findings"
+"""What a delivery says of its receiver that no Alertmanager has sent."""
+_LOOK_EVERY = timedelta(seconds=5)
+_AT_ONCE = 200
+"""Alerts that are told in one call."""
+_AFTER_FAILURE = timedelta(seconds=5)
+
+log = telemetry.logger(__name__)
+
+
+class IntakeTeller:
+    """Tells alerts to the intake itself, where there is no Alertmanager; implements `ports.findings.AlertTeller`."""
+
+    def __init__(self, admit: Callable[[Delivery], Awaitable[object]], clock: Clock) -> None:
+        self._admit = admit
+        self._clock = clock
+
+    async def tell(self, alerts: Sequence[Alert]) -> None:
+        await self._admit(Delivery(envelope.new_id(), self._clock.now(), RECEIVER, "", "", tuple(alerts)))
+
+
+class FindingTeller:
+    """``repeat_every`` is the time after which an alert that fires is told again."""
+
+    def __init__(
+        self,
+        store: RunStore,
+        teller: AlertTeller,
+        clock: Clock,
+        metrics: telemetry.Metrics,
+        repeat_every: timedelta,
+    ) -> None:
+        self._store = store
+        self._teller = teller
+        self._clock = clock
+        self._metrics = metrics
+        self._repeat_every = repeat_every
+        self._touched = asyncio.Event()
+        self._is_failing = False
+
+    def touch(self) -> None:
+        """There is something to tell."""
+        self._touched.set()
+
+    async def run(self) -> None:
+        """Tell what is due, until cancelled."""
+        while True:
+            try:
+                while await self.tell():
+                    pass
+                wait = _LOOK_EVERY
+            except errors.TrainmedicError as error:
+                wait = self._note_failure(error)
+            except Exception:  # the loop's boundary: an alert that cannot be told must not end the telling
+                self._metrics.loop_errors.labels("finding alerts").inc()
+                log.exception("telling the alerts of findings failed; trying again")
+                wait = _AFTER_FAILURE
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait.total_seconds()):
+                    await self._touched.wait()
+            self._touched.clear()
+
+    async def tell(self) -> int:
+        """Tell what is due once, up to a bound; return how many that were. Raises TrainmedicError."""
+        due = await self._store.transact(lambda tx: tx.findings.to_tell(self._clock.now(), _AT_ONCE))
+        told = [known for known in due if known.alert is not None]
+        if told:
+            await self._teller.tell([finding_alerts.written(known, known.alert) for known in told if known.alert])
+        if due:
+            now = self._clock.now()
+            await self._store.transact(lambda tx: self._note_told(tx, due, now))
+            self._observe(told, now)
+        if self._is_failing:
+            self._is_failing = False
+            log.info("the alerts of findings are taken again")
+        return len(due)
+
+    def _note_told(self, tx: Transaction, told: Sequence[KnownFinding], now: datetime) -> None:
+        """Those that are over have been told for the last time; the others are told again. What has changed meanwhile
+        stays to be told."""
+        stored = tx.findings.with_ids([known.id for known in told])
+        noted = []
+        for before in told:
+            known = stored.get(before.id)
+            if known is None or known.is_open != before.is_open:
+                continue
+            again_at = now + self._repeat_every if known.is_open and known.alert is not None else None
+            noted.append(replace(known, tell_at=again_at))
+        tx.findings.save(noted)
+
+    def _observe(self, told: Sequence[KnownFinding], now: datetime) -> None:
+        for known in told:
+            alert = known.alert
+            if alert is not None and known.is_open and known.tell_at == alert.starts_at:  # for the first time
+                self._metrics.finding_to_alert_seconds.observe(max((now - alert.starts_at).total_seconds(), 0.0))
+
+    def _note_failure(self, error: errors.TrainmedicError) -> timedelta:
+        self._metrics.finding_alert_errors.inc()
+        if not self._is_failing:
+            self._is_failing = True
+            log.warning("the alerts of findings are not taken; trying again", error=str(error))
+        return _AFTER_FAILURE

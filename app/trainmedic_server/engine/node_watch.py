@@ -1,0 +1,169 @@
+"""What the presences say that findings need: which job was on which node, how far it has come, and when a node booted.
+
+Where a job was is remembered for an hour, also over a restart of the server: a job that dies takes its presence with
+it, and what it has printed comes later.
+
+Who calls it: ``wiring`` runs `watch` beside the engine; ``finding_intake`` asks. Not here: where jobs are now, for
+targets (``topology_watch``), and whether they live (``job_watch``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol
+
+from trainmedic.wire import envelope
+from trainmedic_server import telemetry
+from trainmedic_server.domain.known_finding import JobPlace
+from trainmedic_server.domain.topology import ranks_in
+from trainmedic_server.errors import BusUnavailable, StoreUnavailable
+from trainmedic_server.ports.jobs import JobSource
+from trainmedic_server.ports.outside import Clock, Presence
+from trainmedic_server.ports.store import RunStore
+
+LOOK_EVERY = timedelta(seconds=5)
+"""As often as a job writes its presence."""
+REMEMBERED = timedelta(hours=1)
+"""For how long a job counts as having been on a node."""
+MOST_PLACES = 200_000
+_WRITE_AGAIN = timedelta(minutes=10)
+_UUID7_DIGITS = 12
+_LONGEST_NAME = 512
+
+log = telemetry.logger(__name__)
+
+
+class PresenceSource(JobSource, Protocol):
+    """Where presences of jobs, launchers and agents come from."""
+
+    async def agents(self) -> list[Presence]:
+        """Return everybody who says that he is an agent. Raises BusUnavailable."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class JobProgress:
+    """How far a job has come, as its presence tells."""
+
+    instance: str
+    began_at: datetime | None
+    """When the process that is there now began; None where it does not say."""
+    step: int
+    progressed_at: datetime | None = None
+    """When its step was last seen to be higher than before; None where it never was."""
+
+
+class NodeWatch:
+    """Looks at the presences every few seconds. `start` before use."""
+
+    def __init__(self, source: PresenceSource, store: RunStore, clock: Clock, metrics: telemetry.Metrics) -> None:
+        self._source = source
+        self._store = store
+        self._clock = clock
+        self._metrics = metrics
+        self._places: dict[JobPlace, datetime] = {}
+        self._written: dict[JobPlace, datetime] = {}
+        self.progress: dict[str, JobProgress] = {}
+        """By the job's name, of those that are there now."""
+        self.booted_at: dict[str, datetime] = {}
+        """When each node was booted last, as far as anybody has said."""
+        self.agents: frozenset[str] = frozenset()
+        """The nodes whose agent is there now."""
+
+    async def start(self) -> None:
+        """Read what an earlier server knew. Raises StoreUnavailable."""
+        places = await self._store.transact(lambda tx: dict(tx.findings.job_places()))
+        self._places, self._written = places, dict(places)
+
+    def was_there(self, job: str, node: str) -> bool:
+        """Whether the job was on the node within the last hour."""
+        seen_at = self._places.get(JobPlace(job, node))
+        return seen_at is not None and self._clock.now() - seen_at <= REMEMBERED
+
+    def note_boot(self, node: str, booted_at: datetime | None) -> None:
+        """Somebody on the node says when it was booted."""
+        before = self.booted_at.get(node)
+        if booted_at is not None and booted_at <= self._clock.now() + REMEMBERED:
+            self.booted_at[node] = booted_at if before is None else max(before, booted_at)
+
+    async def watch(self) -> None:
+        """Look until cancelled."""
+        while True:
+            try:
+                await self.look()
+            except BusUnavailable:
+                pass  # the places are remembered; whoever reads commands and replies logs the outage
+            except StoreUnavailable as error:
+                log.warning("where jobs are could not be written; trying again", error=str(error))
+            except Exception:  # the loop's boundary: what is wrong with one presence must not end the watch
+                self._metrics.loop_errors.labels("places").inc()
+                log.exception("looking where jobs are failed; trying again")
+            await asyncio.sleep(LOOK_EVERY.total_seconds())
+
+    async def look(self) -> None:
+        """Look once. Raises BusUnavailable, StoreUnavailable."""
+        source = self._source
+        jobs, launchers, agents = await asyncio.gather(source.jobs(), source.launchers(), source.agents())
+        now = self._clock.now()
+        for place in _places_in(jobs, launchers):
+            if place in self._places or len(self._places) < MOST_PLACES:
+                self._places[place] = now
+        self.progress = {job.name: self._progress_of(job, now) for job in jobs if job.doubt is None}
+        self.agents = frozenset(agent.name for agent in agents)
+        for agent in agents:
+            self.note_boot(agent.name, _time(agent.details.get("booted_at")))
+        await self._write(now)
+
+    async def _write(self, now: datetime) -> None:
+        oldest = now - REMEMBERED
+        self._places = {place: seen_at for place, seen_at in self._places.items() if seen_at >= oldest}
+        self._written = {place: at for place, at in self._written.items() if place in self._places}
+        due = {
+            place: seen_at
+            for place, seen_at in self._places.items()
+            if place not in self._written or seen_at - self._written[place] >= _WRITE_AGAIN
+        }
+        if due:
+            await self._store.transact(lambda tx: tx.findings.save_job_places(due))
+            self._written |= due
+
+    def _progress_of(self, job: Presence, now: datetime) -> JobProgress:
+        instance, step = str(job.details.get("instance"))[:64], job.details.get("step")
+        number = step if isinstance(step, int) and not isinstance(step, bool) else 0
+        before = self.progress.get(job.name)
+        if before is None or before.instance != instance:
+            return JobProgress(instance, began_at(instance), number)
+        has_moved = number > before.step
+        return replace(before, step=number, progressed_at=now if has_moved else before.progressed_at)
+
+
+def began_at(instance: str) -> datetime | None:
+    """When the process of this instance made its id, a UUIDv7; None for any other id."""
+    digits = instance.replace("-", "")
+    if len(digits) != 32 or digits[_UUID7_DIGITS] != "7":
+        return None
+    try:
+        return datetime.fromtimestamp(int(digits[:_UUID7_DIGITS], 16) / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _places_in(jobs: Sequence[Presence], launchers: Sequence[Presence]) -> set[JobPlace]:
+    """Where the presences that are believed say that jobs are. A launcher that waits has its node left out."""
+    places = {JobPlace(job.name, rank.node) for job in jobs for rank in ranks_in(job.name, job.details)}
+    places |= {
+        JobPlace(launcher.name, node)
+        for launcher in launchers
+        if isinstance(node := launcher.details.get("node"), str) and node
+    }
+    return {place for place in places if len(place.job) <= _LONGEST_NAME and len(place.node) <= _LONGEST_NAME}
+
+
+def _time(value: Any) -> datetime | None:
+    try:
+        return envelope.read_time(value) if isinstance(value, str) else None
+    except envelope.EnvelopeError:
+        return None
