@@ -259,7 +259,8 @@ def _rule(form: LogRuleForm) -> LogRule:
         summary=form.summary,
         contains=form.contains,
         match=tuple(
-            LinePattern(each) if isinstance(each, str) else LinePattern(each.pattern, each.role) for each in form.match
+            LinePattern(each) if isinstance(each, str) else LinePattern(each.pattern, each.role, each.cause)
+            for each in form.match
         ),
         unless=form.unless,
         when=form.when or "",

@@ -32,10 +32,11 @@ def _as_list(value: Any) -> Any:
 
 
 class PatternForm(_Model):
-    """A pattern whose lines have another role than the rule."""
+    """A pattern whose lines have another role, or another cause, than the rule."""
 
     pattern: Pattern
-    role: Role
+    role: Role | None = None
+    cause: CauseClass | None = None
 
 
 class CountForm(_Model):

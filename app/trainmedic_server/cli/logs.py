@@ -96,7 +96,7 @@ def explain(file: BinaryIO, source: str, paths: Sequence[Path], matched: bool, o
 
 def _shown(line: LineExplanation) -> str:
     match = line.match
-    said = f"{match.rule.name} ({match.role}, {match.rule.cause})" if match.rule else "-"
+    said = f"{match.rule.name} ({match.role}, {match.cause})" if match.rule else "-"
     if match.rule and match.fields:
         said += " " + json_text(line.as_data()["fields"])
     said += "".join(f" ends {rule.name}" for rule, _ in match.ended)

@@ -31,11 +31,13 @@ class Continuation(StrEnum):
 
 TRACEBACK = "Traceback (most recent call last):"
 _GROUP = "Exception Group Traceback (most recent call last):"
-_TABLE_RULE = re.compile(r"[=-]{20,}\s*$")
-_TABLE_BEGIN = re.compile(r"Root Cause \(first|={20,}\s*$|\s{0,4}rank +: \d{1,6} \(local_rank: ")
-_TABLE_TITLE = re.compile(r"(?:Root Cause \(first observed failure\):|\S.{0,200} FAILED\s*$|Failures:\s*$)")
+_TABLE_RULE = re.compile(r"[=*-]{20,}\s*$")
+_TABLE_BEGIN = re.compile(r"Root Cause(?: \(first|:\s*$)|[=*]{20,}\s*$|\s{0,4}rank *: \d{1,6} \(local_rank: ")
+_TABLE_TITLE = re.compile(
+    r"(?:Root Cause(?: \(first observed failure\))?:|\s*\S.{0,200} FAILED\s*$|(?:Other )?Failures:\s*$)"
+)
 _TABLE_ROW = re.compile(
-    r"\s*(?:time|host|rank|exitcode|error_file|traceback) *: |\[\d{1,6}\]:\s*$|\s*<NO_OTHER_FAILURES>\s*$|\s*<N/A>\s*$"
+    r"\s*(?:time|host|rank|exitcode|error_file|traceback|msg) *: |\[\d{1,6}\]:\s*$|\s*<NO_OTHER_FAILURES>\s*$|\s*<N/A>\s*$"
 )
 _EXCEPTION = re.compile(
     r"(?!(?:DEBUG|INFO|WARNING|WARN)\b)[A-Za-z_][\w.]{0,200}(?::|$)|\S{0,80}(?:Error|Exception|Interrupt|Exit)\b"
@@ -51,7 +53,7 @@ def kind_of(text: str) -> BlockKind | None:
     """Return which block a line begins, if any."""
     if text.startswith((TRACEBACK, "  + " + _GROUP)) or (TRACEBACK in text[:400] and text.rstrip().endswith(TRACEBACK)):
         return BlockKind.TRACEBACK
-    if text[:1] in "=Rr " and _TABLE_BEGIN.match(text):
+    if text[:1] in "=*Rr " and _TABLE_BEGIN.match(text):
         return BlockKind.TABLE
     if "or sacrifice child" in text and _KILL.search(text):
         return BlockKind.OOM_PAIR
@@ -94,6 +96,6 @@ def _of_table(lines: list[str], text: str) -> Continuation:
     if _TABLE_ROW.match(text):
         return Continuation.MORE
     if _TABLE_RULE.match(text):
-        is_end = text.startswith("=") and len(lines) > 1 and any("rank" in line for line in lines)
+        is_end = text[0] in "=*" and len(lines) > 1 and any("rank" in line for line in lines)
         return Continuation.LAST if is_end else Continuation.MORE
     return Continuation.MORE if _TABLE_TITLE.match(text) else Continuation.NO

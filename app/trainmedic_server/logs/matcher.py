@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainmedic_server import errors
-from trainmedic_server.domain.finding import Role
+from trainmedic_server.domain.finding import CauseClass, Role
 from trainmedic_server.domain.xids import xid
 from trainmedic_server.expressions.evaluation import Expression
 from trainmedic_server.expressions.regexes import Found, LiteralSet, SearchPattern
 from trainmedic_server.expressions.sandbox import PlainFunction
 from trainmedic_server.logs.line import LONGEST, Line
-from trainmedic_server.logs.rule import LogRule, RuleSet
+from trainmedic_server.logs.rule import LinePattern, LogRule, RuleSet
 
 OWN_MARK = "trainmedic: "
 """What our own notices in a log begin with. No rule takes such a line, or a notice would cause the next one."""
@@ -48,7 +48,8 @@ class LineMatch:
 
     rule: LogRule | None = None
     role: Role | None = None
-    """The rule's, or that of its pattern."""
+    cause: CauseClass | None = None
+    """Role and cause are the rule's, or those of its pattern."""
     fields: Mapping[str, Any] = field(default_factory=dict)
     """What the pattern's groups took; of a record, all that it says."""
     near: tuple[str, ...] = ()
@@ -72,16 +73,16 @@ class _ReadyRule:
     def __init__(self, rule: LogRule) -> None:
         """Raises ValueError or Malformed."""
         self.rule = rule
-        self.patterns = [(SearchPattern(each.pattern), each.role or rule.role) for each in rule.match]
+        self.patterns = [(SearchPattern(each.pattern), each) for each in rule.match]
         self.unless = [SearchPattern(pattern) for pattern in rule.unless]
         self.ends = [SearchPattern(pattern) for pattern in rule.ends]
         self.when = Expression(rule.when, f"when of {rule.name}") if rule.when else None
 
-    def matched(self, text: bytes) -> tuple[Found, Role] | None:
-        for pattern, role in self.patterns:
+    def matched(self, text: bytes) -> tuple[Found, LinePattern] | None:
+        for pattern, written in self.patterns:
             match = pattern.search(text)
             if match is not None:
-                return match, role
+                return match, written
         return None
 
     def is_excepted(self, text: bytes) -> bool:
@@ -170,19 +171,20 @@ class LineMatcher:
             near = []  # somebody knows the wording, also where it then does not count
         return replace(taken, near=tuple(near), ended=tuple(ended))
 
-    def _taken(self, ready: _ReadyRule, found: Found, role: Role, text: bytes, line: Line) -> LineMatch:
+    def _taken(self, ready: _ReadyRule, found: Found, pattern: LinePattern, text: bytes, line: Line) -> LineMatch:
         fields = {name: value[:LONGEST_FIELD] for name, value in found.groups.items()}
         # Of a rule over records the condition is asked of those.
         if not (ready.rule.record or ready.holds(fields, line.origin.source)):
             return _NOTHING
-        return LineMatch(ready.rule, role, fields, start=len(text[: found.start].decode(errors="replace")))
+        role, cause = pattern.role or ready.rule.role, pattern.cause or ready.rule.cause
+        return LineMatch(ready.rule, role, cause, fields, start=len(text[: found.start].decode(errors="replace")))
 
     def _match_record(self, rules: _SourceRules, line: Line, record: Mapping[str, Any]) -> LineMatch:
         refused: list[str] = []
         for ready in sorted(rules.over_records.get(str(record.get("event")), ()), key=_precedence):
             holds = ready.holds(record, line.origin.source)
             if holds:
-                return LineMatch(ready.rule, ready.rule.role, record, refused=tuple(refused))
+                return LineMatch(ready.rule, ready.rule.role, ready.rule.cause, record, refused=tuple(refused))
             if holds is not None:
                 refused.append(ready.rule.name)
         return LineMatch(refused=tuple(refused)) if refused else _NOTHING

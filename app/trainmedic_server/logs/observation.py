@@ -35,9 +35,10 @@ _UUID = re.compile(r"(?i)(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}
 
 def seen(line: Line, match: LineMatch, gpu_of: GpuLookup) -> Finding:
     """Return the finding of this line alone. The match has a rule."""
-    rule, role = match.rule, match.role
+    rule, role, cause = match.rule, match.role, match.cause
     assert rule is not None
     assert role is not None
+    assert cause is not None
     shown = _telling(line.text, match.start)
     rank = line.origin.rank
     if rank is None and line.record is not None and isinstance(line.record.get("rank"), int):
@@ -46,7 +47,7 @@ def seen(line: Line, match: LineMatch, gpu_of: GpuLookup) -> Finding:
         id=_id(line, rule),
         rule=rule.name,
         role=role,
-        cause=rule.cause,
+        cause=cause,
         target=_target(rule, match.fields, line.origin, gpu_of),
         origin=line.origin,
         first_at=line.at,

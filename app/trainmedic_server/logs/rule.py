@@ -32,6 +32,7 @@ class LinePattern:
 
     pattern: str
     role: Role | None = None
+    cause: CauseClass | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +188,11 @@ def _rule(plain: Mapping[str, Any]) -> LogRule:
         "cause": CauseClass(plain["cause"]),
         "target": TargetKind(plain.get("target", "job")),
         "match": tuple(
-            LinePattern(part["pattern"], Role(part["role"]) if "role" in part else None)
+            LinePattern(
+                part["pattern"],
+                Role(part["role"]) if "role" in part else None,
+                CauseClass(part["cause"]) if "cause" in part else None,
+            )
             for part in plain.get("match", ())
         ),
         "count": _count(count) if count else None,

@@ -201,7 +201,7 @@ def _key(rule: LogRule, finding: Finding) -> _Key:
     origin = finding.origin
     attempt = origin.attempt if rule.until == UNTIL_ATTEMPT else None
     labels = tuple(sorted(finding.labels.items()))
-    return (observation.stream_key(origin), rule.name, finding.role, finding.target.key, attempt, labels)
+    return (observation.stream_key(origin), rule.name, finding.role, finding.cause, finding.target.key, attempt, labels)
 
 
 def _is_past(followed: _Followed, at: datetime) -> bool:

@@ -32,7 +32,7 @@ class LineExplanation:
             "line": self.number,
             "rule": rule.name if rule else None,
             "role": str(self.match.role) if rule else None,
-            "cause": str(rule.cause) if rule else None,
+            "cause": str(self.match.cause) if rule else None,
             "fields": {name: _plain(value) for name, value in self.match.fields.items()},
             "near": list(self.match.near),
             "ends": [ended.name for ended, _ in self.match.ended],
