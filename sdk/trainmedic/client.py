@@ -19,24 +19,25 @@ from types import TracebackType
 from typing import Any, Callable, Mapping, TypeVar
 
 from trainmedic.errors import ConfigurationError
-from trainmedic.job import devices
+from trainmedic.job import devices, ending, record_log
 from trainmedic.job.command import JobCommand
+from trainmedic.job.connect_options import check_numbers, check_options, check_url
 from trainmedic.job.group import Group, SingleRankGroup
-from trainmedic.job.handlers import LIVE, RESTART, UNSUPPORTED, HandlerRegistry, InForce
+from trainmedic.job.handlers import LIVE, RESTART, HandlerRegistry, InForce
 from trainmedic.job.metrics import MetricsEndpoint
 from trainmedic.job.parameters import LARGEST_LR_SCALE, Rollback
 from trainmedic.job.progress import HANG_FLOOR, REPAIR, STARTUP_FLOOR, Progress
 from trainmedic.job.queue import CommandQueue
 from trainmedic.job.rank_stats import RankStats
+from trainmedic.job.record_log import RecordLog
 from trainmedic.job.reported_values import whole
 from trainmedic.job.reports import JobReports
 from trainmedic.job.server_connection import ServerConnection
 from trainmedic.job.status_file import begin_status_file
 from trainmedic.ranks.share import LocalRank, Share, SharingOptions
 from trainmedic.ranks.shared_store import KeyValueStore
-from trainmedic.settings import Settings, resolve
+from trainmedic.settings import LogSettings, Settings, resolve, resolve_logs
 from trainmedic.wire import envelope
-from trainmedic.wire.connection import open_client
 
 Handler = TypeVar("Handler", bound=Callable[[JobCommand], "Mapping[str, Any] | None"])
 
@@ -56,6 +57,8 @@ def connect(
     startup_floor: float = STARTUP_FLOOR,
     largest_lr_scale: float = LARGEST_LR_SCALE,
     layer_norms: int = 0,
+    log_dir: str | os.PathLike[str] | None = None,
+    log_interval: int = 10,
 ) -> Medic:
     """Connect a training job. Returns at once, whether or not Redis answers; never stops the training.
 
@@ -77,36 +80,18 @@ def connect(
     ``largest_lr_scale``: commands that would make the learning rate more than so many times the script's are rejected.
     ``layer_norms``: of how many layers, the largest, the gradient norm is shown; the integrations measure them.
 
+    ``log_dir``, else TRAINMEDIC_LOG_DIR: where each rank writes its records, a line of JSON every ``log_interval``
+    steps and for each event; without it, nowhere.
+
     Raises ConfigurationError.
     """
+    logs = resolve_logs(log_dir, log_interval)
     settings = resolve(job, redis_url, signing_key, rank, world_size)
-    _check_options(capabilities or {}, largest_lr_scale, layer_norms)
-    _check_numbers(metrics_port, hang_floor=hang_floor, startup_floor=startup_floor)
-    if settings.redis_url is not None:
-        try:
-            open_client(settings.redis_url).close()
-        except (ValueError, TypeError) as error:
-            raise ConfigurationError("the Redis URL cannot be read") from error
+    check_options(capabilities or {}, largest_lr_scale, layer_norms)
+    check_numbers(metrics_port, hang_floor=hang_floor, startup_floor=startup_floor)
+    check_url(settings.redis_url)
     progress = Progress(time.perf_counter(), hang_floor, startup_floor, layer_norms)
-    return Medic(settings, dict(capabilities or {}), metrics_port, metrics_host, progress, largest_lr_scale)
-
-
-def _check_options(capabilities: Mapping[str, str], largest_lr_scale: float, layer_norms: int) -> None:
-    for action, how in capabilities.items():
-        if how not in (LIVE, RESTART, UNSUPPORTED):
-            raise ConfigurationError(f"capabilities: {action} is {how!r}; it can be live, restart or unsupported")
-    if not 1.0 <= largest_lr_scale < float("inf"):
-        raise ConfigurationError(f"largest_lr_scale is {largest_lr_scale!r}; it is a number of 1 or more")
-    if isinstance(layer_norms, bool) or not isinstance(layer_norms, int) or layer_norms < 0:
-        raise ConfigurationError(f"layer_norms is {layer_norms!r}; it is a whole number of layers, or 0 for none")
-
-
-def _check_numbers(metrics_port: Any, **seconds: Any) -> None:
-    for name, value in seconds.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-            raise ConfigurationError(f"{name} is {value!r}; it is a number of seconds above 0")
-    if metrics_port is not None and (isinstance(metrics_port, bool) or not isinstance(metrics_port, int)):
-        raise ConfigurationError(f"metrics_port is {metrics_port!r}; it is a port's number, or None")
+    return Medic(settings, dict(capabilities or {}), metrics_port, metrics_host, progress, largest_lr_scale, logs)
 
 
 class Medic(JobReports):
@@ -120,8 +105,10 @@ class Medic(JobReports):
         metrics_host: str,
         progress: Progress,
         largest_lr_scale: float = LARGEST_LR_SCALE,
+        logs: LogSettings | None = None,
     ) -> None:
-        super().__init__(progress)
+        self._node = os.environ.get("TRAINMEDIC_NODE") or socket.gethostname()
+        super().__init__(progress, RecordLog(settings, logs, self._node, progress) if logs is not None else None)
         self.largest_lr_scale = largest_lr_scale
         self.job = settings.job
         self.rank = settings.rank
@@ -132,12 +119,12 @@ class Medic(JobReports):
         self.share: Share | None = None
         # The receiver's thread calls it when a command has arrived that waits for the loop.
         self.on_arrival: Callable[[], None] | None = None
-        self._node = os.environ.get("TRAINMEDIC_NODE") or socket.gethostname()
         self._host = socket.gethostname()
         self._stats = RankStats(progress, self._node)
         self._handlers = HandlerRegistry(self.job, capabilities, lambda: self.window(REPAIR))
         self._pid = os.getpid()
         self._is_closed = False
+        self._error: BaseException | None = None  # what ends the job, where its script says so
         self._endpoint: MetricsEndpoint | None = None
         # Only rank 0 has these two. With several ranks it receives no command before it is known which ranks answer:
         # all of them, or rank 0 alone.
@@ -281,6 +268,11 @@ class Medic(JobReports):
             return  # a forked child has no threads, and its parent goes on
         self._is_closed = True
         atexit.unregister(self.close)
+        # First of all, because who has started this process may end it at once.
+        error = self._error if self._error is not None else ending.fatal_error()
+        ending.write_error_file(error)
+        if self.records is not None:
+            self.records.note_error(error)
         if self._server is not None and self._is_receiving:
             self._server.receiver.stop(_CLOSE_SECONDS / 2)
         for command in list(self._handlers.in_progress.values()):
@@ -288,11 +280,13 @@ class Medic(JobReports):
         if self.share is not None:
             self.share.close(_CLOSE_SECONDS / 2)
         if self._server is not None:
-            self._server.close(_CLOSE_SECONDS)
+            self._server.close(_CLOSE_SECONDS, error)
         if self._endpoint is not None:
             self._endpoint.close()
         if self._status_file is not None:
             self._status_file.close()
+        if self.records is not None:
+            self.records.close(error, _CLOSE_SECONDS / 2)
 
     def __enter__(self) -> Medic:
         return self
@@ -300,8 +294,7 @@ class Medic(JobReports):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._server is not None:
-            self._server.error = error
+        self._error = error
         self.close()
 
     def _ranks(self) -> Mapping[int, Mapping[str, Any]]:
@@ -323,6 +316,8 @@ class Medic(JobReports):
         if status == envelope.APPLIED and self.step is not None:
             output = {"step": self.step, **output}
         self._handlers.in_progress.pop(command.id, None)
+        if self.records is not None:
+            self.records.note(record_log.COMMAND, action=command.action, id=command.id, status=status)
         if self.share is not None and command.sync_key is not None:
             self.share.report_outcome(command, status, output)
         elif self._queue is not None:

@@ -19,6 +19,12 @@ _LAUNCHERS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("SLURM_PROCID", "SLURM_NTASKS"),
 )
+# Who numbers the processes of a node, the nodes, and the attempts of a job.
+_LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+_NODE_RANKS = ("GROUP_RANK", "OMPI_COMM_WORLD_NODE_RANK", "SLURM_NODEID")
+_RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+ATTEMPT = "TRAINMEDIC_ATTEMPT"
+LOG_DIR = "TRAINMEDIC_LOG_DIR"
 _JOB = re.compile(r"^[^\s\x00-\x1f\x7f]{1,253}$")
 URL_FILE = "redis.url"
 SCHEMES = ("redis://", "rediss://", "unix://")
@@ -42,6 +48,41 @@ class Settings:
     def find_url(self) -> str | None:
         """The Redis URL: the one that was given, else what the server's state directory says by now."""
         return self.redis_url if self.redis_url is not None else read_url(self.url_file)
+
+
+@dataclass(frozen=True)
+class LogSettings:
+    """Where a rank writes its records, and where the rank itself is."""
+
+    log_dir: Path
+    attempt: int
+    """Of the job, counted from 1, by trainmedic-run or else the launcher."""
+    local_rank: int | None
+    node_rank: int | None
+    interval: int
+    """Steps from one record to the next."""
+
+
+def resolve_logs(
+    log_dir: str | os.PathLike[str] | None, interval: int, environment: Mapping[str, str] | None = None
+) -> LogSettings | None:
+    """What was given, else by TRAINMEDIC_LOG_DIR; None where there is no directory. Raises ConfigurationError."""
+    env = os.environ if environment is None else environment
+    if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
+        raise ConfigurationError(f"log_interval is {interval!r}; it is a whole number of steps, 1 or more")
+    directory = os.fspath(log_dir) if log_dir is not None else env.get(LOG_DIR, "")
+    if not directory:
+        return None
+    attempt = _first_number(env, (ATTEMPT,))
+    if attempt is None:
+        attempt = 1 + (_first_number(env, _RESTARTS) or 0)
+    local_rank, node_rank = _first_number(env, _LOCAL_RANKS), _first_number(env, _NODE_RANKS)
+    return LogSettings(Path(directory).absolute(), max(attempt, 1), local_rank, node_rank, interval)
+
+
+def _first_number(env: Mapping[str, str], variables: Sequence[str]) -> int | None:
+    """That of the first variable which has one."""
+    return next((int(env[name]) for name in variables if env.get(name, "").isdecimal()), None)
 
 
 def read_url(file: Path) -> str | None:

@@ -101,6 +101,7 @@ class Callback(MedicCallback[HuggingFaceLoop], TrainerCallback):  # type: ignore
             samples=args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
             learning_rate=optimizer.param_groups[0]["lr"],
             expected_learning_rate=self._live.expected_learning_rate,
+            epoch=step_end.state.epoch,
             **self._parts_of_step(step),
         )
         self._step_end = step_end

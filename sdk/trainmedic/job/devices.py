@@ -7,7 +7,7 @@ They come from PyTorch, if the job itself has loaded it. Asking makes no CUDA co
 from __future__ import annotations
 
 import sys
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 
 def nvml_name(uuid: Any) -> str:
@@ -21,12 +21,23 @@ def in_use() -> list[str]:
 
     The current device would not do: it differs between threads, and a process may spread over several.
     """
+    return _of_devices(lambda properties: nvml_name(properties.uuid))
+
+
+def pci_addresses() -> list[str]:
+    """Where the same GPUs are on the bus, as ``dddd:bb:dd``: so the kernel's log names them."""
+    return _of_devices(
+        lambda each: f"{each.pci_domain_id:04x}:{each.pci_bus_id:02x}:{each.pci_device_id:02x}",
+    )
+
+
+def _of_devices(name: Callable[[Any], str]) -> list[str]:
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
     try:
         if cuda is None or not cuda.is_initialized():
             return []
         indexes = [index for index in range(cuda.device_count()) if cuda.memory_reserved(index) > 0]
-        return [nvml_name(cuda.get_device_properties(index).uuid) for index in indexes]
+        return [name(cuda.get_device_properties(index)) for index in indexes]
     except (AttributeError, RuntimeError, AssertionError):
         return []  # a PyTorch that is being imported, is too old, or has lost its GPU
 

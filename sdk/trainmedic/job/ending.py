@@ -1,12 +1,22 @@
 """How a process comes to its end: as it should, or by an error that nobody has caught.
 
-Who calls it: ``server_connection``, when a job is closed. A process that is killed says nothing, and a script that
-leaves by ``sys.exit`` ends as it should, as far as can be known here; a launcher knows its exit status.
+Who calls it: `trainmedic.Medic`, its records and ``server_connection``, when a job is closed. A process that is killed
+says nothing, and a script that leaves by ``sys.exit`` ends as it should, as far as can be known here; a launcher knows
+its exit status.
 """
 
 from __future__ import annotations
 
+import json
+import logging
+import os
 import sys
+import time
+import traceback
+
+log = logging.getLogger("trainmedic")
+
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
 def fatal_error() -> BaseException | None:
@@ -24,6 +34,32 @@ def failure(error: BaseException | None) -> str | None:
         return None
     if isinstance(error, SystemExit):
         return None if error.code in (None, 0) else "its process left with an error"
+    return f"its process ended by {kind_of(error)}"
+
+
+def kind_of(error: BaseException) -> str:
+    """Such as ``ValueError``, or ``torch.OutOfMemoryError``."""
     kind = type(error)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return f"its process ended by {name}"
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def write_error_file(error: BaseException | None) -> None:
+    """Leave an error that ends the process for its launcher, in the file that torchrun names in
+    TORCHELASTIC_ERROR_FILE.
+
+    With it torchrun's summary has the time of the error and the error itself, by which it tells the rank that failed
+    first. A file that is there already, as by PyTorch's own ``record``, stays.
+    """
+    path = os.environ.get(ERROR_FILE)
+    if not path or error is None or isinstance(error, SystemExit) or failure(error) is None:
+        return
+    try:
+        lines = traceback.format_exception(type(error), error, error.__traceback__)
+        extra = {"py_callstack": "".join(lines), "timestamp": str(int(time.time()))}
+        content = json.dumps({"message": {"message": lines[-1].rstrip("\n"), "extraInfo": extra}})
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(file, "w", encoding="utf-8", errors="replace") as opened:
+            opened.write(content)
+    except Exception as fault:  # the text of an error is made by the user's code, and the process ends anyway
+        if not isinstance(fault, FileExistsError):
+            log.warning("the error that ends the process cannot be left for its launcher: %s", fault)

@@ -52,6 +52,12 @@ class ReportRecord:
         self._reports, self._unread = reports, 0
         return list(reports)
 
+    @property
+    def newest(self) -> ReportedValues | None:
+        """The last one, with values as they are kept. Any thread may call it."""
+        reports = self._reports
+        return reports[-1] if reports else None
+
     def last(self, count: int) -> list[ReportedValues]:
         """The last so many, oldest first, with values as they are kept. Any thread may call it."""
         return list(self._reports)[-count:]
@@ -94,6 +100,11 @@ def detached(value: Any) -> Any:
     if placements is not None:  # spread over ranks: to ask for its number could mean to wait for the others
         return value.to_local() if all(placement.is_replicate() for placement in placements) else None
     return _item(value) if getattr(value, "is_cpu", False) else detach()
+
+
+def kept(value: Any) -> Any:
+    """A value as it is now, for somebody who reads it later."""
+    return value if value is None or type(value) is float else _copied(detached(value))
 
 
 def _item(tensor: Any) -> float | None:

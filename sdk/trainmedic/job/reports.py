@@ -5,18 +5,24 @@ Not here: what follows from the reports (``progress``), and what Prometheus is s
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
 from typing import Any
 
+from trainmedic.job import record_log
 from trainmedic.job.progress import Progress, Stall, Window
+from trainmedic.job.record_log import RecordLog
 from trainmedic.job.reported_values import whole
 
 
 class JobReports:
     """The reports of one process of a job. For the training thread, unless a method says otherwise."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, records: RecordLog | None = None) -> None:
         self.progress = progress
+        self.records = records
+        """Where what is reported is written; None without a directory for it."""
 
     def report(
         self,
@@ -31,6 +37,7 @@ class JobReports:
         tokens: Any = None,
         data_seconds: float | None = None,
         wait_seconds: float | None = None,
+        epoch: float | None = None,
     ) -> None:
         """Report how a step went, once per step or every few steps. Values are numbers, or tensors of one element.
 
@@ -39,8 +46,8 @@ class JobReports:
         that in which it waited for other ranks, and ``own_seconds`` the rest without that, which shows the rank that
         holds up the others; of the last two, one is enough. ``expected_learning_rate`` is the rate of the schedule
         times Trainmedic's scale; a rate that differs from it is a mistake in the job. ``memory_bytes`` is the memory in
-        use on an accelerator that is not a CUDA device. A call costs microseconds and never blocks: of reports that
-        come faster than twenty a second, only that many have their tensors taken.
+        use on an accelerator that is not a CUDA device. ``epoch`` may have a fraction. A call costs microseconds and
+        never blocks: of reports that come faster than twenty a second, only that many have their tensors taken.
         """
         self.progress.add_report(
             step,
@@ -56,10 +63,16 @@ class JobReports:
             data_seconds,
             wait_seconds,
         )
+        if self.records is not None and self.progress.steps >= self.records.due_at:
+            self.records.note_step(loss, grad_norm, epoch)
 
     def report_evaluation(self, loss: Any = None, perplexity: Any = None, step: int | None = None) -> None:
         """Report what an evaluation has shown. ``step`` is the training's, by default that of the last report."""
         self.progress.add_evaluation(loss, perplexity, whole(step))
+        evaluation = self.progress.evaluation
+        if self.records is not None and evaluation is not None:
+            at, loss, perplexity = evaluation
+            self.records.note(record_log.EVALUATION, step=at, loss=loss, perplexity=perplexity)
 
     def window(self, name: str) -> Window:
         """``with medic.window("checkpoint"):``, or ``"evaluation"``: time that belongs to no step.
@@ -72,6 +85,19 @@ class JobReports:
     def saved(self, step: int) -> None:
         """Say that a checkpoint of that step is complete now."""
         self.progress.saved(whole(step) or 0, time.time())
+        if self.records is not None:
+            self.records.note(record_log.CHECKPOINT, step=whole(step))
+
+    def save_failed(self, step: int, reason: str) -> None:
+        """Say that the checkpoint of that step could not be written. Any thread may call it."""
+        if self.records is not None:
+            self.records.note(record_log.CHECKPOINT_FAILED, record_log.ERROR, step=whole(step), reason=reason)
+
+    def log_file(self, path: str | os.PathLike[str], source: str = "training") -> None:
+        """Name a file that this rank writes besides its output, such as ``trainer_log.jsonl``, so that the node's agent
+        reads it where its policy allows that. ``source`` is what log rules call it."""
+        if self.records is not None:
+            self.records.add_file(str(Path(path).absolute()), source)
 
     def stall(self) -> Stall:
         """The time since the last completed step, without windows, and how long a time counts as a hang."""

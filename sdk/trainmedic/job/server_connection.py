@@ -61,18 +61,15 @@ class ServerConnection:
         self.queue = CommandQueue(job, self._host, memory, handlers, self.writer.put, on_outcome)
         addressee = Addressee("job", job, stream, "rank-0", job)
         self.receiver = CommandReceiver(receiving, addressee, signer, self.queue)
-        self.error: BaseException | None = None
-        """What ends the job, where the caller knows it."""
 
-    def close(self, timeout: float) -> None:
-        """Answer what is unanswered, tell the server how the job ends, and stop writing."""
+    def close(self, timeout: float, error: BaseException | None) -> None:
+        """Answer what is unanswered, tell the server that the job ends, by this error if any, and stop writing."""
         self.queue.fail_all("the job ended before it came to the command")
         if os.environ.get(TOLD_BY_LAUNCHER) != self._job:
-            self._tell_end()
+            self._tell_end(error)
         self.writer.stop(timeout)
 
-    def _tell_end(self) -> None:
-        error = self.error if self.error is not None else ending.fatal_error()
+    def _tell_end(self, error: BaseException | None) -> None:
         reason = ending.failure(error)
         kind = ENDED if reason is None else FAILED
         notice = Notice(self._job, kind, self._instance, 1, envelope.utc_now(), reason=reason or "")

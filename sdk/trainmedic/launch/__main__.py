@@ -7,7 +7,6 @@ import os
 import re
 import socket
 import sys
-import time
 from pathlib import Path
 from typing import Sequence
 
@@ -16,6 +15,7 @@ from trainmedic.launch.command_line import LaunchLine
 from trainmedic.launch.membership import NodeExclusions
 from trainmedic.launch.server_link import open_link
 from trainmedic.launch.supervisor import LaunchOptions, Supervisor, log_to_stderr
+from trainmedic.settings import LOG_DIR
 from trainmedic.version import __version__
 
 _DESCRIPTION = """\
@@ -102,8 +102,8 @@ def parser() -> argparse.ArgumentParser:
         "--log-dir",
         metavar="DIR",
         type=Path,
-        help="where output and exit statuses are kept, by attempt; none for nowhere (default: "
-        "trainmedic-logs/JOB-TIME)",
+        help="where output, records and exit statuses are kept, by job and attempt; none for nowhere (default: "
+        "TRAINMEDIC_LOG_DIR, else trainmedic-logs)",
     )
     most = "most that is kept of each output (default: 64M)"
     add("--log-size", metavar="SIZE", type=_bytes, default=64 << 20, help=most)
@@ -137,7 +137,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         delay=options.delay,
         grace=options.grace,
         hang_after=options.hang_after,
-        log_dir=_log_dir(options),
+        job=options.job or os.environ.get("TRAINMEDIC_JOB") or "job",
+        log_dir=_log_dir(options.log_dir),
         most_output=options.log_size,
         keeps_ranks=not options.no_rank_logs,
         nodes=nodes,
@@ -164,12 +165,9 @@ def _bounds(options: argparse.Namespace, line: LaunchLine) -> tuple[int, int] | 
     return least or 1, most
 
 
-def _log_dir(options: argparse.Namespace) -> Path | None:
-    if options.log_dir is not None:
-        return None if str(options.log_dir) == "none" else Path(options.log_dir)
-    job = options.job or os.environ.get("TRAINMEDIC_JOB") or "job"
-    name = re.sub(r"[^\w.-]", "_", f"{job}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
-    return Path("trainmedic-logs") / name
+def _log_dir(given: Path | None) -> Path | None:
+    directory = str(given) if given is not None else os.environ.get(LOG_DIR) or "trainmedic-logs"
+    return None if directory == "none" else Path(directory).absolute()
 
 
 if __name__ == "__main__":

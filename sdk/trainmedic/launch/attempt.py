@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Callable, Mapping, Sequence
 
 from trainmedic.job import status_file
+from trainmedic.job.kept_file import KeptFile
 from trainmedic.launch import causes, guard, output
 from trainmedic.launch.causes import HANG, AttemptRecord, Cause, Reached
 from trainmedic.launch.job_status import StatusReader
-from trainmedic.launch.output import KeptOutput, OutputCopy
+from trainmedic.launch.output import OutputCopy
+from trainmedic.wire.log_layout import AttemptLogs
 
 log = logging.getLogger("trainmedic")
 
@@ -36,8 +38,9 @@ class AttemptPlan:
 
     number: int
     argv: Sequence[str]
-    directory: Path | None
+    logs: AttemptLogs | None
     """Where its output is kept; None where that is nowhere."""
+    node: str
     environment: Mapping[str, str]
     grace: float
     """Seconds from the signal that ends it to SIGKILL."""
@@ -71,7 +74,8 @@ class JobAttempt:
         self._hung = False
         self._reached = Reached()
         self._waiting: tuple[str, ...] = ()
-        self._status = StatusReader(plan.directory) if plan.directory is not None else None
+        self._directory = plan.logs.path if plan.logs is not None else None
+        self._status = StatusReader(self._directory) if self._directory is not None else None
         self._bounded_at = time.monotonic()
         self._report = b""
 
@@ -88,8 +92,8 @@ class JobAttempt:
         report, report_end = os.pipe()
         argv = [sys.executable, "-I", "-S", str(_GUARD), str(guard_end), str(report_end), str(self._plan.grace)]
         environment = dict(self._plan.environment)
-        if self._plan.directory is not None:
-            environment[status_file.VARIABLE] = str(self._plan.directory)
+        if self._directory is not None:
+            environment[status_file.VARIABLE] = str(self._directory)
         process = subprocess.Popen(  # noqa: S603 - the user's own command
             [*argv, *self._plan.argv],
             stdout=subprocess.PIPE,
@@ -102,7 +106,8 @@ class JobAttempt:
         os.close(report_end)
         assert process.stdout is not None
         assert process.stderr is not None
-        kept = KeptOutput(self._file("output.log"), self._plan.most_output)
+        logs = self._plan.logs
+        kept = KeptFile(logs.launcher(self._plan.node) if logs is not None else None, self._plan.most_output)
         copies = [
             OutputCopy(os.dup(process.stdout.fileno()), 1, kept),
             OutputCopy(os.dup(process.stderr.fileno()), 2, kept),
@@ -181,13 +186,9 @@ class JobAttempt:
                     pass
             time.sleep(_LOOK_SECONDS)
 
-    def _file(self, name: str) -> Path | None:
-        return self._plan.directory / name if self._plan.directory is not None else None
-
     def _stderr_of(self, rank: int) -> str:
         """The end of what a rank of this node has printed, where torchrun has kept that."""
-        directory = self._plan.directory
-        files = sorted(directory.glob(f"ranks/**/{rank}/stderr.log")) if directory is not None else []
+        files = sorted(self._rank_files(f"{rank}/stderr.log"))
         try:
             return output.end_of(files[-1]) if files else ""
         except OSError:
@@ -195,5 +196,8 @@ class JobAttempt:
 
     def _rank_logs(self) -> list[Path]:
         """The files that torchrun has the ranks write."""
-        directory = self._plan.directory
-        return [*directory.glob("ranks/**/std*.log")] if directory is not None else []
+        return self._rank_files("std*.log")
+
+    def _rank_files(self, pattern: str) -> list[Path]:
+        logs = self._plan.logs
+        return [*logs.ranks(self._plan.node).glob(f"**/{pattern}")] if logs is not None else []

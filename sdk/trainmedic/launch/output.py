@@ -4,77 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import logging
 import os
 import threading
 from pathlib import Path
 
-log = logging.getLogger("trainmedic")
+from trainmedic.job.kept_file import KeptFile
 
 _CHUNK = 64 * 1024
 _LONGEST_TAIL = 128 * 1024
 _PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 _HEAD = 1024 * 1024
-_OWNER_ONLY = 0o600
-
-
-class KeptOutput:
-    """A file of what was printed, of `most` bytes about: when it is full it is kept as ``….1``, and begun anew.
-
-    A file that cannot be written is left alone from then on; what is printed goes on all the same.
-    """
-
-    def __init__(self, path: Path | None, most: int) -> None:
-        self._path = path
-        self._half = max(most // 2, 1)
-        self._size = 0
-        self._lock = threading.Lock()
-        self._file: int | None = None
-        if path is not None:
-            self._open()
-
-    def add(self, chunk: bytes) -> None:
-        with self._lock:
-            if self._file is None:
-                return
-            try:
-                if self._size + len(chunk) > self._half:
-                    self._begin_anew()
-                if self._file is not None:
-                    self._size += os.write(self._file, chunk)
-            except OSError as error:
-                log.warning("what the job prints is not kept any more: %s: %s", error.strerror, self._path)
-                self._drop()
-
-    def close(self) -> None:
-        with self._lock:
-            self._drop()
-
-    def _begin_anew(self) -> None:
-        self._drop()
-        if self._path is not None:
-            self._path.replace(self._path.with_name(f"{self._path.name}.1"))
-            self._open()
-
-    def _open(self) -> None:
-        assert self._path is not None
-        try:
-            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _OWNER_ONLY)
-        except OSError as error:
-            log.warning("what the job prints is not kept: %s: %s", error.strerror, self._path)
-        self._size = 0
-
-    def _drop(self) -> None:
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                os.close(self._file)
-        self._file = None
 
 
 class OutputCopy:
     """A thread that passes on what comes from a pipe, keeps it, and remembers its end."""
 
-    def __init__(self, source: int, sink: int, kept: KeptOutput) -> None:
+    def __init__(self, source: int, sink: int, kept: KeptFile) -> None:
         self._source = source
         self._sink: int | None = sink
         self._kept = kept

@@ -14,13 +14,15 @@ from types import FrameType
 
 from trainmedic.job import status_file
 from trainmedic.job.server_connection import TOLD_BY_LAUNCHER
-from trainmedic.launch import causes
+from trainmedic.launch import attempt_logs, causes
 from trainmedic.launch.attempt import AttemptEnd, AttemptPlan, JobAttempt
 from trainmedic.launch.causes import AttemptRecord, signal_name
 from trainmedic.launch.command_line import LaunchLine
 from trainmedic.launch.membership import NodeExclusions
 from trainmedic.launch.server_link import ServerLink
-from trainmedic.wire import notice
+from trainmedic.settings import ATTEMPT
+from trainmedic.wire import log_layout, notice
+from trainmedic.wire.log_layout import AttemptLogs
 
 log = logging.getLogger("trainmedic")
 
@@ -39,7 +41,9 @@ class LaunchOptions:
     delay: float
     grace: float
     hang_after: float | None
+    job: str
     log_dir: Path | None
+    """Above the directories of jobs; None for nowhere."""
     most_output: int
     keeps_ranks: bool
     nodes: tuple[int, int] | None = None
@@ -66,12 +70,12 @@ class Supervisor:
         for forwarded in _FORWARDED:
             if signal.getsignal(forwarded) != signal.SIG_IGN:  # as under nohup
                 signal.signal(forwarded, self._handle)
-        number = 1
+        number = first = self._first_number()
         while True:
             self._wait_while_left_out(number)
             if self._stopped_by is not None:
                 return 128 + self._stopped_by
-            if number > 1:
+            if number > first:
                 self._tell(notice.RESTARTED, number, self._why_restarted())
             self._show("running", number)
             try:
@@ -113,13 +117,14 @@ class Supervisor:
 
     def _run_attempt(self, number: int) -> AttemptEnd:
         options = self._options
-        directory = self._directory(number)
-        rank_logs = directory / "ranks" if directory is not None and options.keeps_ranks else None
+        logs = self._logs(number)
+        rank_logs = logs.ranks(self._membership.node) if logs is not None and options.keeps_ranks else None
         plan = AttemptPlan(
             number=number,
             argv=options.line.for_attempt(rank_logs, self._membership.without, options.nodes),
-            directory=directory,
-            environment=self._environment(number),
+            logs=logs,
+            node=self._membership.node,
+            environment=self._environment(number, logs),
             grace=options.grace,
             hang_after=options.hang_after,
             most_output=options.most_output,
@@ -141,10 +146,11 @@ class Supervisor:
             self._waiting = end.waiting
             return end
         finally:
-            self._had_rank_0 = directory is not None and (directory / status_file.FILE_NAME).exists()
+            self._had_rank_0 = logs is not None and (logs.path / status_file.FILE_NAME).exists()
 
-    def _environment(self, number: int) -> dict[str, str]:
-        environment = {**os.environ, "TRAINMEDIC_ATTEMPT": str(number), status_file.WAITING: ",".join(self._waiting)}
+    def _environment(self, number: int, logs: AttemptLogs | None) -> dict[str, str]:
+        environment = {**os.environ, ATTEMPT: str(number), status_file.WAITING: ",".join(self._waiting)}
+        environment.update(attempt_logs.variables(logs, self._options.log_dir, self._membership.node, os.environ))
         if self._link is not None:
             environment[TOLD_BY_LAUNCHER] = self._link.job
         if self._options.nodes is not None:
@@ -178,22 +184,32 @@ class Supervisor:
         self._stopped_by = number
         self._signals.append(number)
 
-    def _directory(self, number: int) -> Path | None:
+    def _first_number(self) -> int:
+        options = self._options
+        if options.log_dir is None:
+            return 1
+        job = log_layout.job_directory(options.log_dir, options.job)
+        return attempt_logs.first_number(
+            job, self._membership.node, options.line.is_one_of_several or bool(options.nodes)
+        )
+
+    def _logs(self, number: int) -> AttemptLogs | None:
         if self._options.log_dir is None:
             return None
-        directory = self._options.log_dir / f"attempt-{number}"
+        logs = AttemptLogs.of(self._options.log_dir, self._options.job, number)
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            attempt_logs.make_directories(logs)
         except OSError as error:
-            log.warning("what the job prints is not kept: %s: %s", error.strerror, directory)
+            log.warning("what the job prints is not kept: %s: %s", error.strerror, logs.path)
             return None
-        return directory.resolve()
+        return logs
 
     def _keep(self, record: AttemptRecord) -> None:
         if self._options.log_dir is None:
             return
         try:
-            with (self._options.log_dir / "attempts.jsonl").open("a") as file:
+            job = log_layout.job_directory(self._options.log_dir, self._options.job)
+            with (job / "attempts.jsonl").open("a") as file:
                 file.write(json.dumps(causes.as_plain(record)) + "\n")
         except OSError as error:
             log.warning("how the attempt ended is not kept: %s", error.strerror)

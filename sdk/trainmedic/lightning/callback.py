@@ -271,6 +271,7 @@ class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore
             learning_rate=group["lr"],
             expected_learning_rate=self._live.expected_learning_rate,
             samples=self._samples * trainer.world_size or None,
+            epoch=trainer.current_epoch,
             **self._parts_of_step(self._step),
         )
         self._losses, self._samples, self._norm = [], 0, None

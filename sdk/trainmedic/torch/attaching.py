@@ -218,7 +218,8 @@ def _background(
         )
     if isinstance(storage, JointCheckpointDirectory):
         storage.write_beside_training()
-    return BackgroundSaves(medic.job, medic.rank, medic.world_size, medic.group, storage, memory, medic.saved)
+    told = medic.saved, medic.save_failed
+    return BackgroundSaves(medic.job, medic.rank, medic.world_size, medic.group, storage, memory, *told)
 
 
 def make_records(

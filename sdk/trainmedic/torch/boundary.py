@@ -102,7 +102,14 @@ class StepBoundary:
             samples = step_samples * progress.steps_to(number)
         rate = training.rate
         parts = self.meter.take(progress.steps_to(number))
-        more = {"learning_rate": rate.present, "expected_learning_rate": rate.expected, **parts, **more}
+        epoch = source.epoch if source is not None else None
+        more = {
+            "learning_rate": rate.present,
+            "expected_learning_rate": rate.expected,
+            "epoch": epoch,
+            **parts,
+            **more,
+        }
         self._medic.report(number, loss, grad_norm, samples=samples, **more)
 
     def complete(self, number: int, is_update: bool, is_reported: bool) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.programs import eventually
+from trainmedic.wire.log_layout import AttemptLogs, job_directory
 
 PATIENCE = 180
 """Seconds for a torchrun of two ranks on a loaded machine."""
@@ -22,9 +23,11 @@ class Launched:
 
     def __init__(self, directory: Path, command: Sequence[str], *options: str, **variables: str) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self.logs = directory / "logs"
+        log_dir = directory / "logs"
+        jobs = [option.partition("=")[2] for option in options if option.startswith("--job=")]
+        self.logs = job_directory(log_dir, next(iter(jobs), variables.get("TRAINMEDIC_JOB", "job")))
         self._mark = f"LAUNCHED_TEST={directory}"
-        argv = [sys.executable, "-m", "trainmedic.launch", f"--log-dir={self.logs}", *options, "--", *command]
+        argv = [sys.executable, "-m", "trainmedic.launch", f"--log-dir={log_dir}", *options, "--", *command]
         mine: Mapping[str, str] = {"LAUNCHED_TEST": str(directory), "OMP_NUM_THREADS": "1", **variables}
         self.out, self.err = directory / "stdout", directory / "stderr"
         with self.out.open("wb") as out, self.err.open("wb") as err:
@@ -63,6 +66,10 @@ class Launched:
 
     def printed(self) -> str:
         return self.out.read_text() + self.err.read_text()
+
+    def kept(self, attempt: int = 1) -> AttemptLogs:
+        """The logs of an attempt."""
+        return AttemptLogs(self.logs / f"attempt-{attempt}")
 
     def attempts(self) -> list[dict[str, Any]]:
         """The attempts that have failed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +27,7 @@ def test_output_and_exit_code_pass_through_unchanged(launch: Launch) -> None:
     assert job.wait() == 0
     assert job.out.read_bytes() == b"\xff\x00out\n"
     assert job.err.read_bytes().endswith(b"err")
-    assert sorted((job.logs / "attempt-1" / "output.log").read_bytes()) == sorted(b"\xff\x00out\nerr")
+    assert sorted(job.kept().launcher(socket.gethostname()).read_bytes()) == sorted(b"\xff\x00out\nerr")
 
 
 @pytest.mark.parametrize(
@@ -152,9 +153,9 @@ def test_a_flood_of_output_is_passed_on_whole_and_kept_in_part(launch: Launch) -
     job = launch(python(program), "--log-size=1M")
     assert job.wait() == 0
     assert job.out.stat().st_size == 400_000 * 16
-    kept = list((job.logs / "attempt-1").glob("output.log*"))
+    kept = list(job.kept().path.glob("launcher-*.log*"))
     assert sum(file.stat().st_size for file in kept) <= 1 << 20
-    assert (job.logs / "attempt-1" / "output.log").read_text().endswith("000000000399999\n")
+    assert job.kept().launcher(socket.gethostname()).read_text().endswith("000000000399999\n")
 
 
 def test_who_does_not_read_the_output_ends_nothing(launch: Launch) -> None:
@@ -177,6 +178,27 @@ def test_without_a_command_the_user_learns_how(launch: Launch) -> None:
     job = launch([])
     assert job.wait() == 2
     assert "put it behind --" in job.printed()
+
+
+def test_a_launch_keeps_its_logs_beside_those_of_the_one_before(launch: Launch) -> None:
+    """Its attempts count on, so that no two of one job have one number; the job finds the number and the directory."""
+    program = python("import os; print(os.environ['TRAINMEDIC_ATTEMPT'], os.environ['TRAINMEDIC_LOG_DIR'])")
+    for number in (1, 2):
+        job = launch(program)
+        assert job.wait() == 0
+        printed = f"{number} {job.logs.parent}\n"
+        assert job.out.read_text() == printed
+        assert job.kept(number).launcher(socket.gethostname()).read_text() == printed
+    assert job.kept(1).path.stat().st_mode & 0o777 == 0o700
+
+
+def test_without_a_log_directory_the_job_is_told_none(launch: Launch) -> None:
+    """Whatever the environment says, nothing is kept."""
+    program = python("import os; print(repr(os.environ['TRAINMEDIC_LOG_DIR']))")
+    job = launch(program, "--log-dir=none", TRAINMEDIC_LOG_DIR="/elsewhere")
+    assert job.wait() == 0
+    assert job.out.read_text() == "''\n"
+    assert not job.logs.parent.exists()
 
 
 def test_a_directory_that_cannot_be_written_keeps_no_job_from_running(launch: Launch) -> None:

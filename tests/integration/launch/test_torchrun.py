@@ -51,7 +51,7 @@ def test_a_rank_that_dies_costs_the_steps_since_the_checkpoint(
     assert (failed["status"], failed["rank"]) == (-9, 1), failed
     for rank in (0, 1):
         assert result(tmp_path, rank) == {**undisturbed, "resumed": 20}
-    (kept,) = (job.logs / "attempt-1").glob("ranks/**/1/stdout.log")
+    (kept,) = job.kept().path.glob("ranks-*/**/1/stdout.log")
     assert kept.read_text().startswith("rank 1 begins at None\n")
     job.wait_until_all_are_gone()
 

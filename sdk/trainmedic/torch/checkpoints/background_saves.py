@@ -64,7 +64,8 @@ class PartWriter(Protocol):
 
 
 class BackgroundSaves:
-    """Writes the periodic checkpoints of this rank. ``saved`` is called in the thread, with each that is complete."""
+    """Writes the periodic checkpoints of this rank. ``saved`` is called in the thread, with each that is complete, and
+    ``failed`` with the step of one that is not, and the reason."""
 
     def __init__(
         self,
@@ -75,6 +76,7 @@ class BackgroundSaves:
         disk: PartWriter,
         memory: MemoryCheckpoints,
         saved: Callable[[int], None],
+        failed: Callable[[int, str], None],
     ) -> None:
         self._job = job
         self._rank = rank
@@ -83,6 +85,7 @@ class BackgroundSaves:
         self._disk = disk
         self._memory = memory
         self._saved = saved
+        self._failed = failed
         self._thread = BackgroundThread("trainmedic-checkpoint")
         # Held while a checkpoint is being completed, and while that is being forbidden.
         self._completing = threading.Lock()
@@ -148,6 +151,7 @@ class BackgroundSaves:
                 log.info("%s: wrote the checkpoint of step %d in %.1f s", self._job, step, time.monotonic() - began)
         except Exception as error:  # whatever the disk or a state raises: it costs a checkpoint, not the training
             log.error("%s: no checkpoint of step %d: %s", self._job, step, first_line(error))
+            self._failed(step, first_line(error))
             self._clear_away(unfinished, error)
         finally:
             if self._memory.pool is not None:

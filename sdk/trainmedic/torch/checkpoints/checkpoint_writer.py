@@ -88,6 +88,7 @@ class CheckpointWriter:
                 is_begun = background.start(training.global_step, training.parts, lambda: self._copy(kept))
         except Exception as error:  # whatever a state_dict raises: it costs a checkpoint, not the training
             log.warning("%s: no checkpoint of step %d: %s", training.medic.job, training.global_step, first_line(error))
+            training.medic.save_failed(training.global_step, first_line(error))
             return
         if not is_begun:
             self.save_or_log()
@@ -123,8 +124,9 @@ class CheckpointWriter:
         began = time.monotonic()
         try:
             self.save(prune)
-        except Exception:  # whatever the user's storage raises: a full disk costs a checkpoint, not the training
+        except Exception as error:  # whatever the user's storage raises: it costs a checkpoint, not the training
             seconds = time.monotonic() - began
+            training.medic.save_failed(training.global_step, first_line(error))
             log.exception(
                 "%s: no checkpoint of step %d, after %.1f s", training.medic.job, training.global_step, seconds
             )

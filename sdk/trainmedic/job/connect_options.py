@@ -1,0 +1,36 @@
+"""What `trainmedic.connect` is given, and whether that makes sense. Every function here raises ConfigurationError."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping
+
+from trainmedic.errors import ConfigurationError
+from trainmedic.job.handlers import LIVE, RESTART, UNSUPPORTED
+from trainmedic.wire.connection import open_client
+
+
+def check_options(capabilities: Mapping[str, str], largest_lr_scale: float, layer_norms: int) -> None:
+    for action, how in capabilities.items():
+        if how not in (LIVE, RESTART, UNSUPPORTED):
+            raise ConfigurationError(f"capabilities: {action} is {how!r}; it can be live, restart or unsupported")
+    if not 1.0 <= largest_lr_scale < float("inf"):
+        raise ConfigurationError(f"largest_lr_scale is {largest_lr_scale!r}; it is a number of 1 or more")
+    if isinstance(layer_norms, bool) or not isinstance(layer_norms, int) or layer_norms < 0:
+        raise ConfigurationError(f"layer_norms is {layer_norms!r}; it is a whole number of layers, or 0 for none")
+
+
+def check_numbers(metrics_port: Any, **seconds: Any) -> None:
+    for name, value in seconds.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+            raise ConfigurationError(f"{name} is {value!r}; it is a number of seconds above 0")
+    if metrics_port is not None and (isinstance(metrics_port, bool) or not isinstance(metrics_port, int)):
+        raise ConfigurationError(f"metrics_port is {metrics_port!r}; it is a port's number, or None")
+
+
+def check_url(url: str | None) -> None:
+    """Without asking the Redis behind it."""
+    try:
+        if url is not None:
+            open_client(url).close()
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError("the Redis URL cannot be read") from error

@@ -1,0 +1,93 @@
+"""A file to which lines are added for as long as a job runs, and which stays bounded.
+
+Who calls it: the records of a rank (``record_log``), and ``trainmedic.launch`` for what a job prints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from pathlib import Path
+
+from trainmedic.wire.log_layout import ROTATED
+
+log = logging.getLogger("trainmedic")
+
+_OWNER_ONLY = 0o600
+
+
+class KeptFile:
+    """A file of `most` bytes about: when half of that is written it is kept as ``….1``, and begun anew.
+
+    It is renamed and never truncated, so that whoever follows it reads on in the older half. What is there already
+    stays. While it cannot be written what comes is lost, with a line in the log at first and one when it is kept
+    again; ``kept`` says what that is. Any thread may call it.
+    """
+
+    def __init__(self, path: Path | None, most: int, kept: str = "what the job prints") -> None:
+        self._path = path
+        self._kept = kept
+        self._half = max(most // 2, 1)
+        self._size = 0
+        self._lock = threading.Lock()
+        self._file: int | None = None
+        self._fails = False
+        self._is_torn = False
+        if path is not None:
+            try:
+                self._open(path)
+            except OSError as error:
+                self._failed(error)
+
+    def add(self, chunk: bytes) -> bool:
+        """Whether all of it is written now."""
+        with self._lock:
+            if self._path is None:
+                return False
+            try:
+                self._write(self._path, chunk)
+            except OSError as error:
+                self._failed(error)
+                return False
+            if self._fails:
+                self._fails = False
+                log.warning("%s is kept again: %s", self._kept, self._path)
+            return True
+
+    def close(self) -> None:
+        with self._lock:
+            self._drop()
+            self._path = None
+
+    def _write(self, path: Path, chunk: bytes) -> None:
+        if self._file is not None and self._size and self._size + len(chunk) > self._half:
+            self._drop()
+            path.replace(path.with_name(f"{path.name}{ROTATED}"))
+        if self._file is None:
+            self._open(path)
+        assert self._file is not None
+        if self._is_torn:
+            chunk = b"\n" + chunk
+        view = memoryview(chunk)
+        while view:
+            written = os.write(self._file, view)
+            view, self._size = view[written:], self._size + written
+            self._is_torn = bool(view)
+
+    def _open(self, path: Path) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._file = os.open(path, flags, _OWNER_ONLY)
+        self._size = os.fstat(self._file).st_size
+
+    def _failed(self, error: OSError) -> None:
+        if not self._fails:
+            self._fails = True
+            log.warning("%s is not kept: %s: %s", self._kept, error.strerror, self._path)
+
+    def _drop(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._file)
+        self._file = None

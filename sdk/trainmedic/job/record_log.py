@@ -1,0 +1,275 @@
+"""The records of a rank: one line of JSON per so many steps and per event, in a file of the rank's own.
+
+The training thread only puts down what is new and goes on; a thread takes that twice a second, reads tensors, makes
+the lines and writes them. Where it does not keep up, because a device or a file system hangs, what comes is dropped
+and counted. Beside the records it writes whose they are, and what else the rank writes: the sources file. Where both
+lie says ``trainmedic.wire.log_layout``.
+
+Who calls it: `trainmedic.Medic` and its ``JobReports``. Not here: what is reported (``progress``), and who reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import threading
+import time
+from collections import deque
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Mapping, NamedTuple
+
+from trainmedic.job import devices, ending, memory_usage
+from trainmedic.job.kept_file import KeptFile
+from trainmedic.job.progress import Progress
+from trainmedic.job.reported_values import kept
+from trainmedic.settings import LogSettings, Settings
+from trainmedic.wire.log_layout import AttemptLogs
+
+log = logging.getLogger("trainmedic")
+
+STEP = "step"
+EPOCH = "epoch"
+EVALUATION = "evaluation"
+CHECKPOINT = "checkpoint"
+CHECKPOINT_FAILED = "checkpoint_failed"
+EXCEPTION = "exception"
+RESTART = "restart"
+COMMAND = "command"
+END = "end"
+INFO, ERROR = "info", "error"
+
+_MOST_WAITING = 1000
+_MOST_BYTES = 64 << 20
+_MOST_FILES = 32
+_LONGEST_TEXT = 1000
+_EVERY = 0.5
+_DEVICES_EVERY = 5.0
+_SOURCES_VERSION = 1
+_OWNER_ONLY, _OWNERS_DIRECTORY = 0o600, 0o700
+
+
+class Note(NamedTuple):
+    """What the training thread puts down of a step or an event."""
+
+    at: float
+    """Seconds since 1970."""
+    event: str
+    level: str
+    fields: Mapping[str, Any]
+    """As they were reported; tensors are read later."""
+
+
+class RecordLog:
+    """Writes the records of one rank until it is closed. Any thread may put something down, and never waits."""
+
+    def __init__(self, settings: Settings, logs: LogSettings, node: str, progress: Progress) -> None:
+        self._progress = progress
+        self._directory = AttemptLogs.of(logs.log_dir, settings.job, logs.attempt)
+        self._interval = logs.interval
+        self.due_at = 0
+        """How many steps the job has completed when the next one makes a record."""
+        place = {"local_rank": logs.local_rank, "node_rank": logs.node_rank}
+        if settings.world_size == 1:
+            place = {name: 0 if number is None else number for name, number in place.items()}
+        self._who: dict[str, Any] = {"job": settings.job, "attempt": logs.attempt, "rank": settings.rank, **place}
+        self._who["node"] = node
+        local_rank = place["local_rank"]
+        self._sources = self._directory.sources(node, settings.rank if local_rank is None else local_rank)
+        self._world_size = settings.world_size
+        self._started_at = time.time()
+        self._files: dict[str, str] = {}
+        self._gpus: list[str] = []
+        self._written_sources: tuple[Any, ...] | None = None
+        self._devices_at = float("-inf")
+        self._notes: deque[Note] = deque()
+        self._dropped = 0  # by who puts down
+        self._lost = 0  # by the thread
+        self._told_lost = 0
+        self._epoch: int | None = None
+        self._loss_step = -1
+        self._wake = threading.Event()
+        self._is_closing = False
+        if logs.attempt > 1 or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0"):
+            self.note(RESTART)
+        self._thread = threading.Thread(target=self._run, name="trainmedic-records", daemon=True)
+        self._thread.start()
+
+    # --- any thread; the training thread for steps ------------------------------------------------------
+
+    def note_step(self, loss: Any, grad_norm: Any, epoch: Any) -> None:
+        """Put down the step that was reported last, with these values. Where a step has none of its own, those that
+        have come since the last record are of an earlier one, and the newest there are."""
+        progress = self._progress
+        self.due_at = progress.steps + self._interval
+        fields: dict[str, Any] = {"step": progress.step}
+        epoch = epoch if type(epoch) in (int, float) else None
+        if epoch is not None:
+            fields["epoch"] = epoch
+            if self._epoch != int(epoch):
+                self._epoch = int(epoch)
+                self.note(EPOCH, step=progress.step, epoch=self._epoch)
+        newest = progress.record.newest
+        if loss is not None or grad_norm is not None:
+            fields["loss"], fields["grad_norm"] = kept(loss), kept(grad_norm)
+        elif newest is not None and newest.step > self._loss_step:  # of a step since the last record
+            fields["loss"], fields["grad_norm"] = newest.loss, newest.grad_norm
+        self._loss_step = progress.step if progress.step is not None else -1
+        fields["learning_rate"] = progress.learning_rate
+        self._put(Note(time.time(), STEP, INFO, fields))
+
+    def note(self, event: str, level: str = INFO, **fields: Any) -> None:
+        """Put down an event; it is written at once."""
+        self._put(Note(time.time(), event, level, {"step": self._progress.step, **fields}))
+        self._wake.set()
+
+    def note_error(self, error: BaseException | None) -> None:
+        """Put down the error that ends the job, if any. Its text stays on this node, as what is printed does."""
+        if error is not None and ending.failure(error) is not None:
+            self.note(EXCEPTION, ERROR, error=ending.kind_of(error), message=text_of(error))
+
+    def add_file(self, path: str, source: str) -> None:
+        """Name another file that this rank writes; of more than 32 the others are left out."""
+        if len(self._files) < _MOST_FILES:
+            self._files = {**self._files, path: source}
+            self._wake.set()
+
+    def close(self, error: BaseException | None, seconds: float) -> None:
+        """Put down that the job ends, by this error if any, and write all there is, for so long at most."""
+        reason = ending.failure(error)
+        self.note(END, INFO if reason is None else ERROR, reason=reason)
+        self._is_closing = True
+        self._wake.set()
+        self._thread.join(seconds)
+
+    def _put(self, note: Note) -> None:
+        if len(self._notes) < _MOST_WAITING:
+            self._notes.append(note)
+        else:
+            self._dropped += 1
+
+    # --- the thread -------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._directory.path.mkdir(mode=_OWNERS_DIRECTORY, parents=True, exist_ok=True)
+        except OSError as error:
+            log.warning("%s: no records are kept: %s: %s", self._who["job"], error.strerror, self._directory.path)
+        file = KeptFile(self._directory.records(self._who["rank"]), _MOST_BYTES, f"{self._who['job']}: the record")
+        is_last = False
+        while not is_last:
+            is_last = self._is_closing
+            try:
+                self._look_at_devices()
+                self._write_sources()
+                self._write_notes(file)
+            except Exception:  # the thread's boundary: a record costs no training, and the next ones are tried
+                log.exception("%s: a record could not be made", self._who["job"])
+            if not is_last:
+                self._wake.wait(_EVERY)
+                self._wake.clear()
+        file.close()
+
+    def _write_notes(self, file: KeptFile) -> None:
+        lines: list[bytes] = []
+        lost = self._dropped + self._lost
+        for _ in range(len(self._notes)):
+            note = self._notes.popleft()
+            fields = {**note.fields, **(self._of_pace() if note.event == STEP else {})}
+            if lost > self._told_lost and not lines:
+                fields["dropped"] = lost - self._told_lost
+            lines.append(self._line(note, fields))
+        if not lines:
+            return
+        if file.add(b"".join(lines)):
+            self._told_lost = lost
+        else:
+            self._lost += len(lines)
+
+    def _line(self, note: Note, fields: Mapping[str, Any]) -> bytes:
+        at = datetime.fromtimestamp(note.at, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        told = {name: readable(value) for name, value in fields.items() if value is not None}
+        who = {name: value for name, value in self._who.items() if value is not None}
+        record = {"ts": at, **who, "level": note.level, "event": note.event, **told}
+        return json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+    def _of_pace(self) -> dict[str, Any]:
+        """What the last reports together show."""
+        values, parts = self._progress.pace.values(0.0), self._progress.pace.parts()
+        fields: dict[str, Any] = {
+            "tokens_per_s": values.get("training_throughput_tokens_per_second"),
+            "samples_per_s": values.get("training_throughput_samples_per_second"),
+            "data_s": parts.data,
+            "compute_s": parts.compute,
+            "wait_s": parts.wait,
+        }
+        cuda = memory_usage.cuda_memory()
+        if cuda is not None:
+            fields["gpu_memory_bytes"] = cuda.allocated
+            fields["gpu_memory_ratio"] = cuda.allocated / cuda.total if cuda.total else None
+        elif self._progress.memory_bytes is not None:
+            fields["gpu_memory_bytes"] = self._progress.memory_bytes
+        return fields
+
+    def _look_at_devices(self) -> None:
+        """See on which GPUs the rank works, once it has begun to use them."""
+        now = time.monotonic()
+        if not self._gpus and now - self._devices_at > _DEVICES_EVERY:
+            self._devices_at = now
+            self._gpus = devices.pci_addresses()
+
+    def _write_sources(self) -> None:
+        files, gpus = self._files, self._gpus
+        if self._written_sources == (files, gpus):
+            return
+        self._written_sources = files, gpus
+        started_at = datetime.fromtimestamp(self._started_at, timezone.utc).isoformat(timespec="seconds")
+        content = {
+            "version": _SOURCES_VERSION,
+            **self._who,
+            "world_size": self._world_size,
+            "pid": os.getpid(),
+            "gpus": gpus,
+            "started_at": started_at.replace("+00:00", "Z"),
+            "files": [{"path": path, "source": source} for path, source in files.items()],
+        }
+        try:
+            _replace(self._sources, json.dumps(content).encode())
+        except OSError as error:
+            log.warning("%s: what this rank writes cannot be told: %s", self._who["job"], error.strerror)
+
+
+def readable(value: Any) -> Any:
+    """A value for JSON: text of at most 1,000 characters, and a number as it is; one that is not finite is text."""
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()[:_LONGEST_TEXT]
+    try:
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return "NaN"
+    if math.isfinite(number):
+        return float(f"{number:.7g}")
+    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+
+
+def text_of(error: BaseException) -> str:
+    """What the error says, where that can be told."""
+    try:
+        return str(error)
+    except Exception:  # an error of the user's own, whose text is made by the user's code
+        return ""
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a small file whole or not at all."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    file = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, _OWNER_ONLY)
+    try:
+        os.write(file, content)
+    finally:
+        os.close(file)
+    unfinished.replace(path)

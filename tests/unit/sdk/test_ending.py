@@ -1,0 +1,70 @@
+"""The error that ends a process, left for the launcher."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from trainmedic.job import ending
+
+
+def raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    file = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+    return file
+
+
+def test_the_error_is_left_in_the_form_that_torchrun_reads(file: Path) -> None:
+    """With its time, by which torchrun tells who failed first, and its traceback."""
+    ending.write_error_file(raised(ValueError("a bad batch")))
+    message = json.loads(file.read_text())["message"]
+    assert message["message"] == "ValueError: a bad batch"
+    assert 'raised(ValueError("a bad batch"))' not in message["extraInfo"]["py_callstack"]
+    assert message["extraInfo"]["py_callstack"].startswith("Traceback (most recent call last)")
+    assert abs(int(message["extraInfo"]["timestamp"]) - time.time()) < 10
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_an_error_that_is_there_already_stays(file: Path) -> None:
+    """PyTorch's own ``record`` has written it, or another rank that shares the file, and was first."""
+    file.write_text("{}")
+    ending.write_error_file(raised(ValueError("a consequence")))
+    assert file.read_text() == "{}"
+
+
+@pytest.mark.parametrize("error", [None, SystemExit(3), KeyboardInterrupt()])
+def test_what_is_no_error_leaves_nothing(file: Path, error: BaseException | None) -> None:
+    """A script that leaves by an exit code, a person who ends it."""
+    ending.write_error_file(error)
+    assert not file.exists()
+
+
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_an_error_without_a_text_is_left_by_its_kind(file: Path) -> None:
+    """And ends nothing else."""
+    ending.write_error_file(raised(Unreadable()))
+    assert "Unreadable" in json.loads(file.read_text())["message"]["message"]
+
+
+def test_a_place_that_cannot_be_written_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is said in the log."""
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "none" / "error.json"))
+    ending.write_error_file(raised(ValueError("a bad batch")))
+    assert "cannot be left for its launcher" in caplog.text
