@@ -92,9 +92,19 @@ def test_a_rollback_that_waits_ends_the_hang_and_is_carried_out_by_the_next_atte
 
 
 def test_what_fails_always_at_the_same_place_is_given_up(launch: Launch, tmp_path: Path) -> None:
-    """After three attempts that came to the same step by the same error."""
-    job = launch(torchrun(tmp_path, "raises"), "--delay=0s", "--retries=9")
+    """After three attempts that came to the same step by the same error. What each rank says of its end is kept: the
+    error in torchrun's own file, with which torchrun names it in its summary, and the rank's records."""
+    job = launch(torchrun(tmp_path, "raises"), "--job=fragile", "--delay=0s", "--retries=9")
     assert job.wait() == 1
+    kept = job.kept(2)
+    (error,) = kept.path.glob("ranks-*/**/1/error.json")
+    assert json.loads(error.read_text())["message"]["message"] == "ValueError: a bad batch"
+    assert "ValueError: a bad batch" in job.printed().partition("Root Cause (first observed failure)")[2]
+    records = [json.loads(line) for line in kept.records(1).read_text().splitlines()]
+    events = [record["event"] for record in records]
+    assert (events[0], events[-2:]) == ("restart", ["exception", "end"])
+    assert {(record["rank"], record["local_rank"], record["attempt"]) for record in records} == {(1, 1, 2)}
+    assert "checkpoint" in [json.loads(line)["event"] for line in job.kept(1).records(0).read_text().splitlines()]
     assert {attempt["cause"] for attempt in job.attempts()} == {"rank 1 ended with exit code 1 (ValueError)"}
     assert "without progress in between" in job.printed()
 
