@@ -37,7 +37,8 @@ _TABLE_TITLE = re.compile(
     r"(?:Root Cause(?: \(first observed failure\))?:|\s*\S.{0,200} FAILED\s*$|(?:Other )?Failures:\s*$)"
 )
 _TABLE_ROW = re.compile(
-    r"\s*(?:time|host|rank|exitcode|error_file|traceback|msg) *: |\[\d{1,6}\]:\s*$|\s*<NO_OTHER_FAILURES>\s*$|\s*<N/A>\s*$"
+    r"\s*(?:time|host|rank|exitcode|error_file|traceback|msg) *: |\[\d{1,6}\]:\s*$"
+    r"|\s*<NO_OTHER_FAILURES>\s*$|\s*<N/A>\s*$"
 )
 _EXCEPTION = re.compile(
     r"(?!(?:DEBUG|INFO|WARNING|WARN)\b)[A-Za-z_][\w.]{0,200}(?::|$)|\S{0,80}(?:Error|Exception|Interrupt|Exit)\b"
