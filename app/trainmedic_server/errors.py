@@ -12,6 +12,7 @@ The tree::
     ├── Saturated                   a bounded queue is full; the same request may succeed later
     ├── StoreUnavailable            the run store cannot be reached or written
     ├── BusUnavailable              Redis cannot be reached
+    ├── MetricsUnavailable          Prometheus cannot be reached, or does not answer the question
     ├── JournalUnavailable          the agent's journal cannot be read or written
     ├── GpuError                    the GPU or its driver does not do what is asked
     │   ├── GpuAbsent               there is no such GPU on this node
@@ -105,6 +106,10 @@ class StoreUnavailable(TrainmedicError):
 
 class BusUnavailable(TrainmedicError):
     """Redis cannot be reached."""
+
+
+class MetricsUnavailable(TrainmedicError):
+    """Prometheus cannot be reached, or does not answer the question."""
 
 
 class JournalUnavailable(TrainmedicError):

@@ -28,12 +28,20 @@ _LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 MOST_JOBS_SHOWN = 1000
 """Jobs that have series; the names come from whoever can write to Redis."""
 
+MOST_GPUS_SHOWN = 32_768
+"""GPUs in use that have a series."""
+
 
 class JobMetrics(Collector):
     """What is known of whether jobs live, as it was last worked out."""
 
     def __init__(self) -> None:
         self._lives: Sequence[JobLife] = ()
+        self._gpus: Sequence[tuple[str, str, str]] = ()
+
+    def show_gpus(self, gpus: Collection[tuple[str, str, str]]) -> None:
+        """Show these as in use from now on, each as job, node and UUID; at most `MOST_GPUS_SHOWN`."""
+        self._gpus = sorted(gpus)[:MOST_GPUS_SHOWN]
 
     def show(self, lives: Collection[JobLife]) -> None:
         """Show these from now on; where they are too many, those that are gone before others."""
@@ -55,7 +63,12 @@ class JobMetrics(Collector):
             gone.add_metric([life.name], float(life.state is LifeState.GONE))
             failures.add_metric([life.name], life.failures)
             restarts.add_metric([life.name], life.restarts)
-        yield from (gone, failures, restarts)
+        gpus = GaugeMetricFamily(
+            "trainmedic_job_gpu", "1 for a GPU that a rank of the job uses.", labels=["job_name", "gpu_node", "uuid"]
+        )
+        for gpu in self._gpus:
+            gpus.add_metric(gpu, 1.0)
+        yield from (gone, failures, restarts, gpus)
 
 
 class Metrics:

@@ -9,7 +9,7 @@ import asyncio
 import io
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -78,6 +78,15 @@ class MemoryHistory:
 
     async def events_after(self, seq: int, limit: int) -> list[Event]:
         return self.events[seq : seq + limit]
+
+    async def events_of_jobs(
+        self, kinds: Collection[str], since: datetime, until: datetime, limit: int, job: str | None = None
+    ) -> list[Event]:
+        if self.away:
+            raise errors.StoreUnavailable("away")
+        chosen = [event for event in self.events if event.run_id is None and event.kind in kinds]
+        chosen = [event for event in chosen if since <= event.at < until and job in (None, event.data.get("job"))]
+        return sorted(chosen, key=lambda event: event.at)[-limit:]
 
     async def last_seq(self) -> int:
         return len(self.events)

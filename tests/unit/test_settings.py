@@ -9,7 +9,7 @@ import pytest
 
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.errors import ConfigurationError
-from trainmedic_server.settings import agent
+from trainmedic_server.settings import agent, server_defaults
 from trainmedic_server.settings import server as settings
 
 ROOT = Path(__file__).parents[2]
@@ -149,7 +149,7 @@ def _row(name: str) -> str:
     flag = f"`{source.flag} {source.value}`" if source.flag else ""
     variable = f"`{source.variable}{'…' if source.family else ''}`" + (", `_FILE`" if source.secret else "")
     description = settings.ServerSettings.model_fields[name].description
-    return f"| {flag} | {variable} | `{settings.default_of(name)}` | {description} |"
+    return f"| {flag} | {variable} | `{server_defaults.default_of(name)}` | {description} |"
 
 
 @pytest.mark.parametrize("blank", [" ", "\n", "\t \n"])

@@ -41,6 +41,7 @@ _COMMANDS: Mapping[str, _CommandEntry] = {
     "history": _CommandEntry("history", "Show what was done, and why."),
     "runs": _CommandEntry("runs", "Approve, reject, cancel or undo a run."),
     "jobs": _CommandEntry("jobs", "Say that a job which is gone was meant to end."),
+    "report": _CommandEntry("report", "Show what the time of a job came to, or what failures cost over all jobs."),
     "pause": _CommandEntry("operations", "Stop new repairs; undo still runs."),
     "resume": _CommandEntry("operations", "Allow new repairs again."),
     "playbook": _CommandEntry("playbook", "Check, explain and test playbooks, without a server."),

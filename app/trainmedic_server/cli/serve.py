@@ -18,6 +18,7 @@ from trainmedic_server.cli import exits
 from trainmedic_server.cli.setting_flags import setting_flag
 from trainmedic_server.errors import ConfigurationError, TrainmedicError
 from trainmedic_server.settings import server as settings
+from trainmedic_server.settings import server_defaults
 from trainmedic_server.wiring.server import TrainmedicServer
 
 log = telemetry.logger(__name__)
@@ -27,7 +28,8 @@ def _flags(command: Callable[..., None]) -> Callable[..., None]:
     """A flag for each setting that has one. Reading the environment is left to `settings.load`."""
     for name, source in reversed(list(settings.SOURCES.items())):
         description = settings.ServerSettings.model_fields[name].description or ""
-        flag = setting_flag(name, source, description, settings.default_of(name), settings.choices_of(name))
+        default, choices = server_defaults.default_of(name), server_defaults.choices_of(name)
+        flag = setting_flag(name, source, description, default, choices)
         command = flag(command)
     return command
 

@@ -12,14 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime, timedelta
+from itertools import chain
+from typing import Any
 
 from trainmedic.wire.notice import NAME
 from trainmedic_server import telemetry
 from trainmedic_server.domain import job_life
+from trainmedic_server.domain.gpu_names import is_of_one_node
 from trainmedic_server.domain.job_life import JobLife, LifeChange, LifeState
 from trainmedic_server.domain.run import Event
+from trainmedic_server.domain.topology import ranks_in
 from trainmedic_server.errors import BusUnavailable, Conflict, NotFound, StoreUnavailable
 from trainmedic_server.ports.jobs import ArrivedNotice, JobSource
 from trainmedic_server.ports.outside import Clock, Presence
@@ -58,6 +62,8 @@ class JobWatch:
         self._signs: dict[tuple[str, str], datetime] = {}
         """By kind and name, when the presence that was last heard was written: what does not change is no sign."""
         self._missing_since: dict[str, float] = {}
+        self._ranks: dict[str, int] = {}
+        """How many ranks each job had when it was last there."""
         self._looked_at: float | None = None
         self._looking = asyncio.Lock()
         """Held by whoever changes the records."""
@@ -114,6 +120,7 @@ class JobWatch:
         known = await self._known_lives()
         arrived = self._source.notices()
         jobs, launchers = await asyncio.gather(self._source.jobs(), self._source.launchers())
+        self._note_ranks(jobs, known)
         lives_now = dict(known)
         changes = list(self._changes(lives_now, arrived, jobs, launchers))
         dropped = self._dropped(lives_now)
@@ -122,6 +129,19 @@ class JobWatch:
         self._lives = lives_now
         self._source.discard_notices([notice.entry for notice in arrived])
         self._metrics.jobs.show(list(lives_now.values()))
+
+    def _note_ranks(self, jobs: Sequence[Presence], known: Collection[str]) -> None:
+        """Note which GPUs are in use, and how many ranks each job has, as far as it is believed."""
+        ranks = {job.name: ranks_in(job.name, job.details) for job in jobs if job.doubt is None}
+        self._metrics.jobs.show_gpus(
+            {
+                (rank.job, rank.node, rank.gpu)
+                for rank in chain(*ranks.values())
+                if rank.gpu and not is_of_one_node(rank.gpu)
+            }
+        )
+        self._ranks = {name: number for name, number in self._ranks.items() if name in known}
+        self._ranks |= {name: len({rank.rank for rank in placed}) for name, placed in ranks.items() if placed}
 
     def _changes(
         self,
@@ -195,7 +215,11 @@ class JobWatch:
     ) -> None:
         now = self._clock.now()
         changed = {change.life.name for change in changes} & lives.keys()
-        events = [_event(change, now, actor) for change in changes if change.event is not None]
+        events = [
+            _event(change, now, actor, self._ranks.get(change.life.name))
+            for change in changes
+            if change.event is not None
+        ]
         events += [
             Event("job_forgotten", now, data={"job": life.name}) for life in dropped if life.state is LifeState.GONE
         ]
@@ -221,6 +245,8 @@ def _taken(lives: dict[str, JobLife], change: LifeChange | None) -> Iterator[Lif
         yield change
 
 
-def _event(change: LifeChange, now: datetime, actor: str) -> Event:
-    data = {"job": change.life.name, **({"reason": change.reason} if change.reason else {})}
+def _event(change: LifeChange, now: datetime, actor: str, ranks: int | None) -> Event:
+    data: dict[str, Any] = {"job": change.life.name, **({"reason": change.reason} if change.reason else {})}
+    if ranks is not None:
+        data["ranks"] = ranks
     return Event(str(change.event), now, actor=actor, data=data)

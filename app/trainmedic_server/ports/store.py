@@ -269,6 +269,13 @@ class History(Protocol):
         """Return events with a larger `seq`, in order."""
         ...
 
+    async def events_of_jobs(
+        self, kinds: Collection[str], since: datetime, until: datetime, limit: int, job: str | None = None
+    ) -> list[Event]:
+        """Return the events of these kinds that concern no run, from `since` to before `until`, oldest first: those
+        about this job, or about any. Of more than `limit`, the newest."""
+        ...
+
     async def last_seq(self) -> int: ...
     async def playbook_counts(self) -> dict[str, dict[str, int]]:
         """Return runs by playbook and status."""

@@ -14,9 +14,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from trainmedic_server import __version__, errors, telemetry
 from trainmedic_server.domain.plain_text import json_bytes
 from trainmedic_server.domain.topology import ClusterTopology
+from trainmedic_server.ports.metric_history import MetricHistory
 from trainmedic_server.ports.outside import Clock, ClockWatch, CommandBus
 from trainmedic_server.ports.store import History, RunStore
-from trainmedic_server.server import events, history, jobs, operations, problems, schemas, status, webhook
+from trainmedic_server.ports.verdicts import VerdictSource
+from trainmedic_server.reports.compiling import ReportCompiler
+from trainmedic_server.server import events, history, jobs, operations, problems, reports, schemas, status, webhook
 from trainmedic_server.server.ascii_json import AsciiJson
 from trainmedic_server.server.auth import Authenticator
 from trainmedic_server.server.body import BodyReader
@@ -60,6 +63,8 @@ def create_app(
     cluster_topology: Callable[[], ClusterTopology] = ClusterTopology,
     allowed_hosts: Collection[str] = (),
     redis_caveat: str = "",
+    metric_history: MetricHistory | None = None,
+    verdicts: VerdictSource | None = None,
 ) -> FastAPI:
     """The API; `allowed_hosts` are names that it answers to without tokens.
 
@@ -87,6 +92,7 @@ def create_app(
     app.include_router(operations.overview(catalog, runs, bus, auth, reads))
     app.include_router(operations.job_orders(job_lives, auth, bodies))
     app.include_router(jobs.router(bus, cluster_topology, clock, auth))
+    app.include_router(reports.router(ReportCompiler(runs, metric_history, verdicts), auth, clock, reads))
     app.include_router(status.router(engine, store, bus, catalog, clock, clock_watch, metrics, limits, redis_caveat))
     problems.register(app)
     app.add_middleware(_Boundary, metrics=metrics)

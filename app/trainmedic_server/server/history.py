@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Response
-from pydantic import AfterValidator
 
-from trainmedic_server.domain import duration
 from trainmedic_server.domain.run import Decision, Run, Status
 from trainmedic_server.errors import NotFound
 from trainmedic_server.ports.outside import Clock
@@ -22,29 +19,13 @@ from trainmedic_server.server.limits import ServerLimits
 from trainmedic_server.server.negotiation import preferred
 from trainmedic_server.server.problems import HttpProblem, responses
 from trainmedic_server.server.read_turns import ReadTurns
+from trainmedic_server.server.times import TimeText, time_of
 from trainmedic_server.server.tokens import TokenRole
 
 _PIECE = 100  # runs that are read at one go for a page
 
 Name = Annotated[str, Query(min_length=1, max_length=1000, pattern=r"^[^\x00]*$")]
 RunId = Annotated[str, Path(pattern=r"^[0-9A-Za-z_-]{1,64}$", description="The run's id.")]
-
-
-def _checked_time(text: str) -> str:
-    _time(text, datetime(2000, 1, 1, tzinfo=UTC))
-    return text
-
-
-# Stays text until the request is handled, because a duration needs the clock.
-TimeText = Annotated[
-    str,
-    AfterValidator(_checked_time),
-    Query(
-        max_length=64,
-        description="An RFC 3339 time, or a Prometheus duration meaning that long ago.",
-        examples=["2026-01-31T12:00:00Z", "24h"],
-    ),
-]
 
 
 def router(history: History, auth: Authenticator, clock: Clock, limits: ServerLimits, reads: ReadTurns) -> APIRouter:
@@ -114,27 +95,11 @@ def _filter(clock: Clock) -> Callable[..., HistoryFilter]:
         owes_undo: Annotated[bool | None, Query(description="Closed runs that still owe an undo.")] = None,
     ) -> HistoryFilter:
         now = clock.now()
-        begin = _time(since, now) if since else None
-        end = _time(until, now) if until else None
+        begin = time_of(since, now) if since else None
+        end = time_of(until, now) if until else None
         return HistoryFilter(alertname, playbook, status, decision, node, gpu, job, begin, end, owes_undo)
 
     return conditions  # type: ignore[return-value]
-
-
-def _time(text: str, now: datetime) -> datetime:
-    """The time that `text` names, which is a time or a duration before `now`. Raises ValueError."""
-    try:
-        return now - duration.parse(text)
-    except (ValueError, OverflowError):
-        pass
-    try:
-        # A plus sign that was not encoded arrives as a space.
-        time = datetime.fromisoformat(text.upper().replace(" ", "+"))
-        if time.tzinfo is not None:
-            return time.astimezone(UTC)
-    except (ValueError, OverflowError):
-        pass
-    raise ValueError("must be an RFC 3339 time with its zone (2026-01-31T12:00:00Z), or a duration (24h)")
 
 
 def _wrong_cursor() -> HttpProblem:

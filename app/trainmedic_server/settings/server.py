@@ -15,13 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, ValidationError
 
 from trainmedic.settings import key_reader
 from trainmedic.wire.signing import Signer
-from trainmedic_server.domain import duration
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.ports.limits import EngineLimits
@@ -37,7 +36,6 @@ from trainmedic_server.settings.values import (
     HostAndPort,
     HostName,
     HttpUrl,
-    LogLevel,
     PositiveDuration,
     RedisUrl,
     SigningKey,
@@ -177,6 +175,19 @@ class ServerSettings(BaseModel):
         None,
         description="File with the bearer token for Alertmanager's API, read for each call so that it can be renewed.",
     )
+    prometheus: Annotated[
+        HttpUrl | None, SettingSource("TRAINMEDIC_PROMETHEUS_URL", "--prometheus-url", "URL", secret=True)
+    ] = Field(
+        None,
+        description="URL of the Prometheus that scrapes jobs, agents and this server, for reports. None by default: "
+        "reports then have what the run store knows.",
+    )
+    prometheus_token: Annotated[
+        ExpandedPath | None, SettingSource("TRAINMEDIC_PROMETHEUS_TOKEN_FILE", "--prometheus-token", "FILE")
+    ] = Field(
+        None,
+        description="File with the bearer token for Prometheus's API, read for each call so that it can be renewed.",
+    )
     assume_resolved_after: Annotated[
         PositiveDuration, SettingSource("TRAINMEDIC_ASSUME_RESOLVED_AFTER", "--assume-resolved-after", "DURATION")
     ] = Field(
@@ -300,23 +311,6 @@ _OF_OTHER_PROGRAMS = frozenset(
     PREFIX + name
     for name in ("URL", "TOKEN", "TOKEN_FILE", "JOB", "NODE", "POLICY", "EXPORTER_HOST", "EXPORTER_PORT", "CONFIG")
 )
-
-
-def default_of(name: str) -> str:
-    """The default as the documentation writes it."""
-    source, value = SOURCES[name], ServerSettings.model_fields[name].default
-    if source.shown_default is not None:
-        return source.shown_default
-    if value is None or value == {}:
-        return "none"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return duration.write(value) if isinstance(value, timedelta) else str(value)
-
-
-def choices_of(name: str) -> tuple[str, ...]:
-    """The values that a setting can have, where they are few; else none."""
-    return {"mode": tuple(Mode), "log_level": get_args(LogLevel)}.get(name, ())
 
 
 def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> ServerSettings:

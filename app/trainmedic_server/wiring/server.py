@@ -30,6 +30,7 @@ from trainmedic_server.adapters.apprise_notifier import AppriseNotifier
 from trainmedic_server.adapters.embedded_redis import EmbeddedRedis
 from trainmedic_server.adapters.httpx_caller import HttpxCaller
 from trainmedic_server.adapters.kubernetes_topology import KubernetesTopology
+from trainmedic_server.adapters.prometheus_api import PrometheusApi
 from trainmedic_server.adapters.redis_bus import RedisBus
 from trainmedic_server.adapters.sql_store import postgresql
 from trainmedic_server.adapters.sql_store.election import Election
@@ -47,6 +48,7 @@ from trainmedic_server.ports.actions import Services
 from trainmedic_server.ports.cluster import Cluster
 from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.fence import Fence
+from trainmedic_server.ports.metric_history import MetricHistory
 from trainmedic_server.ports.outside import UNSIGNED
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import RunStore
@@ -188,6 +190,7 @@ class TrainmedicServer:
                 clock=clock,
                 clock_watch=clock,
                 allowed_hosts=(settings.host, *settings.allowed_hosts),
+                metric_history=self._metric_history(stack),
                 limits=ServerLimits(body_bytes=settings.max_body, large_bytes=max(4 * settings.max_body, 32 << 20)),
             )
 
@@ -262,6 +265,14 @@ class TrainmedicServer:
             cluster=cluster,
             cluster_topology=cluster_topology,
         )
+
+    def _metric_history(self, stack: contextlib.AsyncExitStack) -> MetricHistory | None:
+        settings = self._settings
+        if settings.prometheus is None:
+            return None
+        prometheus = PrometheusApi(settings.prometheus.get_secret_value(), settings.prometheus_token)
+        stack.push_async_callback(prometheus.close)
+        return prometheus
 
     async def _cluster(
         self, stack: contextlib.AsyncExitStack, fence: Fence

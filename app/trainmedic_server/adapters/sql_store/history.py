@@ -7,7 +7,8 @@ log from being taken back into the database.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import itertools
+from collections.abc import AsyncIterator, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
@@ -25,6 +26,8 @@ T = TypeVar("T")
 
 _STREAMED = 100
 """Runs that a stream reads at a time."""
+
+_EVENTS_AT_ONCE = 1000
 
 _EVENTS_OF = sa.select(events).where(events.c.run_id == sa.bindparam("run")).order_by(events.c.seq)
 _EVENTS_AFTER = (
@@ -72,6 +75,20 @@ class SqlHistory(History):
 
         return await self._read(read)
 
+    async def events_of_jobs(
+        self, kinds: Collection[str], since: datetime, until: datetime, limit: int, job: str | None = None
+    ) -> list[Event]:
+        newest_first: list[Event] = []
+        before: tuple[datetime, int] | None = None
+        while len(newest_first) < limit:
+            page = await self._read(partial(_events_of_no_run, since=since, until=until, before=before))
+            chosen = (event for event in page if event.kind in kinds and job in (None, event.data.get("job")))
+            newest_first += itertools.islice(chosen, limit - len(newest_first))
+            if len(page) < _EVENTS_AT_ONCE:
+                break
+            before = (page[-1].at, page[-1].seq or 0)
+        return newest_first[::-1]
+
     async def last_seq(self) -> int:
         return await self._read(lambda connection: connection.execute(_LAST_SEQ).scalar() or 0)
 
@@ -118,6 +135,23 @@ def page_select(matching: HistoryFilter, limit: int, before: tuple[datetime, str
         last = sa.tuple_(sa.literal(created_at, TimeColumn), sa.literal(run_id))
         statement = statement.where(sa.tuple_(runs.c.created_at, runs.c.id) < last)
     return statement
+
+
+def _events_of_no_run(
+    connection: sa.Connection, since: datetime, until: datetime, before: tuple[datetime, int] | None
+) -> list[Event]:
+    """Return the newest of these events, newest first; `before` is where the page above ended."""
+    statement = (
+        sa.select(events)
+        .where(sa.text("run_id IS NULL"), events.c.at >= since, events.c.at < until)
+        .order_by(events.c.at.desc(), events.c.seq.desc())
+        .limit(_EVENTS_AT_ONCE)
+    )
+    if before is not None:
+        at, seq = before
+        last = sa.tuple_(sa.literal(at, TimeColumn), sa.literal(seq))
+        statement = statement.where(sa.tuple_(events.c.at, events.c.seq) < last)
+    return [mapping.event_of(row) for row in connection.execute(statement)]
 
 
 def _page(

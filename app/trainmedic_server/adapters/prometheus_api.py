@@ -1,0 +1,84 @@
+"""Prometheus's own query API (version 1), or that of whatever answers alike; implements
+`ports.metric_history.MetricHistory`.
+
+Authentication is as with the Alertmanager: a user name and password in the URL are sent as Basic, the content of a
+token file as Bearer. The file is read for each call, so that it may be renewed.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlencode, urlsplit, urlunsplit
+
+from trainmedic_server.adapters.httpx_caller import HttpxCaller, read_secret
+from trainmedic_server.errors import ActionFailure, ConfigurationError, MetricsUnavailable
+from trainmedic_server.ports.metric_history import MOST_POINTS, MetricHistory, MetricSeries
+
+TIMEOUT = timedelta(seconds=10)
+BODY_LIMIT = 32 * 1024 * 1024
+"""Some 1.2 million points."""
+
+
+class PrometheusApi(MetricHistory):
+    """One Prometheus."""
+
+    def __init__(self, url: str, token_file: Path | None = None) -> None:
+        """Raises ConfigurationError."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigurationError("the URL of Prometheus is not one: write http://host:9090")
+        user, _, host = parts.netloc.rpartition("@")
+        self._base = urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
+        self._basic = base64.b64encode(unquote(user).encode()).decode() if user else None
+        self._token_file = token_file
+        self._http = HttpxCaller(body_limit=BODY_LIMIT)
+
+    async def read(self, query: str, begin: datetime, end: datetime, every: timedelta) -> Sequence[MetricSeries]:
+        if (end - begin) / every >= MOST_POINTS:
+            raise ValueError(f"a query for more than {MOST_POINTS} points")
+        fields = {
+            "query": query,
+            "start": f"{begin.timestamp():.3f}",
+            "end": f"{end.timestamp():.3f}",
+            "step": f"{every.total_seconds():.3f}",
+            "timeout": f"{TIMEOUT.total_seconds():g}s",
+        }
+        try:
+            # A query may be longer than a URL.
+            reply = await self._http.call(
+                "POST", f"{self._base}/api/v1/query_range", await self._headers(), urlencode(fields).encode(), TIMEOUT
+            )
+        except ActionFailure as error:
+            raise MetricsUnavailable(f"Prometheus does not answer: {error}") from error
+        try:
+            answer = json.loads(reply.body)
+            if reply.status == 200 and answer["status"] == "success":
+                return [_series(entry) for entry in answer["data"]["result"]]
+            reason = str(answer.get("error"))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            if reply.status == 200:
+                raise MetricsUnavailable("what Prometheus answers cannot be read, or is too long") from error
+            reason = reply.body.strip()
+        raise MetricsUnavailable(f"Prometheus refuses: status {reply.status}: {reason[:200]}")
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def _headers(self) -> dict[str, str]:
+        headers = {"Content-Type": "application/x-www-form-urlencoded"}
+        if self._token_file is not None:
+            headers["Authorization"] = f"Bearer {await read_secret(self._token_file, 'the token for Prometheus')}"
+        elif self._basic is not None:
+            headers["Authorization"] = f"Basic {self._basic}"
+        return headers
+
+
+def _series(entry: dict[str, Any]) -> MetricSeries:
+    # Values are texts, because JSON has no NaN and no infinity.
+    points = tuple((float(at), float(value)) for at, value in entry["values"])
+    return MetricSeries({str(name): str(value) for name, value in entry["metric"].items()}, points)

@@ -1,0 +1,207 @@
+"""``trainmedic report``: what the time of a job came to, and what failures cost over all jobs.
+
+It prints the documents of ``GET /jobs/{job}/report`` and ``GET /report``. Not here: what is in them (``reports``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from trainmedic_server.cli import exits, story, table
+from trainmedic_server.cli.client import Client, server_options
+from trainmedic_server.domain.plain_text import json_text
+
+_SHOWN = 10
+_LOST = ("failures", "restarts", "redone", "checkpoints", "evaluations", "repairs", "stalls", "other")
+
+
+@click.command()
+@click.argument("job", metavar="[JOB]", required=False)
+@click.option("--fleet", is_flag=True, help="Over all jobs, instead of one.")
+@click.option("--since", metavar="TIME", help="An RFC 3339 time, or a duration: that long ago.  [default: 24h; 7d]")
+@click.option("--until", metavar="TIME", help="The same, for the end.  [default: now]")
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@server_options
+def report(client: Client, job: str | None, fleet: bool, since: str | None, until: str | None, output: str) -> None:
+    """Show what the time of a job came to: how well its GPUs were used, how much of its time went into training, what
+    held it up, and how it failed. With --fleet: why jobs failed and what that cost, and which nodes keep failing.
+
+    What is not known is shown as '-', with the reason.
+    """
+    if (job is None) != fleet:
+        raise exits.InvalidInput("Give the name of a job, or --fleet for all of them.")
+    times = {name: time for name, time in (("since", since), ("until", until)) if time is not None}
+    document = client.get("report" if job is None else f"jobs/{quote(job)}/report", times)
+    if output == "json":
+        click.echo(json_text(document, indent=2))
+        return
+    for line in _fleet_lines(document) if job is None else _job_lines(document):
+        click.echo(line)
+
+
+def _job_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    unknown = report.get("unknown") or {}
+    yield f"{table.plain(report.get('job'))}  {_range(report)}"
+    yield ""
+    yield _figure("GPUs", _plain(report.get("gpus")), unknown.get("gpus"))
+    yield _figure("GPU utilisation", _spread(report.get("gpu_utilization"), " %"), unknown.get("gpu_utilization"))
+    yield _figure("GPU memory", _spread(report.get("gpu_memory"), " %"), unknown.get("gpu_memory"))
+    unit = f" {table.plain(report.get('throughput_unit'))}"
+    yield _figure("throughput", _spread(report.get("throughput"), unit), unknown.get("throughput"))
+    yield _figure("baseline", _baseline(report.get("baseline"), unit), unknown.get("baseline"))
+    score = report.get("efficiency")
+    yield _figure("efficiency", score and f"{score['score']:g} ({score['rating']})", unknown.get("efficiency"))
+    yield from _goodput_lines(report.get("goodput"), unknown.get("goodput"))
+    shares = report.get("step_shares")
+    yield _figure("a step is", shares and _shares(shares), unknown.get("step_shares"))
+    yield from _bottleneck_lines(report.get("bottleneck"), unknown.get("bottleneck"))
+    yield from _anomaly_lines(report, unknown.get("anomalies"))
+    yield from _failure_lines(report)
+    yield from _repair_lines(report)
+
+
+def _fleet_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    unknown = report.get("unknown") or {}
+    yield f"all jobs  {_range(report)}"
+    yield ""
+    yield f"failures: {report.get('failures', 0)}" + _because(unknown.get("causes"))
+    causes = [
+        (
+            cause["cause"],
+            cause["failures"],
+            cause["jobs"],
+            _span(cause["down_seconds"]),
+            "-" if cause["lost_gpu_hours"] is None else f"{cause['lost_gpu_hours']:g}",
+            cause["uncounted"] or "",
+        )
+        for cause in report.get("causes", ())
+    ]
+    if causes:
+        yield from table.rows(("CAUSE", "FAILURES", "JOBS", "DOWN", "GPU-HOURS", "NOT COUNTED"), causes, 100)
+    yield ""
+    nodes = [
+        (node["node"], node["alerts"], node["verdicts"], node["touched"], ", ".join(node["alert_names"]))
+        for node in report.get("nodes", ())
+    ]
+    yield "nodes that keep failing:" + ("" if nodes else " none")
+    if nodes:
+        yield from table.rows(("NODE", "ALERTS", "VERDICTS", "TOUCHED", "WHICH"), nodes, 120)
+    yield ""
+    repairs = [
+        (
+            repair["playbook"],
+            repair["runs"],
+            repair["succeeded"],
+            repair["failed"],
+            repair["observed"],
+            _span(repair["median_seconds"]),
+        )
+        for repair in report.get("repairs", ())
+    ]
+    yield "repairs:" + ("" if repairs else " none") + _because(unknown.get("repairs"))
+    if repairs:
+        yield from table.rows(("PLAYBOOK", "RUNS", "SUCCEEDED", "FAILED", "OBSERVED", "MEDIAN"), repairs, 120)
+
+
+def _range(report: Mapping[str, Any]) -> str:
+    times = report.get("time_range") or {}
+    return f"{story.moment(times.get('since'))} to {story.moment(times.get('until'))}"
+
+
+def _figure(name: str, value: str | None, reason: str | None) -> str:
+    return f"{name + ':':17}{value or '-' + _because(reason)}"
+
+
+def _because(reason: str | None) -> str:
+    return f" ({table.plain(reason)})" if reason else ""
+
+
+def _plain(value: object) -> str | None:
+    return None if value is None else table.plain(value)
+
+
+def _spread(spread: Mapping[str, float] | None, unit: str) -> str | None:
+    if spread is None:
+        return None
+    return f"{spread['average']:.4g}{unit} on average, {spread['min']:.4g} to {spread['max']:.4g}"
+
+
+def _baseline(baseline: Mapping[str, Any] | None, unit: str) -> str | None:
+    if baseline is None:
+        return None
+    of = "its first stable hour" if baseline["of"] == "first_stable_hour" else f"its first {baseline['points']} points"
+    return f"{baseline['value']:.4g}{unit}, the median of {of}, from {story.moment(baseline['since'])}"
+
+
+def _span(seconds: float | None) -> str:
+    return story.span(None if seconds is None else seconds * 1000)
+
+
+def _goodput_lines(goodput: Mapping[str, Any] | None, reason: str | None) -> Iterator[str]:
+    if goodput is None:
+        yield _figure("goodput", None, reason)
+        return
+    wall = goodput["wall_seconds"]
+    yield _figure("goodput", f"{goodput['ratio']:.1%} of {_span(wall)} went into training", None)
+    lost = {name: goodput["lost"].get(name, 0.0) for name in _LOST}
+    parts = [f"{name} {_span(seconds)}" for name, seconds in lost.items() if seconds]
+    if parts:
+        yield f"{'':17}lost: {', '.join(parts)}"
+    if goodput["unmeasured_seconds"]:
+        yield f"{'':17}not measured: {_span(goodput['unmeasured_seconds'])}"
+
+
+def _shares(shares: Mapping[str, float | None]) -> str:
+    names = {"data": "waiting for data", "compute": "computing", "wait": "waiting for other ranks"}
+    return ", ".join(
+        f"{share:.0%} {names[name]}" if share is not None else f"? {names[name]}"
+        for name in names
+        for share in (shares.get(name),)
+    )
+
+
+def _bottleneck_lines(bottleneck: Mapping[str, Any] | None, reason: str | None) -> Iterator[str]:
+    if bottleneck is None:
+        yield _figure("bottleneck", None, reason)
+        return
+    yield _figure("bottleneck", f"{table.plain(bottleneck['kind'])} ({table.plain(bottleneck['severity'])})", None)
+    for text in (*bottleneck["reasons"], *bottleneck["advice"]):
+        yield f"{'':17}{table.plain(text)}"
+
+
+def _anomaly_lines(report: Mapping[str, Any], reason: str | None) -> Iterator[str]:
+    listed = report.get("anomalies", ())
+    count = report.get("anomaly_count")
+    yield ""
+    yield _figure("anomalies", None if count is None else str(count), reason)
+    yield from _dated([(each["since"], each["kind"], each["summary"]) for each in listed[:_SHOWN]])
+
+
+def _failure_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    yield _figure("failures", f"{report.get('failure_count', 0)}, restarts {report.get('restart_count', 0)}", None)
+    lines = []
+    for failure in report.get("failures", ())[-_SHOWN:]:
+        verdict = failure.get("verdict")
+        why = f"{verdict['cause']} ({verdict['confidence']}): {verdict['summary']}" if verdict else failure["reason"]
+        down = "" if failure["down_seconds"] is None else f", down for {_span(failure['down_seconds'])}"
+        lines.append((failure["at"], failure["kind"], why + down))
+    yield from _dated(lines)
+
+
+def _repair_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    yield _figure("repairs", str(report.get("repair_count", 0)), None)
+    yield from _dated(
+        [
+            (repair["at"], repair["playbook"], f"{repair['status']}: {repair['action_taken'] or 'nothing done'}")
+            for repair in report.get("repairs", ())[-_SHOWN:]
+        ]
+    )
+
+
+def _dated(lines: Sequence[tuple[str, str, str]]) -> Iterator[str]:
+    for at, kind, text in lines:
+        yield f"  {story.moment(at)}  {table.plain(kind)}: {table.plain(text)}"

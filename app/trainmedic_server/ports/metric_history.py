@@ -1,0 +1,31 @@
+"""What was measured in the past: a time series database that answers PromQL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Protocol, TypeAlias
+
+Points: TypeAlias = Sequence[tuple[float, float]]
+"""Seconds since 1970 and value, in order of time. A value may be NaN."""
+
+MOST_POINTS = 11_000
+"""Of one series in one answer: Prometheus refuses more."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSeries:
+    """One series of an answer."""
+
+    labels: Mapping[str, str]
+    points: Points
+
+
+class MetricHistory(Protocol):
+    """Answers questions about the past."""
+
+    async def read(self, query: str, begin: datetime, end: datetime, every: timedelta) -> Sequence[MetricSeries]:
+        """Return what `query` was at `begin` and each `every` after it, up to `end`; a time without a value has no
+        point. Raises MetricsUnavailable, ValueError where these are more than `MOST_POINTS`."""
+        ...

@@ -1,0 +1,147 @@
+"""Times at which a measured quantity of a job was out of its bounds. Pure.
+
+The bounds are those of the shipped alert rules and of the reference design; what each is asked as stands beside it
+(``job_questions`` puts the job's name and the interval into it). Alerts come by other ways: a report finds what was out
+of bounds also where no rule was loaded.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from trainmedic_server.ports.metric_history import Points
+from trainmedic_server.reports import points as figures
+
+MOST = 100
+"""Anomalies that a report has; the rest is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What makes an anomaly of a kind."""
+
+    kind: str
+    query: str
+    """PromQL with ``$job`` for the matcher and ``$every`` for the interval; its series are looked at one by one."""
+    limit: float
+    summary: str
+    """One sentence; ``{worst}`` and ``{limit}`` are the figures."""
+    is_over: bool = True
+    at_least: int = 1
+    """Points one after the other."""
+    relative: bool = False
+    """The limit is a factor of the series' own mean, or median where the limit is over 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Anomaly:
+    """A stretch of time in which something was out of bounds. Times are seconds since 1970."""
+
+    kind: str
+    begin: float
+    end: float
+    worst: float | None
+    """The worst value; None where it was not a number."""
+    limit: float | None
+    """None where anything but a number is out of bounds."""
+    summary: str
+
+
+BOUNDS = (
+    Bound(
+        "loss_high", "max_over_time(training_loss_lowest_of_five{$job}[$every])", 1e3, "five losses were over {limit}"
+    ),
+    # An average of which one part is no number is none.
+    Bound("loss_not_finite", "avg_over_time(training_loss{$job}[$every])", math.inf, "the loss was not a number"),
+    Bound(
+        "gradient_explosion",
+        "max_over_time(gradient_norm{$job}[$every])",
+        100.0,
+        "the gradient norm was {worst}, over {limit}",
+    ),
+    Bound(
+        "loss_unstable",
+        "max_over_time(training_loss_spread{$job}[$every])",
+        5.0,
+        "the losses scattered by {worst}; over {limit} is five times as much as usual",
+        relative=True,
+    ),
+    Bound(
+        "throughput_drop",
+        "avg_over_time(training_throughput_samples_per_second{$job}[$every])",
+        0.7,
+        "the throughput was {worst} samples/s, under 70 % of its mean",
+        is_over=False,
+        at_least=3,
+        relative=True,
+    ),
+    Bound(
+        "memory_growth",
+        "min_over_time(training_memory_growth_bytes_per_step{$job}[$every])",
+        50e6,
+        "memory grew by {worst} bytes with every step",
+    ),
+    Bound(
+        "learning_rate_off",
+        "max_over_time(training_learning_rate_deviation{$job}[$every])",
+        0.05,
+        "the learning rate differed from its schedule by {worst} of it",
+    ),
+    Bound(
+        "ranks_differ",
+        "max_over_time(training_ranks_differing{$job}[$every])",
+        0.0,
+        "the weights of {worst} rank(s) were not those of the others",
+    ),
+    Bound(
+        "gpu_hot",
+        "max by (uuid) (max_over_time(gpu_temperature_celsius[$every]) * on (uuid) group_left () $gpus)",
+        85.0,
+        "a GPU was at {worst} °C",
+    ),
+)
+
+
+def anomalies(bound: Bound, points: Points, every: float) -> list[Anomaly]:
+    """The anomalies of one series."""
+    limit = _limit(bound, points)
+    if limit is None:
+        return []
+
+    def is_out(value: float) -> bool:
+        if not math.isfinite(value):
+            return bound.limit == math.inf
+        return value > limit if bound.is_over else value < limit
+
+    worst: Callable[[Iterable[float]], float] = max if bound.is_over else min
+    return [
+        Anomaly(
+            bound.kind,
+            episode.begin,
+            episode.end,
+            episode.worst if math.isfinite(episode.worst) else None,
+            limit if math.isfinite(limit) else None,
+            bound.summary.format(worst=f"{episode.worst:.4g}", limit=f"{limit:.4g}"),
+        )
+        for episode in figures.episodes(points, every, is_out, bound.at_least, worst)
+    ]
+
+
+def _limit(bound: Bound, points: Points) -> float | None:
+    """The limit of this series; None where it has no past to be held against."""
+    if not bound.relative:
+        return bound.limit
+    values = figures.finite(points)
+    if len(values) < 10:
+        return None
+    usual = statistics.fmean(values) if bound.limit < 1 else statistics.median(values)
+    # A spread of nearly nothing is exceeded by nearly nothing, as in the rule TrainingLossUnstable.
+    return usual * bound.limit if bound.limit < 1 else max(usual * bound.limit, 0.01)
+
+
+def newest(all_anomalies: Sequence[Anomaly]) -> list[Anomaly]:
+    """At most `MOST`, the newest first."""
+    return sorted(all_anomalies, key=lambda anomaly: (-anomaly.begin, anomaly.kind))[:MOST]

@@ -1,0 +1,148 @@
+"""What a job's steps wait for: data, other ranks, memory, or nothing but computing. Pure.
+
+It rests on what each rank's step time goes into, as the SDK measures it. Where that was not measured, nothing is
+guessed: a drop with NCCL lines in the log is no proof of a slow network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_LARGE = 0.3
+"""A share of the step from which data or waiting holds a job up."""
+_VERY_LARGE = 0.5
+_EXPLAINS = 0.8
+"""One cause is named where it explains so much of the time that is not spent on computing."""
+STRAGGLES = 1.3
+"""Times the median own time from which a rank is the one that the others wait for."""
+_FULL = 0.92
+"""The share of memory in use from which it is short, as for the alert TrainingMemoryPressure."""
+_SLOW = 0.7
+"""The share of its usual throughput under which a job is slow."""
+
+_ADVICE = {
+    "data": (
+        "Give the loader more workers, or prefetch more; look at the storage and at what is done to each sample.",
+        "Look at the processors of the job's nodes: where they are busy, fewer workers are faster.",
+    ),
+    "straggler": ("Look at that rank's node: a GPU that throttles, a slow link, what else runs there.",),
+    "communication": (
+        "Measure the links between the nodes while they do not train: trainmedic-probe.",
+        "Overlap communication with computing, use larger buckets, or accumulate gradients over more micro-batches.",
+    ),
+    "memory": (
+        "Make the micro-batch smaller and accumulate to the same batch, or recompute activations.",
+        "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True where memory is fragmented.",
+    ),
+    "compute": ("Steps are spent on computing. Faster ones need a faster kernel, a lower precision, or more GPUs.",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StepShares:
+    """What the median rank's step time goes into, each from 0 to 1; None for what was not measured."""
+
+    data: float | None
+    compute: float | None
+    wait: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """The rank with most own time."""
+
+    rank: str
+    node: str
+    ratio: float
+    """Its own time by the median of all ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """How full memory was at most, from 0 to 1, and how often the cache was emptied to find CUDA memory."""
+
+    cuda: float | None = None
+    host: float | None = None
+    retries: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bottleneck:
+    """``kind`` is ``data``, ``communication``, ``straggler``, ``memory``, ``compute``, or ``mixed``."""
+
+    kind: str
+    severity: str
+    """``high``, ``medium`` or ``low``."""
+    reasons: tuple[str, ...]
+    advice: tuple[str, ...]
+
+
+def step_shares(data: float | None, compute: float | None, wait: float | None, step: float | None) -> StepShares | None:
+    """The shares of these seconds per step. Where not all three are known, they are held against the step's length;
+    None where nothing can be said."""
+    if data is not None and compute is not None and wait is not None:
+        whole: float | None = data + compute + wait
+    else:
+        whole = step
+    if not whole or (data is None and wait is None):
+        return None
+    parts = (None if part is None else min(part / whole, 1.0) for part in (data, compute, wait))
+    return StepShares(*(None if part is None else round(part, 4) for part in parts))
+
+
+def bottleneck(
+    shares: StepShares | None, straggler: Straggler | None, memory: MemoryUse, throughput_share: float | None
+) -> Bottleneck | None:
+    """What holds the job up most; None where its shares are not known and its memory is not short.
+
+    ``throughput_share`` is its throughput by its baseline, None where either is not known.
+    """
+    short = _memory(memory, throughput_share)
+    if short is not None:
+        return short
+    if shares is None:
+        return None
+    data, wait = shares.data or 0.0, shares.wait or 0.0
+    lost = data + wait
+    if max(data, wait) <= _LARGE:
+        return _computing(shares, throughput_share)
+    severity = "high" if max(data, wait) > _VERY_LARGE else "medium"
+    said = f"{data:.0%} of a step is waiting for batches, {wait:.0%} waiting for other ranks"
+    if data / lost >= _EXPLAINS:
+        return _made("data", severity, said)
+    if wait / lost >= _EXPLAINS:
+        if straggler is not None and straggler.ratio > STRAGGLES:
+            slow = f"rank {straggler.rank} on {straggler.node} needs {straggler.ratio:.2g} times as long as the median"
+            return _made("straggler", severity, said, slow)
+        alike = "no rank stands out" if straggler is not None else "whether a rank stands out was not measured"
+        return _made("communication", severity, said, alike)
+    return Bottleneck("mixed", severity, (said, "neither explains four fifths of it"), ())
+
+
+def _memory(memory: MemoryUse, throughput_share: float | None) -> Bottleneck | None:
+    """Memory holds a job up where it had to be searched for, or where it is full and the job is slow."""
+    reasons = []
+    if memory.retries > 0:
+        reasons.append(f"CUDA memory was found only after the cache was emptied, {memory.retries:.0f} times")
+    is_slow = throughput_share is not None and throughput_share < _SLOW
+    for name, use in (("CUDA", memory.cuda), ("host", memory.host)):
+        if is_slow and use is not None and use > _FULL:
+            reasons.append(f"{use:.0%} of the {name} memory is in use, at {throughput_share:.0%} of the throughput")
+    return _made("memory", "high" if is_slow else "medium", *reasons) if reasons else None
+
+
+def _computing(shares: StepShares, throughput_share: float | None) -> Bottleneck | None:
+    if shares.wait is None:
+        # Of what is left nobody knows how much is waiting, as with FSDP, which hides it.
+        return None
+    reasons = [f"{1 - (shares.data or 0.0) - shares.wait:.0%} of a step is computing"]
+    if throughput_share is not None and throughput_share < _SLOW:
+        reasons.append(f"the throughput is at {throughput_share:.0%} of what it was: see whether GPUs are slowed down")
+        return _made("compute", "medium", *reasons)
+    return _made("compute", "low", *reasons)
+
+
+def _made(kind: str, severity: str, *reasons: str) -> Bottleneck:
+    advice: Sequence[str] = _ADVICE[kind]
+    return Bottleneck(kind, severity, reasons, tuple(advice))

@@ -1,0 +1,38 @@
+"""`JobFigures`: what was measured of a job in a time, as a report is made of it. Pure.
+
+Who makes it: ``job_questions``, from what Prometheus answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from trainmedic_server.reports.anomalies import Anomaly
+from trainmedic_server.reports.bottleneck import MemoryUse, StepShares, Straggler
+from trainmedic_server.reports.efficiency import Baseline
+from trainmedic_server.reports.goodput import ProgressPoints
+from trainmedic_server.reports.points import Spread
+
+
+@dataclass(frozen=True, slots=True)
+class JobFigures:
+    """What Prometheus has of a job in a time. None, or empty, where it has nothing."""
+
+    every: float = 0.0
+    """Seconds of an interval."""
+    progress: ProgressPoints | None = None
+    gpus: int | None = None
+    """The most GPUs that it had at one time."""
+    utilisation: Spread | None = None
+    """Percent, over all its GPUs."""
+    memory: Spread | None = None
+    """Percent of the GPUs' memory, over all of them."""
+    throughput: Spread | None = None
+    unit: str | None = None
+    """``samples/s`` or ``tokens/s``."""
+    baseline: Baseline | None = None
+    shares: StepShares | None = None
+    straggler: Straggler | None = None
+    memory_use: MemoryUse = field(default_factory=MemoryUse)
+    anomalies: Sequence[Anomaly] = ()

@@ -1,0 +1,213 @@
+"""What is asked of Prometheus for the report of a job, and what its answers come to.
+
+Every answer is bounded: the time in question is cut into at most `INTERVALS` intervals, and Prometheus puts the GPUs
+and processes of the job together. Who calls it: ``compiling``. Not here: what follows from the figures
+(``job_report``).
+
+Which GPUs are a job's is told by the server's own metric ``trainmedic_job_gpu``, at each moment: so it counts also
+where a job has moved, and after it has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from string import Template
+from typing import Any
+
+from trainmedic_server.domain import duration
+from trainmedic_server.ports.metric_history import MetricHistory, MetricSeries, Points
+from trainmedic_server.reports import anomalies, efficiency, points
+from trainmedic_server.reports.anomalies import Anomaly
+from trainmedic_server.reports.bottleneck import MemoryUse, Straggler, step_shares
+from trainmedic_server.reports.goodput import ProgressPoints
+from trainmedic_server.reports.job_figures import JobFigures
+from trainmedic_server.reports.points import Spread
+
+INTERVALS = 720
+_SHORTEST = timedelta(minutes=1)
+_LOOKS_BACK = timedelta(days=30)
+"""How far back the beginning of a job is looked for."""
+_OTHER_JOB_AFTER = 86_400.0
+"""Seconds after which a job of the same name is another one, as for `domain.job_life.KEPT`."""
+_FIRST_HOURS = timedelta(hours=6)
+"""The time in which the first stable hour is looked for."""
+_AT_ONCE = 4
+_SCRAPES = timedelta(minutes=10)
+
+_GPUS = "max by (uuid) (max_over_time(trainmedic_job_gpu{$job}[$every]))"
+_OF_GPUS = "* on (uuid) group_left () $gpus"
+# dcgm-exporter, for nodes whose agent is not scraped, as in monitoring/rules/gpu.yaml.
+_UTILISATION = (
+    "({over}_over_time(gpu_utilization_percent[$every]) or label_replace({over}_over_time(DCGM_FI_DEV_GPU_UTIL[$every])"
+    ' unless on (node) gpu_utilization_percent{{node!=""}}, "uuid", "$$1", "UUID", "(.*)"))'
+)
+_MEMORY = (
+    "100 * ({over}_over_time(gpu_memory_used_bytes[$every]) / max_over_time(gpu_memory_total_bytes[$every]) or"
+    " label_replace({over}_over_time(DCGM_FI_DEV_FB_USED[$every])"
+    " / (avg_over_time(DCGM_FI_DEV_FB_USED[$every]) + avg_over_time(DCGM_FI_DEV_FB_FREE[$every]))"
+    ' unless on (node) gpu_memory_total_bytes{{node!=""}}, "uuid", "$$1", "UUID", "(.*)"))'
+)
+_WINDOWS = "max by (window) (last_over_time(training_window_seconds_total{$job}[$every]))"
+_OWN = "avg_over_time(training_rank_own_seconds{$job}[$every])"
+
+
+class JobQuestions:
+    """Asks about one job, in one time. Any method raises MetricsUnavailable."""
+
+    def __init__(self, history: MetricHistory, job: str, begin: datetime, end: datetime) -> None:
+        self._history = history
+        self._job = job
+        self._begin = begin
+        self._end = end
+        self._apart = timedelta(0)
+        self._every = _interval(end - begin, self._apart)
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def figures(self) -> JobFigures:
+        """All that Prometheus has of it; without `progress` where it has nothing."""
+        scrapes = await self._point("max(count_over_time(training_steps_total{$job}[$every]))", every=_SCRAPES)
+        if not scrapes:
+            return JobFigures(self._every.total_seconds())
+        self._apart = _SCRAPES / max(max(value for _, value in scrapes), 1)
+        self._every = _interval(self._end - self._begin, self._apart)
+        progress, gpus, throughput, steps, rest = await asyncio.gather(
+            self._progress(), self._gpus(), self._throughput(), self._step_time(), self._anomalies()
+        )
+        figures = JobFigures(self._every.total_seconds(), progress, anomalies=rest)
+        return replace(figures, **gpus, **throughput, **steps)
+
+    async def _progress(self) -> ProgressPoints:
+        newest = ("training_steps_total", "training_step", "training_step_median_seconds")
+        highest = ("training_stall_seconds", "training_hang_limit_seconds")
+        (steps, step, seconds, stall, limit), measured, windows = await asyncio.gather(
+            self._points(
+                *(f"max(last_over_time({name}{{$job}}[$every]))" for name in newest),
+                *(f"max(max_over_time({name}{{$job}}[$every]))" for name in highest),
+            ),
+            self._point("count(count_over_time(up[$every]))"),
+            self._series(_WINDOWS),
+        )
+        by_window = {series.labels.get("window", "other"): series.points for series in windows}
+        return ProgressPoints(steps, step, seconds, stall, limit, by_window, measured)
+
+    async def _gpus(self) -> dict[str, Any]:
+        async def of_gpus(metric: str) -> Spread | None:
+            query = "{fold}(" + metric + " " + _OF_GPUS + ")"
+            average, high, low = await self._points(
+                *(query.format(fold=over, over=over) for over in ("avg", "max", "min"))
+            )
+            return points.spread(average, high, low)
+
+        count, utilisation, memory = await asyncio.gather(
+            self._point("count($gpus)"), of_gpus(_UTILISATION), of_gpus(_MEMORY)
+        )
+        most = max(points.finite(count), default=None)
+        return {"gpus": None if most is None else int(most), "utilisation": utilisation, "memory": memory}
+
+    async def _throughput(self) -> dict[str, Any]:
+        for amount in ("samples", "tokens"):
+            metric = f"training_throughput_{amount}_per_second{{$job}}"
+            average, high, low = await self._points(
+                *(f"max({over}_over_time({metric}[$every]))" for over in ("avg", "max", "min"))
+            )
+            measured = points.spread(average, high, low)
+            if measured is not None:
+                early = await self._first_hours(f"max(avg_over_time({metric}[$every]))")
+                return {"throughput": measured, "unit": f"{amount}/s", "baseline": efficiency.baseline(early)}
+        return {}
+
+    async def _first_hours(self, query: str) -> Points:
+        """What `query` was in the first hours of the job, which may be long before the time in question."""
+        begin = min(self._begin, self._end - _LOOKS_BACK)
+        coarse = _interval(self._end - begin, timedelta(0))
+        there = await self._point("max(count_over_time(training_steps_total{$job}[$every]))", coarse, begin)
+        if not there:
+            return ()
+        first = there[0][0]
+        for (before, _), (after, _) in itertools.pairwise(there):
+            if after - before > _OTHER_JOB_AFTER:
+                first = after
+        born = datetime.fromtimestamp(first, UTC) - coarse
+        fine = _interval(_FIRST_HOURS, self._apart)
+        return await self._point(query, fine, born, min(born + _FIRST_HOURS + coarse, self._end))
+
+    async def _step_time(self) -> dict[str, Any]:
+        names = ("data_seconds", "compute_seconds", "wait_seconds", "step_median_seconds", "own_median_seconds")
+        known, ranks, used, retries = await asyncio.gather(
+            self._points(*(f"max(avg_over_time(training_{name}{{$job}}[$every]))" for name in names)),
+            self._series(_OWN),
+            self._series(
+                "max by (memory) (max_over_time(training_memory_used_bytes{$job}[$every])"
+                " / max_over_time(training_memory_limit_bytes{$job}[$every]))"
+            ),
+            self._point("max(last_over_time(training_cuda_memory_retries_total{$job}[$every]))"),
+        )
+        data, compute, wait, step, own = (points.average(values) for values in known)
+        most = {series.labels.get("memory"): max(points.finite(series.points), default=None) for series in used}
+        return {
+            "shares": step_shares(data, compute, wait, step),
+            "straggler": _straggler(ranks, own),
+            "memory_use": MemoryUse(most.get("cuda"), most.get("host"), points.rise(retries, is_from_zero=False)),
+        }
+
+    async def _anomalies(self) -> list[Anomaly]:
+        answers = await asyncio.gather(*(self._series(bound.query) for bound in anomalies.BOUNDS))
+        every = self._every.total_seconds()
+        return [
+            anomaly
+            for bound, answer in zip(anomalies.BOUNDS, answers, strict=True)
+            for series in answer
+            for anomaly in anomalies.anomalies(bound, series.points, every)
+        ]
+
+    async def _points(self, *queries: str) -> list[Points]:
+        """The points of each query's one series."""
+        return list(await asyncio.gather(*map(self._point, queries)))
+
+    async def _point(
+        self, query: str, every: timedelta | None = None, begin: datetime | None = None, end: datetime | None = None
+    ) -> Points:
+        """The points of the one series that `query` gives."""
+        answer = await self._series(query, every, begin, end)
+        return answer[0].points if answer else ()
+
+    async def _series(
+        self, query: str, every: timedelta | None = None, begin: datetime | None = None, end: datetime | None = None
+    ) -> Sequence[MetricSeries]:
+        every = every or self._every
+        first = (begin or self._begin) + every  # each point is of the interval before it
+        last = max(end or self._end, first)
+        matcher = f"job_name={quoted(self._job)}"
+        values = {"job": matcher, "every": duration.write(every)}
+        values["gpus"] = Template(_GPUS).substitute(values)
+        async with self._turns:
+            return await self._history.read(Template(query).substitute(values), first, last, every)
+
+
+def quoted(text: str) -> str:
+    """`text` as a string of PromQL."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
+def _interval(length: timedelta, apart: timedelta) -> timedelta:
+    """Whole seconds, so that there are at most `INTERVALS`, and that each has two scrapes that lie `apart`."""
+    seconds = max(length / INTERVALS, _SHORTEST, 2.5 * apart).total_seconds()
+    return timedelta(seconds=math.ceil(seconds))
+
+
+def _straggler(ranks: Sequence[MetricSeries], own_median: float | None) -> Straggler | None:
+    """The rank with most own time on average; None where that is not measured. Only the slowest ranks have a series,
+    so one that is among them for a short time is compared over that time alone."""
+    averages = [(average, series) for series in ranks if (average := points.average(series.points)) is not None]
+    if not averages or not own_median:
+        return None
+    longest = max(len(series.points) for _, series in averages)
+    lasting = [(average, series) for average, series in averages if 2 * len(series.points) >= longest]
+    average, series = max(lasting, key=lambda pair: pair[0])
+    return Straggler(series.labels.get("rank", "?"), series.labels.get("rank_node", "?"), average / own_median)

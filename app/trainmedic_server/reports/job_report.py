@@ -1,0 +1,206 @@
+"""The report of a job: `job_report` makes it of what Prometheus and the run store have. Pure.
+
+A figure that is not known is None, and `JobReport.unknown` says by its name why not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from trainmedic_server.domain.run import Event, Run, Status
+from trainmedic_server.ports.verdicts import VerdictRecord
+from trainmedic_server.reports import anomalies, bottleneck, efficiency, goodput
+from trainmedic_server.reports.bottleneck import Bottleneck, StepShares
+from trainmedic_server.reports.efficiency import Efficiency
+from trainmedic_server.reports.failures import RESTARTED, FailureRecord, failures_of, moments
+from trainmedic_server.reports.goodput import Goodput
+from trainmedic_server.reports.job_figures import JobFigures
+from trainmedic_server.reports.points import Spread
+
+MOST_LISTED = 200
+"""Failures, and repairs, that a report lists; the newest."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRange:
+    since: datetime
+    until: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class UsualThroughput:
+    """The throughput that the job is held against: the median of its own beginning."""
+
+    value: float
+    of: str
+    """``first_stable_hour`` or ``first_points``."""
+    since: datetime
+    until: datetime
+    points: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnomalyRecord:
+    kind: str
+    since: datetime
+    until: datetime
+    worst: float | None
+    limit: float | None
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class RepairRecord:
+    """A run of a playbook on the job."""
+
+    run_id: str
+    playbook: str
+    alert: str
+    at: datetime
+    ended_at: datetime | None
+    status: str
+    mode: str
+    action_taken: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobReport:
+    """All that a report says. Shares and ratios are from 0 to 1, times in seconds or aware UTC."""
+
+    job: str
+    time_range: TimeRange
+    gpus: int | None
+    gpu_utilization: Spread | None
+    """Percent, over all GPUs of the job."""
+    gpu_memory: Spread | None
+    """Percent of the GPUs' memory that is in use, over all of them."""
+    throughput: Spread | None
+    throughput_unit: str | None
+    baseline: UsualThroughput | None
+    efficiency: Efficiency | None
+    goodput: Goodput | None
+    step_shares: StepShares | None
+    bottleneck: Bottleneck | None
+    anomalies: tuple[AnomalyRecord, ...]
+    anomaly_count: int | None
+    failures: tuple[FailureRecord, ...]
+    failure_count: int
+    restart_count: int
+    repairs: tuple[RepairRecord, ...]
+    repair_count: int
+    unknown: Mapping[str, str]
+    """Why a figure is None, by its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecords:
+    """What the run store has of a job in a time, each oldest first."""
+
+    events: Sequence[Event] = ()
+    runs: Sequence[Run] = ()
+    verdicts: Sequence[VerdictRecord] = ()
+    left_out: int = 0
+    """Runs that were not read, because there are too many."""
+
+
+def job_report(
+    job: str, since: datetime, until: datetime, figures: JobFigures, records: JobRecords, no_metrics: str | None
+) -> JobReport:
+    """The report on the time from `since` to `until`. `no_metrics` is why nothing was asked of Prometheus, or why it
+    did not answer; None where it did."""
+    usual = figures.baseline
+    share = figures.throughput.average / usual.value if figures.throughput and usual else None
+    score = None
+    if figures.utilisation and figures.throughput and usual:
+        score = efficiency.efficiency(figures.utilisation.average, figures.throughput.average, usual.value)
+    held_up = bottleneck.bottleneck(figures.shares, figures.straggler, figures.memory_use, share)
+    failures = failures_of(records.events, records.verdicts)
+    acted = [run for run in records.runs if run.status is not Status.NOT_STARTED]
+    report = {
+        "gpus": figures.gpus,
+        "gpu_utilization": figures.utilisation,
+        "gpu_memory": figures.memory,
+        "throughput": figures.throughput,
+        "baseline": usual and UsualThroughput(usual.value, usual.of, _at(usual.begin), _at(usual.end), usual.points),
+        "efficiency": score,
+        "goodput": _goodput(figures, records, since, until),
+        "step_shares": figures.shares,
+        "bottleneck": held_up,
+    }
+    shown = anomalies.newest(figures.anomalies)
+    return JobReport(
+        job=job,
+        time_range=TimeRange(since, until),
+        **report,  # type: ignore[arg-type]
+        throughput_unit=figures.unit,
+        anomalies=tuple(
+            AnomalyRecord(each.kind, _at(each.begin), _at(each.end), each.worst, each.limit, each.summary)
+            for each in shown
+        ),
+        anomaly_count=len(figures.anomalies) if figures.progress else None,
+        failures=tuple(failures[-MOST_LISTED:]),
+        failure_count=len(failures),
+        restart_count=sum(event.kind == RESTARTED for event in records.events),
+        repairs=tuple(_repair(run) for run in acted[-MOST_LISTED:]),
+        repair_count=len(acted) + records.left_out,
+        unknown=_reasons(report, figures, no_metrics),
+    )
+
+
+def _goodput(figures: JobFigures, records: JobRecords, since: datetime, until: datetime) -> Goodput | None:
+    if figures.progress is None:
+        return None
+    return goodput.goodput(
+        figures.progress, moments(records.events), since.timestamp(), until.timestamp(), figures.every
+    )
+
+
+def _reasons(report: Mapping[str, object], figures: JobFigures, no_metrics: str | None) -> dict[str, str]:
+    """Why each figure that is None is not known."""
+    missing = {name for name, value in report.items() if value is None}
+    if no_metrics is None and figures.progress is None:
+        no_metrics = "Prometheus has no metrics of this job in that time"
+    if no_metrics is not None:
+        return dict.fromkeys(sorted(missing | {"anomalies"}), no_metrics)
+    no_gpus = (
+        "Prometheus has no trainmedic_job_gpu of this job: the server's metrics are not scraped, or no rank has said "
+        "which GPU it uses"
+    )
+    untold = "its GPUs are known, and Prometheus has no such metric of them"
+    scored = [name for name in ("gpu_utilization", "throughput", "baseline") if name in missing]
+    reasons = {
+        "gpus": no_gpus,
+        "gpu_utilization": no_gpus if figures.gpus is None else untold,
+        "gpu_memory": no_gpus if figures.gpus is None else untold,
+        "throughput": "the job reports neither samples nor tokens",
+        "baseline": f"it has reported its throughput for less than {efficiency.FEWEST_POINTS} intervals"
+        if figures.throughput
+        else "the job reports neither samples nor tokens",
+        "efficiency": f"it is worked out from {', '.join(scored)}, not known either",
+        "goodput": "the job reports no steps",
+        "step_shares": "the job does not report what its steps wait for",
+        "bottleneck": "the job does not report what its steps wait for"
+        if figures.shares is None
+        else "waiting for other ranks is not measured, so it cannot be told from computing",
+    }
+    return {name: reasons[name] for name in sorted(missing)}
+
+
+def _repair(run: Run) -> RepairRecord:
+    return RepairRecord(
+        run.id,
+        run.playbook,
+        run.alert_name,
+        run.created_at,
+        run.ended_at,
+        run.status.value,
+        run.mode.value,
+        run.action_taken,
+    )
+
+
+def _at(seconds: float) -> datetime:
+    return datetime.fromtimestamp(math.floor(seconds), UTC)

@@ -1,0 +1,126 @@
+"""Figures of points over time: their average, their rise, their gaps, and when they were out of bounds. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from trainmedic_server.ports.metric_history import Points
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """What a quantity was over a time. All three are finite, in the quantity's unit."""
+
+    average: float
+    max: float
+    min: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A time without a break, in seconds since 1970."""
+
+    begin: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """A stretch in which a quantity was out of bounds, and the worst that it was then; NaN where it was no number."""
+
+    begin: float
+    end: float
+    worst: float
+
+
+def finite(points: Points) -> list[float]:
+    """The values that are numbers."""
+    return [value for _, value in points if math.isfinite(value)]
+
+
+def average(points: Points) -> float | None:
+    values = finite(points)
+    return statistics.fmean(values) if values else None
+
+
+def spread(averages: Points, highest: Points | None = None, lowest: Points | None = None) -> Spread | None:
+    """The spread of a quantity, of which the averages of equal intervals are known, and, where an interval holds more
+    than its average, the highest and the lowest of each. None without any number."""
+    values = finite(averages)
+    if not values:
+        return None
+    top = finite(highest or ()) or values
+    bottom = finite(lowest or ()) or values
+    return Spread(statistics.fmean(values), max(top), min(bottom))
+
+
+def rise(points: Points, is_from_zero: bool) -> float:
+    """By how much a counter has risen in all. A value below the one before is a counter that has begun anew.
+
+    ``is_from_zero`` is whether the first value itself was reached within the time in question.
+    """
+    values = finite(points)
+    risen = values[0] if values and is_from_zero else 0.0
+    for before, after in itertools.pairwise(values):
+        risen += after - before if after >= before else after
+    return risen
+
+
+def fall(points: Points) -> float:
+    """By how much a quantity that rises by itself has been set back in all."""
+    values = finite(points)
+    return sum(max(before - after, 0.0) for before, after in itertools.pairwise(values))
+
+
+def stretches(points: Points, every: float) -> list[Stretch]:
+    """When there were points. Each stands for the `every` seconds before it; one that is missing is a gap."""
+    joined: list[Stretch] = []
+    for at, _ in points:
+        if joined and at - joined[-1].end <= 1.5 * every:
+            joined[-1] = Stretch(joined[-1].begin, at)
+        else:
+            joined.append(Stretch(at - every, at))
+    return joined
+
+
+def gaps(present: Sequence[Stretch]) -> list[Stretch]:
+    """The times between stretches."""
+    return [Stretch(before.end, after.begin) for before, after in itertools.pairwise(present)]
+
+
+def overlap(stretch: Stretch, others: Iterable[Stretch]) -> float:
+    """For how many seconds of `stretch` one of the others, which do not overlap each other, was there."""
+    return sum(max(min(stretch.end, other.end) - max(stretch.begin, other.begin), 0.0) for other in others)
+
+
+def episodes(
+    points: Points,
+    every: float,
+    is_out: Callable[[float], bool],
+    at_least: int = 1,
+    worst: Callable[[Iterable[float]], float] = max,
+) -> list[Episode]:
+    """When `is_out` held, at `at_least` points one after the other."""
+    runs: list[list[tuple[float, float]]] = [[]]
+    for at, value in points:
+        if runs[-1] and (not is_out(value) or at - runs[-1][-1][0] > 1.5 * every):
+            runs.append([])
+        if is_out(value):
+            runs[-1].append((at, value))
+    return [
+        Episode(run[0][0] - every, run[-1][0], _worst([value for _, value in run], worst))
+        for run in runs
+        if run and len(run) >= at_least
+    ]
+
+
+def _worst(values: Sequence[float], worst: Callable[[Iterable[float]], float]) -> float:
+    return next((value for value in values if not math.isfinite(value)), worst(values))

@@ -1,0 +1,72 @@
+"""``GET /jobs/{job}/report`` and ``GET /report``: what a job's time came to, and that of all jobs.
+
+Reports are values that the compiler makes (``reports``). Not here: what is in them.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Response
+from pydantic import TypeAdapter
+
+from trainmedic_server.ports.outside import Clock
+from trainmedic_server.reports.compiling import LONGEST, ReportCompiler
+from trainmedic_server.reports.fleet import FleetReport
+from trainmedic_server.reports.job_report import JobReport
+from trainmedic_server.server.ascii_json import AsciiJson
+from trainmedic_server.server.auth import Authenticator, requires
+from trainmedic_server.server.problems import HttpProblem, responses
+from trainmedic_server.server.read_turns import ReadTurns
+from trainmedic_server.server.times import TimeText, time_of
+from trainmedic_server.server.tokens import TokenRole
+
+_SHORTEST = timedelta(minutes=1)
+_JOB = TypeAdapter(JobReport)
+_FLEET = TypeAdapter(FleetReport)
+
+JobName = Annotated[str, Path(min_length=1, max_length=253, pattern=r"^[^\s\x00-\x1f\x7f]+$")]
+
+
+def router(compiler: ReportCompiler, auth: Authenticator, clock: Clock, reads: ReadTurns) -> APIRouter:
+    routes = APIRouter(tags=["reports"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
+
+    @routes.get(
+        "/jobs/{job:path}/report",
+        summary="What a job's time came to",
+        response_model=JobReport,
+        responses=responses(401, 403, 404, 422, 503),
+    )
+    async def job_report(job: JobName, since: TimeText = "24h", until: TimeText = "0s") -> Response:
+        """Utilisation, memory, throughput, efficiency, goodput, anomalies, bottleneck, failures and repairs.
+
+        A figure that is not known is null, and `unknown` says why, by its name.
+        """
+        begin, end = _range(since, until, clock)
+        async with reads.take():
+            return AsciiJson.of(_JOB.dump_python(await compiler.job(job, begin, end), mode="json"))
+
+    @routes.get(
+        "/report",
+        summary="What failures cost, over all jobs",
+        response_model=FleetReport,
+        responses=responses(401, 403, 422, 503),
+    )
+    async def fleet_report(since: TimeText = "7d", until: TimeText = "0s") -> Response:
+        """Causes of failures with the GPU-hours that they cost, nodes that keep failing, and what repairs came to."""
+        begin, end = _range(since, until, clock)
+        async with reads.take():
+            return AsciiJson.of(_FLEET.dump_python(await compiler.fleet(begin, end), mode="json"))
+
+    return routes
+
+
+def _range(since: str, until: str, clock: Clock) -> tuple[datetime, datetime]:
+    """The time that is asked for, which ends no later than now. Raises HttpProblem."""
+    now = clock.now()
+    begin, end = time_of(since, now), min(time_of(until, now), now)
+    if not _SHORTEST <= end - begin <= LONGEST:
+        message = f"must be from 1m to {LONGEST.days}d before the end"
+        raise HttpProblem(422, f"since: {message}", problems=[("query.since", message)])
+    return begin, end

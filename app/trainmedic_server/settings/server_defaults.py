@@ -1,0 +1,31 @@
+"""What the documentation and ``--help`` say of the server's settings: their defaults and choices.
+
+Who calls it: ``cli.serve``, and the test that holds ``docs/reference/settings.md`` to the settings.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import get_args
+
+from trainmedic_server.domain import duration
+from trainmedic_server.domain.modes import Mode
+from trainmedic_server.settings.server import SOURCES, ServerSettings
+from trainmedic_server.settings.values import LogLevel
+
+
+def default_of(name: str) -> str:
+    """The default as the documentation writes it."""
+    source, value = SOURCES[name], ServerSettings.model_fields[name].default
+    if source.shown_default is not None:
+        return source.shown_default
+    if value is None or value == {}:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return duration.write(value) if isinstance(value, timedelta) else str(value)
+
+
+def choices_of(name: str) -> tuple[str, ...]:
+    """The values that a setting can have, where they are few; else none."""
+    return {"mode": tuple(Mode), "log_level": get_args(LogLevel)}.get(name, ())
