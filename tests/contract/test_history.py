@@ -176,3 +176,33 @@ async def test_steps_of_a_listed_run_are_its_own(store: SqlStore) -> None:
     one, other = closed(1, steps=steps), closed(2, steps=())
     await add(store, one, other)
     assert (await store.page(Filter(), 10, None))[0] == [other, one]
+
+
+async def test_events_of_jobs_are_those_of_their_kind_time_and_job(store: SqlStore) -> None:
+    """Oldest first, `since` inclusive and `until` exclusive; those of runs are others'. Of too many, the newest."""
+    one = run()
+    told = [event("job_failed", minute=number, job=f"llm-{number % 2}") for number in range(6)]
+    of_a_run = event("job_failed", one.id, 3, job="llm-1")
+    await add(store, one)
+    await store.transact(lambda tx: tx.append([*told, of_a_run, event("paused", minute=3, job="llm-1")]))
+    kinds = ("job_failed", "job_gone")
+
+    async def numbers(*bounds: float, limit: int = 100, job: str | None = None) -> list[float]:
+        begin, end = (at(bound) for bound in bounds)
+        return [
+            (each.at - at(0)).total_seconds() / 60 for each in await store.events_of_jobs(kinds, begin, end, limit, job)
+        ]
+
+    assert await numbers(0, 100) == [0, 1, 2, 3, 4, 5]
+    assert await numbers(1, 4) == [1, 2, 3]
+    assert await numbers(0, 100, job="llm-1") == [1, 3, 5]
+    assert await numbers(0, 100, limit=2) == [4, 5]
+    assert await numbers(0, 100, job="nobody") == []
+
+
+async def test_many_events_of_jobs_are_read_whole(store: SqlStore) -> None:
+    """Each once, also where more than a page of them are of one moment."""
+    told = [event("job_failed", minute=1, job="llm", number=number) for number in range(2500)]
+    await store.transact(lambda tx: tx.append(told))
+    read = await store.events_of_jobs(("job_failed",), at(0), at(2), 10_000)
+    assert [each.data["number"] for each in read] == list(range(2500))

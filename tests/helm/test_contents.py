@@ -204,10 +204,11 @@ def test_the_receiver_posts_to_the_service_with_the_webhooks_token() -> None:
     assert receiver["sendResolved"] is True
 
 
-def test_the_dashboard_names_only_metrics_that_there_are(
-    make_driver: Callable[..., Driver], gpu_record: GpuRecord
+@pytest.mark.parametrize("file", ["trainmedic.json", "trainmedic-jobs.json"])
+def test_a_dashboard_names_only_metrics_that_there_are(
+    make_driver: Callable[..., Driver], gpu_record: GpuRecord, file: str
 ) -> None:
-    """Every metric in a panel is one that the server or the agent offers."""
+    """Every metric in a panel is one that the server, the agent or the SDK offers."""
     make_driver(1)
     gpus = NvmlGpus()
     offered = {
@@ -220,21 +221,20 @@ def test_the_dashboard_names_only_metrics_that_there_are(
         for name in names(metric)
     }
     gpus.close()
-    dashboard = json.loads(
-        charts.one(charts.objects("everything"), "ConfigMap", "-dashboard")["data"]["trainmedic.json"]
-    )
+    dashboard = json.loads(charts.one(charts.objects("everything"), "ConfigMap", "-dashboard")["data"][file])
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
     queries += [one["query"]["query"] for one in dashboard["templating"]["list"] if one["type"] == "query"]
-    named = {name for query in queries for name in re.findall(r"\b(?:trainmedic|gpu|training)_[a-z_]+", query)}
+    named = {name for query in queries for name in re.findall(r"\b(?:trainmedic|gpu|gradient|training)_[a-z_]+", query)}
     assert len(queries) > 10
     assert named - {"gpu_id"} <= offered | HELP.keys()
 
 
-def test_every_panel_of_the_dashboard_is_a_query_that_prometheus_takes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["dashboard.json", "dashboards/jobs.json"])
+def test_every_panel_of_a_dashboard_is_a_query_that_prometheus_takes(tmp_path: Path, file: str) -> None:
     """promtool parses each, with Grafana's variables filled in; panels do not overlap."""
-    dashboard = json.loads((charts.CHART / "files" / "dashboard.json").read_text())
+    dashboard = json.loads((charts.CHART / "files" / file).read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
-    filled = [re.sub(r"\$__rate_interval", "5m", re.sub(r"\$(node|playbook)\b", ".*", query)) for query in queries]
+    filled = [re.sub(r"\$__rate_interval", "5m", re.sub(r"\$(node|playbook|job)\b", ".*", query)) for query in queries]
     rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(filled)]
     path = tmp_path / "queries.yaml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))

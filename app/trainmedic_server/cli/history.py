@@ -9,23 +9,21 @@ from __future__ import annotations
 import csv
 import itertools
 import json
-import re
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import click
 
 from trainmedic_server.cli import exits, story, table
 from trainmedic_server.cli.client import Client, server_options
+from trainmedic_server.cli.times import TimeParam
 from trainmedic_server.domain.plain_text import csv_cell, json_text
 from trainmedic_server.domain.run import Decision, Status
 
 _PAGE = 1000  # items; the most that the server gives at once
-_DURATION = re.compile(r"(\d+(ms|[ywdhms]))+")
 # The members of an item, in the order of the server's own CSV. The model that names them is the server's
 # (`server.views.HistoryItem`), and importing it would load pydantic.
 _COLUMNS = (
@@ -38,21 +36,6 @@ _WIDTHS = (36, 20, 24, 28, 26, 17, 0)
 _LONGEST_PAUSE_SECONDS = 30.0
 
 Item = Mapping[str, Any]
-
-
-class _TimeParam(click.ParamType[str]):
-    """A time, or a Prometheus duration, which the server subtracts from its own clock."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if _DURATION.fullmatch(value):
-            return str(value)
-        try:
-            time_given = datetime.fromisoformat(value)
-        except ValueError:
-            self.fail(f"{value!r} is neither a time (2026-01-31T12:00:00Z) nor how long ago it was (90m, 7d)")
-        return time_given.astimezone(UTC).isoformat()  # a time without a zone is in the zone of this machine
 
 
 def _choice(option: str, metavar: str, values: Sequence[str]) -> Callable[[Any], Any]:
@@ -68,8 +51,8 @@ _FILTERS = (
     click.option("--node", metavar="NAME"),
     click.option("--gpu", metavar="ID"),
     click.option("--job", metavar="NAME"),
-    click.option("--since", type=_TimeParam(), metavar="TIME", help="From then on: a time, or how long ago (90m, 7d)."),
-    click.option("--until", type=_TimeParam(), metavar="TIME", help="Before then."),
+    click.option("--since", type=TimeParam(), metavar="TIME", help="From then on: a time, or how long ago (90m, 7d)."),
+    click.option("--until", type=TimeParam(), metavar="TIME", help="Before then."),
     click.option("--owes-undo", flag_value="true", default=None, help="Closed runs that still owe an undo."),
 )
 

@@ -13,6 +13,7 @@ import click
 
 from trainmedic_server.cli import exits, story, table
 from trainmedic_server.cli.client import Client, server_options
+from trainmedic_server.cli.times import TimeParam
 from trainmedic_server.domain.plain_text import json_text
 
 _SHOWN = 10
@@ -22,15 +23,15 @@ _LOST = ("failures", "restarts", "redone", "checkpoints", "evaluations", "repair
 @click.command()
 @click.argument("job", metavar="[JOB]", required=False)
 @click.option("--fleet", is_flag=True, help="Over all jobs, instead of one.")
-@click.option("--since", metavar="TIME", help="An RFC 3339 time, or a duration: that long ago.  [default: 24h; 7d]")
-@click.option("--until", metavar="TIME", help="The same, for the end.  [default: now]")
+@click.option("--since", type=TimeParam(), metavar="TIME", help="From then on.  [default: 24h, or 7d with --fleet]")
+@click.option("--until", type=TimeParam(), metavar="TIME", help="Until then.  [default: now]")
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @server_options
 def report(client: Client, job: str | None, fleet: bool, since: str | None, until: str | None, output: str) -> None:
     """Show what the time of a job came to: how well its GPUs were used, how much of its time went into training, what
     held it up, and how it failed. With --fleet: why jobs failed and what that cost, and which nodes keep failing.
 
-    What is not known is shown as '-', with the reason.
+    A time is a time (2026-01-31T12:00:00Z) or how long ago (90m, 7d). What is not known is '-', with the reason.
     """
     if (job is None) != fleet:
         raise exits.InvalidInput("Give the name of a job, or --fleet for all of them.")

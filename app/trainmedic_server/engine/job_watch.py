@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime, timedelta
-from itertools import chain
 from typing import Any
 
 from trainmedic.wire.notice import NAME
@@ -64,6 +64,7 @@ class JobWatch:
         self._missing_since: dict[str, float] = {}
         self._ranks: dict[str, int] = {}
         """How many ranks each job had when it was last there."""
+        self._placements: dict[str, Any] = {}
         self._looked_at: float | None = None
         self._looking = asyncio.Lock()
         """Held by whoever changes the records."""
@@ -132,16 +133,18 @@ class JobWatch:
 
     def _note_ranks(self, jobs: Sequence[Presence], known: Collection[str]) -> None:
         """Note which GPUs are in use, and how many ranks each job has, as far as it is believed."""
-        ranks = {job.name: ranks_in(job.name, job.details) for job in jobs if job.doubt is None}
-        self._metrics.jobs.show_gpus(
-            {
-                (rank.job, rank.node, rank.gpu)
-                for rank in chain(*ranks.values())
-                if rank.gpu and not is_of_one_node(rank.gpu)
-            }
-        )
+        placements = {job.name: job.details.get("placement") for job in jobs if job.doubt is None}
         self._ranks = {name: number for name, number in self._ranks.items() if name in known}
-        self._ranks |= {name: len({rank.rank for rank in placed}) for name, placed in ranks.items() if placed}
+        # Of thousands of ranks it takes a while to read where they are, and they hardly ever move.
+        if placements != self._placements:
+            self._placements = placements
+            ranks = [
+                rank for name, placement in placements.items() for rank in ranks_in(name, {"placement": placement})
+            ]
+            self._metrics.jobs.show_gpus(
+                {(rank.job, rank.node, rank.gpu) for rank in ranks if rank.gpu and not is_of_one_node(rank.gpu)}
+            )
+            self._ranks |= Counter(job for job, _ in {(rank.job, str(rank.rank)) for rank in ranks})
 
     def _changes(
         self,

@@ -116,7 +116,7 @@ def goodput(progress: ProgressPoints, moments: JobMoments, begin: float, end: fl
 
 def _ended_between(present: Sequence[Stretch], moments: JobMoments) -> list[Stretch]:
     """The gaps in which nobody waited for the job: it had ended as it should, and was started again later."""
-    return [gap for gap in figures.gaps(present) if _last_word(gap, moments) == "ended"]
+    return [gap for gap in figures.gaps(present) if _last_word(gap, moments)[0] == "ended"]
 
 
 def _down(present: Sequence[Stretch], moments: JobMoments, end: float) -> list[tuple[Stretch, bool]]:
@@ -124,20 +124,23 @@ def _down(present: Sequence[Stretch], moments: JobMoments, end: float) -> list[t
     where somebody has told that it failed."""
     down = []
     for gap in figures.gaps(present):
-        word = _last_word(gap, moments)
+        word, at = _last_word(gap, moments)
         if word != "ended":
-            down.append((gap, word == "failed"))
+            # The last interval of the process that failed was not full of it.
+            down.append((Stretch(min(at, gap.begin), gap.end), word == "failed"))
     rest = Stretch(present[-1].end, end)
-    if rest.seconds > 0 and _last_word(rest, moments) == "failed":
-        down.append((rest, True))
+    word, at = _last_word(rest, moments)
+    if rest.seconds > 0 and word == "failed":
+        down.append((Stretch(min(at, rest.begin), rest.end), True))
     return down
 
 
-def _last_word(gap: Stretch, moments: JobMoments) -> str | None:
-    """What was told last of the process that was there before the gap; None where nothing was."""
+def _last_word(gap: Stretch, moments: JobMoments) -> tuple[str | None, float]:
+    """What was told last of the process that was there before the gap, and when something was first; None and the gap's
+    beginning where nothing was."""
     told = [(at, "failed") for at in moments.failed] + [(at, "ended") for at in moments.ended]
     within = [(at, word) for at, word in told if gap.begin - _SOON <= at <= gap.end]
-    return max(within)[1] if within else None
+    return (max(within)[1], min(within)[0]) if within else (None, gap.begin)
 
 
 def _lost(
@@ -183,4 +186,4 @@ def _stalled(progress: ProgressPoints, starting: Sequence[Stretch], every: float
     limits = dict(progress.stall_limit)
     over = [(at, value) for at, value in progress.stall if value > limits.get(at, float("inf"))]
     stalls = figures.episodes(over, every, lambda _: True)
-    return sum(max(stall.worst - figures.overlap(Stretch(stall.begin, stall.end), starting), 0.0) for stall in stalls)
+    return sum(stall.worst - figures.overlap(Stretch(stall.end - stall.worst, stall.end), starting) for stall in stalls)

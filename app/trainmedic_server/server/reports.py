@@ -45,7 +45,7 @@ def router(compiler: ReportCompiler, auth: Authenticator, clock: Clock, reads: R
         """
         begin, end = _range(since, until, clock)
         async with reads.take():
-            return AsciiJson.of(_JOB.dump_python(await compiler.job(job, begin, end), mode="json"))
+            return AsciiJson(_JOB.dump_python(await compiler.job(job, begin, end), mode="json"))
 
     @routes.get(
         "/report",
@@ -57,7 +57,7 @@ def router(compiler: ReportCompiler, auth: Authenticator, clock: Clock, reads: R
         """Causes of failures with the GPU-hours that they cost, nodes that keep failing, and what repairs came to."""
         begin, end = _range(since, until, clock)
         async with reads.take():
-            return AsciiJson.of(_FLEET.dump_python(await compiler.fleet(begin, end), mode="json"))
+            return AsciiJson(_FLEET.dump_python(await compiler.fleet(begin, end), mode="json"))
 
     return routes
 

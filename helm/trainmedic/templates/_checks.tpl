@@ -45,6 +45,7 @@
   "TRAINMEDIC_DATABASE_URL_FILE" "server.database"
   "TRAINMEDIC_ADVERTISE" "server.database"
   "TRAINMEDIC_ALERTMANAGER_URL" "server.alertmanagerUrl"
+  "TRAINMEDIC_PROMETHEUS_URL" "server.prometheusUrl"
   "TRAINMEDIC_KUBERNETES" "kubernetes"
   "TRAINMEDIC_PLAYBOOKS" "playbooks"
   "TRAINMEDIC_TOKENS_FILE" "auth"

@@ -29,6 +29,7 @@ def test_the_reference_has_the_metrics_that_there_are() -> None:
     assert {name: kind for name, kind, _ in rows} == offered
     labels = {name: tuple(re.findall(r"`(\w+)`", cell)) for name, _, cell in rows}
     of_jobs = {f"trainmedic_job_{what}": ("job_name",) for what in ("gone", "failures_total", "restarts_total")}
+    of_jobs["trainmedic_job_gpu"] = ("job_name", "gpu_node", "uuid")
     held = [each for each in vars(metrics).values() if hasattr(each, "_labelnames")]
     suffixed = {f"{each._name}{suffix.get(each._type, '')}": tuple(each._labelnames) for each in held}
     assert labels == {**suffixed, **of_jobs}

@@ -35,13 +35,17 @@ class JobsInRedis:
     waiting_launchers: set[str] = field(default_factory=set)
     silent: list[Presence] = field(default_factory=list)
     waiting: dict[bytes, Notice] = field(default_factory=dict)
+    placed: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     is_away: bool = False
     discarded: list[bytes] = field(default_factory=list)
 
     async def jobs(self) -> list[Presence]:
         if self.is_away:
             raise BusUnavailable("away")
-        present = [self._presence(name, {"instance": instance}) for name, instance in self.living.items()]
+        present = [
+            self._presence(name, {"instance": instance, "placement": self.placed.get(name)})
+            for name, instance in self.living.items()
+        ]
         return [*present, *self.silent]
 
     async def launchers(self) -> list[Presence]:
@@ -111,6 +115,40 @@ async def watching() -> Watching:
     made = Watching()
     await made.pass_by(LOOK_EVERY)
     return made
+
+
+async def test_the_gpus_of_jobs_are_shown_while_the_jobs_are_there(watching: Watching) -> None:
+    """By UUID, the node beside it; an index alone names no GPU. One that moves is shown where it is."""
+
+    def shown() -> set[tuple[str, str, str]]:
+        (family,) = [each for each in watching.metrics.jobs.collect() if each.name == "trainmedic_job_gpu"]
+        return {
+            (sample.labels["job_name"], sample.labels["gpu_node"], sample.labels["uuid"]) for sample in family.samples
+        }
+
+    watching.redis.placed["llm-1"] = [
+        {"rank": 0, "node": "node-1", "gpu": "GPU-a"},
+        {"rank": 1, "node": "node-1", "gpu": "1"},
+    ]
+    await watching.pass_by(LOOK_EVERY)
+    assert shown() == {("llm-1", "node-1", "GPU-a")}
+    watching.redis.placed["llm-1"] = [{"rank": 0, "node": "node-2", "gpu": "GPU-b"}]
+    await watching.pass_by(LOOK_EVERY)
+    assert shown() == {("llm-1", "node-2", "GPU-b")}
+    del watching.redis.living["llm-1"]
+    await watching.pass_by(LOOK_EVERY)
+    assert shown() == set()
+
+
+async def test_a_death_is_told_with_the_ranks_that_the_job_had(watching: Watching) -> None:
+    """A rank on several GPUs is one; of a job that names no ranks, nothing is said."""
+    on_two = [{"rank": 0, "node": "node-1", "gpu": gpu} for gpu in ("GPU-a", "GPU-b")]
+    watching.redis.placed["llm-1"] = [*on_two, {"rank": 1, "node": "node-2", "gpu": "GPU-c"}]
+    await watching.pass_by(2 * LOOK_EVERY)
+    watching.redis.living.clear()
+    await watching.pass_by(PATIENCE)
+    data = {event.data["job"]: event.data.get("ranks") for event in await watching.store.events_after(0, 10)}
+    assert data == {"llm-1": 2, "llm-2": None}
 
 
 async def test_a_job_that_dies_without_a_word_is_gone(watching: Watching) -> None:

@@ -1,0 +1,262 @@
+"""The report of a job whose past a real Prometheus remembers, sample by sample, and a run store knows the rest of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tests.support.past_prometheus import Course, Past, prometheus_of
+from trainmedic_server.adapters.prometheus_api import PrometheusApi
+from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
+from trainmedic_server.domain.run import Event
+from trainmedic_server.errors import MetricsUnavailable, NotFound
+from trainmedic_server.ports.verdicts import VerdictRecord
+from trainmedic_server.reports.compiling import NO_PROMETHEUS, ReportCompiler
+from trainmedic_server.reports.job_report import JobReport
+
+HOUR = 3600.0
+BEGIN = (datetime.now(UTC) - timedelta(hours=9)).replace(minute=0, second=0, microsecond=0)
+FAILED_AT, BACK_AT = 3 * HOUR, 3 * HOUR + 600
+STARTING = 300.0
+STALL = (4 * HOUR, 4 * HOUR + 900)
+SLOW_FROM = 5 * HOUR
+END = 6 * HOUR
+GPUS = {"GPU-a": "node-1", "GPU-b": "node-1", "GPU-c": "node-2"}
+
+
+def at(seconds: float) -> datetime:
+    return BEGIN + timedelta(seconds=seconds)
+
+
+def is_there(after: float) -> bool:
+    return not FAILED_AT < after < BACK_AT
+
+
+def since_start(after: float) -> float:
+    return after - BACK_AT if after >= BACK_AT else after
+
+
+def steps(after: float) -> float | None:
+    """A step a second, once the process has started; none during the stall."""
+    if not is_there(after):
+        return None
+    done = max(since_start(after) - STARTING, 0.0)
+    return done - min(max(after - STALL[0], 0.0), STALL[1] - STALL[0])
+
+
+def step(after: float) -> float | None:
+    """After the failure it goes on from a checkpoint 600 steps before."""
+    done = steps(after)
+    reached = FAILED_AT - STARTING
+    return done if done is None or after < BACK_AT else reached - 600 + done
+
+
+def checkpointing(after: float) -> float | None:
+    """A minute of it at each full half hour since the process began."""
+    return 60.0 * math.floor(since_start(after) / 1800) if is_there(after) else None
+
+
+def there(value: float) -> Course:
+    return lambda after: value if is_there(after) else None
+
+
+def throughput(after: float) -> float | None:
+    return (50.0 if after >= SLOW_FROM else 100.0) if is_there(after) and steps(after) else None
+
+
+def stall(after: float) -> float | None:
+    if not is_there(after):
+        return None
+    return after - STALL[0] if STALL[0] <= after < STALL[1] else 1.0
+
+
+@pytest.fixture(scope="module")
+def past() -> Past:
+    past = Past(BEGIN, END)
+    job = {"job_name": "llm-1", "instance": "10.0.0.1:9100"}
+    past.add("up", 1.0, job="trainmedic")
+    past.add("training_steps_total", steps, **job)
+    past.add("training_step", step, **job)
+    past.add("training_step_median_seconds", there(1.0), **job)
+    past.add("training_stall_seconds", stall, **job)
+    past.add("training_hang_limit_seconds", there(60.0), **job)
+    past.add("training_window_seconds_total", checkpointing, window="checkpoint", **job)
+    past.add("training_throughput_samples_per_second", throughput, **job)
+    past.add("training_data_seconds", there(0.6), **job)
+    past.add("training_compute_seconds", there(0.35), **job)
+    past.add("training_wait_seconds", there(0.05), **job)
+    past.add("gradient_norm", lambda after: 240.0 if 2 * HOUR <= after < 2 * HOUR + 60 else 1.0, **job)
+    past.add("training_loss", lambda after: math.nan if after == HOUR else 2.0, **job)
+    for number, (uuid, node) in enumerate(GPUS.items()):
+        past.add("trainmedic_job_gpu", 1.0, job_name="llm-1", gpu_node=node, uuid=uuid)
+        past.add("gpu_utilization_percent", 90.0 - 30 * number, uuid=uuid, node=node)
+        past.add("gpu_memory_used_bytes", 40e9 + 20e9 * number, uuid=uuid, node=node)
+        past.add("gpu_memory_total_bytes", 80e9, uuid=uuid, node=node)
+    # A GPU of somebody else, which must not count.
+    past.add("gpu_utilization_percent", 1.0, uuid="GPU-other", node="node-1")
+    past.add("trainmedic_job_gpu", 1.0, job_name="other", gpu_node="node-1", uuid="GPU-other")
+    past.add("training_steps_total", lambda after: after, job_name="cpu-only")
+    return past
+
+
+@pytest.fixture(scope="module")
+def prometheus(past: Past, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with prometheus_of(past, tmp_path_factory.mktemp("past")) as url:
+        yield url
+
+
+@pytest.fixture
+async def metrics(prometheus: str) -> AsyncIterator[PrometheusApi]:
+    api = PrometheusApi(prometheus)
+    yield api
+    await api.close()
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[InMemoryStore]:
+    store = InMemoryStore()
+    events = [
+        Event("job_failed", at(FAILED_AT), data={"job": "llm-1", "reason": "its process ended by RuntimeError"}),
+        Event("job_gone", at(FAILED_AT + 90), data={"job": "llm-1", "reason": "its process ended by RuntimeError"}),
+        Event("job_returned", at(BACK_AT), data={"job": "llm-1"}),
+        Event("job_failed", at(FAILED_AT), data={"job": "another"}),
+    ]
+    await store.transact(lambda tx: tx.append(events))
+    yield store
+    await store.close()
+
+
+class OneVerdict:
+    async def verdicts(self, since, until, job=None):
+        return [VerdictRecord("llm-1", at(FAILED_AT + 20), "gpu", "high", "node-2", "GPU-c", "a GPU fell off the bus")]
+
+
+@pytest.fixture
+async def report(metrics: PrometheusApi, store: InMemoryStore) -> JobReport:
+    return await ReportCompiler(store, metrics, OneVerdict()).job("llm-1", at(0), at(END))
+
+
+async def test_gpus_are_those_of_the_job_all_of_them(report: JobReport) -> None:
+    """Average over all, the highest and the lowest of any; the neighbour's does not count."""
+    assert report.gpus == 3
+    assert report.gpu_utilization is not None
+    assert report.gpu_utilization.average == pytest.approx(60, abs=0.1)
+    assert (report.gpu_utilization.max, report.gpu_utilization.min) == (90, 30)
+    assert report.gpu_memory is not None
+    assert report.gpu_memory.average == pytest.approx(75, abs=0.1)
+    assert (report.gpu_memory.max, report.gpu_memory.min) == (100, 50)
+
+
+async def test_throughput_is_held_against_the_jobs_own_first_stable_hour(report: JobReport) -> None:
+    """Which stays what it is when the job becomes slow; the score follows from both."""
+    assert report.baseline is not None
+    assert (report.baseline.value, report.baseline.of) == (100, "first_stable_hour")
+    assert at(STARTING) <= report.baseline.since <= at(STARTING + 120)
+    assert report.throughput is not None
+    assert report.throughput_unit == "samples/s"
+    training = END - STARTING - (STARTING + BACK_AT - FAILED_AT)
+    expected = (100 * (training - HOUR) + 50 * HOUR) / training
+    assert report.throughput.average == pytest.approx(expected, rel=0.02)
+    assert report.efficiency is not None
+    assert report.efficiency.score == pytest.approx(100 * (0.6 * 0.6 + 0.4 * expected / 100), abs=1)
+    assert report.efficiency.rating == "good"
+
+
+async def test_an_old_baseline_is_found_where_only_the_last_hour_is_asked_for(metrics, store) -> None:
+    """The job was slow for all of that hour, and is not its own measure."""
+    report = await ReportCompiler(store, metrics).job("llm-1", at(SLOW_FROM + 60), at(END))
+    assert report.baseline is not None
+    assert report.baseline.value == 100
+    assert report.throughput is not None
+    assert report.throughput.average == pytest.approx(50)
+
+
+async def test_lost_time_is_told_by_what_it_went_into(report: JobReport) -> None:
+    """Down after a failure, starting, doing steps again, checkpoints, a stall; and nothing twice."""
+    goodput = report.goodput
+    assert goodput is not None
+    lost = goodput.lost
+    every = goodput.resolution_seconds
+    assert lost.failures == pytest.approx(BACK_AT - FAILED_AT, abs=every)
+    assert lost.restarts == pytest.approx(2 * STARTING, abs=2.5 * every)
+    assert lost.redone == pytest.approx(600, abs=every)
+    assert lost.checkpoints == 60 * (6 + 5)  # in 3 hours until the failure, then in 2 hours and 50 minutes
+    assert lost.stalls == pytest.approx(STALL[1] - STALL[0], abs=every)
+    assert lost.evaluations == lost.repairs == lost.other == 0
+    assert goodput.wall_seconds == pytest.approx(END, abs=every)
+    assert goodput.ratio == pytest.approx(1 - lost.total / END, abs=0.01)
+
+
+async def test_data_that_comes_late_is_the_bottleneck(report: JobReport) -> None:
+    """Three fifths of each step wait for it; reasons and advice are given."""
+    assert report.bottleneck is not None
+    assert (report.bottleneck.kind, report.bottleneck.severity) == ("data", "high")
+    assert "60% of a step is waiting for batches" in report.bottleneck.reasons[0]
+    assert report.bottleneck.advice
+
+
+async def test_anomalies_are_told_with_their_time_and_worst(report: JobReport) -> None:
+    """A gradient that exploded for a minute, a loss that was no number, and the last hour's throughput."""
+    kinds = {anomaly.kind: anomaly for anomaly in report.anomalies}
+    assert set(kinds) == {"gradient_explosion", "loss_not_finite", "throughput_drop"}
+    assert kinds["gradient_explosion"].worst == 240
+    assert abs(kinds["gradient_explosion"].since - at(2 * HOUR)) <= timedelta(seconds=72)  # an interval
+    assert kinds["loss_not_finite"].worst is None
+    assert kinds["throughput_drop"].worst == 50
+    assert report.anomaly_count == 3
+
+
+async def test_a_failure_is_told_once_with_its_verdict(report: JobReport) -> None:
+    """That the job is gone follows from its failure; another job's is not told."""
+    (failure,) = report.failures
+    assert (failure.kind, failure.at, failure.down_seconds) == ("job_failed", at(FAILED_AT), 600)
+    assert failure.verdict is not None
+    assert failure.verdict.cause == "gpu"
+
+
+async def test_what_is_not_known_is_none_and_says_why(metrics, store) -> None:
+    """A job without GPUs, throughput or parts of its steps gets no number made up."""
+    report = await ReportCompiler(store, metrics).job("cpu-only", at(0), at(END))
+    nothing = (report.gpus, report.gpu_utilization, report.efficiency, report.baseline, report.bottleneck)
+    assert nothing == (None,) * 5
+    assert "trainmedic_job_gpu" in report.unknown["gpu_utilization"]
+    assert report.unknown["efficiency"].startswith("it is worked out from gpu_utilization, throughput, baseline")
+    assert report.goodput is not None
+    assert report.goodput.ratio == 1
+
+
+async def test_without_prometheus_the_report_has_what_the_store_knows(store) -> None:
+    """And each other figure the reason."""
+    report = await ReportCompiler(store).job("llm-1", at(0), at(END))
+    assert len(report.failures) == 1
+    assert report.goodput is None
+    assert set(report.unknown.values()) == {NO_PROMETHEUS}
+    assert report.anomaly_count is None
+
+
+async def test_a_prometheus_that_is_away_costs_only_its_part(store) -> None:
+    """The reason names it, without its address's secrets."""
+    away = PrometheusApi("http://user:secret@127.0.0.1:9/prefix")
+    report = await ReportCompiler(store, away).job("llm-1", at(0), at(END))
+    await away.close()
+    assert len(report.failures) == 1
+    assert "Prometheus does not answer" in report.unknown["goodput"]
+    assert "secret" not in report.unknown["goodput"]
+
+
+async def test_a_job_that_nobody_has_heard_of_is_not_found(metrics, store) -> None:
+    """Rather than an empty report. A name is text, whatever is in it."""
+    for name in ("nobody", 'x"} or vector(1) #', "a\\"):
+        with pytest.raises(NotFound):
+            await ReportCompiler(store, metrics).job(name, at(0), at(END))
+
+
+async def test_a_refused_query_is_told_as_prometheus_tells_it(metrics) -> None:
+    """And one for too many points is refused here."""
+    with pytest.raises(MetricsUnavailable, match=r"status 400: .*parse error"):
+        await metrics.read("sum(", at(0), at(60), timedelta(seconds=60))
+    with pytest.raises(ValueError, match="more than 11000 points"):
+        await metrics.read("up", at(0), at(END), timedelta(seconds=1))
