@@ -44,6 +44,7 @@ _COMMANDS: Mapping[str, _CommandEntry] = {
     "report": _CommandEntry("report", "Show what the time of a job came to, or what failures cost over all jobs."),
     "pause": _CommandEntry("operations", "Stop new repairs; undo still runs."),
     "resume": _CommandEntry("operations", "Allow new repairs again."),
+    "probe": _CommandEntry("probe", "Measure how fast nodes that do not train can speak with each other."),
     "playbook": _CommandEntry("playbook", "Check, explain and test playbooks, without a server."),
     "logs": _CommandEntry("logs", "Check, explain and test log rules, without a server."),
     "key": _CommandEntry("key", "Print the signing key of one job or node."),

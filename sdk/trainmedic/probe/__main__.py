@@ -1,0 +1,167 @@
+"""``trainmedic-probe``, also as ``python -m trainmedic.probe``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, Mapping, Sequence
+
+from trainmedic.errors import ConfigurationError
+from trainmedic.version import __version__
+
+OK, BAD, WRONG_USE, FAILED, TRAINS = 0, 1, 2, 3, 4
+MOST_RANKS = 64
+
+_DESCRIPTION = """\
+Measures how fast ranks can speak with each other: barriers, and all-reduces of 1, 10 and 100 MB, among all ranks,
+within each node, and between each two nodes. Started by torchrun it measures the nodes that torchrun was started on,
+else the GPUs of this machine (or ranks on its processors). Only on nodes that do not train.
+"""
+_EPILOG = """\
+examples:
+  trainmedic-probe                                                  the GPUs of this node
+  trainmedic-probe --ranks 4 --backend gloo                         four ranks on the processors of this machine
+  torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node-1:29400 \\
+      -m trainmedic.probe --baselines /shared/probe.json            two nodes, held against what they were
+
+Exit codes: 0 as it should be (or nothing to hold it against yet), 1 slow or wrong, 2 a wrong option, 3 it could not be
+measured, 4 somebody trains on these nodes.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of the program."""
+    options = argparse.ArgumentParser(
+        "trainmedic-probe", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawTextHelpFormatter
+    )
+    add = options.add_argument
+    add("--ranks", type=int, metavar="N", help="ranks to start here; one for each GPU by default, else 2")
+    add("--backend", choices=["auto", "gloo", "nccl"], default="auto", help="auto: nccl where there are GPUs")
+    add("--barriers", type=int, default=10, metavar="N", help="barriers that are measured (10)")
+    add("--sizes", type=_sizes, default=(1.0, 10.0, 100.0), metavar="MB", help="of the all-reduces (1,10,100)")
+    add("--baselines", type=Path, metavar="FILE", help="what each pair has shown before; kept up to date")
+    add("--least-bandwidth", type=float, metavar="GB/S", help="that the largest all-reduce of each pair must reach")
+    add("--timeout", type=float, default=120.0, metavar="SECONDS", help="for one operation (120)")
+    add("--server", default=os.environ.get("TRAINMEDIC_URL"), metavar="URL", help="asked which nodes train")
+    add("--even-if-training", action="store_true", help="measure although somebody trains there")
+    add("--output", choices=["text", "json"], default="text")
+    add("--version", action="version", version=__version__)
+    return options
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    read = parser()
+    options = read.parse_args(arguments)
+    if options.ranks is not None and not 2 <= options.ranks <= MOST_RANKS:
+        read.error(f"--ranks must be from 2 to {MOST_RANKS}: one rank has nobody to speak with")
+    if not 1 <= options.barriers <= 10_000:
+        read.error("--barriers must be from 1 to 10000")
+    if not 0 < options.timeout <= 3600:
+        read.error("--timeout must be above 0, and at most 3600 seconds")
+    return options
+
+
+def _sizes(text: str) -> tuple[float, ...]:
+    sizes = tuple(float(part) for part in text.split(","))
+    if not all(0 < size <= 16_384 for size in sizes):
+        raise argparse.ArgumentTypeError("sizes are in megabytes, such as 1,10,100")
+    return sizes
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The program; its exit code."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    options = _options(given)
+    if importlib.util.find_spec("torch") is None:
+        print("trainmedic-probe: PyTorch is not installed here", file=sys.stderr)
+        return FAILED
+    if "RANK" not in os.environ:
+        return _start_ranks(options, given)
+    return _be_a_rank(options)
+
+
+def _start_ranks(options: argparse.Namespace, given: Sequence[str]) -> int:
+    # Imported here, like what is below, so that --help does not wait for PyTorch.
+    import torch
+
+    from trainmedic.probe import local_ranks
+
+    gpus = torch.cuda.device_count() if options.backend != "gloo" else 0
+    if options.backend == "nccl" and gpus == 0:
+        print("trainmedic-probe: no GPU is visible here", file=sys.stderr)
+        return FAILED
+    ranks = options.ranks or gpus or 2
+    if gpus and not 2 <= ranks <= gpus:
+        print(
+            f"trainmedic-probe: {gpus} GPU(s) are visible here, for {ranks} rank(s); NCCL needs one each",
+            file=sys.stderr,
+        )
+        return FAILED
+    return local_ranks.run(ranks, given)
+
+
+def _be_a_rank(options: argparse.Namespace) -> int:
+    from trainmedic.probe.measuring import ProbeSizes
+    from trainmedic.probe.running import NodesTrain, ProbeOptions, probe
+
+    is_first = os.environ["RANK"] == "0"
+    wanted = ProbeOptions(
+        sizes=ProbeSizes(options.barriers, options.sizes),
+        backend=options.backend,
+        timeout=options.timeout,
+        baselines=options.baselines,
+        least_bytes_per_s=None if options.least_bandwidth is None else options.least_bandwidth * 1e9,
+        even_if_training=options.even_if_training,
+        server=options.server or None,
+        token=_token(),
+    )
+    try:
+        document = probe(wanted)
+    except NodesTrain as error:
+        if is_first:
+            print(f"trainmedic-probe: not measured, for somebody trains there: {error}", file=sys.stderr)
+            print("With --even-if-training it is measured all the same.", file=sys.stderr)
+        return TRAINS
+    except ConfigurationError as error:
+        print(f"trainmedic-probe: {error}", file=sys.stderr)
+        return WRONG_USE
+    except (RuntimeError, ValueError) as error:  # torch.distributed's own, of ranks that do not come or do not answer
+        print(f"trainmedic-probe: rank {os.environ['RANK']}: it could not be measured: {error}", file=sys.stderr)
+        return FAILED
+    if document is None:
+        return OK
+    print(json.dumps(document, indent=2) if options.output == "json" else "\n".join(_lines(document)))
+    return BAD if document["judgement"] in ("slow", "wrong") else OK
+
+
+def _token() -> str | None:
+    file = os.environ.get("TRAINMEDIC_TOKEN_FILE")
+    if file and Path(file).is_file():
+        return Path(file).read_text(encoding="utf-8").strip()
+    return os.environ.get("TRAINMEDIC_TOKEN")
+
+
+def _lines(document: Mapping[str, Any]) -> list[str]:
+    nodes = ", ".join(f"{node} ({ranks})" for node, ranks in document["nodes"].items())
+    lines = [f"{document['backend']} on {document['device']}: {nodes}", f"all ranks: {_figures(document['all'])}"]
+    for pair in document["pairs"]:
+        first, second = pair["nodes"]
+        name = f"within {first}" if first == second else f"{first} - {second}"
+        lines.append(f"{name}: {_figures(pair)}: {pair['judgement']}")
+        lines += [f"  {reason}" for reason in pair["reasons"]]
+    return lines
+
+
+def _figures(measured: Mapping[str, Any]) -> str:
+    rates = ", ".join(
+        f"{each['bytes'] / 1e6:g} MB at {each['bytes_per_s'] / 1e9:.3g} GB/s" for each in measured["all_reduce"]
+    )
+    return f"barrier {measured['barrier']['mean'] * 1e6:.0f} µs, all-reduce {rates}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

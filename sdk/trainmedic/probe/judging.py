@@ -1,0 +1,159 @@
+"""Holds a measurement against what the same pair of nodes has shown before, and keeps that in a file.
+
+The baseline of a pair is the median of its last good measurements: one that is slow or wrong is not kept, so a pair
+that is getting worse does not become its own measure. The file is JSON, and written whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Iterator, Mapping, Sequence
+
+from trainmedic.errors import ConfigurationError
+from trainmedic.probe.measuring import Measurement
+
+OK = "ok"
+NEW = "new"
+"""There is nothing yet that it could be held against."""
+SLOW = "slow"
+WRONG = "wrong"
+"""Sums were not right: worse than any slowness, for a training takes them as they are."""
+WORST_FIRST = (WRONG, SLOW, NEW, OK)
+
+KEPT = 10
+"""Good measurements of a pair that are kept."""
+_SLOWER = 2.0
+"""Times the usual latency from which a barrier is slow."""
+_NOTICEABLE = 100e-6
+"""Seconds by which it must be slower at least: below, a busy processor makes more difference than a link."""
+_LESS = 0.7
+"""The share of the usual bandwidth below which an all-reduce is slow."""
+
+
+@dataclass(frozen=True)
+class PairBaseline:
+    """The medians of what a pair has shown before."""
+
+    measurements: int
+    barrier_seconds: float
+    bytes_per_s: Mapping[int, float]
+    """By the bytes of the all-reduce."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One of `WORST_FIRST`, and why, for a person."""
+
+    word: str
+    reasons: tuple[str, ...] = ()
+
+
+def judged(measured: Measurement, usual: PairBaseline | None, least_bytes_per_s: float | None = None) -> Judgement:
+    """The judgement on one pair. `least_bytes_per_s` is what the largest all-reduce must reach whatever was before."""
+    if not measured.is_right:
+        sizes = ", ".join(_size(each.bytes) for each in measured.all_reduce if not each.is_right)
+        return Judgement(WRONG, (f"the sums of {sizes} were not right on every rank",))
+    reasons = []
+    largest = max(measured.all_reduce, key=lambda each: each.bytes, default=None)
+    if least_bytes_per_s is not None and largest is not None and largest.bytes_per_s < least_bytes_per_s:
+        reasons.append(
+            f"all-reduce of {_size(largest.bytes)}: {_rate(largest.bytes_per_s)}, at least "
+            f"{_rate(least_bytes_per_s)} is asked for"
+        )
+    if usual is not None:
+        reasons += _slower(measured, usual)
+    if reasons:
+        return Judgement(SLOW, tuple(reasons))
+    return Judgement(OK if usual is not None else NEW)
+
+
+def _slower(measured: Measurement, usual: PairBaseline) -> Iterator[str]:
+    latency = measured.barrier.median
+    if latency > _SLOWER * usual.barrier_seconds and latency - usual.barrier_seconds > _NOTICEABLE:
+        yield f"barrier: {latency * 1e6:.0f} µs, usually {usual.barrier_seconds * 1e6:.0f} µs"
+    for each in measured.all_reduce:
+        before = usual.bytes_per_s.get(each.bytes)
+        if before is not None and each.bytes_per_s < _LESS * before:
+            yield f"all-reduce of {_size(each.bytes)}: {_rate(each.bytes_per_s)}, usually {_rate(before)}"
+
+
+def worst(words: Sequence[str]) -> str:
+    """The worst of these; ``ok`` where there are none."""
+    return min(words, key=WORST_FIRST.index, default=OK)
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e6:g} MB"
+
+
+def _rate(rate: float) -> str:
+    return f"{rate / 1e9:.3g} GB/s"
+
+
+class BaselineFile:
+    """The baselines of many pairs, by their keys, in one file. Raises ConfigurationError where it cannot be used."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def baselines(self) -> dict[str, PairBaseline]:
+        """By key, those of which there is any."""
+        return {key: _baseline(samples) for key, samples in self._read().items() if samples}
+
+    def add(self, measured: Mapping[str, Measurement]) -> None:
+        """Keep these good measurements as well. Several programs may do so at one time."""
+        with self._locked():
+            samples = self._read()
+            for key, measurement in measured.items():
+                sample = {
+                    "barrier_seconds": measurement.barrier.median,
+                    "bytes_per_s": {str(each.bytes): each.bytes_per_s for each in measurement.all_reduce},
+                }
+                samples[key] = [*samples.get(key, []), sample][-KEPT:]
+            self._write(samples)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.with_suffix(".lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield
+        except OSError as error:
+            raise ConfigurationError(f"{self._path}: cannot be written: {error.strerror or error}") from error
+
+    def _read(self) -> dict[str, list[dict[str, Any]]]:
+        try:
+            document = json.loads(self._path.read_text(encoding="utf-8"))
+            pairs = document["pairs"]
+            for samples in pairs.values():
+                _baseline(samples)
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise ConfigurationError(f"{self._path}: cannot be read: {error.strerror or error}") from error
+        except (AttributeError, KeyError, TypeError, ValueError, statistics.StatisticsError) as error:
+            raise ConfigurationError(f"{self._path}: is not a file of baselines; move it away") from error
+        return dict(pairs)
+
+    def _write(self, samples: Mapping[str, Any]) -> None:
+        beside = self._path.with_suffix(".new")
+        beside.write_text(json.dumps({"version": 1, "pairs": samples}, indent=1, sort_keys=True), encoding="utf-8")
+        beside.replace(self._path)
+
+
+def _baseline(samples: Sequence[Mapping[str, Any]]) -> PairBaseline:
+    sizes = {size for sample in samples for size in sample["bytes_per_s"]}
+    rates = {
+        int(size): statistics.median(
+            float(sample["bytes_per_s"][size]) for sample in samples if size in sample["bytes_per_s"]
+        )
+        for size in sizes
+    }
+    seconds = statistics.median(float(sample["barrier_seconds"]) for sample in samples)
+    return PairBaseline(len(samples), seconds, rates)

@@ -1,0 +1,47 @@
+"""Starts the ranks of a probe on this node, where no launcher has."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from typing import Sequence
+
+
+def run(ranks: int, arguments: Sequence[str]) -> int:
+    """Run so many ranks with these arguments, and return the first exit code that is not 0, of the lowest rank.
+
+    What they print is this program's. None of them is left behind.
+    """
+    port = _free_port()
+    processes = [_started(rank, ranks, port, arguments) for rank in range(ranks)]
+    try:
+        codes = [process.wait() for process in processes]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    return next((code for code in codes if code), 0)
+
+
+def _started(rank: int, ranks: int, port: int, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+    environment = {
+        **os.environ,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        # As torchrun does: several ranks with a thread per processor each hinder each other.
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+    return subprocess.Popen([sys.executable, "-m", "trainmedic.probe", *arguments], env=environment)  # noqa: S603
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port

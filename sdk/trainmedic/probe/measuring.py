@@ -1,0 +1,130 @@
+"""Measures barriers and all-reduces within one group of ranks. Every rank of the group calls `measure`.
+
+A time is that of the slowest rank, for that is when all of them have the result. Not here: which groups there are
+(``rounds``), what the figures are held against (``judging``).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any, Callable
+
+import torch
+import torch.distributed as dist
+
+MEGABYTE = 1_000_000
+_WARM_UP = 2
+"""Calls before the measured ones: the first makes connections and takes memory."""
+_REPEATS = 5
+
+
+@dataclass(frozen=True)
+class BarrierTimes:
+    """Seconds of one barrier, of `count` that were measured."""
+
+    count: int
+    mean: float
+    median: float
+    max: float
+
+
+@dataclass(frozen=True)
+class ReduceTime:
+    """One all-reduce of float32 numbers: the median of several."""
+
+    bytes: int
+    """That each rank puts in."""
+    seconds: float
+    bytes_per_s: float
+    """Of the data, ``bytes ÷ seconds``: nccl-tests call it the algorithm bandwidth."""
+    bus_bytes_per_s: float
+    """The same times 2 (n - 1) ÷ n, what each rank's link carries in a ring: the bus bandwidth."""
+    is_right: bool
+    """Whether every rank had the right sums, all of them."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one group of ranks has shown."""
+
+    ranks: int
+    barrier: BarrierTimes
+    all_reduce: tuple[ReduceTime, ...]
+
+    @property
+    def is_right(self) -> bool:
+        return all(each.is_right for each in self.all_reduce)
+
+
+@dataclass(frozen=True)
+class ProbeSizes:
+    """What is measured. The defaults are those of the reference design."""
+
+    barriers: int = 10
+    megabytes: tuple[float, ...] = (1, 10, 100)
+
+
+def measure(group: Any, control: Any, device: torch.device, sizes: ProbeSizes) -> Measurement:
+    """The measurement of the ranks of `group`, the same on each of them. By `control`, a group of the same ranks on
+    CPUs, they tell each other their times."""
+    ranks = dist.get_world_size(group)
+
+    def barrier() -> None:
+        dist.barrier(group=group, device_ids=[device.index] if device.type == "cuda" else None)
+
+    seconds = [_slowest(time_one, control) for time_one in _timed(barrier, device, sizes.barriers)]
+    barriers = BarrierTimes(len(seconds), statistics.fmean(seconds), statistics.median(seconds), max(seconds))
+    reduces = tuple(_reduced(round(size * MEGABYTE), group, control, device, ranks) for size in sizes.megabytes)
+    return Measurement(ranks, barriers, reduces)
+
+
+def _reduced(size: int, group: Any, control: Any, device: torch.device, ranks: int) -> ReduceTime:
+    numbers = torch.empty(max(size // 4, 1), dtype=torch.float32, device=device)
+    mine = float(dist.get_rank(group) + 1)
+    right = ranks * (ranks + 1) / 2
+    wrong = 0
+    times = []
+    for turn in range(_WARM_UP + _REPEATS):
+        numbers.fill_(mine)
+        _finish(device)
+        dist.barrier(group=control)  # all begin at one time: who waits for others is not slow
+        (seconds,) = _timed(lambda: dist.all_reduce(numbers, group=group), device, 1, warm_up=0)
+        # Whole numbers below 2**24 are exact in float32, in whatever order they are added.
+        wrong += int((numbers != right).any())
+        if turn >= _WARM_UP:
+            times.append(_slowest(seconds, control))
+    median = statistics.median(times)
+    size = numbers.numel() * 4
+    return ReduceTime(size, median, size / median, size / median * 2 * (ranks - 1) / ranks, _none_wrong(wrong, control))
+
+
+def _timed(work: Callable[[], Any], device: torch.device, count: int, warm_up: int = _WARM_UP) -> list[float]:
+    """The seconds that each of `count` calls has taken on this rank, the device's part included."""
+    seconds = []
+    for turn in range(warm_up + count):
+        _finish(device)
+        began = time.perf_counter()
+        work()
+        _finish(device)
+        if turn >= warm_up:
+            seconds.append(time.perf_counter() - began)
+    return seconds
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _slowest(seconds: float, control: Any) -> float:
+    value = torch.tensor([seconds], dtype=torch.float64)
+    dist.all_reduce(value, op=dist.ReduceOp.MAX, group=control)
+    return float(value.item())
+
+
+def _none_wrong(wrong: int, control: Any) -> bool:
+    count = torch.tensor([wrong])
+    dist.all_reduce(count, group=control)
+    return int(count.item()) == 0

@@ -1,0 +1,197 @@
+"""One rank's part in a probe: it meets the others, measures with them, and rank 0 makes the document of it all."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any, Mapping
+
+import torch
+import torch.distributed as dist
+
+from trainmedic.probe import judging, occupancy, rounds
+from trainmedic.probe.judging import BaselineFile, Judgement, PairBaseline
+from trainmedic.probe.measuring import Measurement, ProbeSizes, measure
+from trainmedic.probe.rounds import Pair
+
+MEASURED = {
+    "barrier": "seconds of one torch.distributed barrier, until the slowest rank has left it",
+    "all_reduce": "seconds of one all-reduce of float32 numbers, the median of five, on the slowest rank; bytes_per_s "
+    "is bytes by seconds, bus_bytes_per_s that times 2 (n - 1) / n",
+}
+
+
+@dataclass(frozen=True)
+class ProbeOptions:
+    """What a probe does. ``server`` is asked which nodes train, where it is named."""
+
+    sizes: ProbeSizes = field(default_factory=ProbeSizes)
+    backend: str = "auto"
+    timeout: float = 120.0
+    """Seconds that one operation may take, and that the ranks wait for each other."""
+    baselines: Path | None = None
+    least_bytes_per_s: float | None = None
+    even_if_training: bool = False
+    server: str | None = None
+    token: str | None = None
+
+
+class NodesTrain(Exception):
+    """Not measured, because somebody trains there."""
+
+
+def probe(options: ProbeOptions) -> dict[str, Any] | None:
+    """Measure with the other ranks, whose number torchrun's variables tell. Rank 0 returns the document.
+
+    Raises NodesTrain on every rank, ConfigurationError on rank 0, and what torch.distributed raises where ranks do not
+    answer.
+    """
+    device = _device(options.backend)
+    patience = timedelta(seconds=options.timeout)
+    dist.init_process_group("gloo", timeout=patience)
+    try:
+        node = os.environ.get("TRAINMEDIC_NODE") or socket.gethostname()
+        nodes: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(nodes, node)
+        if not options.even_if_training:
+            _refuse_if_training(device, set(nodes), options)
+        ranks_by_node: dict[str, list[int]] = {}
+        for rank, name in enumerate(nodes):
+            ranks_by_node.setdefault(name, []).append(rank)
+        whole, pairs = _measured(ranks_by_node, device, patience, options.sizes)
+        return _document(ranks_by_node, device, whole, pairs, options) if dist.get_rank() == 0 else None
+    finally:
+        dist.destroy_process_group()
+
+
+def _device(backend: str) -> torch.device:
+    """The GPU of this rank, or the processor."""
+    if backend == "gloo" or (backend == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % max(torch.cuda.device_count(), 1))
+    torch.cuda.set_device(device)
+    return device
+
+
+def _refuse_if_training(device: torch.device, nodes: set[str], options: ProbeOptions) -> None:
+    """Every rank looks at its GPU, rank 0 asks the server; what one of them knows, all are told."""
+    busy = occupancy.gpu_in_use(device)
+    mine = [] if busy is None else [f"rank {dist.get_rank()}: {busy}"]
+    if dist.get_rank() == 0 and options.server is not None:
+        mine += occupancy.jobs_on(nodes, options.server, options.token)
+    reasons: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(reasons, mine)
+    told = [reason for of_rank in reasons for reason in of_rank]
+    if told:
+        raise NodesTrain("; ".join(told))
+
+
+def _measured(
+    ranks_by_node: Mapping[str, list[int]], device: torch.device, patience: timedelta, sizes: ProbeSizes
+) -> tuple[Measurement, dict[Pair, Measurement]]:
+    """What all ranks have shown together, and each pair of nodes; complete on rank 0."""
+    everybody = list(range(dist.get_world_size()))
+    whole = _of_group(everybody, device, patience, sizes)
+    assert whole is not None
+    mine: dict[Pair, Measurement] = {}
+    for turn in rounds.rounds(ranks_by_node):
+        results = zip(turn, _of_round(turn, ranks_by_node, device, patience, sizes), strict=True)
+        mine.update({pair: result for pair, result in results if result is not None})
+        dist.barrier()
+    gathered: list[Any] = [None] * len(everybody)
+    dist.all_gather_object(gathered, mine)
+    return whole, {pair: result for of_rank in gathered for pair, result in of_rank.items()}
+
+
+def _of_round(
+    turn: list[Pair], ranks_by_node: Mapping[str, list[int]], device: torch.device, patience: timedelta, sizes: Any
+) -> list[Measurement | None]:
+    """The pairs of one round; None for those that this rank is not of. All ranks make all groups, in the same order,
+    before the first is measured."""
+    groups = [_groups(rounds.ranks_of(pair, ranks_by_node), device, patience) for pair in turn]
+    return [_run(*group, device, sizes) for group in groups]
+
+
+def _of_group(ranks: list[int], device: torch.device, patience: timedelta, sizes: ProbeSizes) -> Measurement | None:
+    return _run(*_groups(ranks, device, patience), device, sizes)
+
+
+def _groups(ranks: list[int], device: torch.device, patience: timedelta) -> tuple[Any, Any, bool]:
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    group = dist.new_group(ranks, timeout=patience, backend=backend)
+    control = dist.new_group(ranks, timeout=patience, backend="gloo")
+    return group, control, dist.get_rank() in ranks
+
+
+def _run(group: Any, control: Any, is_member: bool, device: torch.device, sizes: ProbeSizes) -> Measurement | None:
+    if not is_member:
+        return None
+    try:
+        return measure(group, control, device, sizes)
+    finally:
+        dist.destroy_process_group(group)
+        dist.destroy_process_group(control)
+
+
+def _document(
+    ranks_by_node: Mapping[str, list[int]],
+    device: torch.device,
+    whole: Measurement,
+    pairs: Mapping[Pair, Measurement],
+    options: ProbeOptions,
+) -> dict[str, Any]:
+    """All of it, judged; good measurements are kept. Raises ConfigurationError."""
+    backend, name = ("nccl", torch.cuda.get_device_name(device)) if device.type == "cuda" else ("gloo", "cpu")
+    keys = {
+        pair: " ".join((backend, name.replace(" ", "-"), *(f"{node}/{len(ranks_by_node[node])}" for node in pair)))
+        for pair in pairs
+    }
+    file = BaselineFile(options.baselines) if options.baselines is not None else None
+    usual = file.baselines() if file is not None else {}
+    judgements = {
+        pair: judging.judged(measured, usual.get(keys[pair]), options.least_bytes_per_s)
+        for pair, measured in pairs.items()
+    }
+    if file is not None:
+        good = (judging.OK, judging.NEW)
+        file.add({keys[pair]: measured for pair, measured in pairs.items() if judgements[pair].word in good})
+    of_all = judging.judged(whole, None) if not whole.is_right else Judgement(judging.OK)
+    return {
+        "version": 1,
+        "at": datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        "backend": backend,
+        "device": name,
+        "torch": torch.__version__,
+        "nodes": {node: len(ranks) for node, ranks in ranks_by_node.items()},
+        "measured": MEASURED,
+        "judgement": judging.worst([of_all.word, *(each.word for each in judgements.values())]),
+        "all": _written(whole),
+        "pairs": [
+            {
+                "nodes": list(pair),
+                **_written(pairs[pair]),
+                "judgement": judgements[pair].word,
+                "reasons": list(judgements[pair].reasons),
+                "baseline": _baseline(usual.get(keys[pair])),
+            }
+            for pair in sorted(pairs)
+        ],
+    }
+
+
+def _written(measured: Measurement) -> dict[str, Any]:
+    return {
+        "ranks": measured.ranks,
+        "barrier": asdict(measured.barrier),
+        "all_reduce": [asdict(each) for each in measured.all_reduce],
+    }
+
+
+def _baseline(usual: PairBaseline | None) -> dict[str, Any] | None:
+    if usual is None:
+        return None
+    rates = {str(size): rate for size, rate in sorted(usual.bytes_per_s.items())}
+    return {"measurements": usual.measurements, "barrier_seconds": usual.barrier_seconds, "bytes_per_s": rates}
