@@ -134,6 +134,8 @@ def test_the_health_check_of_a_node_is_the_releases_own(combination: str, tmp_pa
             "pull_secrets": agent.get("imagePullSecrets", []),
             "runtime_class": agent.get("runtimeClassName", ""),
             "gpus": 1,
+            "probe_image": "",
+            "probe_least_bandwidth": 1,
         }
     held = charts.rules({"kubernetes": {"actions": ["k8s.create_job"], "namespaces": ["team-a"]}})
     assert {rule.namespace for rule in held if rule.resource == "jobs"} == {"team-a", charts.NAMESPACE}

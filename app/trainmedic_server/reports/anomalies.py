@@ -120,13 +120,13 @@ def anomalies(bound: Bound, points: Points, every: float) -> list[Anomaly]:
     return [
         Anomaly(
             bound.kind,
-            episode.begin,
-            episode.end,
-            episode.worst if math.isfinite(episode.worst) else None,
+            excursion.begin,
+            excursion.end,
+            excursion.worst if math.isfinite(excursion.worst) else None,
             limit if math.isfinite(limit) else None,
-            bound.summary.format(worst=f"{episode.worst:.4g}", limit=f"{limit:.4g}"),
+            bound.summary.format(worst=f"{excursion.worst:.4g}", limit=f"{limit:.4g}"),
         )
-        for episode in figures.episodes(points, every, is_out, bound.at_least, worst)
+        for excursion in figures.excursions(points, every, is_out, bound.at_least, worst)
     ]
 
 

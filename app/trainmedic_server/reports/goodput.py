@@ -185,5 +185,5 @@ def _stalled(progress: ProgressPoints, starting: Sequence[Stretch], every: float
     """The length of each stall that was over the limit then. What belongs to a start is counted there."""
     limits = dict(progress.stall_limit)
     over = [(at, value) for at, value in progress.stall if value > limits.get(at, float("inf"))]
-    stalls = figures.episodes(over, every, lambda _: True)
+    stalls = figures.excursions(over, every, lambda _: True)
     return sum(stall.worst - figures.overlap(Stretch(stall.end - stall.worst, stall.end), starting) for stall in stalls)

@@ -33,7 +33,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
+class Excursion:
     """A stretch in which a quantity was out of bounds, and the worst that it was then; NaN where it was no number."""
 
     begin: float
@@ -101,13 +101,13 @@ def overlap(stretch: Stretch, others: Iterable[Stretch]) -> float:
     return sum(max(min(stretch.end, other.end) - max(stretch.begin, other.begin), 0.0) for other in others)
 
 
-def episodes(
+def excursions(
     points: Points,
     every: float,
     is_out: Callable[[float], bool],
     at_least: int = 1,
     worst: Callable[[Iterable[float]], float] = max,
-) -> list[Episode]:
+) -> list[Excursion]:
     """When `is_out` held, at `at_least` points one after the other."""
     runs: list[list[tuple[float, float]]] = [[]]
     for at, value in points:
@@ -116,7 +116,7 @@ def episodes(
         if is_out(value):
             runs[-1].append((at, value))
     return [
-        Episode(run[0][0] - every, run[-1][0], _worst([value for _, value in run], worst))
+        Excursion(run[0][0] - every, run[-1][0], _worst([value for _, value in run], worst))
         for run in runs
         if run and len(run) >= at_least
     ]

@@ -73,16 +73,7 @@ def create_app(
     """
     bodies = BodyReader(limits)
     handle = webhook.endpoint(engine, auth, bodies, clock, metrics)
-    app = _Api(
-        _Boundary(webhook.WebhookApp(handle), metrics),
-        SiteCheck(allowed_hosts, lambda: not auth.has_tokens),
-        title="Trainmedic",
-        version=__version__,
-        description=_DESCRIPTION,
-        redoc_url=None,
-        default_response_class=AsciiJson,
-        redirect_slashes=False,
-    )
+    app = _Api(_Boundary(webhook.WebhookApp(handle), metrics), SiteCheck(allowed_hosts, lambda: not auth.has_tokens))
     reads = ReadTurns(limits.reads, limits.waiting_reads, "pages of the history")
     feed = app.state.feed = EventFeed(runs, limits.poll_seconds, limits.streams, metrics)
     webhook.declare(app.router, handle)
@@ -106,8 +97,15 @@ class _Api(FastAPI):
     Before either, `sites` checks for whom the request was meant.
     """
 
-    def __init__(self, deliveries: ASGIApp, sites: SiteCheck, **settings: Any) -> None:
-        super().__init__(**settings)
+    def __init__(self, deliveries: ASGIApp, sites: SiteCheck) -> None:
+        super().__init__(
+            title="Trainmedic",
+            version=__version__,
+            description=_DESCRIPTION,
+            redoc_url=None,
+            default_response_class=AsciiJson,
+            redirect_slashes=False,
+        )
         self._deliveries = deliveries
         self._sites = sites
 

@@ -166,8 +166,7 @@ class TrainmedicServer:
             cluster, cluster_topology = await self._cluster(stack, store.fence)
             services = await self._services(stack, bus, cluster, cluster_topology)
             actions = registry.build(services)
-            catalog = Library(settings.playbooks, actions, metrics=metrics)
-            await asyncio.to_thread(catalog.reload)
+            catalog = await self._catalog(actions)
             topology = TopologyWatch(
                 bus, clock, metrics, lambda: any(map(_works_on_jobs, catalog.all())), written, cluster_topology
             )
@@ -265,6 +264,12 @@ class TrainmedicServer:
             cluster=cluster,
             cluster_topology=cluster_topology,
         )
+
+    async def _catalog(self, actions: registry.Registry) -> Library:
+        """The playbooks, as far as they can be loaded."""
+        catalog = Library(self._settings.playbooks, actions, metrics=self._metrics)
+        await asyncio.to_thread(catalog.reload)
+        return catalog
 
     def _metric_history(self, stack: contextlib.AsyncExitStack) -> MetricHistory | None:
         settings = self._settings
