@@ -7,6 +7,7 @@ The tree::
     ├── PlaybookError               a playbook cannot be loaded; the text says file, line and column
     ├── ExpressionError             a template or expression failed while a run used it
     ├── PayloadError                a webhook body is not what Alertmanager sends; ``field`` says where
+    ├── DumpError                   a file is no flight recorder's dump, or holds more than plain values
     ├── NotFound                    no run, playbook or other named object has that name
     ├── Conflict                    the request does not fit the state, such as approving a closed run
     ├── Saturated                   a bounded queue is full; the same request may succeed later
@@ -82,6 +83,11 @@ class PayloadError(TrainmedicError):
         """Make one error of all `problems`; its ``field`` is that of the first."""
         message = "; ".join(f"{field}: {reason}" if field else reason for field, reason in problems)
         return cls(message, problems[0][0], problems)
+
+
+class DumpError(TrainmedicError):
+    """A file is no flight recorder's dump, or holds more than plain values. It was written by a job: nothing of it is
+    believed."""
 
 
 class NotFound(TrainmedicError):

@@ -1,0 +1,70 @@
+"""The process in which flight recorder dumps are read: ``python -m trainmedic_server.adapters.dump_child``.
+
+It gives up what it could do harm with before it reads the first byte: other users' files, writing, opening, starting
+processes, more memory or time than a dump needs. Then it takes dumps from standard input, each as ``rank length``, a
+newline and the bytes, and answers each with a line of JSON. A dump that takes too long ends the process; who started
+it (`adapters.dump_reader`) sees at which dump that was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import sys
+from typing import BinaryIO
+
+from trainmedic_server.diagnosis.flight_recorder import dump
+from trainmedic_server.errors import DumpError
+
+SECONDS_PER_DUMP = 5
+_MEMORY = 2 * 1024**3
+"""Of address space. A dump of 64 MiB takes up to 1 GiB as Python's values."""
+_LONGEST_ANSWER = 16 * 1024**2
+"""Characters. 512 ranks with 100 collectives under way each have 15 KiB a rank."""
+_NOBODY = 65534
+
+
+def main() -> None:
+    """Answers the dumps that come on standard input, one after another."""
+    source, answers = sys.stdin.buffer, sys.stdout.buffer
+    _give_up_everything()
+    while header := source.readline(64):
+        rank, length = (int(part) for part in header.split())
+        signal.alarm(SECONDS_PER_DUMP)
+        answers.write(_answer(source, rank, length).encode() + b"\n")
+        answers.flush()
+        signal.alarm(0)
+
+
+def _answer(source: BinaryIO, rank: int, length: int) -> str:
+    try:
+        answer = json.dumps({"dump": dump.to_plain(dump.read(source.read(length), rank))})
+    except DumpError as error:
+        return json.dumps({"refused": str(error)})
+    except MemoryError:
+        return json.dumps({"refused": "it takes more memory than a dump may"})
+    return answer if len(answer) <= _LONGEST_ANSWER else json.dumps({"refused": "it has too much under way"})
+
+
+def _give_up_everything() -> None:
+    if os.geteuid() == 0:
+        # Without the right to become another user, as in some containers, the limits below have to do.
+        with contextlib.suppress(PermissionError):
+            os.setgroups([])
+            os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+            os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+    for kind, limit in (
+        (resource.RLIMIT_AS, _MEMORY),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_NOFILE, 0),
+        (resource.RLIMIT_NPROC, 0),
+    ):
+        resource.setrlimit(kind, (limit, limit))
+
+
+if __name__ == "__main__":
+    main()
