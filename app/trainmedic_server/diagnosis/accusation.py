@@ -1,0 +1,96 @@
+"""What one witness says: who it was, why, since when, and how much that is worth by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import IntEnum
+
+from trainmedic_server.diagnosis.verdict import Confidence, Evidence
+from trainmedic_server.domain.finding import CauseClass, Finding
+
+
+class Witness(IntEnum):
+    """Who says it, the strongest first."""
+
+    KERNEL = 1
+    RECORDER = 2
+    LINE = 3
+    """The first line of a training or launcher that can be where it began."""
+    NODE = 4
+    """A node that is not there any more."""
+    EXIT = 5
+    TIMED_OUT = 6
+    """All others timed out, and who did not was busy elsewhere."""
+    STRAGGLER = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A time by one node's clock, and by how much that may be wrong."""
+
+    at: datetime
+    error: float = 0.0
+    """Seconds."""
+
+    def is_before(self, other: Moment, by: float = 0.0) -> bool:
+        """Whether it certainly was before `other`, and by at least so many seconds: the clocks' errors do not hide
+        it."""
+        return (other.at - self.at).total_seconds() > self.error + other.error + by
+
+    def plus(self, seconds: float) -> Moment:
+        """The moment so many seconds later."""
+        return Moment(self.at + timedelta(seconds=seconds), self.error)
+
+
+@dataclass(frozen=True, slots=True)
+class Accusation:
+    """One witness's word."""
+
+    witness: Witness
+    cause: CauseClass
+    confidence: Confidence
+    """If nobody else said anything."""
+    evidence: tuple[Evidence, ...]
+    ranks: frozenset[int] = frozenset()
+    node: str = ""
+    """Where; whether it is at fault is another question."""
+    gpu: str | None = None
+    moment: Moment | None = None
+    is_trusted: bool = False
+    """No job can have written it: the kernel, the fabric manager, or the server that sees a node or not."""
+    names_node: bool = False
+    """It would be the node's own fault."""
+    fingerprint: str = ""
+
+    def with_confidence(self, confidence: Confidence) -> Accusation:
+        """The same, worth more or less."""
+        return replace(self, confidence=confidence)
+
+    def is_before(self, other: Accusation) -> bool:
+        """Whether it is certain that this was first."""
+        return self.moment is not None and other.moment is not None and self.moment.is_before(other.moment)
+
+    def concerns(self, other: Accusation) -> bool:
+        """Whether both can mean the same: a rank in common, or the same node where one of them knows no rank."""
+        if self.ranks and other.ranks:
+            return bool(self.ranks & other.ranks)
+        return not self.node or not other.node or self.node == other.node
+
+
+def moment_of(finding: Finding) -> Moment:
+    """When a finding began."""
+    return Moment(finding.first_at, finding.clock_error)
+
+
+def evidence_of(finding: Finding, why: str) -> Evidence:
+    """A finding as evidence."""
+    origin = finding.origin
+    return Evidence(why, finding.line, origin.source, origin.node, rank_of(finding), finding.first_at, finding.rule)
+
+
+def rank_of(finding: Finding) -> int | None:
+    """The rank whose line began the finding; None where it is not known."""
+    if finding.origin.rank is not None:
+        return finding.origin.rank
+    return next(iter(finding.ranks)) if len(finding.ranks) == 1 else None

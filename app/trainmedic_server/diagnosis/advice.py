@@ -1,0 +1,27 @@
+"""What to do after a verdict."""
+
+from __future__ import annotations
+
+from trainmedic_server.diagnosis.verdict import Advice, Confidence
+from trainmedic_server.domain.finding import CauseClass
+
+_RETRIES = 2
+"""So many times the same end without a person: another attempt has been tried then."""
+
+_ADVICE = {
+    CauseClass.GPU_MEMORY: Advice.ASK,
+    CauseClass.HOST_MEMORY: Advice.RESTART,
+    CauseClass.STORAGE: Advice.ASK,
+    CauseClass.DATA: Advice.RESTART,
+    CauseClass.CODE: Advice.RESTART,
+    CauseClass.NUMERICS: Advice.ROLLBACK,
+}
+
+
+def what_to_do(cause: CauseClass, confidence: Confidence, before: int, *, names_node: bool) -> Advice:
+    """The next step, where the job ended so `before` times already."""
+    if names_node:
+        return Advice.ISOLATE_NODE
+    if before >= _RETRIES or (before and cause is CauseClass.CODE and confidence is Confidence.HIGH):
+        return Advice.STOP if cause in (CauseClass.CODE, CauseClass.GPU_MEMORY) else Advice.ASK
+    return _ADVICE.get(cause, Advice.RESTART)

@@ -1,0 +1,73 @@
+"""What is known of one attempt of a job, from whichever side: what a diagnosis is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from trainmedic_server.diagnosis.exits import Exit
+from trainmedic_server.diagnosis.flight_recorder.absentees import Reading
+from trainmedic_server.domain.finding import Finding
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """What is known of one rank, whether it failed or not."""
+
+    node: str = ""
+    """Empty where it is not known."""
+    gpu: str | None = None
+    """Its GPU, as the node's kernel names it: a PCI address."""
+    pid: int | None = None
+    last_step: int | None = None
+    """The last step that it said to have completed."""
+    last_step_at: datetime | None = None
+    last_line_at: datetime | None = None
+    """Of whatever it printed last; None where it printed nothing that was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """The verdict on an earlier attempt of the same job."""
+
+    attempt: int
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything that was collected of one attempt."""
+
+    job: str | None = None
+    attempt: int | None = None
+    findings: Sequence[Finding] = ()
+    """Of all ranks and nodes of the job; those of one stream in its order."""
+    exits: Sequence[Exit] = ()
+    recorder: Reading | None = None
+    """What the flight recorder's dumps say together; None where there is none."""
+    refused_dumps: Mapping[str, str] = field(default_factory=dict)
+    """Which dumps were not read, and why."""
+    ranks: Mapping[int, Rank] = field(default_factory=dict)
+    world_size: int | None = None
+    kernel_read: frozenset[str] = frozenset()
+    """The nodes whose kernel log was read over that time."""
+    gone_nodes: Mapping[str, datetime] = field(default_factory=dict)
+    """Nodes that are not there any more, and since when, as the server sees it: never what a job says."""
+    healthy_shapes: frozenset[str] = frozenset()
+    """The shapes of lines that successful attempts of this job printed too: `Finding.shape`."""
+    earlier: Sequence[Earlier] = ()
+
+    def node_of(self, rank: int | None) -> str:
+        """The node on which `rank` ran; empty where it is not known."""
+        known = self.ranks.get(rank) if rank is not None else None
+        return known.node if known else ""
+
+    def ranks_on(self, node: str) -> tuple[int, ...]:
+        """The ranks that ran on `node`, ascending."""
+        return tuple(sorted(rank for rank, known in self.ranks.items() if node and known.node == node))
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """The nodes on which ranks ran."""
+        return frozenset(known.node for known in self.ranks.values() if known.node)

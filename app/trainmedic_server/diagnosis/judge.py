@@ -1,0 +1,164 @@
+"""From what all witnesses say to one verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from trainmedic_server.diagnosis import advice, stragglers, witnesses, wording
+from trainmedic_server.diagnosis.accusation import Accusation, Witness, evidence_of
+from trainmedic_server.diagnosis.facts import Facts
+from trainmedic_server.diagnosis.verdict import Confidence, Evidence, Verdict
+from trainmedic_server.diagnosis.window import TRUSTED_SOURCES, Relevant, relevant
+from trainmedic_server.domain.finding import CauseClass
+
+_VAGUE = frozenset({CauseClass.UNKNOWN, CauseClass.HANG})
+"""Causes that say that something is, and not why: another witness of the same can say why."""
+_MOST_EVIDENCE = 20
+
+
+def diagnose(facts: Facts) -> Verdict:
+    """The verdict on one attempt of a job."""
+    counting = relevant(facts)
+    accusations = sorted(_all(facts, counting), key=lambda accusation: accusation.witness)
+    if not accusations:
+        return _nobody(facts, counting)
+    leader = _leader(accusations)
+    leader, against = _weighed(leader, [other for other in accusations if other is not leader])
+    return _verdict(leader, against, facts, counting)
+
+
+def _all(facts: Facts, counting: Relevant) -> Iterable[Accusation]:
+    yield from witnesses.kernel(facts, counting)
+    yield from witnesses.recorder(facts)
+    yield from witnesses.first_line(facts, counting)
+    yield from witnesses.gone_nodes(facts, counting)
+    yield from witnesses.first_exits(facts)
+    yield from witnesses.not_timed_out(facts, counting)
+    yield from stragglers.left_behind(facts, counting)
+
+
+def _leader(accusations: Sequence[Accusation]) -> Accusation:
+    """The strongest witness, and of several of the same the first; not one that spoke of what came afterwards."""
+    strongest = accusations[0]
+    alike = [other for other in accusations if other.witness is strongest.witness]
+    alike.sort(key=lambda a: (a.confidence is not Confidence.HIGH, a.moment is None, a.moment and a.moment.at))
+    first = alike[0]
+    lines = [other for other in accusations if other.witness is Witness.LINE]
+    # A line of the job that is certainly older, and of somewhere else, began it, whatever the stronger one saw then.
+    for line in lines:
+        if first.witness < Witness.LINE and line.is_before(first) and not line.concerns(first):
+            return line
+    return first
+
+
+def _weighed(leader: Accusation, others: Sequence[Accusation]) -> tuple[Accusation, list[Evidence]]:
+    """The leading accusation with what others add to it, and what speaks against it."""
+    against: list[Evidence] = []
+    leader = _merged(leader, [other for other in others if other.concerns(leader)])
+    for other in others:
+        if other.concerns(leader) or leader.is_before(other):
+            continue
+        # Who came last, or did not time out, is only asked where nobody says more.
+        if other.witness > Witness.EXIT or (other.witness is Witness.EXIT and other.confidence is Confidence.LOW):
+            continue
+        against += other.evidence[:2]
+        leader = leader.with_confidence(leader.confidence.lowered())
+    return leader, against
+
+
+def _merged(leader: Accusation, same: Sequence[Accusation]) -> Accusation:
+    """What witnesses of the same add: a cause where the leader knows none, ranks, a card, and sureness."""
+    for other in same:
+        agrees = other.cause is leader.cause or leader.cause in _VAGUE or other.cause in _VAGUE
+        is_explained = leader.is_trusted and not other.is_trusted
+        if not agrees and not is_explained:
+            # Both concern the same ranks, and say different things: who is stronger is believed, less.
+            leader = leader.with_confidence(leader.confidence.lowered())
+            leader = replace(leader, evidence=leader.evidence + other.evidence[:2])
+            continue
+        cause = other.cause if leader.cause in _VAGUE and other.cause not in _VAGUE else leader.cause
+        ranks = leader.ranks & other.ranks if leader.ranks and other.ranks else leader.ranks or other.ranks
+        raised = other.witness <= Witness.EXIT and (
+            other.is_trusted or leader.is_trusted or _both_know_ranks(leader, other)
+        )
+        leader = replace(
+            leader,
+            cause=cause,
+            ranks=ranks,
+            node=leader.node or other.node,
+            gpu=leader.gpu or other.gpu,
+            is_trusted=leader.is_trusted or other.is_trusted,
+            names_node=leader.names_node or other.names_node,
+            confidence=Confidence.HIGH if raised and _is_worth(leader, other) else leader.confidence,
+            evidence=leader.evidence + other.evidence,
+            fingerprint=other.fingerprint if cause is not leader.cause else leader.fingerprint,
+        )
+    return leader
+
+
+def _both_know_ranks(one: Accusation, other: Accusation) -> bool:
+    return bool(one.ranks) and bool(other.ranks)
+
+
+def _is_worth(leader: Accusation, other: Accusation) -> bool:
+    """Two that are each likely make it sure; a hint makes nothing sure."""
+    return Confidence.LOW not in (leader.confidence, other.confidence)
+
+
+def _nobody(facts: Facts, counting: Relevant) -> Verdict:
+    """Nobody can be named. That there is a hang can still be said."""
+    hang = next((finding for finding in counting.cascades if finding.cause is CauseClass.HANG), None)
+    evidence = [evidence_of(finding, "a victim's line; it names no culprit") for finding in counting.cascades[:5]]
+    if facts.recorder and facts.recorder.waits and not facts.recorder.absent:
+        wait = facts.recorder.waits[0]
+        came = f"all {len(wait.waiting)} ranks with a dump came to {wait.operation} number {wait.number}"
+        why = f"{came}, and it did not end"
+        evidence.insert(0, Evidence(why, source="flight recorder", at=wait.since))
+    is_hang = hang is not None or bool(facts.recorder and facts.recorder.waits)
+    cause = CauseClass.HANG if is_hang else CauseClass.UNKNOWN
+    before = sum(1 for earlier in facts.earlier if earlier.fingerprint == str(cause))
+    return Verdict(
+        cause=cause,
+        confidence=Confidence.LOW,
+        summary=wording.nobody(cause, facts),
+        advice=advice.what_to_do(cause, Confidence.LOW, before, names_node=False),
+        evidence=tuple(evidence),
+        missing=tuple(wording.missing(facts)),
+        same_before=before,
+        fingerprint=str(cause),
+    )
+
+
+def _verdict(leader: Accusation, against: Sequence[Evidence], facts: Facts, counting: Relevant) -> Verdict:
+    node = leader.node if _may_name_node(leader) else None
+    before = sum(1 for earlier in facts.earlier if earlier.fingerprint == leader.fingerprint)
+    evidence = [*leader.evidence, *_confirming(leader, counting)]
+    return Verdict(
+        cause=leader.cause,
+        confidence=leader.confidence,
+        summary=wording.summary(leader, facts),
+        advice=advice.what_to_do(leader.cause, leader.confidence, before, names_node=node is not None),
+        ranks=tuple(sorted(leader.ranks)),
+        node=node,
+        gpu=leader.gpu if node else None,
+        evidence=tuple(dict.fromkeys(evidence))[:_MOST_EVIDENCE],
+        against=tuple(dict.fromkeys(against))[:_MOST_EVIDENCE],
+        missing=tuple(wording.missing(facts)),
+        same_before=before,
+        fingerprint=leader.fingerprint,
+    )
+
+
+def _may_name_node(leader: Accusation) -> bool:
+    """Only what no job can have written names a node, and only where nothing speaks against it."""
+    return leader.confidence is Confidence.HIGH and leader.is_trusted and leader.names_node and bool(leader.node)
+
+
+def _confirming(leader: Accusation, counting: Relevant) -> list[Evidence]:
+    """Further lines of the kernel on the same node."""
+    return [
+        evidence_of(finding, "the same node's kernel said so as well")
+        for finding in counting.trusted
+        if finding.origin.source in TRUSTED_SOURCES and leader.node and finding.origin.node == leader.node
+    ][:5]
