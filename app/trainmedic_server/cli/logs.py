@@ -23,7 +23,7 @@ from trainmedic_server.simulation.log_lines import LineExplanation
 from trainmedic_server.simulation.log_lines import explain as explain_lines
 
 _paths = click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path(path_type=Path))
-_rules = click.option(
+rules_option = click.option(
     "--rules",
     "paths",
     metavar="PATH",
@@ -79,7 +79,7 @@ def schema() -> None:
     metavar="NAME",
     help="Whose lines they are: training, launcher, slurm, kernel, fabric-manager, or a name of your own.",
 )
-@_rules
+@rules_option
 @click.option("--matched", is_flag=True, help="Only lines that a rule takes, ends with, or nearly takes.")
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def explain(file: BinaryIO, source: str, paths: Sequence[Path], matched: bool, output: str) -> None:
@@ -88,7 +88,7 @@ def explain(file: BinaryIO, source: str, paths: Sequence[Path], matched: bool, o
     FILE is a log as its program wrote it; - reads standard input. A rule comes near where its literal is in the line
     and its pattern is not. JSON is one object for each line.
     """
-    for line in explain_lines(file, source, _loaded(paths), SystemClock().now()):
+    for line in explain_lines(file, source, loaded(paths), SystemClock().now()):
         if matched and line.match.rule is None and not line.match.near and not line.match.ended:
             continue
         click.echo(json_text(line.as_data()) if output == "json" else _shown(line))
@@ -105,7 +105,12 @@ def _shown(line: LineExplanation) -> str:
     return visible(f"{line.number:>6}  {said}  | {first[:160]}")
 
 
-def _loaded(paths: Sequence[Path]) -> RuleSet:
+def loaded(paths: Sequence[Path]) -> RuleSet:
+    """The rules in `paths`, else the usual ones. What cannot be loaded of them is told.
+
+    Raises:
+        exits.InvalidInput: There are none.
+    """
     library = LogRuleLibrary(_roots(paths))
     library.reload()
     for problem in library.problems:

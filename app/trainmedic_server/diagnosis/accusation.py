@@ -9,6 +9,8 @@ from enum import IntEnum
 from trainmedic_server.diagnosis.verdict import Confidence, Evidence
 from trainmedic_server.domain.finding import CauseClass, Finding
 
+_USELESS = 86400.0
+
 
 class Witness(IntEnum):
     """Who says it, the strongest first."""
@@ -27,20 +29,29 @@ class Witness(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A time by one node's clock, and by how much that may be wrong."""
+    """A time by one clock, and by how much that may be wrong."""
 
     at: datetime
     error: float = 0.0
-    """Seconds."""
+    """Seconds by which it may differ from another clock's."""
+    clock: str = ""
+    """Whose clock it is: times of the same one have an order whatever the error. Empty where it is not known."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it says anything: of a kernel's log without times a line may be of last month."""
+        return self.error < _USELESS
 
     def is_before(self, other: Moment, by: float = 0.0) -> bool:
         """Whether it certainly was before `other`, and by at least so many seconds: the clocks' errors do not hide
         it."""
-        return (other.at - self.at).total_seconds() > self.error + other.error + by
+        is_same_clock = bool(self.clock) and self.clock == other.clock
+        error = 0.0 if is_same_clock else self.error + other.error
+        return (other.at - self.at).total_seconds() > error + by
 
     def plus(self, seconds: float) -> Moment:
         """The moment so many seconds later."""
-        return Moment(self.at + timedelta(seconds=seconds), self.error)
+        return Moment(self.at + timedelta(seconds=seconds), self.error, self.clock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +83,25 @@ class Accusation:
         return self.moment is not None and other.moment is not None and self.moment.is_before(other.moment)
 
     def concerns(self, other: Accusation) -> bool:
-        """Whether both can mean the same: a rank in common, or the same node where one of them knows no rank."""
+        """Whether both mean the same place: a rank in common, or, where one of them knows no rank, the same node.
+
+        Where nobody knows on which node a rank was, a line of some node's kernel is not about it.
+        """
         if self.ranks and other.ranks:
             return bool(self.ranks & other.ranks)
-        return not self.node or not other.node or self.node == other.node
+        return self.node == other.node
 
 
 def moment_of(finding: Finding) -> Moment:
     """When a finding began."""
-    return Moment(finding.first_at, finding.clock_error)
+    return Moment(finding.first_at, finding.clock_error, clock_of(finding))
+
+
+def clock_of(finding: Finding) -> str:
+    """Whose clock a finding's times are by: its node's, or where that is not known its stream's."""
+    origin = finding.origin
+    has_times = finding.clock_error < _USELESS
+    return f"node {origin.node}" if origin.node and has_times else f"stream {origin.stream}"
 
 
 def evidence_of(finding: Finding, why: str) -> Evidence:

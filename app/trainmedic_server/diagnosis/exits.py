@@ -156,10 +156,11 @@ def _local_time(text: str) -> datetime | None:
         return None
 
 
+_LONGEST_LINE = 1000
 _ELASTIC = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
 _DEEPSPEED = re.compile(r"exits with return code = (-?\d+)\s*$")
 _ACCELERATE = re.compile(
-    r"CalledProcessError: Command .* (?:returned non-zero exit status (\d+)|died with <Signals\.(\w+)"
+    r"CalledProcessError: Command .* (?:returned non-zero exit status (\d+)|died with <Signals\.(\w+))"
 )
 _SLURM = re.compile(r"srun: error: (\S+): tasks? ([\d,\-]+): (.+?)\s*$")
 _SLURM_WORDS = {
@@ -179,14 +180,15 @@ def launcher_line(text: str, node: str = "") -> list[Exit]:
 
     Slurm counts tasks, which are ranks where each rank is a task of its own; they are given as ranks.
     """
+    tail, text = text[-200:], text[:_LONGEST_LINE]
     if found := _ELASTIC.search(text):
         code, by_signal = of_code(int(found[1]))
         ended = Exit("torchrun", code, by_signal, local_rank=int(found[2]), node=node, pid=int(found[3]))
         return [replace(ended, is_first=True, line=text[:500])]
-    if found := _DEEPSPEED.search(text):
+    if found := _DEEPSPEED.search(tail):
         # The command that it prints before is that of the last process it started, not of the one that failed.
         code, by_signal = of_code(int(found[1]))
-        return [Exit("deepspeed", code, by_signal, node=node, line=text[:500])]
+        return [Exit("deepspeed", code, by_signal, node=node, line=tail)]
     if found := _ACCELERATE.search(text):
         by_signal = getattr(signal, found[2], None) if found[2] else None
         return [Exit("accelerate", int(found[1]) if found[1] else None, by_signal, node=node, line=text[:500])]
@@ -195,7 +197,7 @@ def launcher_line(text: str, node: str = "") -> list[Exit]:
         if code is None and by_signal is None:
             return []
         ended = Exit("slurm", code, by_signal, node=found[1], said=found[3], line=text[:500])
-        return [replace(ended, rank=task) for task in _tasks(found[2])]
+        return [replace(ended, rank=task) for task in _tasks(found[2][:200])]
     return []
 
 
@@ -228,3 +230,11 @@ def error_file(raw: bytes, **known: Any) -> Exit | None:
         return Exit("error file", code=1, said=said, line=said, at=at, **known)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError, RecursionError):
         return None
+
+
+def call_stack(raw: bytes) -> str:
+    """The traceback in such a file; empty where there is none."""
+    try:
+        return str(json.loads(raw)["message"]["extraInfo"]["py_callstack"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""

@@ -50,6 +50,8 @@ class Facts:
     """Which dumps were not read, and why."""
     ranks: Mapping[int, Rank] = field(default_factory=dict)
     world_size: int | None = None
+    last_step_at: datetime | None = None
+    """When any rank last completed a step."""
     kernel_read: frozenset[str] = frozenset()
     """The nodes whose kernel log was read over that time."""
     gone_nodes: Mapping[str, datetime] = field(default_factory=dict)
@@ -66,6 +68,20 @@ class Facts:
     def ranks_on(self, node: str) -> tuple[int, ...]:
         """The ranks that ran on `node`, ascending."""
         return tuple(sorted(rank for rank, known in self.ranks.items() if node and known.node == node))
+
+    @property
+    def unread_ranks(self) -> tuple[int, ...]:
+        """The ranks of which no line was read, as far as it is known how many there are; ascending."""
+        known = self.recorder.silent if self.recorder else ()
+        count = max([self.world_size or 0, *(rank + 1 for rank in (*self.ranks, *known))], default=0)
+        lines = {rank for rank, state in self.ranks.items() if state.last_line_at is not None}
+        return tuple(rank for rank in range(count) if rank not in lines)
+
+    @property
+    def progressed_at(self) -> datetime | None:
+        """When a step was completed last, by any rank; None where no step is known."""
+        own = [known.last_step_at for known in self.ranks.values() if known.last_step_at is not None]
+        return max([*own, *([self.last_step_at] if self.last_step_at else [])], default=None)
 
     @property
     def nodes(self) -> frozenset[str]:

@@ -40,7 +40,7 @@ def _all(facts: Facts, counting: Relevant) -> Iterable[Accusation]:
 
 def _leader(accusations: Sequence[Accusation]) -> Accusation:
     """The strongest witness, and of several of the same the first; not one that spoke of what came afterwards."""
-    strongest = accusations[0]
+    strongest = next((a for a in accusations if a.confidence is not Confidence.LOW), accusations[0])
     alike = [other for other in accusations if other.witness is strongest.witness]
     alike.sort(key=lambda a: (a.confidence is not Confidence.HIGH, a.moment is None, a.moment and a.moment.at))
     first = alike[0]
@@ -71,7 +71,7 @@ def _merged(leader: Accusation, same: Sequence[Accusation]) -> Accusation:
     """What witnesses of the same add: a cause where the leader knows none, ranks, a card, and sureness."""
     for other in same:
         agrees = other.cause is leader.cause or leader.cause in _VAGUE or other.cause in _VAGUE
-        is_explained = leader.is_trusted and not other.is_trusted
+        is_explained = leader.is_trusted and not other.is_trusted and bool(leader.moment and leader.moment.is_known)
         if not agrees and not is_explained:
             # Both concern the same ranks, and say different things: who is stronger is believed, less.
             leader = leader.with_confidence(leader.confidence.lowered())
@@ -79,9 +79,8 @@ def _merged(leader: Accusation, same: Sequence[Accusation]) -> Accusation:
             continue
         cause = other.cause if leader.cause in _VAGUE and other.cause not in _VAGUE else leader.cause
         ranks = leader.ranks & other.ranks if leader.ranks and other.ranks else leader.ranks or other.ranks
-        raised = other.witness <= Witness.EXIT and (
-            other.is_trusted or leader.is_trusted or _both_know_ranks(leader, other)
-        )
+        raised = other.witness <= Witness.EXIT and other.witness is not leader.witness
+        raised = raised and (other.is_trusted or leader.is_trusted or _both_know_ranks(leader, other))
         leader = replace(
             leader,
             cause=cause,
@@ -109,7 +108,8 @@ def _is_worth(leader: Accusation, other: Accusation) -> bool:
 def _nobody(facts: Facts, counting: Relevant) -> Verdict:
     """Nobody can be named. That there is a hang can still be said."""
     hang = next((finding for finding in counting.cascades if finding.cause is CauseClass.HANG), None)
-    evidence = [evidence_of(finding, "a victim's line; it names no culprit") for finding in counting.cascades[:5]]
+    by_rule = {finding.rule: finding for finding in reversed(counting.cascades)}
+    evidence = [evidence_of(finding, "a victim's line; it names no culprit") for finding in by_rule.values()]
     if facts.recorder and facts.recorder.waits and not facts.recorder.absent:
         wait = facts.recorder.waits[0]
         came = f"all {len(wait.waiting)} ranks with a dump came to {wait.operation} number {wait.number}"
@@ -160,5 +160,6 @@ def _confirming(leader: Accusation, counting: Relevant) -> list[Evidence]:
     return [
         evidence_of(finding, "the same node's kernel said so as well")
         for finding in counting.trusted
+        if finding.line not in {each.line for each in leader.evidence}
         if finding.origin.source in TRUSTED_SOURCES and leader.node and finding.origin.node == leader.node
     ][:5]

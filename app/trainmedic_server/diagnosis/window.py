@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainmedic_server.diagnosis.accusation import Moment, moment_of, rank_of
+from trainmedic_server.diagnosis.accusation import Moment, clock_of, moment_of, rank_of
 from trainmedic_server.diagnosis.facts import Facts
 from trainmedic_server.domain.finding import CauseClass, Finding, Role
 
@@ -40,7 +40,7 @@ def relevant(facts: Facts) -> Relevant:
     own = [f for f in facts.findings if f.origin.source not in TRUSTED_SOURCES and f.shape not in facts.healthy_shapes]
     recovered = [finding for finding in own if finding.role is Role.ROOT and _went_on(finding, facts)]
     open_ = [finding for finding in own if finding not in recovered]
-    roots = sorted((f for f in open_ if f.role is Role.ROOT), key=lambda f: f.first_at)
+    roots = sorted((f for f in open_ if f.role is Role.ROOT and _says_why(f)), key=lambda f: f.first_at)
     cascades = sorted((f for f in open_ if f.role is Role.CASCADE), key=lambda f: f.first_at)
     ended = _first_sign([*roots, *cascades], facts)
     trusted = [finding for finding in facts.findings if _is_near(finding, facts, ended)]
@@ -48,15 +48,24 @@ def relevant(facts: Facts) -> Relevant:
     return Relevant(trusted, roots, cascades, recovered, ended)
 
 
+def _says_why(finding: Finding) -> bool:
+    """Whether a line of the job can be where it began. That a process ended is told by its exit, and that another one
+    was killed for want of memory is only believed of the kernel."""
+    if finding.cause is CauseClass.HOST_MEMORY:
+        return "pid" not in finding.fields
+    return finding.cause is not CauseClass.UNKNOWN
+
+
 def _went_on(finding: Finding, facts: Facts) -> bool:
     """Whether its rank completed a step after it. A loss that is not a number does not keep anybody from that."""
     if finding.cause is CauseClass.NUMERICS:
         return False
     rank = rank_of(finding)
-    known = [state for of, state in facts.ranks.items() if rank in (None, of)]
-    steps = [state.last_step_at for state in known if state.last_step_at is not None]
-    last = Moment(finding.last_at, finding.clock_error)
-    return any(last.is_before(Moment(at), by=1.0) for at in steps)
+    known = facts.ranks.get(rank) if rank is not None else None
+    own = known.last_step_at if known else None
+    progressed_at = own or (facts.progressed_at if rank is None else None)
+    last = Moment(finding.last_at, finding.clock_error, clock_of(finding))
+    return progressed_at is not None and last.is_before(Moment(progressed_at), by=1.0)
 
 
 def _first_sign(findings: Sequence[Finding], facts: Facts) -> Moment | None:
@@ -67,18 +76,15 @@ def _first_sign(findings: Sequence[Finding], facts: Facts) -> Moment | None:
 
 
 def _is_near(finding: Finding, facts: Facts, ended: Moment | None) -> bool:
-    """Whether a line of the kernel can have to do with it: on a node of the job, after its last step, before the end,
-    and not over by then."""
+    """Whether a line of the kernel can have to do with it: after the job's last step, before the end, and not over by
+    then."""
     if finding.origin.source not in TRUSTED_SOURCES or finding.role not in (Role.ROOT, Role.CONFIRMATION):
-        return False
-    if finding.origin.node and facts.nodes and finding.origin.node not in facts.nodes:
         return False
     moment = moment_of(finding)
     if ended and ended.plus(_LATE).is_before(moment):
         return False
-    if finding.is_over and ended and Moment(finding.last_at, finding.clock_error).is_before(ended):
+    if finding.is_over and ended and Moment(finding.last_at, finding.clock_error, clock_of(finding)).is_before(ended):
         return False
-    steps = [known.last_step_at for known in facts.ranks.values() if known.last_step_at is not None]
-    if steps:
-        return not moment.is_before(Moment(max(steps)), by=_SETTLING)
+    if facts.progressed_at is not None:
+        return not moment.is_before(Moment(facts.progressed_at), by=_SETTLING)
     return ended is None or not moment.is_before(ended, by=_LONGEST_BEFORE)

@@ -17,6 +17,9 @@ _OWN_FAULTS = frozenset({CauseClass.GPU, CauseClass.NODE, CauseClass.NETWORK, Ca
 """Causes by which a node is at fault. Want of memory is the job's fault, or that of what runs beside it."""
 _SURE_ALONE = frozenset({CauseClass.GPU, CauseClass.NODE})
 """A lost card or a panic ends a job; a link or a file system may have been one that the job does not use."""
+_NEVER_SURE_BY_LINE = frozenset({CauseClass.UNKNOWN, CauseClass.NETWORK, CauseClass.GPU, CauseClass.NODE})
+"""Causes of which a training sees only what they do to it: evidence of a card or a wire is the kernel's."""
+_PROGRAMS_XIDS = frozenset({"13", "31"})
 _MOST_TO_ACCUSE = 0.25
 """Of all ranks. Who did not time out is only told apart where nearly everybody did."""
 
@@ -34,16 +37,36 @@ def kernel(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
             yield Accusation(
                 Witness.KERNEL,
                 finding.cause,
-                Confidence.HIGH if finding.cause in _SURE_ALONE else Confidence.MEDIUM,
+                _worth_of_kernel(finding, gpu, facts),
                 (evidence_of(finding, f"the kernel of {finding.origin.node or 'a node'} reported it"),),
                 ranks,
                 finding.origin.node,
                 gpu,
                 moment_of(finding),
                 is_trusted=True,
-                names_node=finding.cause in _OWN_FAULTS and bool(finding.origin.node),
+                names_node=_is_nodes_fault(finding, relevant, facts),
                 fingerprint=f"{finding.cause}:{finding.rule}",
             )
+
+
+def _worth_of_kernel(finding: Finding, gpu: str | None, facts: Facts) -> Confidence:
+    on_node = [facts.ranks[rank].gpu for rank in facts.ranks_on(finding.origin.node)]
+    if gpu and any(on_node) and not any(_same_gpu(used, gpu) for used in on_node):
+        return Confidence.LOW  # of some ranks it is not known which card they use
+    is_sure = finding.cause in _SURE_ALONE and moment_of(finding).is_known
+    return Confidence.HIGH if is_sure else Confidence.MEDIUM
+
+
+def _is_nodes_fault(finding: Finding, relevant: Relevant, facts: Facts) -> bool:
+    """Whether the node that a line of its kernel is about would be at fault. Storage that several nodes lose at once
+    is somewhere else; and where the others' kernel logs were not read, nobody knows."""
+    if not finding.origin.node or finding.cause not in _OWN_FAULTS:
+        return False
+    if finding.cause is not CauseClass.STORAGE:
+        return True
+    nodes = {other.origin.node for other in relevant.trusted if other.rule == finding.rule}
+    others = facts.nodes - nodes
+    return len(nodes) == 1 and bool(others) and others <= facts.kernel_read
 
 
 def _gpu_field(finding: Finding) -> str | None:
@@ -178,10 +201,12 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
         for cascade in relevant.cascades
         if rank_of(cascade) not in ranks and moment_of(cascade).is_before(moment_of(leading), by=1.0)
     ]
-    is_sure = not others and not earlier and leading.cause not in (CauseClass.UNKNOWN, CauseClass.NETWORK)
+    is_sure = not others and not earlier and leading.cause not in _NEVER_SURE_BY_LINE and not _was_killed(leading)
+    # An exception can be what became of another one, on a rank of which nothing was read.
+    is_sure = is_sure and not (leading.cause is CauseClass.CODE and facts.unread_ranks)
     yield Accusation(
         Witness.LINE,
-        leading.cause,
+        _cause_of_line(leading, facts),
         Confidence.HIGH if is_sure else Confidence.MEDIUM,
         tuple(evidence_of(finding, "no line that can be where it began is earlier") for finding in alike[:8]),
         ranks,
@@ -189,6 +214,22 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
         moment=moment_of(leading),
         fingerprint=f"{leading.cause}:{leading.rule}:{leading.shape}",
     )
+
+
+def _was_killed(finding: Finding) -> bool:
+    """Whether it says that a helper, such as a data loader, was killed, by whomever: as a rank's bare SIGKILL."""
+    return "signal: Killed" in finding.line
+
+
+def _cause_of_line(leading: Finding, facts: Facts) -> CauseClass:
+    """What CUDA calls an error is the program's where the kernel says that a program did what it may not (XID 13,
+    31)."""
+    if leading.cause is not CauseClass.GPU:
+        return leading.cause
+    node = leading.origin.node or facts.node_of(rank_of(leading))
+    programs = [f for f in facts.findings if f.role is Role.CONFIRMATION and f.fields.get("xid") in _PROGRAMS_XIDS]
+    is_programs = any(not node or other.origin.node in ("", node) for other in programs)
+    return CauseClass.CODE if is_programs else CauseClass.GPU
 
 
 def gone_nodes(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
@@ -223,15 +264,34 @@ def first_exits(facts: Facts) -> Iterator[Accusation]:
         return
     for rank, ended in by_rank.items():
         cause, why = exits.meaning(ended)
+        confirming = _told_out_of_memory(ended, facts) if ended.signal == signal.SIGKILL else []
+        if confirming:
+            cause, why = CauseClass.HOST_MEMORY, "it was killed for want of memory, as the scheduler says"
         yield Accusation(
             Witness.EXIT,
             cause,
-            Confidence.MEDIUM if hard and len(by_rank) == 1 else Confidence.LOW,
-            (_evidence_of_exit(ended, f"it ended first, by {ended.how}: {why}"),),
+            _worth_of_exit(bool(hard) and len(by_rank) == 1, bool(confirming)),
+            (_evidence_of_exit(ended, f"it ended first, by {ended.how}: {why}"), *confirming),
             frozenset() if rank is None else frozenset({rank}),
             facts.node_of(rank) or ended.node,
             fingerprint=f"{cause}:exit:{ended.how}",
         )
+
+
+def _worth_of_exit(is_only_one: bool, is_confirmed: bool) -> Confidence:
+    if not is_only_one:
+        return Confidence.LOW
+    return Confidence.HIGH if is_confirmed else Confidence.MEDIUM
+
+
+def _told_out_of_memory(ended: Exit, facts: Facts) -> list[Evidence]:
+    """What the scheduler or the runtime of containers says of a process that was killed for want of memory."""
+    return [
+        evidence_of(finding, "somebody was killed there for want of memory")
+        for finding in facts.findings
+        if finding.role in (Role.CONFIRMATION, Role.ROOT) and finding.cause is CauseClass.HOST_MEMORY
+        if not finding.origin.node or _is_on(ended, finding.origin.node, facts)
+    ][:3]
 
 
 def not_timed_out(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:

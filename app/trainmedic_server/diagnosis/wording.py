@@ -19,8 +19,8 @@ _CAUSES = {
     CauseClass.NUMERICS: "The loss or the gradients are no numbers any more, or exploded",
     CauseClass.NODE: "A machine failed",
     CauseClass.PREEMPTION: "Somebody ended it on purpose",
-    CauseClass.HANG: "It hangs: somebody did not come to a collective, and why is not known",
-    CauseClass.UNKNOWN: "Why is not known",
+    CauseClass.HANG: "It hangs",
+    CauseClass.UNKNOWN: "It failed, and why is not known",
 }
 _MOST_NAMED = 8
 
@@ -61,9 +61,7 @@ def missing(facts: Facts) -> Iterator[str]:
         yield f"the kernel log of {few(unread)} was not read"
     elif not facts.kernel_read:
         yield "no kernel log was read"
-    everybody = range(facts.world_size or 0)
-    quiet = [str(r) for r in everybody if r not in facts.ranks or facts.ranks[r].last_line_at is None]
-    if quiet:
-        yield f"nothing that rank {few(quiet)} printed"
+    if facts.unread_ranks:
+        yield f"what rank {few([str(rank) for rank in facts.unread_ranks])} printed"
     if not facts.exits:
         yield "how the processes ended"

@@ -39,7 +39,7 @@ def seen(line: Line, match: LineMatch, gpu_of: GpuLookup) -> Finding:
     assert rule is not None
     assert role is not None
     assert cause is not None
-    shown = _telling(line.text, match.start)
+    shown = _telling(line.text, _start(line.text, match))
     rank = line.origin.rank
     if rank is None and line.record is not None and isinstance(line.record.get("rank"), int):
         rank = line.record["rank"]
@@ -69,6 +69,13 @@ def stream_key(origin: Origin) -> str:
 def _id(line: Line, rule: LogRule) -> str:
     written = f"{stream_key(line.origin)}\0{line.place}\0{rule.name}"
     return hashlib.sha256(written.encode(errors="replace")).hexdigest()[:32]
+
+
+def _start(text: str, match: LineMatch) -> int:
+    """Return where the telling line of a block is: of a traceback, that of the exception which ended it."""
+    exception = match.fields.get("exception")
+    at = text.rfind(f"\n{exception}") if isinstance(exception, str) and exception else -1
+    return match.start if at < match.start else at + 1
 
 
 def _telling(text: str, start: int) -> str:

@@ -66,6 +66,11 @@ class FindingTracker:
         self._use(rule_set)
 
     @property
+    def matcher(self) -> LineMatcher:
+        """The matcher of the rules in force."""
+        return self._matcher
+
+    @property
     def rule_set(self) -> RuleSet:
         """The rules that are in force."""
         return self._rule_set

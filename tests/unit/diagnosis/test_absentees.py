@@ -30,7 +30,7 @@ def one(
     rank: int,
     *entries: dict[str, Any],
     called: dict[str, int] | None = None,
-    groups: Mapping[str, Sequence[int]] = {},  # noqa: B006 - it is not changed
+    groups: Mapping[str, Sequence[int]] = {},
 ) -> Dump:
     """The dump of a rank in a job of four, and in the `groups` that are named."""
     config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2, 3]"}}

@@ -1,0 +1,248 @@
+"""A folder of logs and dumps, whoever has put it together: which file is what, and of which node, rank and attempt.
+
+Our own layout (``trainmedic.wire.log_layout``), torchrun's ``--log-dir``, and files whose names tell: ``rank3.log``,
+``dmesg-node7.txt``, ``slurm-123.out``, ``kubectl logs`` of a pod. What a name does not tell is not guessed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path, PurePath
+
+from trainmedic.wire import log_layout
+from trainmedic_server.adapters import dump_reader
+from trainmedic_server.domain.finding import Origin
+
+MOST_FILES = 20_000
+MOST_BYTES = 64 * 1024 * 1024
+"""Of one file of lines. Of a longer one the end is read, where a failure is."""
+_HEAD = 4096
+
+
+class Kind(StrEnum):
+    """What a file is."""
+
+    LINES = "lines"
+    DUMP = "dump"
+    """Of PyTorch's flight recorder."""
+    ERROR = "error"
+    """What torch's ``@record`` wrote of an exception."""
+    SOURCES = "sources"
+    """Whose the logs of a rank are, as the SDK says it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FolderFile:
+    """One file of the folder."""
+
+    path: Path
+    kind: Kind
+    origin: Origin
+    written: datetime
+    """When it was last changed, UTC."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """What lies in a folder."""
+
+    files: tuple[FolderFile, ...]
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Names of files that are not read, and why."""
+
+
+def look_into(directory: Path) -> Folder:
+    """What is in `directory` and below it. Links are not followed.
+
+    Raises:
+        OSError: It cannot be listed.
+    """
+    files: list[FolderFile] = []
+    left_out: dict[str, str] = {}
+    for path in _paths(directory):
+        name = str(path.relative_to(directory))
+        if len(files) >= MOST_FILES:
+            left_out["the rest"] = f"more than {MOST_FILES:,} files"
+            break
+        try:
+            if found := _file(path, directory):
+                files.append(found)
+            else:
+                left_out[name] = "it is no text"
+        except OSError as error:
+            left_out[name] = error.strerror or str(error)
+    return Folder(tuple(_with_ranks(files)), left_out)
+
+
+def lines_of(file: FolderFile) -> Iterator[bytes]:
+    """The physical lines of a file, the last `MOST_BYTES` of it, each without its line feed.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with _opened(file.path) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if size > MOST_BYTES:
+            stream.seek(size - MOST_BYTES)
+            stream.readline(_HEAD)
+        left = MOST_BYTES
+        # A line without an end, as progress bars write them, is taken in pieces.
+        while left > 0 and (line := stream.readline(min(left, 1024 * 1024))):
+            left -= len(line)
+            yield line.rstrip(b"\n")
+
+
+def _opened(path: Path):  # type: ignore[no-untyped-def]
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    stream = os.fdopen(descriptor, "rb")
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        stream.close()
+        raise OSError(0, "it is no file")
+    return stream
+
+
+def _paths(directory: Path) -> Iterator[Path]:
+    for folder, names, files in os.walk(directory, onerror=_raise):
+        names.sort()
+        for name in sorted(files):
+            path = Path(folder, name)
+            if not path.is_symlink():
+                yield path
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _file(path: Path, directory: Path) -> FolderFile | None:
+    """What a file is; None for one that is no text and no dump."""
+    with _opened(path) as stream:
+        head = stream.read(_HEAD)
+        written = datetime.fromtimestamp(os.fstat(stream.fileno()).st_mtime, UTC)
+    named = _of_our_layout(path) or _of_torchrun(path, directory)
+    kind, origin = named or (Kind.LINES, _of_name(path, directory, head))
+    origin = replace(origin, stream=str(path.relative_to(directory)))
+    if kind is not Kind.DUMP and (_has_dumps_name(path) or (head[:1] == b"\x80" and head[1:2] in b"\2\3\4\5")):
+        kind = Kind.DUMP
+    if kind is Kind.LINES and b"\0" in head and origin.source != "kernel":
+        return None
+    return FolderFile(path, kind, origin, written)
+
+
+_KINDS = {
+    log_layout.FLIGHT_RECORDER: Kind.DUMP,
+    log_layout.ERROR: Kind.ERROR,
+    log_layout.SOURCES: Kind.SOURCES,
+}
+
+
+def _of_our_layout(path: Path) -> tuple[Kind, Origin] | None:
+    """The layout may begin above the folder that was named, which can be that of a job or of an attempt."""
+    parts = path.resolve().parts
+    for place in range(len(parts) - 2, 0, -1):
+        if log_layout.attempt_number(parts[place]) is None:
+            continue
+        found = log_layout.file_at(PurePath(*parts[place - 1 :]))
+        if found is None:
+            return None
+        source = "launcher" if found.kind == log_layout.LAUNCHER else "training"
+        origin = Origin(
+            source,
+            node=found.node or "",
+            job=found.job or found.directory,
+            attempt=found.attempt,
+            rank=found.rank,
+            local_rank=found.local_rank,
+        )
+        return _KINDS.get(found.kind, Kind.LINES), origin
+    return None
+
+
+_TORCHRUN_ATTEMPT = re.compile(r"attempt_(\d{1,6})")
+_TORCHRUN_FILES = {"stdout.log": Kind.LINES, "stderr.log": Kind.LINES, "error.json": Kind.ERROR}
+
+
+def _of_torchrun(path: Path, directory: Path) -> tuple[Kind, Origin] | None:
+    """``…/attempt_0/3/stderr.log``: torchrun counts its attempts from 0."""
+    parts = path.relative_to(directory.parent).parts
+    if len(parts) < 3 or path.name not in _TORCHRUN_FILES or not parts[-2].isdigit():
+        return None
+    attempt = _TORCHRUN_ATTEMPT.fullmatch(parts[-3])
+    if attempt is None:
+        return None
+    origin = Origin("training", attempt=int(attempt[1]) + 1, local_rank=int(parts[-2]))
+    return _TORCHRUN_FILES[path.name], replace(origin, node=_node_of(parts[:-3]))
+
+
+_NODE_WORDS = r"(?:node|host|worker|gpu|dgx|hgx)[-_]?[a-z]*\d+[\w.]*"
+_NODE_PART = re.compile(rf"(?i)^{_NODE_WORDS}(?:-\w+)*$")
+
+
+def _node_of(folders: tuple[str, ...]) -> str:
+    """The innermost folder that is named like a node."""
+    return next((part for part in reversed(folders) if _NODE_PART.match(part)), "")
+
+
+_RANK_NAME = re.compile(r"(?i)(?:^|[^a-z])(global[-_]?|local[-_]?)?rank[-_.]?(\d{1,6})(?!\d)")
+_KERNEL_NAME = re.compile(
+    r"(?i)(?:^|[-_.])(?:dmesg|kern(?:el)?|kmsg|journal(?:ctl)?(?:-?k)?|syslog|messages|pstore)(?:$|[-_.])"
+)
+_FABRIC_NAME = re.compile(r"(?i)fabric[-_]?manager")
+_LAUNCHER_NAME = re.compile(r"(?i)(?:launcher|torchrun|accelerate|deepspeed)")
+_NODE_NAME = re.compile(rf"(?i)(?:^|[-_.])({_NODE_WORDS}(?:-\d+)*)")
+_SUFFIX = re.compile(r"(?i)\.(?:log|txt|out|err|json|jsonl)(?:\.\d+)?$")
+_KERNEL_LINE = re.compile(rb"\[ *\d+\.\d{6}\] |kern +:|\d,\d+,\d+,[^;]*;|.{0,60} kernel: |<\d>\[")
+
+
+def _of_name(path: Path, directory: Path, head: bytes) -> Origin:
+    """What the name of a file tells, and for the kernel's lines the file itself."""
+    stem = _SUFFIX.sub("", path.name)
+    folders = path.relative_to(directory).parts[:-1]
+    is_kernel = bool(_KERNEL_NAME.search(stem)) or _looks_like_kernel(head)
+    node = _node_of(folders)
+    if is_kernel:
+        words = [word for word in re.split(r"(?<=[-_.])|(?=[-_.])", stem) if not _KERNEL_NAME.fullmatch(word)]
+        return Origin("kernel", node="".join(words).strip("-_.") or node)
+    if found := _NODE_NAME.search(stem):
+        node = found[1]
+    if _FABRIC_NAME.search(stem):
+        return Origin("fabric-manager", node=node)
+    if found := _RANK_NAME.search(stem):
+        is_local = (found[1] or "").lower().startswith("local")
+        number = int(found[2])
+        return Origin("training", node=node, rank=None if is_local else number, local_rank=number if is_local else None)
+    if stem.lower().startswith("slurm"):
+        return Origin("slurm", node=node)
+    return Origin("launcher" if _LAUNCHER_NAME.search(stem) else "training", node=node)
+
+
+def _looks_like_kernel(head: bytes) -> bool:
+    lines = head.splitlines()[:50]
+    return len(lines) >= 1 and all(_KERNEL_LINE.match(line) for line in lines if line.strip()) and bool(head.strip())
+
+
+_DUMP_NAME = re.compile(
+    r"(?i)(?:^|[-_.])(?:nccl_trace|comm_lib_trace|fr_trace|dump|flight[-_]?recorder).*\d(?:\.json|\.pkl|\.pickle)?$"
+)
+
+
+def _has_dumps_name(path: Path) -> bool:
+    is_in_folder = "flight" in path.parent.name.lower() and dump_reader.rank_of(path.name) is not None
+    return is_in_folder or bool(_DUMP_NAME.search(path.name))
+
+
+def _with_ranks(files: list[FolderFile]) -> Iterator[FolderFile]:
+    """Where there is one node, a local rank is the rank."""
+    nodes = {file.origin.node for file in files if file.origin.local_rank is not None}
+    for file in files:
+        origin = file.origin
+        if origin.rank is None and origin.local_rank is not None and len(nodes) == 1 and file.kind is not Kind.SOURCES:
+            yield replace(file, origin=replace(origin, rank=origin.local_rank))
+        else:
+            yield file

@@ -1,0 +1,92 @@
+"""``trainmedic diagnose``: who began a failure, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from trainmedic_server import telemetry
+from trainmedic_server.cli import exits
+from trainmedic_server.cli.logs import loaded, rules_option
+from trainmedic_server.diagnosis.verdict import Evidence, Verdict
+from trainmedic_server.domain.plain_text import json_text, visible
+from trainmedic_server.errors import ConfigurationError
+from trainmedic_server.wiring.folder_diagnosis import AttemptVerdict, FolderDiagnosis, diagnose_folder
+
+_MOST_SHOWN = 6
+
+
+@click.command()
+@click.argument("job", metavar="[JOB]", required=False)
+@click.option(
+    "--dir",
+    "directory",
+    metavar="DIR",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    required=True,
+    help="Logs, kernel logs and flight recorder dumps of the job, of all its nodes, in any layout.",
+)
+@click.option("--attempt", type=click.IntRange(1), help="The attempt; without it the newest.")
+@rules_option
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def diagnose(job: str | None, directory: Path, attempt: int | None, paths: Sequence[Path], output: str) -> None:
+    """Say who began a failure, and why, from a folder of logs and dumps; no server is needed.
+
+    JOB is needed only where DIR has the logs of several jobs. The verdict says how far it can be relied on, what it
+    rests on, what speaks against it, and what was missing. A node is named only with high confidence, and only by
+    what no job can have printed: its kernel's log.
+    """
+    telemetry.configure_logging("CRITICAL")
+    try:
+        found = diagnose_folder(directory, loaded(paths), job)
+    except ConfigurationError as error:
+        raise exits.InvalidInput(str(error)) from error
+    chosen = next((each for each in reversed(found.attempts) if attempt in (None, each.attempt)), None)
+    if chosen is None:
+        raise exits.UnknownName(f"there are no logs of attempt {attempt}")
+    if output == "json":
+        said = {"job": chosen.job, "attempt": chosen.attempt, **chosen.verdict.plain()}
+        click.echo(json_text(said | {"files_read": found.files_read, "left_out": found.left_out}, indent=2))
+        return
+    for line in _text(chosen, found):
+        click.echo(visible(line))
+
+
+def _text(chosen: AttemptVerdict, found: FolderDiagnosis) -> Iterator[str]:
+    of = [chosen.job or "", f"attempt {chosen.attempt}" if chosen.attempt is not None else ""]
+    if any(of):
+        yield ", ".join(part for part in of if part)
+    yield from shown(chosen.verdict)
+    left_out = len(found.left_out)
+    yield f"{found.files_read} files were read" + (f", {left_out} were not" if left_out else "")
+
+
+def shown(verdict: Verdict) -> Iterator[str]:
+    """The lines in which people read a verdict."""
+    yield verdict.summary
+    yield f"  cause       {verdict.cause}, confidence {verdict.confidence}"
+    if verdict.ranks:
+        yield f"  ranks       {', '.join(str(rank) for rank in verdict.ranks)}"
+    if verdict.node:
+        yield f"  node        {verdict.node}"
+    if verdict.gpu:
+        yield f"  GPU         {verdict.gpu}"
+    yield f"  do next     {verdict.advice}"
+    if verdict.same_before:
+        yield f"  before      {verdict.same_before} earlier attempts ended with the same"
+    for heading, evidence in (("because", verdict.evidence), ("against", verdict.against)):
+        for each in evidence[:_MOST_SHOWN]:
+            yield from _evidence(heading, each)
+    for missing in verdict.missing:
+        yield f"  missing     {missing}"
+
+
+def _evidence(heading: str, evidence: Evidence) -> Iterator[str]:
+    at = evidence.at.strftime("%Y-%m-%d %H:%M:%S") if evidence.at else ""
+    rank = f"rank {evidence.rank}" if evidence.rank is not None else ""
+    where = " ".join(part for part in (at, evidence.node, rank, evidence.source) if part)
+    yield f"  {heading:<11} {evidence.why}" + (f" [{where}]" if where else "")
+    if evidence.line:
+        yield f"              {evidence.line.partition(chr(10))[0][:160]}"

@@ -1,0 +1,70 @@
+"""The times of lines that say no year or no zone: guessed, where nothing better is known.
+
+An agent takes the time at which it read such a line. Of a file that was brought from somewhere nobody knows that, so
+its lines are taken to be of the year of the file, in UTC. Two nodes with the same zone then still have an order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+ERROR = 30.0
+"""Seconds by which a node's clock may be wrong of which nothing is known but what its lines say; that the zones of
+lines without one are the same is assumed."""
+UNKNOWN = 1e9
+"""The error, in seconds, of a line whose time nothing tells."""
+
+_FULL = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[T _](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
+_GLOG = re.compile(r"\b[EWIF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,6})")
+_CTIME = re.compile(r"\b[A-Z][a-z]{2} ([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d) (\d{4})\b")
+_SYSLOG = re.compile(r"^(?:<\d{1,3}>)?([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d) ")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_SEARCHED = 120
+
+
+def of_line(text: str, written: datetime) -> datetime | None:
+    """The time that a line says in whichever form, in UTC; None where it says none.
+
+    `written` is when its file was last changed: a line without a year is of the last year in which it is not later.
+    """
+    head = text[:_SEARCHED]
+    for numbers in _readings(head, written):
+        try:
+            return datetime(*numbers, tzinfo=UTC)
+        except ValueError:
+            continue
+    return None
+
+
+def _readings(head: str, written: datetime) -> Iterator[tuple[int, int, int, int, int, int, int]]:
+    if found := _FULL.search(head):
+        *parts, fraction = found.groups()
+        year, month, day, hour, minute, second = (int(part) for part in parts)
+        yield year, month, day, hour, minute, second, _microseconds(fraction)
+    if found := _CTIME.search(head):
+        name, *parts, year_text = found.groups()
+        if name in _MONTHS:
+            day, hour, minute, second = (int(part) for part in parts)
+            yield int(year_text), _MONTHS.index(name) + 1, day, hour, minute, second, 0
+    if found := _GLOG.search(head):
+        month_text, *parts, fraction = found.groups()
+        day, hour, minute, second = (int(part) for part in parts)
+        month = int(month_text)
+        yield _year(written, month, day), month, day, hour, minute, second, _microseconds(fraction)
+    if (found := _SYSLOG.match(head)) and found[1] in _MONTHS:
+        day, hour, minute, second = (int(part) for part in found.groups()[1:])
+        month = _MONTHS.index(found[1]) + 1
+        yield _year(written, month, day), month, day, hour, minute, second, 0
+
+
+def _year(written: datetime, month: int, day: int) -> int:
+    latest = written + timedelta(days=1)
+    return (
+        written.year if (month, day) <= (latest.month, latest.day) or latest.year > written.year else written.year - 1
+    )
+
+
+def _microseconds(fraction: str | None) -> int:
+    return int(f"{fraction or '0':0<6}"[:6])

@@ -1,0 +1,182 @@
+"""From the lines of all streams of one attempt to its facts.
+
+The lines may come in any order of streams; those of one stream come in its order. Pure: who reads files hands in what
+is in them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from trainmedic_server.diagnosis import clock_guess, exits
+from trainmedic_server.diagnosis.exits import Exit
+from trainmedic_server.diagnosis.facts import Facts, Rank
+from trainmedic_server.domain.finding import Finding, Origin, TimeSource
+from trainmedic_server.logs.assembly import LineAssembler
+from trainmedic_server.logs.line import Line
+from trainmedic_server.logs.matcher import LineMatch
+from trainmedic_server.logs.rule import KERNEL_SOURCES, TEXT_SOURCES, RuleSet
+from trainmedic_server.logs.tracker import FindingTracker
+
+_TABLE_LINE = re.compile(
+    r"^\W*(?:\[\d+\]:\s*$|(?:time|host|rank|exitcode|error_file|traceback|msg)\s*:|.*(?:Root Cause|Failures).*:\s*$)"
+)
+_EXIT_LINE = ("exitcode:", "exits with return code", "srun: error:", "CalledProcessError")
+_MOST_TABLE_LINES, _LONGEST_TABLE_LINE = 50_000, 300
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What is known of a rank so far."""
+
+    known: Rank = field(default_factory=Rank)
+
+    def line(self, at: datetime) -> None:
+        if self.known.last_line_at is None or at > self.known.last_line_at:
+            self.known = replace(self.known, last_line_at=at)
+
+    def step(self, step: int, at: datetime) -> None:
+        if self.known.last_step is None or step >= self.known.last_step:
+            self.known = replace(self.known, last_step=step, last_step_at=at)
+
+
+class Collector:
+    """Takes what was read of one attempt, and makes its facts."""
+
+    def __init__(self, rule_set: RuleSet) -> None:
+        """Raises ValueError or Malformed for a rule that cannot be compiled."""
+        self._tracker = FindingTracker(rule_set)
+        self._findings: dict[str, Finding] = {}
+        self._exits: list[Exit] = []
+        self._tables: dict[Origin, list[str]] = {}
+        self._ranks: dict[int, _Seen] = {}
+        self._kernel_read: set[str] = set()
+        self._last_step_at: datetime | None = None
+        self._world_size: int | None = None
+
+    def stream(self, origin: Origin, raw: Iterable[bytes], written: datetime) -> None:
+        """Take all lines of one stream, each without its line feed; `written` is when it was last changed."""
+        if origin.source == "kernel":
+            self._kernel_read.add(origin.node)
+        assembler = LineAssembler(origin)
+        last, place, is_known = written, 0, False
+        for physical in raw:
+            # A line without a time came when the one before it did.
+            guessed = clock_guess.of_line(physical[:400].decode(errors="replace"), written)
+            is_known = is_known or guessed is not None
+            last = guessed or last + timedelta(microseconds=1)
+            for line in assembler.feed(physical, last, place):
+                self._take(line, is_known)
+            place += len(physical) + 1
+        for line in assembler.flush():
+            self._take(line, is_known)
+        for finding in [*self._tracker.tick(last), *self._tracker.changed()]:
+            self._keep(finding)
+
+    def exit(self, ended: Exit) -> None:
+        """Take how a process ended, as somebody else tells it."""
+        self._exits.append(ended)
+
+    def rank(self, rank: int, **known: Any) -> None:
+        """Take what is known of a rank: members of `Rank`."""
+        seen = self._ranks.setdefault(rank, _Seen())
+        seen.known = replace(seen.known, **known)
+
+    def world_size(self, size: int) -> None:
+        """Take how many ranks the job has."""
+        self._world_size = max(size, self._world_size or 0)
+
+    def facts(self, **more: Any) -> Facts:
+        """What is known by now; `more` are members of `Facts` that no line tells."""
+        tables = [ended for origin, lines in self._tables.items() for ended in _table(origin, lines)]
+        return Facts(
+            findings=sorted(self._findings.values(), key=lambda finding: finding.first_at),
+            exits=_without_repeats(tables, self._exits),
+            ranks={rank: seen.known for rank, seen in sorted(self._ranks.items())},
+            world_size=self._world_size,
+            kernel_read=frozenset(self._kernel_read),
+            last_step_at=self._last_step_at,
+            **more,
+        )
+
+    def _take(self, line: Line, is_known: bool) -> None:
+        has_time = is_known or line.time_source is TimeSource.LINE
+        error = clock_guess.ERROR if has_time else clock_guess.UNKNOWN
+        if line.origin.source not in KERNEL_SOURCES:
+            self._of_job(line)
+        for finding in self._found(line):
+            self._keep(replace(finding, clock_error=max(finding.clock_error, error)))
+
+    def _keep(self, finding: Finding) -> None:
+        before = self._findings.get(finding.id)
+        error = before.clock_error if before else 0.0
+        self._findings[finding.id] = replace(finding, clock_error=max(error, finding.clock_error))
+
+    def _found(self, line: Line) -> list[Finding]:
+        """What the rules find. A file may hold what a training, a launcher and Slurm print, one among the other."""
+        rank = line.origin.rank
+        # Each rank of a shared stream has findings of its own, so that it is known when each of them failed.
+        origin = line.origin if rank is None else replace(line.origin, generation=f"rank {rank}")
+        sources = (
+            origin.source,
+            *(s for s in TEXT_SOURCES if s != origin.source and origin.source not in KERNEL_SOURCES),
+        )
+        nothing = LineMatch()
+        for source in sources:
+            tried = replace(line, origin=replace(origin, source=source))
+            match = self._tracker.matcher.match(tried)
+            if match.rule is not None or match.ended or match.refused:
+                return self._tracker.take(tried, match)
+            nothing = match
+        return self._tracker.take(line, nothing)
+
+    def _of_job(self, line: Line) -> None:
+        record = line.record or {}
+        rank = line.origin.rank if line.origin.rank is not None else _whole(record.get("rank"))
+        seen = self._ranks.setdefault(rank, _Seen()) if rank is not None else None
+        if seen:
+            seen.line(line.at)
+            if isinstance(record.get("node"), str) and not seen.known.node:
+                seen.known = replace(seen.known, node=record["node"])
+            elif line.origin.node and not seen.known.node:
+                seen.known = replace(seen.known, node=line.origin.node)
+        step = _whole(record.get("step"))
+        if record.get("event") == "step" and step is not None:
+            self._last_step_at = max(line.at, self._last_step_at or line.at)
+            if seen:
+                seen.step(step, line.at)
+        for text in line.text.splitlines() if not record else ():
+            if _TABLE_LINE.match(text[:_LONGEST_TABLE_LINE]):
+                kept = self._tables.setdefault(line.origin, [])
+                kept.extend([text[:_LONGEST_TABLE_LINE]] if len(kept) < _MOST_TABLE_LINES else [])
+            if any(word in text for word in _EXIT_LINE):
+                self._exits += [
+                    replace(ended, at=line.at if line.time_source is TimeSource.LINE else None)
+                    for ended in exits.launcher_line(text, line.origin.node)
+                ]
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**7 else None
+
+
+def _table(origin: Origin, lines: list[str]) -> list[Exit]:
+    return exits.torchrun_table("\n".join(lines), origin.node)
+
+
+def _without_repeats(tables: list[Exit], others: list[Exit]) -> list[Exit]:
+    """A process is told of by the agent's line and then by the table, which knows its rank."""
+    in_tables: Mapping[tuple[str, int | None], Exit] = {(ended.node, ended.pid): ended for ended in tables}
+    pids = {pid for _, pid in in_tables}
+    kept = list(in_tables.values())
+    has_ranks = any(ended.rank is not None for ended in kept)
+    for ended in others:
+        if ended.teller == "torchrun" and ended.pid in pids:
+            continue
+        # With a launcher under srun a task is a node's launcher, and its number no rank.
+        kept.append(replace(ended, rank=None) if ended.teller == "slurm" and has_ranks else ended)
+    return list(dict.fromkeys(kept))

@@ -1,0 +1,155 @@
+"""A job that goes on, and slower than it could: which part of a step the time is lost in, and on which rank.
+
+Of each step a rank tells three parts: it waits for its batch (data), it computes, it waits for the other ranks (wait).
+What is lost is what is not computing, and of computing what one rank needs more than the others: for that all others
+wait. A cause is named where it explains four fifths of the loss; else the shares say what they say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from trainmedic_server.diagnosis.verdict import Advice, Confidence, Evidence, Verdict
+from trainmedic_server.domain.finding import CauseClass
+
+WORTH_NAMING = 0.3
+"""Of a step: a part that is smaller is no trouble."""
+SLOW_RANK = 1.3
+"""Times the median of all ranks' own time."""
+EXPLAINS = 0.8
+"""Of the loss, to be called its cause."""
+FULL_MEMORY = 0.95
+"""Of a card's memory: beyond it the allocator spends its time on freeing and asking again."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """The parts of one rank's steps, medians over some of them, in seconds."""
+
+    data: float
+    compute: float
+    wait: float
+    memory_ratio: float | None = None
+    """Of its card's memory, 0 to 1."""
+    node: str = ""
+
+    @property
+    def own(self) -> float:
+        """What the rank needs itself: all others wait at least so long."""
+        return self.data + self.compute
+
+    @property
+    def step(self) -> float:
+        """The whole step."""
+        return self.own + self.wait
+
+
+def diagnose(parts: Mapping[int, StepParts], baseline_s: float | None = None) -> Verdict:
+    """What a job's steps lose their time with, from each rank's parts.
+
+    With `baseline_s`, what a step took when the job was well, a job that is as fast as ever gets `unknown` without a
+    hint. No rank known, or steps that take no time, is `unknown` too.
+    """
+    if not parts or not (step := median(each.step for each in parts.values())) > 0:
+        return _verdict(CauseClass.UNKNOWN, "How the steps divide is not known.", {}, missing=("parts of the steps",))
+    shares = {
+        "data": median(each.data for each in parts.values()) / step,
+        "compute": median(each.compute for each in parts.values()) / step,
+        "wait": median(each.wait for each in parts.values()) / step,
+    }
+    if baseline_s is not None and step <= baseline_s * 1.05:
+        return _verdict(CauseClass.UNKNOWN, "The steps are as fast as they were when the job was well.", shares)
+    for named in (
+        _slow_rank(parts, shares),
+        _data(parts, shares),
+        _communication(parts, shares),
+        _memory(parts, shares),
+    ):
+        if named:
+            return named
+    told = ", ".join(f"{share:.0%} {name}" for name, share in shares.items())
+    if max(shares["data"], shares["wait"]) >= WORTH_NAMING:
+        return _verdict(CauseClass.UNKNOWN, f"No single cause explains the loss: a step is {told}.", shares)
+    return _verdict(CauseClass.UNKNOWN, f"The steps are computing, as they should: {told}.", shares)
+
+
+def _slow_rank(parts: Mapping[int, StepParts], shares: Mapping[str, float]) -> Verdict | None:
+    """One rank for which the others wait."""
+    if len(parts) < 2 or shares["wait"] < WORTH_NAMING:
+        return None
+    usual = median(each.own for each in parts.values())
+    slow = {rank: each for rank, each in parts.items() if each.own > SLOW_RANK * usual}
+    waits = median(each.wait for rank, each in parts.items() if rank not in slow) if len(slow) < len(parts) else 0.0
+    if not slow or len(slow) > max(1, len(parts) // 4) or not waits:
+        return None
+    worst = max(slow, key=lambda rank: parts[rank].own)
+    if (parts[worst].own - usual) / waits < EXPLAINS:
+        return None
+    is_data = parts[worst].data - median(each.data for each in parts.values()) > 0.5 * (parts[worst].own - usual)
+    cause = CauseClass.DATA if is_data else CauseClass.NODE
+    doing = "waits for its batches" if is_data else "computes"
+    summary = f"Rank {worst} {doing} so long that the others wait {waits:.2g} s of each step for it."
+    why = f"it needs {parts[worst].own:.3g} s of its own for a step, the median rank {usual:.3g} s"
+    evidence = Evidence(why, source="training", node=parts[worst].node, rank=worst)
+    return _verdict(cause, summary, shares, ranks=tuple(sorted(slow)), evidence=evidence)
+
+
+def _data(parts: Mapping[int, StepParts], shares: Mapping[str, float]) -> Verdict | None:
+    if shares["data"] < WORTH_NAMING or shares["data"] / (shares["data"] + shares["wait"]) < EXPLAINS:
+        return None
+    summary = f"All ranks wait for their batches, {shares['data']:.0%} of each step: loading the data is too slow."
+    return _verdict(CauseClass.DATA, summary, shares, evidence=_of_all("data", parts))
+
+
+def _communication(parts: Mapping[int, StepParts], shares: Mapping[str, float]) -> Verdict | None:
+    """All wait, and nobody needs longer than the others: the time is on the wire."""
+    if len(parts) < 2 or shares["wait"] < WORTH_NAMING:
+        return None
+    usual, slowest = median(each.own for each in parts.values()), max(each.own for each in parts.values())
+    waits = median(each.wait for each in parts.values())
+    unexplained = waits - (slowest - usual)
+    if unexplained / (waits + median(each.data for each in parts.values())) < EXPLAINS:
+        return None
+    summary = f"All ranks wait alike, {shares['wait']:.0%} of each step, and none is slower: communication is too slow."
+    return _verdict(CauseClass.NETWORK, summary, shares, evidence=_of_all("wait", parts))
+
+
+def _memory(parts: Mapping[int, StepParts], shares: Mapping[str, float]) -> Verdict | None:
+    full = {rank: r for rank, each in parts.items() if (r := each.memory_ratio) is not None and r >= FULL_MEMORY}
+    if not full or max(shares["data"], shares["wait"]) >= WORTH_NAMING:
+        return None
+    summary = f"The memory of {len(full)} cards is full to {max(full.values()):.0%}: it is freed and asked for again."
+    why = f"more than {FULL_MEMORY:.0%} of the card's memory is in use"
+    evidence = Evidence(why, source="training", rank=min(full))
+    return _verdict(CauseClass.GPU_MEMORY, summary, shares, ranks=tuple(sorted(full)), evidence=evidence, is_sure=False)
+
+
+def _of_all(part: str, parts: Mapping[int, StepParts]) -> Evidence:
+    seconds = median(getattr(each, part) for each in parts.values())
+    return Evidence(f"{part} takes {seconds:.3g} s of a step, the median of {len(parts)} ranks", source="training")
+
+
+def _verdict(
+    cause: CauseClass,
+    summary: str,
+    shares: Mapping[str, float],
+    ranks: tuple[int, ...] = (),
+    evidence: Evidence | None = None,
+    missing: tuple[str, ...] = (),
+    is_sure: bool = True,
+) -> Verdict:
+    """A slow job names no node: what a rank tells of its own time is the job's word."""
+    named = evidence is not None
+    return Verdict(
+        cause=cause,
+        confidence=Confidence.MEDIUM if named and is_sure else Confidence.LOW,
+        summary=summary,
+        advice=Advice.ASK,
+        ranks=ranks,
+        evidence=(evidence,) if evidence else (),
+        missing=missing,
+        fingerprint=f"slow:{cause}",
+        shares={name: round(share, 4) for name, share in shares.items()},
+    )

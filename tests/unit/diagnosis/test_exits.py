@@ -1,0 +1,177 @@
+"""How processes ended, from what launchers of different releases print."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime
+
+import pytest
+
+from trainmedic_server.diagnosis import exits
+from trainmedic_server.diagnosis.exits import Exit
+from trainmedic_server.domain.finding import CauseClass
+
+RECENT = """
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2025-05-21_15:43:05
+  host      : train-worker-7
+  rank      : 9 (local_rank: 1)
+  exitcode  : -6 (pid: 14751) (SIGABRT)
+  error_file: <N/A>
+  traceback : Signal 6 (SIGABRT) received by PID 14751
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2025-05-21_15:43:03
+  host      : train-worker-7
+  rank      : 8 (local_rank: 0)
+  exitcode  : 1 (pid: 14750)
+  error_file: /tmp/torchelastic_x/attempt_0/0/error.json
+  traceback : Traceback (most recent call last):
+    File "train.py", line 3, in main
+      raise ValueError("no such shard")
+  ValueError: no such shard
+
+============================================================
+"""
+OF_2021 = """
+***************************************
+           train.py FAILED
+=======================================
+Root Cause:
+[0]:
+  time: 2021-07-28_11:03:18
+  rank: 2 (local_rank: 2)
+  exitcode: -9 (pid: 41)
+  error_file: <N/A>
+  msg: "Signal 9 (SIGKILL) received by PID 41"
+=======================================
+Other Failures:
+[1]:
+  time: 2021-07-28_11:03:19
+  rank: 3 (local_rank: 3)
+  exitcode: 1 (pid: 42)
+  error_file: <N/A>
+  msg: "Process failed with exitcode 1"
+***************************************
+"""
+
+
+def test_a_table_of_a_recent_torchrun_tells_its_ranks_and_which_was_first() -> None:
+    """With ranks, signals, the node's clock, and the last line of a traceback."""
+    second, first = exits.torchrun_table(RECENT)
+    assert (first.rank, first.local_rank, first.code, first.signal, first.pid) == (8, 0, 1, None, 14750)
+    assert first.is_first
+    assert first.node == "train-worker-7"
+    assert first.at == datetime(2025, 5, 21, 15, 43, 3, tzinfo=UTC)
+    assert first.said == "ValueError: no such shard"
+    assert (second.rank, second.signal, second.is_first, second.is_victims) == (9, 6, False, True)
+    assert second.how == "SIGABRT"
+
+
+def test_a_table_of_2021_has_the_first_failure_at_its_head() -> None:
+    """torch 1.9 and 1.10 name the sections otherwise, write no host and no blanks before the colons."""
+    first, other = exits.torchrun_table(OF_2021, "node-1")
+    assert (first.rank, first.signal, first.is_first, first.node) == (2, 9, True, "node-1")
+    assert (other.rank, other.code, other.is_first) == (3, 1, False)
+
+
+def test_a_table_without_its_head_is_read_as_far_as_it_goes() -> None:
+    """Logs are cut; a block whose exit code is gone tells nothing."""
+    cut = "rank      : 4 (local_rank: 4)\nexitcode  : -9 (pid: 208585)\nerror_file: <N/A>\n"
+    (found,) = exits.torchrun_table(cut)
+    assert (found.rank, found.signal, found.is_first) == (4, 9, False)
+    assert exits.torchrun_table("Root Cause (first observed failure):\n[0]:\n  rank : 4 (local_rank: 4)\n") == []
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        (
+            "E0325 20:57:27.620000 2606 site-packages/torch/distributed/elastic/multiprocessing/api.py:869] "
+            "failed (exitcode: -9) local_rank: 5 (pid: 2630) of binary: /opt/conda/bin/python",
+            [("torchrun", None, 9, None, 5, "n1")],
+        ),
+        (
+            "[2023-04-14 13:11:27,885] [ERROR] [launch.py:434:sigkill_handler] ['/usr/bin/python3', '-u', 'main.py', "
+            "'--local_rank=7'] exits with return code = -9",
+            [("deepspeed", None, 9, None, None, "n1")],
+        ),
+        (
+            "subprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zero exit status 137.",
+            [("accelerate", 137, None, None, None, "n1")],
+        ),
+        (
+            "subprocess.CalledProcessError: Command '['python', 'train.py']' died with <Signals.SIGSEGV: 11>.",
+            [("accelerate", None, 11, None, None, "n1")],
+        ),
+        ("srun: error: Orion-18-69: task 289: Bus error", [("slurm", None, 7, 289, None, "Orion-18-69")]),
+        ("srun: error: gpu20-15: task 0: Out Of Memory", [("slurm", None, 9, 0, None, "gpu20-15")]),
+        (
+            "srun: error: n2: tasks 1,4-5: Exited with exit code 1",
+            [("slurm", 1, None, rank, None, "n2") for rank in (1, 4, 5)],
+        ),
+        ("srun: error: n2: task 3: Segmentation fault (core dumped)", [("slurm", None, 11, 3, None, "n2")]),
+        ("srun: error: Unable to create step for job 7: Invalid", []),
+        ("step 12 loss 1.5", []),
+    ],
+)
+def test_a_launchers_line_tells_who_ended_and_how(line: str, found: list[object]) -> None:
+    """DeepSpeed prints the command of the last process it started, so that its rank is not taken for the failed
+    one's."""
+    told = exits.launcher_line(line, "n1")
+    assert [(e.teller, e.code, e.signal, e.rank, e.local_rank, e.node) for e in told] == found
+
+
+def test_an_exit_code_of_a_shell_or_container_is_a_signal() -> None:
+    """137 is 128 and SIGKILL, -9 is what Python says of it."""
+    assert exits.of_code(137) == exits.of_code(-9) == (None, 9)
+    assert (exits.of_code(1), exits.of_code(0), exits.of_code(128)) == ((1, None), (0, None), (128, None))
+
+
+def test_what_an_end_means_by_itself() -> None:
+    """A bare SIGKILL has no known cause: a person, a scheduler or the kernel may have sent it."""
+    assert exits.meaning(Exit("x", signal=9))[0] is CauseClass.UNKNOWN
+    assert exits.meaning(Exit("x", signal=11))[0] is CauseClass.CODE
+    assert exits.meaning(Exit("x", signal=7))[0] is CauseClass.DATA
+    assert exits.meaning(Exit("x", code=1))[0] is CauseClass.UNKNOWN
+    assert exits.signal_name(63) == "signal 63"
+    assert not Exit("x", code=0).is_failure
+
+
+def test_an_error_file_of_torchs_record() -> None:
+    """Its exception, by the clock of its node; a file of another shape is none."""
+    more = {"py_callstack": "Traceback …\nValueError: x", "timestamp": "1758610505"}
+    raw = json.dumps({"message": {"message": "ValueError: x", "extraInfo": more}}).encode()
+    found = exits.error_file(raw, local_rank=2)
+    assert found is not None
+    assert (found.said, found.local_rank, found.at) == ("ValueError: x", 2, datetime.fromtimestamp(1758610505, UTC))
+    assert exits.call_stack(raw).endswith("ValueError: x")
+    text = exits.error_file(b'{"message": "Signal 9"}')
+    assert text is not None
+    assert text.said == "Signal 9"
+    for other in (
+        b"",
+        b"[]",
+        b"{}",
+        b'{"message": 7}',
+        b"[" * 100_000,
+        b'{"message": {"extraInfo": {"timestamp": "x"}}}',
+    ):
+        assert exits.error_file(other) is None
+        assert exits.call_stack(other) == ""
+
+
+@pytest.mark.parametrize("start", ["srun: error: a: task 1: ", "CalledProcessError: Command ", "failed (exitcode: "])
+def test_a_hostile_line_costs_little(start: str) -> None:
+    """Blanks, and words that nearly match, over the whole length that a line can have."""
+    for filler in (" ", "returned non-zero exit status ", "task 1-9999999: "):
+        line = start + filler * (8192 // len(filler))
+        began = time.perf_counter()
+        exits.launcher_line(line)
+        assert time.perf_counter() - began < 0.05

@@ -1,0 +1,149 @@
+"""Whole failures, from the files of a job to the verdict: who is named with high confidence is never wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
+from trainmedic_server.diagnosis.verdict import Confidence, Verdict
+from trainmedic_server.domain.finding import CauseClass
+from trainmedic_server.logs.rule import RuleSet
+from trainmedic_server.wiring.folder_diagnosis import diagnose_folder
+
+ROOT = Path(__file__).parents[3]
+_WRITTEN = datetime(2025, 1, 21, 6, tzinfo=UTC).timestamp()
+_DOCUMENT = YAML(typ="safe").load(Path(__file__).with_name("scenes.yaml"))
+SCENES: Mapping[str, Any] = {scene["name"]: scene for scene in _DOCUMENT["scenes"]}
+_VAGUE = {CauseClass.HANG, CauseClass.UNKNOWN}
+_FEWEST = 30
+
+
+@cache
+def shipped_rules() -> RuleSet:
+    """The rules that come with the server."""
+    library = LogRuleLibrary([ROOT / "logrules"])
+    library.reload()
+    assert not library.problems
+    return library.rule_set
+
+
+def diagnosed(scene: Mapping[str, Any], directory: Path) -> Verdict:
+    """The verdict on the files of a scene."""
+    for pattern, lines in scene["files"].items():
+        for path, names in _paths(pattern):
+            file = directory / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("".join(f"{_line(line, names)}\n" for line in lines))
+            os.utime(file, (_WRITTEN, _WRITTEN))
+    _write_dumps(scene.get("dumps"), directory / "flight-recorder")
+    return diagnose_folder(directory, shipped_rules()).attempts[-1].verdict
+
+
+def _paths(pattern: str) -> Iterator[tuple[str, dict[str, str]]]:
+    found = re.search(r"\[([\d,-]+)\]|rank(\d+)", pattern)
+    node = pattern.partition("/")[0]
+    if not found or pattern.startswith("llm-1/"):
+        yield pattern, {"rank": "0", "node": node}
+        return
+    for rank in _numbers(found[1] or found[2]):
+        path = pattern.replace(f"[{found[1]}]", str(rank)) if found[1] else pattern
+        yield path, {"rank": str(rank), "node": node}
+
+
+def _numbers(listed: str) -> list[int]:
+    parts = (part.partition("-") for part in str(listed).split(","))
+    return [number for first, _, last in parts for number in range(int(first), int(last or first) + 1)]
+
+
+def _line(said: str, names: Mapping[str, str]) -> str:
+    name, _, at = said.partition(" ")
+    text = _DOCUMENT["texts"].get(name, said)
+    for each, value in {**names, "time": at}.items():
+        text = text.replace(f"<{each}>", value)
+    return str(text)
+
+
+def _write_dumps(said: Mapping[str, Any] | None, directory: Path) -> None:
+    if said is None:
+        return
+    directory.mkdir()
+    ranks = _numbers(said["ranks"])
+    everybody = list(range(max(ranks) + 1))
+    config = {"0": {"name": "0", "desc": "default_pg", "ranks": str(everybody)}}
+    for rank in ranks:
+        entries = [_entry(7, "completed")]
+        if rank not in said.get("absent", ()):
+            name = "nccl:broadcast" if rank in said.get("differing", ()) else "nccl:all_reduce"
+            entries.append(_entry(8, "scheduled", name))
+        plain = {"version": "2.9", "pg_config": config, "entries": entries}
+        (directory / f"rank-{rank}").write_text(json.dumps(plain))
+
+
+def _entry(number: int, state: str, name: str = "nccl:all_reduce") -> dict[str, Any]:
+    return {
+        "collective_seq_id": number,
+        "process_group": ["0", "default_pg"],
+        "profiling_name": name,
+        "state": state,
+        "is_p2p": False,
+        "time_created_ns": int(datetime(2025, 1, 21, 4, 41, 41, tzinfo=UTC).timestamp()) * 10**9,
+    }
+
+
+def is_wrong(verdict: Verdict, truth: Mapping[str, Any]) -> bool:
+    """Whether what a verdict names is not what happened. That a cause is not known is never wrong."""
+    if verdict.node is not None and verdict.node not in (truth["node"] or ()):
+        return True
+    if verdict.cause not in _VAGUE and verdict.cause != truth["cause"]:
+        return True
+    return bool(verdict.ranks) and not set(verdict.ranks) <= set(truth["ranks"])
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_what_happened_is_said(name: str, tmp_path: Path) -> None:
+    """As far as the scene's files tell it; and what is said with high confidence is true."""
+    scene = SCENES[name]
+    verdict = diagnosed(scene, tmp_path)
+    plain = verdict.plain()
+    expected = scene["expect"]
+    assert {key: plain[key] for key in expected} == expected, json.dumps(plain, indent=1)
+    assert not (verdict.confidence is Confidence.HIGH and is_wrong(verdict, scene["truth"])), plain
+    assert verdict.node is None or verdict.confidence is Confidence.HIGH
+
+
+def test_what_is_named_with_high_confidence_is_never_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Over all scenes, and over each of them with any one of its files gone. The shares are printed."""
+    named = sure = wrong = total = 0
+    for name, scene in SCENES.items():
+        for number, files in enumerate([scene["files"], *_with_one_gone(scene["files"])]):
+            place = tmp_path / re.sub(r"\W+", "-", name)[:60] / str(number)
+            place.mkdir(parents=True)
+            verdict = diagnosed({**scene, "files": files}, place)
+            is_sure = verdict.confidence is Confidence.HIGH
+            wrong += is_sure and is_wrong(verdict, scene["truth"])
+            assert not wrong, f"{name}, without file {number}: {verdict.plain()}"
+            if number == 0:
+                total, sure = total + 1, sure + is_sure
+                named += bool(verdict.ranks or verdict.node) and not is_wrong(verdict, scene["truth"])
+    with capsys.disabled():
+        print(
+            f"\n{total} scenes: a culprit named in {named} ({named / total:.0%}), with high confidence {sure}, wrong 0"
+        )
+    assert total >= _FEWEST
+    assert named / total > 0.6
+
+
+def _with_one_gone(files: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    for lost in files:
+        if len(files) > 1:
+            yield {path: lines for path, lines in files.items() if path != lost}
