@@ -14,7 +14,7 @@ from typing import Any
 
 from trainmedic_server.diagnosis import clock_guess, exits
 from trainmedic_server.diagnosis.exits import Exit
-from trainmedic_server.diagnosis.facts import Facts, Rank
+from trainmedic_server.diagnosis.facts import Facts, RankFacts
 from trainmedic_server.domain.finding import Finding, Origin, TimeSource
 from trainmedic_server.logs.assembly import LineAssembler
 from trainmedic_server.logs.line import Line
@@ -33,7 +33,7 @@ _MOST_TABLE_LINES, _LONGEST_TABLE_LINE = 50_000, 300
 class _Seen:
     """What is known of a rank so far."""
 
-    known: Rank = field(default_factory=Rank)
+    known: RankFacts = field(default_factory=RankFacts)
 
     def line(self, at: datetime) -> None:
         if self.known.last_line_at is None or at > self.known.last_line_at:
@@ -82,7 +82,7 @@ class Collector:
         self._exits.append(ended)
 
     def rank(self, rank: int, **known: Any) -> None:
-        """Take what is known of a rank: members of `Rank`."""
+        """Take what is known of a rank: members of `RankFacts`."""
         seen = self._ranks.setdefault(rank, _Seen())
         seen.known = replace(seen.known, **known)
 

@@ -12,7 +12,7 @@ from trainmedic_server.domain.finding import Finding
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
+class RankFacts:
     """What is known of one rank, whether it failed or not."""
 
     node: str = ""
@@ -48,7 +48,7 @@ class Facts:
     """What the flight recorder's dumps say together; None where there is none."""
     refused_dumps: Mapping[str, str] = field(default_factory=dict)
     """Which dumps were not read, and why."""
-    ranks: Mapping[int, Rank] = field(default_factory=dict)
+    ranks: Mapping[int, RankFacts] = field(default_factory=dict)
     world_size: int | None = None
     last_step_at: datetime | None = None
     """When any rank last completed a step."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from trainmedic_server.diagnosis.flight_recorder.dump import Dump, Entry, Group
+from trainmedic_server.diagnosis.flight_recorder.dump import Dump, Entry, ProcessGroup
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -24,7 +24,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class Waiting:
     """A collective that some members wait in."""
 
-    group: Group
+    group: ProcessGroup
     number: int
     operation: str
     since: datetime | None
@@ -67,7 +67,7 @@ class Reading:
 def read_together(dumps: Sequence[Dump]) -> Reading:
     """What `dumps` say; of a rank that is there twice, the one with more entries counts."""
     by_rank = {dump.rank: dump for dump in sorted(dumps, key=lambda dump: len(dump.entries))}
-    entries: dict[Group, dict[int, list[Entry]]] = defaultdict(lambda: defaultdict(list))
+    entries: dict[ProcessGroup, dict[int, list[Entry]]] = defaultdict(lambda: defaultdict(list))
     for dump in by_rank.values():
         for entry in dump.entries:
             entries[_whole(entry.group, by_rank)][dump.rank].append(entry)
@@ -77,14 +77,16 @@ def read_together(dumps: Sequence[Dump]) -> Reading:
     return Reading(tuple(waits), tuple(sorted(members - set(by_rank))))
 
 
-def _whole(group: Group, by_rank: Mapping[int, Dump]) -> Group:
+def _whole(group: ProcessGroup, by_rank: Mapping[int, Dump]) -> ProcessGroup:
     """`group` with its members. Gloo does not say them: those of the default group are all ranks."""
     if group.ranks or group.description != "default_pg":
         return group
-    return Group(group.name, group.description, tuple(sorted(by_rank)))
+    return ProcessGroup(group.name, group.description, tuple(sorted(by_rank)))
 
 
-def _waiting(group: Group, entries: Mapping[int, Sequence[Entry]], by_rank: Mapping[int, Dump]) -> Waiting | None:
+def _waiting(
+    group: ProcessGroup, entries: Mapping[int, Sequence[Entry]], by_rank: Mapping[int, Dump]
+) -> Waiting | None:
     open_numbers = sorted({entry.number for of in entries.values() for entry in of if not entry.is_done})
     if not open_numbers:
         return None
@@ -107,7 +109,7 @@ def _waiting(group: Group, entries: Mapping[int, Sequence[Entry]], by_rank: Mapp
 
 
 def _candidates(
-    open_numbers: Sequence[int], group: Group, lasts: Mapping[int, int], by_rank: Mapping[int, Dump]
+    open_numbers: Sequence[int], group: ProcessGroup, lasts: Mapping[int, int], by_rank: Mapping[int, Dump]
 ) -> Iterator[int]:
     """The open collectives that some member has not called. Which can be the first is known without trying them all."""
     furthest_behind = min(lasts.values())
@@ -121,7 +123,7 @@ def _candidates(
                 return
 
 
-def _absent(group: Group, number: int, lasts: Mapping[int, int], by_rank: Mapping[int, Dump]) -> tuple[int, ...]:
+def _absent(group: ProcessGroup, number: int, lasts: Mapping[int, int], by_rank: Mapping[int, Dump]) -> tuple[int, ...]:
     """The members that have a dump and have not called collective `number`.
 
     A recorder that writes only what is under way has nothing of a rank that waits nowhere. Then its counters have to

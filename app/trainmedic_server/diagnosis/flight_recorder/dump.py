@@ -29,7 +29,7 @@ _RANKS = re.compile(r"\d{1,7}")
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ProcessGroup:
     """A process group, as every member that wrote a dump knows it."""
 
     name: str
@@ -43,7 +43,7 @@ class Group:
 class Entry:
     """One collective of one group, as one rank has called it. What one rank sends to another is left out."""
 
-    group: Group
+    group: ProcessGroup
     number: int
     """Of the collective in its group, counted alike by all members."""
     operation: str
@@ -62,7 +62,7 @@ class Dump:
     """What one rank's flight recorder held."""
 
     rank: int
-    groups: tuple[Group, ...]
+    groups: tuple[ProcessGroup, ...]
     entries: tuple[Entry, ...]
     last_called: frozenset[int] | None
     """For each group the number of the last collective it called; None where the dump says nothing of it."""
@@ -120,7 +120,7 @@ def to_plain(dump: Dump) -> dict[str, Any]:
 
 def from_taken(value: Mapping[str, Any]) -> Dump:
     """The dump of which `to_plain` made `value`."""
-    groups = [Group(g["name"], g["description"], tuple(g["ranks"])) for g in value["groups"]]
+    groups = [ProcessGroup(g["name"], g["description"], tuple(g["ranks"])) for g in value["groups"]]
     entries = tuple(Entry(groups[place], *rest) for place, *rest in value["entries"])
     called = value["last_called"]
     return Dump(
@@ -128,13 +128,13 @@ def from_taken(value: Mapping[str, Any]) -> Dump:
     )
 
 
-def _groups(configured: Mapping[Any, Any]) -> Iterable[tuple[str, Group]]:
+def _groups(configured: Mapping[Any, Any]) -> Iterable[tuple[str, ProcessGroup]]:
     if len(configured) > MOST_GROUPS:
         raise DumpError(f"it has {len(configured):,} process groups; at most {MOST_GROUPS:,} are read")
     for key, group in configured.items():
         if isinstance(key, str) and isinstance(group, dict):
             name = _text(key)
-            yield name, Group(name, _text(group.get("desc")), _members(group.get("ranks")))
+            yield name, ProcessGroup(name, _text(group.get("desc")), _members(group.get("ranks")))
 
 
 def _members(ranks: Any) -> tuple[int, ...]:
@@ -146,7 +146,7 @@ def _members(ranks: Any) -> tuple[int, ...]:
     return ()
 
 
-def _entry(item: Any, groups: Mapping[str, Group]) -> Entry | None:
+def _entry(item: Any, groups: Mapping[str, ProcessGroup]) -> Entry | None:
     if not isinstance(item, dict) or item.get("is_p2p"):
         return None
     number, named = _number(item.get("collective_seq_id")), item.get("process_group")
@@ -154,7 +154,7 @@ def _entry(item: Any, groups: Mapping[str, Group]) -> Entry | None:
         return None
     name = _text(named[0])
     description = _text(named[1]) if len(named) > 1 else ""
-    group = groups.get(name) or Group(name, description)
+    group = groups.get(name) or ProcessGroup(name, description)
     # Gloo leaves the state as it is and says by "retired" that the collective is over.
     is_done = item.get("state") == "completed" or item.get("retired") is True
     operation, sizes = _text(item.get("profiling_name")), _sizes(item.get("input_sizes"))
@@ -164,7 +164,7 @@ def _entry(item: Any, groups: Mapping[str, Group]) -> Entry | None:
 
 def _kept(entries: Iterable[Entry]) -> Iterable[Entry]:
     """What is under way, and of each group the last ones that are done: 512 ranks have a million entries together."""
-    by_group: dict[Group, list[Entry]] = {}
+    by_group: dict[ProcessGroup, list[Entry]] = {}
     for entry in entries:
         by_group.setdefault(entry.group, []).append(entry)
     for of in by_group.values():
