@@ -25,7 +25,7 @@ FULL_MEMORY = 0.95
 
 
 @dataclass(frozen=True, slots=True)
-class StepShares:
+class RankStep:
     """The parts of one rank's steps, medians over some of them, in seconds."""
 
     data: float
@@ -46,7 +46,7 @@ class StepShares:
         return self.own + self.wait
 
 
-def diagnose(parts: Mapping[int, StepShares], baseline_s: float | None = None) -> Verdict:
+def diagnose(parts: Mapping[int, RankStep], baseline_s: float | None = None) -> Verdict:
     """What a job's steps lose their time with, from each rank's parts.
 
     With `baseline_s`, what a step took when the job was well, a job that is as fast as ever gets `unknown` without a
@@ -75,7 +75,7 @@ def diagnose(parts: Mapping[int, StepShares], baseline_s: float | None = None) -
     return _verdict(CauseClass.UNKNOWN, f"The steps are computing, as they should: {told}.", shares)
 
 
-def _slow_rank(parts: Mapping[int, StepShares], shares: Mapping[str, float]) -> Verdict | None:
+def _slow_rank(parts: Mapping[int, RankStep], shares: Mapping[str, float]) -> Verdict | None:
     """One rank for which the others wait."""
     if len(parts) < 2 or shares["wait"] < WORTH_NAMING:
         return None
@@ -96,14 +96,14 @@ def _slow_rank(parts: Mapping[int, StepShares], shares: Mapping[str, float]) -> 
     return _verdict(cause, summary, shares, ranks=tuple(sorted(slow)), evidence=evidence)
 
 
-def _data(parts: Mapping[int, StepShares], shares: Mapping[str, float]) -> Verdict | None:
+def _data(parts: Mapping[int, RankStep], shares: Mapping[str, float]) -> Verdict | None:
     if shares["data"] < WORTH_NAMING or shares["data"] / (shares["data"] + shares["wait"]) < EXPLAINS:
         return None
     summary = f"All ranks wait for their batches, {shares['data']:.0%} of each step: loading the data is too slow."
     return _verdict(CauseClass.DATA, summary, shares, evidence=_of_all("data", parts))
 
 
-def _communication(parts: Mapping[int, StepShares], shares: Mapping[str, float]) -> Verdict | None:
+def _communication(parts: Mapping[int, RankStep], shares: Mapping[str, float]) -> Verdict | None:
     """All wait, and nobody needs longer than the others: the time is on the wire."""
     if len(parts) < 2 or shares["wait"] < WORTH_NAMING:
         return None
@@ -116,7 +116,7 @@ def _communication(parts: Mapping[int, StepShares], shares: Mapping[str, float])
     return _verdict(CauseClass.NETWORK, summary, shares, evidence=_of_all("wait", parts))
 
 
-def _memory(parts: Mapping[int, StepShares], shares: Mapping[str, float]) -> Verdict | None:
+def _memory(parts: Mapping[int, RankStep], shares: Mapping[str, float]) -> Verdict | None:
     full = {rank: r for rank, each in parts.items() if (r := each.memory_ratio) is not None and r >= FULL_MEMORY}
     if not full or max(shares["data"], shares["wait"]) >= WORTH_NAMING:
         return None
@@ -126,7 +126,7 @@ def _memory(parts: Mapping[int, StepShares], shares: Mapping[str, float]) -> Ver
     return _verdict(CauseClass.GPU_MEMORY, summary, shares, ranks=tuple(sorted(full)), evidence=evidence, is_sure=False)
 
 
-def _of_all(part: str, parts: Mapping[int, StepShares]) -> Evidence:
+def _of_all(part: str, parts: Mapping[int, RankStep]) -> Evidence:
     seconds = median(getattr(each, part) for each in parts.values())
     return Evidence(f"{part} takes {seconds:.3g} s of a step, the median of {len(parts)} ranks", source="training")
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from trainmedic_server.diagnosis import slow
-from trainmedic_server.diagnosis.slow import StepShares
+from trainmedic_server.diagnosis.slow import RankStep
 from trainmedic_server.diagnosis.verdict import Confidence
 from trainmedic_server.domain.finding import CauseClass
 
 
 def alike(
     data: float, compute: float, wait: float, ranks: int = 8, memory_ratio: float | None = None
-) -> dict[int, StepShares]:
+) -> dict[int, RankStep]:
     """Ranks whose steps divide alike."""
-    return {rank: StepShares(data, compute, wait, memory_ratio) for rank in range(ranks)}
+    return {rank: RankStep(data, compute, wait, memory_ratio) for rank in range(ranks)}
 
 
 def test_all_wait_for_their_batches() -> None:
@@ -26,14 +26,14 @@ def test_all_wait_for_their_batches() -> None:
 
 def test_one_rank_computes_longer_and_the_others_wait_for_it() -> None:
     """Its own time is 1.6 times the median, and explains what the others wait."""
-    parts = alike(0.02, 0.58, 0.4) | {5: StepShares(0.02, 0.96, 0.02, node="node-1")}
+    parts = alike(0.02, 0.58, 0.4) | {5: RankStep(0.02, 0.96, 0.02, node="node-1")}
     verdict = slow.diagnose(parts)
     assert (verdict.cause, verdict.ranks, verdict.node) == (CauseClass.NODE, (5,), None)
 
 
 def test_one_ranks_loader_is_slow() -> None:
     """The same, but the time goes into its batches: the data, not the node."""
-    verdict = slow.diagnose(alike(0.02, 0.58, 0.4) | {5: StepShares(0.4, 0.58, 0.02)})
+    verdict = slow.diagnose(alike(0.02, 0.58, 0.4) | {5: RankStep(0.4, 0.58, 0.02)})
     assert (verdict.cause, verdict.ranks) == (CauseClass.DATA, (5,))
 
 
@@ -44,7 +44,7 @@ def test_all_wait_alike_and_nobody_is_slower() -> None:
 
 def test_a_slow_rank_that_explains_half_of_the_waiting_is_not_called_the_cause() -> None:
     """One cause is named only where it explains four fifths of the loss; else the shares are told."""
-    verdict = slow.diagnose(alike(0.0, 0.4, 0.6) | {2: StepShares(0.0, 0.7, 0.3)})
+    verdict = slow.diagnose(alike(0.0, 0.4, 0.6) | {2: RankStep(0.0, 0.7, 0.3)})
     assert (verdict.cause, verdict.ranks, verdict.confidence) == (CauseClass.UNKNOWN, (), Confidence.LOW)
     assert verdict.shares is not None
     assert "60% wait" in verdict.summary
@@ -63,7 +63,7 @@ def test_full_cards_are_a_hint_where_nothing_else_is_slow() -> None:
 
 
 @pytest.mark.parametrize("parts", [{}, alike(0.0, 0.0, 0.0), alike(0.02, 0.9, 0.08)])
-def test_nothing_is_named_without_a_loss(parts: dict[int, StepShares]) -> None:
+def test_nothing_is_named_without_a_loss(parts: dict[int, RankStep]) -> None:
     """Nothing known, no time at all, and a job that computes."""
     assert slow.diagnose(parts).cause is CauseClass.UNKNOWN
 
@@ -76,4 +76,4 @@ def test_a_job_that_is_as_fast_as_ever_gets_no_hint() -> None:
 
 def test_a_lone_rank_has_nobody_to_wait_for() -> None:
     """What it calls waiting is not explained by a rank or a wire."""
-    assert slow.diagnose({0: StepShares(0.0, 0.5, 0.5)}).cause is CauseClass.UNKNOWN
+    assert slow.diagnose({0: RankStep(0.0, 0.5, 0.5)}).cause is CauseClass.UNKNOWN
