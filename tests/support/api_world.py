@@ -21,16 +21,20 @@ from fastapi import FastAPI
 from tests.support.clocks import START, StoppedClock
 from trainmedic.wire.envelope import new_id
 from trainmedic_server import errors
+from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
+from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
 from trainmedic_server.domain.admission import Admission, PlaybookDecision
 from trainmedic_server.domain.alert import AlertRecord, Delivery
 from trainmedic_server.domain.job_life import JobLife, LifeState
 from trainmedic_server.domain.playbook import Mode, Playbook
 from trainmedic_server.domain.run import Controls, Decision, Event, OperatorOrder, OrderKind, Run, Status
 from trainmedic_server.domain.target import Target, TargetKind
+from trainmedic_server.engine.kept_jobs import KeptJobs
 from trainmedic_server.ports.outside import NoClockWatch, Presence
 from trainmedic_server.ports.store import HistoryFilter, RunRecord
 from trainmedic_server.server.auth import Authenticator
 from trainmedic_server.server.factory import create_app
+from trainmedic_server.server.findings import FindingsApi
 from trainmedic_server.server.limits import ConnectionLimits, ServerLimits
 from trainmedic_server.server.listener import serve
 from trainmedic_server.telemetry import Metrics, configure_logging
@@ -259,11 +263,15 @@ class World:
     def __post_init__(self) -> None:
         self.engine = MemoryEngine(self.history)
         self.lives = MemoryLives()
+        self.findings = InMemoryStore()
+        self.log_rules = LogRuleLibrary(())
         self.app: FastAPI = create_app(
             engine=self.engine,
             job_lives=self.lives,
             runs=self.history,
+            found=FindingsApi(self.findings, KeptJobs(self.findings, StoppedClock())),
             catalog=self.catalog,
+            log_rules=self.log_rules,
             bus=self.bus,  # type: ignore[arg-type]
             store=self.store,  # type: ignore[arg-type]
             metrics=self.metrics,

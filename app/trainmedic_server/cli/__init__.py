@@ -39,6 +39,8 @@ _COMMANDS: Mapping[str, _CommandEntry] = {
     "agent": _CommandEntry("agent", "Run the agent of a node, check what it would do, or give back what it holds."),
     "status": _CommandEntry("operations", "Show whether the server is well, and what it is doing."),
     "history": _CommandEntry("history", "Show what was done, and why."),
+    "findings": _CommandEntry("findings", "Show what log rules have found."),
+    "keep": _CommandEntry("findings", "Keep what is known of a job, however old it gets."),
     "runs": _CommandEntry("runs", "Approve, reject, cancel or undo a run."),
     "jobs": _CommandEntry("jobs", "Say that a job which is gone was meant to end."),
     "report": _CommandEntry("report", "Show what the time of a job came to, or what failures cost over all jobs."),

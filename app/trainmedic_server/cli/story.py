@@ -68,9 +68,58 @@ def lines(run: Document) -> Iterator[str]:
     yield f"Run {plain(run.get('run_id'))}"
     for name, value in _head(run):
         yield f"  {name:<10}{value}"
-    for title, part in (("Alerts", _alerts(run)), ("Steps", _steps(run)), ("Timeline", _timeline(run))):
+    parts = (("Alerts", _alerts(run)), ("Logs", _findings(run)), ("Steps", _steps(run)), ("Timeline", _timeline(run)))
+    for title, part in parts:
         if content := list(part):
             yield from ("", title, *content)
+
+
+def finding_lines(finding: Document) -> Iterator[str]:
+    """All that is known of a finding, line by line, with the lines around it."""
+    yield f"Finding {plain(finding.get('id'))}"
+    alert = finding.get("alert") or {}
+    over = (
+        f"over {moment(finding['ended_at'])} ({plain(finding.get('ended_because'))})" if finding.get("ended_at") else ""
+    )
+    members = {
+        "rule": f"{plain(finding.get('rule'))}, {plain(finding.get('role'))}, cause {plain(finding.get('cause'))}",
+        "target": plain(finding.get("target")),
+        "job": " attempt ".join(str(plain(finding[name])) for name in ("job", "attempt") if finding.get(name)),
+        "nodes": _nodes(finding.get("nodes", ())),
+        "ranks": plain(finding.get("ranks") or ""),
+        "count": plain(finding.get("count")),
+        "first": moment(finding.get("first_at")),
+        "last": moment(finding.get("last_at")),
+        "state": "suspected" if finding.get("suspected") else over or "open",
+        "confirmed": plain(finding.get("confirmed_by") or ""),
+        "alert": data(alert.get("labels", {})) or f"none: {plain(finding.get('no_alert_because'))}",
+        "kept": "locked against deletion" if finding.get("kept") else "",
+        "line": plain(finding.get("line")),
+    }
+    yield from (f"  {name:<10}{value}" for name, value in members.items() if value)
+    for excerpt in finding.get("excerpts", ()):
+        yield ""
+        yield from _excerpt(excerpt, "")
+
+
+def _findings(run: Document) -> Iterator[str]:
+    for finding in run.get("findings", ()):
+        ranks = f", ranks {plain(finding['ranks'])}" if finding.get("ranks") else ""
+        name = f"{plain(finding.get('rule'))}  {plain(finding.get('target'))}"
+        yield f"  {name}  {plain(finding.get('count'))} lines{ranks}  ({plain(finding.get('id'))})"
+        yield from (
+            _excerpt(finding["excerpt"], "    ") if finding.get("excerpt") else (f"    {plain(finding.get('line'))}",)
+        )
+
+
+def _excerpt(excerpt: Document, indent: str) -> Iterator[str]:
+    """The lines, with a mark before that of the finding, under where they were read."""
+    rank = f", rank {excerpt['rank']}" if excerpt.get("rank") is not None else ""
+    yield f"{indent}{plain(excerpt.get('node'))}{rank}  {plain(excerpt.get('stream'))}"
+    number = excerpt.get("number") or 0
+    for place, line in enumerate(excerpt.get("lines", ())):
+        mark = ">" if place == excerpt.get("at") else " "
+        yield f"{indent}{mark} {f'{number + place:>7}  ' if number else ''}{plain(line)}"
 
 
 def _head(run: Document) -> Iterator[tuple[str, str]]:

@@ -1,6 +1,7 @@
 """The API's interfaces to the engine and to the playbooks.
 
-``engine.service.Engine``, ``engine.job_watch.JobWatch`` and ``catalog.library.Library`` satisfy them. The server
+``engine.service.Engine``, ``engine.job_watch.JobWatch``, ``engine.kept_jobs.KeptJobs``, ``catalog.library.Library`` and
+``catalog.log_rule_library.LogRuleLibrary`` satisfy them. The server
 imports none of them, so that its tests run on an engine and a catalog of their own.
 """
 
@@ -12,8 +13,10 @@ from typing import Protocol
 from trainmedic_server.domain.admission import Admission
 from trainmedic_server.domain.alert import Delivery
 from trainmedic_server.domain.job_life import JobLife
+from trainmedic_server.domain.known_finding import KeptJob
 from trainmedic_server.domain.problems import FileProblem
 from trainmedic_server.domain.run import Controls, OrderKind, Run
+from trainmedic_server.logs.rule import RuleSet
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 
@@ -51,3 +54,26 @@ class CatalogPort(Protocol):
     def get(self, name: str) -> CompiledPlaybook | None: ...
     @property
     def problems(self) -> Sequence[FileProblem]: ...
+
+
+class LogRulesPort(Protocol):
+    """The log rules that are loaded, and the files that could not be."""
+
+    @property
+    def rule_set(self) -> RuleSet: ...
+    @property
+    def problems(self) -> Sequence[FileProblem]: ...
+
+
+class KeptJobsPort(Protocol):
+    """The jobs of which nothing is deleted."""
+
+    async def keep(self, job: str, attempt: int | None, actor: str, note: str) -> KeptJob:
+        """Keep a job, or one attempt of it. Raises Conflict, StoreUnavailable."""
+        ...
+
+    async def release(self, job: str, attempt: int | None, actor: str) -> None:
+        """Take the lock back. Raises NotFound, StoreUnavailable."""
+        ...
+
+    async def all(self) -> Sequence[KeptJob]: ...

@@ -19,11 +19,22 @@ from trainmedic_server.ports.outside import Clock, ClockWatch, CommandBus
 from trainmedic_server.ports.store import History, RunStore
 from trainmedic_server.ports.verdicts import VerdictSource
 from trainmedic_server.reports.compiling import ReportCompiler
-from trainmedic_server.server import events, history, jobs, operations, problems, reports, schemas, status, webhook
+from trainmedic_server.server import (
+    events,
+    findings,
+    history,
+    jobs,
+    operations,
+    problems,
+    reports,
+    schemas,
+    status,
+    webhook,
+)
 from trainmedic_server.server.ascii_json import AsciiJson
 from trainmedic_server.server.auth import Authenticator
 from trainmedic_server.server.body import BodyReader
-from trainmedic_server.server.engine import CatalogPort, EnginePort, JobLivesPort
+from trainmedic_server.server.engine import CatalogPort, EnginePort, JobLivesPort, LogRulesPort
 from trainmedic_server.server.event_feed import EventFeed
 from trainmedic_server.server.limits import ServerLimits
 from trainmedic_server.server.read_turns import ReadTurns
@@ -44,6 +55,8 @@ _READ_BY_HANDLERS = (
     operations.CloseBody,
     operations.EndBody,
     operations.ResumeBody,
+    findings.KeepBody,
+    findings.ReleaseBody,
 )
 
 
@@ -52,7 +65,9 @@ def create_app(
     engine: EnginePort,
     job_lives: JobLivesPort,
     runs: History,
+    found: findings.FindingsApi,
     catalog: CatalogPort,
+    log_rules: LogRulesPort,
     bus: CommandBus,
     store: RunStore,
     metrics: telemetry.Metrics,
@@ -77,14 +92,18 @@ def create_app(
     reads = ReadTurns(limits.reads, limits.waiting_reads, "pages of the history")
     feed = app.state.feed = EventFeed(runs, limits.poll_seconds, limits.streams, metrics)
     webhook.declare(app.router, handle)
-    app.include_router(history.router(runs, auth, clock, limits, reads))
-    app.include_router(events.router(feed, auth, limits))
-    app.include_router(operations.orders(engine, auth, bodies))
-    app.include_router(operations.overview(catalog, runs, bus, auth, reads))
-    app.include_router(operations.job_orders(job_lives, auth, bodies))
-    app.include_router(jobs.router(bus, cluster_topology, clock, auth))
-    app.include_router(reports.router(ReportCompiler(runs, metric_history, verdicts), auth, clock, reads))
-    app.include_router(status.router(engine, store, bus, catalog, clock, clock_watch, metrics, limits, redis_caveat))
+    for routes in (
+        history.router(runs, found.history, auth, clock, limits, reads),
+        *found.routers(auth, clock, bodies, reads),
+        events.router(feed, auth, limits),
+        operations.orders(engine, auth, bodies),
+        operations.overview(catalog, runs, bus, auth, reads),
+        operations.job_orders(job_lives, auth, bodies),
+        jobs.router(bus, cluster_topology, clock, auth),
+        reports.router(ReportCompiler(runs, metric_history, verdicts), auth, clock, reads),
+        status.router(engine, store, bus, catalog, log_rules, clock, clock_watch, metrics, limits, redis_caveat),
+    ):
+        app.include_router(routes)
     problems.register(app)
     app.add_middleware(_Boundary, metrics=metrics)
     _describe(app)

@@ -9,26 +9,35 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Response
 
 from trainmedic_server.domain.run import Decision, Run, Status
 from trainmedic_server.errors import NotFound
+from trainmedic_server.ports.findings import FindingHistory
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import History, HistoryFilter
-from trainmedic_server.server import views
+from trainmedic_server.server import finding_views, views
 from trainmedic_server.server.ascii_json import AsciiJson
 from trainmedic_server.server.auth import Authenticator, requires
 from trainmedic_server.server.exports import CSV, NDJSON, HistoryExports
 from trainmedic_server.server.limits import ServerLimits
 from trainmedic_server.server.negotiation import preferred
-from trainmedic_server.server.problems import HttpProblem, responses
+from trainmedic_server.server.problems import responses
+from trainmedic_server.server.query_types import Name, PageCursor, PageLimit, wrong_cursor
 from trainmedic_server.server.read_turns import ReadTurns
 from trainmedic_server.server.times import TimeText, time_of
 from trainmedic_server.server.tokens import TokenRole
 
+_TEXT = {"schema": {"type": "string"}}
 _PIECE = 100  # runs that are read at one go for a page
 
-Name = Annotated[str, Query(min_length=1, max_length=1000, pattern=r"^[^\x00]*$")]
 RunId = Annotated[str, Path(pattern=r"^[0-9A-Za-z_-]{1,64}$", description="The run's id.")]
 
 
-def router(history: History, auth: Authenticator, clock: Clock, limits: ServerLimits, reads: ReadTurns) -> APIRouter:
+def router(
+    history: History,
+    findings: FindingHistory,
+    auth: Authenticator,
+    clock: Clock,
+    limits: ServerLimits,
+    reads: ReadTurns,
+) -> APIRouter:
     routes = APIRouter(tags=["history"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
     exports = HistoryExports(history, limits)
 
@@ -36,15 +45,12 @@ def router(history: History, auth: Authenticator, clock: Clock, limits: ServerLi
         "/history",
         summary="Runs, newest first",
         response_model=views.HistoryPage,
-        responses={
-            200: {"content": {NDJSON: {"schema": {"type": "string"}}, CSV: {"schema": {"type": "string"}}}},
-            **responses(401, 403, 422, 503),
-        },
+        responses={200: {"content": dict.fromkeys((NDJSON, CSV), _TEXT)}, **responses(401, 403, 422, 503)},
     )
     async def runs(
         conditions: HistoryFilter = Depends(_filter(clock)),
-        limit: Annotated[int, Query(ge=1, le=1000, description="Items of a page.")] = 100,
-        cursor: Annotated[str | None, Query(max_length=1000, description="`next` of the page before.")] = None,
+        limit: PageLimit = 100,
+        cursor: PageCursor = None,
         accept: Annotated[str | None, Header(include_in_schema=False)] = None,
     ) -> Any:
         """A page of runs and of decisions not to start one.
@@ -59,7 +65,7 @@ def router(history: History, auth: Authenticator, clock: Clock, limits: ServerLi
             try:
                 newest_first, next_cursor = await _page(history, conditions, limit, cursor, limits.page_bytes)
             except ValueError:
-                raise _wrong_cursor() from None
+                raise wrong_cursor() from None
             return AsciiJson.of(views.page(newest_first, next_cursor))
 
     @routes.get(
@@ -69,12 +75,12 @@ def router(history: History, auth: Authenticator, clock: Clock, limits: ServerLi
         responses=responses(401, 403, 404, 422, 503),
     )
     async def run(run_id: RunId) -> Response:
-        """The run with its alerts, its steps, its events in order, and what operators told it."""
+        """The run with its alerts and findings, its steps, its events in order, and what operators told it."""
         async with reads.take():
             record = await history.record(run_id)
             if record is None:
                 raise NotFound(f"There is no run {run_id}.")
-            return AsciiJson.of(views.record(record))
+            return AsciiJson.of(views.record(record, await finding_views.of_run(findings, record.alerts)))
 
     return routes
 
@@ -100,11 +106,6 @@ def _filter(clock: Clock) -> Callable[..., HistoryFilter]:
         return HistoryFilter(alertname, playbook, status, decision, node, gpu, job, begin, end, owes_undo)
 
     return conditions  # type: ignore[return-value]
-
-
-def _wrong_cursor() -> HttpProblem:
-    message = "is not a cursor that this server gave"
-    return HttpProblem(422, f"cursor: {message}", problems=[("cursor", message)])
 
 
 async def _page(

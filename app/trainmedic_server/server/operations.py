@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from trainmedic.wire.notice import NAME
 from trainmedic_server.domain import contradictions
 from trainmedic_server.domain.job_life import LifeState
 from trainmedic_server.domain.playbook import Mode
@@ -138,13 +139,13 @@ def job_orders(lives: JobLivesPort, auth: Authenticator, bodies: BodyReader) -> 
         summary="Say that a job which is gone was meant to end",
         response_model=JobLifeView,
         responses=responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
-        openapi_extra=_body_schema(EndBody),
+        openapi_extra=body_schema(EndBody),
     )
     async def end(
         request: Request, job: str, actor: Principal = Depends(requires(auth, TokenRole.OPERATOR))
     ) -> JobLifeView:
         """It does not count as gone any more; where it is heard of again it is back."""
-        body = await _body(bodies, request, EndBody)
+        body = await read_body(bodies, request, EndBody)
         return JobLifeView.model_validate(await lives.end(job, actor.name, body.note.strip()))
 
     return routes
@@ -162,10 +163,10 @@ def orders(engine: EnginePort, auth: Authenticator, bodies: BodyReader) -> APIRo
             summary=summary,
             response_model=views.RunState,
             responses=responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
-            openapi_extra=_body_schema(model),
+            openapi_extra=body_schema(model),
         )
         async def order(request: Request, run_id: RunId, actor: Principal = Depends(operator)) -> views.RunState:
-            body = await _body(bodies, request, model)
+            body = await read_body(bodies, request, model)
             return views.state(await engine.order(run_id, kind, actor.name, body.note))
 
     for kind, summary in _ORDERS.items():
@@ -187,11 +188,11 @@ def orders(engine: EnginePort, auth: Authenticator, bodies: BodyReader) -> APIRo
         summary="Go on",
         response_model=ControlsView,
         responses=responses(400, 401, 403, 408, 413, 415, 422, 503),
-        openapi_extra=_body_schema(ResumeBody),
+        openapi_extra=body_schema(ResumeBody),
     )
     async def resume(request: Request, actor: Principal = Depends(operator)) -> Controls:
         """End the pause and, where asked, close the breaker. What queued up meanwhile is not replayed."""
-        body = await _body(bodies, request, ResumeBody)
+        body = await read_body(bodies, request, ResumeBody)
         controls = await engine.resume(actor.name)
         return await engine.close_breaker(actor.name) if body.breaker else controls
 
@@ -257,7 +258,7 @@ _ORDERS = {
 }
 
 
-async def _body(bodies: BodyReader, request: Request, model: type[_Body]) -> _Body:
+async def read_body(bodies: BodyReader, request: Request, model: type[_Body]) -> _Body:
     """The optional body as `model`. It is read here and not by FastAPI, which sets no limit and reads it
     before it authenticates the caller."""
     async with bodies.read(request, _BODY_BYTES) as raw:
@@ -270,7 +271,14 @@ async def _body(bodies: BodyReader, request: Request, model: type[_Body]) -> _Bo
         ) from None
 
 
-def _body_schema(model: type[BaseModel]) -> dict[str, Any]:
+def job_name(text: str) -> str:
+    """The name of a job that stands in a path. Raises NotFound where no job can have it."""
+    if not NAME.match(text):
+        raise NotFound("No job can have that name.")
+    return text
+
+
+def body_schema(model: type[BaseModel]) -> dict[str, Any]:
     schema = {"$ref": f"#/components/schemas/{model.__name__}"}
     is_required = any(field.is_required() for field in model.model_fields.values())
     return {"requestBody": {"required": is_required, "content": {"application/json": {"schema": schema}}}}

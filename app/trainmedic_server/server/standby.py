@@ -133,7 +133,15 @@ class Standby:
     def _ready(self) -> Ready:
         unused = Dependency(ok=False, detail="not used while this server stands by")
         standing_by = Dependency(ok=False, detail=f"stands by: {self._election.why}")
-        return Ready(ready=False, store=standing_by, redis=unused, playbooks=unused, paused=False, breaker_open=False)
+        return Ready(
+            ready=False,
+            store=standing_by,
+            redis=unused,
+            playbooks=unused,
+            log_rules=unused,
+            paused=False,
+            breaker_open=False,
+        )
 
     async def _refuse(self, reason: str, scope: Scope, receive: Receive, send: Send) -> None:
         # It closes the connection, so that the next try may reach another server.

@@ -17,7 +17,7 @@ from trainmedic_server.errors import TrainmedicError
 from trainmedic_server.ports.outside import UNSIGNED, Clock, ClockWatch, CommandBus
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.server import problems
-from trainmedic_server.server.engine import CatalogPort, EnginePort
+from trainmedic_server.server.engine import CatalogPort, EnginePort, LogRulesPort
 from trainmedic_server.server.limits import ServerLimits
 
 
@@ -51,6 +51,10 @@ class Ready(BaseModel):
         "server stands by.",
     )
     playbooks: Dependency
+    log_rules: Dependency = Field(
+        Dependency(ok=True, detail="0 loaded"),
+        description="The log rules that agents are handed; `ready` does not depend on them.",
+    )
     clock: Dependency = Field(
         Dependency(ok=True, detail=_FOLLOWED), description="The machine's clock; `ready` does not depend on it."
     )
@@ -72,6 +76,7 @@ def router(
     store: RunStore,
     bus: CommandBus,
     catalog: CatalogPort,
+    log_rules: LogRulesPort,
     clock: Clock,
     watch: ClockWatch,
     metrics: telemetry.Metrics,
@@ -98,7 +103,7 @@ def router(
         While only Redis is away webhooks are taken and recorded all the same, so a probe that decides
         where deliveries go should rather ask `/health`.
         """
-        readiness = await _readiness(engine, store, bus, catalog, watch, limits.check_seconds, redis_caveat)
+        readiness = await _readiness(engine, store, bus, catalog, log_rules, watch, limits.check_seconds, redis_caveat)
         if not readiness.ready:
             response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
         return readiness
@@ -122,6 +127,7 @@ async def _readiness(
     store: RunStore,
     bus: CommandBus,
     catalog: CatalogPort,
+    log_rules: LogRulesPort,
     watch: ClockWatch,
     seconds: float,
     redis_caveat: str,
@@ -142,6 +148,7 @@ async def _readiness(
         redis=redis_state,
         signed=bus.is_signed,
         playbooks=playbooks_state,
+        log_rules=_log_rules(log_rules),
         clock=_clock(watch.ahead),
         paused=controls.paused,
         breaker_open=controls.breaker_open,
@@ -175,3 +182,10 @@ def _playbooks(catalog: CatalogPort) -> Dependency:
     loaded, failed = len(catalog.all()), len(catalog.problems)
     detail = f"{loaded} loaded" + (f", {failed} errors: see /playbooks" if failed else "")
     return Dependency(ok=loaded > 0 or failed == 0, detail=detail)
+
+
+def _log_rules(rules: LogRulesPort) -> Dependency:
+    """Not ok where a file could not be loaded: the rules that it had before go on."""
+    loaded, failed = len(rules.rule_set.rules), len(rules.problems)
+    more = f", {failed} errors: see the log, or trainmedic logs check" if failed else ""
+    return Dependency(ok=not failed, detail=f"{loaded} loaded{more}")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from datetime import datetime
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from trainmedic_server.domain.alert import AlertRecord, AlertStatus
 from trainmedic_server.domain.plain_text import json_bytes
@@ -14,12 +15,8 @@ from trainmedic_server.domain.playbook import Mode, UndoTrigger
 from trainmedic_server.domain.run import Decision, Event, OrderKind, Run, Status, StepStatus, UndoStatus
 from trainmedic_server.ports.store import RunRecord
 from trainmedic_server.server import examples
-
-
-class View(BaseModel):
-    """The base of the models. A view is made from a domain value's attributes of the same names."""
-
-    model_config = ConfigDict(from_attributes=True)
+from trainmedic_server.server.finding_views import RunFinding
+from trainmedic_server.server.view import View
 
 
 class HistoryItem(View):
@@ -162,6 +159,7 @@ class RunView(RunState):
     ended_at: datetime | None
     acted_at: datetime | None = Field(description="When its first harmful act was recorded.")
     alerts: list[AlertView]
+    findings: list[RunFinding] = Field(description="What was found in logs that raised the alerts; the first few.")
     steps: list[StepView]
     events: list[EventView]
     orders: list[OrderView]
@@ -179,7 +177,7 @@ def page(runs: list[Run], cursor: str | None) -> HistoryPage:
     return HistoryPage(items=[item(run) for run in runs], next=cursor)
 
 
-def record(stored: RunRecord) -> RunView:
+def record(stored: RunRecord, findings: Sequence[RunFinding] = ()) -> RunView:
     run = stored.run
     return RunView(
         **_line(run),
@@ -188,6 +186,7 @@ def record(stored: RunRecord) -> RunView:
         acted_at=run.acted_at,
         waiting_on=run.waiting_on,
         alerts=[_alert(alert) for alert in stored.alerts],
+        findings=list(findings),
         steps=[StepView.model_validate(step) for step in run.steps],
         events=[event(stored_event) for stored_event in stored.events],
         orders=[OrderView.model_validate(order) for order in stored.orders],

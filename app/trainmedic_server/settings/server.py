@@ -65,6 +65,12 @@ class ServerSettings(BaseModel):
         description="Directory (or file) with playbooks; the flag can be repeated, the variable takes several "
         "with a colon between.",
     )
+    log_rules: Annotated[
+        tuple[ExpandedPath, ...],
+        SettingSource("TRAINMEDIC_LOG_RULES", "--log-rules", "DIR", repeatable=True, shown_default="the shipped rules"),
+    ] = Field(
+        (), description="Directory (or file) with log rules, given as playbooks are. Those beside playbooks count."
+    )
     state_dir: Annotated[
         ExpandedPath,
         SettingSource("TRAINMEDIC_STATE_DIR", "--state-dir", "DIR", shown_default="~/.local/state/trainmedic"),

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Callable, Coroutine
 from datetime import timedelta
 from typing import Any
 
 from fastapi import FastAPI
 
-from trainmedic.wire.signing import Signer
 from trainmedic_server import __version__, telemetry
 from trainmedic_server.actions import registry
 from trainmedic_server.adapters import file_inventory
@@ -32,33 +32,35 @@ from trainmedic_server.adapters.httpx_caller import HttpxCaller
 from trainmedic_server.adapters.kubernetes_topology import KubernetesTopology
 from trainmedic_server.adapters.prometheus_api import PrometheusApi
 from trainmedic_server.adapters.redis_bus import RedisBus
+from trainmedic_server.adapters.redis_inbox import LateReply
 from trainmedic_server.adapters.sql_store import postgresql
 from trainmedic_server.adapters.sql_store.election import Election
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.catalog.library import Library
-from trainmedic_server.domain.playbook import TargetParts
-from trainmedic_server.domain.target import TargetKind
+from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
 from trainmedic_server.domain.topology import ClusterTopology, WrittenTopology
 from trainmedic_server.engine.job_watch import JobWatch
+from trainmedic_server.engine.kept_jobs import KeptJobs
 from trainmedic_server.engine.service import Engine
 from trainmedic_server.engine.topology_watch import TopologyWatch
 from trainmedic_server.errors import BusUnavailable, StoreUnavailable
-from trainmedic_server.ports.actions import Services
+from trainmedic_server.ports.actions import Actions, Services
 from trainmedic_server.ports.cluster import Cluster
 from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.fence import Fence
 from trainmedic_server.ports.metric_history import MetricHistory
-from trainmedic_server.ports.outside import UNSIGNED
-from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.server import auth, factory, listener
+from trainmedic_server.server.findings import FindingsApi
 from trainmedic_server.server.limits import ConnectionLimits, ServerLimits
 from trainmedic_server.server.standby import Standby, SwitchableApp
 from trainmedic_server.settings.server import ServerSettings
+from trainmedic_server.wiring.findings import FindingParts, log_rule_library
+from trainmedic_server.wiring.signing import signer_of
+from trainmedic_server.wiring.wanted_topology import asks_for_jobs
 
 PRUNE_EVERY = timedelta(hours=1)
-_SHORT_KEY = 16  # bytes
 _PRUNE_FIRST_AFTER = timedelta(minutes=1)
 _FIRST_LOOK_SECONDS = 2.0
 """How long a start waits for a slow Redis to say where jobs run; the first alerts may come at once."""
@@ -154,33 +156,32 @@ class TrainmedicServer:
             store = await asyncio.to_thread(self._store, session)
             stack.push_async_callback(store.close)
             redis_url, redis_caveat = await self._redis(stack)
-            bus = RedisBus(
-                redis_url,
-                clock,
-                metrics,
-                _signer(settings),
-                # The engine is made below, because it needs the bus; replies come once both have started.
-                on_late_reply=lambda reply: engine.record_late_reply(reply),
-                fence=store.fence,
-            )
+            signer = signer_of(settings)
+            # The engine is made below, because it needs the bus; replies come once both have started.
+            late: LateReply = lambda reply: engine.record_late_reply(reply)  # noqa: E731
+            bus = RedisBus(redis_url, clock, metrics, signer, on_late_reply=late, fence=store.fence)
             cluster, cluster_topology = await self._cluster(stack, store.fence)
-            services = await self._services(stack, bus, cluster, cluster_topology)
+            alerts = self._alertmanager(stack)
+            services = await self._services(stack, bus, alerts, cluster, cluster_topology)
             actions = registry.build(services)
-            catalog = await self._catalog(actions)
-            topology = TopologyWatch(
-                bus, clock, metrics, lambda: any(map(_works_on_jobs, catalog.all())), written, cluster_topology
-            )
-            limits, alerts, topology_now = settings.limits, services.alertmanager, topology.topology
-            engine = Engine(store, catalog, actions, clock, limits, metrics, topology_now, alerts, store.fence, clock)
+            catalog, rules = await self._loaded(actions)
+            is_needed = functools.partial(asks_for_jobs, catalog, rules)
+            topology = TopologyWatch(bus, clock, metrics, is_needed, written, cluster_topology)
+            where, fence = topology.topology, store.fence
+            engine = Engine(store, catalog, actions, clock, settings.limits, metrics, where, alerts, fence, clock)
             job_lives = await self._start_work(stack, bus, store, topology, engine)
+            parts = FindingParts(settings, redis_url, store, bus, engine, rules, where, alerts, clock, metrics, signer)
+            await stack.enter_async_context(parts.started())
             await stack.enter_async_context(_background(catalog.watch(), "playbooks"))
             await stack.enter_async_context(_background(self._prune(store, engine), "retention"))
             yield factory.create_app(
                 engine=engine,
                 job_lives=job_lives,
                 runs=store,
+                found=FindingsApi(store, KeptJobs(store, clock)),
                 store=store,
                 catalog=catalog,
+                log_rules=rules,
                 bus=bus,
                 redis_caveat=redis_caveat,
                 cluster_topology=cluster_topology,
@@ -192,6 +193,14 @@ class TrainmedicServer:
                 metric_history=self._metric_history(stack),
                 limits=ServerLimits(body_bytes=settings.max_body, large_bytes=max(4 * settings.max_body, 32 << 20)),
             )
+
+    async def _loaded(self, actions: Actions) -> tuple[Library, LogRuleLibrary]:
+        """The playbooks and the log rules."""
+        catalog = Library(self._settings.playbooks, actions, metrics=self._metrics)
+        rules = log_rule_library(self._settings)
+        await asyncio.to_thread(catalog.reload)
+        await asyncio.to_thread(rules.reload)
+        return catalog, rules
 
     async def _start_work(
         self, stack: contextlib.AsyncExitStack, bus: RedisBus, store: RunStore, topology: TopologyWatch, engine: Engine
@@ -242,6 +251,7 @@ class TrainmedicServer:
         self,
         stack: contextlib.AsyncExitStack,
         bus: RedisBus,
+        alertmanager: AlertmanagerApi | None,
         cluster: Cluster | None,
         cluster_topology: Callable[[], ClusterTopology],
     ) -> Services:
@@ -249,12 +259,6 @@ class TrainmedicServer:
         http = HttpxCaller({name: value.get_secret_value() for name, value in settings.http_secrets.items()})
         stack.push_async_callback(http.close)
         channels = {name: tuple(url.get_secret_value() for url in urls) for name, urls in settings.notify_urls.items()}
-        alertmanager = None
-        if settings.alertmanager is not None:
-            url = settings.alertmanager.get_secret_value()
-            settles_after = min(SETTLES_AFTER, settings.assume_resolved_after / 4)
-            alertmanager = AlertmanagerApi(url, self._clock, settings.alertmanager_token, settles_after)
-            stack.push_async_callback(alertmanager.close)
         return Services(
             clock=self._clock,
             bus=bus,
@@ -265,12 +269,6 @@ class TrainmedicServer:
             cluster_topology=cluster_topology,
         )
 
-    async def _catalog(self, actions: registry.Registry) -> Library:
-        """The playbooks, as far as they can be loaded."""
-        catalog = Library(self._settings.playbooks, actions, metrics=self._metrics)
-        await asyncio.to_thread(catalog.reload)
-        return catalog
-
     def _metric_history(self, stack: contextlib.AsyncExitStack) -> MetricHistory | None:
         settings = self._settings
         if settings.prometheus is None:
@@ -278,6 +276,17 @@ class TrainmedicServer:
         prometheus = PrometheusApi(settings.prometheus.get_secret_value(), settings.prometheus_token)
         stack.push_async_callback(prometheus.close)
         return prometheus
+
+    def _alertmanager(self, stack: contextlib.AsyncExitStack) -> AlertmanagerApi | None:
+        """The Alertmanager that is set."""
+        settings = self._settings
+        if settings.alertmanager is None:
+            return None
+        url = settings.alertmanager.get_secret_value()
+        settles_after = min(SETTLES_AFTER, settings.assume_resolved_after / 4)
+        alertmanager = AlertmanagerApi(url, self._clock, settings.alertmanager_token, settles_after)
+        stack.push_async_callback(alertmanager.close)
+        return alertmanager
 
     async def _cluster(
         self, stack: contextlib.AsyncExitStack, fence: Fence
@@ -322,21 +331,3 @@ async def _background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterat
         yield
     finally:
         await end_tasks([task])
-
-
-def _works_on_jobs(playbook: CompiledPlaybook) -> bool:
-    """Whether the target is a job: labels may name one by a GPU, pod or node that it uses, and what works on all its
-    nodes is measured by the breaker against the nodes that have agents."""
-    target = playbook.definition.target
-    return (target.kind if isinstance(target, TargetParts) else target) is TargetKind.JOB
-
-
-def _signer(settings: ServerSettings) -> Signer | None:
-    """What signs commands and checks who answers; a warning in the log where that is nothing, or little."""
-    if settings.signing_key is None:
-        log.warning(UNSIGNED)
-        return None
-    length = len(settings.signing_key.get_secret_value().strip())
-    if length < _SHORT_KEY:
-        log.warning("the signing key is short enough to be guessed; use 16 random characters or more", length=length)
-    return settings.signer

@@ -1,0 +1,108 @@
+"""Hands the log rules to the agents: the rules under one key, and a signed notice of them for each node.
+
+Both are written when they change, for a node when its agent is first seen, and again from time to time, because Redis
+may lose what it has. An agent that reads nothing goes on with the rules that it has.
+
+Who calls it: ``wiring`` runs it. Not here: where the rules are loaded from (``catalog.log_rule_library``), and the form
+of the notice (``trainmedic.wire.findings``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from datetime import datetime
+
+from redis.asyncio import Redis
+
+from trainmedic.wire import findings as wire
+from trainmedic.wire.signing import Signer
+from trainmedic_server import telemetry
+from trainmedic_server.adapters.redis_connection import FAULTS, RedisOutage, open_client
+from trainmedic_server.errors import StoreUnavailable
+from trainmedic_server.logs.rule import RuleSet
+from trainmedic_server.ports.fence import Fence, no_fence
+from trainmedic_server.ports.outside import Clock
+
+log = telemetry.logger(__name__)
+
+LOOK_SECONDS = 1.0
+AGAIN_SECONDS = 60.0
+_NODES_PER_PIPELINE = 500
+
+
+class RedisLogRules:
+    """``rules`` returns the rules that are loaded, ``nodes`` the nodes whose agents are there. ``signer`` is None where
+    no key is in use; ``fence`` does not return if this server is no longer the leader."""
+
+    def __init__(
+        self,
+        url: str,
+        rules: Callable[[], RuleSet],
+        nodes: Callable[[], Collection[str]],
+        clock: Clock,
+        metrics: telemetry.Metrics,
+        signer: Signer | None = None,
+        fence: Fence = no_fence,
+    ) -> None:
+        self._client: Redis = open_client(url)
+        self._rules = rules
+        self._nodes = nodes
+        self._clock = clock
+        self._metrics = metrics
+        self._signer = signer
+        self._fence = fence
+        self._outage = RedisOutage("handing out log rules", url, metrics.bus_errors)
+        self._rule_set: RuleSet | None = None
+        self._raw = b""
+        self._since: datetime = clock.now()
+        self._written_at = float("-inf")
+        self._noticed: set[str] = set()
+
+    async def run(self) -> None:
+        """Hand out what has changed, until cancelled."""
+        while True:
+            wait = LOOK_SECONDS
+            try:
+                await self.hand_out()
+            except FAULTS as error:
+                wait = self._outage.begin(error)
+            except StoreUnavailable as error:  # the fence: another server works
+                log.warning("log rules are left to the server that works", reason=str(error))
+            except Exception:  # the loop's boundary: the rules that were handed out stay
+                self._metrics.loop_errors.labels(loop="log rules").inc()
+                log.exception("handing out log rules failed; trying again")
+            await asyncio.sleep(wait)
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def hand_out(self) -> None:
+        """Write what has changed, and at times everything. May raise what redis-py raises."""
+        self._fence()
+        rule_set, now = self._rules(), asyncio.get_running_loop().time()
+        if rule_set is not self._rule_set:
+            raw = await asyncio.to_thread(rule_set.encode)
+            if raw != self._raw:
+                self._raw, self._since, self._written_at = raw, self._clock.now(), float("-inf")
+            self._rule_set = rule_set
+        if len(self._raw) > wire.LARGEST_RULES:
+            log.error("the log rules are too large to be handed out", bytes=len(self._raw), most=wire.LARGEST_RULES)
+            return
+        if now - self._written_at >= AGAIN_SECONDS:
+            await self._client.set(wire.RULES, self._raw)
+            self._noticed.clear()
+            self._written_at = now
+        await self._notify(sorted(set(self._nodes()) - self._noticed))
+        self._outage.end()
+
+    async def _notify(self, nodes: list[str]) -> None:
+        notice = wire.RulesNotice.of(self._raw, self._since)
+        for start in range(0, len(nodes), _NODES_PER_PIPELINE):
+            some = nodes[start : start + _NODES_PER_PIPELINE]
+            pipeline = self._client.pipeline(transaction=False)
+            for node in some:
+                value = notice.encode(node, self._signer)
+                pipeline.set(wire.notice_of_rules(node), value, ex=wire.NOTICE_SECONDS)
+            await pipeline.execute()
+            self._noticed.update(some)

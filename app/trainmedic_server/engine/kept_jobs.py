@@ -1,0 +1,59 @@
+"""Locks what is known of a job against deletion, and takes the lock back. Who calls it: the HTTP server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainmedic_server import errors
+from trainmedic_server.domain.known_finding import KeptJob
+from trainmedic_server.domain.run import Event
+from trainmedic_server.ports.outside import Clock
+from trainmedic_server.ports.store import RunStore, Transaction
+
+MOST = 10_000
+
+
+class KeptJobs:
+    """The jobs whose findings and verdicts are kept, however old they are."""
+
+    def __init__(self, store: RunStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+
+    async def keep(self, job: str, attempt: int | None, actor: str, note: str) -> KeptJob:
+        """Keep a job, or one attempt of it. It need not be known: a job can be kept before anything happens to it.
+
+        Raises Conflict where too many are kept, and StoreUnavailable.
+        """
+        kept = KeptJob(job, attempt, actor, self._clock.now(), note)
+
+        def work(tx: Transaction) -> None:
+            before = {(each.job, each.attempt) for each in tx.findings.kept_jobs()}
+            if len(before) >= MOST and (job, attempt) not in before:
+                raise errors.Conflict(f"{MOST} jobs are kept already; release one first")
+            tx.findings.keep_job(kept)
+            tx.append([Event("job_kept", kept.at, actor=actor, data=_data(job, attempt, note))])
+
+        await self._store.transact(work)
+        return kept
+
+    async def release(self, job: str, attempt: int | None, actor: str) -> None:
+        """Take the lock back. Raises NotFound where there is none, and StoreUnavailable."""
+
+        def work(tx: Transaction) -> None:
+            if not tx.findings.release_job(job, attempt):
+                raise errors.NotFound("Nothing of that job is kept under that name and attempt.")
+            tx.append([Event("job_released", self._clock.now(), actor=actor, data=_data(job, attempt, ""))])
+
+        await self._store.transact(work)
+
+    async def all(self) -> Sequence[KeptJob]:
+        """In the order of names and attempts. Raises StoreUnavailable."""
+        return await self._store.transact(lambda tx: tx.findings.kept_jobs())
+
+
+def _data(job: str, attempt: int | None, note: str) -> dict[str, object]:
+    data: dict[str, object] = {"job": job}
+    if attempt is not None:
+        data["attempt"] = attempt
+    return data | ({"note": note} if note else {})

@@ -1,0 +1,177 @@
+"""``GET /findings``: what log rules have found, and the lines around it; and which jobs' findings are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from trainmedic_server.domain.finding import Role
+from trainmedic_server.domain.known_finding import KeptJob
+from trainmedic_server.errors import NotFound
+from trainmedic_server.ports.findings import FindingFilter, FindingHistory
+from trainmedic_server.ports.outside import Clock
+from trainmedic_server.server import finding_views, operations
+from trainmedic_server.server.ascii_json import AsciiJson
+from trainmedic_server.server.auth import Authenticator, Principal, requires
+from trainmedic_server.server.body import BodyReader
+from trainmedic_server.server.engine import KeptJobsPort
+from trainmedic_server.server.problems import responses
+from trainmedic_server.server.query_types import Name, PageCursor, PageLimit, wrong_cursor
+from trainmedic_server.server.read_turns import ReadTurns
+from trainmedic_server.server.times import TimeText, time_of
+from trainmedic_server.server.tokens import TokenRole
+from trainmedic_server.server.view import View
+
+FindingId = Annotated[str, Path(pattern=r"^[0-9A-Za-z_-]{1,64}$", description="The finding's id.")]
+
+
+class KeepBody(BaseModel):
+    """Which attempt, and why it is kept."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"attempt": 3, "note": "for the vendor"}]})
+
+    attempt: int | None = Field(None, ge=1, le=1_000_000, strict=True, description="None for all of them.")
+    note: str = Field("", max_length=500, pattern=r"^[^\x00]*$")
+
+
+class ReleaseBody(BaseModel):
+    """Which attempt is not kept any more."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"attempt": 3}]})
+
+    attempt: int | None = Field(
+        None, ge=1, le=1_000_000, strict=True, description="None for the lock of the whole job."
+    )
+
+
+class KeptJobView(View):
+    """A job, or one attempt of it, of which nothing is deleted."""
+
+    job: str
+    attempt: int | None
+    by: str
+    at: datetime
+    note: str
+
+
+class KeptJobList(BaseModel):
+    items: list[KeptJobView]
+
+
+@dataclass(frozen=True, slots=True)
+class FindingsApi:
+    """What the routes are about."""
+
+    history: FindingHistory
+    kept_jobs: KeptJobsPort
+
+    def routers(self, auth: Authenticator, clock: Clock, bodies: BodyReader, reads: ReadTurns) -> list[APIRouter]:
+        return [reading(self.history, auth, clock, reads), keeping(self.kept_jobs, auth, bodies)]
+
+
+def reading(history: FindingHistory, auth: Authenticator, clock: Clock, reads: ReadTurns) -> APIRouter:
+    """The routes that read."""
+    routes = APIRouter(tags=["findings"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
+
+    @routes.get(
+        "/findings",
+        summary="What log rules have found, newest first",
+        response_model=finding_views.FindingPage,
+        responses=responses(401, 403, 422, 503),
+    )
+    async def page(
+        conditions: FindingFilter = Depends(_filter(clock)), limit: PageLimit = 100, cursor: PageCursor = None
+    ) -> Response:
+        """A page of findings. One rule makes one finding about one target, however many ranks print its line."""
+        async with reads.take():
+            try:
+                newest_first, next_cursor = await history.findings_page(conditions, limit, cursor)
+            except ValueError:
+                raise wrong_cursor() from None
+            return AsciiJson.of(finding_views.page(newest_first, next_cursor))
+
+    @routes.get(
+        "/findings/{finding_id}",
+        summary="One finding with the lines around it",
+        response_model=finding_views.FindingDetail,
+        responses=responses(401, 403, 404, 422, 503),
+    )
+    async def one(finding_id: FindingId) -> Response:
+        """The finding, and for each stream, up to a bound, its first line with the lines before and after it."""
+        async with reads.take():
+            record = await history.finding(finding_id)
+            if record is None:
+                raise NotFound(f"There is no finding {finding_id}.")
+            return AsciiJson.of(finding_views.detail(record))
+
+    return routes
+
+
+def keeping(kept_jobs: KeptJobsPort, auth: Authenticator, bodies: BodyReader) -> APIRouter:
+    """The routes that keep what is known of a job, and release it."""
+    routes = APIRouter(tags=["findings"])
+    operator = requires(auth, TokenRole.OPERATOR)
+
+    @routes.get(
+        "/kept",
+        summary="The jobs of which nothing is deleted",
+        response_model=KeptJobList,
+        responses=responses(401, 403, 503),
+        dependencies=[Depends(requires(auth, TokenRole.VIEWER))],
+    )
+    async def kept() -> KeptJobList:
+        return KeptJobList(items=[_view(each) for each in await kept_jobs.all()])
+
+    @routes.post(
+        "/jobs/{job:path}/keep",
+        summary="Keep what is known of a job, however old it gets",
+        response_model=KeptJobView,
+        responses=responses(400, 401, 403, 408, 409, 413, 415, 422, 503),
+        openapi_extra=operations.body_schema(KeepBody),
+    )
+    async def keep(request: Request, job: str, actor: Principal = Depends(operator)) -> KeptJobView:
+        """Its findings, excerpts and verdicts, or those of one attempt, outlive the retention."""
+        body = await operations.read_body(bodies, request, KeepBody)
+        return _view(await kept_jobs.keep(operations.job_name(job), body.attempt, actor.name, body.note.strip()))
+
+    @routes.post(
+        "/jobs/{job:path}/release",
+        summary="Let what is known of a job be deleted once it is old",
+        response_model=KeptJobList,
+        responses=responses(400, 401, 403, 404, 408, 413, 415, 422, 503),
+        openapi_extra=operations.body_schema(ReleaseBody),
+    )
+    async def release(request: Request, job: str, actor: Principal = Depends(operator)) -> KeptJobList:
+        """Takes back one lock; the answer has those that are left of the job."""
+        body = await operations.read_body(bodies, request, ReleaseBody)
+        await kept_jobs.release(job, body.attempt, actor.name)
+        return KeptJobList(items=[_view(each) for each in await kept_jobs.all() if each.job == job])
+
+    return routes
+
+
+def _view(kept: KeptJob) -> KeptJobView:
+    return KeptJobView.model_validate(kept)
+
+
+def _filter(clock: Clock) -> Callable[..., FindingFilter]:
+    """A dependency for FastAPI that reads the filters from the query."""
+
+    async def conditions(
+        job: Name | None = None,
+        node: Annotated[Name | None, Query(description="Its target is there, or a line was read there.")] = None,
+        rule: Name | None = None,
+        role: Role | None = None,
+        since: TimeText | None = None,
+        suspected: Annotated[bool | None, Query(description="Whether it waits, or has waited in vain.")] = None,
+        open: Annotated[bool | None, Query(description="Whether it is not over.")] = None,
+    ) -> FindingFilter:
+        begin = time_of(since, clock.now()) if since else None
+        return FindingFilter(job, node, rule, role, begin, suspected, open)
+
+    return conditions  # type: ignore[return-value]

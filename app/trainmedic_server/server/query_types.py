@@ -1,0 +1,19 @@
+"""Parameters of queries that several routes take. Times are in ``times``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Query
+
+from trainmedic_server.server.problems import HttpProblem
+
+Name = Annotated[str, Query(min_length=1, max_length=1000, pattern=r"^[^\x00]*$")]
+PageLimit = Annotated[int, Query(ge=1, le=1000, description="Items of a page.")]
+PageCursor = Annotated[str | None, Query(max_length=1000, description="`next` of the page before.")]
+
+
+def wrong_cursor() -> HttpProblem:
+    """What a cursor gets that no page gave."""
+    message = "is not a cursor that this server gave"
+    return HttpProblem(422, f"cursor: {message}", problems=[("cursor", message)])

@@ -1,0 +1,112 @@
+"""What of the server deals with findings in logs: built, started in order, and stopped. Who calls it: ``server``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from trainmedic.wire import envelope
+from trainmedic.wire.signing import Signer
+from trainmedic_server import telemetry
+from trainmedic_server.adapters.alertmanager_api import AlertmanagerApi
+from trainmedic_server.adapters.redis_bus import RedisBus
+from trainmedic_server.adapters.redis_findings import RedisFindings
+from trainmedic_server.adapters.redis_log_rules import RedisLogRules
+from trainmedic_server.adapters.sql_store.store import SqlStore
+from trainmedic_server.catalog import log_rule_roots
+from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
+from trainmedic_server.domain.topology import Topology
+from trainmedic_server.engine.finding_intake import FindingIntake
+from trainmedic_server.engine.finding_teller import FindingTeller, IntakeTeller
+from trainmedic_server.engine.node_watch import NodeWatch
+from trainmedic_server.engine.service import Engine
+from trainmedic_server.errors import BusUnavailable
+from trainmedic_server.ports.ending import end_tasks
+from trainmedic_server.ports.findings import AlertTeller
+from trainmedic_server.ports.outside import Clock
+from trainmedic_server.settings.server import ServerSettings
+
+ALERTMANAGER_AGAIN = timedelta(minutes=1)
+"""How often an alert that fires is told to the Alertmanager, as Prometheus does."""
+INTAKE_AGAIN = timedelta(hours=1)
+"""How often the intake is told, which forgets nothing, and starts repairs anew by what it is told."""
+_FIRST_LOOK_SECONDS = 2.0
+
+
+def log_rule_library(settings: ServerSettings) -> LogRuleLibrary:
+    """The log rules: those beside the playbooks, and those of the setting, else the shipped ones. Nothing is read
+    yet."""
+    return LogRuleLibrary([*settings.playbooks, *log_rule_roots.roots(settings.log_rules, {})])
+
+
+@dataclass(frozen=True, slots=True)
+class FindingParts:
+    """What the parts that deal with findings are built on."""
+
+    settings: ServerSettings
+    redis_url: str
+    store: SqlStore
+    bus: RedisBus
+    engine: Engine
+    rules: LogRuleLibrary
+    topology: Callable[[], Topology]
+    alertmanager: AlertmanagerApi | None
+    clock: Clock
+    metrics: telemetry.Metrics
+    signer: Signer | None
+
+    @contextlib.asynccontextmanager
+    async def started(self) -> AsyncIterator[None]:
+        """Run them while the block lasts. Raises StoreUnavailable."""
+        clock, metrics, store, engine = self.clock, self.metrics, self.store, self.engine
+        nodes = NodeWatch(self.bus, store, clock, metrics)
+        await nodes.start()
+        with contextlib.suppress(BusUnavailable, TimeoutError):  # `watch` tries again
+            async with asyncio.timeout(_FIRST_LOOK_SECONDS):
+                await nodes.look()
+        teller = FindingTeller(store, self._taker(), clock, metrics, self._again_after())
+        intake = FindingIntake(
+            store,
+            lambda: self.rules.rule_set,
+            self.topology,
+            nodes,
+            clock,
+            engine.ago,
+            metrics,
+            envelope.new_id,
+            teller.touch,
+        )
+        findings = RedisFindings(self.redis_url, intake.take, metrics, self.signer, fence=store.fence)
+        handing_out = RedisLogRules(
+            self.redis_url, lambda: self.rules.rule_set, lambda: nodes.agents, clock, metrics, self.signer, store.fence
+        )
+        loops = (nodes.watch(), intake.watch(), teller.run(), findings.run(), handing_out.run(), self._watch_rules())
+        tasks = [asyncio.create_task(loop, name=f"findings-{number}") for number, loop in enumerate(loops)]
+        try:
+            yield
+        finally:
+            await end_tasks(tasks)
+            await findings.close()
+            await handing_out.close()
+
+    def _taker(self) -> AlertTeller:
+        return self.alertmanager or IntakeTeller(self.engine.admit, self.clock)
+
+    def _again_after(self) -> timedelta:
+        if self.alertmanager is not None:
+            return ALERTMANAGER_AGAIN
+        return min(INTAKE_AGAIN, self.settings.limits.assume_resolved_after / 4)
+
+    async def _watch_rules(self) -> None:
+        """Reload the rules when they change, and show how many there are."""
+        watching = asyncio.create_task(self.rules.watch())
+        try:
+            while True:
+                self.metrics.log_rules_loaded.set(len(self.rules.rule_set.rules))
+                self.metrics.log_rule_errors.set(len({problem.file for problem in self.rules.problems}))
+                await asyncio.sleep(1)
+        finally:
+            await end_tasks([watching])
