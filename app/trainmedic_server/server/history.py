@@ -25,6 +25,7 @@ from trainmedic_server.server.times import TimeText, time_of
 from trainmedic_server.server.tokens import TokenRole
 
 _TEXT = {"schema": {"type": "string"}}
+_OF_PAGES = {200: {"content": dict.fromkeys((NDJSON, CSV), _TEXT)}, **responses(401, 403, 422, 503)}
 _PIECE = 100  # runs that are read at one go for a page
 
 RunId = Annotated[str, Path(pattern=r"^[0-9A-Za-z_-]{1,64}$", description="The run's id.")]
@@ -41,12 +42,7 @@ def router(
     routes = APIRouter(tags=["history"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
     exports = HistoryExports(history, limits)
 
-    @routes.get(
-        "/history",
-        summary="Runs, newest first",
-        response_model=views.HistoryPage,
-        responses={200: {"content": dict.fromkeys((NDJSON, CSV), _TEXT)}, **responses(401, 403, 422, 503)},
-    )
+    @routes.get("/history", summary="Runs, newest first", response_model=views.HistoryPage, responses=_OF_PAGES)
     async def runs(
         conditions: HistoryFilter = Depends(_filter(clock)),
         limit: PageLimit = 100,

@@ -4,10 +4,9 @@ Every field says its unit, its default and the reason for it; ``docs/reference/s
 the same, and a test keeps the two together. Flags win over the environment. An empty variable
 counts as unset, because that is how charts and compose files write "not given".
 
-Not here: how each value is read and checked (``values``), and whether the listening address needs tokens
-(``server.auth``), which depends on the tokens file. Who calls it: ``cli.serve`` makes its flags from
-`SOURCES` and reads the settings with `load`; ``wiring.server`` is handed the result. Nothing else reads the
-environment, except the agent's settings and the clients' ``--server`` and ``--token``.
+Not here: how each value is read and checked (``values``), and whether the address needs tokens (``server.auth``). Who
+calls it: ``cli.serve`` makes its flags from `SOURCES` and reads the settings with `load`; ``wiring.server`` is handed
+them. Nothing else reads the environment, but the agent's settings and the clients' ``--server`` and ``--token``.
 """
 
 from __future__ import annotations
