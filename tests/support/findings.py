@@ -70,6 +70,6 @@ def _finding(rule: str, origin: Origin, target: Target, at: datetime, **members:
 
 
 def told(finding: Finding, number: int = 1, lines: Sequence[str] = (), **members: Any) -> FindingUpdate:
-    """What the finding's node says of it."""
-    excerpt = Excerpt(tuple(lines), 0) if lines else None
+    """What the finding's node says of it; of the lines the one in the middle is the finding's."""
+    excerpt = Excerpt(tuple(lines), len(lines) // 2) if lines else None
     return FindingUpdate(finding.origin.node, "agent-1", number, finding, excerpt, **members)
