@@ -142,12 +142,18 @@ def _verdict(leader: Accusation, against: Sequence[Evidence], facts: Facts, coun
         ranks=tuple(sorted(leader.ranks)),
         node=node,
         gpu=leader.gpu if node else None,
-        evidence=tuple(dict.fromkeys(evidence))[:_MOST_EVIDENCE],
-        against=tuple(dict.fromkeys(against))[:_MOST_EVIDENCE],
+        evidence=_without_repeats(evidence),
+        against=_without_repeats(against),
         missing=tuple(wording.missing(facts)),
         same_before=before,
         fingerprint=leader.fingerprint,
     )
+
+
+def _without_repeats(evidence: Sequence[Evidence]) -> tuple[Evidence, ...]:
+    """The same line of a rank often stands in its own log and in the launcher's."""
+    firsts = {(each.line or each.why, each.rank): each for each in reversed(evidence)}
+    return tuple(each for each in evidence if firsts[each.line or each.why, each.rank] is each)[:_MOST_EVIDENCE]
 
 
 def _may_name_node(leader: Accusation) -> bool:
