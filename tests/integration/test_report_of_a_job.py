@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
 from tests.support.past_prometheus import Course, Past, prometheus_of
+from tests.support.programs import PYTHON_PATH, ROOT, inherited, start_server
 from trainmedic_server.adapters.prometheus_api import PrometheusApi
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.domain.run import Event
@@ -16,6 +21,7 @@ from trainmedic_server.errors import MetricsUnavailable, NotFound
 from trainmedic_server.ports.verdicts import VerdictRecord
 from trainmedic_server.reports.compiling import NO_PROMETHEUS, ReportCompiler
 from trainmedic_server.reports.job_report import JobReport
+from trainmedic_server.reports.points import Spread
 
 HOUR = 3600.0
 BEGIN = (datetime.now(UTC) - timedelta(hours=9)).replace(minute=0, second=0, microsecond=0)
@@ -99,6 +105,16 @@ def past() -> Past:
     past.add("gpu_utilization_percent", 1.0, uuid="GPU-other", node="node-1")
     past.add("trainmedic_job_gpu", 1.0, job_name="other", gpu_node="node-1", uuid="GPU-other")
     past.add("training_steps_total", lambda after: after, job_name="cpu-only")
+    # A job beside it, on the GPU of somebody else and on a node where only dcgm-exporter is scraped.
+    past.add("training_steps_total", lambda after: after, job_name="beside")
+    past.add("trainmedic_job_gpu", 1.0, job_name="beside", gpu_node="node-1", uuid="GPU-other")
+    past.add("trainmedic_job_gpu", 1.0, job_name="beside", gpu_node="node-3", uuid="GPU-d")
+    dcgm = {"UUID": "GPU-d", "node": "node-3", "gpu": "0"}
+    past.add("DCGM_FI_DEV_GPU_UTIL", 51.0, **dcgm)
+    past.add("DCGM_FI_DEV_FB_USED", 20_000.0, **dcgm)
+    past.add("DCGM_FI_DEV_FB_FREE", 60_000.0, **dcgm)
+    # On a node with an agent, dcgm-exporter's figures of the same GPU do not count again.
+    past.add("DCGM_FI_DEV_GPU_UTIL", 0.0, UUID="GPU-a", node="node-1", gpu="0")
     return past
 
 
@@ -148,6 +164,14 @@ async def test_gpus_are_those_of_the_job_all_of_them(report: JobReport) -> None:
     assert report.gpu_memory is not None
     assert report.gpu_memory.average == pytest.approx(75, abs=0.1)
     assert (report.gpu_memory.max, report.gpu_memory.min) == (100, 50)
+
+
+async def test_gpus_that_only_dcgm_exporter_tells_of_count_as_well(metrics, store) -> None:
+    """By the UUID that it calls otherwise; a GPU that two jobs share is both jobs'."""
+    report = await ReportCompiler(store, metrics).job("beside", at(0), at(END))
+    assert report.gpus == 2
+    assert report.gpu_utilization == Spread(26, 51, 1)
+    assert report.gpu_memory == Spread(25, 25, 25)
 
 
 async def test_throughput_is_held_against_the_jobs_own_first_stable_hour(report: JobReport) -> None:
@@ -254,9 +278,59 @@ async def test_a_job_that_nobody_has_heard_of_is_not_found(metrics, store) -> No
             await ReportCompiler(store, metrics).job(name, at(0), at(END))
 
 
+PANELS = json.loads((ROOT / "monitoring" / "dashboards" / "jobs.json").read_text())["panels"]
+
+
+@pytest.mark.parametrize("panel", [each for each in PANELS if each.get("targets")], ids=lambda panel: panel["title"])
+async def test_every_panel_of_the_dashboard_can_be_asked(metrics, panel) -> None:
+    """Also where two jobs share a GPU, which a join must bear. Those of what this job was measured by show it."""
+    for target in panel["targets"]:
+        query = target["expr"].replace("$__rate_interval", "5m").replace("$job", ".*")
+        answer = await metrics.read(query, at(0), at(END), timedelta(minutes=10))
+        if panel["title"] in ("Utilisation", "GPUs", "Step", "Throughput", "A step", "Steps per second"):
+            assert answer or "tokens" in query, query
+
+
 async def test_a_refused_query_is_told_as_prometheus_tells_it(metrics) -> None:
     """And one for too many points is refused here."""
     with pytest.raises(MetricsUnavailable, match=r"status 400: .*parse error"):
         await metrics.read("sum(", at(0), at(60), timedelta(seconds=60))
     with pytest.raises(ValueError, match="more than 11000 points"):
         await metrics.read("up", at(0), at(END), timedelta(seconds=1))
+
+
+def test_the_command_prints_what_a_server_with_prometheus_knows(prometheus: str, tmp_path: Path) -> None:
+    """From the setting to the terminal; what is not known is a dash with its reason."""
+    program, url = start_server(tmp_path, "--prometheus-url", prometheus)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "trainmedic_server", "report", *arguments, "--server", url],
+            env={**inherited(), "PYTHONPATH": PYTHON_PATH},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    times = ("--since", at(0).isoformat(), "--until", at(END).isoformat())
+    with program:
+        shown = run("llm-1", *times)
+        assert shown.returncode == 0, shown.stderr
+        for line in (
+            "GPUs:            3",
+            "GPU utilisation: 60 % on average, 30 to 90",
+            "baseline:        100 samples/s, the median of its first stable hour, from",
+            "bottleneck:      data (high)",
+        ):
+            assert line in shown.stdout
+        assert "gradient_explosion: the gradient norm was 240, over 100" in shown.stdout
+        assert json.loads(run("llm-1", *times, "--output", "json").stdout)["efficiency"]["rating"] == "good"
+        cpu_only = run("cpu-only", *times).stdout
+        assert (
+            "efficiency:      - (it is worked out from gpu_utilization, throughput, baseline, not known either)"
+            in cpu_only
+        )
+        assert "failures: 0" in run("--fleet").stdout
+        assert run("nobody", *times).returncode == 5
+        assert run("llm-1", "--fleet").returncode == 2
+        assert run().returncode == 2

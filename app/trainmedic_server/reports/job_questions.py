@@ -38,6 +38,7 @@ _FIRST_HOURS = timedelta(hours=6)
 """The time in which the first stable hour is looked for."""
 _AT_ONCE = 4
 _SCRAPES = timedelta(minutes=10)
+"""The time in which scrapes are counted, at least, to know how far they lie apart."""
 
 _GPUS = "max by (uuid) (max_over_time(trainmedic_job_gpu{$job}[$every]))"
 _OF_GPUS = "* on (uuid) group_left () $gpus"
@@ -70,10 +71,11 @@ class JobQuestions:
 
     async def figures(self) -> JobFigures:
         """All that Prometheus has of it; without `progress` where it has nothing."""
-        scrapes = await self._point("max(count_over_time(training_steps_total{$job}[$every]))", every=_SCRAPES)
+        counted = max(self._every, _SCRAPES)
+        scrapes = await self._point("max(count_over_time(training_steps_total{$job}[$every]))", counted)
         if not scrapes:
             return JobFigures(self._every.total_seconds())
-        self._apart = _SCRAPES / max(max(value for _, value in scrapes), 1)
+        self._apart = counted / max(max(value for _, value in scrapes), 1)
         self._every = _interval(self._end - self._begin, self._apart)
         progress, gpus, throughput, steps, rest = await asyncio.gather(
             self._progress(), self._gpus(), self._throughput(), self._step_time(), self._anomalies()
