@@ -1,7 +1,8 @@
 """What a job's steps wait for: data, other ranks, memory, or nothing but computing. Pure.
 
 It rests on what each rank's step time goes into, as the SDK measures it. Where that was not measured, nothing is
-guessed: a drop with NCCL lines in the log is no proof of a slow network.
+guessed: a drop with NCCL lines in the log is no proof of a slow network. The shares that count as much are those of a
+diagnosis (``diagnosis.slow``), which looks at each rank at one moment; here it is the median rank over a time.
 """
 
 from __future__ import annotations
@@ -9,13 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_LARGE = 0.3
-"""A share of the step from which data or waiting holds a job up."""
+from trainmedic_server.diagnosis.slow import EXPLAINS, SLOW_RANK, WORTH_NAMING
+
 _VERY_LARGE = 0.5
-_EXPLAINS = 0.8
-"""One cause is named where it explains so much of the time that is not spent on computing."""
-STRAGGLES = 1.3
-"""Times the median own time from which a rank is the one that the others wait for."""
+"""A share of the step from which waiting for data or for others is a severe bottleneck."""
 _FULL = 0.92
 """The share of memory in use from which it is short, as for the alert TrainingMemoryPressure."""
 _SLOW = 0.7
@@ -105,14 +103,14 @@ def bottleneck(
         return None
     data, wait = shares.data or 0.0, shares.wait or 0.0
     lost = data + wait
-    if max(data, wait) <= _LARGE:
+    if max(data, wait) <= WORTH_NAMING:
         return _computing(shares, throughput_share)
     severity = "high" if max(data, wait) > _VERY_LARGE else "medium"
     said = f"{data:.0%} of a step is waiting for batches, {wait:.0%} waiting for other ranks"
-    if data / lost >= _EXPLAINS:
+    if data / lost >= EXPLAINS:
         return _made("data", severity, said)
-    if wait / lost >= _EXPLAINS:
-        if straggler is not None and straggler.ratio > STRAGGLES:
+    if wait / lost >= EXPLAINS:
+        if straggler is not None and straggler.ratio > SLOW_RANK:
             slow = f"rank {straggler.rank} on {straggler.node} needs {straggler.ratio:.2g} times as long as the median"
             return _made("straggler", severity, said, slow)
         alike = "no rank stands out" if straggler is not None else "whether a rank stands out was not measured"
