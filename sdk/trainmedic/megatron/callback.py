@@ -15,23 +15,22 @@ import torch.distributed as dist
 from trainmedic.client import Medic
 from trainmedic.errors import Rejected
 from trainmedic.job.command import JobCommand
-from trainmedic.job.parameters import Stop
 from trainmedic.job.progress import CHECKPOINT, EVALUATION
 from trainmedic.megatron.loop import MegatronLoop
-from trainmedic.recovery.health import CheckpointHealth, health_now
+from trainmedic.recovery.health import health_now
 from trainmedic.recovery.loop_restart import LoopEnds
 from trainmedic.torch.learning_rate import MARK
-from trainmedic.trainer.callback import MedicCallback, log_errors
+from trainmedic.trainer.callback import log_errors
+from trainmedic.trainer.self_saving import SelfSavingCallback
 
-_BATCH = "the size of the batches and their number are Megatron-LM's own: --micro-batch-size, --global-batch-size"
-_WORKERS = "the workers of the loaders are Megatron-LM's own: --num-workers"
+_FIXED = "--micro-batch-size, --global-batch-size and --num-workers of Megatron-LM"
 
 
-class MegatronCallback(MedicCallback[MegatronLoop]):
+class MegatronCallback(SelfSavingCallback[MegatronLoop]):
     """Carries out commands between two iterations. ``megatron`` is the module ``megatron.training.training``."""
 
     def __init__(self, medic: Medic, megatron: Any) -> None:
-        super().__init__(medic, "trainmedic.megatron.protect", {"job.rollback": self._roll_back})
+        super().__init__(medic, "trainmedic.megatron.protect", _FIXED)
         self._megatron = megatron
         self._decide_exit: Callable[..., bool] = megatron.checkpoint_and_decide_exit
         self._step: Callable[..., Any] = megatron.train_step
@@ -39,16 +38,9 @@ class MegatronCallback(MedicCallback[MegatronLoop]):
         self._evaluate: Callable[..., Any] = megatron.evaluate_and_print_results
         self._result: Any = None  # of the last ``train_step``
         self._consumed = 0
-        self._unfinished: int | None = None  # iteration of a checkpoint that is being written
-        self._health = CheckpointHealth()  # when it was begun
         self._state: dict[str, Any] = {}  # what Megatron-LM's functions that save are given
-        self._stops = False
         self._has_begun = False
         medic.on("job.checkpoint")(self._checkpoint)
-        medic.on("job.stop")(self._stop)
-        medic.cannot("job.accumulate", _BATCH)
-        medic.cannot("job.scale_batch", _BATCH)
-        medic.cannot("job.dataloader_workers", _WORKERS)
 
     def begin(self, optimizer: Any, scheduler: Any) -> None:
         """The training begins, before its first iteration in this process; every rank calls it once."""
@@ -76,7 +68,7 @@ class MegatronCallback(MedicCallback[MegatronLoop]):
         """In place of ``save_checkpoint_and_time``."""
         with self.medic.window(CHECKPOINT):
             result = self._save(iteration, *arguments, **options)
-        self._unfinished, self._health = iteration, health_now(self.medic.progress)
+        self._begun, self._health = iteration, health_now(self.medic.progress)
         return result
 
     def evaluate(self, *arguments: Any, **options: Any) -> Any:
@@ -103,15 +95,6 @@ class MegatronCallback(MedicCallback[MegatronLoop]):
     def _end_iteration(self, iteration: int) -> None:
         self._carry_out(iteration)
 
-    @log_errors
-    def _note_saved(self) -> None:
-        """Tell of a checkpoint once it is whole, which may be some iterations after it was begun."""
-        if self._unfinished is not None and self._required_loop.has_saved(self._unfinished):
-            self.medic.saved(self._unfinished)
-            self._live.checkpoint_written(self._unfinished)
-            self._required_loop.mark(self._unfinished, self._health)
-            self._unfinished = None
-
     # --- commands ---------------------------------------------------------------------------------------
 
     def _checkpoint(self, command: JobCommand | None = None) -> Mapping[str, Any]:
@@ -131,18 +114,6 @@ class MegatronCallback(MedicCallback[MegatronLoop]):
         megatron.maybe_finalize_async_save(blocking=True)
         self._note_saved()
         return {"checkpoint": f"iter_{state['iteration']:07d}", "directory": str(args.save)}
-
-    def _stop(self, command: JobCommand) -> Mapping[str, Any]:
-        assert isinstance(command.parameters, Stop)
-        output = self._checkpoint() if command.parameters.checkpoint else {"checkpoint": None}
-        self._live.pause.end()
-        self._required_loop.restarts.stop()
-        self._stops = True
-        return output
-
-    def _roll_back(self, command: JobCommand) -> None:
-        if self._required_loop.roll_back(command):
-            self._live.pause.end()
 
     # --- reports ----------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from trainmedic.recovery.health import CheckpointHealth
 from trainmedic.recovery.loop_restart import LoopEnds, LoopRestart
 from trainmedic.recovery.restarts import RestartLimits
 from trainmedic.torch import randomness
-from trainmedic.trainer.loop import TrainerLoop
+from trainmedic.trainer.self_saving import SelfSavingLoop
 
 REPLAYED = "the same batches again, by the samples consumed up to the checkpoint"
 
@@ -39,7 +39,7 @@ _FOR_A_ROLLBACK = {
 """Options of the first load, such as to begin from somebody else's weights, as they are for a rollback."""
 
 
-class MegatronLoop(TrainerLoop):
+class MegatronLoop(SelfSavingLoop):
     """One training, from its first iteration to the last, rollbacks included.
 
     ``megatron`` is the module ``megatron.training.training``, or one with its functions.
@@ -164,9 +164,7 @@ class MegatronLoop(TrainerLoop):
     def _recall_skipped(self) -> None:
         if self._args.iteration == 0 and self._writes:
             left_out.forget(self.directories[0])
-        ranks = self._medic.group("skipped")
-        read: list[Any] = ranks.choose(lambda: [list(each) for each in left_out.read(self.directories[0])])
-        self._skipped = [(start, stop) for start, stop in read]
+        self._skipped = self._recalled_left_out()
 
     # --- what TrainerLoop asks --------------------------------------------------------------------------
 

@@ -15,47 +15,38 @@ import torch.distributed as dist
 
 from trainmedic.client import Medic
 from trainmedic.job.command import JobCommand
-from trainmedic.job.parameters import Stop
 from trainmedic.job.progress import CHECKPOINT, EVALUATION
-from trainmedic.recovery.health import CheckpointHealth
 from trainmedic.recovery.loop_restart import LoopEnds
 from trainmedic.torch.checkpoints.digests import Modules, Optimizers
 from trainmedic.torchtitan.loop import TitanLoop
-from trainmedic.trainer.callback import MedicCallback, log_errors
+from trainmedic.trainer.callback import log_errors
+from trainmedic.trainer.self_saving import SelfSavingCallback
 
-_BATCH = "the size of the batches and their number are torchtitan's own: training.local_batch_size, global_batch_size"
-_WORKERS = "the workers of the loader are torchtitan's own: dataloader.num_workers"
+_FIXED = "training.local_batch_size, training.global_batch_size and dataloader.num_workers of torchtitan"
 
 
-class TitanCallback(MedicCallback[TitanLoop]):
+class TitanCallback(SelfSavingCallback[TitanLoop]):
     """Carries out commands between two steps of one ``Trainer``, for the `loop` around its ``train()``."""
 
     def __init__(self, medic: Medic, trainer: Any, loop: TitanLoop) -> None:
-        super().__init__(medic, "trainmedic.torchtitan.protect", {"job.rollback": self._roll_back})
+        super().__init__(medic, "trainmedic.torchtitan.protect", _FIXED)
         self.attach(loop)
         self._trainer = trainer
         self._logged: dict[str, float] = {}  # loss and norm of the present step, where torchtitan has logged them
         self._samples = self._tokens = 0  # that this rank has drawn since the last report
         self._saved: int | None = None  # the step of the last checkpoint
-        self._unfinished: int | None = None  # the same, while it is being written
-        self._health = CheckpointHealth()  # when it was begun
         self._has_begun = False
         self._is_loaded = False  # whether the loop that runs has begun, after it has loaded what it starts from
-        self._stops = False
         self._continues: Callable[[], bool] = trainer.should_continue_training
         self._step: Callable[..., Any] = trainer.train_step
         self._batches: Callable[..., Iterator[Any]] = trainer.batch_generator
         self._load: Callable[..., Any] = trainer.checkpointer.load
         self._save: Callable[..., Any] = trainer.checkpointer.save
         self._log: Callable[..., Any] = trainer.metrics_processor.log
-        medic.on("job.stop")(self._stop)
         if loop.no_restart_because:
             medic.cannot("job.checkpoint", loop.no_restart_because)
         else:
             medic.on("job.checkpoint")(self._checkpoint)
-        medic.cannot("job.accumulate", _BATCH)
-        medic.cannot("job.scale_batch", _BATCH)
-        medic.cannot("job.dataloader_workers", _WORKERS)
 
     def train(self, call: Callable[[], Any]) -> Any:
         """`call` the trainer's ``train()``, with this callback around its methods; returns what it returns."""
@@ -211,17 +202,12 @@ class TitanCallback(MedicCallback[TitanLoop]):
         result = self._save(step, is_last)
         if is_scaled:  # the rates are about to be scaled again
             self._trainer.checkpointer.maybe_wait_for_staging()
-        self._saved = self._unfinished = step
+        self._saved = self._begun = step
         return result
 
-    @log_errors
-    def _note_saved(self) -> None:
-        """Tell of a checkpoint once it is whole, which may be some steps after it was begun."""
-        if self._unfinished is not None and self._required_loop.has_saved(self._unfinished):
-            self.medic.saved(self._unfinished)
-            self._live.checkpoint_written(self._unfinished)
-            self._required_loop.mark(self._unfinished, self._health)
-            self._unfinished = None
+    @property
+    def _no_checkpoint_because(self) -> str:
+        return self._required_loop.no_restart_because
 
     # --- commands ---------------------------------------------------------------------------------------
 
@@ -237,18 +223,3 @@ class TitanCallback(MedicCallback[TitanLoop]):
             checkpointer.maybe_wait_for_saving()
         self._note_saved()
         return {"checkpoint": f"step-{step}", "directory": str(checkpointer.folder)}
-
-    def _stop(self, command: JobCommand) -> Mapping[str, Any]:
-        assert isinstance(command.parameters, Stop)
-        output: Mapping[str, Any] = {"checkpoint": None}
-        if command.parameters.checkpoint:
-            reason = self._required_loop.no_restart_because
-            output = {**output, "no_checkpoint": reason} if reason else self._checkpoint()
-        self._live.pause.end()
-        self._required_loop.restarts.stop()
-        self._stops = True
-        return output
-
-    def _roll_back(self, command: JobCommand) -> None:
-        if self._required_loop.roll_back(command):
-            self._live.pause.end()

@@ -22,12 +22,12 @@ from trainmedic.recovery.restarts import RestartLimits
 from trainmedic.torch.checkpoints.digests import Modules, Optimizers
 from trainmedic.torch.sources.batch_sources import REPLAYED
 from trainmedic.torchtitan import checkpoints
-from trainmedic.trainer.loop import TrainerLoop
+from trainmedic.trainer.self_saving import SelfSavingLoop
 
 _CALLED = ("_should_save", "maybe_wait_for_saving", "maybe_wait_for_staging", "exclude_from_loading", "interval")
 
 
-class TitanLoop(TrainerLoop):
+class TitanLoop(SelfSavingLoop):
     """One training, from its first step to the last, rollbacks included. ``trainer`` is torchtitan's."""
 
     # Torchtitan takes whatever has "step-" and a number in its name for a checkpoint.
@@ -113,10 +113,8 @@ class TitanLoop(TrainerLoop):
                 left_out.forget(self.directories[0])
 
     def recall(self) -> None:
-        """What rollbacks have left out before this process, the same on all ranks."""
-        ranks = self._medic.group("left-out")
-        read: list[Any] = ranks.choose(lambda: [list(each) for each in left_out.read(self.directories[0])])
-        self._left_out = [(start, stop) for start, stop in read]
+        """What rollbacks have left out before this process."""
+        self._left_out = self._recalled_left_out()
 
     def begins(self, modules: Modules, optimizers: Optimizers) -> None:
         step, restart = self._trainer.step, self.restarts.starting
