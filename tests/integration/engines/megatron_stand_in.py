@@ -1,11 +1,12 @@
 """In place of ``megatron.training.training``: the functions that Trainmedic puts itself around or calls, for CPUs.
 
-Megatron-LM itself asks for a GPU, and is in no package: to run on a CPU it needs so many of PyTorch's functions
-replaced that these tests do not run on it. Here are the places where a return to a checkpoint within a process can go
-wrong, as they are there: ``train`` keeps its iteration and data in local names, expects the configuration as it was
-and a timer that does not run; ``load_checkpoint`` asserts that nothing was consumed, and adds to the schedule's
-steps; the hooks that gather parameters can be taken away only where they are; the loss is known on the last stage of
-the pipeline alone; batches follow from the samples consumed; the end of a training is that of the process.
+Megatron-LM itself asks for a GPU, and is in no package; the tests of these run on it where
+``TRAINMEDIC_TEST_MEGATRON`` names a checkout (``megatron_itself``). Here are the places where a return to a
+checkpoint within a process can go wrong, as they are there: ``train`` keeps its iteration and data in local names,
+expects the configuration as it was and a timer that does not run; ``load_checkpoint`` asserts that nothing was
+consumed, and adds to the schedule's steps; the hooks that gather parameters can be taken away only where they are;
+the loss is known on the last stage of the pipeline alone; batches follow from the samples consumed; the end of a
+training is that of the process.
 
 Not modelled: tensors that are split over tensor or pipeline ranks (each rank has the whole model), a virtual pipeline,
 asynchronous saving, ramped batch sizes, CUDA graphs, reinforcement learning, and the formats of checkpoints.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ import torch.distributed as dist
 from torch import nn
 
 ARGS = Namespace()
+_SCALE = 1e4
 
 
 def get_args() -> Namespace:
@@ -272,8 +275,14 @@ def train(
     return iteration, flops
 
 
-def pretrain(provider: Any, forward_step: Any, **options: Any) -> tuple[int, float]:
-    """Set up the training, and run it."""
+def _rows(count: int) -> torch.Tensor:
+    """The data: as many samples as the training is to consume. The first member of each is its number, scaled."""
+    numbers = torch.arange(count, dtype=torch.float64)
+    return torch.stack([numbers / _SCALE, numbers.sin(), numbers.cos(), (numbers * 3).sin()], dim=1).float()
+
+
+def pretrain(note: Callable[[int], Any], **options: Any) -> None:
+    """Set up the training, and run it; `note` is called with the number of the first sample of each batch."""
     vars(ARGS).update(
         {
             "iteration": 0,
@@ -296,7 +305,12 @@ def pretrain(provider: Any, forward_step: Any, **options: Any) -> tuple[int, flo
     scheduler = Scheduler(optimizer)
     ARGS.iteration, ARGS.num_floating_point_operations_so_far = load_checkpoint(model, optimizer, scheduler)
     before = torch.get_rng_state()
-    train_data, valid_data, _ = build_train_valid_test_data_iterators(provider)
+    train_data, valid_data, _ = build_train_valid_test_data_iterators(_rows)
     torch.set_rng_state(before)  # on a GPU, dropout draws from a generator of its own
     config = Namespace(no_sync_func=None, grad_sync_func=None, param_sync_func=None)
-    return train(forward_step, model, optimizer, scheduler, train_data, valid_data, config, {})
+
+    def forward_step(batch: Any, model: Any) -> Any:
+        note(round(batch[0, 0].item() * _SCALE))
+        return model(batch).square().mean() + 0.1
+
+    train(forward_step, model, optimizer, scheduler, train_data, valid_data, config, {})

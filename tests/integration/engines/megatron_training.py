@@ -1,9 +1,10 @@
-"""A training by functions like Megatron-LM's, as a program for tests: ``megatron_training.py KIND DIRECTORY``.
+"""A training by Megatron-LM or its stand-in, as a program for tests: ``megatron_training.py KIND DIRECTORY``.
 
 ``KIND`` is ``data`` or ``pipeline``, which is what the ranks are for each other. It begins or goes on with the training
 in the directory, until it is told to stop; or, where ``ITERATIONS`` is set, up to there. With ``ALONE`` Trainmedic has
 no part in it. For each step a rank writes a line of JSON to ``<directory>-<rank>.jsonl``, with the number of its first
-sample; and to ``<directory>-<rank>.pt`` what it has come to.
+sample; and to ``<directory>-<rank>.pt`` what it has come to. With ``ITSELF`` it is Megatron-LM, which is looked for on
+``PYTHONPATH``.
 """
 
 from __future__ import annotations
@@ -22,28 +23,25 @@ import torch.distributed as dist
 
 import trainmedic
 import trainmedic.megatron
-from tests.integration.engines import megatron_stand_in as megatron
 
-SCALE = 1e4
+ITSELF = "ITSELF" in os.environ
+if ITSELF:
+    from tests.integration.engines import megatron_itself as trainer
 
+    megatron = trainer.training
+else:
+    from tests.integration.engines import megatron_stand_in as trainer  # type: ignore[no-redef]
 
-def rows(count: int) -> torch.Tensor:
-    """The data: as many samples as the training is to consume. The first member of each is its number, scaled."""
-    numbers = torch.arange(count, dtype=torch.float64)
-    return torch.stack([numbers / SCALE, numbers.sin(), numbers.cos(), (numbers * 3).sin()], dim=1).float()
+    megatron = trainer
 
 
 def main(kind: str, directory: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    rank, iterations = dist.get_rank(), int(os.environ.get("ITERATIONS", "1000"))
+    if not ITSELF:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    rank, iterations = int(os.environ["RANK"]), int(os.environ.get("ITERATIONS", "1000"))
     firsts: list[int] = []
     models: list[Any] = []
-
-    def forward_step(batch: Any, model: Any) -> Any:
-        models[:] = [model]
-        firsts.append(round(batch[0, 0].item() * SCALE))
-        return model(batch).square().mean() + 0.1
 
     with (
         trainmedic.connect(job="llm-1") as medic,
@@ -57,6 +55,7 @@ def main(kind: str, directory: str) -> None:
 
         def noting(*arguments: Any, **options: Any) -> Any:
             firsts.clear()
+            models[:] = arguments[2] if isinstance(arguments[2], list) else [arguments[2]]
             result = step(*arguments, **options)
             rate = arguments[3].param_groups[0]["lr"]
             loss = float(medic.progress.loss) if medic.progress.loss is not None else None
@@ -66,9 +65,8 @@ def main(kind: str, directory: str) -> None:
 
         megatron.train_step = noting
         with contextlib.suppress(SystemExit):  # by which Megatron-LM ends when it is told to stop
-            megatron.pretrain(
-                rows,
-                forward_step,
+            trainer.pretrain(
+                firsts.append,
                 train_iters=iterations,
                 pipeline=kind == "pipeline",
                 save=directory,

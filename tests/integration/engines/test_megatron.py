@@ -1,9 +1,14 @@
-"""Trainings by functions like Megatron-LM's, of two ranks under torchrun, commanded by the server's own bus."""
+"""Trainings by Megatron-LM's functions or their stand-in, of two ranks under torchrun, commanded by the server's bus.
+
+With ``TRAINMEDIC_TEST_MEGATRON`` set to a checkout of Megatron-LM it is its own ``pretrain_gpt.py``, unmodified;
+``PYTHONPATH`` has to name what that imports.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +19,16 @@ import torch
 
 from tests.support.long_tests import some_of
 from tests.support.messages import make_command
+from tests.support.programs import PYTHON_PATH
 from tests.support.rank_processes import RankProcesses, ask, until_present
 from trainmedic.wire import envelope
 from trainmedic_server.adapters.redis_bus import RedisBus
 
 PROGRAM = str(Path(__file__).with_name("megatron_training.py"))
+ITSELF = os.environ.get("TRAINMEDIC_TEST_MEGATRON")
+_PATHS = (PYTHON_PATH, ITSELF or "", os.environ.get("PYTHONPATH", ""))
+ENVIRONMENT = {"ITSELF": "1", "PYTHONPATH": os.pathsep.join(filter(None, _PATHS))} if ITSELF else {}
+SECONDS = 180
 RANKS = 2
 BATCHES = {"data": 2, "pipeline": 4}  # of a rank, in an iteration
 SAMPLES = 8  # of all ranks, in an iteration
@@ -34,7 +44,7 @@ async def order(bus: RedisBus, action: str, expected: str = envelope.APPLIED, **
 
 async def until(job: RankProcesses, path: str) -> None:
     """Until there is such a file."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(SECONDS):
         while not (job.directory / path).exists():
             assert job.processes[-1].poll() is None, job.log()
             await asyncio.sleep(0.02)
@@ -42,8 +52,8 @@ async def until(job: RankProcesses, path: str) -> None:
 
 async def run(job: RankProcesses, kind: str, directory: str, **environment: str) -> None:
     """To its end, with nothing ordered."""
-    program = job.torchrun(RANKS, PROGRAM, kind, directory, **environment)
-    assert await asyncio.to_thread(program.wait, 60) == 0, job.log()
+    program = job.torchrun(RANKS, PROGRAM, kind, directory, **ENVIRONMENT, **environment)
+    assert await asyncio.to_thread(program.wait, SECONDS) == 0, job.log()
 
 
 def weights(job: RankProcesses, directory: str) -> list[torch.Tensor]:
@@ -65,8 +75,8 @@ async def test_all_ranks_go_back_in_the_running_process(
     """After rollbacks and a scaled rate that is taken back the training is the same to the bit as one in which nothing
     happened. What a rollback leaves out is left out by iterations, and again by a process that starts from before it.
     Rank 0 reports the loss that the last stage of a pipeline has."""
-    job.torchrun(RANKS, PROGRAM, kind, "ordered")
-    await until_present(redis_server.url, job, RANKS)
+    job.torchrun(RANKS, PROGRAM, kind, "ordered", **ENVIRONMENT)
+    await until_present(redis_server.url, job, RANKS, seconds=SECONDS)
     await until(job, "ordered/iter_0000020")
     back = await order(bus, "job.rollback", step=10)
     assert (back["checkpoint"], back["skipped_batches"]) == ("iter_0000010", 0)
@@ -81,20 +91,20 @@ async def test_all_ranks_go_back_in_the_running_process(
     await until(job, "ordered/iter_0000030")
     stopped = await order(bus, "job.stop", checkpoint=True)
     last = int(stopped["checkpoint"].removeprefix("iter_"))
-    assert await asyncio.to_thread(job.processes[-1].wait, 60) == 0, job.log()
+    assert await asyncio.to_thread(job.processes[-1].wait, SECONDS) == 0, job.log()
     await run(job, kind, "calm", ITERATIONS=str(last), ALONE="1")
     assert are_same(weights(job, "ordered"), weights(job, "calm"))
     assert all(line["reported"] is not None for line in course(job, "ordered")[1:])
 
-    job.torchrun(RANKS, PROGRAM, kind, "ordered")
-    await until_present(redis_server.url, job, RANKS, pids=2)
+    job.torchrun(RANKS, PROGRAM, kind, "ordered", **ENVIRONMENT)
+    await until_present(redis_server.url, job, RANKS, pids=2, seconds=SECONDS)
     left_out = await order(bus, "job.rollback", step=20, skip_batches=5)
     iterations = -(-5 // BATCHES[kind])
     assert left_out["skipped_batches"] == iterations * BATCHES[kind]
     shutil.copytree(job.directory / "ordered", job.directory / "again", ignore=shutil.ignore_patterns("abandoned-*"))
     stopped = await order(bus, "job.stop", checkpoint=True)
     last = int(stopped["checkpoint"].removeprefix("iter_"))
-    assert await asyncio.to_thread(job.processes[-1].wait, 60) == 0, job.log()
+    assert await asyncio.to_thread(job.processes[-1].wait, SECONDS) == 0, job.log()
     samples = [line["sample"] for line in course(job, "ordered")]
     begin = len(samples) - (last - 20 - iterations)
     assert samples[begin:] == [SAMPLES * number for number in range(20 + iterations, last)]
