@@ -114,7 +114,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--short", action="store_true", help="three faults in three quarters of a minute")
     parser.add_argument("--faults", type=int, default=100, metavar="COUNT")
-    parser.add_argument("--steps", type=int, help="of the run (default: 150 for each fault, and 700)")
+    parser.add_argument("--steps", type=int, help="of the run (default: 300 for each fault, and 700)")
     parser.add_argument("--kinds", nargs="+", default=faults.KINDS, metavar="KIND", help="only these")
     parser.add_argument("--pace", type=float, default=0.05, metavar="SECONDS", help="least time of a step")
     parser.add_argument("--faster", type=int, default=30, help="what durations of rules and playbooks are divided by")
@@ -127,7 +127,7 @@ def parse() -> argparse.Namespace:
 def planned(options: argparse.Namespace) -> Plan:
     if options.short:
         return SHORT
-    steps = options.steps or 150 * options.faults + 700
+    steps = options.steps or 300 * options.faults + 700
     coming = faults.plan(options.faults, steps, options.seed, options.kinds)
     return Plan(steps, options.pace, options.faster, options.checkpoint_every, options.seed, coming)
 

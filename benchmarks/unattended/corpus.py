@@ -7,6 +7,7 @@ tenth of every file is held out for validation.
 from __future__ import annotations
 
 import hashlib
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,9 +26,21 @@ class Corpus:
     digest: str
 
 
+def _paths(root: Path) -> list[Path]:
+    return [path for pattern in _SOURCES for path in sorted(root.glob(pattern))]
+
+
+def keep(directory: Path) -> None:
+    """Copy the text as it is now, so that processes which begin later learn the same one."""
+    for path in _paths(ROOT):
+        kept = directory / path.relative_to(ROOT)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, kept)
+
+
 def load(root: Path = ROOT) -> Corpus:
     """All of it, read in a fixed order. What is not ASCII becomes a question mark."""
-    paths = [path for pattern in _SOURCES for path in sorted(root.glob(pattern))]
+    paths = _paths(root)
     texts = [path.read_text(encoding="utf-8").encode("ascii", "replace") for path in paths]
     characters = sorted(set(b"".join(texts)))
     codes = bytes(characters.index(code) if code in characters else 0 for code in range(256))

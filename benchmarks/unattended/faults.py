@@ -56,6 +56,7 @@ EXPLODING_NORM = 1e4
 FLIPPED_BIT = 1 << 25
 """Of a weight's 32 bits one of the exponent: it becomes sixteen times as large, or as small."""
 SLOW_SECONDS = 0.06
+_ORDERS = 100
 TOO_MUCH = 1 << 45
 """Bytes that no machine has."""
 
@@ -76,7 +77,8 @@ class Fault(NamedTuple):
 def plan(count: int, steps: int, seed: int, kinds: Sequence[str] = KINDS) -> list[Fault]:
     """`count` faults, as many of each kind as can be, at uneven distances, the kinds of each round in random order.
 
-    Where it can be, none is like one of the two before it, from whose repair its playbook would still be cooling down.
+    None is like one of the two before it, from whose repair its playbook would still be cooling down, unless there are
+    too few kinds for that.
 
     None comes in the first 400 steps or the last 300, in a short run in the first quarter or the last eighth, so that
     each meets a model that has learnt something and has a checkpoint, and leaves time to see whether it was repaired.
@@ -84,17 +86,23 @@ def plan(count: int, steps: int, seed: int, kinds: Sequence[str] = KINDS) -> lis
     chance = random.Random(seed)
     named: list[str] = []
     while len(named) < count:
-        left = chance.sample(kinds, len(kinds))
-        while left:
-            recent = [COMES_AS.get(kind, kind) for kind in named[-2:]]
-            named.append(next((kind for kind in left if COMES_AS.get(kind, kind) not in recent), left[0]))
-            left.remove(named[-1])
+        named += _round(kinds, named[-2:], chance)
     first, last = (400, steps - 300) if steps > 1000 else (steps // 4, steps - steps // 8)
     apart = (last - first) / max(count, 1)
     return [
         Fault(number, kind, int(first + apart * (number + chance.uniform(0.0, 0.3))))
         for number, kind in enumerate(named[:count])
     ]
+
+
+def _round(kinds: Sequence[str], before: Sequence[str], chance: random.Random) -> list[str]:
+    """Each kind once, in the order with the fewest of one repair that are near each other, of some random orders."""
+
+    def too_near(order: Sequence[str]) -> int:
+        repairs = [COMES_AS.get(kind, kind) for kind in (*before, *order)]
+        return sum(repair in repairs[max(place - 2, 0) : place] for place, repair in enumerate(repairs))
+
+    return min((chance.sample(kinds, len(kinds)) for _ in range(_ORDERS)), key=too_near)
 
 
 @dataclass

@@ -46,7 +46,7 @@ class Training:
     def __init__(self, options: argparse.Namespace) -> None:
         torch.set_num_threads(1)
         torch.manual_seed(options.seed)
-        self.text = corpus.load()
+        self.text = corpus.load(options.text)
         self.journal = Journal(options.directory)
         self.plain = CharModel(self.text.vocabulary)
         self.ranks, self.rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
@@ -186,6 +186,7 @@ def protected(training: Training, options: argparse.Namespace) -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--directory", type=Path, required=True, help="where events and steps are written down")
+    parser.add_argument("--text", type=Path, required=True, help="the directory of the text that is learnt")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--pace", type=float, default=0.0, metavar="SECONDS", help="least time of a step")

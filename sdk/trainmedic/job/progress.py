@@ -86,6 +86,7 @@ class Progress:
         "loss",
         "memory_bytes",
         "most_layers",
+        "off_schedule_since",
         "pace",
         "ranks_differing",
         "record",
@@ -113,6 +114,8 @@ class Progress:
         self.grad_norm: Any = None
         self.learning_rate: Any = None
         self.expected_learning_rate: Any = None
+        self.off_schedule_since: float | None = None
+        """Since when checkpoints have been written at a rate that is off its schedule, by ``time.perf_counter``."""
         self.memory_bytes: float | None = None
         self.evaluation: Evaluation | None = None
         self.most_layers = most_layers

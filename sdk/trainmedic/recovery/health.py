@@ -29,7 +29,7 @@ from datetime import timedelta
 from typing import Any, Collection, Iterable, NamedTuple, Sequence
 
 from trainmedic.job.parameters import Rollback
-from trainmedic.job.progress import Progress
+from trainmedic.job.progress import Progress, deviation
 from trainmedic.job.reported_values import ReportedValues, number
 from trainmedic.wire import envelope
 
@@ -56,6 +56,11 @@ _REFRESH = 25  # reports
 _CALM = 3  # reports in a row at the usual level, which end a rise
 _LONGEST_RISE = 300.0
 """Seconds. Alerts begin within that time; losses that are higher for longer are the new level, as of other data."""
+_OFF_SCHEDULE = 0.05
+"""How far the learning rate may be from its schedule, as a part of the larger one: the alert TrainingLearningRateOff's
+limit."""
+_SAID = ("finite", "ranks_agree", "on_schedule")
+"""The members of a health that are true or false."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,9 @@ class CheckpointHealth:
     ranks_agree: bool | None = None
     """Whether the weights and the optimizer's state were the same on all ranks, of which each has all of them; False
     only where they had been before, see ``trainmedic.torch.checkpoints.rank_comparison``."""
+    on_schedule: bool | None = None
+    """Whether the learning rate was that of its schedule; None, too, where it has been off for so long that it may be
+    meant."""
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object, in which a NaN is a text."""
@@ -94,13 +102,12 @@ class CheckpointHealth:
             return None
         known = {field.name: members[field.name] for field in fields(cls) if members.get(field.name) is not None}
         try:
-            finite, reports = known.pop("finite", None), known.pop("reports", 0)
-            ranks_agree = known.pop("ranks_agree", None)
+            said = {name: known.pop(name) for name in _SAID if name in known}
+            reports = known.pop("reports", 0)
             return cls(
                 **{name: float(value) for name, value in known.items()},
+                **{name: value for name, value in said.items() if isinstance(value, bool)},
                 reports=int(reports),
-                finite=finite if isinstance(finite, bool) else None,
-                ranks_agree=ranks_agree if isinstance(ranks_agree, bool) else None,
             )
         except (TypeError, ValueError, OverflowError):
             return None
@@ -125,6 +132,8 @@ def problem(health: CheckpointHealth | None) -> str:
         return "its weights or the optimizer's state are not all finite numbers"
     if health.ranks_agree is False:
         return "the weights or the optimizer's state were no longer the same on all ranks"
+    if health.on_schedule is False:
+        return "the learning rate was off its schedule"
     if health.loss is not None and not math.isfinite(health.loss):
         return "the loss was not a finite number when it was written"
     if health.reports < FEWEST:
@@ -160,7 +169,18 @@ def health_now(progress: Progress, finite: bool | None = None) -> CheckpointHeal
         grad_norm_median=statistics.median(norms) if norms else None,
         reports=len(losses),
         finite=finite,
+        on_schedule=_is_on_schedule(progress),
     )
+
+
+def _is_on_schedule(progress: Progress) -> bool | None:
+    apart = deviation(number(progress.learning_rate), number(progress.expected_learning_rate))
+    if apart is None or apart <= _OFF_SCHEDULE:
+        progress.off_schedule_since = None
+        return None if apart is None else True
+    now = time.perf_counter()
+    progress.off_schedule_since = progress.off_schedule_since or now
+    return False if now - progress.off_schedule_since <= _LONGEST_RISE else None
 
 
 def onset_of(rollback: Rollback, progress: Progress) -> Onset | None:

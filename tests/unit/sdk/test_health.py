@@ -99,6 +99,25 @@ def test_each_sign_of_illness(health: CheckpointHealth, words: str) -> None:
     assert bool(problem(health)) == bool(words)
 
 
+def test_a_rate_off_its_schedule_is_ill_until_it_has_lasted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For five minutes, in which somebody would have put it right; then it may be meant."""
+    progress, now = Progress(), time.perf_counter()
+
+    def health(rate: float, expected: float | None, after: float) -> CheckpointHealth:
+        progress.add_report(1, 2.0, 1.0, rate, None, now, expected_learning_rate=expected)
+        monkeypatch.setattr(time, "perf_counter", lambda: now + after)
+        return health_now(progress)
+
+    assert health(0.1, None, 0).on_schedule is None
+    assert health(0.1, 0.104, 1).on_schedule is True
+    jumped = health(3.0, 0.1, 2)
+    assert (jumped.on_schedule, problem(jumped)) == (False, "the learning rate was off its schedule")
+    assert health(3.0, 0.1, 301).on_schedule is False
+    assert health(3.0, 0.1, 303).on_schedule is None
+    assert health(0.1, 0.1, 304).on_schedule is True
+    assert health(3.0, 0.1, 305).on_schedule is False
+
+
 def test_a_norm_that_is_not_finite_is_kept_as_such() -> None:
     """As JSON has no NaN, it is a text there."""
     found = health_now(reported([2.0] * 30, norm=math.inf), finite=True)
@@ -112,7 +131,7 @@ def test_a_norm_that_is_not_finite_is_kept_as_such() -> None:
         CheckpointHealth,
         *[st.none() | st.floats(allow_infinity=False)] * 5,
         reports=st.integers(0, 2000),
-        finite=st.none() | st.booleans(),
+        **dict.fromkeys(("finite", "ranks_agree", "on_schedule"), st.none() | st.booleans()),
     )
 )
 def test_a_mark_gives_back_what_was_put_in(health: CheckpointHealth) -> None:
