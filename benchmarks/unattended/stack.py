@@ -158,8 +158,8 @@ def running(directory: Path, metrics_port: int, faster: int) -> Iterator[Stack]:
 
 
 def _playbooks(directory: Path, faster: int) -> Path:
-    """The shipped ones; but with as many runs a day as there are faults in it here. A slow rank's node is started again,
-    where the shipped playbook tells people; and what they leave to a default is written out, to be divided too."""
+    """The shipped ones, but for three things: as many runs a day as there are faults in it here; a slow rank's node is
+    started again, where the shipped playbook tells people; what is left to a default is written out, to be divided."""
     directory.mkdir(parents=True)
     for path in (ROOT / "playbooks").glob("*.yaml"):
         if not path.name.endswith("_test.yaml"):

@@ -44,7 +44,7 @@ def test_a_run_gets_over_a_nan_a_wrong_rate_and_a_killed_rank_without_a_person(t
     assert end["validation"] < usual["validation"] * 1.05
     # What lay in memory is newer than what lay on the disk.
     killed = next(one for one in told if one.kind == faults.KILL_RANK)
-    assert 0 < killed.good_steps_lost < plan.checkpoint_every
+    assert 0 <= killed.good_steps_lost < plan.checkpoint_every
     assert 0 < len(medic.executions) - plan.steps < len(told) * (plan.checkpoint_every + 100)
 
     # The same faults, with nobody there: it ends when the first process dies.

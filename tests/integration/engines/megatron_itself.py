@@ -28,6 +28,8 @@ from megatron.core.tensor_parallel import random as random_state  # type: ignore
 from megatron.training import training  # type: ignore[import-not-found]  # noqa: E402
 
 _KINDS = {torch.float32: "torch.cuda.FloatTensor", torch.bfloat16: "torch.cuda.BFloat16Tensor"}
+_MOST = 1000
+_build_data = training.build_train_valid_test_data_iterators
 _FUSED = ("masked-softmax", "bias-gelu", "bias-dropout", "gradient-accumulation")
 
 
@@ -62,6 +64,17 @@ class _Stream:
         return 0.0
 
 
+def _build_data_aside(*arguments: Any, **options: Any) -> Any:
+    """On a GPU dropout draws from a generator of its own, which loaders that begin leave alone."""
+    before = torch.get_rng_state()
+    built = _build_data(*arguments, **options)
+    torch.set_rng_state(before)
+    return built
+
+
+training.build_train_valid_test_data_iterators = _build_data_aside
+
+
 def _turn_to_cpu() -> None:
     cuda: Any = torch.cuda
     for name in ("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats", "set_stream"):
@@ -90,7 +103,7 @@ def _turn_to_cpu() -> None:
     _OnCpu().__enter__()
 
 
-def pretrain(note: Callable[[int], Any], *, train_iters: int, pipeline: bool, **options: Any) -> None:
+def pretrain(note: Callable[[int], Any], *, train_iters: int, kind: str, **options: Any) -> None:
     """Begin or go on with a training; `note` is called with the number of each sample that is read."""
     _turn_to_cpu()
     read = gpt_dataset.GPTDataset.__getitem__
@@ -119,9 +132,11 @@ def pretrain(note: Callable[[int], Any], *, train_iters: int, pipeline: bool, **
         "eval_interval": 100_000,
         "log_interval": 1,
         "num_workers": 0,
-        "train_iters": train_iters,
-        "lr_decay_iters": 1000,
-        "pipeline_model_parallel_size": 1 + pipeline,
+        "train_iters": _MOST,  # its schedule is to be the same however many it comes to
+        "exit_interval": train_iters,
+        "lr_decay_iters": _MOST,
+        "pipeline_model_parallel_size": 2 if kind == "pipeline" else 1,
+        "tensor_model_parallel_size": 2 if kind == "tensor" else 1,
         "split": "100,0,0",
         **options,
     }

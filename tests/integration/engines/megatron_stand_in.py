@@ -1,6 +1,6 @@
 """In place of ``megatron.training.training``: the functions that Trainmedic puts itself around or calls, for CPUs.
 
-Megatron-LM itself asks for a GPU, and is in no package; the tests of these run on it where
+Megatron-LM itself asks for a GPU, and is in no package; the same tests run on it where
 ``TRAINMEDIC_TEST_MEGATRON`` names a checkout (``megatron_itself``). Here are the places where a return to a
 checkpoint within a process can go wrong, as they are there: ``train`` keeps its iteration and data in local names,
 expects the configuration as it was and a timer that does not run; ``load_checkpoint`` asserts that nothing was
@@ -57,7 +57,7 @@ class mpu:
 
     @staticmethod
     def get_pipeline_model_parallel_world_size() -> int:
-        return dist.get_world_size() if ARGS.pipeline else 1
+        return dist.get_world_size() if ARGS.kind == "pipeline" else 1
 
     @staticmethod
     def get_pipeline_model_parallel_last_rank() -> int:
@@ -69,7 +69,7 @@ class mpu:
 
 
 def _data_ranks() -> tuple[int, int]:
-    return (0, 1) if ARGS.pipeline else (dist.get_rank(), dist.get_world_size())
+    return (0, 1) if ARGS.kind == "pipeline" else (dist.get_rank(), dist.get_world_size())
 
 
 def get_num_microbatches() -> int:
@@ -151,7 +151,7 @@ def train_step(
     norm = nn.utils.clip_grad_norm_(model[0].parameters(), 1.0)
     optimizer.step()
     opt_param_scheduler.step(increment=ARGS.global_batch_size)
-    is_last = not ARGS.pipeline or dist.get_rank() == dist.get_world_size() - 1
+    is_last = ARGS.kind != "pipeline" or dist.get_rank() == dist.get_world_size() - 1
     loss_dict = {"lm loss": torch.stack(losses).mean()} if is_last else {}
     return loss_dict, 0, False, False, 0, norm.item(), 0, None
 

@@ -1,10 +1,10 @@
 """A training by Megatron-LM or its stand-in, as a program for tests: ``megatron_training.py KIND DIRECTORY``.
 
-``KIND`` is ``data`` or ``pipeline``, which is what the ranks are for each other. It begins or goes on with the training
-in the directory, until it is told to stop; or, where ``ITERATIONS`` is set, up to there. With ``ALONE`` Trainmedic has
-no part in it. For each step a rank writes a line of JSON to ``<directory>-<rank>.jsonl``, with the number of its first
-sample; and to ``<directory>-<rank>.pt`` what it has come to. With ``ITSELF`` it is Megatron-LM, which is looked for on
-``PYTHONPATH``.
+``KIND`` is ``data``, ``pipeline`` or, of Megatron-LM alone, ``tensor``: what the ranks are for each other. It begins
+or goes on with the training in the directory, until it is told to stop; or, where ``ITERATIONS`` is set, up to there.
+With ``ALONE`` Trainmedic has no part in it. For each step a rank writes a line of JSON to
+``<directory>-<rank>.jsonl``, with the number of its first sample; and to ``<directory>-<rank>.pt`` what it has come
+to. With ``ITSELF`` it is Megatron-LM, which is looked for on ``PYTHONPATH``.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main(kind: str, directory: str) -> None:
             result = step(*arguments, **options)
             rate = arguments[3].param_groups[0]["lr"]
             loss = float(medic.progress.loss) if medic.progress.loss is not None else None
-            course.write(json.dumps({"sample": firsts[0], "rate": rate, "reported": loss}) + "\n")
+            course.write(json.dumps({"sample": firsts[0] if firsts else None, "rate": rate, "reported": loss}) + "\n")
             time.sleep(0.002 if iterations == 1000 else 0)
             return result
 
@@ -68,7 +68,7 @@ def main(kind: str, directory: str) -> None:
             trainer.pretrain(
                 firsts.append,
                 train_iters=iterations,
-                pipeline=kind == "pipeline",
+                kind=kind,
                 save=directory,
                 load=directory,
                 save_interval=10,

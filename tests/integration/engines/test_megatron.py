@@ -27,10 +27,11 @@ from trainmedic_server.adapters.redis_bus import RedisBus
 PROGRAM = str(Path(__file__).with_name("megatron_training.py"))
 ITSELF = os.environ.get("TRAINMEDIC_TEST_MEGATRON")
 _PATHS = (PYTHON_PATH, ITSELF or "", os.environ.get("PYTHONPATH", ""))
-ENVIRONMENT = {"ITSELF": "1", "PYTHONPATH": os.pathsep.join(filter(None, _PATHS))} if ITSELF else {}
+_ITSELF = {"ITSELF": "1", "PYTHONPATH": os.pathsep.join(filter(None, _PATHS)), "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+ENVIRONMENT = _ITSELF if ITSELF else {}
 SECONDS = 180
 RANKS = 2
-BATCHES = {"data": 2, "pipeline": 4}  # of a rank, in an iteration
+BATCHES = {"data": 2, "pipeline": 4, "tensor": 4}  # of a rank, in an iteration
 SAMPLES = 8  # of all ranks, in an iteration
 
 
@@ -68,7 +69,7 @@ def course(job: RankProcesses, directory: str, rank: int = 0) -> list[dict[str, 
     return [json.loads(line) for line in (job.directory / f"{directory}-{rank}.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("kind", some_of(["pipeline", "data"]))
+@pytest.mark.parametrize("kind", some_of(["pipeline", "data", *(["tensor"] if ITSELF else [])]))
 async def test_all_ranks_go_back_in_the_running_process(
     kind: str, job: RankProcesses, bus: RedisBus, redis_server: Any
 ) -> None:
