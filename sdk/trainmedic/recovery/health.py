@@ -103,12 +103,9 @@ class CheckpointHealth:
         known = {field.name: members[field.name] for field in fields(cls) if members.get(field.name) is not None}
         try:
             said = {name: known.pop(name) for name in _SAID if name in known}
-            reports = known.pop("reports", 0)
-            return cls(
-                **{name: float(value) for name, value in known.items()},
-                **{name: value for name, value in said.items() if isinstance(value, bool)},
-                reports=int(reports),
-            )
+            values: dict[str, Any] = {name: value for name, value in said.items() if isinstance(value, bool)}
+            values["reports"] = int(known.pop("reports", 0))
+            return cls(**values, **{name: float(value) for name, value in known.items()})
         except (TypeError, ValueError, OverflowError):
             return None
 
