@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 import click
 
 from trainmedic_server import telemetry
+from trainmedic_server.actions import registry
 from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.catalog import log_rule_roots
 from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
@@ -18,7 +19,8 @@ from trainmedic_server.catalog.schema import log_rule_schema
 from trainmedic_server.cli import exits
 from trainmedic_server.domain.plain_text import json_text, visible
 from trainmedic_server.logs.rule import RuleSet
-from trainmedic_server.simulation.check import check_log_rules
+from trainmedic_server.simulation import report, suite
+from trainmedic_server.simulation.check import check_log_rules, test_files
 from trainmedic_server.simulation.log_lines import LineExplanation
 from trainmedic_server.simulation.log_lines import explain as explain_lines
 
@@ -68,6 +70,33 @@ def schema() -> None:
     # yaml-language-server: $schema=log-rule.schema.json
     """
     click.echo(json.dumps(log_rule_schema(), indent=2))
+
+
+@logs.command()
+@_paths
+@click.option("--verbose", "-v", is_flag=True, help="Name the tests that passed too.")
+def test(paths: Sequence[Path], verbose: bool) -> None:
+    """Run the tests beside the log rules, in virtual time.
+
+    The tests of gpu.yaml are in gpu_test.yaml: lines, and what is found in them, which alerts that raises and what the
+    playbooks do then. Ends with 1 where one fails.
+    """
+    files = test_files(_roots(paths))
+    if not files:
+        raise exits.InvalidInput("There is no file of tests there; their names end in _test.yaml.")
+    results: list[suite.FileResult] = []
+    for line in report.results(_tested(files, results), verbose=verbose):
+        click.echo(line)
+    if not all(result.passed for result in results):
+        raise exits.Failure(_count(sum(not result.passed for result in results), "file") + " failed")
+
+
+def _tested(files: Sequence[Path], results: list[suite.FileResult]) -> Iterator[suite.FileResult]:
+    """Each file's result as soon as it is there, so that its line shows how far the tests are."""
+    actions = registry.specs_only()
+    for file in files:
+        results.append(suite.run_file(file, actions))
+        yield results[-1]
 
 
 @logs.command()

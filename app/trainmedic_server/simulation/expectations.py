@@ -46,42 +46,42 @@ def differences(check: Check, observed: Observations) -> Iterator[Difference]:
     """Every difference between `observed` and what `check` expects."""
     if check.decisions is not None:
         made = [f"{decision.playbook} {decision.target or '-'}: {decision.decision}" for decision in observed.decisions]
-        yield from _count(("decisions",), len(check.decisions), made, observed.unmatched)
+        yield from count(("decisions",), len(check.decisions), made, observed.unmatched)
         for index, (expected, got) in enumerate(zip(check.decisions, observed.decisions, strict=False)):
             path: DocumentPath = ("decisions", index)
-            yield from _equal((*path, "playbook"), expected.playbook, got.playbook)
-            yield from _equal((*path, "target"), expected.target, got.target)
-            yield from _equal((*path, "decision"), expected.decision, got.decision)
+            yield from equal((*path, "playbook"), expected.playbook, got.playbook)
+            yield from equal((*path, "target"), expected.target, got.target)
+            yield from equal((*path, "decision"), expected.decision, got.decision)
     if check.runs is not None:
         items = [
             f"{record.run.playbook} {_target(record)}: {record.run.status} ({record.run.decision})"
             for record in observed.runs
         ]
-        yield from _count(("runs",), len(check.runs), items, observed.unmatched)
+        yield from count(("runs",), len(check.runs), items, observed.unmatched)
         for index, (run, record) in enumerate(zip(check.runs, observed.runs, strict=False)):
             yield from _run(("runs", index), run, record)
     if check.calls is not None:
         done = [f"{call.action}{' (undo)' if call.undo else ''} {_shown(call.params)}" for call in observed.calls]
-        yield from _count(("calls",), len(check.calls), done)
+        yield from count(("calls",), len(check.calls), done)
         for index, (expected_call, call) in enumerate(zip(check.calls, observed.calls, strict=False)):
             path = ("calls", index)
-            yield from _equal((*path, "action"), expected_call.action, call.action)
-            yield from _contains((*path, "params"), expected_call.params, call.params)
-            yield from _equal((*path, "undo"), expected_call.undo, call.undo)
-    yield from _equal(("paused",), check.paused, observed.controls.paused)
-    yield from _equal(("breaker_open",), check.breaker_open, observed.controls.breaker_open)
+            yield from equal((*path, "action"), expected_call.action, call.action)
+            yield from contains((*path, "params"), expected_call.params, call.params)
+            yield from equal((*path, "undo"), expected_call.undo, call.undo)
+    yield from equal(("paused",), check.paused, observed.controls.paused)
+    yield from equal(("breaker_open",), check.breaker_open, observed.controls.breaker_open)
 
 
 def _run(path: DocumentPath, expected: RunExpected, record: RunRecord) -> Iterator[Difference]:
     run = record.run
     reason = f" ({run.message})" if run.message else ""
-    yield from _equal((*path, "playbook"), expected.playbook, run.playbook)
-    yield from _equal((*path, "target"), expected.target, _target(record))
-    yield from _equal((*path, "decision"), expected.decision, run.decision, reason)
-    yield from _equal((*path, "status"), expected.status, run.status, reason)
-    yield from _equal((*path, "mode"), expected.mode, run.mode)
-    yield from _says((*path, "message"), expected.message, run.message)
-    yield from _equal((*path, "alerts"), expected.alerts, len(record.alerts))
+    yield from equal((*path, "playbook"), expected.playbook, run.playbook)
+    yield from equal((*path, "target"), expected.target, _target(record))
+    yield from equal((*path, "decision"), expected.decision, run.decision, reason)
+    yield from equal((*path, "status"), expected.status, run.status, reason)
+    yield from equal((*path, "mode"), expected.mode, run.mode)
+    yield from says((*path, "message"), expected.message, run.message)
+    yield from equal((*path, "alerts"), expected.alerts, len(record.alerts))
     states = {step.id: step for step in run.steps}
     for step_id, step in expected.steps.items():
         step_path = (*path, "steps", step_id)
@@ -95,12 +95,12 @@ def _run(path: DocumentPath, expected: RunExpected, record: RunRecord) -> Iterat
 
 def _step(path: DocumentPath, expected: StepExpected, state: StepState) -> Iterator[Difference]:
     reason = state.error or state.message
-    yield from _equal((*path, "status"), expected.status, state.status, f" ({reason})" if reason else "")
-    yield from _contains((*path, "params"), expected.params, state.params)
-    yield from _contains((*path, "output"), expected.output, state.output)
-    yield from _equal((*path, "attempts"), expected.attempts, len(state.attempts))
-    yield from _says((*path, "error"), expected.error, state.error)
-    yield from _says((*path, "message"), expected.message, state.message)
+    yield from equal((*path, "status"), expected.status, state.status, f" ({reason})" if reason else "")
+    yield from contains((*path, "params"), expected.params, state.params)
+    yield from contains((*path, "output"), expected.output, state.output)
+    yield from equal((*path, "attempts"), expected.attempts, len(state.attempts))
+    yield from says((*path, "error"), expected.error, state.error)
+    yield from says((*path, "message"), expected.message, state.message)
     if expected.undo is not None:
         yield from _undo((*path, "undo"), expected.undo, state.undo)
 
@@ -109,31 +109,29 @@ def _undo(path: DocumentPath, expected: UndoExpected, undo: Undo | None) -> Iter
     if undo is None:
         yield Difference(path, "an undo", "none: the action has not begun, or cannot be undone")
         return
-    yield from _equal((*path, "status"), expected.status, undo.status, f" ({undo.error})" if undo.error else "")
-    yield from _equal((*path, "action"), expected.action, undo.action)
-    yield from _contains((*path, "params"), expected.params, undo.params)
+    yield from equal((*path, "status"), expected.status, undo.status, f" ({undo.error})" if undo.error else "")
+    yield from equal((*path, "action"), expected.action, undo.action)
+    yield from contains((*path, "params"), expected.params, undo.params)
 
 
-def _equal(path: DocumentPath, expected: object, got: object, reason: str = "") -> Iterator[Difference]:
+def equal(path: DocumentPath, expected: object, got: object, reason: str = "") -> Iterator[Difference]:
     if expected is not None and expected != got:
         yield Difference(path, _shown(expected), _shown(got) + reason)
 
 
-def _says(path: DocumentPath, expected: str | None, got: str | None) -> Iterator[Difference]:
+def says(path: DocumentPath, expected: str | None, got: str | None) -> Iterator[Difference]:
     if expected is not None and expected not in (got or ""):
         yield Difference(path, f"a text with {_shown(expected)}", _shown(got) if got else "none")
 
 
-def _count(
-    path: DocumentPath, expected: int, got: Sequence[str], unmatched: Sequence[str] = ()
-) -> Iterator[Difference]:
+def count(path: DocumentPath, expected: int, got: Sequence[str], unmatched: Sequence[str] = ()) -> Iterator[Difference]:
     if expected != len(got):
         lines = [*got, *(unmatched if expected > len(got) else ())]
         listed = "".join(f"\n      {line}" for line in lines)
         yield Difference(path, f"{expected}", f"{len(got)}{':' if lines else ''}{listed}")
 
 
-def _contains(path: DocumentPath, expected: object, got: object) -> Iterator[Difference]:
+def contains(path: DocumentPath, expected: object, got: object) -> Iterator[Difference]:
     if expected is not None:
         yield from _at_least(path, expected, got)
 

@@ -7,7 +7,7 @@ here: the format of tests (``suite_format``), and comparing (``expectations``). 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -17,6 +17,7 @@ from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.library import StaticCatalog
+from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
 from trainmedic_server.domain import duration, inventory
 from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, fingerprint
@@ -24,12 +25,23 @@ from trainmedic_server.domain.problems import DocumentPath, FileProblem, path_te
 from trainmedic_server.domain.run import OrderKind, Run
 from trainmedic_server.domain.target import IdentityLabels
 from trainmedic_server.domain.topology import Topology
+from trainmedic_server.engine.finding_teller import IntakeTeller
 from trainmedic_server.engine.service import Engine
+from trainmedic_server.logs.rule import RuleSet
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.store import HistoryFilter, RunRecord
-from trainmedic_server.simulation import expectations, suite_format, unknown_names, virtual_time
+from trainmedic_server.simulation import (
+    expectations,
+    log_expectations,
+    log_scenario,
+    suite_format,
+    unknown_names,
+    virtual_time,
+)
 from trainmedic_server.simulation.expectations import Observations
+from trainmedic_server.simulation.log_scenario import LogScenario
+from trainmedic_server.simulation.log_test_format import LineEntry
 from trainmedic_server.simulation.scripted import Script, ScriptedActions
 from trainmedic_server.simulation.suite_format import (
     AlertEntry,
@@ -76,30 +88,47 @@ class FileResult:
 def run_file(path: Path, actions: Actions, identity: IdentityLabels = IdentityLabels()) -> FileResult:
     """Run every test of a file. It raises nothing for what is in the file: that is in the result."""
     suites, problems = suite_format.read(path)
-    ready: list[tuple[Suite, list[YamlPlaybook]]] = []
+    ready: list[tuple[Suite, list[YamlPlaybook], _LogParts]] = []
     for suite in suites:
         files = [loader.load_file(playbook, actions, identity) for playbook in suite.playbooks]
         problems.extend(problem for file in files for problem in file.problems)
         playbooks = [playbook for file in files for playbook in file.playbooks]
         problems.extend(unknown_names.problems(suite, playbooks, actions))
-        ready.append((suite, playbooks))
+        rules = LogRuleLibrary(suite.rules)
+        rules.reload()
+        fixtures, wrong = suite_format.fixtures(suite)
+        problems.extend([*rules.problems, *wrong, *unknown_names.of_rules(suite, rules.rule_set)])
+        ready.append((suite, playbooks, _LogParts(rules.rule_set, fixtures)))
     if problems:
         return FileResult(path, (), tuple(sorted(set(problems))))
     metrics = telemetry.Metrics()
     results = [
-        _run_test(suite, index, StaticCatalog(playbooks, actions, identity), actions, metrics)
-        for suite, playbooks in ready
+        _run_test(suite, index, StaticCatalog(playbooks, actions, identity), parts, actions, metrics)
+        for suite, playbooks, parts in ready
         for index in range(len(suite.spec.tests))
     ]
     return FileResult(path, tuple(results))
 
 
+@dataclass(frozen=True, slots=True)
+class _LogParts:
+    """The log rules of a suite, and the lines that its tests name."""
+
+    rules: RuleSet
+    fixtures: Mapping[str, str]
+
+
 def _run_test(
-    suite: Suite, index: int, catalog: StaticCatalog, actions: Actions, metrics: telemetry.Metrics
+    suite: Suite,
+    index: int,
+    catalog: StaticCatalog,
+    parts: _LogParts,
+    actions: Actions,
+    metrics: telemetry.Metrics,
 ) -> TestResult:
     test = suite.spec.tests[index]
     began = time.perf_counter()
-    scenario = _Scenario(test, catalog, actions, metrics)
+    scenario = _Scenario(test, catalog, parts, actions, metrics)
     try:
         virtual_time.run(scenario.play())
     except virtual_time.Stalled as error:
@@ -117,6 +146,7 @@ class _Scenario:
 
     test: TestEntry
     catalog: StaticCatalog
+    parts: _LogParts
     actions: Actions
     metrics: telemetry.Metrics
     failures: list[tuple[DocumentPath, str]] = field(default_factory=list)
@@ -133,9 +163,12 @@ class _Scenario:
         self.script = Script(self.test.replies)
         self.scripted = ScriptedActions(self.actions, self.script, self.store, self.clock)
         self.engine = await self._start()
+        self.logs = self._log_scenario()
         for moment, path, entry in _timeline(self.test):
-            await self.clock.sleep_until(BEGINNING + moment)
+            await self._pass_until(BEGINNING + moment)
             match entry:
+                case LineEntry():
+                    await self.logs.print(entry)
                 case AlertEntry():
                     await self._deliver(entry, len(self.began))
                 case OrderEntry():
@@ -148,6 +181,20 @@ class _Scenario:
             if check.at is None:
                 await self._check(check, path)
         await self.engine.stop()
+
+    def _log_scenario(self) -> LogScenario:
+        rules, fixtures = self.parts.rules, self.parts.fixtures
+        teller = IntakeTeller(self._admit, self.clock)
+        return LogScenario(self.test.job, rules, fixtures, self.store, self.clock, teller, self.metrics)
+
+    async def _pass_until(self, moment: datetime) -> None:
+        """Let time pass, in which those who read logs do what they do all the time."""
+        while self.test.lines and self.clock.now() < moment:
+            is_lively = self.clock.now() < BEGINNING + self.test.last_line + log_scenario.SETTLE
+            tick = log_scenario.TICK if is_lively else log_scenario.LAZY_TICK
+            await self.clock.sleep_until(min(self.clock.now() + tick, moment))
+            await self.logs.tick()
+        await self.clock.sleep_until(moment)
 
     async def _start(self) -> Engine:
         topology = Topology(inventory.parse(self.test.inventory))
@@ -175,12 +222,15 @@ class _Scenario:
             self.began.pop(identity, None)
         else:
             self.began[identity] = began
-        delivery = Delivery(f"delivery-{number}", now, "trainmedic", "{}", "", (alert,))
+        await self._admit(Delivery(f"delivery-{number}", now, "trainmedic", "{}", "", (alert,)))
+
+    async def _admit(self, delivery: Delivery) -> None:
         admission = await self.engine.admit(delivery)
         self.decisions.extend(admission.runs)
         if admission.unmatched:
             reasons = (
                 f"{playbook.definition.name} did not react to {alert.name}: {playbook.match(alert).why}"
+                for alert in delivery.alerts
                 for playbook in self.catalog.all()
             )
             self.unmatched.extend(reason for reason in reasons if reason not in self.unmatched)
@@ -231,13 +281,15 @@ class _Scenario:
     async def _to_the_end(self) -> None:
         """Let time pass until the test's end, or until its runs have ended by themselves."""
         await self._run_until_idle()
+        if self.test.lines:
+            await self._pass_until(BEGINNING + self.test.last_line + log_scenario.SETTLE)
         if self.test.end is not None:
-            await self.clock.sleep_until(BEGINNING + self.test.end)
+            await self._pass_until(BEGINNING + self.test.end)
             await self._run_until_idle()
             return
         latest = self.clock.now() + _PATIENCE
         while self.clock.now() < latest and any(_is_busy(run) for run in await self._runs()):
-            await self.clock.sleep_until(self.clock.now() + _POLL_EVERY)
+            await self._pass_until(self.clock.now() + _POLL_EVERY)
 
     async def _check(self, check: Check, path: DocumentPath) -> None:
         await self._run_until_idle()
@@ -245,7 +297,8 @@ class _Scenario:
             self.decisions, await self._records(), self.script.calls, self.engine.controls, self.unmatched
         )
         when = "at the end" if check.at is None else f"at {duration.write(check.at)}"
-        for difference in expectations.differences(check, observed):
+        in_logs = log_expectations.differences(check, await self.logs.findings())
+        for difference in (*expectations.differences(check, observed), *in_logs):
             message = f"{when}, {path_text(difference.path)}: expected {difference.expected}, got {difference.got}"
             self.fail((*path, *difference.path), message)
 
@@ -263,9 +316,14 @@ def _is_busy(run: Run) -> bool:
     return any(step.undo and step.undo.status == "running" for step in run.steps)
 
 
-def _timeline(test: TestEntry) -> list[tuple[timedelta, DocumentPath, AlertEntry | OrderEntry | Check]]:
-    """The entries that have a time, in its order; at one time first alerts, then orders, then checks."""
-    entries: list[tuple[timedelta, DocumentPath, AlertEntry | OrderEntry | Check]] = []
+_Entry = LineEntry | AlertEntry | OrderEntry | Check
+
+
+def _timeline(test: TestEntry) -> list[tuple[timedelta, DocumentPath, _Entry]]:
+    """The entries that have a time, in its order; at one time first lines, then alerts, orders, and checks."""
+    entries: list[tuple[timedelta, DocumentPath, _Entry]] = []
+    for index, line in enumerate(test.lines):
+        entries.extend((line.at + line.every * number, ("lines", index), line) for number in range(line.times))
     entries.extend((alert.at, ("alerts", index), alert) for index, alert in enumerate(test.alerts))
     entries.extend((order.at, ("orders", index), order) for index, order in enumerate(test.orders))
     entries.extend((check.at, path, check) for path, check in _checks(test) if check.at is not None)

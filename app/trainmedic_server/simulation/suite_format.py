@@ -24,6 +24,7 @@ from trainmedic_server.domain.fields import Duration
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.problems import DocumentPath, FileProblem
 from trainmedic_server.domain.run import Decision, Status, StepStatus, UndoStatus
+from trainmedic_server.simulation.log_test_format import FindingExpected, JobEntry, LineEntry, LogAlertExpected
 
 LONGEST = timedelta(days=7)
 """The virtual time that a test may last; the engine's own periodic tasks make longer tests slow."""
@@ -207,6 +208,8 @@ class Check(_Model):
         ]
         | None
     ) = None
+    findings: tuple[FindingExpected, ...] | None = None
+    log_alerts: tuple[LogAlertExpected, ...] | None = Field(None, alias="alerts")
     paused: bool | None = None
     breaker_open: bool | None = None
 
@@ -220,6 +223,8 @@ class TestEntry(_Model):
     mode: Mode = Mode.ENFORCE
     max_age: Duration = timedelta(minutes=15)
     inventory: dict[str, str | tuple[str, ...]] = {}
+    job: JobEntry = JobEntry()
+    lines: tuple[LineEntry, ...] = ()
     alerts: tuple[AlertEntry, ...] = ()
     orders: tuple[OrderEntry, ...] = ()
     replies: dict[str, Annotated[tuple[Reply, ...], BeforeValidator(lambda value: _as_list(value))]] = {}
@@ -236,9 +241,15 @@ class TestEntry(_Model):
         return self
 
     @property
+    def last_line(self) -> timedelta:
+        """The time of the last line."""
+        return max((line.until for line in self.lines), default=timedelta(0))
+
+    @property
     def last_moment(self) -> timedelta:
         """The time of the last entry."""
         times = [alert.at for alert in self.alerts] + [order.at for order in self.orders]
+        times += [line.until for line in self.lines]
         times += [check.at for check in self.expect if check.at is not None]
         return max(times, default=timedelta(0))
 
@@ -248,9 +259,12 @@ def _as_list(value: Any) -> Any:
 
 
 class SuiteEntry(_Model):
-    """One document of a test file. `playbooks` are files beside it; by default the one of the same name."""
+    """One document of a test file. `playbooks` and `rules` are files beside it; by default the one of the same name.
+    `fixtures` is a file with lines that tests name."""
 
     playbooks: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    rules: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    fixtures: str | None = None
     tests: Annotated[tuple[TestEntry, ...], Field(min_length=1)]
 
 
@@ -265,8 +279,16 @@ class Suite:
     @property
     def playbooks(self) -> tuple[Path, ...]:
         """The files of the playbooks that are tested."""
-        if self.spec.playbooks is not None:
-            return tuple(self.path.parent / name for name in self.spec.playbooks)
+        return self._beside(self.spec.playbooks) if self.spec.playbooks or not self.spec.rules else ()
+
+    @property
+    def rules(self) -> tuple[Path, ...]:
+        """The files of the log rules that are tested."""
+        return self._beside(self.spec.rules) if self.spec.rules or not self.spec.playbooks else ()
+
+    def _beside(self, names: tuple[str, ...] | None) -> tuple[Path, ...]:
+        if names is not None:
+            return tuple(self.path.parent / name for name in names)
         name = self.path.stem.removesuffix(loader.TEST_SUFFIX)
         beside = [self.path.with_name(f"{name}{ending}") for ending in (".yaml", ".yml")]
         return (next((path for path in beside if path.exists()), beside[0]),)
@@ -282,6 +304,28 @@ class Suite:
             inside = (isinstance(value, dict) and part in value) or isinstance(value, list)
             value = value[part] if inside else None
         return self.document.problem(tuple(written), message, at_key=at_key)
+
+
+def fixtures(suite: Suite) -> tuple[dict[str, str], list[FileProblem]]:
+    """The lines of the suite's file of fixtures by their ids, and what is wrong with it or with their use."""
+    known: dict[str, str] = {}
+    if suite.spec.fixtures is not None:
+        path = suite.path.parent / suite.spec.fixtures
+        text = loader.read_text(path)
+        if isinstance(text, FileProblem):
+            return {}, [text]
+        documents, problems = yaml_text.read(text, str(path))
+        if problems:
+            return {}, problems
+        entries = [entry for document in documents for entry in document.value if isinstance(document.value, list)]
+        known = {str(entry["id"]): str(entry["text"]) for entry in entries if isinstance(entry, dict)}
+    wrong = [
+        suite.problem(("tests", index, "lines", number, "fixture"), f"there is no fixture {line.fixture!r}")
+        for index, test in enumerate(suite.spec.tests)
+        for number, line in enumerate(test.lines)
+        if line.fixture is not None and line.fixture not in known
+    ]
+    return known, wrong
 
 
 def read(path: Path) -> tuple[list[Suite], list[FileProblem]]:

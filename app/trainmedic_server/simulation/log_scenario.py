@@ -1,0 +1,163 @@
+"""Plays the lines of a test: through the assemblers and trackers that a node's agent has, and the intake of findings
+that a server has, to the alerts that the test's engine takes.
+
+Nothing of it is a stand-in but the way between node and server. Who calls it: ``suite``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from trainmedic_server import telemetry
+from trainmedic_server.domain.finding import Finding, Origin
+from trainmedic_server.domain.finding_codec import FindingUpdate
+from trainmedic_server.domain.known_finding import KnownFinding
+from trainmedic_server.domain.topology import JobTopology, Topology
+from trainmedic_server.engine.finding_intake import FindingIntake
+from trainmedic_server.engine.finding_teller import FindingTeller
+from trainmedic_server.engine.node_watch import NodeWatch
+from trainmedic_server.logs.assembly import LineAssembler
+from trainmedic_server.logs.rule import RuleSet
+from trainmedic_server.logs.tracker import FindingTracker
+from trainmedic_server.ports.findings import AlertTeller
+from trainmedic_server.ports.jobs import ArrivedNotice
+from trainmedic_server.ports.outside import Clock, Presence
+from trainmedic_server.ports.store import RunStore
+from trainmedic_server.simulation.log_test_format import JobEntry, LineEntry
+
+TICK = timedelta(seconds=1)
+"""How often agent and server look, while anything may wait for it."""
+LAZY_TICK = timedelta(seconds=10)
+SETTLE = timedelta(seconds=10)
+"""After its last line a test goes on for so long, for blocks that wait for their next line."""
+_REPEAT = timedelta(minutes=1)
+
+
+class _Nobody:
+    """Presences of nobody: a test says by its job who is where."""
+
+    async def jobs(self) -> list[Presence]:
+        return []
+
+    async def agents(self) -> list[Presence]:
+        return []
+
+    async def launchers(self) -> list[Presence]:
+        return []
+
+    def notices(self) -> Sequence[ArrivedNotice]:
+        return ()
+
+    def discard_notices(self, entries: Collection[bytes]) -> None:
+        """There are none."""
+
+
+@dataclass
+class _NodeReader:
+    """What a node's agent does with its lines."""
+
+    name: str
+    tracker: FindingTracker
+    assemblers: dict[Origin, LineAssembler] = field(default_factory=dict)
+    places: dict[Origin, int] = field(default_factory=dict)
+    sent: int = 0
+
+    def feed(self, origin: Origin, text: str, clock: Clock) -> Iterator[Finding]:
+        assembler = self.assemblers.setdefault(origin, LineAssembler(origin))
+        for physical in text.split("\n"):
+            place = self.places.get(origin, 0)
+            self.places[origin] = place + len(physical) + 1
+            for line in assembler.feed(physical.encode(), clock.now(), place):
+                yield from self.tracker.feed(line)
+
+    def tick(self, clock: Clock) -> Iterator[Finding]:
+        for assembler in self.assemblers.values():
+            for line in assembler.flush(clock.now()):
+                yield from self.tracker.feed(line)
+        yield from self.tracker.tick(clock.now())
+
+    def update(self, finding: Finding) -> FindingUpdate:
+        self.sent += 1
+        return FindingUpdate(self.name, "simulated", self.sent, finding)
+
+
+class LogScenario:
+    """The nodes and the findings of one test."""
+
+    def __init__(
+        self,
+        job: JobEntry,
+        rules: RuleSet,
+        fixtures: Mapping[str, str],
+        store: RunStore,
+        clock: Clock,
+        teller: AlertTeller,
+        metrics: telemetry.Metrics,
+    ) -> None:
+        """``teller`` takes the alerts of findings."""
+        self._job = job
+        self._rules = rules
+        self._fixtures = fixtures
+        self._store = store
+        self._clock = clock
+        self._readers: dict[str, _NodeReader] = {}
+        self._ids: list[str] = []
+        topology = Topology(jobs=JobTopology(dict.fromkeys(job.nodes, frozenset({job.name}))))
+        self._teller = FindingTeller(store, teller, clock, metrics, _REPEAT)
+        self._intake = FindingIntake(
+            store,
+            lambda: rules,
+            lambda: topology,
+            NodeWatch(_Nobody(), store, clock, metrics),
+            clock,
+            lambda ago: clock.now() - ago,
+            metrics,
+            self._new_id,
+            self._teller.touch,
+        )
+
+    async def print(self, entry: LineEntry) -> None:
+        """Let the line be printed once, by each of its ranks, and tell what is found."""
+        text = entry.written(self._fixtures)
+        for rank in entry.rank or (None,):
+            node = entry.node or (self._job.node_of(rank) if rank is not None else next(iter(self._job.nodes)))
+            is_of_job = entry.source in ("training", "launcher", "slurm")
+            origin = Origin(
+                entry.source,
+                node,
+                self._job.name if is_of_job else None,
+                self._job.attempt if is_of_job else None,
+                rank,
+                stream=f"{entry.source}-{rank}" if rank is not None else entry.source,
+            )
+            reader = self._reader(node)
+            await self._send(reader, list(reader.feed(origin, text, self._clock)))
+
+    async def tick(self) -> None:
+        """Do what agents and the server do all the time."""
+        for reader in self._readers.values():
+            await self._send(reader, list(reader.tick(self._clock)))
+        await self._intake.check()
+        await self._teller.tell()
+
+    async def findings(self) -> Sequence[KnownFinding]:
+        """Return all findings in the order in which they began, also those that are over."""
+        known = await self._store.transact(lambda tx: tx.findings.with_ids(self._ids))
+        return [known[finding_id] for finding_id in self._ids if finding_id in known]
+
+    def _reader(self, node: str) -> _NodeReader:
+        if node not in self._readers:
+            gpus = self._job.gpus.get(node, {})
+            self._readers[node] = _NodeReader(node, FindingTracker(self._rules, gpus.get))
+        return self._readers[node]
+
+    async def _send(self, reader: _NodeReader, found: Sequence[Finding]) -> None:
+        if found:
+            await self._intake.take([reader.update(finding) for finding in found])
+            await self._teller.tell()
+
+    def _new_id(self) -> str:
+        self._ids.append(f"finding-{len(self._ids) + 1:05}")
+        return self._ids[-1]

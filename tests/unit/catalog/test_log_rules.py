@@ -1,0 +1,163 @@
+"""Log rules as they are written: what is wrong with them, and where; reloading; and the schema."""
+
+# ruff: noqa: E501 (a case is one line)
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from trainmedic_server.actions import registry
+from trainmedic_server.catalog import log_rule_roots
+from trainmedic_server.catalog.library import Library
+from trainmedic_server.catalog.log_rule_library import LogRuleLibrary, load
+from trainmedic_server.catalog.schema import log_rule_schema
+from trainmedic_server.domain.finding import CauseClass, Role
+from trainmedic_server.logs.rule import LogRule
+
+GOOD = """\
+log_rule: oom
+source: training
+contains: ["out of memory"]
+match: ['out of memory on (?P<gpu>\\w+)']
+role: root
+cause: gpu_memory
+alert: {name: OutOfMemory, labels: {gpu_name: "{{ fields.gpu }}"}, until: attempt}
+"""
+
+
+def problems(text: str) -> list[str]:
+    return [f"{problem.line}:{problem.column}: {problem.message}" for problem in load(dedent(text), "a.yaml")[1]]
+
+
+def rule(text: str) -> LogRule:
+    (placed,), wrong = load(text, "a.yaml")
+    assert wrong == []
+    return placed.rule
+
+
+def test_a_rule_is_read() -> None:
+    """With the defaults of what it does not say."""
+    oom = rule(GOOD)
+    assert (oom.name, oom.sources, oom.role, oom.cause) == ("oom", ("training",), Role.ROOT, CauseClass.GPU_MEMORY)
+    assert (oom.until, oom.alert and oom.alert.severity) == ("attempt", "warning")
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (("role: root", "role: roots"), "5:7: role: 'roots' is not one of root, cascade, confirmation, teardown, noise; did you mean 'root'?"),
+        (("cause:", "couse:"), "6:1: unknown key 'couse'; did you mean 'cause'?"),
+        (("source: training", "source: trainings"), "2:9: source: there is no 'trainings'; did you mean 'training'?"),
+        (("source: training", "source: My Log"), "2:9: source: 'My Log' may hold small letters, digits and '-'"),
+        (("source: training\n", ""), "1:1: 'source' is missing"),
+        (('contains: ["out of memory"]\n', ""), "1:1: contains: a rule needs a literal"),
+        (('"out of memory"', '"ou"'), "3:12: contains[0]:"),
+        (("(?P<gpu>", "(?P<gpu"), "4:9: match: not a regular expression"),
+        (("out of memory on (?P<gpu>\\w+)", "(?=a)b"), "4:9: match: not a regular expression: invalid perl operator: (?="),
+        (("out of memory on (?P<gpu>\\w+)", "(?:[^x]{0,900}){0,1}y"), "4:9: match: the regular expression is too large"),
+        (("fields.gpu", "fields.gbu"), "7:47: gpu_name: no pattern has a group 'gbu'; did you mean 'gpu'?"),
+        (("fields.gpu", "field.gpu"), "7:47: gpu_name: there is no name 'field' here; did you mean 'fields'?"),
+        (("fields.gpu }}", "fields.gpu"), "7:47: gpu_name:"),
+        (("cause: gpu", "when: xyd(1)\ncause: gpu"), "6:7: when: there is no name 'xyd' here; did you mean 'xid'?"),
+        (("gpu_name:", "job_name:"), "7:37: alert.labels: 'job_name' is given by Trainmedic itself"),
+        (("gpu_name:", "gpu-name:"), "7:37: alert.labels: 'gpu-name' is no name of a label"),
+        (("until: attempt", "until: ends"), "7:75: alert.until: `ends` needs lines that end it"),
+        (("until: attempt", "until: soon"), "7:75: alert.until: 'soon' is not a duration"),
+        (("until: attempt", "severity: bad"), "7:78: alert.severity: there is no 'bad'; there are critical, warning, info"),
+        (("role: root", "role: cascade"), "7:8: alert: a rule of role cascade alerts nobody"),
+        (("cause: gpu", "target: node\ncause: gpu"), "6:9: target: only lines of the kernel or the fabric manager are about a node"),
+        (("cause: gpu", "target: gpu\ngpu: x\ncause: gpu"), "6:9: target: only lines of the kernel or the fabric manager are about a gpu"),
+        (("cause: gpu", "gpu: x\ncause: gpu"), "6:6: gpu: it is given where the target is a gpu, and only there"),
+        (("cause: gpu", "target: cluster\ncause: gpu"), "6:9: target: it is job, node or gpu"),
+        (("cause: gpu", "for: 1m\ncause: gpu"), "6:6: for: it needs `ends`"),
+        (("cause: gpu", "count: {at_least: 3}\ncause: gpu"), "6:8: count: it has either `per` or `in_a_row: true`"),
+        (("cause: gpu", "count: {at_least: 3, in_a_row: true}\ncause: gpu"), "6:32: count: only records can be counted in a row"),
+        (("cause: gpu", "count: {at_least: 1, per: 1m}\ncause: gpu"), "6:19: count.at_least:"),
+    ],
+)  # fmt: skip
+def test_each_mistake_is_told_with_its_place(change: tuple[str, str], problem: str) -> None:
+    """Line and column of what is wrong, and the nearest right word."""
+    told = problems(GOOD.replace(*change))
+    assert any(each.startswith(problem) for each in told), told
+
+
+def test_a_wrong_rule_does_not_take_the_others_with_it() -> None:
+    """All of a file's mistakes are told, and its other rules load."""
+    rules, wrong = load(GOOD + "---\n" + GOOD.replace("oom", "b").replace("root", "x"), "a.yaml")
+    assert [placed.rule.name for placed in rules] == ["oom"]
+    assert len(wrong) == 1
+    assert (wrong[0].line, wrong[0].column) == (13, 7)
+
+
+def test_rules_and_playbooks_lie_in_one_folder(tmp_path: Path) -> None:
+    """Each library takes its own documents, and does not trip over the others."""
+    playbook = "playbook: tell\non: {alert: A}\ntarget: job\nsteps: [{action: notify, with: {message: m}}]\n"
+    (tmp_path / "both.yaml").write_text(f"{playbook}---\n{GOOD}")
+    playbooks = Library([tmp_path], registry.specs_only())
+    playbooks.reload()
+    rules = LogRuleLibrary([tmp_path])
+    rules.reload()
+    assert ([each.definition.name for each in playbooks.all()], list(playbooks.problems)) == (["tell"], [])
+    assert (list(rules.rule_set.by_name), list(rules.problems)) == (["oom"], [])
+
+
+def test_a_change_is_loaded_and_a_mistake_keeps_what_was_there(tmp_path: Path) -> None:
+    """The last good rules of a file stay until it is mended or gone."""
+    path = tmp_path / "a.yaml"
+    path.write_text(GOOD)
+    library = LogRuleLibrary([tmp_path])
+    assert library.reload()
+    assert not library.reload()
+    path.write_text(GOOD.replace("role: root", "role: x"))
+    assert not library.reload()
+    assert (list(library.rule_set.by_name), len(library.problems)) == (["oom"], 1)
+    path.write_text(GOOD.replace("oom", "other"))
+    assert library.reload()
+    assert (list(library.rule_set.by_name), list(library.problems)) == (["other"], [])
+    path.unlink()
+    assert library.reload()
+    assert library.rule_set.rules == ()
+
+
+def test_of_two_rules_with_one_name_the_first_stays(tmp_path: Path) -> None:
+    """And the second is told."""
+    (tmp_path / "b.yaml").write_text(GOOD)
+    library = LogRuleLibrary([tmp_path])
+    library.reload()
+    (tmp_path / "a.yaml").write_text(GOOD)
+    library.reload()
+    (problem,) = library.problems
+    assert (Path(problem.file).name, problem.line) == ("a.yaml", 1)
+    assert "that one is used" in problem.message
+
+
+@pytest.mark.parametrize(
+    "text", ["log_rule: [", "log_rule: x\nsource: {a: b}", "log_rule: 3", "- log_rule: x", "log_rule: x\n" * 2]
+)
+def test_nothing_that_is_written_makes_an_error(text: str) -> None:
+    """Mistakes are values."""
+    rules, wrong = load(text, "a.yaml")
+    assert rules == []
+    assert wrong or text.startswith("-")
+
+
+def test_the_schema_knows_the_keys() -> None:
+    """And that a list of one may stand without its list."""
+    schema = log_rule_schema()
+    properties: dict[str, Any] = schema["properties"]
+    assert {"log_rule", "source", "for", "match", "alert"} <= properties.keys()
+    assert {"type": "string"} in properties["source"]["anyOf"]
+    assert schema["required"] == ["log_rule", "source", "role"]
+
+
+def test_the_shipped_rules_are_found_without_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a checkout, wherever the command is called; a setting and a name go before."""
+    monkeypatch.chdir(tmp_path)
+    (found,) = log_rule_roots.roots((), {})
+    assert (found / "nccl.yaml").exists()
+    assert log_rule_roots.roots((), {"TRAINMEDIC_LOG_RULES": "/a:/b"}) == [Path("/a"), Path("/b")]
+    assert log_rule_roots.roots((tmp_path,), {"TRAINMEDIC_LOG_RULES": "/a"}) == [tmp_path]

@@ -1,0 +1,112 @@
+"""Tests of log rules: from lines through findings and alerts to what playbooks do, in virtual time."""
+
+# ruff: noqa: E501 (a case is one line)
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainmedic_server.actions import registry
+from trainmedic_server.simulation import suite
+
+SHIPPED = sorted((Path(__file__).parents[3] / "logrules").glob("*_test.yaml"))
+RULE = """
+log_rule: oom
+source: training
+contains: ["out of memory"]
+match: ['out of memory on GPU (?P<gpu>\\d+)']
+role: root
+cause: gpu_memory
+alert: {name: OutOfMemory, labels: {gpu_index: "{{ fields.gpu }}"}, until: 1m}
+---
+playbook: tell
+on: {alert: OutOfMemory}
+target: job
+steps: [{action: notify, with: {message: "{{ annotations.ranks }}"}}]
+"""
+
+
+def run(folder: Path, tests: str, rules: str = RULE) -> suite.FileResult:
+    (folder / "a.yaml").write_text(rules)
+    (folder / "a_test.yaml").write_text(tests)
+    return suite.run_file(folder / "a_test.yaml", registry.specs_only())
+
+
+def complaints(result: suite.FileResult) -> list[str]:
+    told = [*result.problems, *(failure for test in result.results for failure in test.failures)]
+    return [f"{problem.line}:{problem.column}: {problem.message}" for problem in told]
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=[path.stem for path in SHIPPED])
+def test_the_tests_of_the_shipped_rules_pass(path: Path) -> None:
+    """Each file that stands beside them."""
+    result = suite.run_file(path, registry.specs_only())
+    assert complaints(result) == []
+    assert result.results
+
+
+def test_lines_lead_to_what_a_playbook_does(tmp_path: Path) -> None:
+    """One run for the ranks of two nodes; after the silence that the rule asks for the alert is over, and the next line
+    begins another."""
+    result = run(
+        tmp_path,
+        """
+tests:
+  - name: all the way
+    job: {name: llm-1, nodes: {node-1: [0-3], node-2: [4-7]}}
+    lines:
+      - {source: training, rank: [2, 5], text: out of memory on GPU 1}
+      - {at: 5m, source: training, rank: 2, text: out of memory on GPU 1}
+    expect:
+      - at: 30s
+        findings: [{rule: oom, target: job:llm-1, count: 2, ranks: [2, 5], over: false, fields: {gpu: "1"}}]
+        alerts: [{name: OutOfMemory, labels: {job_name: llm-1, gpu_index: "1", source: log}, over: false}]
+        calls: [{action: notify}]
+      - findings: [{rule: oom, over: true}, {rule: oom, count: 1}]
+        calls: [notify, notify]
+""",
+    )
+    assert complaints(result) == []
+
+
+def test_what_is_expected_and_not_found_is_told_at_its_line(tmp_path: Path) -> None:
+    """With what was found in its place."""
+    result = run(
+        tmp_path,
+        """
+tests:
+  - name: wrong
+    lines: [{source: training, rank: 0, text: out of memory on GPU 1}]
+    expect:
+      findings: [{rule: oom, count: 2}]
+      alerts: []
+""",
+    )
+    first, second = complaints(result)
+    assert first == "6:37: wrong: at the end, findings[0].count: expected 2, got 1"
+    assert second.startswith("7:15: wrong: at the end, alerts: expected 0, got 1:\n      OutOfMemory")
+
+
+@pytest.mark.parametrize(
+    ("tests", "complaint"),
+    [
+        ("{lines: [{source: training, text: x}], expect: {findings: [{rule: oon}]}}", "there is no log rule 'oon' under test; did you mean 'oom'?"),
+        ("{lines: [{source: training, fixture: S1}], expect: {}}", "there is no fixture 'S1'"),
+        ("{lines: [{source: training}], expect: {}}", "lines[0]: a line has either `text` or `fixture`"),
+        ("{lines: [{source: training, text: x, rank: many}], expect: {}}", "lines[0].rank: 'many' is no rank; write one as 3, and several as 0-7"),
+        ("{lines: [{source: training, text: x, ranks: 1}], expect: {}}", "unknown key 'ranks'; did you mean 'rank'?"),
+    ],
+)  # fmt: skip
+def test_a_test_that_asks_for_what_is_not_there_is_a_mistake(tmp_path: Path, tests: str, complaint: str) -> None:
+    """It does not pass because nothing was compared."""
+    (told,) = complaints(run(tmp_path, f"tests: [{{name: t, {tests[1:]}]"))
+    assert complaint in told
+
+
+def test_a_rule_that_is_wrong_is_told(tmp_path: Path) -> None:
+    """And no test of its file is run."""
+    result = run(tmp_path, "tests: [{name: t, expect: {findings: []}}]", RULE.replace("role: root", "role: rot"))
+    assert "'rot' is not one of root, cascade" in complaints(result)[0]
+    assert result.results == ()
