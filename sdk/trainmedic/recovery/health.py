@@ -105,7 +105,8 @@ class CheckpointHealth:
             said = {name: known.pop(name) for name in _SAID if name in known}
             values: dict[str, Any] = {name: value for name, value in said.items() if isinstance(value, bool)}
             values["reports"] = int(known.pop("reports", 0))
-            return cls(**values, **{name: float(value) for name, value in known.items()})
+            values |= {name: float(value) for name, value in known.items()}
+            return cls(**values)
         except (TypeError, ValueError, OverflowError):
             return None
 
