@@ -41,6 +41,7 @@ from trainmedic_server.logs.rule import (
 
 _QUIET = timedelta(hours=1)
 """How long a finding without an alert goes on after its last line, where the rule is about a node."""
+_SHORTEST_LITERAL = 3
 _ALERTS = (Role.ROOT, Role.CONFIRMATION)
 _LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}\Z")
 _TAKEN_LABELS = frozenset(
@@ -73,7 +74,7 @@ class _Compilation:
         raw = self.document.value
         form = model_errors.validate(LogRuleForm, self.document)
         if isinstance(form, list):
-            self.problems.extend(form)
+            self.problems.extend(form or [self.document.problem((), "is not a log rule")])
         if isinstance(raw, dict):
             self._patterns(raw)
             self._texts(raw)
@@ -187,6 +188,11 @@ class _Compilation:
         if not form.contains:
             message = "contains: a rule needs a literal: a text that is in each of its lines, so that quiet lines cost"
             self._problem(("contains",), f"{message} nothing")
+        for path, literal in _listed(self.document.value.get("contains"), ("contains",)):
+            if len(literal) < _SHORTEST_LITERAL:
+                self._problem(
+                    path, f"contains: {literal!r} is in nearly every line; take {_SHORTEST_LITERAL} characters"
+                )
         if not form.match:
             self._problem(("match",), "match: a rule needs a pattern, or `record`")
 

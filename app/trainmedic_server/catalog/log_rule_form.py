@@ -18,9 +18,7 @@ from trainmedic_server.logs.rendering import MOST_LABELS
 
 MOST_PATTERNS = 50
 Pattern = Annotated[str, Field(min_length=1, max_length=1000, description="RE2, looked for anywhere in the line.")]
-Literal = Annotated[
-    str, Field(min_length=3, max_length=200, description="A text of at least 3 characters that the line must hold.")
-]
+Literal = Annotated[str, Field(max_length=200, description="A text of at least 3 characters that the line must hold.")]
 
 
 class _Model(BaseModel):

@@ -55,7 +55,7 @@ def test_a_rule_is_read() -> None:
         (("source: training", "source: My Log"), "2:9: source: 'My Log' may hold small letters, digits and '-'"),
         (("source: training\n", ""), "1:1: 'source' is missing"),
         (('contains: ["out of memory"]\n', ""), "1:1: contains: a rule needs a literal"),
-        (('"out of memory"', '"ou"'), "3:12: contains[0]:"),
+        (('"out of memory"', '"ou"'), "3:12: contains: 'ou' is in nearly every line; take 3 characters"),
         (("(?P<gpu>", "(?P<gpu"), "4:9: match: not a regular expression"),
         (("out of memory on (?P<gpu>\\w+)", "(?=a)b"), "4:9: match: not a regular expression: invalid perl operator: (?="),
         (("out of memory on (?P<gpu>\\w+)", "(?:[^x]{0,900}){0,1}y"), "4:9: match: the regular expression is too large"),
