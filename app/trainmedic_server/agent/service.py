@@ -92,6 +92,7 @@ class Agent:
         self._context = context
         self._inventory = parts.inventory
         self._instance = envelope.new_id()
+        self._booted_at = envelope.write_time(context.now() - timedelta(seconds=since_boot()))
         self._stopping = threading.Event()
         executors = {executor.action: executor for executor in parts.executors}
         self._actions = allowed(context.policy, executors)
@@ -144,6 +145,7 @@ class Agent:
             "pid": os.getpid(),
             "version": __version__,
             "instance": self._instance,
+            "booted_at": self._booted_at,
             "actions": self._actions,
             "policy": self._context.policy.digest or "none",
             **self._inventory(),

@@ -25,7 +25,8 @@ somebody else keeps the server's password, none is generated here, and agents ha
 - name: agent
   secret: {{ default (printf "%s-redis-agent" $name) $users.existingSecret }}
   key: {{ ternary "agent" "password" (not (empty $users.existingSecret)) }}
-  rules: "~trainmedic:commands:node:* ~trainmedic:agent:* {{ $rules }}"
+  # Findings are appended and counted, and read by nobody but the server; the rules are read.
+  rules: "~trainmedic:commands:node:* ~trainmedic:agent:* %R~trainmedic:logrules %R~trainmedic:logrules:* {{ $rules }} (~trainmedic:findings +xadd +xlen)"
 {{- end }}
 {{- range $job := $users.jobs }}
 - name: job-{{ $job }}

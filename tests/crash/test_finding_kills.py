@@ -1,0 +1,136 @@
+"""Server and Redis are killed again and again while nodes tell findings: nothing is lost, and nothing counts twice."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from tests.support.findings import of_kernel, told
+from tests.support.live import Server
+from tests.support.programs import eventually
+from trainmedic.wire import findings
+from trainmedic.wire.signing import Signer, identity_key, node_identity
+from trainmedic_server.domain import finding_codec
+from trainmedic_server.domain.finding_codec import FindingUpdate
+
+KEY = "a shared key of the tests"
+KILLS = int(os.environ.get("TRAINMEDIC_TEST_KILLS", "6"))
+NODES, STREAMS, LINES = 8, 5, 20
+PLAYBOOK = """
+playbook: tell
+on: {alert: StorageAway}
+mode: observe
+target: node
+steps: [{id: tell, action: notify, with: {message: "look at {{ target.node }}"}}]
+---
+log_rule: nfs-away
+source: kernel
+contains: ["nfs: server"]
+match: ['nfs: server (?P<server>\\S+) not responding']
+ends: ['nfs: server (?P<server>\\S+) OK']
+role: root
+cause: storage
+target: node
+alert: {name: StorageAway, severity: critical, component: storage, until: ends}
+"""
+
+
+class Agent(threading.Thread):
+    """A node's agent as far as it tells: each update is kept until Redis has said that it has it, and then no more.
+
+    Where the answer is lost the update is sent again, so some come twice. It is itself restarted now and then: then
+    it begins with the oldest update that was not acknowledged before its last note, as from its disk.
+    """
+
+    def __init__(self, node: str, url: str, chance: random.Random) -> None:
+        super().__init__()
+        self._node, self._url, self._chance = node, url, chance
+        self._signer = Signer.of(identity_key(KEY.encode(), node_identity(node)))
+        self._waiting: deque[FindingUpdate] = deque(self._updates())
+        self.sent = 0
+
+    def _updates(self) -> list[FindingUpdate]:
+        at, numbers = datetime.now(UTC), itertools.count(1)
+        made = []
+        for line in range(1, LINES + 1):
+            for stream in range(STREAMS):
+                finding = replace(of_kernel("nfs-away", self._node, at), id=f"stream-{stream}", count=line)
+                made.append(told(finding, next(numbers), lines=[f"line of stream {stream}"] if line == 1 else ()))
+        return made
+
+    def run(self) -> None:
+        taken: list[FindingUpdate] = []
+        while self._waiting:
+            try:
+                with redis.Redis.from_url(self._url, socket_timeout=1) as client:
+                    while self._waiting:
+                        time.sleep(self._chance.uniform(0, 0.08))
+                        update = self._waiting[0]
+                        raw = finding_codec.encode(update)
+                        fields: Any = {findings.FIELD: raw, **self._signer.fields(raw)}
+                        client.xadd(findings.FINDINGS, fields)
+                        self.sent += 1
+                        if self._chance.random() < 0.05:  # killed before it noted what it has sent of late
+                            self._waiting.extendleft(reversed(taken[-3:]))
+                            del taken[-3:]
+                            continue
+                        taken.append(self._waiting.popleft())
+            except redis.RedisError:
+                time.sleep(0.05)
+
+
+def kill_at_random(victims: list[tuple[Callable[[], Any], Callable[[], Any]]], chance: random.Random) -> None:
+    """Kill one of them at a random moment, and start it again after a while; a number of times."""
+    for _ in range(KILLS):
+        time.sleep(chance.uniform(0.1, 1.2))
+        kill, start = chance.choice(victims)
+        kill()
+        time.sleep(chance.uniform(0, 0.5))
+        start()
+
+
+def test_kills_of_server_and_redis_lose_nothing_and_count_nothing_twice(tmp_path: Path, own_redis: Any) -> None:
+    """Of eight nodes with five streams each: eight findings with every line counted once, an alert and a run each."""
+    seed = random.randrange(10**6)
+    chance = random.Random(seed)
+    print(f"seed {seed}, {KILLS} kills")
+    store = own_redis(tmp_path)
+    store.start()
+    empty = tmp_path / "no rules"
+    empty.mkdir()
+    options = ("--redis", store.url, "--log-rules", str(empty))
+    with Server(tmp_path / "server", PLAYBOOK, *options, environment={"TRAINMEDIC_SIGNING_KEY": KEY}) as server:
+        agents = [Agent(f"node-{number}", store.url, random.Random(seed + number)) for number in range(NODES)]
+        for agent in agents:
+            agent.start()
+        kill_at_random([(server.kill, lambda: server.start(wait=False)), (store.kill, store.start)], chance)
+        for agent in agents:
+            agent.join()
+        with redis.Redis.from_url(store.url) as client:
+            eventually(lambda: client.xlen(findings.FINDINGS) == 0, 60, "all findings are taken")
+        items = eventually(lambda: server.ask("/findings?limit=1000").body, 30, "an answer")["items"]
+        assert {item["node"]: item["count"] for item in items} == {
+            f"node-{number}": STREAMS * LINES for number in range(NODES)
+        }
+        assert len(items) == NODES
+        runs = eventually(lambda: len(found := server.runs()) >= NODES and found, 30, "a run for each")
+        time.sleep(6)  # what would be told twice is told by now
+        assert Counter(run["node"] for run in server.runs()) == Counter(item["node"] for item in items)
+        assert len(runs) == NODES
+        for item in items:
+            shown = server.ask(f"/findings/{item['id']}").body
+            assert {excerpt["lines"][0] for excerpt in shown["excerpts"]} == {
+                f"line of stream {stream}" for stream in range(STREAMS)
+            }
+    assert sum(agent.sent for agent in agents) > NODES * STREAMS * LINES, "nothing came twice"
