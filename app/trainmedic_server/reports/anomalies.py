@@ -98,7 +98,8 @@ BOUNDS = (
     ),
     Bound(
         "gpu_hot",
-        "max by (uuid) (max_over_time(gpu_temperature_celsius[$every]) * on (uuid) group_left () $gpus)",
+        # Only the points that are over it: a job may have thousands of GPUs.
+        "max by (uuid) (max_over_time(gpu_temperature_celsius[$every]) * on (uuid) group_left () $gpus) > 85",
         85.0,
         "a GPU was at {worst} °C",
     ),

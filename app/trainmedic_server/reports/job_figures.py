@@ -24,6 +24,8 @@ class JobFigures:
     progress: ProgressPoints | None = None
     gpus: int | None = None
     """The most GPUs that it had at one time."""
+    no_gpus: str | None = None
+    """Why Prometheus did not tell of its GPUs what it knows; None where it did."""
     utilisation: Spread | None = None
     """Percent, over all its GPUs."""
     memory: Spread | None = None

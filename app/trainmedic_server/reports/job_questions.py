@@ -20,6 +20,7 @@ from string import Template
 from typing import Any
 
 from trainmedic_server.domain import duration
+from trainmedic_server.errors import MetricsUnavailable
 from trainmedic_server.ports.metric_history import MetricHistory, MetricSeries, Points
 from trainmedic_server.reports import anomalies, efficiency, points
 from trainmedic_server.reports.anomalies import Anomaly
@@ -29,6 +30,8 @@ from trainmedic_server.reports.job_figures import JobFigures
 from trainmedic_server.reports.points import Spread
 
 INTERVALS = 720
+_INTERVALS_OF_GPUS = 120
+"""Each is Prometheus's work for every GPU, and the figures of GPUs are wanted over the whole time."""
 _SHORTEST = timedelta(minutes=1)
 _LOOKS_BACK = timedelta(days=30)
 """How far back the beginning of a job is looked for."""
@@ -100,16 +103,22 @@ class JobQuestions:
     async def _gpus(self) -> dict[str, Any]:
         async def of_gpus(metric: str) -> Spread | None:
             query = "{fold}(" + metric + " " + _OF_GPUS + ")"
-            average, high, low = await self._points(
-                *(query.format(fold=over, over=over) for over in ("avg", "max", "min"))
+            average, high, low = await asyncio.gather(
+                *(self._point(query.format(fold=over, over=over), every) for over in ("avg", "max", "min"))
             )
             return points.spread(average, high, low)
 
-        count, utilisation, memory = await asyncio.gather(
-            self._point("count($gpus)"), of_gpus(_UTILISATION), of_gpus(_MEMORY)
-        )
+        every = max(self._every, _interval(self._end - self._begin, self._apart, _INTERVALS_OF_GPUS))
+        count = await self._point("count($gpus)", every)
         most = max(points.finite(count), default=None)
-        return {"gpus": None if most is None else int(most), "utilisation": utilisation, "memory": memory}
+        if most is None:
+            return {}
+        try:
+            utilisation, memory = await asyncio.gather(of_gpus(_UTILISATION), of_gpus(_MEMORY))
+        except MetricsUnavailable as error:
+            # What thousands of GPUs have measured may be too much for a Prometheus that knows the rest.
+            return {"gpus": int(most), "no_gpus": str(error)}
+        return {"gpus": int(most), "utilisation": utilisation, "memory": memory}
 
     async def _throughput(self) -> dict[str, Any]:
         for amount in ("samples", "tokens"):
@@ -197,9 +206,9 @@ def quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
-def _interval(length: timedelta, apart: timedelta) -> timedelta:
-    """Whole seconds, so that there are at most `INTERVALS`, and that each has two scrapes that lie `apart`."""
-    seconds = max(length / INTERVALS, _SHORTEST, 2.5 * apart).total_seconds()
+def _interval(length: timedelta, apart: timedelta, most: int = INTERVALS) -> timedelta:
+    """Whole seconds, so that there are at most so many, and that each has two scrapes that lie `apart`."""
+    seconds = max(length / most, _SHORTEST, 2.5 * apart).total_seconds()
     return timedelta(seconds=math.ceil(seconds))
 
 

@@ -169,7 +169,7 @@ def _reasons(report: Mapping[str, object], figures: JobFigures, no_metrics: str 
         "Prometheus has no trainmedic_job_gpu of this job: the server's metrics are not scraped, or no rank has said "
         "which GPU it uses"
     )
-    untold = "its GPUs are known, and Prometheus has no such metric of them"
+    untold = figures.no_gpus or "its GPUs are known, and Prometheus has no such metric of them"
     scored = [name for name in ("gpu_utilization", "throughput", "baseline") if name in missing]
     reasons = {
         "gpus": no_gpus,

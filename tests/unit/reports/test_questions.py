@@ -15,8 +15,10 @@ from trainmedic_server.adapters.nvml_gpus import NvmlGpus
 from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.exporter import AgentCollector
 from trainmedic_server.agent.gpu_record import GpuRecord
+from trainmedic_server.errors import MetricsUnavailable
 from trainmedic_server.ports.metric_history import MetricSeries
 from trainmedic_server.reports.job_questions import INTERVALS, JobQuestions
+from trainmedic_server.reports.job_report import JobRecords, job_report
 
 END = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
@@ -56,6 +58,25 @@ async def test_an_interval_has_at_least_two_scrapes() -> None:
     """Where jobs are scraped each two minutes, a minute would have gaps that are none."""
     intervals = {every for query, _, _, every in (await asked(timedelta(hours=1), apart=120)).questions[1:]}
     assert min(intervals) == timedelta(minutes=5)
+
+
+class Overcharged(Asked):
+    """One for which the figures of so many GPUs are too much."""
+
+    async def read(self, query: str, begin: datetime, end: datetime, every: timedelta) -> Sequence[MetricSeries]:
+        if "gpu_utilization_percent" in query:
+            raise MetricsUnavailable("Prometheus refuses: too many samples")
+        return await super().read(query, begin, end, every)
+
+
+async def test_gpus_that_are_too_many_cost_only_their_own_figures() -> None:
+    """The rest of the report is there, and the reason is Prometheus's own."""
+    figures = await JobQuestions(Overcharged(), "llm-1", END - timedelta(days=1), END).figures()
+    assert figures.progress is not None
+    assert figures.gpus == 1
+    report = job_report("llm-1", END - timedelta(days=1), END, figures, JobRecords(), None)
+    assert report.unknown["gpu_utilization"] == "Prometheus refuses: too many samples"
+    assert report.goodput is not None
 
 
 async def test_the_metrics_that_are_asked_for_are_offered(
