@@ -20,14 +20,33 @@ def test_imports_point_downwards_only() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_an_agent_loads_none_of_the_servers_libraries() -> None:
-    """An idle agent stays small because its process never imports them; what it does import is a short list."""
-    program = "import sys, trainmedic_server.cli.agent; print(*{name.partition('.')[0] for name in sys.modules})"
+# What redis-py imports by itself where it is installed is not ours to choose.
+_BY_OTHERS = {"opentelemetry", "cryptography", "hiredis", "jwt", "typing_extensions", "prometheus_client"}
+_OF_AN_AGENT = {"trainmedic_server", "trainmedic", "click", "redis", "ruamel", "pynvml"}
+_TO_READ_LOGS = {"jinja2", "markupsafe", "re2"}
+
+
+def loaded_by(module: str) -> set[str]:
+    """What a process has loaded that has imported a module, without Python's own."""
+    program = f"import sys, {module}; print(*sys.modules)"
     environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    loaded = {name for name in done.stdout.split() if name not in sys.stdlib_module_names}
-    # What redis-py imports by itself where it is installed is not ours to choose.
-    by_redis = {"opentelemetry", "cryptography", "hiredis", "jwt", "typing_extensions"}
-    by_sdk = {"prometheus_client"}
-    ours = {"trainmedic_server", "trainmedic", "click", "redis", "ruamel", "pynvml"}
-    assert {name for name in loaded - by_redis - by_sdk - ours if not name.startswith("_")} == set()
+    return set(done.stdout.split())
+
+
+def packages(modules: set[str]) -> set[str]:
+    names = {name.partition(".")[0] for name in modules} - sys.stdlib_module_names - _BY_OTHERS
+    return {name for name in names if not name.startswith("_")}
+
+
+def test_an_agent_loads_none_of_the_servers_libraries() -> None:
+    """An idle agent stays small because its process never imports them; what it does import is a short list."""
+    modules = loaded_by("trainmedic_server.cli.agent")
+    assert packages(modules) == _OF_AN_AGENT
+    of_logs = {name for name in modules if name.startswith(("trainmedic_server.logs", "trainmedic_server.expressions"))}
+    assert of_logs == set(), "an agent that reads no logs loads nothing of what reading takes"
+
+
+def test_an_agent_that_reads_logs_loads_what_rules_take_and_no_more() -> None:
+    """Where the policy says that logs are read: the sandbox of expressions, and RE2."""
+    assert packages(loaded_by("trainmedic_server.wiring.agent_logs")) <= _OF_AN_AGENT | _TO_READ_LOGS

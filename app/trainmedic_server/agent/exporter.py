@@ -39,7 +39,8 @@ _CONNECTED_SECONDS = 25.0
 
 
 class AgentCollector(Collector):
-    """Everything that a scrape shows. `power` returns what the agent remembers of each GPU's power, by UUID."""
+    """Everything that a scrape shows. `power` returns what the agent remembers of each GPU's power, by UUID;
+    `logs` the metrics of reading logs."""
 
     def __init__(
         self,
@@ -48,6 +49,7 @@ class AgentCollector(Collector):
         counters: AgentCounters,
         agent_labels: Mapping[str, str],
         record: GpuRecord,
+        logs: Callable[[], Iterator[Metric]] = lambda: iter(()),
         now: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -56,6 +58,7 @@ class AgentCollector(Collector):
         self._counters = counters
         self._agent_labels = dict(agent_labels)
         self._record = record
+        self._logs = logs
         self._now = now
         self._monotonic = monotonic
         self._lock = threading.Lock()
@@ -69,6 +72,7 @@ class AgentCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         is_fresh = self._refresh()
         yield from self._agent()
+        yield from self._logs()
         if is_fresh:
             yield from gpu_metrics.families(self._readings)
         yield from gpu_metrics.recorded(self._record.gpus())

@@ -1,8 +1,9 @@
 """The node's own policy: what any command, however valid, may do here at most.
 
-It is a YAML file of three parts: ``allow`` lists the actions that change something, ``power`` bounds power
-limits, ``cleaning`` holds the cleanup rules that a command can name (``disk.rules``). Reading actions are
-always allowed. Without a file nothing else is: the agent then only reads.
+It is a YAML file of four parts: ``allow`` lists the actions that change something, ``power`` bounds power
+limits, ``cleaning`` holds the cleanup rules that a command can name (``disk.rules``), ``logs`` says which logs are
+read (``log_reading.log_policy``). Reading actions are always allowed. Without a file nothing else is: the agent then
+only answers what it is asked.
 
 Undoing a power limit is always allowed, so that a policy which has become stricter never keeps a GPU at a cap. No
 other action can be undone, so a command cannot bypass the policy by calling itself an undo.
@@ -24,6 +25,7 @@ from typing import Any
 from trainmedic.wire import envelope
 from trainmedic_server.agent import mapping_reader
 from trainmedic_server.agent.disk.rules import CleaningInvalid, CleaningPolicy, read_cleaning
+from trainmedic_server.agent.log_reading.log_policy import LogsPolicy, read_logs
 from trainmedic_server.agent.mapping_reader import FieldFault, MappingReader
 from trainmedic_server.catalog import yaml_text
 from trainmedic_server.domain import duration
@@ -38,7 +40,7 @@ _PART_OF = {"gpu.renew_lease": "gpu.power_limit"}
 """Allowed together with the action that they belong to."""
 _TAKES_BACK = frozenset({"gpu.power_limit"})
 """Actions whose undo is allowed even if the action is not."""
-_KEYS = ("allow", "power", "cleaning")
+_KEYS = ("allow", "power", "cleaning", "logs")
 _LONGEST_LEASE = timedelta(days=1)
 
 
@@ -60,6 +62,7 @@ class Policy:
     """What commands may do on this node.
 
     ``allow``: the actions that change something and are allowed.
+    ``logs``: which logs are read; None without that part, and then nothing of reading logs is loaded.
     ``source``: the file; None without one.
     ``digest``: the first 12 hexadecimal digits of the file's SHA-256; None without a file.
     """
@@ -67,6 +70,7 @@ class Policy:
     allow: frozenset[str] = frozenset()
     power: PowerBounds = field(default_factory=PowerBounds)
     cleaning: CleaningPolicy = field(default_factory=CleaningPolicy)
+    logs: LogsPolicy | None = None
     source: str | None = None
     digest: str | None = None
 
@@ -112,6 +116,7 @@ def parse(text: str, source: str) -> Policy:
         allow=frozenset(reader.each("allow", _action)),
         power=_power(reader),
         cleaning=_cleaning(document.value, reader.faults),
+        logs=_logs(document.value, reader.faults),
         source=source,
         digest=hashlib.sha256(text.encode()).hexdigest()[:12],
     )
@@ -160,6 +165,10 @@ def _cleaning(value: Any, faults: list[FieldFault]) -> CleaningPolicy:
     except CleaningInvalid as error:
         faults.extend(error.faults)
         return CleaningPolicy()
+
+
+def _logs(value: Any, faults: list[FieldFault]) -> LogsPolicy | None:
+    return read_logs(value["logs"], faults) if isinstance(value, Mapping) and "logs" in value else None
 
 
 def _placed(document: yaml_text.YamlDocument, fault: FieldFault) -> str:

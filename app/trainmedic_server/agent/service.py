@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from trainmedic.wire import envelope
 from trainmedic.wire.connection import OutageLog, RedisConnection
@@ -36,11 +36,26 @@ log = logging.getLogger(__name__)
 
 QUEUES = ("gpu", "disk", "facts")
 STOP_SECONDS = 8.0
-"""How long what runs may take to end when the agent is told to. With the two below it stays under the 20 s after which
-systemd kills the agent (``packaging/systemd``)."""
+"""How long what runs may take to end when the agent is told to. With the three below it stays under the 20 s after
+which systemd kills the agent (``packaging/systemd``)."""
 _READ_SECONDS = 1.0
 _SEND_SECONDS = 2.0
+_LOG_SECONDS = 3.0
 _PRUNE_EVERY = 3600.0
+
+
+class ReadsLogs(Protocol):
+    """What reads logs, as ``wiring.agent_logs`` makes it."""
+
+    def start(self) -> None:
+        """Raises JournalUnavailable."""
+        ...
+
+    def stop(self, timeout: float) -> None: ...
+
+    def presence(self) -> Mapping[str, Any]:
+        """What the presence says of it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +65,13 @@ class AgentParts:
     ``executors``: one for each action that the agent knows.
     ``tasks``: what comes due by itself.
     ``inventory``: returns what the presence says of the node's GPUs.
+    ``log_reader``: reads the node's logs; None where the policy names none.
     """
 
     executors: Sequence[Executor] = ()
     tasks: Sequence[PeriodicTask] = ()
     inventory: Callable[[], Mapping[str, Any]] = dict
+    log_reader: ReadsLogs | None = None
 
 
 class _Pruning:
@@ -91,6 +108,7 @@ class Agent:
     def __init__(self, context: AgentContext, parts: AgentParts) -> None:
         self._context = context
         self._inventory = parts.inventory
+        self._log_reader = parts.log_reader
         self._instance = envelope.new_id()
         self._booted_at = envelope.write_time(context.now() - timedelta(seconds=since_boot()))
         self._stopping = threading.Event()
@@ -124,11 +142,15 @@ class Agent:
             worker_queue.start()
         self._replies.start()
         self._receiver.start()
+        if self._log_reader is not None:
+            self._log_reader.start()
 
     def stop(self) -> bool:
         """End everything; return whether nothing was left for the next start."""
         self._receiver.stop(_READ_SECONDS)
         self._stopping.set()
+        if self._log_reader is not None:
+            self._log_reader.stop(_LOG_SECONDS)
         deadline = time.monotonic() + STOP_SECONDS
         for worker_queue in self._queues.values():
             worker_queue.wake()
@@ -149,4 +171,5 @@ class Agent:
             "actions": self._actions,
             "policy": self._context.policy.digest or "none",
             **self._inventory(),
+            **(self._log_reader.presence() if self._log_reader is not None else {}),
         }

@@ -193,10 +193,21 @@ def _shown(values: Mapping[str, Any]) -> Iterator[str]:
         yield f"GPU {gpu['index']:<9} {gpu['uuid']}  {gpu['name']}  {_limits(gpu)}"
     if power["is_allowed"]:
         yield f"Power         {power['floor_percent']:g} % of the default or more; leases up to {power['max_lease']}"
+    if values["logs"] is not None:
+        yield _logs(values["logs"])
     for name, rule in values["rules"].items():
         yield f"Rule          {name}: {rule['do']} {rule['kind']} unused for {rule['min_age']}"
         for path, refusal in rule["roots"].items():
             yield f"              {path}: {'usable' if refusal is None else 'not usable'}"
+
+
+def _logs(logs: Mapping[str, Any]) -> str:
+    """What is read, on one line."""
+    usable = [path for path, refusal in logs["directories"].items() if refusal is None]
+    parts = [f"{', '.join(usable) or 'no directory'}: {logs['files']} files now"]
+    if logs["kernel"] is not None:
+        parts.append(f"the kernel's by {logs['kernel']}")
+    return f"Logs          {'; '.join(parts)}"
 
 
 def _limits(gpu: Mapping[str, Any]) -> str:

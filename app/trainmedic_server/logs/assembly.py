@@ -30,14 +30,17 @@ class _OpenBlock:
     first: Line
     last_arrived: datetime
     texts: list[str]
+    places: list[int]
+    """Of each physical line in it."""
     length: int
     left_out: int = 0
     tail: list[str] = field(default_factory=list)
 
-    def add(self, text: str, arrived: datetime) -> None:
+    def add(self, text: str, places: list[int], arrived: datetime) -> None:
         """Take another line. Over the length that rules see, lines from the middle are left out."""
         self.last_arrived = arrived
         self.texts.append(text)
+        self.places.extend(places)
         self.length += len(text.encode()) + 1
         while self.length > LONGEST and len(self.texts) > 2:
             self.length -= len(self.texts.pop(len(self.texts) // 4 or 1).encode()) + 1
@@ -61,7 +64,8 @@ class _OpenBlock:
 @dataclass(slots=True)
 class _DividedLine:
     text: str
-    place: int
+    places: list[int]
+    """Of its parts."""
     number: int
 
 
@@ -82,9 +86,14 @@ class LineAssembler:
     @property
     def oldest_place(self) -> int | None:
         """Where the oldest line begins that is held back; from there a restart must read again. None if none is."""
-        places = [block.first.place for block in self._open.values()]
-        places.extend(part.place for part in self._divided.values())
-        return min(places, default=None)
+        return min(self.held_places, default=None)
+
+    @property
+    def held_places(self) -> list[int]:
+        """Where each physical line begins that is held back, in no order. Another assembler that is given these lines
+        again holds back the same."""
+        of_blocks = [place for block in self._open.values() for place in block.places]
+        return of_blocks + [place for part in self._divided.values() for place in part.places]
 
     def feed(self, raw: bytes, arrived: datetime, place: int) -> list[Line]:
         """Take the next physical line, without its line feed, which begins at `place`; return the lines that are
@@ -96,19 +105,19 @@ class LineAssembler:
             if kernel.is_more:
                 return []
             line = self._line(kernel.text, kernel.at, arrived, place, self._origin, is_cut)
-            return self._joined(line, "", arrived)
+            return self._joined(line, "", arrived, [place])
         prefixed = prefixes.split(text, self._origin.source)
-        text, number = prefixed.text, self._number
+        text, number, places = prefixed.text, self._number, [place]
         if prefixed.is_partial or self._divided:
             whole = self._whole(prefixed, place)
             if whole is None:
                 return []
-            text, place, number = whole.text, whole.place, whole.number
+            text, places, number = whole.text, whole.places, whole.number
             is_cut = is_cut or len(text) > LONGEST
             text = text[:LONGEST]
         origin = self._origin_of(prefixed)
-        line = self._line(text, prefixed.at, arrived, place, origin, is_cut, number)
-        return self._joined(line, prefixed.key, arrived)
+        line = self._line(text, prefixed.at, arrived, places[0], origin, is_cut, number)
+        return self._joined(line, prefixed.key, arrived, places)
 
     def flush(self, now: datetime | None = None) -> list[Line]:
         """Return the blocks that have waited long enough by `now`; without it all, for nothing more comes."""
@@ -135,13 +144,13 @@ class LineAssembler:
             source = TimeSource.LINE
         return Line(origin, at, text, source, place, self._number if number is None else number, record, is_cut)
 
-    def _joined(self, line: Line, key: str, arrived: datetime) -> list[Line]:
+    def _joined(self, line: Line, key: str, arrived: datetime, places: list[int]) -> list[Line]:
         done: list[Line] = []
         block = self._open.get(key) if self._open else None
         if block is not None:
             verdict = blocks.continues(block.kind, block.texts, line.text)
             if verdict is not Continuation.NO:
-                block.add(line.text, arrived)
+                block.add(line.text, places, arrived)
                 if verdict is Continuation.LAST or block.is_full:
                     done.append(self._open.pop(key).line())
                 return done
@@ -150,14 +159,15 @@ class LineAssembler:
         if kind is None:
             done.append(line)
             return done
-        self._open[key] = _OpenBlock(kind, line, arrived, [line.text], len(line.text.encode()))
+        self._open[key] = _OpenBlock(kind, line, arrived, [line.text], places, len(line.text.encode()))
         if len(self._open) > _MOST_OPEN:
             done.append(self._open.pop(next(iter(self._open))).line())
         return done
 
     def _whole(self, prefixed: prefixes.Prefixed, place: int) -> _DividedLine | None:
         """Return the line with its parts before this one; None while parts are missing."""
-        part = self._divided.pop(prefixed.key, None) or _DividedLine("", place, self._number)
+        part = self._divided.pop(prefixed.key, None) or _DividedLine("", [], self._number)
+        part.places.append(place)
         if len(part.text) <= LONGEST:
             part.text += prefixed.text
         if not prefixed.is_partial:

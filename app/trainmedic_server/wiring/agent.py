@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from trainmedic.wire import steady_time
 from trainmedic.wire.steady_time import ClockStep, since_boot
@@ -34,8 +35,12 @@ from trainmedic_server.agent.power.executors import PowerLimitExecutor, RenewLea
 from trainmedic_server.agent.power.lease_expiry import LeaseExpiry
 from trainmedic_server.agent.power.ledger import PowerLedger
 from trainmedic_server.agent.service import Agent, AgentParts
+from trainmedic_server.ports.gpus import Gpus
 from trainmedic_server.settings.agent import AgentSettings
 from trainmedic_server.wiring.node_gpus import own_gpus
+
+if TYPE_CHECKING:
+    from trainmedic_server.wiring.agent_logs import LogReading
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +93,9 @@ def node_parts(settings: AgentSettings, context: AgentContext) -> Iterator[Agent
         control = PowerControl(gpus, ledger, policy.power)
         agent_labels = {"node": settings.node, "version": __version__, "policy": policy.digest or "none"}
         record = GpuRecord(context.journal)
-        collector = AgentCollector(gpus, ledger.all, context.counters, agent_labels, record)
+        logs = _log_reading(context, gpus, record)
+        log_metrics = logs.metrics if logs is not None else lambda: iter(())
+        collector = AgentCollector(gpus, ledger.all, context.counters, agent_labels, record, log_metrics)
         with contextlib.closing(Exporter(collector, settings.exporter_host, settings.exporter_port)) as exporter:
             log.info("metrics", extra={"host": settings.exporter_host, "port": exporter.port})
             yield AgentParts(
@@ -100,4 +107,15 @@ def node_parts(settings: AgentSettings, context: AgentContext) -> Iterator[Agent
                 ],
                 tasks=[LeaseExpiry(control, since_boot)],
                 inventory=lambda: presence(gpus, pods_of),
+                log_reader=logs,
             )
+
+
+def _log_reading(context: AgentContext, gpus: Gpus, record: GpuRecord) -> LogReading | None:
+    """What reads logs, where the policy names some. Raises JournalUnavailable, ConfigurationError."""
+    if context.policy.logs is None:
+        return None
+    # An agent that reads no logs loads nothing of what reading takes: the sandbox of expressions, and RE2.
+    from trainmedic_server.wiring.agent_logs import log_reading
+
+    return log_reading(context, context.policy.logs, gpus, record)

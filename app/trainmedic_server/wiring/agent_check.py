@@ -70,6 +70,7 @@ def check(settings: AgentSettings) -> CheckReport:
     report.values["capabilities"] = sorted(own.capabilities)
     _power(policy, own, report)
     _cleaning(policy, settings.state_dir, own, report)
+    _logs(policy, settings.node, report)
     _state(settings.state_dir, report)
     _redis(settings, policy, report)
     _other_agents(report)
@@ -146,6 +147,18 @@ def _cleaning(policy: Policy, state_dir: Path, own: Privileges, report: CheckRep
             "not all processes of this machine can be seen (CAP_SYS_PTRACE, the first PID namespace, no hidepid): "
             "where the kernel does not say whether a file is open, it is left"
         )
+
+
+def _logs(policy: Policy, node: str, report: CheckReport) -> None:
+    report.values["logs"] = None
+    if policy.logs is None:
+        return
+    from trainmedic_server.wiring.agent_check_logs import check_logs
+
+    found = check_logs(policy.logs, node)
+    report.values["logs"] = found.values
+    report.errors.extend(found.errors)
+    report.warnings.extend(found.warnings)
 
 
 def _access_times(rule: str, roots: tuple[Root, ...], sees_every_process: bool, report: CheckReport) -> None:

@@ -97,3 +97,14 @@ def test_systemd_takes_the_unit_and_finds_it_little_exposed(tmp_path: Path) -> N
         check=False,
     )
     assert rated.returncode == 0, rated.stdout
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_takes_the_unit_with_what_reading_logs_needs(tmp_path: Path) -> None:
+    """The drop-in's lines behind those of the unit, as systemd reads them."""
+    here = tmp_path / UNIT.name
+    unit = UNIT.read_text().replace("/opt/trainmedic/bin/trainmedic", shutil.which("true") or "/bin/true")
+    more = (UNIT.parent / "logs.conf").read_text().partition("[Service]")[2]
+    here.write_text(unit.replace("[Install]", f"{more}\n[Install]"))
+    verified = subprocess.run(["systemd-analyze", "verify", here], capture_output=True, text=True, check=False)
+    assert (verified.returncode, verified.stdout + verified.stderr) == (0, "")

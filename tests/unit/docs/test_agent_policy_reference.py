@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from trainmedic_server.agent.disk.rules import CleaningPolicy, CleaningRule
+from trainmedic_server.agent.log_reading.log_policy import FilesOfSource, LogsPolicy
 from trainmedic_server.agent.policy import CHANGING, Policy, PowerBounds
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "agent-policy.md").read_text(encoding="utf-8")
 NOT_IN_THE_FILE = {"name", "source", "digest"}
-PARTS = (Policy, PowerBounds, CleaningPolicy, CleaningRule)
+PARTS = (Policy, PowerBounds, CleaningPolicy, CleaningRule, LogsPolicy, FilesOfSource)
 KEYS = {key.name for part in PARTS for key in fields(part)} - NOT_IN_THE_FILE
 
 
@@ -28,7 +29,9 @@ def test_every_action_that_can_be_allowed_is_named() -> None:
 
 
 def test_the_defaults_are_those_of_the_code() -> None:
-    """Floor, lease and files per command."""
+    """Floor, lease, files per command, files and lines that are read."""
     assert f"| `floor_percent` | `{PowerBounds().floor_percent:g}` |" in PAGE
     assert PowerBounds().max_lease.total_seconds() == 15 * 60
     assert f"| `max_files` | `{CleaningPolicy().max_files}` |" in PAGE
+    assert f"| `max_files` | `{LogsPolicy().max_files}` |" in PAGE
+    assert f"| `max_lines` | `{LogsPolicy().max_lines}` |" in PAGE

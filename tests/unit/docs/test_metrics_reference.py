@@ -11,6 +11,8 @@ from trainmedic_server.adapters.nvml_gpus import NvmlGpus
 from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.exporter import AgentCollector
 from trainmedic_server.agent.gpu_record import GpuRecord
+from trainmedic_server.agent.log_reading import log_metrics
+from trainmedic_server.agent.log_reading.log_counters import LogCounters
 from trainmedic_server.ports.gpus import THROTTLE_REASONS
 
 REFERENCE = (Path(__file__).parents[3] / "docs" / "reference" / "metrics.md").read_text()
@@ -22,7 +24,12 @@ def test_the_reference_has_the_metrics_that_there_are(
     """Each metric has its row with its type, and each row its metric."""
     make_driver(1)
     gpus = NvmlGpus()
-    families = list(AgentCollector(gpus, dict, AgentCounters(), {"node": "n1"}, gpu_record).collect())
+    counters = LogCounters()
+    counters.clock_error = 0.001
+    collector = AgentCollector(
+        gpus, dict, AgentCounters(), {"node": "n1"}, gpu_record, lambda: log_metrics.families(counters, dict)
+    )
+    families = list(collector.collect())
     gpus.close()
     suffix = {"counter": "_total", "info": "_info"}
     offered = {

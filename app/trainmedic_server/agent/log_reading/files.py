@@ -1,0 +1,347 @@
+"""Following files: those that ``discovery`` finds, over restarts, renaming and truncation, each with a budget.
+
+Files are polled, which costs a call each and works on every file system; notices of the kernel do not, over NFS. One
+thread reads them in turn, another looks for new ones: a directory that does not answer does not hold up what is open.
+A file that nobody has written for an hour is closed, and opened again when it grows.
+
+Not here: what is done with lines (``rule_runner``), and the kernel's own log (``kernel_log``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from trainmedic_server.agent.log_reading.discovery import Discovery, FoundFile, Scan
+from trainmedic_server.agent.log_reading.line_budget import LineBudget
+from trainmedic_server.agent.log_reading.log_counters import LogCounters
+from trainmedic_server.agent.log_reading.log_files import (
+    FARTHEST_BEHIND,
+    FilePosition,
+    GrowingFile,
+    LogRefused,
+    UnreadReason,
+)
+from trainmedic_server.agent.log_reading.rule_runner import RuleRunner
+from trainmedic_server.agent.log_reading.streams import BYTES_AROUND, LineStream, excerpt_of
+from trainmedic_server.domain.finding import Excerpt, Origin
+from trainmedic_server.logs.rule import KERNEL_SOURCES
+
+log = logging.getLogger(__name__)
+
+HALF_LINE_SECONDS = 10.0
+"""A line whose end has not come for so long counts as whole."""
+CLOSED_AFTER = 3600.0
+"""Seconds without a new byte after which a file is closed."""
+_GONE_AFTER = 60.0
+"""Seconds after which a deleted file is let go, so that it takes no room on the disk any more."""
+_BUSY_SECONDS = 60.0
+"""A file that was written within so many seconds is looked at in every round, others once a second."""
+_FORGOTTEN_AFTER = 24 * 3600.0
+NEW_SECONDS = 24 * 3600.0
+"""A file that was never read is read if somebody has written it within so long."""
+FIRST_BYTES = 1024 * 1024
+"""So much of a file's end is read of what was there before the agent was first started; of the kernel's log 64 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownFile:
+    """A file that was read, and what was kept of it."""
+
+    position: FilePosition
+    origin: Origin
+    stream: Mapping[str, Any]
+
+    @property
+    def key(self) -> str:
+        """By which the runner knows it."""
+        return f"{self.position.generation} {self.origin.stream}"
+
+
+class FollowedFile:
+    """An open file and its lines' way to the rules. One thread uses it."""
+
+    def __init__(self, file: GrowingFile, known: KnownFile, budget: LineBudget, monotonic: float) -> None:
+        self.file = file
+        self.origin = known.origin
+        self.grown_at = monotonic
+        self._budget = budget
+        self._left_out = 0
+        self._position = known.position
+        self.stream = self._new_stream(known.stream)
+
+    @property
+    def key(self) -> str:
+        return self.known().key
+
+    def place_json(self) -> Mapping[str, Any]:
+        self._position = self.file.position(self.stream.oldest_place)
+        return {"file": self._position.to_json(), "origin": asdict(self.origin)}
+
+    def known(self) -> KnownFile:
+        """What is kept of it while it is closed."""
+        return KnownFile(self._position, self.origin, self.stream.to_json())
+
+    def excerpt(self, place: int) -> Excerpt | None:
+        try:
+            before, after = self.file.around(place, BYTES_AROUND)
+        except OSError:
+            return None
+        earlier = before.split(b"\n")[:-1]
+        if len(before) == BYTES_AROUND:
+            earlier = earlier[1:]  # its beginning is not there
+        following = after.split(b"\n")
+        return excerpt_of(earlier, following[:-1] if len(following) > 1 and not following[-1] else following)
+
+    def poll(self, runner: RuleRunner, counters: LogCounters, now: datetime, monotonic: float) -> bool:
+        """Read what is new; return whether there is more. Raises OSError."""
+        if not self.file.look():
+            self._begin_anew(runner, counters, now)
+            self.file.look()
+        offset = self.file.offset
+        placed = self.file.read()
+        if self.file.offset != offset:
+            self.grown_at = monotonic
+        quiet = monotonic - self.grown_at
+        if not placed and quiet >= HALF_LINE_SECONDS and self.file.has_half_line:
+            placed = self.file.half_line()
+        counters.add_bytes_left_out(self.file.left_out - self._left_out)
+        self._left_out = self.file.left_out
+        counters.lines(self.origin.source, len(placed))
+        kept = self._budget.within(placed, monotonic)
+        counters.lines_left_out(self.origin.source, len(placed) - len(kept))
+        # What lies there for long was not printed just now, whatever it leaves unsaid.
+        arrived = min(now, datetime.fromtimestamp(self.file.written_at, UTC)) if self.file.written_at > 0 else now
+        lines = [*self.stream.feed(kept, arrived), *self.stream.flush(now)]
+        if placed or lines:
+            runner.take(self, lines)
+        runner.add_excerpts(self)
+        return self.file.has_more
+
+    def end(self, runner: RuleRunner, now: datetime) -> None:
+        """Nothing more comes: what was held back counts. Its position is forgotten."""
+        try:
+            self._end_stream(runner, now)
+        finally:
+            self.file.close()
+        runner.forget(self.key)
+
+    def _begin_anew(self, runner: RuleRunner, counters: LogCounters, now: datetime) -> None:
+        self._end_stream(runner, now)
+        runner.forget(self.key)
+        counters.add_truncation()
+        self.file.begin_anew(_microseconds(now))
+        self._position = self.file.position(None)
+        self.stream = self._new_stream({})
+        runner.begin(self)
+
+    def _end_stream(self, runner: RuleRunner, now: datetime) -> None:
+        lines = [*self.stream.feed(self.file.half_line(), now), *self.stream.flush(None)]
+        if lines:
+            runner.take(self, lines)
+        self.stream.excerpts = [replace(each, due=0.0) for each in self.stream.excerpts]
+        runner.add_excerpts(self)
+
+    def _new_stream(self, kept: Mapping[str, Any]) -> LineStream:
+        self.origin = replace(self.origin, generation=self._position.generation)
+        return LineStream(self.origin, None, kept)
+
+
+class FileFollowing:
+    """All files that are followed. Its two threads are those of ``log_reader``."""
+
+    def __init__(
+        self,
+        discovery: Discovery,
+        runner: RuleRunner,
+        counters: LogCounters,
+        *,
+        max_files: int,
+        max_lines: int,
+        now: Callable[[], datetime],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Raises JournalUnavailable."""
+        self._discovery = discovery
+        self._runner = runner
+        self._counters = counters
+        self._max_files = max_files
+        self._max_lines = max_lines
+        self._now = now
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._scan: Scan | None = None
+        self._followed: dict[tuple[int, int], FollowedFile] = {}
+        self._polled_at: dict[tuple[int, int], float] = {}
+        self._known: dict[tuple[int, int], KnownFile] = {}
+        self._missing: dict[tuple[int, int], float] = {}
+        self._is_first = runner.is_first
+        self._restore()
+
+    def look_for_files(self, is_stopping: Callable[[], bool]) -> None:
+        """Scan all directories once; `read` takes what was found into account. In a thread of its own."""
+        with self._lock:
+            known = {*self._followed, *self._known}
+        scan = self._discovery.scan(known, is_stopping)
+        with self._lock:
+            if not is_stopping():
+                self._scan = scan
+
+    def read(self) -> bool:
+        """Read every file once; return whether there is more to read at once."""
+        if not self._runner.can_take:
+            return False
+        with self._lock:
+            scan, self._scan = self._scan, None
+        if scan is not None:
+            self._adopt(scan)
+        has_more = False
+        for key, file in list(self._followed.items()):
+            monotonic = self._monotonic()
+            since = monotonic - self._polled_at.get(key, 0.0)
+            if monotonic - file.grown_at < _BUSY_SECONDS or since >= 1.0:
+                self._polled_at[key] = monotonic
+                has_more |= self._poll(key, file, monotonic)
+        return has_more
+
+    def close(self) -> None:
+        for file in self._followed.values():
+            file.file.close()
+        self._followed.clear()
+
+    # ----------------------------------------------------------------------------------------------------
+
+    def _poll(self, key: tuple[int, int], file: FollowedFile, monotonic: float) -> bool:
+        try:
+            if file.poll(self._runner, self._counters, self._now(), monotonic):
+                return True
+            quiet = monotonic - file.grown_at
+            if quiet > _GONE_AFTER and file.file.names == 0:
+                self._drop(key)
+                file.end(self._runner, self._now())
+            elif quiet > CLOSED_AFTER:
+                self._drop(key)
+                with self._lock:
+                    self._known[key] = file.known()
+                file.file.close()
+        except OSError as error:
+            # Its file system has gone, or fails; what comes of it is found again by the next scan.
+            log.warning("a log cannot be read further", extra={"path": file.origin.stream, "reason": str(error)})
+            self._drop(key)
+            with self._lock:
+                self._known[key] = file.known()
+            file.file.close()
+        return False
+
+    def _drop(self, key: tuple[int, int]) -> None:
+        with self._lock:
+            self._followed.pop(key, None)
+        self._polled_at.pop(key, None)
+
+    def _adopt(self, scan: Scan) -> None:
+        """Open what was found and has something to read, the last written first."""
+        refused = Counter(scan.refused)
+        now = self._now().timestamp()
+        for found in sorted(scan.files, key=lambda file: -file.written_ns):
+            key = (found.device, found.inode)
+            if key in self._followed or not self._is_to_read(found, now):
+                continue
+            if len(self._followed) >= self._max_files:
+                refused[UnreadReason.TOO_MANY] += 1
+                continue
+            self._follow(key, found, refused)
+        self._forget(scan)
+        self._is_first = False
+        self._counters.refused = {reason.value: count for reason, count in refused.items() if count}
+        self._counters.files = Counter(file.origin.source for file in self._followed.values())
+
+    def _is_to_read(self, found: FoundFile, now: float) -> bool:
+        known = self._known.get((found.device, found.inode))
+        if known is not None:
+            is_as_it_was = (found.size, found.written_ns) == (known.position.offset, known.position.written_ns)
+            return not is_as_it_was or bool(known.stream.get("excerpts"))
+        if found.origin is None:
+            return False
+        return now - found.written_ns / 1e9 < NEW_SECONDS or found.origin.source in KERNEL_SOURCES
+
+    def _follow(self, key: tuple[int, int], found: FoundFile, refused: Counter[UnreadReason]) -> None:
+        try:
+            file, known = self._opened(key, found)
+        except LogRefused as unread:
+            refused[unread.reason] += 1
+            return
+        except PermissionError:
+            refused[UnreadReason.FORBIDDEN] += 1
+            return
+        except OSError:
+            return  # it has vanished, or another has come; the next scan says so
+        is_whole = known.origin.source in KERNEL_SOURCES
+        if self._is_first and key not in self._known:
+            file.start_at(found.size - (FARTHEST_BEHIND if is_whole else FIRST_BYTES))
+        budget = LineBudget(None if is_whole else self._max_lines)
+        followed = FollowedFile(file, known, budget, self._monotonic())
+        with self._lock:
+            self._known.pop(key, None)
+            self._missing.pop(key, None)
+            self._followed[key] = followed
+        with contextlib.suppress(OSError):  # the next look at it says what is wrong
+            self._runner.begin(followed)
+
+    def _opened(self, key: tuple[int, int], found: FoundFile) -> tuple[GrowingFile, KnownFile]:
+        """The file, and where it was left; at its beginning where it was never read. Raises OSError, LogRefused."""
+        known = self._known.get(key)
+        if known is not None:
+            origin = known.origin
+            if found.origin is not None and found.path == known.position.path:
+                origin = found.origin  # what a job says of a rank may have come after the file
+            file = GrowingFile.open(found.path, known.position, is_whole=origin.source in KERNEL_SOURCES)
+            if found.path == known.position.path or file.look():
+                return file, replace(known, origin=origin)
+            file.close()  # a new file with the number of one that is gone
+            self._runner.forget(known.key)
+            with self._lock:
+                del self._known[key]
+        if found.origin is None:
+            raise FileNotFoundError(errno.ENOENT, "what it was is gone", found.path)
+        position = FilePosition(found.path, *key, since=_microseconds(self._now()))
+        known = KnownFile(position, found.origin, {})
+        return GrowingFile.open(found.path, known.position, is_whole=found.origin.source in KERNEL_SOURCES), known
+
+    def _forget(self, scan: Scan) -> None:
+        """Forget closed files that have not been there for a day: a file system that is away comes again."""
+        monotonic = self._monotonic()
+        present = {(found.device, found.inode) for found in scan.files}
+        self._missing = {key: self._missing.get(key, monotonic) for key in self._known if key not in present}
+        for key, since in list(self._missing.items()):
+            if monotonic - since > _FORGOTTEN_AFTER:
+                with self._lock:
+                    known = self._known.pop(key)
+                self._runner.forget(known.key)
+
+    def _restore(self) -> None:
+        """Know again what a process before this one has read."""
+        for kept in self._runner.kept().values():
+            known = _known_file(kept)
+            if known is not None:
+                self._known[known.position.device, known.position.inode] = known
+
+
+def _microseconds(at: datetime) -> int:
+    return round(at.timestamp() * 1e6)
+
+
+def _known_file(kept: Mapping[str, Any]) -> KnownFile | None:
+    """What was kept of a file; None where it is of something else, or of another version."""
+    try:
+        place = kept["place"]
+        return KnownFile(FilePosition.of_json(place["file"]), Origin(**place["origin"]), kept["stream"])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None

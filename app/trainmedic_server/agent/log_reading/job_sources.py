@@ -1,0 +1,140 @@
+"""What the ranks of a job say about themselves on this node: the sources files of a log directory's attempts.
+
+Anybody who can write into the directory can write such a file, so it decides little: which rank a file of records
+belongs to, and which further files are read, where the policy allows their paths. That a job is on this node at all
+is for the server to compare with the job's presence.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainmedic.wire.reading import read_object
+from trainmedic_server.agent.log_reading.log_files import LogRefused, open_log
+from trainmedic_server.agent.log_reading.log_policy import LogsPolicy
+from trainmedic_server.agent.log_reading.path_patterns import checked_path
+from trainmedic_server.domain.finding import Origin
+
+_LARGEST = 64 * 1024
+_MOST_FILES = 64
+_MOST_RANKS = 100_000
+_LONGEST_NAME = 253
+_SOURCES = ("training", "launcher")
+"""What a job may call its files: it cannot make lines of a kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class _RankSources:
+    rank: int
+    local_rank: int
+    origin: Origin
+    files: tuple[tuple[str, str], ...]
+    """Path and source of each further file that the policy allows."""
+    outside: int
+    """How many it does not allow."""
+
+
+class JobSources:
+    """The sources files of this node that a scan has met; each is read again when it has changed."""
+
+    def __init__(self, policy: LogsPolicy, node: str) -> None:
+        self._allowed = (*policy.roots, *policy.paths)
+        self._node = node
+        self._read: dict[str, tuple[tuple[int, int, int], _RankSources | None]] = {}
+        # By the attempt's directory and the file's name: of this scan, and of the one before it.
+        self._attempts: dict[str, dict[str, _RankSources]] = {}
+        self._before: dict[str, dict[str, _RankSources]] = {}
+
+    def begin_scan(self) -> None:
+        """Forget what the scan before the last one has met."""
+        met = {f"{directory}/{name}" for directory, files in self._attempts.items() for name in files}
+        self._read = {path: said for path, said in self._read.items() if path in met}
+        self._before, self._attempts = self._attempts, {}
+
+    @property
+    def outside(self) -> int:
+        """Files that jobs name and the policy does not allow."""
+        return sum(said.outside for said in self._all())
+
+    def saw(self, directory: str, name: str) -> None:
+        """A scan has met the sources file `name` of the attempt in `directory`."""
+        path = f"{directory}/{name}"
+        try:
+            facts = os.stat(path, follow_symlinks=False)  # noqa: PTH116
+        except OSError:
+            return
+        mark = (facts.st_ino, facts.st_size, facts.st_mtime_ns)
+        if path not in self._read or self._read[path][0] != mark:
+            self._read[path] = (mark, self._of_file(path))
+        said = self._read[path][1]
+        if said is not None:
+            self._attempts.setdefault(directory, {})[name] = said
+
+    def of_rank(self, attempt: str, rank: int | None) -> Origin | None:
+        """Whose the records of a rank are, if one of this node's sources files in `attempt` has this rank."""
+        return next((said.origin for said in self._of_attempt(attempt) if said.rank == rank), None)
+
+    def of_local_rank(self, attempt: str, local_rank: int) -> Origin | None:
+        return next((said.origin for said in self._of_attempt(attempt) if said.local_rank == local_rank), None)
+
+    def named_files(self) -> Iterator[tuple[str, Origin]]:
+        """Every further file that a rank of this node has named and that may be read."""
+        for said in self._all():
+            for path, source in said.files:
+                yield path, replace(said.origin, source=source)
+
+    def _of_attempt(self, attempt: str) -> list[_RankSources]:
+        return [*self._attempts.get(attempt, {}).values(), *self._before.get(attempt, {}).values()]
+
+    def _all(self) -> Iterator[_RankSources]:
+        for attempt in self._attempts.values():
+            yield from attempt.values()
+
+    def _of_file(self, path: str) -> _RankSources | None:
+        try:
+            fd = open_log(path)
+        except (OSError, LogRefused):
+            return None
+        try:
+            raw = os.read(fd, _LARGEST + 1)
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+        if len(raw) > _LARGEST:
+            return None
+        try:
+            return self._said(read_object(raw))
+        except (ValueError, KeyError, TypeError, json.JSONDecodeError):
+            return None  # it is being written, or somebody has written nonsense
+
+    def _said(self, values: Mapping[str, Any]) -> _RankSources | None:
+        if values.get("node") != self._node:
+            return None
+        attempt, rank, local_rank, node_rank = (
+            _number(values.get(name)) for name in ("attempt", "rank", "local_rank", "node_rank")
+        )
+        job = values["job"]
+        if rank is None or local_rank is None or not isinstance(job, str) or not 0 < len(job) <= _LONGEST_NAME:
+            return None
+        origin = Origin("training", self._node, job, attempt, rank, local_rank, node_rank)
+        named = [(each["path"], each.get("source", "training")) for each in values.get("files", ())][:_MOST_FILES]
+        files = tuple((path, source) for path, source in named if self._is_allowed(path) and source in _SOURCES)
+        return _RankSources(rank, local_rank, origin, files, len(named) - len(files))
+
+    def _is_allowed(self, path: object) -> bool:
+        try:
+            checked = checked_path(path) if isinstance(path, str) else ""
+        except ValueError:
+            return False
+        return any(checked.startswith(f"{root}/") for root in self._allowed)
+
+
+def _number(value: object) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1_000_000_000:
+        return None
+    return value

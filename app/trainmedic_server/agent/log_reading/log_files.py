@@ -1,0 +1,289 @@
+"""Opening a log file safely, and reading one that grows, is truncated, or renamed.
+
+A file is opened from ``/`` on, part by part, through no symbolic link. Only a regular file with one name is read:
+opening a pipe or a device can have an effect, and by a second name (a hard link) a user could put forward a file that
+is not theirs.
+
+A file is known by its inode, and by its bytes: the first of it and the last before where reading goes on. Where those
+are not what they were it was truncated, or another took its number, and it is read from its beginning as another file.
+
+Not here: which files there are (``discovery``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Self
+
+from trainmedic_server.agent.disk.filesystems import open_directory
+from trainmedic_server.agent.log_reading.line_cutter import LineCutter, PlacedLine
+
+LARGEST_READ = 256 * 1024
+"""Bytes that are read of a file at a time, so that each has its turn."""
+FARTHEST_BEHIND = 64 * 1024 * 1024
+"""Bytes. Who is further behind goes on at the last `_KEPT_BEHIND`, unless every line counts."""
+_KEPT_BEHIND = 16 * 1024 * 1024
+_HEAD_BYTES = 256
+_TAIL_BYTES = 64
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+
+
+class UnreadReason(StrEnum):
+    """Why something at a path is not read."""
+
+    LINK = "link"
+    """It is a symbolic link."""
+    SPECIAL = "special"
+    """It is neither a file nor a directory: a pipe, a socket, a device."""
+    SECOND_NAME = "second_name"
+    """The file has another name, by a hard link."""
+    OUTSIDE = "outside"
+    """A job named it, and the policy does not allow it."""
+    FORBIDDEN = "forbidden"
+    """The agent's user may not read it."""
+    TOO_MANY = "too_many"
+    """More files are written than the policy lets be followed."""
+
+
+class LogRefused(Exception):
+    """What is at the path is not read; ``reason`` says why."""
+
+    def __init__(self, reason: UnreadReason) -> None:
+        super().__init__(reason.value)
+        self.reason = reason
+
+
+def open_way(path: str) -> int:
+    """A descriptor of the directory at an absolute path. Raises OSError, also where a link is on the way."""
+    fd = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    for name in path.split("/")[1:]:
+        if not name:
+            continue
+        try:
+            child = open_directory(fd, name)
+        finally:
+            os.close(fd)
+        fd = child
+    return fd
+
+
+def open_log(path: str) -> int:
+    """A descriptor of the regular file at an absolute path. Raises OSError, LogRefused."""
+    directory, _, name = path.rpartition("/")
+    parent = open_way(directory)
+    try:
+        _check(os.stat(name, dir_fd=parent, follow_symlinks=False))
+        fd = os.open(name, _FLAGS, dir_fd=parent)
+    finally:
+        os.close(parent)
+    try:
+        _check(os.fstat(fd))  # another may have come under the name meanwhile
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _check(facts: os.stat_result) -> None:
+    if stat.S_ISLNK(facts.st_mode):
+        raise LogRefused(UnreadReason.LINK)
+    if not stat.S_ISREG(facts.st_mode):
+        raise LogRefused(UnreadReason.SPECIAL)
+    if facts.st_nlink > 1:
+        raise LogRefused(UnreadReason.SECOND_NAME)
+
+
+@dataclass(frozen=True, slots=True)
+class FilePosition:
+    """How far a file was read: what is written down, and is found again after a restart."""
+
+    path: str
+    """By which it was found; it names the file also when it is renamed."""
+    device: int
+    inode: int
+    since: int
+    """When the agent met it, or saw it truncated: microseconds since 1970."""
+    offset: int = 0
+    is_skipping: bool = False
+    """What comes next is the rest of a line whose beginning was given out."""
+    head: bytes = b""
+    """The first bytes of the file, at most 256."""
+    tail: bytes = b""
+    """The last bytes before `offset`, at most 64."""
+    written_ns: int = 0
+    """When the file was last written, as far as it was read: nanoseconds since 1970."""
+
+    @property
+    def generation(self) -> str:
+        """What tells its lines from those of other files by this path."""
+        return f"{self.inode}-{self.since}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "path": os.fsencode(self.path).decode("latin-1"),
+            "device": self.device,
+            "inode": self.inode,
+            "since": self.since,
+            "offset": self.offset,
+            "skipping": self.is_skipping,
+            "head": self.head.hex(),
+            "tail": self.tail.hex(),
+            "written": self.written_ns,
+        }
+
+    @classmethod
+    def of_json(cls, values: Mapping[str, Any]) -> Self:
+        """Raises KeyError, TypeError, ValueError where this is no position."""
+        return cls(
+            path=os.fsdecode(values["path"].encode("latin-1")),
+            device=int(values["device"]),
+            inode=int(values["inode"]),
+            since=int(values["since"]),
+            offset=int(values["offset"]),
+            is_skipping=bool(values["skipping"]),
+            head=bytes.fromhex(values["head"]),
+            tail=bytes.fromhex(values["tail"]),
+            written_ns=int(values["written"]),
+        )
+
+
+class GrowingFile:
+    """An open file, read from a position on. One thread uses it, and closes it."""
+
+    def __init__(self, fd: int, position: FilePosition, *, is_whole: bool = False) -> None:
+        """`is_whole`: every line counts, so nothing is left out however far behind reading is."""
+        self.left_out = 0
+        """Bytes of lines that are too long, and of what was too far ahead."""
+        self._fd = fd
+        self._is_whole = is_whole
+        self._start = position
+        self._cutter = LineCutter(position.offset, position.is_skipping)
+        # What it was like when it was looked at last: its size, and when it was written.
+        self._size = -1
+        self._written_ns = -1
+
+    @classmethod
+    def open(cls, path: str, position: FilePosition, *, is_whole: bool = False) -> Self:
+        """Open the file that is at `path` where it was left. Raises OSError, LogRefused; FileNotFoundError where
+        another file than that of `position` is there."""
+        fd = open_log(path)
+        facts = os.fstat(fd)
+        if facts.st_ino != position.inode:
+            os.close(fd)
+            raise FileNotFoundError(errno.ENOENT, "another file has taken its place", path)
+        return cls(fd, replace(position, device=facts.st_dev), is_whole=is_whole)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def look(self) -> bool:
+        """See whether there is something new; return False where the file is not what it was: it was truncated.
+
+        Raises OSError.
+        """
+        facts = os.fstat(self._fd)
+        if (facts.st_size, facts.st_mtime_ns) == (self._size, self._written_ns):
+            return True
+        if not self._is_same(facts.st_size):
+            return False
+        self._size, self._written_ns = facts.st_size, facts.st_mtime_ns
+        return True
+
+    def read(self) -> list[PlacedLine]:
+        """The lines of the next 256 KiB at most. Raises OSError."""
+        behind = self._size - self._cutter.offset
+        if behind > FARTHEST_BEHIND and not self._is_whole:
+            self.start_at(self._size - _KEPT_BEHIND)
+        piece = os.pread(self._fd, LARGEST_READ, self._cutter.offset) if behind > 0 else b""
+        if not piece:
+            self._size = min(self._size, self._cutter.offset)
+            return []
+        if len(self._start.head) < _HEAD_BYTES:
+            known = min(_HEAD_BYTES, self._cutter.offset + len(piece))
+            self._start = replace(self._start, head=os.pread(self._fd, known, 0))
+        before = self._cutter.left_out
+        lines = self._cutter.feed(piece)
+        self.left_out += self._cutter.left_out - before
+        self._start = self.position(None)
+        return lines
+
+    def half_line(self) -> list[PlacedLine]:
+        """Give out a line whose end does not come."""
+        return self._cutter.half_line()
+
+    def begin_anew(self, now: int) -> None:
+        """Read it from its beginning, as another file by the same path: it was truncated. `now` in microseconds.
+
+        Raises OSError.
+
+        Who writes on at the old place after a truncation leaves a hole, which is not read.
+        """
+        begin = 0
+        with contextlib.suppress(OSError):  # the file system knows no holes, or all of it is one
+            begin = os.lseek(self._fd, 0, os.SEEK_DATA)
+        start = self._start
+        self._start = FilePosition(start.path, start.device, start.inode, max(now, start.since + 1), begin)
+        self._cutter = LineCutter(begin)
+        self._size = self._written_ns = -1
+
+    def start_at(self, offset: int) -> None:
+        """Go on at the first line that begins after `offset`; what is left out counts as lost."""
+        if offset > self._cutter.offset:
+            self.left_out += offset - self._cutter.offset
+            self._cutter = LineCutter(offset, is_skipping=True)
+
+    @property
+    def offset(self) -> int:
+        """Bytes that were read."""
+        return self._cutter.offset
+
+    @property
+    def has_more(self) -> bool:
+        """Whether more was there at the last look than has been read."""
+        return self._cutter.offset < self._size
+
+    @property
+    def has_half_line(self) -> bool:
+        return self._cutter.has_half_line
+
+    @property
+    def names(self) -> int:
+        """How many names the file has: 0 where it was deleted. Raises OSError."""
+        return os.fstat(self._fd).st_nlink
+
+    @property
+    def written_at(self) -> float:
+        """Unix time, when it was looked at last."""
+        return self._written_ns / 1e9
+
+    def position(self, oldest: int | None) -> FilePosition:
+        """Where reading goes on: at `oldest`, where a line begins, or behind what was given out. Raises OSError."""
+        offset = self._cutter.resume_at if oldest is None else oldest
+        tail = os.pread(self._fd, min(_TAIL_BYTES, offset), max(offset - _TAIL_BYTES, 0))
+        return replace(
+            self._start,
+            offset=offset,
+            is_skipping=oldest is None and self._cutter.is_skipping,
+            tail=tail,
+            written_ns=max(self._written_ns, 0),
+        )
+
+    def around(self, place: int, most: int) -> tuple[bytes, bytes]:
+        """The bytes before a place, and those from it on, so many at most of each. Raises OSError."""
+        begin = max(place - most, 0)
+        raw = os.pread(self._fd, place - begin + most, begin)
+        return raw[: place - begin], raw[place - begin :]
+
+    def _is_same(self, size: int) -> bool:
+        """Whether what was read of the file is still in it."""
+        start = self._start
+        if size < self._cutter.offset:
+            return False
+        tail = os.pread(self._fd, len(start.tail), start.offset - len(start.tail))
+        return tail == start.tail and os.pread(self._fd, len(start.head), 0) == start.head

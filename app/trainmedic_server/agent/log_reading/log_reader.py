@@ -1,0 +1,182 @@
+"""Reading logs as a whole: its threads, started and stopped with the agent.
+
+The kernel's log has a thread of its own, so that a file system which does not answer holds up neither it nor what it
+says about that file system.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from trainmedic.wire.connection import OutageLog, RedisConnection
+from trainmedic_server.agent.context import AgentContext
+from trainmedic_server.agent.log_reading import kernel_log, pstore
+from trainmedic_server.agent.log_reading.discovery import Discovery
+from trainmedic_server.agent.log_reading.files import FileFollowing
+from trainmedic_server.agent.log_reading.finding_sender import FindingSender
+from trainmedic_server.agent.log_reading.kernel_log import KernelStream
+from trainmedic_server.agent.log_reading.log_counters import LogCounters
+from trainmedic_server.agent.log_reading.log_policy import KernelReading, LogsPolicy
+from trainmedic_server.agent.log_reading.log_store import LogStore, NodeBoot
+from trainmedic_server.agent.log_reading.rule_runner import RuleRunner
+from trainmedic_server.agent.log_reading.rules_in_force import RulesInForce
+from trainmedic_server.domain.finding import Origin
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.25
+SCAN_SECONDS = 1.0
+_SCAN_SHARE = 50
+"""A scan that takes long is made less often, so that scanning takes a fiftieth of the time at most."""
+_PAUSE_AFTER_ERROR = 1.0
+_KERNEL_WAIT = 0.5
+
+
+class LogReader:
+    """The part of the agent that reads logs. `start` and `stop` once each."""
+
+    def __init__(
+        self,
+        context: AgentContext,
+        policy: LogsPolicy,
+        boot: NodeBoot,
+        gpu_of: Callable[[str], str | None],
+        *,
+        kmsg: str = kernel_log.KMSG,
+        records: tuple[str, ...] = pstore.DIRECTORIES,
+    ) -> None:
+        """Raises JournalUnavailable."""
+        self.counters = LogCounters()
+        self._context = context
+        self._policy = policy
+        self._boot = boot
+        self._records = records
+        self._kmsg = kmsg
+        self._stopping = threading.Event()
+        self._store = LogStore(context.journal, boot, self.counters)
+        self.runner = RuleRunner(self._store, gpu_of, self.counters, context.now)
+        self._rules = RulesInForce(context.node, self._store, self.runner)
+        self._kept = self._store.positions()
+        self._way = kernel_log.way_of(policy.kernel, kmsg) if policy.kernel is not None else None
+        kernel_file = policy.kernel.path if policy.kernel and self._way is KernelReading.FILE else None
+        self._following = FileFollowing(
+            Discovery(policy, context.node, kernel_file=kernel_file),
+            self.runner,
+            self.counters,
+            max_files=policy.max_files,
+            max_lines=policy.max_lines,
+            now=context.now,
+        )
+        outage = OutageLog(f"logs of node {context.node}", "findings wait")
+        self._sender = FindingSender(
+            RedisConnection(context.find_redis, outage),
+            context.signer,
+            self._store,
+            self._rules,
+            self.counters,
+            self.runner.has_findings,
+            lambda: context.now().timestamp(),
+        )
+        loops: dict[str, Callable[[], float]] = {"log-files": self._read_files, "log-scan": self._scan}
+        if policy.kernel is not None:
+            loops["log-kernel"] = self._read_kernel
+        self._threads = [
+            threading.Thread(target=self._loop, args=(name, run), name=name, daemon=True) for name, run in loops.items()
+        ]
+        self._kernel: KernelStream | None = None
+        self._has_read_records = False
+
+    def start(self) -> None:
+        """Raises JournalUnavailable."""
+        self._rules.restore()
+        for thread in self._threads:
+            thread.start()
+        self._sender.start()
+
+    def stop(self, timeout: float) -> None:
+        """End everything; what is not sent by then is sent after the next start."""
+        deadline = time.monotonic() + timeout
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+        self.runner.settle(is_last=True)
+        self._sender.stop(max(deadline - time.monotonic(), 0.5))
+
+    def presence(self) -> Mapping[str, Any]:
+        """What the agent's presence says of it."""
+        counters = self.counters
+        values: dict[str, Any] = {"rules": counters.rules, "files": sum(counters.files.values())}
+        if self._way is not None:
+            values["kernel"] = self._way.value
+        if counters.clock_error is not None:
+            values["clock_error"] = round(counters.clock_error, 6)
+        if counters.findings_waiting:
+            values["waiting"] = counters.findings_waiting
+        if counters.problem:
+            values["problem"] = counters.problem
+        return {"logs": values}
+
+    # --- the threads ------------------------------------------------------------------------------------
+
+    def _loop(self, name: str, run: Callable[[], float]) -> None:
+        while not self._stopping.is_set():
+            try:
+                wait = run()
+            except Exception:  # the thread's boundary: what one log brings about must not end the reading of others
+                log.exception("reading logs goes on after an unexpected error", extra={"loop": name})
+                self._context.counters.loop_error(name)
+                wait = _PAUSE_AFTER_ERROR
+            if wait > 0:
+                self._stopping.wait(wait)
+
+    def _read_files(self) -> float:
+        """Read what is new in each file. A flood takes half of a processor's time at most."""
+        began = time.monotonic()
+        has_more = self._following.read()
+        self.runner.settle()
+        took = time.monotonic() - began
+        return took if has_more else max(POLL_SECONDS, took)
+
+    def _scan(self) -> float:
+        began = time.monotonic()
+        self._following.look_for_files(self._stopping.is_set)
+        return max(SCAN_SECONDS, _SCAN_SHARE * (time.monotonic() - began))
+
+    def _read_kernel(self) -> float:
+        if not self.runner.can_take:
+            return _KERNEL_WAIT
+        origin = Origin("kernel", self._context.node, generation=self._boot.boot)
+        if not self._has_read_records:
+            self._has_read_records = True
+            kept = self._kept.get(pstore.KEY, {})
+            pstore.read_records(self.runner, origin, kept.get("place", {}), self._records)
+            self.runner.settle()
+        if self._way is KernelReading.FILE or self._way is None:
+            self._stopping.wait()
+            return 0.0
+        if self._kernel is None:
+            self._kernel = self._opened_kernel(self._way, origin)
+        try:
+            has_more = self._kernel.poll(self.runner, self.counters, self._context.now())
+        except OSError:
+            self._kept[self._kernel.key] = {"place": self._kernel.place_json(), "stream": {}}
+            self._kernel.reader.close()
+            self._kernel = None
+            raise
+        self.runner.settle()
+        if not has_more:
+            self._kernel.wait(_KERNEL_WAIT)
+        return 0.0
+
+    def _opened_kernel(self, way: KernelReading, origin: Origin) -> KernelStream:
+        kept = self._kept.get("kernel", {})
+        place = kept.get("place", {})
+        reader = kernel_log.opened(way, place, self._boot.boot, self._kmsg)
+        is_same = place.get("boot") == self._boot.boot
+        whole = replace(origin, stream=self._kmsg if way is KernelReading.KMSG else "journal")
+        return KernelStream(reader, whole, self._boot.booted_at, kept.get("stream", {}) if is_same else {})

@@ -1,0 +1,75 @@
+"""Patterns for the paths of log files, with places that say whose a file is: ``/data/logs/{job}/rank-{rank}.log``.
+
+A pattern is absolute. Within one part of it ``*`` stands for any characters, ``?`` for one, ``[abc]`` and ``[!abc]``
+for one of those, or of the others. A place is each of these at most once, and stands for at least one character:
+
+- ``{job}``: the job's name, as much of the part as can be
+- ``{attempt}``, ``{rank}``, ``{local_rank}``, ``{node_rank}``: a number
+- ``{node}``: the name of this node; a file with another one is not read here
+
+Not here: looking for files (``discovery``).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import posixpath
+import re
+from dataclasses import dataclass, field
+
+NUMBERS = ("attempt", "rank", "local_rank", "node_rank")
+PLACES = ("job", "node", *NUMBERS)
+_PLACE = re.compile(r"\{([a-z_]*)\}")
+_NEEDS_LISTING = re.compile(r"[*?\[{]")
+_ENDS = re.compile(r"\\[Zz]\Z")
+_LONGEST = 1024
+_NOT_FOR_LOGS = ("/dev", "/proc", "/sys")
+
+
+def checked_path(path: str) -> str:
+    """`path`, if it is absolute, without ``.`` and ``..``, and names what can be a log. Raises ValueError."""
+    if not path.startswith("/") or path.startswith("//") or posixpath.normpath(path) != path or "\0" in path:
+        raise ValueError(f"{path!r} must be an absolute path without '.', '..', double or closing '/'")
+    if path == "/" or len(path) > _LONGEST:
+        raise ValueError(f"{path!r} must name a directory or file in at most {_LONGEST} characters, not all of them")
+    if any(path == place or path.startswith(f"{place}/") for place in _NOT_FOR_LOGS):
+        raise ValueError(f"{path} cannot be read as a log: it belongs to the kernel")
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class PathPattern:
+    """One pattern; `read` checks it."""
+
+    text: str
+    base: str
+    """The directory that its first parts name, which need no listing."""
+    parts: tuple[re.Pattern[str], ...] = field(compare=False, repr=False)
+    """For each part below `base`, the last one for the file's name."""
+
+    @classmethod
+    def read(cls, text: str) -> PathPattern:
+        """The pattern that `text` writes. Raises ValueError."""
+        checked_path(text)
+        places = _PLACE.findall(text)
+        for place in places:
+            if place not in PLACES:
+                raise ValueError(f"{text!r}: {{{place}}} is not a place; there are {', '.join(PLACES)}")
+            if places.count(place) > 1:
+                raise ValueError(f"{text!r} has {{{place}}} twice")
+        names = text.split("/")[1:]
+        fixed = next((n for n, name in enumerate(names) if _NEEDS_LISTING.search(name)), len(names) - 1)
+        if fixed == 0:
+            raise ValueError(f"{text!r} must begin with a directory's name, without a pattern")
+        if "**" in names:
+            raise ValueError(f"{text!r}: '**' has no meaning here; write a pattern for each depth")
+        return cls(text, "/" + "/".join(names[:fixed]), tuple(re.compile(_regex(name)) for name in names[fixed:]))
+
+
+def _regex(name: str) -> str:
+    """The regular expression of one part: what is between places is a shell pattern."""
+    pieces = _PLACE.split(name)
+    written = [_ENDS.sub("", fnmatch.translate(piece)) for piece in pieces[::2]]
+    for index, place in enumerate(pieces[1::2]):
+        written[index] += rf"(?P<{place}>\d{{1,9}})" if place in NUMBERS else rf"(?P<{place}>.+)"
+    return "".join(written) + r"\Z"

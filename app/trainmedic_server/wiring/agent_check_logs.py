@@ -1,0 +1,75 @@
+"""The part of ``trainmedic agent check`` about logs: what could be read here, and what would keep the agent from it.
+
+Imported only where the policy says that logs are read. Who calls it: ``wiring.agent_check``.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainmedic_server.agent.log_reading import kernel_log
+from trainmedic_server.agent.log_reading.discovery import PODS, Discovery
+from trainmedic_server.agent.log_reading.log_files import open_way
+from trainmedic_server.agent.log_reading.log_policy import KernelLog, KernelReading, LogsPolicy
+
+
+@dataclass(slots=True)
+class LogsCheck:
+    """What was found; ``values`` as ``--json`` has them."""
+
+    values: dict[str, Any]
+    errors: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def check_logs(policy: LogsPolicy, node: str) -> LogsCheck:
+    """Look at everything that the policy names, once."""
+    report = LogsCheck({})
+    tops = [*policy.roots, *policy.paths, *(files.path.base for files in policy.files)]
+    tops += [pattern.base for pattern in policy.slurm] + ([PODS] if policy.pods else [])
+    report.values["directories"] = {top: _directory(top, report) for top in dict.fromkeys(tops)}
+    discovery = Discovery(policy, node)
+    discovery.scan((), lambda: False)  # what jobs say of their files counts from the next look on
+    scan = discovery.scan((), lambda: False)
+    report.values["files"] = len(scan.files)
+    report.values["refused"] = {reason.value: count for reason, count in sorted(scan.refused.items()) if count}
+    for reason, count in report.values["refused"].items():
+        report.warnings.append(f"{count} of what lies where logs are read is not read: {reason}")
+    unreadable = [file.path for file in scan.files if not os.access(file.path, os.R_OK)]
+    if unreadable:
+        report.errors.append(
+            f"{len(unreadable)} logs may not be read by this user, {unreadable[0]} among them; give the agent's "
+            "service their group, or CAP_DAC_READ_SEARCH"
+        )
+    report.values["kernel"] = None if policy.kernel is None else _kernel(policy.kernel, report)
+    return report
+
+
+def _directory(path: str, report: LogsCheck) -> str | None:
+    """Why a directory cannot be looked through; None where it can."""
+    try:
+        os.close(open_way(path))
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            reason = "a symbolic link, or no directory, is on the way; name the real path"
+        sentences = report.warnings if isinstance(error, FileNotFoundError) else report.errors
+        sentences.append(f"logs in {path} cannot be read: {reason}")
+        return reason
+    return None
+
+
+def _kernel(kernel: KernelLog, report: LogsCheck) -> str:
+    """By which way the kernel's log would be read."""
+    way = kernel_log.way_of(kernel)
+    if way is KernelReading.KMSG and not os.access(kernel_log.KMSG, os.R_OK):
+        report.errors.append(f"{kernel_log.KMSG} cannot be read: that needs CAP_SYSLOG, and the device")
+    if way is KernelReading.JOURNAL and shutil.which("journalctl") is None:
+        report.errors.append("the journal cannot be read: there is no journalctl")
+    if way is KernelReading.FILE and not os.access(kernel.path, os.R_OK):
+        report.errors.append(f"the kernel's log cannot be read: {kernel.path} is not there, or may not be read")
+    return way.value

@@ -1,0 +1,71 @@
+"""Builds the part of the agent that reads logs. Imported only where the policy says that logs are read.
+
+Who calls it: ``wiring.agent``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from typing import Any
+
+from prometheus_client.metrics_core import Metric
+
+from trainmedic.wire.steady_time import since_boot
+from trainmedic_server.agent.context import AgentContext
+from trainmedic_server.agent.gpu_record import GpuRecord
+from trainmedic_server.agent.log_reading import log_metrics
+from trainmedic_server.agent.log_reading.log_policy import LogsPolicy
+from trainmedic_server.agent.log_reading.log_reader import LogReader
+from trainmedic_server.agent.log_reading.log_store import NodeBoot
+from trainmedic_server.agent.power.control import boot_id
+from trainmedic_server.domain import gpu_names
+from trainmedic_server.ports.gpus import Gpus
+
+
+class LogReading:
+    """The part as the agent and its exporter know it."""
+
+    def __init__(self, reader: LogReader) -> None:
+        self._reader = reader
+
+    def start(self) -> None:
+        """Raises JournalUnavailable."""
+        self._reader.start()
+
+    def stop(self, timeout: float) -> None:
+        self._reader.stop(timeout)
+
+    def presence(self) -> Mapping[str, Any]:
+        return self._reader.presence()
+
+    def metrics(self) -> Iterator[Metric]:
+        return log_metrics.families(self._reader.counters, self._reader.runner.near)
+
+
+def log_reading(context: AgentContext, policy: LogsPolicy, gpus: Gpus, record: GpuRecord) -> LogReading:
+    """What reads the logs of this node. Raises JournalUnavailable."""
+    boot = NodeBoot(context.node, boot_id(), context.now() - timedelta(seconds=since_boot()))
+    return LogReading(LogReader(context, policy, boot, GpusByAddress(gpus, record).uuid))
+
+
+class GpusByAddress:
+    """Finds a GPU by its PCI address, also one that has fallen off the bus: those that were there are remembered."""
+
+    def __init__(self, gpus: Gpus, record: GpuRecord) -> None:
+        self._gpus = gpus
+        self._record = record
+        self._lock = threading.Lock()
+        self._uuids: dict[str, str] = {}
+
+    def uuid(self, address: str) -> str | None:
+        """The UUID of the GPU at an address, however that is written; None where none is known."""
+        normal = gpu_names.normal_pci(address)
+        if normal is None:
+            return None
+        with self._lock:
+            if normal not in self._uuids:
+                infos = [known.info for known in self._record.gpus()] + list(self._gpus.inventory().gpus)
+                self._uuids = {gpu_names.normal_pci(info.pci_address) or "": info.uuid for info in infos}
+            return self._uuids.get(normal)

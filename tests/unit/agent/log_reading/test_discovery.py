@@ -1,0 +1,187 @@
+"""Which files are logs, and whose."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.agent.log_reading.reading import NODE, policy_of
+from trainmedic.wire.log_layout import AttemptLogs
+from trainmedic_server.agent.log_reading import discovery as discovering
+from trainmedic_server.agent.log_reading.discovery import Discovery, Scan, is_rotated
+from trainmedic_server.domain.finding import Origin
+
+
+def touch(path: Path, text: str = "x\n") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def say(attempt: AttemptLogs, node: str = NODE, **values: Any) -> None:
+    """Write what a rank of a node says of itself."""
+    said = {"version": 1, "job": "llm-1", "attempt": 2, "rank": 8, "local_rank": 0, "node_rank": 1, "node": node}
+    touch(attempt.sources(node, values.get("local_rank", 0)), json.dumps({**said, **values}))
+
+
+def scan(discovery: Discovery) -> Scan:
+    """Look twice: what a sources file says of others is known from then on."""
+    discovery.scan(set(), lambda: False)
+    return discovery.scan(set(), lambda: False)
+
+
+def origins(found: Scan) -> dict[str, Origin]:
+    return {Path(file.path).name: file.origin for file in found.files if file.origin is not None}
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> AttemptLogs:
+    made = AttemptLogs.of(tmp_path / "logs", "llm-1", 2)
+    made.path.mkdir(parents=True)
+    return made
+
+
+def test_the_layout_says_job_attempt_and_rank(tmp_path: Path, attempt: AttemptLogs) -> None:
+    """Of records, of what torchrun keeps of each rank, and of the launcher."""
+    say(attempt)
+    touch(attempt.records(8))
+    touch(attempt.ranks(NODE) / "none_x" / "attempt_0" / "0" / "stdout.log")
+    touch(attempt.launcher(NODE))
+    touch(attempt.dump(8))
+    touch(attempt.path / "rank-8.jsonl.1")
+    found = origins(scan(Discovery(policy_of(roots=[str(tmp_path / "logs")]), NODE)))
+    assert found.keys() == {"rank-8.jsonl", "stdout.log", "launcher-n1.log"}
+    for name in ("rank-8.jsonl", "stdout.log"):
+        origin = found[name]
+        assert (origin.source, origin.job, origin.attempt, origin.rank, origin.local_rank, origin.node_rank) == (
+            "training",
+            "llm-1",
+            2,
+            8,
+            0,
+            1,
+        )
+    assert (found["launcher-n1.log"].source, found["launcher-n1.log"].rank) == ("launcher", None)
+    assert found["stdout.log"].stream.endswith("/ranks-n1/none_x/attempt_0/0/stdout.log")
+
+
+def test_without_a_sources_file_a_rank_is_not_guessed(tmp_path: Path, attempt: AttemptLogs) -> None:
+    """Its records may be those of another node; of torchrun's files the local rank is known."""
+    touch(attempt.records(8))
+    touch(attempt.ranks(NODE) / "none_x" / "attempt_0" / "3" / "stdout.log")
+    found = origins(scan(Discovery(policy_of(roots=[str(tmp_path / "logs")]), NODE)))
+    assert found.keys() == {"stdout.log"}
+    assert (found["stdout.log"].rank, found["stdout.log"].local_rank) == (None, 3)
+
+
+def test_a_job_may_name_files_where_the_policy_lets_it(tmp_path: Path, attempt: AttemptLogs) -> None:
+    """Others are counted, however the path is written; no job makes lines of the kernel."""
+    own, other = touch(tmp_path / "runs" / "own.log"), touch(tmp_path / "elsewhere" / "other.log")
+    named = [
+        {"path": str(own), "source": "training"},
+        {"path": str(other), "source": "training"},
+        {"path": f"{tmp_path}/runs/../elsewhere/other.log", "source": "training"},
+        {"path": str(own), "source": "kernel"},
+    ]
+    say(attempt, files=named)
+    policy = policy_of(roots=[str(tmp_path / "logs")], paths=[str(tmp_path / "runs")])
+    result = scan(Discovery(policy, NODE))
+    assert {name: origin.rank for name, origin in origins(result).items()} == {"own.log": 8}
+    assert result.refused == {"outside": 3}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"rank": 1}', '{"job": "x", "rank": -1, "local_rank": 0, "node": "n1"}', "x" * 70_000]
+)
+def test_nonsense_in_a_sources_file_says_nothing(tmp_path: Path, attempt: AttemptLogs, text: str) -> None:
+    """Anybody who can write into the directory can write it."""
+    touch(attempt.sources(NODE, 0), text)
+    touch(attempt.records(8))
+    assert origins(scan(Discovery(policy_of(roots=[str(tmp_path / "logs")]), NODE))) == {}
+
+
+def test_a_sources_file_that_changes_or_goes_is_followed(tmp_path: Path, attempt: AttemptLogs) -> None:
+    """It may be looked at while it is being written."""
+    discovery = Discovery(policy_of(roots=[str(tmp_path / "logs")]), NODE)
+    touch(attempt.records(8))
+    touch(attempt.sources(NODE, 0), "{")
+    assert origins(scan(discovery)) == {}
+    say(attempt)
+    assert origins(scan(discovery)).keys() == {"rank-8.jsonl"}
+    attempt.sources(NODE, 0).unlink()
+    assert origins(scan(discovery)) == {}
+
+
+def test_patterns_say_whose_a_file_is(tmp_path: Path) -> None:
+    """Job, rank and node by their places; a file of another node is not read here."""
+    for name in ("llm-1/n1/rank-3.out", "llm-1/n2/rank-4.out", "llm-1/n1/rank-x.out"):
+        touch(tmp_path / name)
+    policy = policy_of(files=[{"path": f"{tmp_path}/{{job}}/{{node}}/rank-{{rank}}.out", "source": "own"}])
+    found = origins(scan(Discovery(policy, NODE)))
+    assert found == {"rank-3.out": Origin("own", NODE, job="llm-1", rank=3, stream=f"{tmp_path}/llm-1/n1/rank-3.out")}
+
+
+def test_output_of_slurm_is_found_by_pattern(tmp_path: Path) -> None:
+    """With the job's name, where the name of the file has it."""
+    touch(tmp_path / "llm-1-4711.out")
+    found = origins(scan(Discovery(policy_of(slurm=[f"{tmp_path}/{{job}}-[0-9]*.out"]), NODE)))
+    assert (found["llm-1-4711.out"].source, found["llm-1-4711.out"].job) == ("slurm", "llm-1")
+
+
+def test_logs_of_containers_say_their_pod(tmp_path: Path) -> None:
+    """Of the namespaces that the policy names."""
+    pods = tmp_path / "pods"
+    for pod in ("team-a_worker-0_1b2c", "kube-system_dns_3d4e", "nonsense"):
+        touch(pods / pod / "main" / "0.log")
+    touch(pods / "team-a_worker-0_1b2c" / "main" / "0.log.20260101-000000")
+    found = scan(Discovery(policy_of(pods=["team-*"]), NODE, str(pods)))
+    assert [(file.origin.pod, file.origin.source) for file in found.files if file.origin] == [
+        ("team-a/worker-0", "training")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "others", "rotated"),
+    [
+        ("a.log.1", {"a.log"}, True),
+        ("a.log.1", set(), False),  # of a program that numbers its logs
+        ("a.log-20260101", {"a.log"}, True),
+        ("0.log.20260101-093000", {"0.log"}, True),
+        ("a.log.2.gz", set(), True),
+        ("rank-1", {"rank-2"}, False),
+        ("a.log", {"a.log.1"}, False),
+    ],
+)
+def test_older_logs_are_known_by_the_newer_one_beside_them(name: str, others: set[str], rotated: bool) -> None:
+    """Their lines were read under their first name."""
+    assert is_rotated(name, {name, *others}) is rotated
+
+
+def test_a_renamed_file_is_found_by_its_inode(tmp_path: Path) -> None:
+    """By whatever name, in the same directory."""
+    file = touch(tmp_path / "a.log")
+    facts = file.stat()
+    file.rename(tmp_path / "some-other-name")
+    discovery = Discovery(policy_of(files=[f"{tmp_path}/*.log"]), NODE)
+    (found,) = discovery.scan({(facts.st_dev, facts.st_ino)}, lambda: False).files
+    assert (found.path, found.origin) == (f"{tmp_path}/some-other-name", None)
+
+
+def test_a_directory_with_more_than_can_be_looked_at_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the scan says so."""
+    monkeypatch.setattr(discovering, "MOST_ENTRIES", 100)
+    for number in range(200):
+        touch(tmp_path / f"{number}.log", "")
+    found = scan(Discovery(policy_of(files=[f"{tmp_path}/*.log"]), NODE))
+    assert found.is_cut
+
+
+def test_a_thousand_files_are_looked_at_in_a_moment(tmp_path: Path) -> None:
+    """Three thousand, of which one is a log: the others cost no call each."""
+    for number in range(3000):
+        (tmp_path / f"{number}.bin").touch()
+    touch(tmp_path / "a.log")
+    assert origins(scan(Discovery(policy_of(files=[f"{tmp_path}/*.log"]), NODE))).keys() == {"a.log"}

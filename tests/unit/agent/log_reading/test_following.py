@@ -1,0 +1,348 @@
+"""Following files that grow, are renamed, truncated, deleted; and what is not read."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.agent.log_reading.reading import Reading, policy_of
+from trainmedic_server.agent.log_reading import files, log_files
+from trainmedic_server.agent.log_reading.streams import BYTES_AROUND
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    directory = tmp_path / "logs"
+    directory.mkdir()
+    return directory
+
+
+@pytest.fixture
+def reading(tmp_path: Path, logs: Path) -> Iterator[Reading]:
+    """An agent that has read here before, so that new files are read from their beginning."""
+    reading = Reading(tmp_path / "state", policy_of(files=[f"{logs}/*.log"]))
+    reading.step()
+    yield reading
+    reading.kill()
+
+
+def write(path: Path, *marks: int, end: str = "\n") -> None:
+    with path.open("a") as file:
+        file.write("".join(f"MARK {mark}{end}" for mark in marks))
+
+
+def test_what_is_added_is_read_once(reading: Reading, logs: Path) -> None:
+    """Over many looks, also when nothing comes."""
+    for mark in range(4):
+        write(logs / "a.log", mark)
+        reading.step()
+        reading.step()
+    assert (reading.marks(), reading.counted()) == (["0", "1", "2", "3"], 4)
+
+
+def test_a_half_line_waits_for_its_end(reading: Reading, logs: Path) -> None:
+    """It is one line, whenever its parts come."""
+    write(logs / "a.log", 12, end="")
+    reading.step()
+    assert reading.marks() == []
+    write(logs / "a.log", 7)
+    (logs / "a.log").write_text((logs / "a.log").read_text())
+    reading.step()
+    assert [update.finding.line for update in reading.updates()] == ["MARK 12MARK 7"]
+
+
+def test_a_half_line_whose_end_never_comes_counts_after_a_while(reading: Reading, logs: Path) -> None:
+    """The last words of a program that was killed."""
+    write(logs / "a.log", 1, end="")
+    reading.step()
+    reading.read(files.HALF_LINE_SECONDS + 1)
+    assert reading.marks() == ["1"]
+
+
+def test_a_file_that_is_renamed_is_read_to_its_end_and_the_new_one_from_its_beginning(
+    reading: Reading, logs: Path
+) -> None:
+    """As logrotate does by default; the program writes on into the old one until it is told."""
+    write(logs / "a.log", 1)
+    reading.step()
+    write(logs / "a.log", 2)
+    with (logs / "a.log").open("a") as program:
+        (logs / "a.log").rename(logs / "a.log.1")
+        program.write("MARK 3\n")
+        program.flush()
+        write(logs / "a.log", 4)
+        reading.step()
+        program.write("MARK 5\n")
+    reading.step()
+    assert (sorted(reading.marks()), reading.counted()) == (["1", "2", "3", "4", "5"], 5)
+
+
+def test_what_was_rotated_while_no_agent_ran_is_read_to_its_end(reading: Reading, logs: Path) -> None:
+    """The file is known by its inode, under the name that it has now."""
+    write(logs / "a.log", 1)
+    reading.step()
+    reading.kill()
+    write(logs / "a.log", 2)
+    (logs / "a.log").rename(logs / "a.log.1")
+    write(logs / "a.log", 3)
+    reading.start()
+    reading.step()
+    assert (sorted(reading.marks()), reading.counted()) == (["1", "2", "3"], 3)
+
+
+def test_a_copied_and_truncated_file_is_read_anew_and_its_copy_not_at_all(reading: Reading, logs: Path) -> None:
+    """As logrotate does with copytruncate."""
+    write(logs / "a.log", 1, 2)
+    reading.step()
+    shutil.copy(logs / "a.log", logs / "a.log.1")
+    os.truncate(logs / "a.log", 0)
+    write(logs / "a.log", 3)
+    reading.step()
+    assert (sorted(reading.marks()), reading.counted()) == (["1", "2", "3"], 3)
+    assert reading.counters.truncations == 1
+
+
+def test_a_file_that_grew_past_the_old_end_after_a_truncation_is_read_from_its_beginning(
+    reading: Reading, logs: Path
+) -> None:
+    """Its size alone would not tell."""
+    write(logs / "a.log", 1)
+    reading.step()
+    os.truncate(logs / "a.log", 0)
+    write(logs / "a.log", 2, 3, 4)
+    reading.step()
+    assert (sorted(reading.marks()), reading.counted()) == (["1", "2", "3", "4"], 4)
+
+
+def test_the_hole_that_a_program_leaves_after_a_truncation_is_not_read(reading: Reading, logs: Path) -> None:
+    """Who does not append writes on at the old place: a terabyte of nothing, and then the next line."""
+    with (logs / "a.log").open("w") as program:
+        program.write("MARK 1\n")
+        program.flush()
+        reading.step()
+        program.seek(1 << 40)
+        program.write("MARK 2\n")
+        program.flush()
+        os.truncate(logs / "a.log", 0)
+        program.write("MARK 3\n")
+        program.flush()
+        reading.step()
+    assert sorted(reading.marks()) == ["1", "3"]
+    assert reading.counters.bytes_left_out == 0
+
+
+def test_a_deleted_file_is_read_to_its_end_and_then_let_go(reading: Reading, logs: Path) -> None:
+    """Its room on the disk is free a minute after its last line, and so is the memory of it."""
+    write(logs / "a.log", 1)
+    reading.step()
+    with (logs / "a.log").open("a") as program:
+        (logs / "a.log").unlink()
+        program.write("MARK 2\nMARK 3")
+    reading.step()
+    for _ in range(8):
+        reading.step(10)
+    assert sorted(reading.marks()) == ["1", "2", "3"]
+    assert reading.store.positions() == {}
+    assert not [link for link in os.listdir("/proc/self/fd") if "a.log" in _target(link)]  # noqa: PTH208
+
+
+def _target(fd: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115
+    except OSError:
+        return ""
+
+
+def test_a_quiet_file_is_closed_and_opened_again_when_it_grows(reading: Reading, logs: Path) -> None:
+    """So nobody's cleaning takes it for one in use."""
+    write(logs / "a.log", 1)
+    reading.step()
+    reading.read(files.CLOSED_AFTER + 1)
+    reading.look()
+    assert not [link for link in os.listdir("/proc/self/fd") if "a.log" in _target(link)]  # noqa: PTH208
+    write(logs / "a.log", 2)
+    reading.step()
+    assert (reading.marks(), reading.counted()) == (["1", "2"], 2)
+
+
+def test_a_new_file_with_the_number_of_one_that_is_gone_is_a_new_file(reading: Reading, logs: Path) -> None:
+    """File systems give numbers away again at once."""
+    write(logs / "a.log", 1)
+    reading.step()
+    reading.read(files.CLOSED_AFTER + 1)
+    (logs / "a.log").unlink()
+    for name in ("b.log", "c.log", "d.log"):
+        write(logs / name, 2)
+    reading.step()
+    found = {update.finding.origin.stream for update in reading.updates() if update.finding.fields["n"] == "2"}
+    assert found == {f"{logs}/{name}" for name in ("b.log", "c.log", "d.log")}
+
+
+def test_an_agent_that_is_new_on_a_node_reads_the_end_of_what_is_there(tmp_path: Path, logs: Path) -> None:
+    """Of yesterday's files a megabyte; of those that nobody has written since the day before, nothing."""
+    (logs / "a.log").write_text("MARK 1\n" + f"{'x' * 1000}\n" * 2000 + "MARK 2\n")
+    (logs / "old.log").write_text("MARK 3\n")
+    os.utime(logs / "old.log", (1e9, 1e9))
+    reading = Reading(tmp_path / "state", policy_of(files=[f"{logs}/*.log"]))
+    reading.step()
+    assert reading.marks() == ["2"]
+    assert reading.counters.bytes_left_out > 500_000
+    reading.kill()
+
+
+def test_who_is_far_behind_goes_on_near_the_end(reading: Reading, logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left out is counted."""
+    monkeypatch.setattr(log_files, "FARTHEST_BEHIND", 10_000)
+    monkeypatch.setattr(log_files, "_KEPT_BEHIND", 1000)
+    (logs / "a.log").write_text("MARK 1\n" + "x\n" * 10_000 + "MARK 2\n")
+    reading.step()
+    assert reading.marks() == ["2"]
+    assert reading.counters.bytes_left_out == pytest.approx(19_000, abs=100)
+
+
+def test_a_flood_is_sampled_and_counted_and_other_files_have_their_turn(tmp_path: Path, logs: Path) -> None:
+    """A hundred lines a second are looked at, with ten seconds saved up; of the rest every hundredth."""
+    reading = Reading(tmp_path / "state", policy_of(files=[f"{logs}/*.log"], max_lines=100))
+    reading.step()
+    (logs / "flood.log").write_text("x\n" * 100_000)
+    write(logs / "quiet.log", 1)
+    reading.step()
+    assert reading.marks() == ["1"]
+    assert reading.counters.all_lines() == {"training": 100_001}
+    assert reading.counters.all_lines_left_out()["training"] == pytest.approx(99_000 * 0.99, abs=50)
+    reading.kill()
+
+
+def test_lines_of_the_kernel_are_never_sampled(tmp_path: Path, logs: Path) -> None:
+    """Nor those of who speaks for it."""
+    policy = policy_of(files=[{"path": f"{logs}/*.log", "source": "fabric-manager"}], max_lines=10)
+    reading = Reading(tmp_path / "state", policy)
+    reading.step()
+    write(logs / "a.log", *range(1500))
+    reading.step()
+    assert reading.counted() == 1500
+    reading.kill()
+
+
+def test_links_pipes_sockets_and_second_names_are_not_read(reading: Reading, tmp_path: Path, logs: Path) -> None:
+    """Wherever they lead, and nobody who waits at the pipe's other end is woken."""
+    write(tmp_path / "secret", 1)
+    (logs / "link.log").symlink_to(tmp_path / "secret")
+    os.link(tmp_path / "secret", logs / "name.log")
+    os.mkfifo(logs / "pipe.log")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(logs / "socket.log"))
+        reading.step()
+        reading.step()
+    assert reading.marks() == []
+    assert reading.counters.refused == {"link": 1, "special": 2, "second_name": 1}
+    with pytest.raises(OSError, match="No such device or address"):  # nobody has it open for reading
+        os.open(logs / "pipe.log", os.O_WRONLY | os.O_NONBLOCK)
+
+
+def test_a_directory_that_is_a_link_is_not_entered(tmp_path: Path, logs: Path) -> None:
+    """Neither on the way to the first directory nor below it."""
+    (tmp_path / "elsewhere").mkdir()
+    write(tmp_path / "elsewhere" / "a.log", 1)
+    (logs / "inner").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "way").symlink_to(logs)
+    (logs / "real").mkdir()
+    write(logs / "real" / "a.log", 2)
+    paths = [f"{logs}/*/*.log", f"{tmp_path}/way/real/*.log"]
+    reading = Reading(tmp_path / "state", policy_of(files=paths))
+    reading.step()
+    assert reading.marks() == ["2"]
+    reading.kill()
+
+
+def test_hostile_names_are_read_like_others(reading: Reading, logs: Path) -> None:
+    """Line feeds, bytes that are no text, and terminal controls in a name."""
+    names = [b"a\nb.log", b"\xff\xfe.log", b"\x1b[2J.log", b" .log"]
+    for mark, name in enumerate(names):
+        path = os.fsencode(logs) + b"/" + name
+        with open(path, "w") as file:  # noqa: PTH123
+            file.write(f"MARK {mark}\n")
+    reading.step()
+    reading.kill()
+    reading.start()
+    reading.step()
+    assert (sorted(reading.marks()), reading.counted()) == (["0", "1", "2", "3"], 4)
+
+
+def test_nul_bytes_and_lines_of_megabytes_do_no_harm(reading: Reading, logs: Path) -> None:
+    """The next line is read."""
+    with (logs / "a.log").open("wb") as file:
+        file.write(b"\0" * 100 + b"MARK 1\n" + b"y" * 3_000_000 + b"MARK 2\nMARK 3\n")
+    reading.step()
+    assert reading.marks() == ["1", "3"]
+    assert reading.counters.bytes_left_out == pytest.approx(3_000_000, abs=10_000)
+
+
+def test_a_file_that_vanishes_between_look_and_open_does_no_harm(reading: Reading, logs: Path) -> None:
+    """Nor one whose directory does."""
+    write(logs / "a.log", 1)
+    reading.look()
+    shutil.rmtree(logs)
+    reading.read()
+    logs.mkdir()
+    write(logs / "b.log", 2)
+    reading.step()
+    assert reading.marks() == ["2"]
+
+
+def test_the_most_files_of_the_policy_are_those_that_were_written_last(tmp_path: Path, logs: Path) -> None:
+    """Those for which there is no room are counted."""
+    for number in range(5):
+        write(logs / f"{number}.log", number)
+        os.utime(logs / f"{number}.log", (2e9 + number, 2e9 + number))
+    reading = Reading(tmp_path / "state", policy_of(files=[f"{logs}/*.log"], max_files=2))
+    reading.step()
+    assert reading.marks() == ["4", "3"]
+    assert reading.counters.refused == {"too_many": 3}
+    reading.kill()
+
+
+def test_a_finding_is_followed_by_the_lines_around_it(reading: Reading, logs: Path) -> None:
+    """Fifty on each side, masked, a few seconds after the finding itself, which waits for nothing."""
+    before = [f"step {number}" for number in range(70)]
+    (logs / "a.log").write_text("\n".join([*before, "MARK 1", "password=hunter2-and-more"]) + "\n")
+    reading.step()
+    (first,) = reading.updates()
+    assert first.excerpt is None
+    with (logs / "a.log").open("a") as file:
+        file.write("".join(f"after {number}\n" for number in range(60)))
+    reading.read(4)
+    second = reading.updates()[-1]
+    assert second.finding.id == first.finding.id
+    assert second.excerpt is not None
+    assert second.excerpt.lines[second.excerpt.at] == "MARK 1"
+    assert second.excerpt.lines[0] == "step 20"
+    assert second.excerpt.lines[second.excerpt.at + 1] == "password=***"
+    assert len(second.excerpt.lines) == 101
+
+
+def test_lines_around_a_finding_come_also_after_a_kill(reading: Reading, logs: Path) -> None:
+    """They are read from the file again."""
+    write(logs / "a.log", 1)
+    reading.step()
+    reading.kill()
+    reading.start()
+    reading.step()
+    update = reading.updates()[-1]
+    assert update.excerpt is not None
+    assert update.excerpt.lines == ("MARK 1",)
+
+
+def test_an_excerpt_begins_with_a_whole_line(reading: Reading, logs: Path) -> None:
+    """Where lines are long, there are fewer."""
+    (logs / "a.log").write_text(f"{'x' * BYTES_AROUND}\nshort\nMARK 1\n")
+    reading.step()
+    reading.read(4)
+    excerpt = reading.updates()[-1].excerpt
+    assert excerpt is not None
+    assert excerpt.lines == ("short", "MARK 1")

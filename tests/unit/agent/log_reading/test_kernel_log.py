@@ -1,0 +1,223 @@
+"""The kernel's log by ``/dev/kmsg``, by the journal, and what a panic has left."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.unit.agent.log_reading.reading import Reading, policy_of
+from trainmedic_server.agent.log_reading import kernel_log, pstore
+from trainmedic_server.agent.log_reading.kernel_log import JournalReader, KernelStream, KmsgReader
+from trainmedic_server.agent.log_reading.log_policy import KernelLog, KernelReading
+from trainmedic_server.domain.finding import Origin, TimeSource
+
+ORIGIN = Origin("kernel", "n1", stream="/dev/kmsg", generation="boot-1")
+
+
+class Ring:
+    """What ``/dev/kmsg`` gives: one record for a call, EAGAIN at the end, EPIPE where it was overwritten."""
+
+    def __init__(self, *records: bytes | type[OSError]) -> None:
+        self.records = list(records)
+
+    def read(self, _: int, most: int) -> bytes:
+        if not self.records:
+            raise BlockingIOError
+        record = self.records.pop(0)
+        if isinstance(record, bytes):
+            assert len(record) <= most, "a record that does not fit is refused with EINVAL"
+            return record
+        raise record
+
+
+@pytest.fixture
+def kmsg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ring]:
+    """A ring in the place of the device; the reader opens an empty file for it."""
+    ring = Ring()
+    (tmp_path / "kmsg").touch()
+    monkeypatch.setattr(kernel_log.os, "read", ring.read)
+    return ring
+
+
+def record(number: int, text: str, seconds: float = 12.5) -> bytes:
+    return f"4,{number},{round(seconds * 1e6)},-;{text}\n SUBSYSTEM=pci\n DEVICE=+pci:0000:18:00.0\n".encode()
+
+
+def test_records_are_read_from_the_first_that_is_wanted(tmp_path: Path, kmsg: Ring) -> None:
+    """Without their members; what was read before a restart is passed over."""
+    kmsg.records = [record(0, "zero"), record(1, "one"), record(2, "two")]
+    reader = KmsgReader(1, str(tmp_path / "kmsg"))
+    assert reader.read() == [(1, b"4,1,12500000,-;one"), (2, b"4,2,12500000,-;two")]
+    assert (reader.lost, reader.place_json()) == (0, {"by": "kmsg", "next": 3})
+    reader.close()
+
+
+def test_what_the_ring_has_lost_is_counted(tmp_path: Path, kmsg: Ring) -> None:
+    """Lines that were overwritten before the agent began, and while it read."""
+    kmsg.records = [record(5, "five"), BrokenPipeError, record(9, "nine")]
+    reader = KmsgReader(3, str(tmp_path / "kmsg"))
+    assert [number for number, _ in reader.read()] == [5, 9]
+    assert reader.lost == 2 + 3
+    reader.close()
+
+
+@pytest.fixture
+def reading(tmp_path: Path) -> Iterator[Reading]:
+    reading = Reading(tmp_path / "state", policy_of())
+    yield reading
+    reading.kill()
+
+
+def test_kernel_lines_have_the_time_at_which_they_were_logged(tmp_path: Path, kmsg: Ring, reading: Reading) -> None:
+    """By the time since boot; and an excerpt as people know the kernel's log."""
+    kmsg.records = [record(0, "before"), record(1, "MARK 1", 60.0), record(2, "after", 61.0)]
+    booted_at = reading.began - timedelta(hours=2)
+    stream = KernelStream(KmsgReader(0, str(tmp_path / "kmsg")), ORIGIN, booted_at, {})
+    stream.poll(reading.runner, reading.counters, reading.now())
+    reading.runner.settle()
+    (update,) = reading.updates()
+    assert update.finding.first_at == booted_at + timedelta(minutes=1)
+    assert update.finding.time_source is TimeSource.LINE
+    reading.elapsed += 4
+    stream.poll(reading.runner, reading.counters, reading.now())
+    reading.runner.settle()
+    excerpt = reading.updates()[-1].excerpt
+    assert excerpt is not None
+    assert excerpt.lines == ("[   12.500000] before", "[   60.000000] MARK 1", "[   61.000000] after")
+    assert reading.store.positions()["kernel"]["place"] == {"by": "kmsg", "next": 3, "boot": "boot-1"}
+    stream.reader.close()
+
+
+def test_after_a_boot_reading_begins_at_its_first_line(tmp_path: Path, kmsg: Ring) -> None:
+    """Numbers and cursors of another boot mean nothing."""
+    kept = {"by": "kmsg", "next": 700, "boot": "boot-1"}
+    kmsg.records = [record(0, "zero")]
+    reader = kernel_log.opened(KernelReading.KMSG, kept, "boot-2", str(tmp_path / "kmsg"))
+    assert [number for number, _ in reader.read()] == [0]
+    reader.close()
+
+
+JOURNALCTL = """#!/bin/sh
+echo "$@" >> {calls}
+for argument in "$@"; do case "$argument" in --after-cursor=gone) exit 1;; esac; done
+cat {entries}
+exec sleep 60
+"""
+
+
+class Journal:
+    """A program that takes journalctl's arguments and prints entries as it does."""
+
+    def __init__(self, directory: Path) -> None:
+        self.entries = directory / "entries"
+        self.calls = directory / "calls"
+        self.program = directory / "journalctl"
+        self.program.write_text(JOURNALCTL.format(calls=self.calls, entries=self.entries))
+        self.program.chmod(self.program.stat().st_mode | stat.S_IXUSR)
+        self.entries.write_text("")
+
+    def add(self, cursor: str, microseconds: int, message: object) -> None:
+        entry = {
+            "__CURSOR": cursor,
+            "__REALTIME_TIMESTAMP": "1767225600000000",
+            "__MONOTONIC_TIMESTAMP": str(microseconds + 7),
+            "_SOURCE_MONOTONIC_TIMESTAMP": str(microseconds),
+            "_BOOT_ID": "c0ffee",
+            "PRIORITY": "3",
+            "MESSAGE": message,
+        }
+        with self.entries.open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    def read(self, reader: JournalReader, count: int) -> list[bytes]:
+        """The next lines, for a real program is behind them."""
+        lines: list[tuple[int, bytes]] = []
+        until = time.monotonic() + 10
+        while len(lines) < count and time.monotonic() < until:
+            lines += reader.read()
+            time.sleep(0.01)
+        return [raw for _, raw in lines]
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    return Journal(tmp_path)
+
+
+def test_the_journal_is_read_as_kmsg_would_be(journal: Journal) -> None:
+    """With a place that grows, the kernel's own time, and bytes that are no text."""
+    journal.add("c1", 1_000_000, "one\ntwo")
+    journal.add("c2", 1_000_000, list(b"caf\xe9"))
+    with journal.entries.open("a") as file:
+        file.write("{not json\n")
+    journal.add("c3", 2_000_000, "three")
+    reader = JournalReader(0, "", str(journal.program))
+    lines = journal.read(reader, 3)
+    reader.close()
+    assert lines == [
+        b"3,16000000,1000000,-;one two",
+        b"3,16000001,1000000,-;caf\xe9",
+        b"3,32000000,2000000,-;three",
+    ]
+    assert reader.place_json() == {"by": "journal", "next": 32000001, "cursor": "c3"}
+    assert "--dmesg --output=json" in journal.calls.read_text()
+
+
+def test_a_cursor_that_the_journal_has_lost_costs_no_line_and_repeats_none(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was rotated away: reading begins at the boot's first line, and passes over what was read."""
+    monkeypatch.setattr(kernel_log, "_RESTART_SECONDS", 0.05)
+    journal.add("c2", 1_000_000, "old")
+    journal.add("c3", 2_000_000, "new")
+    reader = JournalReader(16_000_000, "gone", str(journal.program))
+    lines = journal.read(reader, 1)
+    reader.close()
+    assert lines == [b"3,32000000,2000000,-;new"]
+    assert [("after-cursor" in call) for call in journal.calls.read_text().splitlines()] == [True, False]
+
+
+def test_the_first_way_that_works_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device, else the journal, else a file; what the policy names is not weighed."""
+    missing = str(tmp_path / "missing")
+    monkeypatch.setattr(kernel_log.shutil, "which", lambda name: f"/bin/{name}")
+    (tmp_path / "journal").mkdir()
+    (tmp_path / "kmsg").touch()
+    anyhow = KernelLog(KernelReading.ANY)
+    assert kernel_log.way_of(anyhow, str(tmp_path / "kmsg"), [missing]) is KernelReading.KMSG
+    assert kernel_log.way_of(anyhow, missing, [str(tmp_path / "journal")]) is KernelReading.JOURNAL
+    assert kernel_log.way_of(anyhow, missing, [missing]) is KernelReading.FILE
+    assert kernel_log.way_of(KernelLog(KernelReading.KMSG), missing, [missing]) is KernelReading.KMSG
+
+
+PANIC = """Panic#1 Part1
+<4>[  511.1] MARK 1
+<0>[  512.345678] Kernel panic - not syncing: Fatal exception
+"""
+
+
+def test_what_a_panic_has_left_is_read_once(tmp_path: Path, reading: Reading) -> None:
+    """With the time of the record, which is before this boot, and under the names that systemd gives."""
+    path = tmp_path / "pstore" / "1767225600" / "dmesg-efi-1"
+    path.parent.mkdir(parents=True)
+    path.write_text(PANIC)
+    (path.parent / "dmesg-efi-2.enc.z").write_bytes(b"packed")
+    os.utime(path, (1767225600, 1767225600))
+    tops = [str(tmp_path / "pstore"), str(tmp_path / "missing")]
+    assert pstore.read_records(reading.runner, ORIGIN, {}, tops) == 1
+    reading.runner.settle()
+    (update,) = reading.last_words().values()
+    assert update.finding.first_at.timestamp() == 1767225600
+    assert update.booted_at is not None
+    assert update.finding.last_at < update.booted_at
+    assert update.excerpt is not None
+    assert update.excerpt.lines[1].endswith("MARK 1")
+    kept = reading.store.positions()["pstore"]["place"]
+    assert pstore.read_records(reading.runner, ORIGIN, kept, tops) == 0

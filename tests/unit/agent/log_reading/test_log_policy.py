@@ -1,0 +1,97 @@
+"""The ``logs`` part of a policy."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainmedic_server.agent.log_reading.log_policy import KernelLog, KernelReading
+from trainmedic_server.agent.policy import parse
+from trainmedic_server.errors import ConfigurationError
+
+WHOLE = """\
+logs:
+  roots: [/data/logs]
+  paths: [/scratch/runs]
+  files:
+    - /srv/train/{job}/rank-{rank}.log
+    - {path: /var/log/fabricmanager.log, source: fabric-manager}
+  slurm: ["/home/*/slurm/{job}-[0-9]*.out"]
+  pods: [training, "team-*"]
+  kernel: true
+  max_files: 200
+  max_lines: 500
+"""
+
+
+def told(text: str) -> list[str]:
+    with pytest.raises(ConfigurationError) as caught:
+        parse(text, "p")
+    return str(caught.value).splitlines()
+
+
+def test_a_whole_part_is_read() -> None:
+    """Paths, patterns with places, namespaces, and the bounds."""
+    logs = parse(WHOLE, "p").logs
+    assert logs is not None
+    assert (logs.roots, logs.paths) == (("/data/logs",), ("/scratch/runs",))
+    assert [(files.path.text, files.source) for files in logs.files] == [
+        ("/srv/train/{job}/rank-{rank}.log", "training"),
+        ("/var/log/fabricmanager.log", "fabric-manager"),
+    ]
+    assert [pattern.base for pattern in logs.slurm] == ["/home"]
+    assert [name for name in ("training", "team-a", "kube-system") if logs.reads_pods_of(name)] == [
+        "training",
+        "team-a",
+    ]
+    assert logs.kernel == KernelLog(KernelReading.ANY)
+    assert (logs.max_files, logs.max_lines) == (200, 500)
+
+
+def test_without_the_part_no_log_is_read() -> None:
+    """An empty one reads none either, and says that logs are meant to be read."""
+    assert parse("allow: []", "p").logs is None
+    assert parse("logs: {}", "p").logs is not None
+
+
+@pytest.mark.parametrize(
+    ("value", "kernel"),
+    [
+        ("true", KernelLog(KernelReading.ANY)),
+        ("false", None),
+        ("kmsg", KernelLog(KernelReading.KMSG)),
+        ("journal", KernelLog(KernelReading.JOURNAL)),
+        ("/var/log/messages", KernelLog(KernelReading.FILE, "/var/log/messages")),
+    ],
+)
+def test_the_kernels_log_is_read_in_one_of_several_ways(value: str, kernel: KernelLog | None) -> None:
+    """By what works, or by what is named."""
+    logs = parse(f"logs: {{kernel: {value}}}", "p").logs
+    assert logs is not None
+    assert logs.kernel == kernel
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ("roots: data", "p:1:15: logs.roots: 'data' must be an absolute path without '.', '..', double or closing '/'"),
+        ("roots: [/a/../b]", "must be an absolute path"),
+        ("roots: [/]", "must name a directory or file"),
+        ("paths: [/proc/1]", "/proc/1 cannot be read as a log: it belongs to the kernel"),
+        ("files: [/dev/kmsg]", "it belongs to the kernel"),
+        ("files: ['/*.log']", "must begin with a directory's name"),
+        ("files: ['/a/**/b.log']", "'**' has no meaning here"),
+        ("files: ['/a/{jub}.log']", "{jub} is not a place; there are job"),
+        ("files: ['/a/{rank}/{rank}.log']", "has {rank} twice"),
+        ("files: [{source: x}]", "path is missing"),
+        ("files: [{path: /a/b, source: kernel}]", "the kernel's log is read by kernel"),
+        ("files: [{path: /a/b, source: Own}]", "'Own' is no source"),
+        ("pods: ['../x']", "is no namespace"),
+        ("kernel: maybe", "must be true, any, kmsg, journal, file, or the path of a file, not 'maybe'"),
+        ("max_files: 0", "must be a whole number from 1 to 20000"),
+        ("pod: [x]", "is not known here; did you mean 'pods'?"),
+    ],
+)
+def test_mistakes_are_told_with_their_place(section: str, message: str) -> None:
+    """And what would be right."""
+    (problem,) = told(f"logs: {{{section}}}")
+    assert message in problem
