@@ -21,6 +21,7 @@ BENCHMARKS = (
     "alert_storm",
     "command_to_limit",
     "disk_clean",
+    "log_rules",
     "receipt_to_handler",
     "sdk_bad_redis",
     "sdk_step_meter",
@@ -34,6 +35,7 @@ SMALL = {
         r"idle agent: (\d+\.\d) MB resident .* of one core \(8 GPUs",
     ),
     "agents_thousand": (("--agents", "30", "--alerts-each", "10"), r"30 agents: (\d+\.\d+) s from the first webhook"),
+    "log_rules": (("--lines", "2000"), r"log rules: (\d+) lines a second and core"),
     "command_to_limit": (("--rounds", "5"), r"command to limit: (\d+\.\d) ms, p95 .* \(median of 5, 8 GPUs\)"),
 }
 """Options for a small run of those that can be short, and what they print then."""

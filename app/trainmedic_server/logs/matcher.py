@@ -9,6 +9,7 @@ then the others, and last the general ones; among equals the order of names deci
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -34,11 +35,18 @@ def _xid(code: Any) -> Mapping[str, Any]:
 
 
 def _is_finite(value: Any) -> bool:
-    number = float(value)
-    return number - number == 0.0
+    return value is None or math.isfinite(float(value))
 
 
-FUNCTIONS: Mapping[str, PlainFunction] = {"xid": PlainFunction(_xid), "is_finite": PlainFunction(_is_finite)}
+def _is_nan(value: Any) -> bool:
+    return value is not None and math.isnan(float(value))
+
+
+FUNCTIONS: Mapping[str, PlainFunction] = {
+    "xid": PlainFunction(_xid),
+    "is_finite": PlainFunction(_is_finite),
+    "is_nan": PlainFunction(_is_nan),
+}
 """What `when` and the templates of a rule may call beside the filters of playbooks."""
 
 

@@ -1,0 +1,156 @@
+"""Lines per second and core with all shipped log rules, over ``grep`` with the same patterns on the same lines.
+
+Three figures: lines of a training with all that is done to them (decoding, prefixes, records, blocks, rules, findings);
+the rules alone on lines that are ready; and what a hostile line of 1 MB costs for each KB. Beside the first two stand
+``grep -P`` with all patterns as one, which is what a careful person would write, and Python's `re` with the patterns
+one after another, as a simple log agent does it.
+
+    python -m benchmarks.log_rules [--lines 200000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import resource
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import yaml
+
+from trainmedic_server import telemetry
+from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
+from trainmedic_server.domain.finding import Origin
+from trainmedic_server.logs.assembly import LineAssembler
+from trainmedic_server.logs.matcher import LineMatcher
+from trainmedic_server.logs.rule import RuleSet
+from trainmedic_server.logs.tracker import FindingTracker
+
+FOLDER = Path(__file__).parents[1] / "logrules"
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+QUIET = (
+    "[2024-09-11 17:52:18,030] [INFO] [logging.py:96:log_dist] [Rank 0] step={0}, skipped=0, lr=[1e-05], mom=[0.9]",
+    "node-{0}:533:1765 [2] NCCL INFO Channel 04/0 : 0[0] -> 32[0] [receive] via NET/IBext_v8/7 comm 0x7f{0} nRanks 64",
+    "INFO:root:saving checkpoint at iteration {0} to /checkpoints/gpt, no error and no timeout",
+    " 22%|##        | {0}/50000 [1:56:21<6:51:20,  6.83s/it]",
+    " iteration {0}/ 500000 | consumed samples: 2048 | lm loss: 2.1E+00 | grad norm: 0.25 | nan iterations: 0 |",
+)
+EVERY = 1000
+"""One line in so many is one that a rule takes."""
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lines", type=int, default=200_000, help="lines of the log that is read (200,000)")
+    telemetry.configure_logging("CRITICAL")
+    lines = written(parser.parse_args().lines)
+    rules = shipped()
+    ours = rate(lambda: read(lines, FindingTracker(rules)), len(lines))
+    alone = rate(lambda: match(lines, rules), len(lines))
+    patterns = [each.pattern for rule in rules.rules for each in rule.match]
+    grep = rate(lambda: grepped(lines, patterns), len(lines))
+    few = lines[: max(len(lines) // 20, 1)]
+    simple = rate(lambda: one_by_one(few, patterns), len(few))
+    print(f"log rules: {ours:.0f} lines a second and core, with all that is done to them; {ours / grep:.2f} of grep -P")
+    print(f"rules alone: {alone:.0f} lines a second; {alone / grep:.2f} of grep -P, {alone / simple:.0f} x re by turns")
+    print(f"grep -P with all patterns as one: {grep:.0f} lines a second; re by turns: {simple:.0f}")
+    print(f"({len(rules.rules)} rules, {len(patterns)} patterns, {len(lines)} lines, one in {EVERY} taken by a rule)")
+    for name, cost in hostile(rules):
+        print(f"hostile line of 1 MB, {name}: {cost:.2f} us for each KB")
+
+
+def shipped() -> RuleSet:
+    """The rules that come with Trainmedic."""
+    library = LogRuleLibrary([FOLDER])
+    library.reload()
+    return library.rule_set
+
+
+def written(count: int) -> list[bytes]:
+    """A log in which nearly nothing is wrong."""
+    corpus = yaml.safe_load((FOLDER / "lines_fixture.yaml").read_text(encoding="utf-8"))
+    bad = [entry["text"] for entry in corpus if entry["source"] == "training" and "\n" not in entry["text"]]
+    return [
+        (bad[number // EVERY % len(bad)] if number % EVERY == 0 else QUIET[number % len(QUIET)].format(number)).encode()
+        for number in range(count)
+    ]
+
+
+def rate(work: Callable[[], object], lines: int) -> float:
+    """Lines per second of processor time, of the better of two turns; a program that is started counts as well."""
+    best = 0.0
+    for _ in range(2):
+        began, children = time.process_time(), child_seconds()
+        work()
+        best = max(best, lines / max(time.process_time() - began + child_seconds() - children, 1e-9))
+    return best
+
+
+def child_seconds() -> float:
+    """Processor time of the programs that were started and have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def read(lines: Sequence[bytes], tracker: FindingTracker) -> int:
+    """Do what an agent does with a file."""
+    assembler = LineAssembler(Origin("training", "node-1", "llm-1", stream="a"))
+    found = 0
+    for place, raw in enumerate(lines):
+        for line in assembler.feed(raw, NOW, place):
+            found += len(tracker.feed(line))
+    return found
+
+
+def match(lines: Sequence[bytes], rules: RuleSet) -> int:
+    """Try the rules on lines that are ready."""
+    assembler, matcher = LineAssembler(Origin("training")), LineMatcher(rules)
+    ready = [line for place, raw in enumerate(lines[:1000]) for line in assembler.feed(raw, NOW, place)]
+    turns = len(lines) // max(len(ready), 1)
+    return sum(matcher.match(line).rule is not None for _ in range(turns) for line in ready)
+
+
+def grepped(lines: Sequence[bytes], patterns: Sequence[str]) -> int:
+    """Count the lines that any pattern is in, by grep."""
+    joined = "(?J)" + "|".join(f"(?:{pattern.replace('(?m)', '')})" for pattern in patterns if "\\n" not in pattern)
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(b"\n".join(lines))
+        file.flush()
+        argv = ["grep", "-c", "-a", "-P", joined, file.name]
+        return int(subprocess.run(argv, capture_output=True, check=False, env={"LC_ALL": "C"}).stdout or 0)
+
+
+def one_by_one(lines: Sequence[bytes], patterns: Sequence[str]) -> int:
+    """Count the lines that any pattern is in, each pattern tried on each line."""
+    compiled = [re.compile(pattern.encode()) for pattern in patterns]
+    return sum(any(pattern.search(line) for pattern in compiled) for line in lines)
+
+
+def hostile(rules: RuleSet) -> list[tuple[str, float]]:
+    """What a line costs that is made to be slow, in microseconds for each KB of it."""
+    literals = " ".join(literal for rule in rules.rules for literal in rule.contains)
+    texts = {
+        "all literals of all rules": literals * (1 + (1 << 20) // len(literals)),
+        "half a pattern, again and again": "RuntimeError CUDA error Error: " * 40_000,
+        "escapes": "\x1b[" * 500_000,
+        "carriage returns": "\r 1%|" * 200_000,
+        "a dictionary that goes on": "{'loss': " + "[" * 1_000_000,
+    }
+    tracker, costs = FindingTracker(rules), []
+    for name, text in texts.items():
+        raw = text.encode()[: 1 << 20]
+        read([raw], tracker)
+        began = time.process_time()
+        for _ in range(10):
+            read([raw], tracker)
+        costs.append((name, (time.process_time() - began) / 10 * 1e6 / (len(raw) / 1024)))
+    return costs
+
+
+if __name__ == "__main__":
+    main()
