@@ -1,5 +1,6 @@
 """A training job of one rank as a program for tests. It says that it works on the GPU that ``GPU`` names, as a
-rank does that has CUDA; notes each checkpoint as a line in ``checkpoints``; and ends with SIGTERM.
+rank does that has CUDA; notes each checkpoint as a line in ``checkpoints``; and ends with SIGTERM. With
+``METRICS_PORT`` it reports its steps and offers metrics there.
 """
 
 from __future__ import annotations
@@ -40,7 +41,11 @@ class Store:
 def main() -> None:
     over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: over.set())
-    with trainmedic.connect(rank=0, world_size=1) as medic, Path("checkpoints").open("a", buffering=1) as log:
+    port = int(os.environ["METRICS_PORT"]) if "METRICS_PORT" in os.environ else None
+    with (
+        trainmedic.connect(rank=0, world_size=1, metrics_port=port) as medic,
+        Path("checkpoints").open("a", buffering=1) as log,
+    ):
 
         @medic.on("job.checkpoint")
         def save(command: trainmedic.JobCommand) -> dict[str, Any]:
@@ -49,6 +54,8 @@ def main() -> None:
 
         medic.join_ranks(Store(), lambda: os.environ["GPU"], every=1, patience=10.0, call_patience=10.0)
         for step in itertools.count():
+            if port is not None:
+                medic.report(step=step, loss=2.0, samples=8)
             medic.commands(step)
             if over.wait(0.01):
                 break

@@ -147,10 +147,10 @@ def start_alertmanager(binary: Path, config: Path, directory: Path) -> tuple[Pro
     return program.wait_for(f"{url}/-/ready"), url
 
 
-def start_prometheus(config: Path, directory: Path) -> tuple[Program, str]:
-    """A Prometheus and its URL. Answers when this returns."""
+def start_prometheus(config: Path, directory: Path, url: str | None = None) -> tuple[Program, str]:
+    """A Prometheus and its URL, on the loopback. Answers when this returns."""
     directory.mkdir(parents=True, exist_ok=True)
-    url = f"http://127.0.0.1:{free_port()}"
+    url = url or f"http://127.0.0.1:{free_port()}"
     program = Program(
         [
             shutil.which("prometheus") or "prometheus",

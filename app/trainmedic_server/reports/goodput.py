@@ -6,6 +6,7 @@ well the GPUs were used meanwhile (``efficiency``), why steps are slow (``bottle
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -26,7 +27,7 @@ class LostTime:
     restarts: float = 0.0
     """It was down without a failure that somebody told of, or had begun and not completed a step yet."""
     redone: float = 0.0
-    """Steps that were trained again, after a rollback or from a checkpoint before the failure."""
+    """Steps of this time that had to be done again, because a rollback or a restart went back behind them."""
     checkpoints: float = 0.0
     evaluations: float = 0.0
     repairs: float = 0.0
@@ -101,7 +102,7 @@ def goodput(progress: ProgressPoints, moments: JobMoments, begin: float, end: fl
     span = Stretch(present[0].begin, max([present[-1].end, *(stretch.end for stretch, _ in down)]))
     unused = sum(figures.overlap(gap, measured) for gap in _ended_between(present, moments))
     wall = figures.overlap(span, measured) - unused
-    lost = _lost(progress, present, down, measured, begin, every)
+    lost = _lost(progress, down, measured, _ended_between(present, moments), begin, every)
     # Where the parts are more than there was, as where each is a little too long, nothing was productive.
     productive = max(wall - lost.total, 0.0)
     return Goodput(
@@ -145,9 +146,9 @@ def _last_word(gap: Stretch, moments: JobMoments) -> tuple[str | None, float]:
 
 def _lost(
     progress: ProgressPoints,
-    present: Sequence[Stretch],
     down: Sequence[tuple[Stretch, bool]],
     measured: Sequence[Stretch],
+    ended: Sequence[Stretch],
     begin: float,
     every: float,
 ) -> LostTime:
@@ -158,13 +159,28 @@ def _lost(
         failures=sum(figures.overlap(stretch, measured) for stretch, by_failure in down if by_failure),
         restarts=sum(figures.overlap(stretch, measured) for stretch, by_failure in down if not by_failure)
         + sum(stretch.seconds for stretch in starting),
-        redone=figures.fall(progress.step) * step_seconds,
+        redone=_redone_steps(progress.step, ended) * step_seconds,
         checkpoints=in_window.get("checkpoint", 0.0),
         evaluations=in_window.get("evaluation", 0.0),
         repairs=in_window.get("repair", 0.0) + in_window.get("pause", 0.0),
         stalls=_stalled(progress, starting, every),
         other=in_window.get("other", 0.0),
     )
+
+
+def _redone_steps(step: Points, ended: Sequence[Stretch]) -> float:
+    """How many of the steps that were done within this time lie behind a point to which the training went back. What
+    begins anew after an end as it should be has not gone back."""
+    done = redone = 0.0
+    for (before_at, before), (after_at, after) in itertools.pairwise(step):
+        if any(before_at < gap.end and gap.begin < after_at for gap in ended):
+            done = 0.0
+        elif after >= before:
+            done += after - before
+        else:
+            lost = min(before - after, done)
+            done, redone = done - lost, redone + lost
+    return redone
 
 
 def _seconds_in(points: Points, begin: float, every: float) -> float:

@@ -74,12 +74,6 @@ def rise(points: Points, is_from_zero: bool) -> float:
     return risen
 
 
-def fall(points: Points) -> float:
-    """By how much a quantity that rises by itself has been set back in all."""
-    values = finite(points)
-    return sum(max(before - after, 0.0) for before, after in itertools.pairwise(values))
-
-
 def stretches(points: Points, every: float) -> list[Stretch]:
     """When there were points. Each stands for the `every` seconds before it; one that is missing is a gap."""
     joined: list[Stretch] = []

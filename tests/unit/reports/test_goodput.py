@@ -85,11 +85,32 @@ def test_windows_are_told_by_kind_over_restarts_of_their_counter() -> None:
     assert (lost.checkpoints, lost.evaluations, lost.repairs) == (60 + 30, 7, 11)
 
 
-def test_steps_that_are_done_again_are_lost() -> None:
-    """After a rollback by 100 steps of half a second."""
-    step = [*minutes(1, 30, 1000.0), *minutes(31, 60, 900.0)]
-    made = lost_of(ProgressPoints(steps=minutes(1, 60), step=step, step_seconds=minutes(1, 60, 0.5)))
-    assert made.lost.redone == 50
+def redone(step: Points, moments: JobMoments = JobMoments()) -> float:
+    there = [(at, 1.0) for at, _ in step]
+    return lost_of(ProgressPoints(steps=there, step=step, step_seconds=minutes(1, 60, 0.5)), moments).lost.redone
+
+
+def rising(first: int, last: int, begin: float) -> Points:
+    """A hundred steps a minute."""
+    return [(at, begin + 100.0 * number) for number, (at, _) in enumerate(minutes(first, last))]
+
+
+def test_steps_that_had_to_be_done_again_are_lost() -> None:
+    """After a rollback by 250 steps of half a second; a second one adds to it."""
+    assert redone([*rising(1, 30, 1000), *rising(31, 60, 3650)]) == 125
+    assert redone([*rising(1, 20, 1000), *rising(21, 40, 2650), *rising(41, 60, 4450)]) == 125 + 50
+
+
+def test_only_steps_of_this_time_are_lost_in_it() -> None:
+    """A rollback to long before it throws away what was done before as well, which is not of it."""
+    assert redone([*rising(1, 11, 10_000), *rising(12, 60, 0)]) == 500
+
+
+def test_a_training_that_begins_anew_throws_nothing_away() -> None:
+    """It had ended as it should, and the next one has its own steps."""
+    course = [*rising(1, 20, 1000), *rising(31, 60, 0)]
+    assert redone(course, JobMoments(ended=[1230])) == 0
+    assert redone(course, JobMoments(failed=[1230])) == 950
 
 
 def test_a_stall_under_the_limit_is_none() -> None:
