@@ -81,6 +81,16 @@ def shipped_alerts() -> dict[str, dict[str, Any]]:
     return {rule["alert"]: rule for rule in rules if "alert" in rule}
 
 
+def shipped_log_rules() -> list[dict[str, Any]]:
+    documents = [
+        document
+        for path in (programs.ROOT / "logrules").glob("*.yaml")
+        for document in YAML(typ="safe").load_all(path)
+        if document
+    ]
+    return [document for document in documents if "log_rule" in document]
+
+
 def test_every_rule_behaves_as_its_promtool_tests_say() -> None:
     """Each alert fires when it should, not below its threshold nor too early, and resolves."""
     output_of("promtool", "test", "rules", *RULE_TESTS)
@@ -109,7 +119,12 @@ def test_every_alert_says_what_it_is_about_and_is_repaired_or_for_people() -> No
     documents = [load(path) for path in (programs.ROOT / "playbooks").glob("*.yaml")]
     triggers = [book["on"]["alert"] for book in documents if "playbook" in book]
     repaired = {name for trigger in triggers for name in ([trigger] if isinstance(trigger, str) else trigger)}
-    assert repaired <= set(ALERTS)
+    of_logs = {
+        rule["alert"]["name"]: rule["alert"].get("labels", {}) for rule in shipped_log_rules() if "alert" in rule
+    }
+    assert repaired <= set(ALERTS) | of_logs.keys()
+    for name, labels in of_logs.items():
+        assert (labels.get("needs") == "people") == (name not in repaired), name
     for name, rule in shipped_alerts().items():
         assert rule["labels"]["component"] in {"gpu", "training", "node", "storage", "trainmedic"}, name
         assert (rule["labels"].get("needs") == "people") == (name not in repaired), name
