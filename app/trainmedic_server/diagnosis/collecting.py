@@ -77,6 +77,10 @@ class Collector:
         for finding in [*self._tracker.tick(last), *self._tracker.changed()]:
             self._keep(finding)
 
+    def line(self, line: Line) -> None:
+        """Take one line whose time is sure, of any stream."""
+        self._take(line, is_known=True)
+
     def exit(self, ended: Exit) -> None:
         """Take how a process ended, as somebody else tells it."""
         self._exits.append(ended)

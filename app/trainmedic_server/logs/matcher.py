@@ -143,15 +143,16 @@ class LineMatcher:
     def match(self, line: Line) -> LineMatch:
         """Return which rule takes the line, and what it took from it."""
         rules = self._of_source(line.origin.source)
-        written = line.text
-        if line.record is not None:
-            match = self._match_record(rules, line, line.record)
-            written = _told_by(line.record)
-            if match is not _NOTHING or not written:
-                return match
-        if written.startswith(OWN_MARK):
+        if line.record is None:
+            return self._match_words(rules, line.text, line)
+        words = _told_by(line.record)
+        match = self._match_words(rules, words, line) if words else _NOTHING
+        return match if match.rule is not None else self._match_record(rules, line, line.record)
+
+    def _match_words(self, rules: _SourceRules, words: str, line: Line) -> LineMatch:
+        if words.startswith(OWN_MARK):
             return _NOTHING
-        text = written.encode(errors="replace")[:LONGEST]
+        text = words.encode(errors="replace")[:LONGEST]
         candidates = rules.candidates(text)
         return self._match_text(candidates, text, line) if candidates else _NOTHING
 
@@ -199,10 +200,11 @@ class LineMatcher:
 
 
 def _told_by(record: Mapping[str, Any]) -> str:
-    """Return what a record of an event says in words; rules over text are tried on that."""
+    """Return what a record of an event says in words; rules over text are tried on that before those over records."""
     if record.get("event") in _NUMBERS_ONLY:
         return ""
-    return "\n".join(str(record[name]) for name in ("traceback", "message", "error") if record.get(name))
+    error = ": ".join(str(record[name]) for name in ("error", "reason", "message") if record.get(name))
+    return "\n".join(each for each in (str(record.get("traceback") or ""), error) if each)
 
 
 def _ended(ready: _ReadyRule, text: bytes) -> Mapping[str, str] | None:

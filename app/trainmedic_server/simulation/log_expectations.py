@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from trainmedic_server.diagnosis.verdict import Verdict
 from trainmedic_server.domain.finding_codec import write_ranks
 from trainmedic_server.domain.known_finding import FindingAlert, KnownFinding
 from trainmedic_server.domain.problems import DocumentPath
 from trainmedic_server.simulation.expectations import Difference, contains, count, equal, says
-from trainmedic_server.simulation.log_test_format import FindingExpected, LogAlertExpected
+from trainmedic_server.simulation.log_test_format import FindingExpected, LogAlertExpected, VerdictExpected
 from trainmedic_server.simulation.suite_format import Check
 
 
@@ -29,6 +30,21 @@ def differences(check: Check, findings: Sequence[KnownFinding]) -> Iterator[Diff
         yield from count(("alerts",), len(check.log_alerts), told, silent)
         for index, (expected_alert, (known, alert)) in enumerate(zip(check.log_alerts, alerts, strict=False)):
             yield from _alert(("alerts", index), expected_alert, known, alert)
+
+
+def verdict_differences(expected: VerdictExpected, verdict: Verdict) -> Iterator[Difference]:
+    """Every difference between a verdict and what is expected of it."""
+    path: DocumentPath = ("verdict",)
+    reason = f" ({verdict.summary})"
+    yield from equal((*path, "cause"), expected.cause, verdict.cause, reason)
+    yield from equal((*path, "confidence"), expected.confidence, verdict.confidence, reason)
+    yield from equal((*path, "advice"), expected.advice, verdict.advice, reason)
+    for name in ("node", "gpu"):
+        wanted, named = getattr(expected, name), getattr(verdict, name)
+        if name in expected.model_fields_set and wanted != named:
+            yield Difference((*path, name), wanted or "none", (named or "none") + reason)
+    if expected.ranks is not None:
+        yield from equal((*path, "ranks"), write_ranks(expected.ranks), write_ranks(verdict.ranks), reason)
 
 
 def _finding(path: DocumentPath, expected: FindingExpected, known: KnownFinding) -> Iterator[Difference]:

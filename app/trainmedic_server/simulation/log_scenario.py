@@ -7,11 +7,14 @@ Nothing of it is a stand-in but the way between node and server. Who calls it: `
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from trainmedic_server import telemetry
-from trainmedic_server.domain.finding import Finding, Origin
+from trainmedic_server.diagnosis.collecting import Collector
+from trainmedic_server.diagnosis.judge import diagnose
+from trainmedic_server.diagnosis.verdict import Verdict
+from trainmedic_server.domain.finding import Finding, Origin, TimeSource
 from trainmedic_server.domain.finding_codec import FindingUpdate
 from trainmedic_server.domain.known_finding import KnownFinding
 from trainmedic_server.domain.topology import JobTopology, Topology
@@ -19,6 +22,7 @@ from trainmedic_server.engine.finding_intake import FindingIntake
 from trainmedic_server.engine.finding_teller import FindingTeller
 from trainmedic_server.engine.node_watch import NodeWatch
 from trainmedic_server.logs.assembly import LineAssembler
+from trainmedic_server.logs.line import Line
 from trainmedic_server.logs.rule import RuleSet
 from trainmedic_server.logs.tracker import FindingTracker
 from trainmedic_server.ports.findings import AlertTeller
@@ -64,19 +68,17 @@ class _NodeReader:
     places: dict[Origin, int] = field(default_factory=dict)
     sent: int = 0
 
-    def feed(self, origin: Origin, text: str, clock: Clock) -> Iterator[Finding]:
+    def lines(self, origin: Origin, text: str, clock: Clock) -> Iterator[Line]:
         assembler = self.assemblers.setdefault(origin, LineAssembler(origin))
         for physical in text.split("\n"):
             place = self.places.get(origin, 0)
             self.places[origin] = place + len(physical) + 1
-            for line in assembler.feed(physical.encode(), clock.now(), place):
-                yield from self.tracker.feed(line)
+            yield from assembler.feed(physical.encode(), clock.now(), place)
 
-    def tick(self, clock: Clock) -> Iterator[Finding]:
+    def late_lines(self, clock: Clock) -> Iterator[Line]:
+        """Blocks that have waited long enough for their next line."""
         for assembler in self.assemblers.values():
-            for line in assembler.flush(clock.now()):
-                yield from self.tracker.feed(line)
-        yield from self.tracker.tick(clock.now())
+            yield from assembler.flush(clock.now())
 
     def update(self, finding: Finding) -> FindingUpdate:
         self.sent += 1
@@ -104,6 +106,11 @@ class LogScenario:
         self._clock = clock
         self._readers: dict[str, _NodeReader] = {}
         self._ids: list[str] = []
+        self._collector = Collector(rules)
+        for node, ranks in job.nodes.items():
+            for rank in ranks:
+                self._collector.rank(rank, node=node)
+        self._collector.world_size(job.ranks or sum(map(len, job.nodes.values())))
         topology = Topology(jobs=JobTopology(dict.fromkeys(job.nodes, frozenset({job.name}))))
         self._teller = FindingTeller(store, teller, clock, metrics, _REPEAT)
         self._intake = FindingIntake(
@@ -133,12 +140,13 @@ class LogScenario:
                 stream=f"{entry.source}-{rank}" if rank is not None else entry.source,
             )
             reader = self._reader(node)
-            await self._send(reader, list(reader.feed(origin, text, self._clock)))
+            await self._read(reader, list(reader.lines(origin, text, self._clock)))
 
     async def tick(self) -> None:
         """Do what agents and the server do all the time."""
         for reader in self._readers.values():
-            await self._send(reader, list(reader.tick(self._clock)))
+            await self._read(reader, list(reader.late_lines(self._clock)))
+            await self._send(reader, reader.tracker.tick(self._clock.now()))
         await self._intake.check()
         await self._teller.tell()
 
@@ -146,6 +154,17 @@ class LogScenario:
         """Return all findings in the order in which they began, also those that are over."""
         known = await self._store.transact(lambda tx: tx.findings.with_ids(self._ids))
         return [known[finding_id] for finding_id in self._ids if finding_id in known]
+
+    def verdict(self) -> Verdict:
+        """Return what a diagnosis of the job makes of the lines so far."""
+        return diagnose(self._collector.facts(job=self._job.name, attempt=self._job.attempt))
+
+    async def _read(self, reader: _NodeReader, lines: Sequence[Line]) -> None:
+        # In a test it is the test that says when a line is printed, whatever stands in it.
+        timed = [replace(line, at=self._clock.now(), time_source=TimeSource.LINE) for line in lines]
+        for line in timed:
+            self._collector.line(line)
+        await self._send(reader, [finding for line in timed for finding in reader.tracker.feed(line)])
 
     def _reader(self, node: str) -> _NodeReader:
         if node not in self._readers:

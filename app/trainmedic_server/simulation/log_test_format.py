@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from trainmedic_server.diagnosis.verdict import Advice, Confidence
 from trainmedic_server.domain.fields import Duration
 from trainmedic_server.domain.finding import CauseClass, Role
 
@@ -85,6 +86,17 @@ class LineEntry(_Model):
     def until(self) -> timedelta:
         """When the last of its repeats is printed."""
         return self.at + self.every * (self.times - 1)
+
+
+class VerdictExpected(_Model):
+    """What is expected of the verdict on all lines so far. `node: null` says that none may be named."""
+
+    cause: CauseClass | None = None
+    node: str | None = None
+    gpu: str | None = None
+    ranks: Ranks | None = None
+    confidence: Confidence | None = None
+    advice: Advice | None = None
 
 
 class FindingExpected(_Model):

@@ -34,6 +34,7 @@ from trainmedic_server.ports.store import HistoryFilter, RunRecord
 from trainmedic_server.simulation import (
     expectations,
     log_expectations,
+    log_fixtures,
     log_scenario,
     suite_format,
     unknown_names,
@@ -96,7 +97,7 @@ def run_file(path: Path, actions: Actions, identity: IdentityLabels = IdentityLa
         problems.extend(unknown_names.problems(suite, playbooks, actions))
         rules = LogRuleLibrary(suite.rules)
         rules.reload()
-        fixtures, wrong = suite_format.fixtures(suite)
+        fixtures, wrong = log_fixtures.of_suite(suite)
         problems.extend([*rules.problems, *wrong, *unknown_names.of_rules(suite, rules.rule_set)])
         ready.append((suite, playbooks, _LogParts(rules.rule_set, fixtures)))
     if problems:
@@ -298,7 +299,8 @@ class _Scenario:
         )
         when = "at the end" if check.at is None else f"at {duration.write(check.at)}"
         in_logs = log_expectations.differences(check, await self.logs.findings())
-        for difference in (*expectations.differences(check, observed), *in_logs):
+        on_job = log_expectations.verdict_differences(check.verdict, self.logs.verdict()) if check.verdict else ()
+        for difference in (*expectations.differences(check, observed), *in_logs, *on_job):
             message = f"{when}, {path_text(difference.path)}: expected {difference.expected}, got {difference.got}"
             self.fail((*path, *difference.path), message)
 

@@ -24,7 +24,13 @@ from trainmedic_server.domain.fields import Duration
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.problems import DocumentPath, FileProblem
 from trainmedic_server.domain.run import Decision, Status, StepStatus, UndoStatus
-from trainmedic_server.simulation.log_test_format import FindingExpected, JobEntry, LineEntry, LogAlertExpected
+from trainmedic_server.simulation.log_test_format import (
+    FindingExpected,
+    JobEntry,
+    LineEntry,
+    LogAlertExpected,
+    VerdictExpected,
+)
 
 LONGEST = timedelta(days=7)
 """The virtual time that a test may last; the engine's own periodic tasks make longer tests slow."""
@@ -210,6 +216,7 @@ class Check(_Model):
     ) = None
     findings: tuple[FindingExpected, ...] | None = None
     log_alerts: tuple[LogAlertExpected, ...] | None = Field(None, alias="alerts")
+    verdict: VerdictExpected | None = None
     paused: bool | None = None
     breaker_open: bool | None = None
 
@@ -304,28 +311,6 @@ class Suite:
             inside = (isinstance(value, dict) and part in value) or isinstance(value, list)
             value = value[part] if inside else None
         return self.document.problem(tuple(written), message, at_key=at_key)
-
-
-def fixtures(suite: Suite) -> tuple[dict[str, str], list[FileProblem]]:
-    """The lines of the suite's file of fixtures by their ids, and what is wrong with it or with their use."""
-    known: dict[str, str] = {}
-    if suite.spec.fixtures is not None:
-        path = suite.path.parent / suite.spec.fixtures
-        text = loader.read_text(path)
-        if isinstance(text, FileProblem):
-            return {}, [text]
-        documents, problems = yaml_text.read(text, str(path))
-        if problems:
-            return {}, problems
-        entries = [entry for document in documents for entry in document.value if isinstance(document.value, list)]
-        known = {str(entry["id"]): str(entry["text"]) for entry in entries if isinstance(entry, dict)}
-    wrong = [
-        suite.problem(("tests", index, "lines", number, "fixture"), f"there is no fixture {line.fixture!r}")
-        for index, test in enumerate(suite.spec.tests)
-        for number, line in enumerate(test.lines)
-        if line.fixture is not None and line.fixture not in known
-    ]
-    return known, wrong
 
 
 def read(path: Path) -> tuple[list[Suite], list[FileProblem]]:

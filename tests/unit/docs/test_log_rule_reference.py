@@ -13,7 +13,13 @@ from trainmedic_server.catalog.log_rule_form import AlertForm, LogRuleForm
 from trainmedic_server.domain.finding import CauseClass, Role
 from trainmedic_server.logs.matcher import FUNCTIONS
 from trainmedic_server.logs.rule import SOURCES
-from trainmedic_server.simulation.log_test_format import FindingExpected, JobEntry, LineEntry, LogAlertExpected
+from trainmedic_server.simulation.log_test_format import (
+    FindingExpected,
+    JobEntry,
+    LineEntry,
+    LogAlertExpected,
+    VerdictExpected,
+)
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "reference" / "log-rules.md").read_text(encoding="utf-8")
@@ -51,7 +57,7 @@ def test_every_shipped_rule_is_in_the_reference() -> None:
     assert named == set(RULES.by_name)
 
 
-@pytest.mark.parametrize("model", [JobEntry, LineEntry, FindingExpected, LogAlertExpected])
+@pytest.mark.parametrize("model", [JobEntry, LineEntry, FindingExpected, LogAlertExpected, VerdictExpected])
 def test_every_key_of_a_test_is_in_its_guide(model: type[BaseModel]) -> None:
     """Where lines and what is expected of them are described."""
     missing = [

@@ -110,3 +110,20 @@ def test_a_rule_that_is_wrong_is_told(tmp_path: Path) -> None:
     result = run(tmp_path, "tests: [{name: t, expect: {findings: []}}]", RULE.replace("role: root", "role: rot"))
     assert "'rot' is not one of root, cascade" in complaints(result)[0]
     assert result.results == ()
+
+
+def test_a_verdict_that_is_not_the_expected_one_is_told_with_its_reason(tmp_path: Path) -> None:
+    """Cause, confidence, and a node that may not be named."""
+    result = run(
+        tmp_path,
+        """
+tests:
+  - name: wrong
+    lines: [{source: training, rank: 0, text: out of memory on GPU 1}]
+    expect:
+      verdict: {cause: network, node: node-7, ranks: 0}
+""",
+    )
+    cause, node = complaints(result)
+    assert cause.startswith("6:24: wrong: at the end, verdict.cause: expected network, got gpu_memory (")
+    assert node.startswith("6:39: wrong: at the end, verdict.node: expected node-7, got none (")
