@@ -21,6 +21,7 @@ BENCHMARKS = (
     "alert_storm",
     "command_to_limit",
     "disk_clean",
+    "finding_to_alert",
     "log_rules",
     "receipt_to_handler",
     "sdk_bad_redis",
@@ -35,6 +36,7 @@ SMALL = {
         r"idle agent: (\d+\.\d) MB resident .* of one core \(8 GPUs",
     ),
     "agents_thousand": (("--agents", "30", "--alerts-each", "10"), r"30 agents: (\d+\.\d+) s from the first webhook"),
+    "finding_to_alert": (("--rounds", "3"), r"finding to alert: (\d+\.\d) ms, p95 .* counted in (\d+\.\d\d) s"),
     "log_rules": (("--lines", "2000"), r"log rules: (\d+) lines a second and core"),
     "command_to_limit": (("--rounds", "5"), r"command to limit: (\d+\.\d) ms, p95 .* \(median of 5, 8 GPUs\)"),
 }
