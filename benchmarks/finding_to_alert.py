@@ -1,4 +1,4 @@
-"""Milliseconds from a finding in Redis to its alert in the history; and until 512 ranks that print the same are counted.
+"""Milliseconds from a finding in Redis to its alert in the history; and until 512 ranks with one line are counted.
 
 Server and Redis are processes of their own, and everything is signed, as in use. One finding at a time: the next is
 sent when the alert of the last has led to its item in the history. There is no Alertmanager, whose group_wait would
