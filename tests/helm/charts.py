@@ -47,6 +47,7 @@ _CLEANING = {
         },
     }
 }
+_LOGS = {"roots": ["/data/logs"], "files": ["/var/log/dcgm/{node}.log"], "pods": ["team-*"]}
 _PLAYBOOK = """playbook: page
 on: {alert: Trial}
 target: cluster
@@ -102,6 +103,10 @@ COMBINATIONS: Mapping[str, Values] = {
         "agent": {
             "powerControl": {"enabled": True, "floorPercent": 60, "maxLease": "10m"},
             "cleaning": {"hostPaths": ["/var/log/training", "/scratch"], "hostPID": True, "policy": _CLEANING},
+            "logs": {
+                "policy": {**_LOGS, "kernel": "/var/log/kern.log"},
+                "hostPaths": ["/data/logs", "/var/log", "/scratch"],
+            },
             "settings": {"TRAINMEDIC_LOG_LEVEL": "debug"},
             "priorityClassName": "system-node-critical",
             "podAnnotations": {"example.com/note": "two"},
@@ -136,6 +141,8 @@ COMBINATIONS: Mapping[str, Values] = {
         "mode": "enforce",
         "agent": {"cleaning": {"hostPaths": ["/var/log/training", "/scratch"], "policy": _CLEANING}},
     },
+    "logs": {"agent": {"logs": {"policy": _LOGS, "hostPaths": ["/data/logs", "/var/log/dcgm"]}}},
+    "kernel-log": {"agent": {"logs": {"policy": {"kernel": True}, "kmsg": True}}},
     "identity": {"agent": {"seePods": True}, "kubernetes": {"identity": True}},
     "nodes-only": {"mode": "approve", "kubernetes": {"actions": ["k8s.cordon", "k8s.uncordon", "k8s.drain"]}},
     "workloads-of-two-namespaces": {

@@ -87,6 +87,7 @@ def test_the_agents_policy_is_one_that_it_takes(combination: str) -> None:
     assert made.allow == wanted
     if power:
         assert made.power.floor_percent == power.get("floorPercent", 50)
+    assert (made.logs is not None) == bool(asked.get("logs"))
     assert made.cleaning.rules.keys() == cleaning.get("policy", {}).get("rules", {}).keys()
 
 

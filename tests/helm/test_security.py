@@ -13,6 +13,8 @@ POWER = frozenset({"SYS_ADMIN"})
 """Without it NVIDIA's driver sets no power limit."""
 CLEANING = frozenset({"DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "LEASE"})
 """To look at and delete what others made, and to ask the kernel whether it is in use."""
+READING = frozenset({"DAC_READ_SEARCH"})
+"""To read the logs of others."""
 PROCESSES = frozenset({"SYS_PTRACE"})
 """To see which files the node's processes hold open."""
 
@@ -20,12 +22,18 @@ ALLOWED: Mapping[str, frozenset[str]] = {
     "everything": POWER | CLEANING | PROCESSES,
     "power-control": POWER,
     "cleaning": CLEANING,
+    "logs": READING,
+    "kernel-log": READING,
 }
 """By combination, what the agent is given; by default nothing."""
 HOST_PATHS: Mapping[str, set[str]] = {
-    "everything": {"/var/lib/trainmedic", "/var/log/training", "/scratch"},
+    "everything": {
+        *("/var/lib/trainmedic", "/var/log/training", "/scratch", "/data/logs", "/var/log", "/var/log/pods"),
+    },
     "power-control": {"/var/lib/trainmedic"},
     "cleaning": {"/var/lib/trainmedic", "/var/log/training", "/scratch"},
+    "logs": {"/var/lib/trainmedic", "/data/logs", "/var/log/dcgm", "/var/log/pods"},
+    "kernel-log": {"/var/lib/trainmedic", "/dev/kmsg"},
 }
 
 every_combination = pytest.mark.parametrize("combination", COMBINATIONS)
@@ -43,15 +51,17 @@ def test_no_container_is_privileged(combination: str) -> None:
             context = container["securityContext"]
             added = frozenset(context["capabilities"].get("add", ()))
             assert context["capabilities"]["drop"] == ["ALL"]
-            assert not context.get("privileged")
+            # Nothing less gives a container a device of the node.
+            is_privileged = is_agent(pod) and combination == "kernel-log"
+            assert bool(context.get("privileged")) == is_privileged
             assert added == (ALLOWED.get(combination, frozenset()) if is_agent(pod) else frozenset())
-            assert context["allowPrivilegeEscalation"] == ("SYS_ADMIN" in added)
+            assert context["allowPrivilegeEscalation"] == ("SYS_ADMIN" in added or is_privileged)
             assert ("appArmorProfile" in context) == ("SYS_PTRACE" in added)
 
 
 @every_combination
 def test_root_is_the_exception(combination: str) -> None:
-    """Every pod runs as a user of its own, but for the agent that sets power limits or cleans."""
+    """Every pod runs as a user of its own, but for the agent that sets power limits, cleans or reads logs."""
     for pod, spec in charts.pods(charts.objects(combination)):
         context = spec["securityContext"]
         is_root = is_agent(pod) and combination in ALLOWED

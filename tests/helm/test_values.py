@@ -82,6 +82,26 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"agent": {"cleaning": {"hostPaths": ["/scratch"]}}},
         "agent.cleaning.policy: has no rules",
     ),
+    "logs that are not mounted": (
+        {"agent": {"logs": {"policy": {"roots": ["/data/logs"]}, "hostPaths": ["/data/log"]}}},
+        "agent.logs.hostPaths: the policy reads /data/logs, which lies in none",
+    ),
+    "a file of logs that is not mounted": (
+        {"agent": {"logs": {"policy": {"files": ["/a/b.log", {"path": "/c/d.log"}]}, "hostPaths": ["/a"]}}},
+        "agent.logs.hostPaths: the policy reads /c/d.log",
+    ),
+    "the kernel's log without its device": (
+        {"agent": {"logs": {"policy": {"kernel": True}}}},
+        "agent.logs.policy: kernel: true needs agent.logs.kmsg",
+    ),
+    "mounts for logs that nobody reads": (
+        {"agent": {"logs": {"hostPaths": ["/data/logs"]}}},
+        "agent.logs.policy: names no logs",
+    ),
+    "more than logs": (
+        {"agent": {"logs": {"policy": {"files": ["/etc/a.log"]}, "hostPaths": ["/etc"]}}},
+        "agent.logs.hostPaths: /etc holds more than logs",
+    ),
     "a rule without roots": (
         {"agent": {"cleaning": {"policy": {"rules": {"logs": {"root": ["/scratch"]}}}}}},
         "'/agent/cleaning/policy/rules/logs': missing property 'roots'",

@@ -60,7 +60,7 @@
   "TRAINMEDIC_PORT" "server.service"
   "TRAINMEDIC_STATE_DIR" "server.persistence or agent.statePath"
   "TRAINMEDIC_NODE" "agent.nodeSelector"
-  "TRAINMEDIC_POLICY" "agent.powerControl and agent.cleaning"
+  "TRAINMEDIC_POLICY" "agent.powerControl, agent.cleaning and agent.logs"
   "TRAINMEDIC_EXPORTER_HOST" "agent.exporterPort"
   "TRAINMEDIC_EXPORTER_PORT" "agent.exporterPort" -}}
 {{- range $component := list "server" "agent" -}}
@@ -109,6 +109,39 @@
 {{- range $cleaning.hostPaths -}}
 {{- if has (clean .) (list "/" "/boot" "/dev" "/etc" "/home" "/mnt" "/opt" "/proc" "/root" "/run" "/srv" "/sys" "/usr" "/var" "/var/lib" "/var/lib/containerd" "/var/lib/docker" "/var/lib/kubelet") -}}
 {{- fail (printf "agent.cleaning.hostPaths: %s holds more than what is to be cleaned; name a directory below it" .) -}}
+{{- end -}}
+{{- end -}}
+{{- $logs := .Values.agent.logs -}}
+{{- if and (not .Values.agent.enabled) $logs.policy -}}
+{{- fail "agent.enabled: is false, so there is nobody for agent.logs; leave that out" -}}
+{{- end -}}
+{{- if and (or $logs.hostPaths $logs.kmsg) (not $logs.policy) -}}
+{{- fail "agent.logs.policy: names no logs, so hostPaths and kmsg would be given away for nothing; name some or leave those out" -}}
+{{- end -}}
+{{- $paths := concat (dig "roots" list $logs.policy) (dig "paths" list $logs.policy) (dig "slurm" list $logs.policy) -}}
+{{- range dig "files" list $logs.policy -}}
+{{- $paths = append $paths (ternary . (dig "path" "" (ternary (dict) . (kindIs "string" .))) (kindIs "string" .)) -}}
+{{- end -}}
+{{- $kernel := toString (dig "kernel" false $logs.policy) -}}
+{{- if hasPrefix "/" $kernel -}}
+{{- $paths = append $paths $kernel -}}
+{{- else if and (ne $kernel "false") (not $logs.kmsg) -}}
+{{- fail (printf "agent.logs.policy: kernel: %s needs agent.logs.kmsg, which makes the container privileged; or name a file, such as /var/log/kern.log" $kernel) -}}
+{{- end -}}
+{{- range $read := $paths -}}
+{{- $mounted := false -}}
+{{- range $path := concat $logs.hostPaths $cleaning.hostPaths -}}
+{{- if or (eq (clean $read) (clean $path)) (hasPrefix (printf "%s/" (clean $path)) (clean $read)) -}}
+{{- $mounted = true -}}
+{{- end -}}
+{{- end -}}
+{{- if not $mounted -}}
+{{- fail (printf "agent.logs.hostPaths: the policy reads %s, which lies in none of these directories; add the one that is to be mounted" $read) -}}
+{{- end -}}
+{{- end -}}
+{{- range $logs.hostPaths -}}
+{{- if has (clean .) (list "/" "/boot" "/dev" "/etc" "/home" "/opt" "/proc" "/root" "/run" "/srv" "/sys" "/usr" "/var" "/var/lib") -}}
+{{- fail (printf "agent.logs.hostPaths: %s holds more than logs; name a directory below it" .) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

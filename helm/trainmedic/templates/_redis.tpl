@@ -26,7 +26,7 @@ somebody else keeps the server's password, none is generated here, and agents ha
   secret: {{ default (printf "%s-redis-agent" $name) $users.existingSecret }}
   key: {{ ternary "agent" "password" (not (empty $users.existingSecret)) }}
   # Findings are appended and counted, and read by nobody but the server; the rules are read.
-  rules: "~trainmedic:commands:node:* ~trainmedic:agent:* %R~trainmedic:logrules %R~trainmedic:logrules:* {{ $rules }} (~trainmedic:findings +xadd +xlen)"
+  rules: "~trainmedic:commands:node:* ~trainmedic:agent:* %R~trainmedic:logrules %R~trainmedic:logrules:* {{ $rules }} (~trainmedic:findings +xadd +xlen) +time"
 {{- end }}
 {{- range $job := $users.jobs }}
 - name: job-{{ $job }}

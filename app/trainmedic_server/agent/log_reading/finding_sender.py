@@ -117,11 +117,14 @@ class FindingSender:
             self._store.sent([number for number, _ in taken])
         return _IDLE_SECONDS
 
-    def _measured(self, client: redis.Redis) -> float:
+    def _measured(self, client: redis.Redis) -> float | None:
         """Seconds by which this node's clock may differ from that of Redis: the difference, and half of the time that
-        the answer took."""
+        the answer took. None where this user of Redis may not ask."""
         asked = time.monotonic()
-        seconds, microseconds = client.time()
+        try:
+            seconds, microseconds = client.time()
+        except redis.exceptions.NoPermissionError:
+            return None
         took = time.monotonic() - asked
         there = seconds + microseconds / 1e6
         return abs(self._unix_now() - took / 2 - there) + took / 2
