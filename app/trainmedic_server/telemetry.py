@@ -99,6 +99,7 @@ class Metrics:
         )
         self.store_errors = counter("trainmedic_store_errors", "Failed calls of the run store.")
         self.bus_errors = counter("trainmedic_bus_errors", "Failed calls of Redis.")
+        self.prometheus_errors = counter("trainmedic_prometheus_errors", "Failed questions to Prometheus.")
         self.loop_errors = counter(
             "trainmedic_loop_errors", "Unexpected errors that a background loop survived.", ["loop"]
         )

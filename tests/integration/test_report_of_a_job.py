@@ -291,12 +291,17 @@ async def test_every_panel_of_the_dashboard_can_be_asked(metrics, panel) -> None
             assert answer or "tokens" in query, query
 
 
-async def test_a_refused_query_is_told_as_prometheus_tells_it(metrics) -> None:
-    """And one for too many points is refused here."""
+async def test_a_refused_query_is_told_as_prometheus_tells_it(prometheus: str) -> None:
+    """And counted. One for too many points is refused here."""
+    failures: list[str] = []
+    metrics = PrometheusApi(prometheus, on_error=lambda: failures.append("failed"))
     with pytest.raises(MetricsUnavailable, match=r"status 400: .*parse error"):
         await metrics.read("sum(", at(0), at(60), timedelta(seconds=60))
     with pytest.raises(ValueError, match="more than 11000 points"):
         await metrics.read("up", at(0), at(END), timedelta(seconds=1))
+    assert await metrics.read("no_such_metric", at(0), at(60), timedelta(seconds=60)) == []
+    assert len(failures) == 1
+    await metrics.close()
 
 
 def test_the_command_prints_what_a_server_with_prometheus_knows(prometheus: str, tmp_path: Path) -> None:

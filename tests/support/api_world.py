@@ -259,6 +259,7 @@ class World:
     bus: Dependency = field(default_factory=Dependency)
     metrics: Metrics = field(default_factory=Metrics)
     allowed_hosts: tuple[str, ...] = ()
+    metric_history: Any = None
 
     def __post_init__(self) -> None:
         self.engine = MemoryEngine(self.history)
@@ -280,6 +281,7 @@ class World:
             clock_watch=NoClockWatch(),
             limits=self.limits,
             allowed_hosts=self.allowed_hosts,
+            metric_history=self.metric_history,
         )
 
     @asynccontextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,8 @@ BODY_LIMIT = 32 * 1024 * 1024
 class PrometheusApi(MetricHistory):
     """One Prometheus."""
 
-    def __init__(self, url: str, token_file: Path | None = None) -> None:
-        """Raises ConfigurationError."""
+    def __init__(self, url: str, token_file: Path | None = None, on_error: Callable[[], None] = lambda: None) -> None:
+        """`on_error` is called for each question that was not answered. Raises ConfigurationError."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigurationError("the URL of Prometheus is not one: write http://host:9090")
@@ -36,11 +36,19 @@ class PrometheusApi(MetricHistory):
         self._base = urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
         self._basic = base64.b64encode(unquote(user).encode()).decode() if user else None
         self._token_file = token_file
+        self._on_error = on_error
         self._http = HttpxCaller(body_limit=BODY_LIMIT)
 
     async def read(self, query: str, begin: datetime, end: datetime, every: timedelta) -> Sequence[MetricSeries]:
         if (end - begin) / every >= MOST_POINTS:
             raise ValueError(f"a query for more than {MOST_POINTS} points")
+        try:
+            return await self._ask(query, begin, end, every)
+        except MetricsUnavailable:
+            self._on_error()
+            raise
+
+    async def _ask(self, query: str, begin: datetime, end: datetime, every: timedelta) -> Sequence[MetricSeries]:
         fields = {
             "query": query,
             "start": f"{begin.timestamp():.3f}",

@@ -7,23 +7,33 @@ Who calls it: the API (``server.reports``).
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 
 from trainmedic_server import telemetry
-from trainmedic_server.domain.run import Run
+from trainmedic_server.domain.run import Event, Run, Status
 from trainmedic_server.errors import MetricsUnavailable, NotFound
 from trainmedic_server.ports.metric_history import MetricHistory
 from trainmedic_server.ports.store import History, HistoryFilter
 from trainmedic_server.ports.verdicts import NoVerdicts, VerdictSource
 from trainmedic_server.reports.failures import JOB_EVENTS
-from trainmedic_server.reports.fleet import FleetReport, fleet_report
+from trainmedic_server.reports.fleet import FleetReport, RunTally, fleet_report
 from trainmedic_server.reports.job_figures import JobFigures
 from trainmedic_server.reports.job_questions import JobQuestions
-from trainmedic_server.reports.job_report import JobRecords, JobReport, job_report
+from trainmedic_server.reports.job_report import (
+    MOST_LISTED,
+    JobRecords,
+    JobReport,
+    RepairRecord,
+    job_report,
+    repair_record,
+)
 
 MOST_RUNS = 20_000
-"""Runs that are read for one report; the newest."""
-MOST_EVENTS = 100_000
+"""Runs that are read for one report, the newest. They are counted and not kept."""
+MOST_EVENTS = 20_000
+"""Events of jobs, the same; some 10 MB."""
 LONGEST = timedelta(days=366)
 _PATIENCE = timedelta(seconds=25)
 """How long Prometheus may take for all questions of a report: whoever asks waits for 30 s."""
@@ -44,32 +54,50 @@ class ReportCompiler:
 
     async def job(self, job: str, since: datetime, until: datetime) -> JobReport:
         """The report on one job. Raises NotFound where nobody has heard of it in that time, StoreUnavailable."""
-        events = await self._history.events_of_jobs(JOB_EVENTS, since, until, MOST_EVENTS, job)
-        runs, left_out = await self._runs(HistoryFilter(job=job, since=since, until=until))
+        left_out: dict[str, str] = {}
+        events = await self._events(since, until, left_out, job)
+        repairs: deque[RepairRecord] = deque(maxlen=MOST_LISTED)
+        count = 0
+        async for run in self._runs(HistoryFilter(job=job, since=since, until=until), left_out):
+            if run.status is not Status.NOT_STARTED:
+                count += 1
+                if len(repairs) < MOST_LISTED:
+                    repairs.appendleft(repair_record(run))
         verdicts = await self._verdicts.verdicts(since, until, job)
         figures, no_metrics = await self._figures(job, since, until)
-        if not events and not runs and not verdicts and figures.progress is None:
-            raise NotFound(
-                f"Nothing has been heard of a job {job} in that time{f' ({no_metrics})' if no_metrics else ''}."
-            )
-        return job_report(job, since, until, figures, JobRecords(events, runs, verdicts, left_out), no_metrics)
+        if not events and not count and not verdicts and figures.progress is None:
+            sources = "the history has" if no_metrics else "Prometheus and the history have"
+            raise NotFound(f"Of a job {job}, {sources} nothing in that time{f'; {no_metrics}' if no_metrics else ''}.")
+        records = JobRecords(events, repairs, count, verdicts, left_out)
+        return job_report(job, since, until, figures, records, no_metrics)
 
     async def fleet(self, since: datetime, until: datetime) -> FleetReport:
         """The report on all jobs. Raises StoreUnavailable."""
-        events = await self._history.events_of_jobs(JOB_EVENTS, since, until, MOST_EVENTS)
-        runs, left_out = await self._runs(HistoryFilter(since=since, until=until))
+        left_out: dict[str, str] = {}
+        events = await self._events(since, until, left_out)
+        runs = RunTally()
+        async for run in self._runs(HistoryFilter(since=since, until=until), left_out):
+            runs.add(run)
         verdicts = await self._verdicts.verdicts(since, until)
-        too_many = f"only the newest {MOST_RUNS} runs were read" if left_out else None
-        return fleet_report(since, until, events, runs, verdicts, too_many)
+        return fleet_report(since, until, events, runs, verdicts, left_out)
 
-    async def _runs(self, matching: HistoryFilter) -> tuple[list[Run], int]:
-        """The runs, oldest first, and how many there were beyond `MOST_RUNS`, as far as they were counted."""
-        runs: list[Run] = []
+    async def _events(
+        self, since: datetime, until: datetime, left_out: dict[str, str], job: str | None = None
+    ) -> list[Event]:
+        events = await self._history.events_of_jobs(JOB_EVENTS, since, until, MOST_EVENTS, job)
+        if len(events) == MOST_EVENTS:
+            left_out["failures"] = f"only the newest {MOST_EVENTS} events of jobs were read"
+        return events
+
+    async def _runs(self, matching: HistoryFilter, left_out: dict[str, str]) -> AsyncIterator[Run]:
+        """The runs, newest first, up to `MOST_RUNS`."""
+        count = 0
         async for run in self._history.stream(matching):
-            if len(runs) == MOST_RUNS:
-                return runs[::-1], 1
-            runs.append(run)
-        return runs[::-1], 0
+            if count == MOST_RUNS:
+                left_out["repairs"] = f"only the newest {MOST_RUNS} runs were read"
+                return
+            count += 1
+            yield run
 
     async def _figures(self, job: str, since: datetime, until: datetime) -> tuple[JobFigures, str | None]:
         """What Prometheus has, or why it has nothing to say."""

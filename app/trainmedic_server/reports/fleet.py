@@ -6,11 +6,12 @@ It rests on the run store alone, so it covers the time that the store keeps.
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from trainmedic_server.domain.alert import Identity
 from trainmedic_server.domain.run import Event, Run, Status
 from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.ports.verdicts import VerdictRecord
@@ -83,33 +84,95 @@ class FleetReport:
 
 @dataclass(slots=True)
 class _Node:
-    alerts: set[object] = field(default_factory=set)
+    alerts: set[Identity] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
-    jobs: list[str] = field(default_factory=list)
     touched: int = 0
+
+
+@dataclass(slots=True)
+class _Repairs:
+    statuses: Counter[Status] = field(default_factory=Counter)
+    lengths: list[float] = field(default_factory=list)
+    """Seconds, of those that succeeded."""
+
+
+class RunTally:
+    """Counts runs as they are read, so that none of them is kept."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, _Node] = defaultdict(_Node)
+        self._repairs: dict[str, _Repairs] = defaultdict(_Repairs)
+
+    def add(self, run: Run) -> None:
+        target = run.target
+        if target is not None and target.node is not None and target.kind in (TargetKind.NODE, TargetKind.GPU):
+            self._nodes[target.node].alerts.add(run.alert)
+            self._nodes[target.node].names.add(run.alert_name)
+        for node in run.touched:
+            self._nodes[node].touched += 1
+        if run.status is Status.NOT_STARTED:
+            return
+        repairs = self._repairs[run.playbook]
+        repairs.statuses[run.status] += 1
+        if run.status is Status.SUCCEEDED and run.ended_at is not None:
+            repairs.lengths.append((run.ended_at - run.created_at).total_seconds())
+
+    def nodes(self, verdicts: Sequence[VerdictRecord]) -> list[NodeTotal]:
+        """Those with two troubles or more, the worst first."""
+        jobs: dict[str, list[str]] = defaultdict(list)
+        for verdict in verdicts:
+            if verdict.node is not None:
+                jobs[verdict.node].append(verdict.job)
+        totals = [
+            _node_total(name, self._nodes.get(name, _Node()), jobs.get(name, []))
+            for name in self._nodes.keys() | jobs.keys()
+        ]
+        troubled = [total for total in totals if total.alerts + total.verdicts >= 2]
+        return sorted(troubled, key=lambda total: (-total.verdicts, -total.alerts, total.node))[:MOST_NODES]
+
+    def repairs(self) -> list[RepairTotal]:
+        return [_repair_total(name, repairs) for name, repairs in sorted(self._repairs.items())]
+
+
+def _node_total(name: str, node: _Node, jobs: Sequence[str]) -> NodeTotal:
+    names, of_jobs = tuple(sorted(node.names)), tuple(sorted(set(jobs)))
+    return NodeTotal(name, len(node.alerts), names, len(jobs), of_jobs, node.touched)
+
+
+def _repair_total(playbook: str, repairs: _Repairs) -> RepairTotal:
+    statuses = repairs.statuses
+    succeeded, observed = statuses[Status.SUCCEEDED], statuses[Status.OBSERVED]
+    still_open = sum(count for status, count in statuses.items() if status.is_open)
+    return RepairTotal(
+        playbook=playbook,
+        runs=statuses.total(),
+        succeeded=succeeded,
+        failed=statuses.total() - succeeded - observed - still_open,
+        observed=observed,
+        open=still_open,
+        median_seconds=statistics.median(repairs.lengths) if repairs.lengths else None,
+    )
 
 
 def fleet_report(
     since: datetime,
     until: datetime,
     events: Sequence[Event],
-    runs: Sequence[Run],
+    runs: RunTally,
     verdicts: Sequence[VerdictRecord],
-    left_out: str | None = None,
+    left_out: Mapping[str, str],
 ) -> FleetReport:
-    """The report on all jobs from `since` to `until`. `left_out` says what was too much to be read."""
+    """The report on all jobs from `since` to `until`. `left_out` says of which parts there was too much to be read."""
     failures = list(_all_failures(events, verdicts))
-    unknown = {}
+    unknown = dict(left_out)
     if failures and not verdicts:
         unknown["causes"] = "no failure was diagnosed in that time"
-    if left_out is not None:
-        unknown["repairs"] = left_out
     return FleetReport(
         TimeRange(since, until),
         len(failures),
         tuple(_causes(failures)),
-        tuple(_nodes(runs, verdicts)),
-        tuple(_repairs(runs)),
+        tuple(runs.nodes(verdicts)),
+        tuple(runs.repairs()),
         unknown,
     )
 
@@ -150,55 +213,4 @@ def _cause(cause: str, failures: Sequence[tuple[str, FailureRecord, int | None]]
         down_seconds=sum(failure.down_seconds or 0.0 for _, failure, _ in failures),
         lost_gpu_hours=round(sum(costs), 3) if costs else None,
         uncounted=len(failures) - len(costs),
-    )
-
-
-def _nodes(runs: Sequence[Run], verdicts: Sequence[VerdictRecord]) -> list[NodeTotal]:
-    nodes: dict[str, _Node] = defaultdict(_Node)
-    for run in runs:
-        target = run.target
-        if target is not None and target.node is not None and target.kind in (TargetKind.NODE, TargetKind.GPU):
-            nodes[target.node].alerts.add(run.alert)
-            nodes[target.node].names.add(run.alert_name)
-        for node in run.touched:
-            nodes[node].touched += 1
-    for verdict in verdicts:
-        if verdict.node is not None:
-            nodes[verdict.node].jobs.append(verdict.job)
-    totals = [
-        NodeTotal(
-            name,
-            len(node.alerts),
-            tuple(sorted(node.names)),
-            len(node.jobs),
-            tuple(sorted(set(node.jobs))),
-            node.touched,
-        )
-        for name, node in nodes.items()
-        if len(node.alerts) + len(node.jobs) >= 2
-    ]
-    return sorted(totals, key=lambda total: (-total.verdicts, -total.alerts, total.node))[:MOST_NODES]
-
-
-def _repairs(runs: Sequence[Run]) -> list[RepairTotal]:
-    by_playbook: dict[str, list[Run]] = defaultdict(list)
-    for run in runs:
-        if run.status is not Status.NOT_STARTED:
-            by_playbook[run.playbook].append(run)
-    return [_repair_total(name, of_playbook) for name, of_playbook in sorted(by_playbook.items())]
-
-
-def _repair_total(playbook: str, runs: Sequence[Run]) -> RepairTotal:
-    succeeded = [run for run in runs if run.status is Status.SUCCEEDED]
-    lengths = [(run.ended_at - run.created_at).total_seconds() for run in succeeded if run.ended_at is not None]
-    observed = sum(run.status is Status.OBSERVED for run in runs)
-    still_open = sum(run.is_open for run in runs)
-    return RepairTotal(
-        playbook=playbook,
-        runs=len(runs),
-        succeeded=len(succeeded),
-        failed=len(runs) - len(succeeded) - observed - still_open,
-        observed=observed,
-        open=still_open,
-        median_seconds=statistics.median(lengths) if lengths else None,
     )

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from trainmedic_server.domain.run import Event, Run, Status
+from trainmedic_server.domain.run import Event, Run
 from trainmedic_server.ports.verdicts import VerdictRecord
 from trainmedic_server.reports import anomalies, bottleneck, efficiency, goodput
 from trainmedic_server.reports.bottleneck import Bottleneck, StepShares
@@ -100,10 +100,12 @@ class JobRecords:
     """What the run store has of a job in a time, each oldest first."""
 
     events: Sequence[Event] = ()
-    runs: Sequence[Run] = ()
+    repairs: Sequence[RepairRecord] = ()
+    """The newest `MOST_LISTED`."""
+    repair_count: int = 0
     verdicts: Sequence[VerdictRecord] = ()
-    left_out: int = 0
-    """Runs that were not read, because there are too many."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Of what there was too much to be read, by the report's part."""
 
 
 def job_report(
@@ -118,7 +120,6 @@ def job_report(
         score = efficiency.efficiency(figures.utilisation.average, figures.throughput.average, usual.value)
     held_up = bottleneck.bottleneck(figures.shares, figures.straggler, figures.memory_use, share)
     failures = failures_of(records.events, records.verdicts)
-    acted = [run for run in records.runs if run.status is not Status.NOT_STARTED]
     report = {
         "gpus": figures.gpus,
         "gpu_utilization": figures.utilisation,
@@ -144,9 +145,9 @@ def job_report(
         failures=tuple(failures[-MOST_LISTED:]),
         failure_count=len(failures),
         restart_count=sum(event.kind == RESTARTED for event in records.events),
-        repairs=tuple(_repair(run) for run in acted[-MOST_LISTED:]),
-        repair_count=len(acted) + records.left_out,
-        unknown=_reasons(report, figures, no_metrics),
+        repairs=tuple(records.repairs),
+        repair_count=records.repair_count,
+        unknown={**_reasons(report, figures, no_metrics), **records.left_out},
     )
 
 
@@ -189,7 +190,8 @@ def _reasons(report: Mapping[str, object], figures: JobFigures, no_metrics: str 
     return {name: reasons[name] for name in sorted(missing)}
 
 
-def _repair(run: Run) -> RepairRecord:
+def repair_record(run: Run) -> RepairRecord:
+    """What a report says of a run."""
     return RepairRecord(
         run.id,
         run.playbook,

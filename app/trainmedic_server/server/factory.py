@@ -100,7 +100,7 @@ def create_app(
         operations.overview(catalog, runs, bus, auth, reads),
         operations.job_orders(job_lives, auth, bodies),
         jobs.router(bus, cluster_topology, clock, auth),
-        reports.router(ReportCompiler(runs, metric_history, verdicts), auth, clock, reads),
+        reports.router(ReportCompiler(runs, metric_history, verdicts), auth, clock),
         status.router(engine, store, bus, catalog, log_rules, clock, clock_watch, metrics, limits, redis_caveat),
     ):
         app.include_router(routes)

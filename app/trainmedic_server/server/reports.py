@@ -23,13 +23,17 @@ from trainmedic_server.server.times import TimeText, time_of
 from trainmedic_server.server.tokens import TokenRole
 
 _SHORTEST = timedelta(minutes=1)
+_AT_ONCE = 2
+_WAITING = 16
 _JOB = TypeAdapter(JobReport)
 _FLEET = TypeAdapter(FleetReport)
 
 JobName = Annotated[str, Path(min_length=1, max_length=253, pattern=r"^[^\s\x00-\x1f\x7f]+$")]
 
 
-def router(compiler: ReportCompiler, auth: Authenticator, clock: Clock, reads: ReadTurns) -> APIRouter:
+def router(compiler: ReportCompiler, auth: Authenticator, clock: Clock) -> APIRouter:
+    # Turns of their own: a report waits for Prometheus, and holds up no page of the history meanwhile.
+    turns = ReadTurns(_AT_ONCE, _WAITING, "reports")
     routes = APIRouter(tags=["reports"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
 
     @routes.get(
@@ -44,7 +48,7 @@ def router(compiler: ReportCompiler, auth: Authenticator, clock: Clock, reads: R
         A figure that is not known is null, and `unknown` says why, by its name.
         """
         begin, end = _range(since, until, clock)
-        async with reads.take():
+        async with turns.take():
             return AsciiJson(_JOB.dump_python(await compiler.job(job, begin, end), mode="json"))
 
     @routes.get(
@@ -56,7 +60,7 @@ def router(compiler: ReportCompiler, auth: Authenticator, clock: Clock, reads: R
     async def fleet_report(since: TimeText = "7d", until: TimeText = "0s") -> Response:
         """Causes of failures with the GPU-hours that they cost, nodes that keep failing, and what repairs came to."""
         begin, end = _range(since, until, clock)
-        async with reads.take():
+        async with turns.take():
             return AsciiJson(_FLEET.dump_python(await compiler.fleet(begin, end), mode="json"))
 
     return routes

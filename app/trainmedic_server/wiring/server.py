@@ -273,7 +273,8 @@ class TrainmedicServer:
         settings = self._settings
         if settings.prometheus is None:
             return None
-        prometheus = PrometheusApi(settings.prometheus.get_secret_value(), settings.prometheus_token)
+        url, on_error = settings.prometheus.get_secret_value(), self._metrics.prometheus_errors.inc
+        prometheus = PrometheusApi(url, settings.prometheus_token, on_error)
         stack.push_async_callback(prometheus.close)
         return prometheus
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -18,9 +19,9 @@ def job_event(kind: str, minutes: float, job: str = "llm-1", **data: Any) -> Eve
     return Event(kind, START - timedelta(minutes=minutes), data={"job": job, **data})
 
 
-def troubled() -> World:
+def troubled(**parts: Any) -> World:
     """A job of eight ranks that failed for a quarter of an hour, one that is gone, and a node with two alerts."""
-    world = World()
+    world = World(**parts)
     world.history.events += [
         job_event("job_failed", 60, reason="its process ended by RuntimeError", ranks=8),
         job_event("job_restarted", 45),
@@ -121,3 +122,32 @@ async def test_a_store_that_is_away_is_told() -> None:
     world = troubled()
     world.history.away = True
     assert (await get(world, "/report"))[0] == 503
+
+
+class Silent:
+    """A Prometheus that takes every question and answers none."""
+
+    def __init__(self) -> None:
+        self.questions = 0
+
+    async def read(self, *_: Any) -> list[Any]:
+        self.questions += 1
+        await asyncio.Event().wait()
+        return []
+
+
+async def test_reports_that_wait_for_prometheus_hold_up_no_page_of_the_history() -> None:
+    """However many are asked for: two are made at a time, few wait, and more are refused."""
+    world = troubled(metric_history=Silent())
+    async with world.client() as client:
+        waiting = [asyncio.create_task(client.get("/jobs/llm-1/report")) for _ in range(30)]
+        await asyncio.sleep(0)
+        async with asyncio.timeout(5):
+            while sum(task.done() for task in waiting) < 12:
+                await asyncio.sleep(0.01)
+            assert {task.result().status_code for task in waiting if task.done()} == {503}
+            assert (await client.get("/history")).status_code == 200
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    assert world.metric_history.questions == 2

@@ -1,0 +1,122 @@
+"""What is gathered for a report, and how much of it at most."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection
+from datetime import datetime, timedelta
+
+import pytest
+
+from tests.support.clocks import START
+from trainmedic_server.domain.alert import Identity
+from trainmedic_server.domain.modes import Mode
+from trainmedic_server.domain.run import Decision, Event, Run, Status
+from trainmedic_server.domain.target import Target, TargetKind
+from trainmedic_server.ports.store import HistoryFilter
+from trainmedic_server.ports.verdicts import VerdictRecord
+from trainmedic_server.reports import compiling
+from trainmedic_server.reports.compiling import ReportCompiler
+from trainmedic_server.reports.job_report import MOST_LISTED
+
+SINCE = START - timedelta(days=1)
+
+
+def run(number: int, status: Status = Status.SUCCEEDED, node: str = "node-1") -> Run:
+    began = START - timedelta(seconds=number)
+    return Run(
+        id=f"run-{number}",
+        playbook="cool",
+        version="v1",
+        target=Target(TargetKind.NODE, node=node),
+        mode=Mode.ENFORCE,
+        status=status,
+        decision=Decision.STARTED,
+        alert=Identity(f"{number:016x}", began),
+        alert_name="GPUHot",
+        alert_labels={},
+        created_at=began,
+        ended_at=began + timedelta(seconds=number),
+    )
+
+
+class Kept:
+    """A history of these runs, newest first, and events."""
+
+    def __init__(self, runs: list[Run], events: list[Event] | None = None) -> None:
+        self.runs = runs
+        self.events = events or []
+
+    async def stream(self, matching: HistoryFilter) -> AsyncIterator[Run]:
+        for each in self.runs:
+            yield each
+
+    async def events_of_jobs(
+        self, kinds: Collection[str], since: datetime, until: datetime, limit: int, job: str | None = None
+    ) -> list[Event]:
+        return self.events[-limit:]
+
+
+class Judged:
+    """Verdicts on failures of two jobs, each of which names a node."""
+
+    async def verdicts(self, since: datetime, until: datetime, job: str | None = None) -> list[VerdictRecord]:
+        return [
+            VerdictRecord("llm-1", START - timedelta(hours=2), "gpu", "high", "node-9", summary="XID 79"),
+            VerdictRecord("llm-2", START - timedelta(hours=1), "gpu", "high", "node-9"),
+        ]
+
+
+def failed(job: str, hours: float, **data: object) -> list[Event]:
+    """A failure, and half an hour later the next attempt."""
+    at = START - timedelta(hours=hours)
+    return [
+        Event("job_failed", at, data={"job": job, **data}),
+        Event("job_restarted", at + timedelta(minutes=30), data={"job": job}),
+    ]
+
+
+async def test_repairs_that_did_not_start_are_none_and_the_newest_are_listed() -> None:
+    """All are counted, oldest of the listed first."""
+    runs = [run(0, Status.NOT_STARTED), *(run(number) for number in range(1, MOST_LISTED + 50))]
+    report = await ReportCompiler(Kept(runs)).job("llm-1", SINCE, START)  # type: ignore[arg-type]
+    assert report.repair_count == MOST_LISTED + 49
+    assert [report.repairs[0].run_id, report.repairs[-1].run_id] == [f"run-{MOST_LISTED}", "run-1"]
+    assert "repairs" not in report.unknown
+
+
+async def test_more_than_can_be_read_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of runs as of events, in both reports."""
+    monkeypatch.setattr(compiling, "MOST_RUNS", 5)
+    monkeypatch.setattr(compiling, "MOST_EVENTS", 2)
+    history = Kept([run(number) for number in range(6)], failed("llm-1", 2))
+    for report in (
+        await ReportCompiler(history).job("llm-1", SINCE, START),  # type: ignore[arg-type]
+        await ReportCompiler(history).fleet(SINCE, START),  # type: ignore[arg-type]
+    ):
+        assert report.unknown["repairs"] == "only the newest 5 runs were read"
+        assert report.unknown["failures"] == "only the newest 2 events of jobs were read"
+
+
+async def test_failures_are_counted_by_the_cause_of_their_verdict() -> None:
+    """With the GPU-hours that they cost; the node that both name is one that keeps failing."""
+    events = sorted(
+        [*failed("llm-1", 2, ranks=16), *failed("llm-2", 1, ranks=8), *failed("llm-3", 3, ranks=4)],
+        key=lambda event: event.at,
+    )
+    report = await ReportCompiler(Kept([run(1)], events), verdicts=Judged()).fleet(SINCE, START)  # type: ignore[arg-type]
+    assert [(cause.cause, cause.failures, cause.jobs, cause.lost_gpu_hours) for cause in report.causes] == [
+        ("gpu", 2, 2, 12.0),
+        ("unknown", 1, 1, 2.0),
+    ]
+    assert [(node.node, node.verdicts, node.jobs) for node in report.nodes] == [("node-9", 2, ("llm-1", "llm-2"))]
+    assert report.unknown == {}
+
+
+async def test_a_repair_that_is_open_or_only_observed_has_neither_succeeded_nor_failed() -> None:
+    """The median time is that of those that succeeded."""
+    statuses = (Status.SUCCEEDED, Status.SUCCEEDED, Status.FAILED, Status.CANCELLED, Status.OBSERVED, Status.WAITING)
+    runs = [run(number, status) for number, status in enumerate(statuses, 1)]
+    report = await ReportCompiler(Kept(runs)).fleet(SINCE, START)  # type: ignore[arg-type]
+    (total,) = report.repairs
+    assert (total.runs, total.succeeded, total.failed, total.observed, total.open) == (6, 2, 2, 1, 1)
+    assert total.median_seconds == 1.5
