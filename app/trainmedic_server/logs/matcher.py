@@ -71,8 +71,8 @@ class LineMatch:
 
 
 _NOTHING = LineMatch()
-_NUMBERS_ONLY = frozenset({"step", "epoch", "evaluation"})
-"""Events of which a record has numbers and no words."""
+_NO_WORDS = frozenset({"step", "epoch", "evaluation", "detected"})
+"""Events of which a record has numbers alone, or says by itself what it means."""
 
 
 class _ReadyRule:
@@ -201,7 +201,7 @@ class LineMatcher:
 
 def _told_by(record: Mapping[str, Any]) -> str:
     """Return what a record of an event says in words; rules over text are tried on that before those over records."""
-    if record.get("event") in _NUMBERS_ONLY:
+    if record.get("event") in _NO_WORDS:
         return ""
     error = ": ".join(str(record[name]) for name in ("error", "reason", "message") if record.get(name))
     return "\n".join(each for each in (str(record.get("traceback") or ""), error) if each)

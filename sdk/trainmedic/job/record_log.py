@@ -21,7 +21,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple
 
-from trainmedic.job import devices, ending, memory_usage
+from trainmedic.job import detectors, devices, ending, memory_usage
 from trainmedic.job.kept_file import KeptFile
 from trainmedic.job.progress import Progress
 from trainmedic.job.reported_values import kept
@@ -39,7 +39,7 @@ EXCEPTION = "exception"
 RESTART = "restart"
 COMMAND = "command"
 END = "end"
-INFO, ERROR = "info", "error"
+INFO, WARNING, ERROR = "info", "warning", "error"
 
 _MOST_WAITING = 1000
 _MOST_BYTES = 64 << 20
@@ -47,6 +47,8 @@ _MOST_FILES = 32
 _LONGEST_TEXT = 1000
 _EVERY = 0.5
 _DEVICES_EVERY = 5.0
+_DETECTORS_END = 1.0
+"""Seconds that detectors have at the end of the job for the last records."""
 _SOURCES_VERSION = 1
 _OWNER_ONLY, _OWNERS_DIRECTORY = 0o600, 0o700
 
@@ -92,6 +94,7 @@ class RecordLog:
         self._loss_step = -1
         self._wake = threading.Event()
         self._is_closing = False
+        self._detectors = detectors.installed(self._note_detected, settings.job)
         if logs.attempt > 1 or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0"):
             self.note(RESTART)
         self._thread = threading.Thread(target=self._run, name="trainmedic-records", daemon=True)
@@ -144,6 +147,11 @@ class RecordLog:
         self._wake.set()
         self._thread.join(seconds)
 
+    def _note_detected(self, detector: str, fields: Mapping[str, Any]) -> None:
+        told = {str(name): value for name, value in fields.items()}
+        self._put(Note(time.time(), detectors.DETECTED, WARNING, {**told, "detector": detector}))
+        self._wake.set()
+
     def _put(self, note: Note) -> None:
         if len(self._notes) < _MOST_WAITING:
             self._notes.append(note)
@@ -165,6 +173,9 @@ class RecordLog:
                 self._look_at_devices()
                 self._write_sources()
                 self._write_notes(file)
+                if is_last and self._detectors is not None:
+                    self._detectors.close(_DETECTORS_END)
+                    self._write_notes(file)
             except Exception:  # the thread's boundary: a record costs no training, and the next ones are tried
                 log.exception("%s: a record could not be made", self._who["job"])
             if not is_last:
@@ -192,7 +203,10 @@ class RecordLog:
         at = datetime.fromtimestamp(note.at, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         told = {name: readable(value) for name, value in fields.items() if value is not None}
         who = {name: value for name, value in self._who.items() if value is not None}
-        record = {"ts": at, **who, "level": note.level, "event": note.event, **told}
+        record = {"ts": at, **who, "level": note.level, "event": note.event}
+        record = {**told, **record} if note.event == detectors.DETECTED else {**record, **told}
+        if self._detectors is not None:
+            self._detectors.feed(record)
         return json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
     def _of_pace(self) -> dict[str, Any]:
