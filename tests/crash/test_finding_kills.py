@@ -1,4 +1,4 @@
-"""Server and Redis are killed again and again while nodes tell findings: nothing is lost, and nothing counts twice."""
+"""Agent, server and Redis are killed again and again while lines are written: nothing is lost, nothing counts twice."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from typing import Any
 
 import redis
 
+from tests.support.agent_node import KEY as NODE_KEY
 from tests.support.findings import of_kernel, told
 from tests.support.live import Server
+from tests.support.log_node import LogNode
 from tests.support.programs import eventually
-from trainmedic.wire import findings
+from trainmedic.wire import findings, log_layout
 from trainmedic.wire.signing import Signer, identity_key, node_identity
 from trainmedic_server.domain import finding_codec
 from trainmedic_server.domain.finding_codec import FindingUpdate
@@ -44,6 +46,23 @@ cause: storage
 target: node
 alert: {name: StorageAway, severity: critical, component: storage, until: ends}
 """
+
+MARKED = """
+playbook: tell
+on: {alert: Marked}
+mode: observe
+target: cluster
+steps: [{id: tell, action: notify, with: {message: "look at {{ labels.n }}"}}]
+---
+log_rule: marked
+source: launcher
+contains: ["MARK"]
+match: ['MARK (?P<n>\\d+)']
+role: root
+cause: code
+alert: {name: Marked, labels: {n: "{{ fields.n }}"}, until: 1h}
+"""
+MARKS = 150
 
 
 class Agent(threading.Thread):
@@ -90,7 +109,11 @@ class Agent(threading.Thread):
                 time.sleep(0.05)
 
 
-def kill_at_random(victims: list[tuple[Callable[[], Any], Callable[[], Any]]], chance: random.Random) -> None:
+Victim = tuple[Callable[[], Any], Callable[[], Any]]
+"""How to kill one, and how to start it again."""
+
+
+def kill_at_random(victims: list[Victim], chance: random.Random) -> None:
     """Kill one of them at a random moment, and start it again after a while; a number of times."""
     for _ in range(KILLS):
         time.sleep(chance.uniform(0.1, 1.2))
@@ -134,3 +157,48 @@ def test_kills_of_server_and_redis_lose_nothing_and_count_nothing_twice(tmp_path
                 f"line of stream {stream}" for stream in range(STREAMS)
             }
     assert sum(agent.sent for agent in agents) > NODES * STREAMS * LINES, "nothing came twice"
+
+
+def test_a_line_in_a_file_becomes_one_finding_one_alert_and_one_run(tmp_path: Path, own_redis: Any) -> None:
+    """With a real agent that follows the file, whoever of the three is killed."""
+    seed = random.randrange(10**6)
+    chance = random.Random(seed)
+    print(f"seed {seed}, {KILLS} kills")
+    store = own_redis(tmp_path)
+    store.start()
+    logs, empty = tmp_path / "logs", tmp_path / "no rules"
+    logs.mkdir()
+    empty.mkdir()
+    attempt = log_layout.AttemptLogs.of(logs, "llm-1", 1)
+    attempt.path.mkdir(parents=True)
+    options = ("--redis", store.url, "--log-rules", str(empty))
+    environment = {"TRAINMEDIC_SIGNING_KEY": NODE_KEY}
+    with (
+        Server(tmp_path / "server", MARKED, *options, environment=environment) as server,
+        LogNode(tmp_path / "node", store.url, roots=[str(logs)]) as node,
+    ):
+        eventually(lambda: 'log_rules_info{version=""}' not in node.metrics(), 60, "rules from the server", 0.2)
+        victims: list[Victim] = [
+            (server.kill, lambda: server.start(wait=False)),
+            (store.kill, store.start),
+            (node.kill, lambda: node.start(wait=False)),
+        ]
+        killer = threading.Thread(target=kill_at_random, args=(victims, chance))
+        killer.start()
+        launcher = attempt.launcher("n1")
+        for mark in range(MARKS):
+            with launcher.open("a") as file:
+                file.write(f"all is well\nMARK {mark}\n")
+            time.sleep(chance.uniform(0, 0.1))
+        killer.join()
+
+        def found() -> list[dict[str, Any]]:
+            answer = server.ask("/findings?limit=1000")
+            return answer.body["items"] if answer.status == 200 else []
+
+        eventually(lambda: len(found()) >= MARKS and len(server.runs()) >= MARKS, 90, "all marks", 0.5)
+        time.sleep(6)  # what would come twice has come by now
+        items, runs = found(), server.runs()
+    assert Counter(item["labels"]["n"] for item in items) == Counter(str(mark) for mark in range(MARKS))
+    assert {item["count"] for item in items} == {1}
+    assert Counter(run["alert_labels"]["n"] for run in runs) == Counter(str(mark) for mark in range(MARKS))
