@@ -53,6 +53,8 @@ ALERTS = {
     "UndoOverdue": "warning",
     "MessagesNotBelieved": "warning",
     "PlaybooksBroken": "warning",
+    "LogRulesBroken": "warning",
+    "FindingsNotTold": "critical",
 }
 
 

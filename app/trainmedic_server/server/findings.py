@@ -131,7 +131,7 @@ def keeping(kept_jobs: KeptJobsPort, auth: Authenticator, bodies: BodyReader) ->
         "/jobs/{job:path}/keep",
         summary="Keep what is known of a job, however old it gets",
         response_model=KeptJobView,
-        responses=responses(400, 401, 403, 408, 409, 413, 415, 422, 503),
+        responses=responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
         openapi_extra=operations.body_schema(KeepBody),
     )
     async def keep(request: Request, job: str, actor: Principal = Depends(operator)) -> KeptJobView:
