@@ -270,7 +270,7 @@ class World:
             engine=self.engine,
             job_lives=self.lives,
             runs=self.history,
-            found=FindingsApi(self.findings, KeptJobs(self.findings, StoppedClock())),
+            found=FindingsApi(self.findings, KeptJobs(self.findings, StoppedClock()), self.findings),
             catalog=self.catalog,
             log_rules=self.log_rules,
             bus=self.bus,  # type: ignore[arg-type]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import click
 
 from trainmedic_server import telemetry
 from trainmedic_server.cli import exits
+from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.logs import loaded, rules_option
-from trainmedic_server.diagnosis.verdict import Evidence, Verdict
 from trainmedic_server.domain.plain_text import json_text, visible
 from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.wiring.folder_diagnosis import AttemptVerdict, FolderDiagnosis, diagnose_folder
@@ -25,19 +27,46 @@ _MOST_SHOWN = 6
     "directory",
     metavar="DIR",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    required=True,
     help="Logs, kernel logs and flight recorder dumps of the job, of all its nodes, in any layout.",
 )
 @click.option("--attempt", type=click.IntRange(1), help="The attempt; without it the newest.")
 @rules_option
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def diagnose(job: str | None, directory: Path, attempt: int | None, paths: Sequence[Path], output: str) -> None:
-    """Say who began a failure, and why, from a folder of logs and dumps; no server is needed.
+@server_options
+def diagnose(
+    client: Client, job: str | None, directory: Path | None, attempt: int | None, paths: Sequence[Path], output: str
+) -> None:
+    """Say who began a failure of a job, and why.
 
-    JOB is needed only where DIR has the logs of several jobs. The verdict says how far it can be relied on, what it
-    rests on, what speaks against it, and what was missing. A node is named only with high confidence, and only by
-    what no job can have printed: its kernel's log.
+    With --dir from a folder of logs and dumps, without a server; JOB is then needed only where it has the logs of
+    several jobs. Without it, JOB's verdict is that which the server made when the job failed. It says how far it can be
+    relied on, what it rests on, what speaks against it, and what was missing. A node is named only with high
+    confidence, and only by what no job can have printed.
+
+    \b
+    trainmedic diagnose llm-1
+    trainmedic diagnose --dir /data/failed/llm-1
     """
+    if directory is None:
+        _of_server(client, job, attempt, output)
+    else:
+        _of_folder(directory, job, attempt, paths, output)
+
+
+def _of_server(client: Client, job: str | None, attempt: int | None, output: str) -> None:
+    if job is None:
+        raise exits.InvalidInput("name a job, or a folder by --dir")
+    query = {} if attempt is None else {"attempt": str(attempt)}
+    found = client.get(f"jobs/{quote(job)}/diagnosis", query)
+    if output == "json":
+        click.echo(json_text(found, indent=2))
+        return
+    click.echo(visible(f"{found['job']}" + (f", attempt {found['attempt']}" if found["attempt"] else "")))
+    for line in shown(found):
+        click.echo(visible(line))
+
+
+def _of_folder(directory: Path, job: str | None, attempt: int | None, paths: Sequence[Path], output: str) -> None:
     telemetry.configure_logging("CRITICAL")
     try:
         found = diagnose_folder(directory, loaded(paths), job)
@@ -58,35 +87,35 @@ def _text(chosen: AttemptVerdict, found: FolderDiagnosis) -> Iterator[str]:
     of = [chosen.job or "", f"attempt {chosen.attempt}" if chosen.attempt is not None else ""]
     if any(of):
         yield ", ".join(part for part in of if part)
-    yield from shown(chosen.verdict)
+    yield from shown(chosen.verdict.plain())
     left_out = len(found.left_out)
     yield f"{found.files_read} files were read" + (f", {left_out} were not" if left_out else "")
 
 
-def shown(verdict: Verdict) -> Iterator[str]:
-    """The lines in which people read a verdict."""
-    yield verdict.summary
-    yield f"  cause       {verdict.cause}, confidence {verdict.confidence}"
-    if verdict.ranks:
-        yield f"  ranks       {', '.join(str(rank) for rank in verdict.ranks)}"
-    if verdict.node:
-        yield f"  node        {verdict.node}"
-    if verdict.gpu:
-        yield f"  GPU         {verdict.gpu}"
-    yield f"  do next     {verdict.advice}"
-    if verdict.same_before:
-        yield f"  before      {verdict.same_before} earlier attempts ended with the same"
-    for heading, evidence in (("because", verdict.evidence), ("against", verdict.against)):
-        for each in evidence[:_MOST_SHOWN]:
+def shown(verdict: Mapping[str, Any]) -> Iterator[str]:
+    """The lines in which people read a verdict, as it stands in JSON."""
+    yield str(verdict["summary"])
+    yield f"  cause       {verdict['cause']}, confidence {verdict['confidence']}"
+    if verdict["ranks"]:
+        yield f"  ranks       {', '.join(str(rank) for rank in verdict['ranks'])}"
+    if verdict["node"]:
+        yield f"  node        {verdict['node']}"
+    if verdict["gpu"]:
+        yield f"  GPU         {verdict['gpu']}"
+    yield f"  do next     {verdict['advice']}"
+    if verdict["same_before"]:
+        yield f"  before      {verdict['same_before']} earlier failures were the same"
+    for heading, member in (("because", "evidence"), ("against", "against")):
+        for each in verdict[member][:_MOST_SHOWN]:
             yield from _evidence(heading, each)
-    for missing in verdict.missing:
+    for missing in verdict["missing"]:
         yield f"  missing     {missing}"
 
 
-def _evidence(heading: str, evidence: Evidence) -> Iterator[str]:
-    at = evidence.at.strftime("%Y-%m-%d %H:%M:%S") if evidence.at else ""
-    rank = f"rank {evidence.rank}" if evidence.rank is not None else ""
-    where = " ".join(part for part in (at, evidence.node, rank, evidence.source) if part)
-    yield f"  {heading:<11} {evidence.why}" + (f" [{where}]" if where else "")
-    if evidence.line:
-        yield f"              {evidence.line.partition(chr(10))[0][:160]}"
+def _evidence(heading: str, evidence: Mapping[str, Any]) -> Iterator[str]:
+    at = str(evidence["at"] or "")[:19].replace("T", " ")
+    rank = f"rank {evidence['rank']}" if evidence["rank"] is not None else ""
+    where = " ".join(part for part in (at, evidence["node"], rank, evidence["source"]) if part)
+    yield f"  {heading:<11} {evidence['why']}" + (f" [{where}]" if where else "")
+    if evidence["line"]:
+        yield f"              {evidence['line'].partition(chr(10))[0][:160]}"

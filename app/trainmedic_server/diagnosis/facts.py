@@ -52,8 +52,8 @@ class Facts:
     world_size: int | None = None
     last_step_at: datetime | None = None
     """When any rank last completed a step."""
-    kernel_read: frozenset[str] = frozenset()
-    """The nodes whose kernel log was read over that time."""
+    kernel_read: frozenset[str] | None = frozenset()
+    """The nodes whose kernel log was read over that time; None where nobody knows."""
     gone_nodes: Mapping[str, datetime] = field(default_factory=dict)
     """Nodes that are not there any more, and since when, as the server sees it: never what a job says."""
     healthy_shapes: frozenset[str] = frozenset()

@@ -66,7 +66,7 @@ def _is_nodes_fault(finding: Finding, relevant: Relevant, facts: Facts) -> bool:
         return True
     nodes = {other.origin.node for other in relevant.trusted if other.rule == finding.rule}
     others = facts.nodes - nodes
-    return len(nodes) == 1 and bool(others) and others <= facts.kernel_read
+    return len(nodes) == 1 and bool(others) and others <= (facts.kernel_read or set())
 
 
 def _gpu_field(finding: Finding) -> str | None:

@@ -57,9 +57,10 @@ def missing(facts: Facts) -> Iterator[str]:
         yield "no flight recorder dumps"
     for name, reason in list(facts.refused_dumps.items())[:_MOST_NAMED]:
         yield f"the dump {name} was not read: {reason}"
-    if unread := sorted(facts.nodes - facts.kernel_read):
+    read = facts.kernel_read
+    if read is not None and (unread := sorted(facts.nodes - read)):
         yield f"the kernel log of {few(unread)} was not read"
-    elif not facts.kernel_read:
+    elif read is not None and not read:
         yield "no kernel log was read"
     if facts.unread_ranks:
         yield f"what rank {few([str(rank) for rank in facts.unread_ranks])} printed"

@@ -12,6 +12,7 @@ from trainmedic_server.domain.job_life import JobLife
 from trainmedic_server.domain.run import Controls, Event, OperatorOrder, Run
 from trainmedic_server.domain.time_gaps import TimeGap
 from trainmedic_server.ports.findings import FindingRecords
+from trainmedic_server.ports.verdicts import StoredVerdicts
 
 T = TypeVar("T")
 
@@ -162,6 +163,11 @@ class Transaction(Protocol):
         """What rules have found in logs."""
         ...
 
+    @property
+    def verdicts(self) -> StoredVerdicts:
+        """What was said of the failures of jobs."""
+        ...
+
     # orders, events, controls, playbook versions
     def add_order(self, order: OperatorOrder) -> None: ...
     def orders_of(self, run_ids: Collection[str]) -> dict[str, list[OperatorOrder]]: ...
@@ -212,9 +218,9 @@ class RunStore(Protocol):
     async def prune(self, older_than: datetime) -> int:
         """Delete closed runs that owe no undo and were created before `older_than`, with their data; return how many.
 
-        Also deletes alerts without a remaining run, nodes, findings that are over and places of jobs, each without a
-        report since, and older events that concern no run; but no finding of a job that is kept. Other transactions
-        run in between.
+        Also deletes alerts without a remaining run, nodes, verdicts, findings that are over and places of jobs, each
+        without a report since, and older events that concern no run; but no finding or verdict of a job that is kept.
+        Other transactions run in between.
         """
         ...
 

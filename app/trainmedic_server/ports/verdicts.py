@@ -1,4 +1,4 @@
-"""What was found out about why jobs failed, as reports need it."""
+"""What was found out about why jobs failed: as the run store keeps it, and as reports need it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
+
+from trainmedic_server.domain.known_verdict import KnownVerdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +45,31 @@ class NoVerdicts:
 
     async def verdicts(self, since: datetime, until: datetime, job: str | None = None) -> Sequence[VerdictRecord]:
         return ()
+
+
+class StoredVerdicts(Protocol):
+    """The verdicts, within one transaction of the run store."""
+
+    def of_job(self, job: str, limit: int) -> list[KnownVerdict]:
+        """Return the job's verdicts, the newest first."""
+        ...
+
+    def on_node(self, node: str, since: datetime) -> list[KnownVerdict]:
+        """Return the verdicts that name the node and began since then, the newest first; at most 100."""
+        ...
+
+    def to_tell(self, moment: datetime, limit: int) -> list[KnownVerdict]:
+        """Return those whose alert is to be told by `moment`, in the order in which that became due."""
+        ...
+
+    def save(self, verdicts: Sequence[KnownVerdict]) -> None:
+        """Insert or replace, by id."""
+        ...
+
+
+class VerdictHistory(VerdictSource, Protocol):
+    """Reads verdicts, and never waits for a writer."""
+
+    async def verdicts_of(self, job: str, limit: int) -> list[KnownVerdict]:
+        """Return the job's verdicts, the newest first."""
+        ...

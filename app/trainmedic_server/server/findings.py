@@ -15,7 +15,8 @@ from trainmedic_server.domain.known_finding import KeptJob
 from trainmedic_server.errors import NotFound
 from trainmedic_server.ports.findings import FindingFilter, FindingHistory
 from trainmedic_server.ports.outside import Clock
-from trainmedic_server.server import finding_views, operations
+from trainmedic_server.ports.verdicts import VerdictHistory
+from trainmedic_server.server import diagnoses, finding_views, operations
 from trainmedic_server.server.ascii_json import AsciiJson
 from trainmedic_server.server.auth import Authenticator, Principal, requires
 from trainmedic_server.server.body import BodyReader
@@ -69,9 +70,14 @@ class FindingsApi:
 
     history: FindingHistory
     kept_jobs: KeptJobsPort
+    verdicts: VerdictHistory
 
     def routers(self, auth: Authenticator, clock: Clock, bodies: BodyReader, reads: ReadTurns) -> list[APIRouter]:
-        return [reading(self.history, auth, clock, reads), keeping(self.kept_jobs, auth, bodies)]
+        return [
+            reading(self.history, auth, clock, reads),
+            keeping(self.kept_jobs, auth, bodies),
+            diagnoses.router(self.verdicts, auth, reads),
+        ]
 
 
 def reading(history: FindingHistory, auth: Authenticator, clock: Clock, reads: ReadTurns) -> APIRouter:

@@ -28,6 +28,7 @@ from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.findings import AlertTeller
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.settings.server import ServerSettings
+from trainmedic_server.wiring.job_diagnoses import JobDiagnoses
 
 ALERTMANAGER_AGAIN = timedelta(minutes=1)
 """How often an alert that fires is told to the Alertmanager, as Prometheus does."""
@@ -83,7 +84,16 @@ class FindingParts:
         handing_out = RedisLogRules(
             self.redis_url, lambda: self.rules.rule_set, lambda: nodes.agents, clock, metrics, self.signer, store.fence
         )
-        loops = (nodes.watch(), intake.watch(), teller.run(), findings.run(), handing_out.run(), self._watch_rules())
+        diagnoses = JobDiagnoses(store, self.bus, self._taker(), clock, metrics, self._again_after())
+        loops = (
+            diagnoses.watch(),
+            nodes.watch(),
+            intake.watch(),
+            teller.run(),
+            findings.run(),
+            handing_out.run(),
+            self._watch_rules(),
+        )
         tasks = [asyncio.create_task(loop, name=f"findings-{number}") for number, loop in enumerate(loops)]
         try:
             yield

@@ -178,7 +178,7 @@ class TrainmedicServer:
                 engine=engine,
                 job_lives=job_lives,
                 runs=store,
-                found=FindingsApi(store, KeptJobs(store, clock)),
+                found=FindingsApi(store, KeptJobs(store, clock), store),
                 store=store,
                 catalog=catalog,
                 log_rules=rules,
@@ -191,6 +191,7 @@ class TrainmedicServer:
                 clock_watch=clock,
                 allowed_hosts=(settings.host, *settings.allowed_hosts),
                 metric_history=self._metric_history(stack),
+                verdicts=store,
                 limits=ServerLimits(body_bytes=settings.max_body, large_bytes=max(4 * settings.max_body, 32 << 20)),
             )
 

@@ -8,19 +8,28 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from trainmedic_server.adapters.sql_store import finding_rows, history_cursor
+from trainmedic_server.adapters.sql_store import finding_rows, history_cursor, verdicts
 from trainmedic_server.adapters.sql_store.columns import TimeColumn
 from trainmedic_server.adapters.sql_store.finding_tables import finding_episodes, finding_excerpts, findings
 from trainmedic_server.adapters.sql_store.findings import KEPT_JOBS
 from trainmedic_server.adapters.sql_store.history import SqlHistory
 from trainmedic_server.domain.known_finding import KeptJob, KnownFinding
+from trainmedic_server.domain.known_verdict import KnownVerdict
 from trainmedic_server.ports.findings import FindingFilter, FindingHistory, FindingRecord
+from trainmedic_server.ports.verdicts import VerdictHistory, VerdictRecord
 
 _MOST_OF_ALERTS = 200
 
 
-class SqlFindingHistory(SqlHistory, FindingHistory):
-    """The history of runs, and that of findings."""
+class SqlFindingHistory(SqlHistory, FindingHistory, VerdictHistory):
+    """The history of runs, that of findings, and that of verdicts."""
+
+    async def verdicts_of(self, job: str, limit: int) -> list[KnownVerdict]:
+        return await self._read(lambda connection: verdicts.read(connection, verdicts.of_job(job, limit)))
+
+    async def verdicts(self, since: datetime, until: datetime, job: str | None = None) -> list[VerdictRecord]:
+        found = await self._read(lambda connection: verdicts.read(connection, verdicts.between(since, until, job)))
+        return [verdicts.record_of(known) for known in found]
 
     async def findings_page(
         self, matching: FindingFilter, limit: int, cursor: str | None

@@ -31,6 +31,7 @@ from trainmedic_server.adapters.sql_store.schema import (
     touched_nodes,
 )
 from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
+from trainmedic_server.adapters.sql_store.verdicts import verdicts
 
 BATCH = 200
 """Rows that are deleted at a time: others wait for some milliseconds at most."""
@@ -87,6 +88,18 @@ _DELETE_FINDINGS = (
     sa.delete(finding_episodes).where(finding_episodes.c.finding_id.in_(_FINDING_IDS)),
     sa.delete(findings).where(findings.c.id.in_(_FINDING_IDS)),
 )
+_VERDICT_IS_KEPT = sa.exists().where(
+    kept_jobs.c.job == verdicts.c.job,
+    sa.or_(kept_jobs.c.attempt == 0, verdicts.c.attempt.is_(None), kept_jobs.c.attempt == verdicts.c.attempt),
+)
+_DELETE_VERDICTS = sa.delete(verdicts).where(
+    verdicts.c.id.in_(
+        sa.select(verdicts.c.id)
+        .where(verdicts.c.began_at < _BEFORE, verdicts.c.tell_at.is_(None), ~_VERDICT_IS_KEPT)
+        .order_by(verdicts.c.began_at)
+        .limit(BATCH)
+    )
+)
 _DELETE_PLACES = sa.delete(job_places).where(job_places.c.seen_at < _BEFORE)
 _DELETE_NODES = sa.delete(nodes).where(nodes.c.seen_at < _BEFORE)
 _DELETE_TIME_GAPS = sa.delete(time_gaps).where(time_gaps.c.ended_at < _BEFORE)
@@ -127,6 +140,11 @@ def findings_before(transaction: SqlTransaction, before: datetime) -> int:
     return len(ids)
 
 
+def verdicts_before(transaction: SqlTransaction, before: datetime) -> int:
+    """Delete verdicts that began before and of which there is nothing to tell, unless the job is kept."""
+    return transaction.flushed_connection().execute(_DELETE_VERDICTS, {"before": before}).rowcount
+
+
 def nodes_before(transaction: SqlTransaction, before: datetime) -> int:
     """Delete the nodes not seen since, which no longer count as part of the cluster, where jobs were before, and the
     gaps in the time that ended before; all at once, and not counted."""
@@ -137,5 +155,5 @@ def nodes_before(transaction: SqlTransaction, before: datetime) -> int:
     return 0
 
 
-BATCHES = (runs_before, alerts_before, events_before, findings_before, nodes_before)
+BATCHES = (runs_before, alerts_before, events_before, findings_before, verdicts_before, nodes_before)
 """Everything that is deleted, in order."""

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from trainmedic_server.adapters.sql_store import database, mapping, queries, statements
 from trainmedic_server.adapters.sql_store.findings import SqlFindings
 from trainmedic_server.adapters.sql_store.pending_writes import Flusher, PendingWrites
+from trainmedic_server.adapters.sql_store.verdicts import SqlVerdicts
 from trainmedic_server.adapters.sql_store.writer_cache import WriterCache
 from trainmedic_server.domain.alert import AlertRecord, Identity
 from trainmedic_server.domain.job_life import JobLife
@@ -90,6 +91,10 @@ class SqlTransaction(Transaction):
     @property
     def findings(self) -> SqlFindings:
         return SqlFindings(self._guarded_connection)
+
+    @property
+    def verdicts(self) -> SqlVerdicts:
+        return SqlVerdicts(self._guarded_connection)
 
     def _guarded_connection(self) -> sa.Connection:
         """Return the connection, for statements on tables for which nothing waits and nothing is remembered."""

@@ -1,0 +1,97 @@
+"""`ports.verdicts` on the run store: the table, what a unit of work sees of it, and its rows as values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from trainmedic_server.adapters.sql_store.bulk import BulkInsert
+from trainmedic_server.adapters.sql_store.columns import JsonColumn, Text, TimeColumn, metadata, partial_index
+from trainmedic_server.domain.known_verdict import KnownVerdict
+from trainmedic_server.ports.verdicts import StoredVerdicts, VerdictRecord
+
+_MOST_OF_NODE = 100
+
+verdicts = sa.Table(
+    "verdicts",
+    metadata,
+    sa.Column("id", Text, primary_key=True),
+    sa.Column("job", Text, nullable=False),
+    sa.Column("attempt", sa.Integer),
+    sa.Column("began_at", TimeColumn, nullable=False),
+    sa.Column("made_at", TimeColumn, nullable=False),
+    sa.Column("cause", Text, nullable=False),
+    sa.Column("confidence", Text, nullable=False),
+    sa.Column("node", Text),
+    sa.Column("fingerprint", Text, nullable=False),
+    sa.Column("plain", JsonColumn, nullable=False),
+    sa.Column("labels", JsonColumn),
+    sa.Column("tell_at", TimeColumn),
+)
+"""``plain`` is all of the verdict; the columns beside it are what is asked for."""
+
+sa.Index("ix_verdicts_job", verdicts.c.job, verdicts.c.began_at)
+# pruning
+sa.Index("ix_verdicts_began", verdicts.c.began_at)
+partial_index("ix_verdicts_node", verdicts.c.node, verdicts.c.began_at, where="node IS NOT NULL")
+partial_index("ix_verdicts_tell", verdicts.c.tell_at, where="tell_at IS NOT NULL")
+
+
+def of_job(job: str, limit: int) -> sa.Select[Any]:
+    """Select a job's verdicts, the newest first."""
+    return sa.select(verdicts).where(verdicts.c.job == job).order_by(verdicts.c.began_at.desc()).limit(limit)
+
+
+def read(connection: sa.Connection, statement: sa.Select[Any]) -> list[KnownVerdict]:
+    """The verdicts that a statement selects."""
+    return [KnownVerdict(**row) for row in connection.execute(statement).mappings()]
+
+
+def between(since: datetime, until: datetime, job: str | None) -> sa.Select[Any]:
+    """Select those that began from `since` to before `until`, of this job or of all, oldest first."""
+    statement = sa.select(verdicts).where(verdicts.c.began_at >= since, verdicts.c.began_at < until)
+    if job is not None:
+        statement = statement.where(verdicts.c.job == job)
+    return statement.order_by(verdicts.c.began_at)
+
+
+def record_of(known: KnownVerdict) -> VerdictRecord:
+    """A verdict as reports need it."""
+    plain = known.plain
+    return VerdictRecord(
+        job=known.job,
+        at=known.began_at,
+        cause=known.cause,
+        confidence=known.confidence,
+        node=known.node,
+        gpu=plain.get("gpu"),
+        summary=str(plain.get("summary", "")),
+        advice=str(plain.get("advice", "")),
+    )
+
+
+class SqlVerdicts(StoredVerdicts):
+    """``connection`` returns that of the unit, behind its savepoint."""
+
+    def __init__(self, connection: Callable[[], sa.Connection]) -> None:
+        self._connection = connection
+
+    def of_job(self, job: str, limit: int) -> list[KnownVerdict]:
+        return read(self._connection(), of_job(job, limit))
+
+    def on_node(self, node: str, since: datetime) -> list[KnownVerdict]:
+        statement = sa.select(verdicts).where(verdicts.c.node == node, verdicts.c.began_at >= since)
+        return read(self._connection(), statement.order_by(verdicts.c.began_at.desc()).limit(_MOST_OF_NODE))
+
+    def to_tell(self, moment: datetime, limit: int) -> list[KnownVerdict]:
+        due = sa.select(verdicts).where(verdicts.c.tell_at.is_not(None), verdicts.c.tell_at <= moment)
+        return read(self._connection(), due.order_by(verdicts.c.tell_at, verdicts.c.id).limit(limit))
+
+    def save(self, made: Sequence[KnownVerdict]) -> None:
+        if made:
+            connection = self._connection()
+            rows = [tuple(getattr(verdict, column.name) for column in verdicts.c) for verdict in made]
+            BulkInsert(connection.dialect, verdicts, "update").run(connection, rows)

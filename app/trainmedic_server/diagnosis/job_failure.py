@@ -1,0 +1,109 @@
+"""Of a job that a server watches: whether it fails, since when, and its facts, from the findings that are stored.
+
+Pure. Who calls it: ``wiring.job_diagnoses``. Of the logs themselves a server has the excerpts of findings alone, and of
+dumps nothing: who has the files gets more by `trainmedic diagnose --dir`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+
+from trainmedic_server.diagnosis import exits
+from trainmedic_server.diagnosis.exits import Exit
+from trainmedic_server.diagnosis.facts import Earlier, Facts, RankFacts
+from trainmedic_server.domain.finding import CauseClass, Finding, Role
+from trainmedic_server.domain.job_life import JobLife, LifeState
+from trainmedic_server.domain.known_finding import KnownExcerpt, KnownFinding
+from trainmedic_server.domain.known_verdict import KnownVerdict
+
+TELLS_ENDS = frozenset({"launcher-table", "rank-failed"})
+"""The shipped rules that take what launchers print of processes that ended."""
+
+
+def is_of(known: KnownFinding, job: str, nodes: Collection[str]) -> bool:
+    """Whether a finding is about a job, or is what the kernel of one of its nodes says."""
+    if job in (known.origin.job, known.target.job):
+        return True
+    return not known.is_printed and (known.target.node or known.origin.node) in nodes
+
+
+def signs(job: str, findings: Iterable[KnownFinding], life: JobLife | None) -> list[datetime]:
+    """When the server heard what says that a job fails or hangs, the earliest first.
+
+    A line that can be where a failure began is no such sign by itself, for many a loop catches an exception; that a
+    process ended is one, that a collective timed out, and that nothing is heard of the job any more.
+    """
+    heard = [
+        known.heard_first_at
+        for known in findings
+        if job in (known.origin.job, known.target.job)
+        and (known.rule in TELLS_ENDS or (known.role is Role.CASCADE and known.cause is CauseClass.HANG))
+    ]
+    if life is not None and life.state is LifeState.GONE:
+        heard.append(life.since)
+    return sorted(heard)
+
+
+def facts(
+    job: str,
+    findings: Sequence[KnownFinding],
+    excerpts: Sequence[KnownExcerpt],
+    ranks: Mapping[int, RankFacts],
+    gone_nodes: Mapping[str, datetime],
+    earlier: Sequence[KnownVerdict],
+) -> Facts:
+    """The facts of a job's failure: `findings` are those that are about it, `excerpts` those of `TELLS_ENDS`."""
+    attempts = [known.origin.attempt for known in findings if known.origin.attempt is not None]
+    known_ranks = dict(ranks)
+    for known in findings:
+        rank = known.origin.rank
+        if rank is not None and rank not in known_ranks and known.origin.node:
+            known_ranks[rank] = RankFacts(node=known.origin.node)
+    return Facts(
+        job=job,
+        attempt=max(attempts, default=None),
+        findings=sorted((_finding(known) for known in findings), key=lambda finding: finding.first_at),
+        exits=_exits(findings, excerpts),
+        ranks=known_ranks,
+        kernel_read=None,
+        gone_nodes=gone_nodes,
+        earlier=[Earlier(verdict.attempt or 0, verdict.fingerprint) for verdict in earlier],
+    )
+
+
+def _finding(known: KnownFinding) -> Finding:
+    return Finding(
+        id=known.id,
+        rule=known.rule,
+        role=known.role,
+        cause=known.cause,
+        target=known.target,
+        origin=known.origin,
+        first_at=known.first_at,
+        last_at=known.last_at,
+        line=known.line,
+        labels=known.labels,
+        fields=known.fields,
+        ranks=known.ranks,
+        count=known.count,
+        time_source=known.time_source,
+        clock_error=known.clock_error,
+        is_over=known.ended_at is not None,
+        shape=known.shape,
+    )
+
+
+def _exits(findings: Sequence[KnownFinding], excerpts: Sequence[KnownExcerpt]) -> list[Exit]:
+    nodes = {known.id: known.origin.node for known in findings}
+    tables: dict[tuple[str, int | None], Exit] = {}
+    lines: list[Exit] = []
+    for each in excerpts:
+        node = each.key.node or nodes.get(each.finding_id, "")
+        for ended in exits.torchrun_table("\n".join(each.excerpt.lines), node):
+            tables[node, ended.pid] = ended
+        lines += [ended for line in each.excerpt.lines for ended in exits.launcher_line(line, node)]
+    if not excerpts:
+        lines = [e for known in findings for e in exits.launcher_line(known.line, known.origin.node)]
+    known_pids = {ended.pid for ended in tables.values()}
+    return list(dict.fromkeys([*tables.values(), *(e for e in lines if e.pid is None or e.pid not in known_pids)]))

@@ -1,0 +1,33 @@
+"""The verdict on one failure of a job, as the server keeps it. Who makes them: ``wiring.job_diagnoses``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class KnownVerdict:
+    """One verdict. Times are aware UTC."""
+
+    id: str
+    job: str
+    attempt: int | None
+    """Of the job, counted from 1; None where nobody says it."""
+    began_at: datetime
+    """When the server heard the first sign of the failure."""
+    made_at: datetime
+    """When it was made last: what comes within two minutes is taken in."""
+    cause: str
+    confidence: str
+    node: str | None
+    """The node that is at fault; only with high confidence."""
+    fingerprint: str
+    plain: Mapping[str, Any]
+    """All of it, as it stands in JSON: `diagnosis.verdict.Verdict.plain`."""
+    labels: Mapping[str, str] | None = None
+    """Of the alert that it raised; they stay what they were. None before."""
+    tell_at: datetime | None = None
+    """When its alert is to be told next; None where there is nothing to tell."""

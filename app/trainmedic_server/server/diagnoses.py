@@ -1,0 +1,88 @@
+"""``GET /jobs/{job}/diagnosis``: who began a failure of a job, and why, as the server's verdict says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Query, Response
+from pydantic import BaseModel, Field
+
+from trainmedic_server.domain.finding import CauseClass
+from trainmedic_server.domain.known_verdict import KnownVerdict
+from trainmedic_server.errors import NotFound
+from trainmedic_server.ports.verdicts import VerdictHistory
+from trainmedic_server.server.ascii_json import AsciiJson
+from trainmedic_server.server.auth import Authenticator, requires
+from trainmedic_server.server.problems import responses
+from trainmedic_server.server.read_turns import ReadTurns
+from trainmedic_server.server.tokens import TokenRole
+
+_MOST = 200
+
+JobName = Annotated[str, Path(min_length=1, max_length=253, pattern=r"^[^\s\x00-\x1f\x7f]+$")]
+Attempt = Annotated[int | None, Query(ge=1, le=1_000_000, description="Which attempt; without it the newest verdict.")]
+
+
+class EvidenceView(BaseModel):
+    """One thing that was seen."""
+
+    why: str = Field(description="Why it counts, for people.")
+    line: str = Field(description="As it was printed; empty where it is no line.")
+    source: str
+    node: str | None
+    rank: int | None
+    at: str | None
+    rule: str | None
+
+
+class DiagnosisView(BaseModel):
+    """The verdict on one failure of a job."""
+
+    id: str
+    job: str
+    attempt: int | None = Field(description="Null where nobody says it.")
+    began_at: datetime = Field(description="When the server heard the first sign of the failure.")
+    made_at: datetime
+    cause: CauseClass
+    node: str | None = Field(description="The node that is at fault: only with high confidence.")
+    ranks: list[int]
+    gpu: str | None
+    confidence: str = Field(examples=["high", "medium", "low"])
+    summary: str
+    advice: str = Field(examples=["restart", "isolate_node", "stop", "rollback", "ask"])
+    evidence: list[EvidenceView] = Field(description="What it rests on, the strongest first.")
+    against: list[EvidenceView] = Field(description="What does not fit it.")
+    missing: list[str] = Field(description="What would have told more.")
+    same_before: int = Field(description="How many earlier failures of the job were the same.")
+    fingerprint: str
+    shares: dict[str, float] | None
+
+
+def view(verdict: KnownVerdict) -> Mapping[str, Any]:
+    """A verdict as the API shows it."""
+    own = {"id": verdict.id, "job": verdict.job, "attempt": verdict.attempt}
+    return {**own, "began_at": verdict.began_at, "made_at": verdict.made_at, **verdict.plain}
+
+
+def router(history: VerdictHistory, auth: Authenticator, reads: ReadTurns) -> APIRouter:
+    routes = APIRouter(tags=["diagnosis"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
+
+    @routes.get(
+        "/jobs/{job:path}/diagnosis",
+        summary="Who began a failure of a job, and why",
+        response_model=DiagnosisView,
+        responses=responses(401, 403, 404, 422, 503),
+    )
+    async def diagnosis(job: JobName, attempt: Attempt = None) -> Response:
+        """The verdict that was made when the job failed or hung. That the cause is unknown is a verdict, too."""
+        async with reads.take():
+            found = await history.verdicts_of(job, _MOST if attempt is not None else 1)
+            chosen = next((verdict for verdict in found if attempt in (None, verdict.attempt)), None)
+            if chosen is None:
+                of = f" of attempt {attempt}" if attempt is not None else ""
+                raise NotFound(f"There is no verdict{of} of {job}.")
+            return AsciiJson.of(DiagnosisView.model_validate(view(chosen)))
+
+    return routes

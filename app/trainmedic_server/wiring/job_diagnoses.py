@@ -1,0 +1,210 @@
+"""The verdicts on jobs of a server: when a job fails or hangs, they are made, stored, and told as an alert.
+
+Every few seconds the findings that are open, and the jobs that are gone, are looked at. Ten seconds after the first
+sign of a failure its verdict is made, and told as `TrainingFailed`; for two minutes it is made anew with what comes
+late. Everything durable is in the run store, so a restart goes on where it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from trainmedic.wire import envelope
+from trainmedic_server import errors, telemetry
+from trainmedic_server.adapters.sql_store.store import SqlStore
+from trainmedic_server.diagnosis import job_failure
+from trainmedic_server.diagnosis.facts import RankFacts
+from trainmedic_server.diagnosis.judge import diagnose
+from trainmedic_server.domain.alert import Alert, AlertStatus, fingerprint
+from trainmedic_server.domain.job_life import JobLife
+from trainmedic_server.domain.known_finding import KnownExcerpt, KnownFinding
+from trainmedic_server.domain.known_verdict import KnownVerdict
+from trainmedic_server.domain.topology import ranks_in
+from trainmedic_server.engine.node_watch import PresenceSource
+from trainmedic_server.ports.findings import AlertTeller
+from trainmedic_server.ports.outside import Clock
+
+SETTLING = timedelta(seconds=10)
+"""Between the first sign of a failure and its verdict: what all nodes printed has to arrive."""
+TAKEN_IN = timedelta(minutes=2)
+"""After the first sign: what comes within it belongs to the same failure."""
+ALERT_LASTS = timedelta(minutes=15)
+SUSPECT_WITHIN, SUSPECT_JOBS = timedelta(days=30), 3
+"""A node that so many different jobs' verdicts name in that time is suspect, whatever was repaired each time."""
+_LOOK_EVERY = timedelta(seconds=5)
+_GONE_AFTER = timedelta(seconds=30)
+_AT_ONCE, _MOST_EARLIER, _MOST_EXCERPTS = 50, 50, 16
+
+log = telemetry.logger(__name__)
+
+
+class JobDiagnoses:
+    """Watches for failures. `repeat_every` is the time after which an alert that fires is told again; `ids` returns a
+    new id each time."""
+
+    def __init__(
+        self,
+        store: SqlStore,
+        source: PresenceSource,
+        teller: AlertTeller,
+        clock: Clock,
+        metrics: telemetry.Metrics,
+        repeat_every: timedelta,
+        ids: Callable[[], str] = envelope.new_id,
+    ) -> None:
+        self._store = store
+        self._source = source
+        self._teller = teller
+        self._clock = clock
+        self._metrics = metrics
+        self._repeat_every = repeat_every
+        self._ids = ids
+        self._ranks: dict[str, dict[int, RankFacts]] = {}
+        """By job, where its ranks were when it was last there."""
+        self._agents: dict[str, datetime] = {}
+        """When each node's agent was last there."""
+
+    async def watch(self) -> None:
+        """Look until cancelled."""
+        while True:
+            try:
+                await self.look()
+            except errors.TrainmedicError as error:
+                log.warning("failures of jobs could not be looked at; trying again", error=str(error))
+            except Exception:  # the loop's boundary: what is wrong with one job must not end the watch
+                self._metrics.loop_errors.labels("diagnoses").inc()
+                log.exception("diagnosing jobs failed; trying again")
+            await asyncio.sleep(_LOOK_EVERY.total_seconds())
+
+    async def look(self) -> None:
+        """Look once, and tell what is due. Raises TrainmedicError."""
+        await self._look_where_jobs_are()
+        findings, lives = await self._store.transact(lambda tx: (tx.findings.all_open(), tx.job_lives()))
+        names = {name for known in findings for name in (known.origin.job, known.target.job) if name}
+        by_name = {life.name: life for life in lives}
+        for job in sorted(names | by_name.keys()):
+            await self._look_at(job, findings, by_name.get(job))
+        await self._tell()
+
+    async def _look_where_jobs_are(self) -> None:
+        jobs, agents = await asyncio.gather(self._source.jobs(), self._source.agents())
+        now = self._clock.now()
+        for job in jobs:
+            if job.doubt is None:
+                ranks = {rank.rank: rank for rank in ranks_in(job.name, job.details) if isinstance(rank.rank, int)}
+                self._ranks[job.name] = {number: RankFacts(rank.node, rank.gpu) for number, rank in ranks.items()}
+        self._agents |= {agent.name: now for agent in agents}
+
+    async def _look_at(self, job: str, findings: Sequence[KnownFinding], life: JobLife | None) -> None:
+        signs = job_failure.signs(job, findings, life)
+        if not signs:
+            return
+        now = self._clock.now()
+        earlier = await self._store.transact(lambda tx: tx.verdicts.of_job(job, _MOST_EARLIER))
+        latest = earlier[0] if earlier else None
+        if latest is not None and now - latest.began_at <= TAKEN_IN:
+            await self._make(job, latest, findings, earlier[1:])
+            return
+        new = [sign for sign in signs if latest is None or sign - latest.began_at > TAKEN_IN]
+        # A server that was away hears of old failures; they are told all the same, once.
+        if new and now - new[0] >= SETTLING:
+            began = KnownVerdict(self._ids(), job, None, new[0], now, "", "", None, "", {})
+            await self._make(job, began, findings, earlier)
+
+    async def _make(
+        self, job: str, known: KnownVerdict, findings: Sequence[KnownFinding], earlier: Sequence[KnownVerdict]
+    ) -> None:
+        """Make the verdict, or make it anew; store it where it says something else."""
+        now = self._clock.now()
+        ranks = self._ranks.get(job, {})
+        nodes = {rank.node for rank in ranks.values()}
+        nodes |= {node for known in findings if known.origin.job == job for node in known.nodes}
+        own = [finding for finding in findings if job_failure.is_of(finding, job, nodes)]
+        excerpts: list[KnownExcerpt] = []
+        for finding in [each for each in own if each.rule in job_failure.TELLS_ENDS][:_MOST_EXCERPTS]:
+            record = await self._store.finding(finding.id)
+            excerpts += record.excerpts if record else ()
+        gone = {node: at for node in nodes if (at := self._agents.get(node)) and now - at > _GONE_AFTER}
+        facts = job_failure.facts(job, own, excerpts, ranks, gone, earlier)
+        verdict = diagnose(facts)
+        plain = verdict.plain()
+        if plain == known.plain:
+            return
+        made = replace(
+            known,
+            attempt=facts.attempt,
+            made_at=now,
+            cause=verdict.cause.value,
+            confidence=verdict.confidence.value,
+            node=verdict.node,
+            fingerprint=verdict.fingerprint,
+            plain=plain,
+            labels=known.labels or _labels(job, plain),
+            tell_at=known.tell_at or now,
+        )
+        await self._store.transact(lambda tx: tx.verdicts.save([made]))
+        log.info("a job failed", job=job, cause=made.cause, confidence=made.confidence, verdict=verdict.summary)
+        if made.node and made.node != known.node:
+            await self._suspect(made.node, now)
+
+    async def _suspect(self, node: str, now: datetime) -> None:
+        """Tell of a node that several jobs failed on."""
+        named = await self._store.transact(lambda tx: tx.verdicts.on_node(node, now - SUSPECT_WITHIN))
+        jobs = sorted({verdict.job for verdict in named})
+        if len(jobs) < SUSPECT_JOBS:
+            return
+        labels = {"alertname": "NodeSuspect", "severity": "warning", "component": "node", "source": "diagnosis"}
+        labels["node"] = node
+        said = f"{len(jobs)} jobs failed on {node} within 30 days: {', '.join(jobs[:10])}"
+        annotations = {"summary": said, "verdicts": ", ".join(verdict.id for verdict in named[:10])}
+        status = AlertStatus.FIRING
+        await self._teller.tell([Alert(fingerprint(labels), status, labels, annotations, starts_at=now, ends_at=None)])
+
+    async def _tell(self) -> None:
+        now = self._clock.now()
+        due = await self._store.transact(lambda tx: tx.verdicts.to_tell(now, _AT_ONCE))
+        if not due:
+            return
+        await self._teller.tell([written(verdict, now) for verdict in due])
+        told = [replace(verdict, tell_at=self._next_telling(verdict, now)) for verdict in due]
+        await self._store.transact(lambda tx: tx.verdicts.save(told))
+
+    def _next_telling(self, verdict: KnownVerdict, now: datetime) -> datetime | None:
+        if _is_over(verdict, now):
+            return None
+        return min(now + self._repeat_every, verdict.began_at + ALERT_LASTS)
+
+
+def _labels(job: str, plain: dict[str, object]) -> dict[str, str]:
+    labels = {"alertname": "TrainingFailed", "severity": "critical", "component": "training", "source": "diagnosis"}
+    labels |= {"job_name": job, "cause": str(plain["cause"]), "confidence": str(plain["confidence"])}
+    return labels | ({"node": str(plain["node"])} if plain["node"] else {})
+
+
+def _is_over(verdict: KnownVerdict, now: datetime) -> bool:
+    return now - verdict.began_at >= ALERT_LASTS
+
+
+def written(verdict: KnownVerdict, now: datetime) -> Alert:
+    """The alert of a verdict, which fires for a quarter of an hour."""
+    plain, labels = verdict.plain, dict(verdict.labels or {})
+    is_over = _is_over(verdict, now)
+    annotations = {
+        "summary": str(plain.get("summary", "")),
+        "verdict": verdict.id,
+        "ranks": ", ".join(str(rank) for rank in plain.get("ranks", ())[:100]),
+        "advice": str(plain.get("advice", "")),
+        "same_before": str(plain.get("same_before", 0)),
+        "confidence": verdict.confidence,
+    }
+    return Alert(
+        fingerprint=fingerprint(labels),
+        status=AlertStatus.RESOLVED if is_over else AlertStatus.FIRING,
+        labels=labels,
+        annotations={name: value for name, value in annotations.items() if value},
+        starts_at=verdict.began_at,
+        ends_at=verdict.began_at + ALERT_LASTS if is_over else None,
+    )

@@ -1,0 +1,61 @@
+"""`ports.verdicts`: what every run store promises of verdicts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from trainmedic_server.adapters.sql_store.store import SqlStore
+from trainmedic_server.domain.known_finding import KeptJob
+from trainmedic_server.domain.known_verdict import KnownVerdict
+
+NOW = datetime(2026, 3, 1, 10, tzinfo=UTC)
+
+
+def made(number: int, job: str = "llm-1", **members: object) -> KnownVerdict:
+    """A verdict that began so many minutes after `NOW`."""
+    began = NOW + timedelta(minutes=number)
+    known = KnownVerdict(f"v{number}", job, number, began, began, "gpu", "high", "node-1", "gpu:xid", {"ranks": [3]})
+    return replace(known, **members)  # type: ignore[arg-type]
+
+
+async def test_a_verdict_is_kept_as_it_was_made_and_replaced_by_its_id(store: SqlStore) -> None:
+    """The newest of a job stands first, for work in a transaction and for readers."""
+    first, second, other = made(1), made(2, labels={"cause": "gpu"}, tell_at=NOW), made(3, job="llm-2")
+    await store.transact(lambda tx: tx.verdicts.save([first, second, other]))
+    again = replace(first, cause="code", node=None)
+    await store.transact(lambda tx: tx.verdicts.save([again]))
+    assert await store.transact(lambda tx: tx.verdicts.of_job("llm-1", 10)) == [second, again]
+    assert await store.verdicts_of("llm-1", 1) == [second]
+    assert await store.verdicts_of("none", 1) == []
+    records = await store.verdicts(NOW, NOW + timedelta(minutes=3))
+    assert [(record.job, record.cause, record.at) for record in records] == [
+        ("llm-1", "code", again.began_at),
+        ("llm-1", "gpu", second.began_at),
+    ]
+    assert await store.verdicts(NOW, NOW + timedelta(hours=1), "llm-2") != []
+
+
+async def test_verdicts_that_name_a_node_are_found_by_it(store: SqlStore) -> None:
+    """Since a time; those that name no node are not among them."""
+    await store.transact(lambda tx: tx.verdicts.save([made(1), made(2, node=None), made(3, job="llm-2")]))
+    found = await store.transact(lambda tx: tx.verdicts.on_node("node-1", NOW + timedelta(minutes=2)))
+    assert [verdict.id for verdict in found] == ["v3"]
+
+
+async def test_what_is_to_be_told_is_found_in_the_order_in_which_it_became_due(store: SqlStore) -> None:
+    """And what is not due, or was told for the last time, is not."""
+    late, early = made(1, tell_at=NOW), made(2, tell_at=NOW - timedelta(seconds=1))
+    waiting, told = made(3, tell_at=NOW + timedelta(seconds=1)), made(4)
+    await store.transact(lambda tx: tx.verdicts.save([late, early, waiting, told]))
+    assert await store.transact(lambda tx: tx.verdicts.to_tell(NOW, 10)) == [early, late]
+
+
+async def test_old_verdicts_are_deleted_but_for_jobs_that_are_kept(store: SqlStore) -> None:
+    """What is still to be told stays, too."""
+    kept, told, waiting = made(1, job="kept"), made(2), made(3, tell_at=NOW)
+    await store.transact(lambda tx: tx.verdicts.save([kept, told, waiting]))
+    await store.transact(lambda tx: tx.findings.keep_job(KeptJob("kept", None, "ada", NOW)))
+    await store.prune(NOW + timedelta(days=1))
+    assert await store.verdicts_of("kept", 10) == [kept]
+    assert await store.verdicts_of("llm-1", 10) == [waiting]
