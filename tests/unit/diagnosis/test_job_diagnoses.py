@@ -1,0 +1,241 @@
+"""A server's verdicts: when they are made, what is stored, and what is told."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from itertools import count
+from typing import Any
+
+from tests.support.clocks import START, ManualClock
+from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
+from trainmedic_server.domain.alert import Alert, AlertStatus
+from trainmedic_server.domain.finding import CauseClass, Origin, Role
+from trainmedic_server.domain.job_life import JobLife, LifeState
+from trainmedic_server.domain.known_finding import KnownFinding
+from trainmedic_server.domain.target import Target, TargetKind
+from trainmedic_server.errors import BusUnavailable
+from trainmedic_server.ports.outside import Presence
+from trainmedic_server.telemetry import Metrics
+from trainmedic_server.wiring import job_diagnoses
+from trainmedic_server.wiring.job_diagnoses import JobDiagnoses
+
+
+class World:
+    """A server's store, the presences of jobs and agents, and the alerts that were told."""
+
+    def __init__(self) -> None:
+        self.store = InMemoryStore()
+        self.clock = ManualClock()
+        self.told: list[Alert] = []
+        self.present_jobs: list[Presence] = []
+        self.nodes = ["node-1", "node-2"]
+        self.is_refusing = False
+        ids = count()
+        self.diagnoses = JobDiagnoses(
+            self.store,
+            self,  # type: ignore[arg-type]
+            self,
+            self.clock,
+            Metrics(),
+            timedelta(minutes=1),
+            lambda: f"v{next(ids)}",
+        )
+
+    async def jobs(self) -> list[Presence]:
+        return self.present_jobs
+
+    async def agents(self) -> list[Presence]:
+        return [Presence(node, self.clock.now()) for node in self.nodes]
+
+    async def tell(self, alerts: Sequence[Alert]) -> None:
+        if self.is_refusing:
+            raise BusUnavailable("the Alertmanager is away")
+        self.told += alerts
+
+    async def look(self, seconds: float = 0) -> None:
+        """Look, after so many seconds."""
+        self.clock.sleep(seconds)
+        await self.diagnoses.look()
+
+    async def find(self, finding_id: str, **members: Any) -> None:
+        """A finding arrives."""
+        now = self.clock.now()
+        job = members.pop("job", "llm-1")
+        bare = KnownFinding(
+            id=finding_id,
+            rule="rank-failed",
+            role=Role.CASCADE,
+            cause=CauseClass.UNKNOWN,
+            target=Target(TargetKind.JOB, job=job),
+            origin=Origin("launcher", "node-1", job=job, attempt=1),
+            line="failed (exitcode: -9) local_rank: 0 (pid: 12) of binary: /usr/bin/python",
+            first_at=now,
+            last_at=now,
+            heard_first_at=now,
+            heard_at=now,
+            nodes=frozenset({"node-1"}),
+            is_printed=True,
+        )
+        known = replace(bare, **members)
+        await self.store.transact(lambda tx: tx.findings.save([known]))
+
+    async def time_out(self, finding_id: str, ranks: frozenset[int], job: str = "llm-1") -> None:
+        """Ranks on node-1 time out in a collective."""
+        line = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1580, OpType=ALLREDUCE)"
+        await self.find(finding_id, job=job, rule="nccl-timeout", cause=CauseClass.HANG, ranks=ranks, line=line)
+
+    async def lose_a_card(self, job: str = "llm-1") -> None:
+        """The kernel of node-2 loses a card of the job, and then a collective times out."""
+        placed = [{"rank": 0, "node": "node-1"}, {"rank": 1, "node": "node-2", "gpu": "GPU-5f3a"}]
+        self.present_jobs = [Presence(job, self.clock.now(), {"placement": placed})]
+        await self.look()
+        await self.find(
+            f"xid-{job}-{self.clock.now()}",
+            rule="xid",
+            role=Role.ROOT,
+            cause=CauseClass.GPU,
+            target=Target(TargetKind.GPU, node="node-2", gpu="GPU-5f3a"),
+            origin=Origin("kernel", "node-2"),
+            nodes=frozenset({"node-2"}),
+            is_printed=False,
+            line="NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off the bus.",
+            labels={"at": str(self.clock.now())},
+        )
+        await self.time_out(f"timeout-{job}", frozenset({0}), job)
+        self.present_jobs = []
+
+
+async def test_a_verdict_is_made_and_told_ten_seconds_after_the_first_sign() -> None:
+    """With the node that its kernel names; the alert keeps its labels while it fires, and ends."""
+    world = World()
+    await world.lose_a_card()
+    await world.look(9)
+    assert await world.store.verdicts_of("llm-1", 5) == []
+    await world.look(2)
+    (verdict,) = await world.store.verdicts_of("llm-1", 5)
+    assert (verdict.cause, verdict.node, verdict.confidence, verdict.attempt) == ("gpu", "node-2", "high", 1)
+    assert verdict.plain["ranks"] == [1]
+    (alert,) = world.told
+    assert dict(alert.labels) == {
+        "alertname": "TrainingFailed",
+        "severity": "critical",
+        "component": "training",
+        "source": "diagnosis",
+        "job_name": "llm-1",
+        "cause": "gpu",
+        "confidence": "high",
+        "node": "node-2",
+    }
+    assert alert.annotations["advice"] == "isolate_node"
+    await world.look(30)
+    assert len(world.told) == 1
+    await world.look(60)
+    assert [each.status for each in world.told] == [AlertStatus.FIRING] * 2
+    await world.look(900)
+    assert world.told[-1].status is AlertStatus.RESOLVED
+    await world.look(600)
+    assert len(world.told) == 3
+
+
+async def test_what_comes_late_changes_the_verdict_and_not_the_alert() -> None:
+    """A bare SIGKILL, and half a minute later the kernel's word on it: one verdict, one alert."""
+    world = World()
+    await world.find("f1")
+    await world.look(11)
+    (before,) = await world.store.verdicts_of("llm-1", 5)
+    assert (before.cause, before.confidence) == ("unknown", "medium")
+    await world.find(
+        "f2",
+        rule="host-oom",
+        role=Role.ROOT,
+        cause=CauseClass.HOST_MEMORY,
+        target=Target(TargetKind.NODE, node="node-1"),
+        origin=Origin("kernel", "node-1"),
+        fields={"pid": "12"},
+        is_printed=False,
+        line="Out of memory: Killed process 12 (python)",
+    )
+    await world.look(20)
+    (after,) = await world.store.verdicts_of("llm-1", 5)
+    assert (after.id, after.cause, after.labels) == (before.id, "host_memory", before.labels)
+    assert len(world.told) == 1
+
+
+async def test_an_exception_alone_is_no_failure() -> None:
+    """Many loops catch it. Nothing is diagnosed until a process ended, a collective timed out, or the job is gone."""
+    world = World()
+    await world.find("f1", rule="cuda-oom", role=Role.ROOT, cause=CauseClass.GPU_MEMORY, ranks=frozenset({3}))
+    await world.look(60)
+    assert await world.store.verdicts_of("llm-1", 5) == []
+    gone = JobLife("llm-1", LifeState.GONE, world.clock.now())
+    await world.store.transact(lambda tx: tx.save_job_lives([gone]))
+    await world.look(11)
+    (verdict,) = await world.store.verdicts_of("llm-1", 5)
+    assert verdict.cause == "gpu_memory"
+
+
+async def test_the_same_again_is_counted_and_a_server_that_restarts_tells_nothing_twice() -> None:
+    """Each failure has a verdict of its own; another watch over the same store goes on where the first was."""
+    world = World()
+    await world.find("f1")
+    await world.look(11)
+    again = JobDiagnoses(world.store, world, world, world.clock, Metrics(), timedelta(minutes=1))  # type: ignore[arg-type]
+    await again.look()
+    assert (len(await world.store.verdicts_of("llm-1", 5)), len(world.told)) == (1, 1)
+    known = await world.store.transact(lambda tx: tx.findings.with_ids(["f1"]))
+    over = replace(known["f1"], ended_at=world.clock.now())
+    await world.store.transact(lambda tx: tx.findings.save([over]))
+    world.clock.sleep(600)
+    await world.find("f2")
+    await world.look(11)
+    newest, oldest = await world.store.verdicts_of("llm-1", 5)
+    assert (newest.plain["same_before"], oldest.plain["same_before"]) == (1, 0)
+
+
+async def test_an_alert_that_is_not_taken_is_told_later() -> None:
+    """The verdict is stored first."""
+    world = World()
+    world.is_refusing = True
+    await world.find("f1")
+    world.clock.sleep(11)
+    with contextlib.suppress(BusUnavailable):
+        await world.diagnoses.look()
+    assert len(await world.store.verdicts_of("llm-1", 5)) == 1
+    world.is_refusing = False
+    await world.look(5)
+    assert [alert.labels["alertname"] for alert in world.told] == ["TrainingFailed"]
+
+
+async def test_a_node_that_is_gone_with_its_ranks_is_the_culprit() -> None:
+    """Its agent fell silent before the others timed out."""
+    world = World()
+    placed = [{"rank": rank, "node": f"node-{1 + rank // 4}"} for rank in range(8)]
+    world.present_jobs = [Presence("llm-1", START, {"placement": placed})]
+    await world.look()
+    world.nodes = ["node-1"]
+    await world.look(60)
+    await world.time_out("f1", frozenset(range(4)))
+    await world.look(11)
+    (verdict,) = await world.store.verdicts_of("llm-1", 5)
+    assert (verdict.cause, verdict.node, verdict.plain["ranks"]) == ("node", "node-2", [4, 5, 6, 7])
+
+
+async def test_a_node_on_which_three_jobs_failed_is_suspect() -> None:
+    """Within thirty days, whatever was repaired each time; two jobs are not enough."""
+    world = World()
+    for number in range(3):
+        await world.lose_a_card(f"llm-{number}")
+        await world.look(11)
+        await world.look(86400)
+    suspects = [alert for alert in world.told if alert.labels["alertname"] == "NodeSuspect"]
+    (alert,) = suspects
+    assert alert.labels["node"] == "node-2"
+    assert "llm-0, llm-1, llm-2" in alert.annotations["summary"]
+
+
+def test_the_times_fit_each_other() -> None:
+    """An alert fires for longer than its verdict may change."""
+    assert job_diagnoses.SETTLING < job_diagnoses.TAKEN_IN < job_diagnoses.ALERT_LASTS

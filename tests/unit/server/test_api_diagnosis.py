@@ -1,0 +1,57 @@
+"""``GET /jobs/{job}/diagnosis``."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from tests.contract.test_verdicts import NOW, made
+from tests.support.api_world import World
+from trainmedic_server.diagnosis.verdict import Advice, Confidence, Evidence, Verdict
+from trainmedic_server.domain.finding import CauseClass
+
+VERDICT = Verdict(
+    cause=CauseClass.GPU,
+    confidence=Confidence.HIGH,
+    summary="A GPU failed on rank 3 (node-1): the kernel of node-1 reported it.",
+    advice=Advice.ISOLATE_NODE,
+    ranks=(3,),
+    node="node-1",
+    gpu="GPU-5f3a",
+    evidence=(Evidence("the kernel of node-1 reported it", "NVRM: \x1b[31mXid", "kernel", "node-1", None, NOW, "xid"),),
+    missing=("no flight recorder dumps",),
+    same_before=1,
+)
+
+
+async def with_verdicts() -> World:
+    """With a verdict on each of two attempts of a job."""
+    world = World()
+    verdicts = [made(number, job="team/llm-1", plain=VERDICT.plain()) for number in (1, 2)]
+    await world.findings.transact(lambda tx: tx.verdicts.save(verdicts))
+    return world
+
+
+async def test_the_newest_verdict_is_shown_in_full() -> None:
+    """In ASCII, with all that it rests on."""
+    world = await with_verdicts()
+    async with world.client() as client:
+        answer = await client.get("/jobs/team/llm-1/diagnosis")
+    assert answer.status_code == 200, answer.text
+    assert b"\x1b" not in answer.content
+    shown = answer.json()
+    assert (shown["id"], shown["job"], shown["attempt"]) == ("v2", "team/llm-1", 2)
+    assert (shown["cause"], shown["node"], shown["ranks"], shown["gpu"]) == ("gpu", "node-1", [3], "GPU-5f3a")
+    assert (shown["confidence"], shown["advice"], shown["same_before"]) == ("high", "isolate_node", 1)
+    assert shown["evidence"][0]["line"] == "NVRM: \x1b[31mXid"
+    assert shown["missing"] == ["no flight recorder dumps"]
+    assert shown["began_at"] == (NOW + timedelta(minutes=2)).isoformat().replace("+00:00", "Z")
+
+
+async def test_an_attempt_is_chosen_and_what_is_not_there_is_said() -> None:
+    """404 for a job without a verdict, and for another attempt; 422 for what is no attempt."""
+    world = await with_verdicts()
+    async with world.client() as client:
+        assert (await client.get("/jobs/team/llm-1/diagnosis?attempt=1")).json()["id"] == "v1"
+        assert (await client.get("/jobs/team/llm-1/diagnosis?attempt=3")).status_code == 404
+        assert (await client.get("/jobs/other/diagnosis")).status_code == 404
+        assert (await client.get("/jobs/team/llm-1/diagnosis?attempt=0")).status_code == 422
