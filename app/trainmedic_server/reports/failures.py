@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from trainmedic_server.domain.run import Event
@@ -12,8 +12,11 @@ from trainmedic_server.reports.goodput import JobMoments
 
 FAILED, GONE, ENDED, RESTARTED = "job_failed", "job_gone", "job_ended", "job_restarted"
 JOB_EVENTS = (FAILED, GONE, ENDED, RESTARTED, "job_returned")
-_SAME_FAILURE = 120.0
-"""Seconds between the end of a process, its being missed, and the verdict on it, that are all of one failure."""
+DIAGNOSED = "diagnosed"
+"""The kind of a failure of which only a verdict tells."""
+_SHOWS_BEFORE = 1800.0
+_FOUND_AFTER = 120.0
+"""Seconds by which the first sign of a failure may come before it is told that the job failed, and after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,7 @@ class FailureRecord:
 
     at: datetime
     kind: str
-    """``job_failed`` or ``job_gone``."""
+    """``job_failed`` or ``job_gone``; ``diagnosed`` where only a verdict tells of it."""
     reason: str
     """What its last process or its launcher has said; for a person."""
     down_seconds: float | None
@@ -40,7 +43,23 @@ def moments(events: Iterable[Event]) -> JobMoments:
 
 
 def failures_of(events: Sequence[Event], verdicts: Sequence[VerdictRecord]) -> list[FailureRecord]:
-    """Each failure once: a job that failed and is not started again is gone a minute later, for the same reason."""
+    """Each failure once, oldest first, with the verdict on it; a verdict on what nobody has told of is one as well."""
+    told = _told(events)
+    of_failure: dict[int, VerdictRecord] = {}
+    alone = []
+    for verdict in verdicts:
+        near = [number for number, failure in enumerate(told) if _may_be_of(verdict, failure)]
+        best = min(near, key=lambda number: abs(told[number].at - verdict.at), default=None)
+        if best is None:
+            alone.append(FailureRecord(verdict.at, DIAGNOSED, verdict.summary, None, verdict))
+        elif best not in of_failure or verdict.at > of_failure[best].at:
+            of_failure[best] = verdict
+    whole = [replace(failure, verdict=of_failure.get(number)) for number, failure in enumerate(told)]
+    return sorted([*whole, *alone], key=lambda failure: failure.at)
+
+
+def _told(events: Sequence[Event]) -> list[FailureRecord]:
+    """A job that failed and is not started again is gone a minute later, for the same reason: that is one failure."""
     failures: list[FailureRecord] = []
     for index, event in enumerate(events):
         if event.kind not in (FAILED, GONE):
@@ -49,8 +68,7 @@ def failures_of(events: Sequence[Event], verdicts: Sequence[VerdictRecord]) -> l
             continue
         back = next((later for later in events[index + 1 :] if later.kind not in (FAILED, GONE)), None)
         down = (back.at - event.at).total_seconds() if back is not None and back.kind != ENDED else None
-        reason = str(event.data.get("reason", ""))
-        failures.append(FailureRecord(event.at, event.kind, reason, down, _verdict_on(event, verdicts)))
+        failures.append(FailureRecord(event.at, event.kind, str(event.data.get("reason", "")), down, None))
     return failures
 
 
@@ -59,6 +77,6 @@ def _is_down_since(failure: FailureRecord, events: Sequence[Event]) -> bool:
     return not any(event.at > failure.at and event.kind not in (FAILED, GONE) for event in events)
 
 
-def _verdict_on(event: Event, verdicts: Sequence[VerdictRecord]) -> VerdictRecord | None:
-    near = [verdict for verdict in verdicts if abs((verdict.at - event.at).total_seconds()) <= _SAME_FAILURE]
-    return min(near, key=lambda verdict: abs(verdict.at - event.at), default=None)
+def _may_be_of(verdict: VerdictRecord, failure: FailureRecord) -> bool:
+    """A failure may show long before it ends the job, as a hang does, or be found a little after."""
+    return -_SHOWS_BEFORE <= (verdict.at - failure.at).total_seconds() <= _FOUND_AFTER

@@ -184,7 +184,8 @@ def _all_failures(
     by_job: dict[str, list[Event]] = defaultdict(list)
     for event in events:
         by_job[str(event.data.get("job", ""))].append(event)
-    for job, of_job in by_job.items():
+    for job in sorted(by_job.keys() | {verdict.job for verdict in verdicts}):
+        of_job = by_job[job]
         on_job = [verdict for verdict in verdicts if verdict.job == job]
         ranks = {event.at: event.data.get("ranks") for event in of_job if event.kind in (FAILED, GONE)}
         for failure in failures_of(of_job, on_job):

@@ -16,6 +16,7 @@ from trainmedic_server.ports.store import HistoryFilter
 from trainmedic_server.ports.verdicts import VerdictRecord
 from trainmedic_server.reports import compiling
 from trainmedic_server.reports.compiling import ReportCompiler
+from trainmedic_server.reports.failures import failures_of
 from trainmedic_server.reports.job_report import MOST_LISTED
 
 SINCE = START - timedelta(days=1)
@@ -112,6 +113,19 @@ async def test_failures_are_counted_by_the_cause_of_their_verdict() -> None:
     assert report.unknown == {}
 
 
+async def test_jobs_of_which_only_verdicts_tell_are_counted_as_well() -> None:
+    """Without hours, since nobody has told how long they were down."""
+    report = await ReportCompiler(Kept([]), verdicts=Judged()).fleet(SINCE, START)  # type: ignore[arg-type]
+    (cause,) = report.causes
+    assert (report.failures, cause.cause, cause.failures, cause.lost_gpu_hours, cause.uncounted) == (
+        2,
+        "gpu",
+        2,
+        None,
+        2,
+    )
+
+
 async def test_a_repair_that_is_open_or_only_observed_has_neither_succeeded_nor_failed() -> None:
     """The median time is that of those that succeeded."""
     statuses = (Status.SUCCEEDED, Status.SUCCEEDED, Status.FAILED, Status.CANCELLED, Status.OBSERVED, Status.WAITING)
@@ -120,3 +134,48 @@ async def test_a_repair_that_is_open_or_only_observed_has_neither_succeeded_nor_
     (total,) = report.repairs
     assert (total.runs, total.succeeded, total.failed, total.observed, total.open) == (6, 2, 2, 1, 1)
     assert total.median_seconds == 1.5
+
+
+def event(kind: str, minutes: float, reason: str = "") -> Event:
+    return Event(kind, START + timedelta(minutes=minutes), data={"job": "llm-1", "reason": reason})
+
+
+def verdict(minutes: float, cause: str) -> VerdictRecord:
+    return VerdictRecord("llm-1", START + timedelta(minutes=minutes), cause, "medium", summary=f"it was {cause}")
+
+
+def test_a_verdict_goes_with_the_failure_that_it_is_on() -> None:
+    """Also where the first sign came ten minutes before the job died, as with a hang."""
+    events = [event("job_failed", 0), event("job_restarted", 1), event("job_failed", 60), event("job_restarted", 61)]
+    failures = failures_of(events, [verdict(0.1, "code"), verdict(50, "hang")])
+    assert [(failure.verdict and failure.verdict.cause, failure.down_seconds) for failure in failures] == [
+        ("code", 60.0),
+        ("hang", 60.0),
+    ]
+
+
+def test_a_verdict_on_what_nobody_has_told_of_is_a_failure_as_well() -> None:
+    """Of a job whose SDK does not say how it ends, or that only hung. One that was made anew is the newer one's."""
+    failures = failures_of(
+        [event("job_failed", 0)], [verdict(-1, "network"), verdict(0.5, "gpu"), verdict(300, "hang")]
+    )
+    assert [(failure.kind, failure.verdict and failure.verdict.cause) for failure in failures] == [
+        ("job_failed", "gpu"),
+        ("diagnosed", "hang"),
+    ]
+    assert failures[1].reason == "it was hang"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "failures"),
+    [
+        (["job_failed", "job_gone"], 1),
+        (["job_failed", "job_restarted", "job_gone"], 2),
+        (["job_failed", "job_failed"], 2),
+        (["job_gone", "job_returned", "job_failed", "job_gone", "job_returned"], 2),
+        (["job_ended"], 0),
+    ],
+)
+def test_that_a_job_is_gone_follows_from_its_failure(kinds: list[str], failures: int) -> None:
+    """Unless it was heard of in between."""
+    assert len(failures_of([event(kind, number) for number, kind in enumerate(kinds)], ())) == failures
