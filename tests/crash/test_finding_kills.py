@@ -16,11 +16,14 @@ from typing import Any
 
 import redis
 
+from tests.crash.test_several_servers import trouble
 from tests.support.agent_node import KEY as NODE_KEY
 from tests.support.findings import of_kernel, told
 from tests.support.live import Server
 from tests.support.log_node import LogNode
+from tests.support.postgres import PostgresServer
 from tests.support.programs import eventually
+from tests.support.server_group import Servers
 from trainmedic.wire import findings, log_layout
 from trainmedic.wire.signing import Signer, identity_key, node_identity
 from trainmedic_server.domain import finding_codec
@@ -29,6 +32,8 @@ from trainmedic_server.domain.finding_codec import FindingUpdate
 KEY = "a shared key of the tests"
 KILLS = int(os.environ.get("TRAINMEDIC_TEST_KILLS", "6"))
 NODES, STREAMS, LINES = 8, 5, 20
+RULE = "storage-gone"
+"""No shipped rule has the name."""
 PLAYBOOK = """
 playbook: tell
 on: {alert: StorageAway}
@@ -36,7 +41,7 @@ mode: observe
 target: node
 steps: [{id: tell, action: notify, with: {message: "look at {{ target.node }}"}}]
 ---
-log_rule: nfs-away
+log_rule: storage-gone
 source: kernel
 contains: ["nfs: server"]
 match: ['nfs: server (?P<server>\\S+) not responding']
@@ -84,7 +89,7 @@ class Agent(threading.Thread):
         made = []
         for line in range(1, LINES + 1):
             for stream in range(STREAMS):
-                finding = replace(of_kernel("nfs-away", self._node, at), id=f"stream-{stream}", count=line)
+                finding = replace(of_kernel(RULE, self._node, at), id=f"stream-{stream}", count=line)
                 made.append(told(finding, next(numbers), lines=[f"line of stream {stream}"] if line == 1 else ()))
         return made
 
@@ -134,29 +139,57 @@ def test_kills_of_server_and_redis_lose_nothing_and_count_nothing_twice(tmp_path
     empty.mkdir()
     options = ("--redis", store.url, "--log-rules", str(empty))
     with Server(tmp_path / "server", PLAYBOOK, *options, environment={"TRAINMEDIC_SIGNING_KEY": KEY}) as server:
-        agents = [Agent(f"node-{number}", store.url, random.Random(seed + number)) for number in range(NODES)]
-        for agent in agents:
-            agent.start()
-        kill_at_random([(server.kill, lambda: server.start(wait=False)), (store.kill, store.start)], chance)
-        for agent in agents:
-            agent.join()
-        with redis.Redis.from_url(store.url) as client:
-            eventually(lambda: client.xlen(findings.FINDINGS) == 0, 60, "all findings are taken")
-        items = eventually(lambda: server.ask("/findings?limit=1000").body, 30, "an answer")["items"]
-        assert {item["node"]: item["count"] for item in items} == {
-            f"node-{number}": STREAMS * LINES for number in range(NODES)
-        }
-        assert len(items) == NODES
-        runs = eventually(lambda: len(found := server.runs()) >= NODES and found, 30, "a run for each")
-        time.sleep(6)  # what would be told twice is told by now
-        assert Counter(run["node"] for run in server.runs()) == Counter(item["node"] for item in items)
-        assert len(runs) == NODES
-        for item in items:
-            shown = server.ask(f"/findings/{item['id']}").body
-            assert {excerpt["lines"][0] for excerpt in shown["excerpts"]} == {
-                f"line of stream {stream}" for stream in range(STREAMS)
-            }
+        victims = [(server.kill, lambda: server.start(wait=False)), (store.kill, store.start)]
+        tell_meanwhile(store.url, seed, lambda: kill_at_random(victims, chance))
+        each_counts_once(server, store.url)
+
+
+def test_with_several_servers_each_update_counts_once(tmp_path: Path, redis_url: str, postgres: PostgresServer) -> None:
+    """The one that works is killed, cut off from PostgreSQL, and hangs for longer than the takeover."""
+    seed = random.randrange(10**6)
+    chance = random.Random(seed)
+    kinds = chance.sample(["kill", "cut", "hang"], 3)
+    print(f"seed {seed}: {kinds}")
+
+    def part(servers: Servers) -> None:
+        for kind in kinds:
+            time.sleep(chance.uniform(0.3, 1.0))
+            trouble(kind, servers, postgres)
+
+    with Servers(tmp_path, PLAYBOOK, postgres.database(), redis_url) as servers:
+        tell_meanwhile(redis_url, seed, lambda: part(servers))
+        servers.wait()
+        each_counts_once(servers, redis_url)
+
+
+def tell_meanwhile(url: str, seed: int, happens: Callable[[], None]) -> None:
+    """Have all nodes tell all of their updates, some of them twice, while this happens."""
+    agents = [Agent(f"node-{number}", url, random.Random(seed + number)) for number in range(NODES)]
+    for agent in agents:
+        agent.start()
+    happens()
+    for agent in agents:
+        agent.join()
     assert sum(agent.sent for agent in agents) > NODES * STREAMS * LINES, "nothing came twice"
+
+
+def each_counts_once(server: Server, url: str) -> None:
+    """Each node has one finding, with every line counted once, all excerpts, and one run."""
+    with redis.Redis.from_url(url) as client:
+        eventually(lambda: client.xlen(findings.FINDINGS) == 0, 60, "all findings are taken")
+    items = eventually(lambda: server.ask("/findings?limit=1000").body, 30, "an answer")["items"]
+    assert Counter({item["node"]: item["count"] for item in items}) == Counter(
+        {f"node-{number}": STREAMS * LINES for number in range(NODES)}
+    )
+    assert len(items) == NODES
+    eventually(lambda: len(server.runs()) >= NODES, 30, "a run for each")
+    time.sleep(6)  # what would be told twice is told by now
+    assert Counter(run["node"] for run in server.runs()) == Counter(item["node"] for item in items)
+    for item in items:
+        shown = server.ask(f"/findings/{item['id']}").body
+        assert {excerpt["lines"][0] for excerpt in shown["excerpts"]} == {
+            f"line of stream {stream}" for stream in range(STREAMS)
+        }
 
 
 def test_a_line_in_a_file_becomes_one_finding_one_alert_and_one_run(tmp_path: Path, own_redis: Any) -> None:
