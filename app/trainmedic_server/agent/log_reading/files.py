@@ -75,6 +75,7 @@ class FollowedFile:
         self.grown_at = monotonic
         self._budget = budget
         self._left_out = 0
+        self._has_caught_up = False
         self._position = known.position
         self.stream = self._new_stream(known.stream)
 
@@ -118,13 +119,19 @@ class FollowedFile:
         counters.lines(self.origin.source, len(placed))
         kept = self._budget.within(placed, monotonic)
         counters.lines_left_out(self.origin.source, len(placed) - len(kept))
-        # What lies there for long was not printed just now, whatever it leaves unsaid.
-        arrived = min(now, datetime.fromtimestamp(self.file.written_at, UTC)) if self.file.written_at > 0 else now
-        lines = [*self.stream.feed(kept, arrived), *self.stream.flush(now)]
+        lines = [*self.stream.feed(kept, self._arrived(now)), *self.stream.flush(now)]
         if placed or lines:
             runner.take(self, lines)
         runner.add_excerpts(self)
+        self._has_caught_up = self._has_caught_up or not self.file.has_more
         return self.file.has_more
+
+    def _arrived(self, now: datetime) -> datetime:
+        """When lines came that do not say so: now, where they were waited for; what lies there for long was printed
+        when the file was last written, at the latest."""
+        if self._has_caught_up or self.file.written_at <= 0:
+            return now
+        return min(now, datetime.fromtimestamp(self.file.written_at, UTC))
 
     def end(self, runner: RuleRunner, now: datetime) -> None:
         """Nothing more comes: what was held back counts. Its position is forgotten."""
@@ -210,6 +217,7 @@ class FileFollowing:
             if monotonic - file.grown_at < _BUSY_SECONDS or since >= 1.0:
                 self._polled_at[key] = monotonic
                 has_more |= self._poll(key, file, monotonic)
+                self._runner.hurry()
         return has_more
 
     def close(self) -> None:

@@ -38,6 +38,8 @@ _MOST_AT_ONCE = 2000
 _JOURNAL_PIECE = 64 * 1024
 _LONGEST_ENTRY = 256 * 1024
 _RESTART_SECONDS = 5.0
+_FAR_OFF = 2.0
+"""Seconds by which the kernel's own time of a line may be wrong."""
 _SAME_MICROSECOND = 16
 """So many lines of one microsecond have places of their own."""
 
@@ -204,6 +206,8 @@ class KernelStream:
         self.stream = LineStream(origin, booted_at, kept)
         self.reader = reader
         self._origin = origin
+        self._booted_at = booted_at
+        self._is_live = False  # all lines that were there have been read, so what comes is new
         self._recent: deque[PlacedLine] = deque(maxlen=4 * MOST_AROUND)
 
     @property
@@ -228,11 +232,24 @@ class KernelStream:
         counters.add_kernel_lines_lost(self.reader.lost - lost)
         counters.lines(self._origin.source, len(placed))
         self._recent.extend(placed)
-        lines = [*self.stream.feed(placed, now), *self.stream.flush(now)]
+        lines = [*self.stream.feed(self._timed(placed, now), now), *self.stream.flush(now)]
+        self._is_live = not placed or self._is_live
         if placed or lines:
             runner.take(self, lines)
         runner.add_excerpts(self)
         return bool(placed)
+
+    def _timed(self, placed: list[PlacedLine], now: datetime) -> list[PlacedLine]:
+        """Lines with the time at which they came, where the kernel's own is far from that: the clock by which it logs
+        is not corrected, and after months it is minutes off."""
+        if not self._is_live or self._booted_at is None:
+            return placed
+        since_boot = (now - self._booted_at).total_seconds()
+        return [(place, _at(raw, since_boot)) for place, raw in placed]
+
+    def fall_behind(self) -> None:
+        """Lines are not read for now: when they are, they are not new any more."""
+        self._is_live = False
 
     def wait(self, seconds: float) -> None:
         """Wait until there is something to read, so many seconds at most."""
@@ -243,6 +260,16 @@ class KernelStream:
         poll = select.poll()
         poll.register(fd, select.POLLIN)
         poll.poll(seconds * 1000)
+
+
+def _at(raw: bytes, since_boot: float) -> bytes:
+    """A line that has just come, with this time in the place of the kernel's where they are far from each other."""
+    head, _, text = raw.partition(b";")
+    fields = head.split(b",")
+    if len(fields) < 3 or not fields[2].isdigit() or abs(int(fields[2]) / 1e6 - since_boot) <= _FAR_OFF:
+        return raw
+    fields[2] = str(round(since_boot * 1e6)).encode()
+    return b",".join(fields) + b";" + text
 
 
 def _text(raw: bytes) -> bytes:

@@ -149,6 +149,8 @@ class LogReader:
 
     def _read_kernel(self) -> float:
         if not self.runner.can_take:
+            if self._kernel is not None:
+                self._kernel.fall_behind()
             return _KERNEL_WAIT
         origin = Origin("kernel", self._context.node, generation=self._boot.boot)
         if not self._has_read_records:

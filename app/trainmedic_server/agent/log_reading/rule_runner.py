@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 EXCERPT_SECONDS = 3.0
 """How long the lines after a finding are waited for; the finding itself is sent at once."""
 _COMMIT_EVERY = 5.0
+_LONGEST_WAIT = 0.25
 _TICK_EVERY = 0.5
 _MOST_UNWRITTEN = 2000
 """Findings in memory from which on nothing more is read until they could be written."""
@@ -149,6 +150,11 @@ class RuleRunner:
                 if excerpt is not None and finding is not None:
                     self._say(finding, excerpt)
             self._positions[source.key] = {"place": place, "stream": source.stream.to_json()}
+
+    def hurry(self) -> None:
+        """Write findings down that wait, in the middle of a long round."""
+        if self._outgoing and self._monotonic() - self._committed_at >= _LONGEST_WAIT:
+            self.settle()
 
     def settle(self, *, is_last: bool = False) -> None:
         """Write down what has come since; called by each reading thread after each of its rounds."""

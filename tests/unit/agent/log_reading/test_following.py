@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.unit.agent.log_reading.reading import Reading, policy_of
-from trainmedic_server.agent.log_reading import files, log_files
+from trainmedic_server.agent.log_reading import files, log_files, log_store, rule_runner
 from trainmedic_server.agent.log_reading.streams import BYTES_AROUND
+from trainmedic_server.errors import JournalUnavailable
 
 
 @pytest.fixture
@@ -346,3 +347,61 @@ def test_an_excerpt_begins_with_a_whole_line(reading: Reading, logs: Path) -> No
     excerpt = reading.updates()[-1].excerpt
     assert excerpt is not None
     assert excerpt.lines == ("short", "MARK 1")
+
+
+def test_reading_waits_for_a_disk_that_takes_nothing(
+    reading: Reading, logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was found is kept until it can be written, and a bounded number of findings is read meanwhile."""
+    monkeypatch.setattr(rule_runner, "_MOST_UNWRITTEN", 3)
+    commit = reading.store.commit
+
+    def full(*_: object) -> None:
+        raise JournalUnavailable("the disk is full")
+
+    monkeypatch.setattr(reading.store, "commit", full)
+    write(logs / "a.log", 1, 2, 3)
+    reading.step()
+    write(logs / "a.log", 4)
+    reading.step()
+    assert (reading.updates(), reading.counters.problem) == ([], "the disk is full")
+    assert reading.counters.all_lines() == {"training": 3}
+    monkeypatch.setattr(reading.store, "commit", commit)
+    reading.runner.settle()
+    reading.step()
+    assert (reading.marks(), reading.counters.problem) == (["1", "2", "3", "4"], "")
+
+
+def test_what_lay_there_for_long_was_not_printed_just_now(tmp_path: Path, logs: Path) -> None:
+    """A line that says no time has that of the file's last write; one that was waited for has that of its coming."""
+    reading = Reading(tmp_path / "state", policy_of(files=[f"{logs}/*.log"]))
+    write(logs / "a.log", 1)
+    before = reading.began.timestamp() - 5 * 3600
+    os.utime(logs / "a.log", (before, before))
+    reading.step()
+    write(logs / "a.log", 2)
+    os.utime(logs / "a.log", (before, before + 1))  # the clock of the server that keeps it is hours behind
+    reading.step()
+    first, second = (update.finding.first_at for update in reading.last_words().values())
+    assert first.timestamp() == pytest.approx(before)
+    assert second == reading.now()
+    reading.kill()
+
+
+def test_no_more_findings_wait_than_there_is_room_for(
+    reading: Reading, logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest go, and are counted, over a restart too."""
+    monkeypatch.setattr(log_store, "MOST_WAITING_BYTES", 3000)
+    for mark in range(20):
+        write(logs / "a.log", mark)
+        reading.step()
+        reading.updates()  # they are on their way, so that each is an update of its own
+    waiting = reading.store.waiting(100)
+    assert sum(len(body) for _, body in waiting) <= 3000
+    assert "19" in reading.marks()
+    lost = reading.counters.findings_lost
+    assert lost >= 15
+    reading.kill()
+    reading.start()
+    assert reading.counters.findings_lost == lost

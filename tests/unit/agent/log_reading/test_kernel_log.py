@@ -95,6 +95,24 @@ def test_kernel_lines_have_the_time_at_which_they_were_logged(tmp_path: Path, km
     stream.reader.close()
 
 
+def test_a_line_that_has_just_come_has_the_time_of_now(tmp_path: Path, kmsg: Ring, reading: Reading) -> None:
+    """The clock by which the kernel logs is not corrected; what was there before keeps the time that it gives."""
+    booted_at = reading.began - timedelta(hours=2)
+    stream = KernelStream(KmsgReader(0, str(tmp_path / "kmsg")), ORIGIN, booted_at, {})
+    for mark, seconds in ((1, 7000.0), (2, 7100.0), (3, 7199.5)):
+        kmsg.records = [record(mark, f"MARK {mark}", seconds)]
+        stream.poll(reading.runner, reading.counters, reading.now())
+        stream.poll(reading.runner, reading.counters, reading.now())
+    reading.runner.settle()
+    at = {update.finding.fields["n"]: (update.finding.first_at - booted_at) for update in reading.updates()}
+    assert at == {
+        "1": timedelta(seconds=7000),
+        "2": timedelta(hours=2),
+        "3": timedelta(seconds=7199.5),
+    }
+    stream.reader.close()
+
+
 def test_after_a_boot_reading_begins_at_its_first_line(tmp_path: Path, kmsg: Ring) -> None:
     """Numbers and cursors of another boot mean nothing."""
     kept = {"by": "kmsg", "next": 700, "boot": "boot-1"}
