@@ -15,12 +15,12 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
 
 from trainmedic_server.agent.log_reading.discovery import Discovery, FoundFile, Scan
+from trainmedic_server.agent.log_reading.followed_file import FollowedFile, KnownFile, known_file, microseconds
 from trainmedic_server.agent.log_reading.line_budget import LineBudget
 from trainmedic_server.agent.log_reading.log_counters import LogCounters
 from trainmedic_server.agent.log_reading.log_files import (
@@ -31,14 +31,10 @@ from trainmedic_server.agent.log_reading.log_files import (
     UnreadReason,
 )
 from trainmedic_server.agent.log_reading.rule_runner import RuleRunner
-from trainmedic_server.agent.log_reading.streams import BYTES_AROUND, LineStream, excerpt_of
-from trainmedic_server.domain.finding import Excerpt, Origin
 from trainmedic_server.logs.rule import KERNEL_SOURCES
 
 log = logging.getLogger(__name__)
 
-HALF_LINE_SECONDS = 10.0
-"""A line whose end has not come for so long counts as whole."""
 CLOSED_AFTER = 3600.0
 """Seconds without a new byte after which a file is closed."""
 _GONE_AFTER = 60.0
@@ -50,116 +46,6 @@ NEW_SECONDS = 24 * 3600.0
 """A file that was never read is read if somebody has written it within so long."""
 FIRST_BYTES = 1024 * 1024
 """So much of a file's end is read of what was there before the agent was first started; of the kernel's log 64 MiB."""
-
-
-@dataclass(frozen=True, slots=True)
-class KnownFile:
-    """A file that was read, and what was kept of it."""
-
-    position: FilePosition
-    origin: Origin
-    stream: Mapping[str, Any]
-
-    @property
-    def key(self) -> str:
-        """By which the runner knows it."""
-        return f"{self.position.generation} {self.origin.stream}"
-
-
-class FollowedFile:
-    """An open file and its lines' way to the rules. One thread uses it."""
-
-    def __init__(self, file: GrowingFile, known: KnownFile, budget: LineBudget, monotonic: float) -> None:
-        self.file = file
-        self.origin = known.origin
-        self.grown_at = monotonic
-        self._budget = budget
-        self._left_out = 0
-        self._has_caught_up = False
-        self._position = known.position
-        self.stream = self._new_stream(known.stream)
-
-    @property
-    def key(self) -> str:
-        return self.known().key
-
-    def place_json(self) -> Mapping[str, Any]:
-        self._position = self.file.position(self.stream.oldest_place)
-        return {"file": self._position.to_json(), "origin": asdict(self.origin)}
-
-    def known(self) -> KnownFile:
-        """What is kept of it while it is closed."""
-        return KnownFile(self._position, self.origin, self.stream.to_json())
-
-    def excerpt(self, place: int) -> Excerpt | None:
-        try:
-            before, after = self.file.around(place, BYTES_AROUND)
-        except OSError:
-            return None
-        earlier = before.split(b"\n")[:-1]
-        if len(before) == BYTES_AROUND:
-            earlier = earlier[1:]  # its beginning is not there
-        following = after.split(b"\n")
-        return excerpt_of(earlier, following[:-1] if len(following) > 1 and not following[-1] else following)
-
-    def poll(self, runner: RuleRunner, counters: LogCounters, now: datetime, monotonic: float) -> bool:
-        """Read what is new; return whether there is more. Raises OSError."""
-        if not self.file.look():
-            self._begin_anew(runner, counters, now)
-            self.file.look()
-        offset = self.file.offset
-        placed = self.file.read()
-        if self.file.offset != offset:
-            self.grown_at = monotonic
-        quiet = monotonic - self.grown_at
-        if not placed and quiet >= HALF_LINE_SECONDS and self.file.has_half_line:
-            placed = self.file.half_line()
-        counters.add_bytes_left_out(self.file.left_out - self._left_out)
-        self._left_out = self.file.left_out
-        counters.lines(self.origin.source, len(placed))
-        kept = self._budget.within(placed, monotonic)
-        counters.lines_left_out(self.origin.source, len(placed) - len(kept))
-        lines = [*self.stream.feed(kept, self._arrived(now)), *self.stream.flush(now)]
-        if placed or lines:
-            runner.take(self, lines)
-        runner.add_excerpts(self)
-        self._has_caught_up = self._has_caught_up or not self.file.has_more
-        return self.file.has_more
-
-    def _arrived(self, now: datetime) -> datetime:
-        """When lines came that do not say so: now, where they were waited for; what lies there for long was printed
-        when the file was last written, at the latest."""
-        if self._has_caught_up or self.file.written_at <= 0:
-            return now
-        return min(now, datetime.fromtimestamp(self.file.written_at, UTC))
-
-    def end(self, runner: RuleRunner, now: datetime) -> None:
-        """Nothing more comes: what was held back counts. Its position is forgotten."""
-        try:
-            self._end_stream(runner, now)
-        finally:
-            self.file.close()
-        runner.forget(self.key)
-
-    def _begin_anew(self, runner: RuleRunner, counters: LogCounters, now: datetime) -> None:
-        self._end_stream(runner, now)
-        runner.forget(self.key)
-        counters.add_truncation()
-        self.file.begin_anew(_microseconds(now))
-        self._position = self.file.position(None)
-        self.stream = self._new_stream({})
-        runner.begin(self)
-
-    def _end_stream(self, runner: RuleRunner, now: datetime) -> None:
-        lines = [*self.stream.feed(self.file.half_line(), now), *self.stream.flush(None)]
-        if lines:
-            runner.take(self, lines)
-        self.stream.excerpts = [replace(each, due=0.0) for each in self.stream.excerpts]
-        runner.add_excerpts(self)
-
-    def _new_stream(self, kept: Mapping[str, Any]) -> LineStream:
-        self.origin = replace(self.origin, generation=self._position.generation)
-        return LineStream(self.origin, None, kept)
 
 
 class FileFollowing:
@@ -319,7 +205,7 @@ class FileFollowing:
                 del self._known[key]
         if found.origin is None:
             raise FileNotFoundError(errno.ENOENT, "what it was is gone", found.path)
-        position = FilePosition(found.path, *key, since=_microseconds(self._now()))
+        position = FilePosition(found.path, *key, since=microseconds(self._now()))
         known = KnownFile(position, found.origin, {})
         return GrowingFile.open(found.path, known.position, is_whole=found.origin.source in KERNEL_SOURCES), known
 
@@ -337,19 +223,6 @@ class FileFollowing:
     def _restore(self) -> None:
         """Know again what a process before this one has read."""
         for kept in self._runner.kept().values():
-            known = _known_file(kept)
+            known = known_file(kept)
             if known is not None:
                 self._known[known.position.device, known.position.inode] = known
-
-
-def _microseconds(at: datetime) -> int:
-    return round(at.timestamp() * 1e6)
-
-
-def _known_file(kept: Mapping[str, Any]) -> KnownFile | None:
-    """What was kept of a file; None where it is of something else, or of another version."""
-    try:
-        place = kept["place"]
-        return KnownFile(FilePosition.of_json(place["file"]), Origin(**place["origin"]), kept["stream"])
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return None

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.agent.log_reading.reading import Reading, policy_of
-from trainmedic_server.agent.log_reading import files, log_files, log_store, rule_runner
+from trainmedic_server.agent.log_reading import files, followed_file, log_files, log_store, rule_runner
 from trainmedic_server.agent.log_reading.streams import BYTES_AROUND
 from trainmedic_server.errors import JournalUnavailable
 
@@ -61,7 +61,7 @@ def test_a_half_line_whose_end_never_comes_counts_after_a_while(reading: Reading
     """The last words of a program that was killed."""
     write(logs / "a.log", 1, end="")
     reading.step()
-    reading.read(files.HALF_LINE_SECONDS + 1)
+    reading.read(followed_file.HALF_LINE_SECONDS + 1)
     assert reading.marks() == ["1"]
 
 
