@@ -14,6 +14,8 @@ The tree::
     ├── StoreUnavailable            the run store cannot be reached or written
     ├── BusUnavailable              Redis cannot be reached
     ├── MetricsUnavailable          Prometheus cannot be reached, or does not answer the question
+    ├── LogsUnavailable             nobody who keeps the lines of logs can be asked
+    ├── LogQueryRefused             what is asked of logs makes no sense to who keeps them
     ├── JournalUnavailable          the agent's journal cannot be read or written
     ├── GpuError                    the GPU or its driver does not do what is asked
     │   ├── GpuAbsent               there is no such GPU on this node
@@ -116,6 +118,14 @@ class BusUnavailable(TrainmedicError):
 
 class MetricsUnavailable(TrainmedicError):
     """Prometheus cannot be reached, or does not answer the question."""
+
+
+class LogsUnavailable(TrainmedicError):
+    """Nobody who keeps the lines of logs can be asked, now or at all."""
+
+
+class LogQueryRefused(TrainmedicError):
+    """What is asked of logs makes no sense to who keeps them."""
 
 
 class JournalUnavailable(TrainmedicError):

@@ -26,10 +26,12 @@ from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
 from trainmedic_server.domain.admission import Admission, PlaybookDecision
 from trainmedic_server.domain.alert import AlertRecord, Delivery
 from trainmedic_server.domain.job_life import JobLife, LifeState
+from trainmedic_server.domain.log_search import LogQuery
 from trainmedic_server.domain.playbook import Mode, Playbook
 from trainmedic_server.domain.run import Controls, Decision, Event, OperatorOrder, OrderKind, Run, Status
 from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.engine.kept_jobs import KeptJobs
+from trainmedic_server.ports.logs import LogBatch
 from trainmedic_server.ports.outside import NoClockWatch, Presence
 from trainmedic_server.ports.store import HistoryFilter, RunRecord
 from trainmedic_server.server.auth import Authenticator
@@ -37,6 +39,8 @@ from trainmedic_server.server.factory import create_app
 from trainmedic_server.server.findings import FindingsApi
 from trainmedic_server.server.limits import ConnectionLimits, ServerLimits
 from trainmedic_server.server.listener import serve
+from trainmedic_server.server.log_lines import LogLinesApi
+from trainmedic_server.server.whereabouts import Whereabouts
 from trainmedic_server.telemetry import Metrics, configure_logging
 
 
@@ -248,6 +252,34 @@ class Dependency:
 
 
 @dataclass
+class MemoryLogs:
+    """Whoever keeps lines: it answers what it is told to, and keeps what it was asked."""
+
+    batches: list[LogBatch | Exception] = field(default_factory=list)
+    asked: list[tuple[LogQuery, tuple[str, ...], int | None]] = field(default_factory=list)
+    closed: int = 0
+
+    async def search(self, query: LogQuery, nodes: Collection[str], most: int) -> AsyncIterator[LogBatch]:
+        self.asked.append((query, tuple(nodes), most))
+        async for batch in self._batches():
+            yield batch
+
+    async def follow(self, query: LogQuery, nodes: Collection[str]) -> AsyncIterator[LogBatch]:
+        self.asked.append((query, tuple(nodes), None))
+        async for batch in self._batches():
+            yield batch
+
+    async def _batches(self) -> AsyncIterator[LogBatch]:
+        try:
+            for batch in self.batches:
+                if isinstance(batch, Exception):
+                    raise batch
+                yield batch
+        finally:
+            self.closed += 1
+
+
+@dataclass
 class World:
     """The application and what it was handed."""
 
@@ -257,6 +289,7 @@ class World:
     catalog: MemoryCatalog = field(default_factory=MemoryCatalog)
     store: Dependency = field(default_factory=Dependency)
     bus: Dependency = field(default_factory=Dependency)
+    logs: MemoryLogs = field(default_factory=MemoryLogs)
     metrics: Metrics = field(default_factory=Metrics)
     allowed_hosts: tuple[str, ...] = ()
     metric_history: Any = None
@@ -271,6 +304,7 @@ class World:
             job_lives=self.lives,
             runs=self.history,
             found=FindingsApi(self.findings, KeptJobs(self.findings, StoppedClock()), self.findings),
+            lines=LogLinesApi(self.logs, Whereabouts(self.bus, self.findings)),  # type: ignore[arg-type]
             catalog=self.catalog,
             log_rules=self.log_rules,
             bus=self.bus,  # type: ignore[arg-type]

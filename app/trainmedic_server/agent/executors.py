@@ -48,8 +48,8 @@ class Executor(Protocol):
 
     @property
     def queue(self) -> str:
-        """The worker queue whose thread calls it: ``gpu``, ``disk`` or ``facts``, so that a long cleanup never holds
-        up a power cap."""
+        """The worker queue whose thread calls it: ``gpu``, ``disk``, ``facts`` or ``logs``, so that a long cleanup
+        never holds up a power cap."""
         ...
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:

@@ -32,7 +32,7 @@ from trainmedic_server.domain import duration
 from trainmedic_server.domain.problems import did_you_mean, shown
 from trainmedic_server.errors import ConfigurationError
 
-READING = frozenset({"node.facts"})
+READING = frozenset({"node.facts", "logs.read"})
 """Actions that change nothing."""
 CHANGING = ("gpu.power_limit", "disk.clean")
 """Actions that a policy can allow."""

@@ -34,7 +34,7 @@ from trainmedic_server.errors import JournalUnavailable
 
 log = logging.getLogger(__name__)
 
-QUEUES = ("gpu", "disk", "facts")
+QUEUES = ("gpu", "disk", "facts", "logs")
 STOP_SECONDS = 8.0
 """How long what runs may take to end when the agent is told to. With the three below it stays under the 20 s after
 which systemd kills the agent (``packaging/systemd``)."""

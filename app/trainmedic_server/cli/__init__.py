@@ -48,7 +48,7 @@ _COMMANDS: Mapping[str, _CommandEntry] = {
     "resume": _CommandEntry("operations", "Allow new repairs again."),
     "probe": _CommandEntry("probe", "Measure how fast nodes that do not train can speak with each other."),
     "playbook": _CommandEntry("playbook", "Check, explain and test playbooks, without a server."),
-    "logs": _CommandEntry("logs", "Check, explain and test log rules, without a server."),
+    "logs": _CommandEntry("logs", "Show the lines of a job, or check, explain and test log rules."),
     "diagnose": _CommandEntry("diagnose", "Say who began a failure of a job, and why."),
     "key": _CommandEntry("key", "Print the signing key of one job or node."),
     "completion": _CommandEntry("completion", "Print the completion script of a shell."),

@@ -60,19 +60,28 @@ class Client:
     def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         return self._ask("POST", path, json=body if body is not None else {})
 
-    def events(self, last_id: str | None) -> Iterator[ServerSentEvent]:
+    def events(
+        self, last_id: str | None, path: str = "events", params: Mapping[str, Any] | None = None
+    ) -> Iterator[ServerSentEvent]:
         """Events as they happen, from after `last_id`, until the server ends the stream."""
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_id} if last_id else {})
+        yield from _parse(self._streamed(path, params, headers))
+
+    def lines(self, path: str, params: Mapping[str, Any]) -> Iterator[str]:
+        """The lines of a long answer, as they come."""
+        return self._streamed(path, params, {})
+
+    def _streamed(self, path: str, params: Mapping[str, Any] | None, headers: Mapping[str, str]) -> Iterator[str]:
         # The server sends a comment when nothing else happens; a minute of silence is a lost connection.
         timeout = httpx.Timeout(60.0, connect=5.0)
         with (
             self._errors_translated(),
-            self._http.stream("GET", "events", headers=headers, timeout=timeout) as response,
+            self._http.stream("GET", path, params=params, headers=headers, timeout=timeout) as response,
         ):
             if response.is_error:
                 response.read()
                 raise _failure(response)
-            yield from _parse(response.iter_lines())
+            yield from response.iter_lines()
 
     def _ask(self, method: str, path: str, accept: tuple[int, ...] = (), **arguments: Any) -> Any:
         with self._errors_translated():

@@ -1,4 +1,5 @@
-"""``trainmedic logs``: checks, explains and tests log rules without a server."""
+"""``trainmedic logs``: shows the lines of a job (``log_lines``), and checks, explains and tests log rules without a
+server."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import click
 
@@ -17,6 +18,8 @@ from trainmedic_server.catalog import log_rule_roots
 from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
 from trainmedic_server.catalog.schema import log_rule_schema
 from trainmedic_server.cli import exits
+from trainmedic_server.cli.client import Client, server_options
+from trainmedic_server.cli.log_lines import line_options, show_lines
 from trainmedic_server.domain.plain_text import json_text, visible
 from trainmedic_server.logs.rule import RuleSet
 from trainmedic_server.simulation import report, suite
@@ -35,12 +38,23 @@ rules_option = click.option(
 )
 
 
-@click.group()
-def logs() -> None:
-    """Check, explain and test log rules, without a server.
+@click.group(invoke_without_command=True)
+@line_options
+@server_options
+def logs(client: Client, job: str | None, **conditions: Any) -> None:
+    """Show the lines of a job; or check, explain and test log rules, without a server.
 
-    Without a PATH the rules are those of TRAINMEDIC_LOG_RULES, else those that come with Trainmedic.
+    \b
+    trainmedic logs --job llm-1 --level error --since 1h
+    trainmedic logs --job llm-1 --rank 7 --grep 'loss|grad' --follow
+
+    For the commands without a PATH the rules are those of TRAINMEDIC_LOG_RULES, else those that come with Trainmedic.
     """
+    if click.get_current_context().invoked_subcommand is None:
+        if job is None:
+            raise click.UsageError("name a job with --job, or a command: check, explain, schema")
+        show_lines(client, job, **conditions)
+        return
     # The command's output says better what the catalog would log.
     telemetry.configure_logging("CRITICAL")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import fnmatch
 import hashlib
 import hmac
 import ipaddress
@@ -41,6 +42,14 @@ class Principal:
 
     name: str
     roles: frozenset[TokenRole]
+    jobs: tuple[str, ...] | None = None
+    """Shell patterns: only what is below ``/jobs/{job}`` of these jobs is for it. None for no such bound."""
+
+    def may_ask_of(self, job: str | None) -> bool:
+        """``job`` is the one in the path of a request; None where there is none in it."""
+        if self.jobs is None:
+            return True
+        return job is not None and any(fnmatch.fnmatchcase(job, pattern) for pattern in self.jobs)
 
     def may(self, role: TokenRole) -> bool:
         return role in self.roles or (role is TokenRole.VIEWER and TokenRole.OPERATOR in self.roles)
@@ -88,6 +97,12 @@ class Authenticator:
             raise HttpProblem(
                 HTTPStatus.FORBIDDEN, f"The token {principal.name!r} does not have the role {role}.", closes=True
             )
+        if not principal.may_ask_of(request.path_params.get("job")):
+            raise HttpProblem(
+                HTTPStatus.FORBIDDEN,
+                f"The token {principal.name!r} is for certain jobs, and this is none of them.",
+                closes=True,
+            )
         return principal
 
     def _principal(self, authorization: str | None) -> Principal:
@@ -105,7 +120,7 @@ class Authenticator:
                 match = token
         if match is None:
             raise _unauthenticated("The token is not known.")
-        return Principal(match.name, match.roles)
+        return Principal(match.name, match.roles, match.jobs)
 
     def _reread(self) -> None:
         now = self._monotonic()

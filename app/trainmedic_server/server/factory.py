@@ -24,6 +24,7 @@ from trainmedic_server.server import (
     findings,
     history,
     jobs,
+    log_lines,
     operations,
     problems,
     reports,
@@ -66,6 +67,7 @@ def create_app(
     job_lives: JobLivesPort,
     runs: History,
     found: findings.FindingsApi,
+    lines: log_lines.LogLinesApi,
     catalog: CatalogPort,
     log_rules: LogRulesPort,
     bus: CommandBus,
@@ -100,6 +102,7 @@ def create_app(
         operations.overview(catalog, runs, bus, auth, reads),
         operations.job_orders(job_lives, auth, bodies),
         jobs.router(bus, cluster_topology, clock, auth),
+        lines.router(auth, clock, limits),
         reports.router(ReportCompiler(runs, metric_history, verdicts), auth, clock),
         status.router(engine, store, bus, catalog, log_rules, clock, clock_watch, metrics, limits, redis_caveat),
     ):

@@ -28,6 +28,8 @@ class ServerLimits:
     ``stall_seconds``: the time after which a client of a stream that takes nothing is disconnected.
     ``streams``: event streams at one time; each costs a connection, not a thread or a query.
     ``exports``: whole histories streamed at one time; each holds some runs, and takes turns on the loop.
+    ``log_searches``: answers with lines of logs streamed at one time, followed ones among them; each asks agents or a
+    store for pages of them.
     ``reads``: pages and runs read and written out at one time; more wait, up to ``waiting_reads``.
     ``page_bytes``: the size from which a page of the history ends early, as its cursor allows.
     ``check_seconds``: the time in which a dependency must answer for ``/ready``; probes wait 1 to 5 s.
@@ -44,6 +46,7 @@ class ServerLimits:
     stall_seconds: float = 30.0
     streams: int = 200
     exports: int = 10
+    log_searches: int = 20
     reads: int = 3
     waiting_reads: int = 100
     page_bytes: int = 4 * MIB

@@ -146,6 +146,10 @@ def from_error(error: errors.TrainmedicError) -> HttpProblem:
             return _retry_later("The run store does not answer.", STORE_RETRY_SECONDS)
         case errors.BusUnavailable():
             return _retry_later("Redis does not answer.", STORE_RETRY_SECONDS)
+        case errors.LogsUnavailable():
+            return _retry_later(f"{error}.", STORE_RETRY_SECONDS)
+        case errors.LogQueryRefused():
+            return HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
         case _:
             return HttpProblem(HTTPStatus.INTERNAL_SERVER_ERROR, "Something unexpected went wrong; the log says what.")
 

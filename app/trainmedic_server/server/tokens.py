@@ -1,7 +1,8 @@
 """The tokens file, which lists the callers of the API and their roles.
 
-It is a YAML list of ``{name, sha256, roles}``. It holds only the hash of a token, so that reading the
-file gives no access. Who calls it: `auth.Authenticator`, at the start and again when the file has changed.
+It is a YAML list of ``{name, sha256, roles}``, where a token may have ``jobs`` as well. It holds only the hash of a
+token, so that reading the file gives no access. Who calls it: `auth.Authenticator`, at the start and again when the
+file has changed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from trainmedic_server.errors import ConfigurationError
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}")
 _HASH = re.compile(r"[0-9a-fA-F]{64}")
 _MEMBERS = ("name", "sha256", "roles")
+_JOBS = "jobs"
+_LONGEST_PATTERN = 253
 
 
 class TokenRole(StrEnum):
@@ -39,6 +42,9 @@ class Token:
     name: str
     digest: bytes
     roles: frozenset[TokenRole]
+    jobs: tuple[str, ...] | None = None
+    """Shell patterns for the names of jobs; it may then ask for what is below ``/jobs/{job}`` of those, and for nothing
+    else. None for no such bound."""
 
 
 def read(path: Path) -> tuple[Token, ...]:
@@ -93,8 +99,8 @@ def _token(entry: Any, location: _Location) -> Token:
     if not isinstance(entry, CommentedMap):
         raise location.error("", "must be a mapping with name, sha256 and roles")
     for member in entry:
-        if member not in _MEMBERS:
-            raise location.error(str(member), f"is not known; a token has {', '.join(_MEMBERS)}")
+        if member not in (*_MEMBERS, _JOBS):
+            raise location.error(str(member), f"is not known; a token has {', '.join(_MEMBERS)}, and may have {_JOBS}")
     for member in _MEMBERS:
         if member not in entry:
             raise location.error(member, "is missing")
@@ -105,7 +111,11 @@ def _token(entry: Any, location: _Location) -> Token:
         raise location.error("name", "must not be 'anonymous', which stands for nobody in the history")
     if not isinstance(digest, str) or not _HASH.fullmatch(digest):
         raise location.error("sha256", "must be 64 hexadecimal digits (in quotes where it is all digits)")
-    return Token(name, bytes.fromhex(digest), _roles(entry["roles"], location))
+    roles = _roles(entry["roles"], location)
+    jobs = _jobs(entry[_JOBS], location) if _JOBS in entry else None
+    if jobs is not None and TokenRole.WEBHOOK in roles:
+        raise location.error(_JOBS, "cannot bound the role webhook: a delivery is about no single job")
+    return Token(name, bytes.fromhex(digest), roles, jobs)
 
 
 def _roles(value: Any, location: _Location) -> frozenset[TokenRole]:
@@ -116,3 +126,11 @@ def _roles(value: Any, location: _Location) -> frozenset[TokenRole]:
         if role not in list(TokenRole):
             raise location.error("roles", f"must be of {roles}")
     return frozenset(TokenRole(role) for role in value)
+
+
+def _jobs(value: Any, location: _Location) -> tuple[str, ...]:
+    patterns = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
+    is_pattern = [isinstance(each, str) and 0 < len(each) <= _LONGEST_PATTERN for each in patterns]
+    if not patterns or not all(is_pattern):
+        raise location.error(_JOBS, "must be a list of one or more patterns for names of jobs, such as team-a-*")
+    return tuple(map(str, patterns))

@@ -23,11 +23,13 @@ from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.disk.cleaner import Cleaner
 from trainmedic_server.agent.disk.exclusive_roots import exclusive_roots
 from trainmedic_server.agent.disk.executor import DiskCleanExecutor
+from trainmedic_server.agent.executors import Executor
 from trainmedic_server.agent.exporter import AgentCollector, Exporter
 from trainmedic_server.agent.facts.executor import NodeFactsExecutor
 from trainmedic_server.agent.facts.gpu import presence
 from trainmedic_server.agent.gpu_record import GpuRecord
 from trainmedic_server.agent.journal import Journal
+from trainmedic_server.agent.no_logs import NoLogsExecutor
 from trainmedic_server.agent.pods import pods_of
 from trainmedic_server.agent.policy import Policy
 from trainmedic_server.agent.power.control import PowerControl
@@ -104,6 +106,7 @@ def node_parts(settings: AgentSettings, context: AgentContext) -> Iterator[Agent
                     RenewLeaseExecutor(control),
                     DiskCleanExecutor(Cleaner(policy.cleaning, state_dir=settings.state_dir)),
                     NodeFactsExecutor(settings.node, gpus, record, cleaning_roots),
+                    _log_search(context),
                 ],
                 tasks=[LeaseExpiry(control, since_boot)],
                 inventory=lambda: presence(gpus, pods_of),
@@ -119,3 +122,11 @@ def _log_reading(context: AgentContext, gpus: Gpus, record: GpuRecord) -> LogRea
     from trainmedic_server.wiring.agent_logs import log_reading
 
     return log_reading(context, context.policy.logs, gpus, record)
+
+
+def _log_search(context: AgentContext) -> Executor:
+    if context.policy.logs is None:
+        return NoLogsExecutor()
+    from trainmedic_server.wiring.agent_logs import log_search
+
+    return log_search(context, context.policy.logs)

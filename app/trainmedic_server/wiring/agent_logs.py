@@ -14,11 +14,14 @@ from prometheus_client.metrics_core import Metric
 
 from trainmedic.wire.steady_time import since_boot
 from trainmedic_server.agent.context import AgentContext
+from trainmedic_server.agent.executors import Executor
 from trainmedic_server.agent.gpu_record import GpuRecord
 from trainmedic_server.agent.log_reading import log_metrics
 from trainmedic_server.agent.log_reading.log_policy import LogsPolicy
 from trainmedic_server.agent.log_reading.log_reader import LogReader
 from trainmedic_server.agent.log_reading.log_store import NodeBoot
+from trainmedic_server.agent.log_search.executor import LogReadExecutor
+from trainmedic_server.agent.log_search.searcher import LogSearcher
 from trainmedic_server.agent.power.control import boot_id
 from trainmedic_server.domain import gpu_names
 from trainmedic_server.ports.gpus import Gpus
@@ -48,6 +51,11 @@ def log_reading(context: AgentContext, policy: LogsPolicy, gpus: Gpus, record: G
     """What reads the logs of this node. Raises JournalUnavailable."""
     boot = NodeBoot(context.node, boot_id(), context.now() - timedelta(seconds=since_boot()))
     return LogReading(LogReader(context, policy, boot, GpusByAddress(gpus, record).uuid))
+
+
+def log_search(context: AgentContext, policy: LogsPolicy) -> Executor:
+    """What answers questions about the lines of this node's logs."""
+    return LogReadExecutor(LogSearcher(policy, context.node))
 
 
 class GpusByAddress:

@@ -25,6 +25,7 @@ from fastapi import FastAPI
 from trainmedic_server import __version__, telemetry
 from trainmedic_server.actions import registry
 from trainmedic_server.adapters import file_inventory
+from trainmedic_server.adapters.agent_logs import AgentLogs
 from trainmedic_server.adapters.alertmanager_api import SETTLES_AFTER, AlertmanagerApi
 from trainmedic_server.adapters.apprise_notifier import AppriseNotifier
 from trainmedic_server.adapters.embedded_redis import EmbeddedRedis
@@ -54,7 +55,9 @@ from trainmedic_server.ports.store import RunStore
 from trainmedic_server.server import auth, factory, listener
 from trainmedic_server.server.findings import FindingsApi
 from trainmedic_server.server.limits import ConnectionLimits, ServerLimits
+from trainmedic_server.server.log_lines import LogLinesApi
 from trainmedic_server.server.standby import Standby, SwitchableApp
+from trainmedic_server.server.whereabouts import Whereabouts
 from trainmedic_server.settings.server import ServerSettings
 from trainmedic_server.wiring.findings import FindingParts, log_rule_library
 from trainmedic_server.wiring.signing import signer_of
@@ -156,12 +159,11 @@ class TrainmedicServer:
             store = await asyncio.to_thread(self._store, session)
             stack.push_async_callback(store.close)
             redis_url, redis_caveat = await self._redis(stack)
-            signer = signer_of(settings)
+            signer, alerts = signer_of(settings), self._alertmanager(stack)
             # The engine is made below, because it needs the bus; replies come once both have started.
             late: LateReply = lambda reply: engine.record_late_reply(reply)  # noqa: E731
             bus = RedisBus(redis_url, clock, metrics, signer, on_late_reply=late, fence=store.fence)
             cluster, cluster_topology = await self._cluster(stack, store.fence)
-            alerts = self._alertmanager(stack)
             services = await self._services(stack, bus, alerts, cluster, cluster_topology)
             actions = registry.build(services)
             catalog, rules = await self._loaded(actions)
@@ -172,13 +174,14 @@ class TrainmedicServer:
             job_lives = await self._start_work(stack, bus, store, topology, engine)
             parts = FindingParts(settings, redis_url, store, bus, engine, rules, where, alerts, clock, metrics, signer)
             await stack.enter_async_context(parts.started())
-            await stack.enter_async_context(_background(catalog.watch(), "playbooks"))
-            await stack.enter_async_context(_background(self._prune(store, engine), "retention"))
+            for work, name in ((catalog.watch(), "playbooks"), (self._prune(store, engine), "retention")):
+                await stack.enter_async_context(_background(work, name))
             yield factory.create_app(
                 engine=engine,
                 job_lives=job_lives,
                 runs=store,
                 found=FindingsApi(store, KeptJobs(store, clock), store),
+                lines=LogLinesApi(AgentLogs(bus, clock), Whereabouts(bus, store, cluster_topology)),
                 store=store,
                 catalog=catalog,
                 log_rules=rules,

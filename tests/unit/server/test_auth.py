@@ -152,3 +152,23 @@ def test_a_changed_tokens_file_is_read_again(tmp_path: Path) -> None:
     swap(write("broken", "- nonsense"))
     now = 12.0
     authenticator.require(request("Bearer new"), TokenRole.VIEWER)
+
+
+def asking(job: str | None) -> Request:
+    params = {} if job is None else {"job": job}
+    return Request({"type": "http", "headers": [(b"authorization", b"Bearer tenant")], "path_params": params})
+
+
+@pytest.mark.parametrize(
+    ("job", "may"), [("team-a-llm", True), ("team-b", False), ("team-a", False), ("TEAM-A-x", False), (None, False)]
+)
+def test_a_token_for_some_jobs_may_ask_for_what_is_theirs(job: str | None, may: bool) -> None:
+    """And for nothing that is of no job, such as the whole history."""
+    digest = hashlib.sha256(b"tenant").digest()
+    tenant = Authenticator([Token("tenant", digest, frozenset({TokenRole.VIEWER}), ("team-a-*",))])
+    if may:
+        assert tenant.require(asking(job), TokenRole.VIEWER).jobs == ("team-a-*",)
+        return
+    with pytest.raises(HttpProblem, match="for certain jobs") as refused:
+        tenant.require(asking(job), TokenRole.VIEWER)
+    assert refused.value.status == 403

@@ -23,6 +23,12 @@ def test_a_token_has_a_name_a_hash_and_roles() -> None:
     )
 
 
+def test_a_token_can_be_for_some_jobs_alone() -> None:
+    """By shell patterns for their names."""
+    (token,) = parse(f"- {{name: x, sha256: {HASH}, roles: [viewer], jobs: [team-a-*, llm-1]}}", "t.yaml")
+    assert token.jobs == ("team-a-*", "llm-1")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -39,6 +45,9 @@ def test_a_token_has_a_name_a_hash_and_roles() -> None:
         (f"- name: x\n  sha256: {HASH}\n  roles: viewer", "t.yaml:3: 0.roles must be a list"),
         (f"- name: x\n  sha256: {HASH}\n  roles: []", "t.yaml:3: 0.roles must be a list"),
         (f"- name: x\n  sha256: {HASH}\n  roles: [root]", "t.yaml:3: 0.roles must be of webhook, viewer, operator"),
+        (f"- name: x\n  sha256: {HASH}\n  roles: [viewer]\n  jobs: a-*", "t.yaml:4: 0.jobs must be a list"),
+        (f"- name: x\n  sha256: {HASH}\n  roles: [viewer]\n  jobs: []", "t.yaml:4: 0.jobs must be a list"),
+        (f"- name: x\n  sha256: {HASH}\n  roles: [webhook]\n  jobs: [a]", "t.yaml:4: 0.jobs cannot bound"),
         (
             f"- {{name: x, sha256: {HASH}, roles: [viewer]}}\n- {{name: x, sha256: {'0' * 63}a, roles: [viewer]}}",
             "t.yaml:2: 1.name is the same",

@@ -1,0 +1,193 @@
+"""Lines of logs from the agents of the nodes, where no store keeps them: each reads its own files when it is asked.
+
+A query goes as a command ``logs.read`` to each node, page by page, and the answers are merged by time. Clocks of nodes
+differ, so lines of different nodes that are closer than that may be in either order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from trainmedic.wire import envelope
+from trainmedic_server.domain import log_pages
+from trainmedic_server.domain.log_search import FoundLine, LogQuery, written
+from trainmedic_server.domain.target import TargetKind
+from trainmedic_server.errors import LogsUnavailable
+from trainmedic_server.ports.logs import LogBatch
+from trainmedic_server.ports.outside import Clock, CommandBus
+
+ACTION = "logs.read"
+BATCH = 500
+PATIENCE = timedelta(seconds=15)
+_AT_A_TIME = 32
+"""Nodes that are asked at the same time."""
+_POLL_SECONDS = 2.0
+_POLL_SECONDS_PER_NODE = 0.02
+_MOST_NAMED = 5
+
+
+@dataclass(slots=True)
+class _NodeAnswer:
+    """What one node has answered so far."""
+
+    node: str
+    waiting: list[FoundLine] = field(default_factory=list)
+    """Lines that were not given out, the oldest last."""
+    cursor: Sequence[str] | None = None
+    is_end: bool = False
+    silence: str = ""
+    """Why nothing more is asked of it."""
+
+    @property
+    def wants_more(self) -> bool:
+        return not (self.waiting or self.is_end or self.silence)
+
+
+class AgentLogs:
+    """Asks agents over the command bus. ``patience``: how long one answer may take."""
+
+    def __init__(self, bus: CommandBus, clock: Clock, patience: timedelta = PATIENCE) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._patience = patience
+        self._turns = asyncio.Semaphore(_AT_A_TIME)
+
+    async def search(self, query: LogQuery, nodes: Collection[str], most: int) -> AsyncGenerator[LogBatch, None]:
+        left = most
+        async for batch in self._to_the_end(query, self._begin(query, nodes)):
+            if len(batch.lines) > left:
+                last = batch.lines[left - 1].at if left else query.since
+                note = f"more than {most} lines answer; those after {written(last)} are not shown"
+                yield LogBatch(batch.lines[:left], (*batch.notes, note))
+                return
+            left -= len(batch.lines)
+            yield batch
+
+    async def follow(self, query: LogQuery, nodes: Collection[str]) -> AsyncGenerator[LogBatch, None]:
+        answers = self._begin(query, nodes)
+        async for batch in self._to_the_end(query, answers):
+            yield batch
+        while True:
+            pause = max(_POLL_SECONDS, _POLL_SECONDS_PER_NODE * len(answers))
+            await self._clock.sleep_until(self._clock.now() + timedelta(seconds=pause))
+            for answer in answers:
+                answer.is_end, answer.silence = False, ""
+            has_lines = False
+            async for batch in self._to_the_end(query, answers, is_again=True):
+                has_lines = has_lines or bool(batch.lines)
+                yield batch
+            if not has_lines:
+                yield LogBatch()
+
+    def _begin(self, query: LogQuery, nodes: Collection[str]) -> list[_NodeAnswer]:
+        asked = {query.node} if query.node is not None else set(nodes)
+        if not asked:
+            raise LogsUnavailable(
+                f"it is not known on which nodes {query.job} runs or has run, so no agent can be asked; name one"
+            )
+        return [_NodeAnswer(node) for node in sorted(asked)]
+
+    async def _to_the_end(
+        self, query: LogQuery, answers: Sequence[_NodeAnswer], is_again: bool = False
+    ) -> AsyncGenerator[LogBatch, None]:
+        """Yield what the nodes have now. Raises LogsUnavailable where no node answers."""
+        notes = await self._ask(query, answers)
+        silent = [answer for answer in answers if answer.silence]
+        if len(silent) == len(answers) and not is_again:
+            raise LogsUnavailable(_told(silent))
+        if silent and not is_again:
+            notes.append(_told(silent))
+        heap: list[tuple[datetime, int]] = []
+        for number, answer in enumerate(answers):
+            if answer.waiting:
+                heapq.heappush(heap, (answer.waiting[-1].at, number))
+        lines: list[FoundLine] = []
+        while heap:
+            _, number = heapq.heappop(heap)
+            answer = answers[number]
+            lines.append(answer.waiting.pop())
+            if answer.wants_more:
+                notes += await self._ask(query, [answer])
+                if answer.silence:
+                    notes.append(_told([answer]))
+            if answer.waiting:
+                heapq.heappush(heap, (answer.waiting[-1].at, number))
+            if len(lines) >= BATCH:
+                yield LogBatch(lines, notes)
+                lines, notes = [], []
+        if lines or notes:
+            yield LogBatch(lines, notes)
+
+    async def _ask(self, query: LogQuery, answers: Iterable[_NodeAnswer]) -> list[str]:
+        """Ask each of these until it has lines, or nothing more; return their notes."""
+        told = await asyncio.gather(*(self._ask_node(query, answer) for answer in answers))
+        return [note for notes in told for note in notes]
+
+    async def _ask_node(self, query: LogQuery, answer: _NodeAnswer) -> list[str]:
+        notes: list[str] = []
+        while answer.wants_more:
+            async with self._turns:
+                page = await self._page(query, answer)
+            if page is not None:
+                # Who answers says where its lines are from, and not they.
+                lines = [replace(FoundLine.of_json(line), node=answer.node) for line in page["lines"]]
+                answer.waiting = lines[::-1]
+                answer.cursor, answer.is_end = page["cursor"], bool(page["end"])
+                notes += [str(note) for note in page["notes"]]
+        return notes
+
+    async def _page(self, query: LogQuery, answer: _NodeAnswer) -> dict[str, Any] | None:
+        """The next page of a node; None, and why in its answer, where there is none."""
+        now = self._clock.now()
+        cursor = {"cursor": answer.cursor} if answer.cursor is not None else {}
+        command = envelope.Command(
+            id=envelope.new_id(int(now.timestamp() * 1000)),
+            action=ACTION,
+            target={"kind": str(TargetKind.NODE), "node": answer.node},
+            params={**query.to_wire(), **cursor},
+            run_id="",
+            playbook="",
+            reason="a person or program searches the logs of a job",
+            issued_at=now,
+            expires_at=now + self._patience,
+        )
+        replies = await self._bus.request(command, _stop_waiting)
+        self._bus.acknowledge(command.id)
+        reply = next((reply for reply in replies if reply.is_final), None)
+        if reply is None:
+            answer.silence = "did not answer"
+            return None
+        reason = reply.output.get("reason")
+        if reply.status != envelope.APPLIED:
+            answer.silence = str(reason or reply.status)
+            return None
+        try:
+            return _checked(log_pages.unpacked(reply.output.get("page")))
+        except (ValueError, TypeError) as error:
+            answer.silence = f"its answer cannot be read: {error}"
+            return None
+
+
+def _checked(page: dict[str, Any]) -> dict[str, Any]:
+    """Raises ValueError, TypeError where it is no page of lines."""
+    for line in page.get("lines", ()):
+        FoundLine.of_json(line)
+    if not isinstance(page.get("cursor"), list) or not isinstance(page.get("notes"), list) or "end" not in page:
+        raise ValueError("it has no cursor, notes or end")
+    return page
+
+
+def _told(silent: Sequence[_NodeAnswer]) -> str:
+    named = "; ".join(f"{answer.node}: {answer.silence}" for answer in silent[:_MOST_NAMED])
+    more = f"; and {len(silent) - _MOST_NAMED} more" if len(silent) > _MOST_NAMED else ""
+    return f"no lines of {len(silent)} nodes are here: {named}{more}"
+
+
+async def _stop_waiting() -> bool:
+    """Stop waiting if no agent is connected there."""
+    return True

@@ -1,0 +1,67 @@
+"""Loki: queries in LogQL, and the answers of ``query_range``.
+
+A line's labels are ``job``, ``node``, ``source`` and ``level``; what has many values is structured metadata: ``rank``,
+``attempt``, ``node_rank``. A kernel's lines have no job, so they are a query of their own, over the job's nodes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from trainmedic_server.adapters.log_stores.paging import StoredLine
+from trainmedic_server.adapters.log_stores.store_http import StoreHttp, read_json
+from trainmedic_server.adapters.log_stores.stored_fields import level_names, stored_line
+from trainmedic_server.domain.log_search import LogQuery
+from trainmedic_server.errors import LogsUnavailable
+
+PATH = "/loki/api/v1/query_range"
+TENANT = "X-Scope-OrgID"
+
+
+class Loki:
+    """Reads one tenant's lines."""
+
+    greps = True
+
+    def __init__(self, http: StoreHttp) -> None:
+        self._http = http
+
+    def parts(self, query: LogQuery, nodes: Collection[str]) -> Sequence[str]:
+        level = [f"level=~{_quoted('|'.join(level_names(query.level)))}"] if query.level is not None else []
+        node = [f"node={_quoted(query.node)}"] if query.node is not None else []
+        numbers = {"rank": query.rank, "attempt": query.attempt, "node_rank": query.node_rank}
+        metadata = "".join(f" | {name}={_quoted(str(value))}" for name, value in numbers.items() if value is not None)
+        grep = f" |~ {_quoted(query.grep)}" if query.grep else ""
+        parts = [_selector(f"job={_quoted(query.job)}", *node, *level) + grep + metadata]
+        asked = [query.node] if query.node is not None else sorted(nodes)
+        if query.kernel and asked:
+            of_nodes = f"node=~{_quoted('|'.join(map(re.escape, asked)))}"
+            parts.append(_selector('source="kernel"', of_nodes, *level) + grep)
+        return parts
+
+    async def page(self, part: str, query: LogQuery, begin: int, end: int, most: int) -> Sequence[StoredLine]:
+        form = {"query": part, "start": str(begin), "end": str(end), "limit": str(most), "direction": "forward"}
+        answer = read_json(await self._http.post(PATH, form))
+        try:
+            data = answer["data"]
+            if data["resultType"] != "streams":
+                raise LogsUnavailable("the store of logs does not answer with lines; is it Loki?")
+            return [_line(stream["stream"], value) for stream in data["result"] for value in stream["values"]]
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise LogsUnavailable("the store of logs does not answer as Loki does") from error
+
+
+def _selector(*matchers: str) -> str:
+    return "{" + ", ".join(matchers) + "}"
+
+
+def _line(labels: dict[str, str], value: Sequence[Any]) -> StoredLine:
+    return stored_line(int(value[0]), str(value[1]), {str(name): str(each) for name, each in labels.items()})
+
+
+def _quoted(text: str) -> str:
+    """A string of LogQL, which is one of Go: JSON's escapes mean the same there, but for halves of surrogates."""
+    return json.dumps(text.encode("utf-8", "replace").decode(), ensure_ascii=False).replace("\x7f", "\\u007f")

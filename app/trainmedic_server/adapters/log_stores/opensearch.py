@@ -1,0 +1,69 @@
+"""OpenSearch and Elasticsearch: the search API over an index, an alias or a data stream.
+
+A line is a document with ``@timestamp`` and ``message``; ``job``, ``node``, ``source`` and ``level`` are keywords, and
+``rank``, ``attempt``, ``node_rank`` numbers or keywords. Its regular expressions are none of RE2 and see words alone,
+so a pattern is tried here, on what the rest of a query leaves.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from trainmedic_server.adapters.log_stores.paging import StoredLine
+from trainmedic_server.adapters.log_stores.store_http import StoreHttp, read_json
+from trainmedic_server.adapters.log_stores.store_times import nanoseconds_of, rfc3339
+from trainmedic_server.adapters.log_stores.stored_fields import level_names, stored_line
+from trainmedic_server.domain.log_search import LogQuery
+from trainmedic_server.errors import LogsUnavailable
+
+INDEX = "logs-*"
+_TIME = "@timestamp"
+_FORMAT = "strict_date_optional_time_nanos"
+
+
+class OpenSearch:
+    """Reads one index pattern."""
+
+    greps = False
+
+    def __init__(self, http: StoreHttp, index: str = INDEX) -> None:
+        self._http = http
+        self._path = f"/{quote(index, safe='*,-')}/_search?ignore_unavailable=true"
+
+    def parts(self, query: LogQuery, nodes: Collection[str]) -> Sequence[str]:
+        equal = {"job": query.job, "node": query.node, "rank": query.rank, "attempt": query.attempt}
+        equal["node_rank"] = query.node_rank
+        level = [{"terms": {"level": level_names(query.level)}}] if query.level is not None else []
+        of_job = [{"term": {name: value}} for name, value in equal.items() if value is not None]
+        parts = [json.dumps([*of_job, *level])]
+        asked = [query.node] if query.node is not None else sorted(nodes)
+        if query.kernel and asked:
+            parts.append(json.dumps([{"term": {"source": "kernel"}}, {"terms": {"node": asked}}, *level]))
+        return parts
+
+    async def page(self, part: str, query: LogQuery, begin: int, end: int, most: int) -> Sequence[StoredLine]:
+        filters = json.loads(part)
+        filters.append({"range": {_TIME: {"gte": rfc3339(begin), "lt": rfc3339(end), "format": _FORMAT}}})
+        body = {
+            "size": most,
+            "sort": [{_TIME: "asc"}],
+            "query": {"bool": {"filter": filters}},
+            "docvalue_fields": [{"field": _TIME, "format": _FORMAT}],
+        }
+        answer = read_json(await self._http.post(self._path, body=body))
+        try:
+            return [_line(hit) for hit in answer["hits"]["hits"]]
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise LogsUnavailable("the store of logs does not answer as OpenSearch does") from error
+
+
+def _line(hit: Mapping[str, Any]) -> StoredLine:
+    source = hit["_source"]
+    named = {str(name): str(value) for name, value in source.items() if isinstance(value, str | int)}
+    text = str(named.pop("message", ""))
+    named.pop(_TIME, None)
+    stored = stored_line(nanoseconds_of(hit["fields"][_TIME][0]), text, named)
+    return stored._replace(key=str(hit.get("_id", stored.key)))

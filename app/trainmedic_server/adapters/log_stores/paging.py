@@ -1,0 +1,167 @@
+"""Reading a store page by page, oldest line first, and going on with what is new; implements `ports.logs.LogSource`.
+
+Stores answer a query from a time on. The next page begins at the time of the last line, whose lines so far are known
+and passed over. Lines come to a store late, so whoever follows looks back for some seconds each time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncGenerator, Collection, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple, Protocol
+
+from trainmedic_server.domain.log_search import FoundLine, LogQuery, written
+from trainmedic_server.expressions.regexes import SearchPattern
+from trainmedic_server.ports.logs import LogBatch
+from trainmedic_server.ports.outside import Clock
+
+PAGE = 1000
+LARGEST_PAGE = 5000
+"""What Loki gives at most; of more lines than that which have the same time, the rest is not shown."""
+_POLL_SECONDS = 2.0
+_LATE_SECONDS = 15
+"""How late a line may come to the store and is still seen by who follows."""
+_MOST_KNOWN = 100_000
+NANOSECONDS = 1_000_000_000
+
+
+class StoredLine(NamedTuple):
+    """A line as a store gives it."""
+
+    at: int
+    """Nanoseconds since 1970."""
+    key: str
+    """What tells it from other lines of the same moment."""
+    line: FoundLine
+
+
+class LineStore(Protocol):
+    """One store."""
+
+    @property
+    def greps(self) -> bool:
+        """Whether it knows regular expressions of RE2; where it does not, they are tried here."""
+        ...
+
+    def parts(self, query: LogQuery, nodes: Collection[str]) -> Sequence[str]:
+        """The query in the store's own language; several where one cannot say it. Raises LogQueryRefused."""
+        ...
+
+    async def page(self, part: str, query: LogQuery, begin: int, end: int, most: int) -> Sequence[StoredLine]:
+        """The first lines that answer one of `parts`, from `begin` until before `end`, in nanoseconds since 1970.
+        Raises LogsUnavailable, LogQueryRefused."""
+        ...
+
+
+class StoredLogs:
+    """Looks up lines in a store."""
+
+    def __init__(self, store: LineStore, clock: Clock, page: int = PAGE) -> None:
+        self._store = store
+        self._clock = clock
+        self._page = page
+
+    async def search(self, query: LogQuery, nodes: Collection[str], most: int) -> AsyncGenerator[LogBatch, None]:
+        left = most
+        async for lines in self._until(query, nodes, self._end(query), set()):
+            if len(lines) > left:
+                last = lines[left - 1].line.at if left else query.since
+                note = f"more than {most} lines answer; those after {written(last)} are not shown"
+                yield LogBatch([each.line for each in lines[:left]], (note,))
+                return
+            left -= len(lines)
+            yield LogBatch([each.line for each in lines])
+
+    async def follow(self, query: LogQuery, nodes: Collection[str]) -> AsyncGenerator[LogBatch, None]:
+        known: set[tuple[int, str]] = set()
+        order: deque[tuple[int, str]] = deque()
+        begin = query.since
+        while True:
+            now = self._clock.now()
+            async for lines in self._until(replace(query, since=begin), nodes, self._end(query), known):
+                for each in lines:
+                    known.add(each[:2])
+                    order.append(each[:2])
+                yield LogBatch([each.line for each in lines])
+            while len(order) > _MOST_KNOWN:
+                known.discard(order.popleft())
+            begin = max(begin, now - timedelta(seconds=_LATE_SECONDS))
+            yield LogBatch()
+            await self._clock.sleep_until(now + timedelta(seconds=_POLL_SECONDS))
+
+    def _end(self, query: LogQuery) -> int:
+        """A line may be a little ahead of this server's clock."""
+        return nanoseconds(query.until or self._clock.now() + timedelta(minutes=5))
+
+    async def _until(
+        self, query: LogQuery, nodes: Collection[str], end: int, known: Collection[tuple[int, str]]
+    ) -> AsyncGenerator[list[StoredLine], None]:
+        """Yield pages of what is there, merged over the parts of the query, without those that are known."""
+        pattern = SearchPattern(query.grep) if query.grep and not self._store.greps else None
+        parts = [_PagedPart(self._store, part, query, end, self._page) for part in self._store.parts(query, nodes)]
+        while True:
+            for part in parts:
+                await part.fill()
+            open_parts = [part for part in parts if not part.is_end]
+            # Beyond the last line of a part that has more, another line of it can come before those of the others.
+            horizon = min((part.last for part in open_parts), default=end)
+            lines = sorted(each for part in parts for each in part.take(horizon, not open_parts))
+            fresh = [each for each in lines if each[:2] not in known]
+            if pattern is not None:
+                fresh = [each for each in fresh if pattern.search(each.line.text.encode()) is not None]
+            if fresh:
+                yield fresh
+            if not open_parts:
+                return
+
+
+class _PagedPart:
+    """One part of a query, and what was read of its answer."""
+
+    def __init__(self, store: LineStore, part: str, query: LogQuery, end: int, page: int) -> None:
+        self._store, self._part, self._query = store, part, query
+        self._begin, self._end, self._page = nanoseconds(query.since), end, page
+        self._seen: set[tuple[int, str]] = set()
+        self._waiting: list[StoredLine] = []
+        self.is_end = False
+
+    @property
+    def last(self) -> int:
+        return self._waiting[-1].at if self._waiting else self._begin
+
+    async def fill(self) -> None:
+        """Read a page where nothing is left of the last one."""
+        if self._waiting or self.is_end:
+            return
+        most = self._page
+        while True:
+            lines = sorted(await self._store.page(self._part, self._query, self._begin, self._end, most))
+            self._waiting = [each for each in lines if each[:2] not in self._seen]
+            self.is_end = len(lines) < most
+            if self._waiting or self.is_end:
+                break
+            # There are more lines of one moment than a page has.
+            if most < LARGEST_PAGE:
+                most = min(2 * most, LARGEST_PAGE)
+            else:
+                self._begin, self._seen, most = self._begin + 1, set(), self._page
+        if self._waiting:
+            self._begin = self._waiting[-1].at
+            self._seen = {each[:2] for each in lines if each.at == self._begin}
+
+    def take(self, horizon: int, everything: bool) -> list[StoredLine]:
+        """The lines up to that moment."""
+        taken = [each for each in self._waiting if everything or each.at <= horizon]
+        self._waiting = self._waiting[len(taken) :]
+        return taken
+
+
+def nanoseconds(at: datetime) -> int:
+    return int((at - datetime(1970, 1, 1, tzinfo=UTC)) / timedelta(microseconds=1)) * 1000
+
+
+def moment(at: int) -> datetime:
+    """Raises OverflowError, ValueError for what is no time."""
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=at // 1000)

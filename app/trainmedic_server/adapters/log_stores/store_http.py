@@ -1,0 +1,80 @@
+"""Speaking HTTP with a store of logs: who asks, for how long, and what its refusals mean here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from trainmedic_server.errors import ConfigurationError, LogQueryRefused, LogsUnavailable
+
+_TIMEOUT = httpx.Timeout(30.0, connect=5.0)
+_MOST_BYTES = 64 * 1024 * 1024
+_LONGEST_REASON = 300
+
+
+class StoreHttp:
+    """One store's HTTP API. ``headers`` go with each call; the token file is read for each, so it can be renewed."""
+
+    def __init__(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        token_file: Path | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        """``transport`` is for tests. Raises ConfigurationError."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigurationError("the URL of the store of logs is not one: write http://host:3100")
+        self._headers = dict(headers)
+        self._token_file = token_file
+        self._http = httpx.AsyncClient(base_url=url.rstrip("/"), timeout=_TIMEOUT, transport=transport)
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def post(self, path: str, form: Mapping[str, str] | None = None, body: Any = None) -> bytes:
+        return await self._call("POST", path, data=form, json=body)
+
+    async def get(self, path: str, params: Mapping[str, str]) -> bytes:
+        return await self._call("GET", path, params=params)
+
+    async def _call(self, method: str, path: str, **content: Any) -> bytes:
+        """The body of a good answer. Raises LogsUnavailable, LogQueryRefused."""
+        try:
+            async with self._http.stream(method, path, headers=self._with_token(), **content) as answer:
+                raw = b""
+                async for piece in answer.aiter_bytes():
+                    raw += piece
+                    if len(raw) > _MOST_BYTES:
+                        raise LogsUnavailable("the store of logs answers more than 64 MiB to one query")
+        except httpx.HTTPError as error:
+            raise LogsUnavailable(f"the store of logs does not answer ({type(error).__name__})") from error
+        if answer.is_success:
+            return raw
+        reason = raw.decode(errors="replace").strip()[:_LONGEST_REASON]
+        if answer.status_code in (400, 422):
+            raise LogQueryRefused(f"the store of logs refuses the query: {reason}")
+        raise LogsUnavailable(f"the store of logs answers {answer.status_code}: {reason}")
+
+    def _with_token(self) -> dict[str, str]:
+        if self._token_file is None:
+            return self._headers
+        try:
+            token = self._token_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise LogsUnavailable("the token for the store of logs cannot be read") from error
+        return {**self._headers, "Authorization": f"Bearer {token}"}
+
+
+def read_json(raw: bytes) -> Any:
+    """Raises LogsUnavailable."""
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise LogsUnavailable("the store of logs does not answer with JSON") from error

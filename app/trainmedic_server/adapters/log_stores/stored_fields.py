@@ -1,0 +1,48 @@
+"""A line from the labels and fields that a store has of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trainmedic_server.adapters.log_stores.paging import StoredLine, moment
+from trainmedic_server.domain.log_search import FoundLine, LogLevel
+from trainmedic_server.errors import LogsUnavailable
+from trainmedic_server.logs.masks import masked
+
+_LEVELS = {
+    "trace": LogLevel.DEBUG,
+    "warn": LogLevel.WARNING,
+    "err": LogLevel.ERROR,
+    "critical": LogLevel.ERROR,
+    "fatal": LogLevel.ERROR,
+    **{level.value: level for level in LogLevel},
+}
+
+
+def stored_line(at: int, text: str, fields: Mapping[str, str]) -> StoredLine:
+    """Raises LogsUnavailable where its time is none. Lines of other shippers may hold secrets, and are masked here."""
+    try:
+        time = moment(at)
+    except (OverflowError, ValueError) as error:
+        raise LogsUnavailable("the store of logs gives a line a time that is none") from error
+    line = FoundLine(
+        at=time,
+        text=masked(text),
+        node=fields.get("node", ""),
+        source=fields.get("source", "training"),
+        level=_LEVELS.get(fields.get("level", "").lower(), LogLevel.INFO),
+        job=fields.get("job"),
+        attempt=_number(fields.get("attempt")),
+        rank=_number(fields.get("rank")),
+    )
+    who = "\0".join(f"{name}={value}" for name, value in sorted(fields.items()))
+    return StoredLine(at, f"{who}\0{text}", line)
+
+
+def level_names(level: LogLevel) -> list[str]:
+    """By which stores may call this level and worse ones."""
+    return [name for name, each in _LEVELS.items() if each in level.at_least]
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 10 else None

@@ -1,0 +1,58 @@
+"""The executor of ``logs.read``: a page of the lines of a job, as the output of a reply.
+
+The output's ``page`` is packed (``domain.log_pages``): ``lines``, ``cursor`` for the next page, ``end``, ``notes``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainmedic_server.agent.executors import AcceptedCommand
+from trainmedic_server.agent.log_search import searcher
+from trainmedic_server.agent.log_search.searcher import LogPage, LogSearcher, Places
+from trainmedic_server.domain import log_pages
+from trainmedic_server.domain.log_search import LogQuery
+from trainmedic_server.errors import CommandRejected
+
+
+@dataclass(frozen=True, slots=True)
+class LogReadExecutor:
+    """Searches what the policy lets be read."""
+
+    searcher: LogSearcher
+    action: str = "logs.read"
+    queue: str = "logs"
+
+    def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
+        params = accepted.command.params
+        try:
+            query = LogQuery.of_wire(params)
+            cursor = params.get("cursor")
+            places = searcher.places_of_json(log_pages.unpacked(cursor)["places"]) if cursor is not None else {}
+            most = params.get("most", searcher.MOST_LINES)
+            most = most if isinstance(most, int) and 0 < most <= searcher.MOST_LINES else searcher.MOST_LINES
+            while True:
+                page = self.searcher.page(query, places, accepted.is_stopping, most)
+                pieces = _pieces(page)
+                if log_pages.fits(pieces) or most == 1:
+                    return {"page": pieces}
+                most = max(len(page.lines) // 2, 1)
+        except (ValueError, KeyError) as error:
+            raise CommandRejected(f"the query cannot be answered: {error}") from error
+
+
+def _pieces(page: LogPage) -> list[str]:
+    return log_pages.packed(
+        {
+            "lines": [line.to_json() for line in page.lines],
+            "cursor": cursor_of(page.places),
+            "end": page.is_end,
+            "notes": list(page.notes),
+        }
+    )
+
+
+def cursor_of(places: Places) -> list[str]:
+    return log_pages.packed({"places": searcher.places_json(places)})

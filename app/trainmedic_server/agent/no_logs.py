@@ -1,0 +1,21 @@
+"""The answer to a search of logs on a node whose policy lets none be read: it needs nothing of what reading takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainmedic_server.agent.executors import AcceptedCommand
+from trainmedic_server.errors import CommandRejected
+
+
+@dataclass(frozen=True, slots=True)
+class NoLogsExecutor:
+    """Rejects each ``logs.read``."""
+
+    action: str = "logs.read"
+    queue: str = "facts"
+
+    def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
+        raise CommandRejected("this node's policy has no logs part: its agent reads none")

@@ -1,0 +1,91 @@
+"""``trainmedic logs --job J``: the lines of a job, from whoever keeps them, as text, JSON or bare.
+
+The options are those of the group ``logs`` (``cli.logs``), whose commands are about rules for lines.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from trainmedic_server.cli import exits
+from trainmedic_server.cli.client import Client
+from trainmedic_server.cli.times import TimeParam
+from trainmedic_server.domain.log_search import LogLevel
+from trainmedic_server.domain.plain_text import json_text, visible
+
+_OPTIONS = (
+    click.option("--job", "--job-id", "--job_id", "job", metavar="NAME", help="Show the lines of this job."),
+    click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Only of this rank."),
+    click.option(
+        "--node-rank", "--node_rank", "node_rank", type=click.IntRange(min=0), metavar="N", help="Only of that node."
+    ),
+    click.option("--node", metavar="NAME", help="Only of the node of this name."),
+    click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Only of this attempt of the job."),
+    click.option(
+        "--since", type=TimeParam(), metavar="TIME", help="From then on: a time, or how long ago (90m, 7d). Usual: 10m."
+    ),
+    click.option("--until", type=TimeParam(), metavar="TIME", help="Before then."),
+    click.option("--grep", metavar="REGEX", help="Only lines in which this regular expression (RE2) is found."),
+    click.option(
+        "--level",
+        type=click.Choice([level.value for level in LogLevel]),
+        metavar="LEVEL",
+        help=f"Only lines of this level and of worse ones: {', '.join(LogLevel)}.",
+    ),
+    click.option("--kernel", is_flag=True, help="Also what the kernels of the job's nodes have said."),
+    click.option("--limit", type=click.IntRange(1, 100_000), default=10_000, show_default=True, help="Lines at most."),
+    click.option("--follow", "-f", is_flag=True, help="Then show what is new, until interrupted."),
+    click.option("--output", type=click.Choice(["text", "json", "raw"]), default="text", show_default=True),
+)
+
+
+def line_options(command: Callable[..., None]) -> Callable[..., None]:
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def show_lines(client: Client, job: str, output: str, follow: bool, kernel: bool, **conditions: Any) -> None:
+    """Print what the server answers; notes go to the standard error."""
+    params = {name: value for name, value in conditions.items() if value is not None}
+    if kernel:
+        params["kernel"] = "true"
+    path = f"jobs/{quote(job)}/logs"
+    answers = _followed(client, path, params) if follow else map(json.loads, client.lines(path, params))
+    count = 0
+    for answer in answers:
+        if "note" in answer:
+            click.echo(visible(str(answer["note"])), err=True)
+            continue
+        count += 1
+        click.echo(_WRITERS[output](answer))
+    if not count:
+        click.echo(
+            "no lines answer; --since says from when on, and the lines of a node are kept by its agent", err=True
+        )
+
+
+def _followed(client: Client, path: str, params: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for event in client.events(None, path, {**params, "follow": "true"}):
+        yield json.loads(event.data)
+    raise exits.Unreachable("the server has ended the stream")
+
+
+def _text(line: Mapping[str, Any]) -> str:
+    at = datetime.fromisoformat(str(line["at"])).astimezone(UTC)
+    guessed = "~" if line.get("clock") == "guessed" else " "
+    who = str(line["node"]) + (f" rank {line['rank']}" if "rank" in line else f" {line['source']}")
+    return visible(f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03d}{guessed}{who}  {line['line']}", keep="\t")
+
+
+def _raw(line: Mapping[str, Any]) -> str:
+    return visible(str(line["line"]), keep="\t")
+
+
+_WRITERS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {"text": _text, "json": json_text, "raw": _raw}

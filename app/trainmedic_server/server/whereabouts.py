@@ -1,0 +1,55 @@
+"""Where a job runs now, and where it has run: whom to ask for what it has left there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trainmedic_server.domain.topology import AgentTopology, ClusterTopology
+from trainmedic_server.errors import BusUnavailable
+from trainmedic_server.ports.outside import CommandBus
+from trainmedic_server.ports.store import RunStore
+from trainmedic_server.server.jobs import JobDirectory
+
+MOST_NODES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class JobNodes:
+    """The nodes of a job, those where it was last first, and its pods."""
+
+    nodes: tuple[str, ...] = ()
+    pods: tuple[str, ...] = ()
+    """``namespace/name``."""
+
+
+class Whereabouts:
+    """Looks up jobs by name."""
+
+    def __init__(
+        self, bus: CommandBus, store: RunStore, cluster_topology: Callable[[], ClusterTopology] = ClusterTopology
+    ) -> None:
+        self._bus = bus
+        self._store = store
+        self._cluster_topology = cluster_topology
+
+    async def of(self, job: str) -> JobNodes:
+        """What the job says itself, what the cluster knows of its pods, and where it was seen before. Raises
+        StoreUnavailable; without Redis the job itself cannot be asked."""
+        cluster = self._cluster_topology()
+        nodes: list[str] = []
+        pods = [(pod.namespace, pod.name) for pod in cluster.pods_by_job.get(job, ())]
+        nodes += [pod.node for pod in cluster.pods_by_job.get(job, ())]
+        with contextlib.suppress(BusUnavailable):
+            presence = next((each for each in await self._bus.jobs() if each.name == job), None)
+            if presence is not None:
+                agents = AgentTopology.of({agent.name: agent.details for agent in await self._bus.agents()})
+                members = {"name": job, "last_seen": presence.last_seen, "details": {}}
+                view = JobDirectory(agents, cluster).connected(presence, members)
+                nodes += view.nodes or ()
+                pods += [(pod.namespace, pod.name) for pod in view.pods or ()]
+        seen = await self._store.transact(lambda tx: dict(tx.findings.job_places()))
+        before = sorted((at, place.node) for place, at in seen.items() if place.job == job)
+        nodes += [node for _, node in reversed(before)]
+        return JobNodes(tuple(dict.fromkeys(nodes))[:MOST_NODES], tuple(dict.fromkeys(map("/".join, pods))))

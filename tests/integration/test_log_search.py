@@ -1,0 +1,127 @@
+"""Searching the logs of a job, end to end: a real server, a real agent, the SDK's own files, and the command."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.agent_node import KEY
+from tests.support.live import Server
+from tests.support.log_node import LogNode
+from tests.support.programs import PYTHON_PATH, eventually
+from trainmedic.wire.log_layout import AttemptLogs
+
+NONE = "playbook: none\non: {alert: Nothing}\ntarget: job\nsteps: [{id: a, action: job.checkpoint}]\n"
+
+
+class Searched:
+    """A job that has left its logs on a node whose agent reads them, and a server to ask."""
+
+    def __init__(self, directory: Path, redis_url: str) -> None:
+        self.logs = directory / "logs"
+        self.attempt = AttemptLogs.of(self.logs, "llm-1", 1)
+        self.attempt.path.mkdir(parents=True)
+        self.kernel = directory / "kern.log"
+        self.kernel.touch()
+        self.node = LogNode(directory / "node", redis_url, roots=[str(self.logs)], kernel=str(self.kernel))
+        environment = {"TRAINMEDIC_REDIS_URL": redis_url, "TRAINMEDIC_SIGNING_KEY": KEY}
+        self.server = Server(directory / "server", NONE, environment=environment)
+
+    def print(self, text: str) -> None:
+        with self.attempt.launcher("n1").open("a") as file:
+            file.write(f"{datetime.now(UTC).isoformat()} {text}\n")
+
+    def train(self) -> None:
+        """A process of the job, whose records the SDK writes."""
+        program = "import trainmedic\nwith trainmedic.connect(job='llm-1') as medic: medic.report(1, loss=float('nan'))"
+        variables = {"TRAINMEDIC_LOG_DIR": str(self.logs), "TRAINMEDIC_NODE": "n1", "PYTHONPATH": PYTHON_PATH}
+        variables["TRAINMEDIC_REDIS_URL"] = "redis://127.0.0.1:1"
+        subprocess.run([sys.executable, "-c", program], env={**os.environ, **variables}, check=True, timeout=60)
+
+    def command(self, *options: str) -> list[str]:
+        url = f"http://127.0.0.1:{self.server.port}"
+        return [sys.executable, "-m", "trainmedic_server", "logs", "--server", url, "--job", "llm-1", *options]
+
+    def asked(self, *options: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
+        return subprocess.run(self.command(*options), env=environment, capture_output=True, text=True, timeout=60)
+
+    def lines(self, *options: str) -> list[dict[str, Any]]:
+        answer = self.asked("--output", "json", *options)
+        assert answer.returncode == 0, answer.stderr
+        return [json.loads(line) for line in answer.stdout.splitlines()]
+
+
+@pytest.fixture
+def searched(tmp_path: Path, redis_url: str) -> Iterator[Searched]:
+    made = Searched(tmp_path, redis_url)
+    with made.server, made.node:
+        yield made
+
+
+def test_the_lines_of_a_job_are_found_on_its_node(searched: Searched) -> None:
+    """By job, rank, level, pattern and kernel; the SDK's records are among them; a token is masked before it leaves."""
+    searched.train()
+    searched.print("ERROR the loader died")
+    searched.print("logged in with hf_" + "a" * 34)
+    searched.kernel.write_text(f"{datetime.now(UTC).isoformat()} n1 kernel: NVRM: Xid (PCI:0000:9b:00): 79, GPU lost\n")
+    node = ("--node", "n1")
+    lines = searched.lines(*node)
+    assert [line["node"] for line in lines] == ["n1"] * 4
+    assert json.loads(lines[0]["line"])["loss"] == "NaN"
+    assert [(line.get("rank"), line["source"]) for line in lines] == [
+        (0, "training"),
+        (0, "training"),
+        (None, "launcher"),
+        (None, "launcher"),
+    ]
+    assert "hf_aaa" not in json.dumps(lines)
+    assert [line["line"][-15:] for line in searched.lines(*node, "--level", "error")] == ["the loader died"]
+    assert len(searched.lines(*node, "--rank", "0")) == 2
+    assert searched.lines(*node, "--rank", "1") == []
+    kernel = searched.lines("--node", "n1", "--kernel", "--grep", "Xid")
+    assert [(line["source"], line["line"][:9]) for line in kernel] == [("kernel", "NVRM: Xid")]
+
+
+def test_text_is_for_people_and_raw_for_other_programs(searched: Searched) -> None:
+    """And an answer that is none says why."""
+    searched.print("step 1 of 10")
+    text = searched.asked("--node", "n1", "--node_rank", "0")
+    assert text.stdout.rstrip().endswith("step 1 of 10")
+    assert " n1 launcher " in text.stdout
+    raw = searched.asked("--node", "n1", "--output", "raw")
+    assert raw.stdout.endswith(" step 1 of 10\n")
+    nobody = searched.asked("--node", "n2")
+    assert nobody.returncode == 3
+    assert "n2: did not answer" in nobody.stderr
+    nowhere = searched.asked()
+    assert nowhere.returncode == 3
+    assert "not known on which nodes llm-1 runs" in nowhere.stderr
+    wrong = searched.asked("--node", "n1", "--grep", "(")
+    assert wrong.returncode == 1
+    assert "grep" in wrong.stderr
+
+
+def test_who_follows_sees_what_is_printed_next(searched: Searched) -> None:
+    """Until it is interrupted."""
+    searched.print("before")
+    environment = {**os.environ, "PYTHONPATH": PYTHON_PATH, "PYTHONUNBUFFERED": "1"}
+    command = searched.command("--node", "n1", "--follow", "--output", "raw")
+    shown = searched.logs.parent / "followed"
+    with shown.open("wb") as out, subprocess.Popen(command, env=environment, stdout=out) as following:
+        try:
+            eventually(lambda: "before" in shown.read_text(), 30, "the first line")
+            searched.print("after")
+            eventually(lambda: "after" in shown.read_text(), 30, "the next line")
+        finally:
+            following.send_signal(signal.SIGINT)
+    assert [line.partition(" ")[2] for line in shown.read_text().splitlines()] == ["before", "after"]
