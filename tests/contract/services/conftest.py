@@ -42,7 +42,7 @@ class Peer:
 def _answer(request: Request) -> tuple[str, dict[str, str], bytes]:
     path = request.path.partition("?")[0]
     if path.startswith("/status/"):
-        return path.rpartition("/")[2], {}, b"said no"
+        return path.split("/")[2], {}, b"said no"
     if path == "/redirect":
         return "302", {"Location": "/ok"}, b""
     if path == "/big":

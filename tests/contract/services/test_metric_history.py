@@ -1,0 +1,81 @@
+"""`ports.metric_history.MetricHistory`: what comes of answers that are none. What a real Prometheus answers is in
+``tests/integration/test_report_of_a_job.py``."""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from trainmedic_server.adapters.prometheus_api import PrometheusApi
+from trainmedic_server.errors import ConfigurationError, MetricsUnavailable
+
+BEGIN = datetime(2026, 1, 31, 12, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+
+
+async def read(api: PrometheusApi):
+    try:
+        return await api.read('up{a="1"}', BEGIN, BEGIN + 10 * MINUTE, MINUTE)
+    finally:
+        await api.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("/status/503", "status 503: said no"),
+        ("/status/401", "status 401: said no"),
+        ("/status/302", "status 302"),
+        ("/json", "cannot be read"),
+        ("/list/x", "cannot be read"),
+        ("/ok", "cannot be read"),
+        ("/zipped", "cannot be read"),
+    ],
+)
+async def test_an_answer_that_is_none_is_told_as_unavailable(peer, path: str, why: str) -> None:
+    """Whatever stands at that address."""
+    with pytest.raises(MetricsUnavailable, match=why):
+        await read(PrometheusApi(peer.url(path)))
+
+
+async def test_the_question_is_a_form_since_it_may_be_long(peer) -> None:
+    """With the times in seconds, and a time after which Prometheus need not go on."""
+    with pytest.raises(MetricsUnavailable):
+        await read(PrometheusApi(peer.url("/list")))
+    (request,) = peer.requests
+    assert (request.method, request.path) == ("POST", "/list/api/v1/query_range")
+    begin = BEGIN.timestamp()
+    assert request.body.decode() == (
+        f"query=up%7Ba%3D%221%22%7D&start={begin:.3f}&end={begin + 600:.3f}&step=60.000&timeout=10s"
+    )
+
+
+async def test_a_password_and_a_token_are_presented(peer, tmp_path: Path) -> None:
+    """The password of the URL, which is not in the address that is called; the token of the file, which is read each time."""
+    with pytest.raises(MetricsUnavailable):
+        await read(PrometheusApi(peer.url("/list").replace("//", "//ann:s%40x@")))
+    assert peer.requests[-1].headers["authorization"] == f"Basic {base64.b64encode(b'ann:s@x').decode()}"
+    token = tmp_path / "token"
+    api = PrometheusApi(peer.url("/list"), token)
+    for text in ("first", "second"):
+        token.write_text(f"{text}\n")
+        with pytest.raises(MetricsUnavailable):
+            await api.read("up", BEGIN, BEGIN + MINUTE, MINUTE)
+        assert peer.requests[-1].headers["authorization"] == f"Bearer {text}"
+    await api.close()
+
+
+async def test_a_token_that_cannot_be_read_is_no_crash(peer, tmp_path: Path) -> None:
+    """The file may come back; a report goes on without Prometheus."""
+    with pytest.raises(MetricsUnavailable, match="the token for Prometheus cannot be read"):
+        await read(PrometheusApi(peer.url("/list"), tmp_path / "none"))
+
+
+@pytest.mark.parametrize("url", ["prometheus:9090", "ftp://prometheus", "http://"])
+def test_what_is_no_url_is_refused_at_the_start(url: str) -> None:
+    """With an example."""
+    with pytest.raises(ConfigurationError, match="http://host:9090"):
+        PrometheusApi(url)
