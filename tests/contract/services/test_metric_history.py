@@ -54,7 +54,7 @@ async def test_the_question_is_a_form_since_it_may_be_long(peer) -> None:
 
 
 async def test_a_password_and_a_token_are_presented(peer, tmp_path: Path) -> None:
-    """The password of the URL, which is not in the address that is called; the token of the file, which is read each time."""
+    """The password of the URL, which is not in the address that is called; the token of the file, read each time."""
     with pytest.raises(MetricsUnavailable):
         await read(PrometheusApi(peer.url("/list").replace("//", "//ann:s%40x@")))
     assert peer.requests[-1].headers["authorization"] == f"Basic {base64.b64encode(b'ann:s@x').decode()}"

@@ -1,0 +1,59 @@
+"""Whether a node is held to train."""
+
+from __future__ import annotations
+
+import io
+import json
+import urllib.request
+from typing import Any
+
+import pytest
+import torch
+
+from trainmedic.probe import occupancy
+
+
+@pytest.mark.parametrize(("used", "is_busy"), [(0.5, False), (1.9, False), (2.1, True), (70.0, True)])
+def test_memory_that_is_taken_is_somebody_elses(monkeypatch: pytest.MonkeyPatch, used: float, is_busy: bool) -> None:
+    """But for what a context of one's own takes. A processor is nobody's."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (int((80 - used) * 1e9), int(80e9)))
+    reason = occupancy.gpu_in_use(torch.device("cuda", 3))
+    assert (reason is not None) == is_busy
+    if is_busy:
+        assert reason == f"{used:.1f} GB of the memory of GPU 3 are in use"
+    assert occupancy.gpu_in_use(torch.device("cpu")) is None
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, body: bytes) -> list[Any]:
+    """A server that answers so; the requests that it gets."""
+    requests: list[Any] = []
+
+    def open_url(request: Any, timeout: float) -> io.BytesIO:
+        requests.append(request)
+        return io.BytesIO(body)
+
+    monkeypatch.setattr(urllib.request, "urlopen", open_url)
+    return requests
+
+
+def test_jobs_on_the_nodes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that only the cluster knows; one elsewhere, or nobody knows where, is none of them."""
+    jobs = [
+        {"name": "a", "nodes": ["n1", "n2"]},
+        {"name": "b", "nodes": ["n3"]},
+        {"name": "c"},
+        {"name": "d", "nodes": None},
+    ]
+    requests = answering(monkeypatch, json.dumps({"items": jobs}).encode())
+    assert occupancy.jobs_on(["n2", "n9"], "http://trainmedic:8080/", "secret") == ["the job a is on n2"]
+    assert requests[0].full_url == "http://trainmedic:8080/jobs?cluster=true"
+    assert requests[0].get_header("Authorization") == "Bearer secret"
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"items": 3}', b'{"items": [3]}', b"<html>"])
+def test_an_answer_that_is_none_is_no_permission(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
+    """Nor is a URL that is none."""
+    answering(monkeypatch, body)
+    for server in ("http://trainmedic:8080", "file:///etc/passwd"):
+        (reason,) = occupancy.jobs_on(["n1"], server, None)
+        assert reason.startswith("the server could not be asked which jobs there are")
