@@ -10,10 +10,12 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from trainmedic_server.domain import gpu_names
 from trainmedic_server.domain.finding import Finding, Origin
+from trainmedic_server.domain.finding_codec import LARGEST_RANK
 from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.logs import rendering, shapes
 from trainmedic_server.logs.line import Line
@@ -33,32 +35,58 @@ _FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _UUID = re.compile(r"(?i)(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 
 
-def seen(line: Line, match: LineMatch, gpu_of: GpuLookup) -> Finding:
+@dataclass(frozen=True, slots=True)
+class FindingIdentity:
+    """What makes findings of one rule and one stream the same: whom they are about, and the rule's own labels."""
+
+    target: Target
+    labels: Mapping[str, str]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return (self.target.key, *sorted(self.labels.items()))
+
+
+def identity(line: Line, match: LineMatch, gpu_of: GpuLookup) -> FindingIdentity:
+    """Return whose finding the line is. The match has a rule."""
+    rule = match.rule
+    assert rule is not None
+    return FindingIdentity(
+        _target(rule, match.fields, line.origin, gpu_of), rendering.labels_of(rule, match.fields) if rule.alert else {}
+    )
+
+
+def seen(line: Line, match: LineMatch, of: FindingIdentity) -> Finding:
     """Return the finding of this line alone. The match has a rule."""
     rule, role, cause = match.rule, match.role, match.cause
     assert rule is not None
     assert role is not None
     assert cause is not None
     shown = _telling(line.text, _start(line.text, match))
-    rank = line.origin.rank
-    if rank is None and line.record is not None and isinstance(line.record.get("rank"), int):
-        rank = line.record["rank"]
     return Finding(
         id=_id(line, rule),
         rule=rule.name,
         role=role,
         cause=cause,
-        target=_target(rule, match.fields, line.origin, gpu_of),
+        target=of.target,
         origin=line.origin,
         first_at=line.at,
         last_at=line.at,
         line=masked(shown)[:LONGEST_LINE],
-        labels=rendering.labels_of(rule, match.fields),
+        labels=of.labels,
         fields=_fields(match.fields),
-        ranks=frozenset() if rank is None else frozenset({rank}),
+        ranks=ranks_of(line),
         time_source=line.time_source,
         shape=shapes.hash_of(shown),
     )
+
+
+def ranks_of(line: Line) -> frozenset[int]:
+    """Return the rank whose line it is, where the stream or the line tells it."""
+    rank = line.origin.rank
+    if rank is None and line.record is not None:
+        rank = line.record.get("rank")
+    return frozenset({rank}) if type(rank) is int and 0 <= rank < LARGEST_RANK else frozenset()
 
 
 def stream_key(origin: Origin) -> str:

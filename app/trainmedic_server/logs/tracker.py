@@ -15,16 +15,18 @@ from typing import Any
 from trainmedic.errors import TrainmedicError
 from trainmedic.wire import envelope
 from trainmedic_server.domain import finding_codec
-from trainmedic_server.domain.finding import Finding
+from trainmedic_server.domain.finding import CauseClass, Finding, Origin, Role
 from trainmedic_server.domain.finding_codec import FindingUpdate
 from trainmedic_server.logs import observation
 from trainmedic_server.logs.line import Line
 from trainmedic_server.logs.matcher import LineMatch, LineMatcher
-from trainmedic_server.logs.observation import GpuLookup
+from trainmedic_server.logs.observation import FindingIdentity, GpuLookup
 from trainmedic_server.logs.rule import UNTIL_ATTEMPT, LogRule, RuleSet
 
 MOST_OPEN = 2_000
 """Findings that are followed at once; of more, the one that was quiet longest is forgotten."""
+MOST_RANKS = 4_096
+"""Of one finding, in one stream."""
 _EVERY = timedelta(seconds=1)
 """The shortest time between two updates of one finding."""
 
@@ -102,7 +104,7 @@ class FindingTracker:
             self._break_rows(line, match.refused)
         if match.rule is not None:
             self.lines_taken[match.rule.name] += 1
-            began = self._take(match.rule, observation.seen(line, match, self._gpu_of))
+            began = self._take(line, match, match.rule)
             if began is not None:
                 done.append(began)
         return done
@@ -133,19 +135,22 @@ class FindingTracker:
 
     # --- beginning and repeating ----------------------------------------------------------------
 
-    def _take(self, rule: LogRule, new: Finding) -> Finding | None:
-        key = _key(rule, new)
+    def _take(self, line: Line, match: LineMatch, rule: LogRule) -> Finding | None:
+        whose = observation.identity(line, match, self._gpu_of)
+        key = _key(rule, line.origin, match.role, match.cause, whose)
         followed = self._followed.get(key)
-        if followed is not None and _is_past(followed, new.first_at):
+        if followed is not None and _is_past(followed, line.at):
             del self._followed[key]
             followed = None
+        if followed is not None and followed.is_counted:
+            # A flood of one line costs little: of a repeat nothing is kept but that it came.
+            followed.finding = _repeated(followed.finding, line)
+            followed.has_changed = True
+            return None
+        new = observation.seen(line, match, whose)
         if followed is None:
             self._bound()
             followed = self._followed[key] = _Followed(rule, new, [new] if rule.count else [])
-        elif followed.is_counted:
-            followed.finding = _with(followed.finding, new)
-            followed.has_changed = True
-            return None
         else:
             followed.waiting.append(new)
             followed.finding = new
@@ -199,14 +204,15 @@ class FindingTracker:
             except (TrainmedicError, ValueError, KeyError, TypeError, AttributeError):
                 continue  # of another version, or damaged; the finding begins anew with its next line
             if followed is not None:
-                self._followed[_key(followed.rule, followed.finding)] = followed
+                finding = followed.finding
+                whose = FindingIdentity(finding.target, finding.labels)
+                key = _key(followed.rule, finding.origin, finding.role, finding.cause, whose)
+                self._followed[key] = followed
 
 
-def _key(rule: LogRule, finding: Finding) -> _Key:
-    origin = finding.origin
+def _key(rule: LogRule, origin: Origin, role: Role | None, cause: CauseClass | None, whose: FindingIdentity) -> _Key:
     attempt = origin.attempt if rule.until == UNTIL_ATTEMPT else None
-    labels = tuple(sorted(finding.labels.items()))
-    return (observation.stream_key(origin), rule.name, finding.role, finding.cause, finding.target.key, attempt, labels)
+    return (observation.stream_key(origin), rule.name, role, cause, attempt, *whose.key)
 
 
 def _is_past(followed: _Followed, at: datetime) -> bool:
@@ -233,6 +239,18 @@ def _count(followed: _Followed, rule: LogRule) -> bool:
         finding = _with(finding, other)
     followed.finding, followed.waiting = finding, []
     return True
+
+
+def _repeated(finding: Finding, line: Line) -> Finding:
+    ranks = observation.ranks_of(line)
+    is_known = ranks <= finding.ranks or len(finding.ranks) >= MOST_RANKS
+    return replace(
+        finding,
+        count=finding.count + 1,
+        first_at=min(finding.first_at, line.at),
+        last_at=max(finding.last_at, line.at),
+        ranks=finding.ranks if is_known else finding.ranks | ranks,
+    )
 
 
 def _with(finding: Finding, new: Finding) -> Finding:

@@ -235,3 +235,16 @@ def test_the_line_shown_is_the_telling_one_and_has_no_secret() -> None:
     assert "CUDA out of memory" in finding.line
     assert "geheim" not in finding.line
     assert len(finding.line) <= 500
+
+
+def test_a_training_that_makes_up_ranks_costs_neither_memory_nor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one finding only so many are kept; a rank that is none is not."""
+    monkeypatch.setattr(tracker, "MOST_RANKS", 10)
+    followed = FindingTracker(RuleSet((rule(),)))
+    feed(followed, *(at(number / 1000, f"[rank{number}]: CUDA out of memory") for number in range(100)))
+    (finding,) = followed.changed()
+    assert (finding.count, len(finding.ranks)) == (100, 10)
+    odd = [1 << 70, -3, "7", True]
+    records = [json.dumps({"event": "exception", "rank": rank, "message": "CUDA out of memory"}) for rank in odd]
+    feed(followed, *(at(1000 + number, text, stream="/b") for number, text in enumerate(records)))
+    assert [each.ranks for each in followed.changed() if each.origin.stream == "/b"] == [frozenset()]
