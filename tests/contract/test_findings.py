@@ -260,6 +260,8 @@ PRUNED: dict[str, tuple[KnownFinding, bool]] = {
     "of a kept job": (finding(**OVER, target=Target(TargetKind.JOB, job="kept")), False),
     "of a kept attempt": (finding(**in_log_of("half", 2)), False),
     "of another attempt": (finding(**in_log_of("half", 1)), True),
+    "on a node of a kept job": (finding(**OVER, target=Target(TargetKind.GPU, node="kept-on", gpu="GPU-0")), False),
+    "on it after the job": (finding(**{**OVER, "first_at": at(400)}, target=Target(TargetKind.NODE, "kept-on")), True),
 }
 
 
@@ -275,6 +277,7 @@ async def test_what_is_old_is_deleted_unless_it_is_kept(store: SqlStore, name: s
         tx.findings.save_excerpts([KnownExcerpt(known.id, key, "training", "", None, at(0), Excerpt(("a",), 0))])
         tx.findings.keep_job(KeptJob("kept", None, "anna", at(0)))
         tx.findings.keep_job(KeptJob("half", 2, "anna", at(0)))
+        tx.findings.save_job_places({JobPlace("kept", "kept-on"): at(0)})
 
     await store.transact(work)
     await store.prune(at(3600))

@@ -102,6 +102,8 @@ def _status_lines(report: Mapping[str, Any]) -> Iterator[str]:
     for part in ("store", "redis", "playbooks"):
         state = ready.get(part, {})
         yield f"  {part:<11}{'ok' if state.get('ok') else 'NOT OK'}: {table.plain(state.get('detail'))}"
+    if rules := ready.get("log_rules"):
+        yield f"  {'log rules':<11}{'ok' if rules.get('ok') else 'NOT OK'}: {table.plain(rules.get('detail'))}"
     if not ready.get("clock", {}).get("ok", True):
         yield f"  {'clock':<11}NOT OK: {table.plain(ready['clock'].get('detail'))}"
     yield f"{'switches':<11}{_controls(ready)}"

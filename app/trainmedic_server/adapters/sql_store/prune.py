@@ -73,10 +73,20 @@ _DELETE_EVENTS = sa.delete(events).where(
     )
 )
 _FINDING_IDS: sa.BindParameter[Any] = sa.bindparam("findings", expanding=True)
-_IS_KEPT = sa.exists().where(
+_AFTERWARDS = 3600 * 1_000_000
+"""Microseconds after a job was last on a node in which what is found there still is about the job."""
+_IS_OF_KEPT_JOB = sa.exists().where(
     kept_jobs.c.job == findings.c.job,
     sa.or_(kept_jobs.c.attempt == 0, findings.c.attempt.is_(None), kept_jobs.c.attempt == findings.c.attempt),
 )
+_IS_BESIDE_KEPT_JOB = sa.exists().where(
+    job_places.c.job == kept_jobs.c.job,
+    job_places.c.node == findings.c.node,
+    sa.type_coerce(findings.c.first_at, sa.BigInteger)
+    <= sa.type_coerce(job_places.c.seen_at, sa.BigInteger) + _AFTERWARDS,
+)
+_IS_KEPT = sa.or_(_IS_OF_KEPT_JOB, _IS_BESIDE_KEPT_JOB)
+"""A finding in the log of a kept job, or about a node or GPU where the job was, such as the kernel's."""
 _OLD_FINDINGS = (
     sa.select(findings.c.id)
     .where(findings.c.heard_at < _BEFORE, findings.c.ended_at < _BEFORE, findings.c.tell_at.is_(None), ~_IS_KEPT)
@@ -100,7 +110,9 @@ _DELETE_VERDICTS = sa.delete(verdicts).where(
         .limit(BATCH)
     )
 )
-_DELETE_PLACES = sa.delete(job_places).where(job_places.c.seen_at < _BEFORE)
+_DELETE_PLACES = sa.delete(job_places).where(
+    job_places.c.seen_at < _BEFORE, ~sa.exists().where(kept_jobs.c.job == job_places.c.job)
+)
 _DELETE_NODES = sa.delete(nodes).where(nodes.c.seen_at < _BEFORE)
 _DELETE_TIME_GAPS = sa.delete(time_gaps).where(time_gaps.c.ended_at < _BEFORE)
 
@@ -130,8 +142,8 @@ def events_before(transaction: SqlTransaction, before: datetime) -> int:
 
 
 def findings_before(transaction: SqlTransaction, before: datetime) -> int:
-    """Delete findings that are over and of which there is nothing to tell, with their excerpts, unless the job in whose
-    log they stand is kept."""
+    """Delete findings that are over and of which there is nothing to tell, with their excerpts, unless a job is kept
+    that they are about, or that was where they are."""
     connection = transaction.flushed_connection()
     ids = [row.id for row in connection.execute(_OLD_FINDINGS, {"before": before})]
     if ids:
