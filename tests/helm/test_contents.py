@@ -20,6 +20,7 @@ from tests.helm import charts
 from tests.helm.charts import COMBINATIONS
 from tests.helm.test_rendering import KUBERNETES, validators
 from trainmedic.job.metrics import HELP
+from trainmedic.probe.__main__ import parser
 from trainmedic_server import telemetry
 from trainmedic_server.actions import registry
 from trainmedic_server.actions.kubernetes.jobs import CreateJobParams
@@ -165,6 +166,32 @@ def test_the_health_checks_pod_is_valid(combination: str, kubernetes: Path, tmp_
     assert container["args"] == ["agent", "health", f"--gpus={8 if known else 1}"]
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert "volumes" not in pod["spec"]
+
+
+@pytest.mark.parametrize("kubernetes", KUBERNETES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("playbook", ["node-down.yaml", "gpu-broken.yaml"])
+def test_the_probes_pod_is_valid_and_as_the_values_say(playbook: str, kubernetes: Path, tmp_path: Path) -> None:
+    """By the image and the bandwidth of the values, on the node itself, without privileges; the program takes its
+    options. Without an image it is not run."""
+    values = {"playbooks": {"healthCheck": {"gpus": 8, "probeImage": "registry/torch:1", "probeLeastBandwidth": 100}}}
+    found = charts.parsed(charts.rendered(values))
+    for name, text in charts.one(found, "ConfigMap", "-playbooks")["data"].items():
+        (tmp_path / name).write_text(text)
+    (book,) = loader.load_file(tmp_path / playbook, registry.specs_only(), IdentityLabels()).playbooks
+    step = next(at for at, one in enumerate(book.definition.steps) if one.id == "probed")
+    scope = {"target": {"node": "node-7"}, "vars": book.definition.vars, "steps": {}, "labels": {}, "run": {}}
+    assert book.definition.steps[step].when == "vars.probe_image"
+    made = cast(CreateJobParams, book.params("steps", step, scope)).manifest
+    assert made is not None
+    pod = made["spec"]["template"]
+    assert validators(kubernetes).faults("io.k8s.api.core.v1.PodTemplateSpec", pod) == []
+    assert pod["spec"]["nodeName"] == "node-7"
+    assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+    (container,) = pod["spec"]["containers"]
+    assert container["image"] == "registry/torch:1"
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    options = parser().parse_args(container["args"])
+    assert (options.backend, options.least_bandwidth, options.even_if_training) == ("nccl", 100, False)
 
 
 def test_the_shipped_rules_are_rules_that_prometheus_takes(tmp_path: Path) -> None:
