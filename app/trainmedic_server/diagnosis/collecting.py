@@ -7,14 +7,17 @@ is in them.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from statistics import median
 from typing import Any
 
 from trainmedic_server.diagnosis import clock_guess, exits
 from trainmedic_server.diagnosis.exits import Exit
 from trainmedic_server.diagnosis.facts import Facts, RankFacts
+from trainmedic_server.diagnosis.slow import RankStep
 from trainmedic_server.domain.finding import Finding, Origin, TimeSource
 from trainmedic_server.logs.assembly import LineAssembler
 from trainmedic_server.logs.line import Line
@@ -26,6 +29,7 @@ _TABLE_LINE = re.compile(
     r"^\W*(?:\[\d+\]:\s*$|(?:time|host|rank|exitcode|error_file|traceback|msg)\s*:|.*(?:Root Cause|Failures).*:\s*$)"
 )
 _EXIT_LINE = ("exitcode:", "exits with return code", "srun: error:", "CalledProcessError")
+_STEPS_KEPT = 100
 _MOST_TABLE_LINES, _LONGEST_TABLE_LINE = 50_000, 300
 
 
@@ -34,6 +38,9 @@ class _Seen:
     """What is known of a rank so far."""
 
     known: RankFacts = field(default_factory=RankFacts)
+    parts: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=_STEPS_KEPT))
+    """Of its last steps the seconds of data, compute and wait."""
+    memory_ratio: float | None = None
 
     def line(self, at: datetime) -> None:
         if self.known.last_line_at is None or at > self.known.last_line_at:
@@ -42,6 +49,20 @@ class _Seen:
     def step(self, step: int, at: datetime) -> None:
         if self.known.last_step is None or step >= self.known.last_step:
             self.known = replace(self.known, last_step=step, last_step_at=at)
+
+    def divided(self, record: Mapping[str, Any]) -> None:
+        """A record may tell how a step's time divides."""
+        parts = [record.get(name) for name in ("data_s", "compute_s", "wait_s")]
+        numbers = [float(part) for part in parts if isinstance(part, int | float) and 0 <= part < 1e6]
+        if len(numbers) == 3:
+            self.parts.append((numbers[0], numbers[1], numbers[2]))
+            ratio = record.get("gpu_memory_ratio")
+            self.memory_ratio = float(ratio) if isinstance(ratio, int | float) else self.memory_ratio
+
+    def rank_step(self) -> RankStep:
+        """The medians of its last steps."""
+        data, compute, wait = (median(part) for part in zip(*self.parts, strict=True))
+        return RankStep(data, compute, wait, self.memory_ratio, self.known.node)
 
 
 class Collector:
@@ -104,6 +125,7 @@ class Collector:
             world_size=self._world_size,
             kernel_read=frozenset(self._kernel_read),
             last_step_at=self._last_step_at,
+            steps={rank: seen.rank_step() for rank, seen in sorted(self._ranks.items()) if seen.parts},
             **more,
         )
 
@@ -153,6 +175,7 @@ class Collector:
             self._last_step_at = max(line.at, self._last_step_at or line.at)
             if seen:
                 seen.step(step, line.at)
+                seen.divided(record)
         for text in line.text.splitlines() if not record else ():
             if _TABLE_LINE.match(text[:_LONGEST_TABLE_LINE]):
                 kept = self._tables.setdefault(line.origin, [])

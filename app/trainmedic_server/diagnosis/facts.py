@@ -8,6 +8,7 @@ from datetime import datetime
 
 from trainmedic_server.diagnosis.exits import Exit
 from trainmedic_server.diagnosis.flight_recorder.absentees import Reading
+from trainmedic_server.diagnosis.slow import RankStep
 from trainmedic_server.domain.finding import Finding
 
 
@@ -52,6 +53,8 @@ class Facts:
     world_size: int | None = None
     last_step_at: datetime | None = None
     """When any rank last completed a step."""
+    steps: Mapping[int, RankStep] = field(default_factory=dict)
+    """How each rank's steps divided at last, where it tells."""
     kernel_read: frozenset[str] | None = frozenset()
     """The nodes whose kernel log was read over that time; None where nobody knows."""
     gone_nodes: Mapping[str, datetime] = field(default_factory=dict)

@@ -28,8 +28,8 @@ def is_of(known: KnownFinding, job: str, nodes: Collection[str]) -> bool:
     return not known.is_printed and (known.target.node or known.origin.node) in nodes
 
 
-def signs(job: str, findings: Iterable[KnownFinding], life: JobLife | None) -> list[datetime]:
-    """When the server heard what says that a job fails or hangs, the earliest first.
+def signs(findings: Iterable[KnownFinding], life: JobLife | None) -> list[datetime]:
+    """When the server heard what says that a job fails or hangs, the earliest first; `findings` are the job's own.
 
     A line that can be where a failure began is no such sign by itself, for many a loop catches an exception; that a
     process ended is one, that a collective timed out, and that nothing is heard of the job any more.
@@ -37,8 +37,7 @@ def signs(job: str, findings: Iterable[KnownFinding], life: JobLife | None) -> l
     heard = [
         known.heard_first_at
         for known in findings
-        if job in (known.origin.job, known.target.job)
-        and (known.rule in TELLS_ENDS or (known.role is Role.CASCADE and known.cause is CauseClass.HANG))
+        if known.rule in TELLS_ENDS or (known.role is Role.CASCADE and known.cause is CauseClass.HANG)
     ]
     if life is not None and life.state is LifeState.GONE:
         heard.append(life.since)

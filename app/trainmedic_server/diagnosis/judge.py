@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from trainmedic_server.diagnosis import advice, stragglers, witnesses, wording
+from trainmedic_server.diagnosis import advice, slow, stragglers, witnesses, wording
 from trainmedic_server.diagnosis.accusation import Accusation, Witness, evidence_of
 from trainmedic_server.diagnosis.facts import Facts
 from trainmedic_server.diagnosis.verdict import Confidence, Evidence, Verdict
@@ -21,6 +21,8 @@ def diagnose(facts: Facts) -> Verdict:
     """The verdict on one attempt of a job."""
     counting = relevant(facts)
     accusations = sorted(_all(facts, counting), key=lambda accusation: accusation.witness)
+    if not accusations and facts.steps and counting.ended is None:
+        return slow.diagnose(facts.steps)  # nothing has failed
     if not accusations:
         return _nobody(facts, counting)
     leader = _leader(accusations)

@@ -19,7 +19,7 @@ from trainmedic_server.diagnosis import job_failure
 from trainmedic_server.diagnosis.facts import RankFacts
 from trainmedic_server.diagnosis.judge import diagnose
 from trainmedic_server.domain.alert import Alert, AlertStatus, fingerprint
-from trainmedic_server.domain.job_life import JobLife
+from trainmedic_server.domain.job_life import LifeState
 from trainmedic_server.domain.known_finding import KnownExcerpt, KnownFinding
 from trainmedic_server.domain.known_verdict import KnownVerdict
 from trainmedic_server.domain.topology import ranks_in
@@ -34,6 +34,7 @@ TAKEN_IN = timedelta(minutes=2)
 ALERT_LASTS = timedelta(minutes=15)
 SUSPECT_WITHIN, SUSPECT_JOBS = timedelta(days=30), 3
 """A node that so many different jobs' verdicts name in that time is suspect, whatever was repaired each time."""
+OLDEST = timedelta(hours=1)
 _LOOK_EVERY = timedelta(seconds=5)
 _GONE_AFTER = timedelta(seconds=30)
 _AT_ONCE, _MOST_EARLIER, _MOST_EXCERPTS = 50, 50, 16
@@ -83,10 +84,15 @@ class JobDiagnoses:
         """Look once, and tell what is due. Raises TrainmedicError."""
         await self._look_where_jobs_are()
         findings, lives = await self._store.transact(lambda tx: (tx.findings.all_open(), tx.job_lives()))
-        names = {name for known in findings for name in (known.origin.job, known.target.job) if name}
-        by_name = {life.name: life for life in lives}
-        for job in sorted(names | by_name.keys()):
-            await self._look_at(job, findings, by_name.get(job))
+        by_job: dict[str, list[KnownFinding]] = {}
+        for known in findings:
+            for name in {known.origin.job, known.target.job} - {None}:
+                by_job.setdefault(str(name), []).append(known)
+        gone = {life.name: life for life in lives if life.state is LifeState.GONE}
+        for job in sorted(by_job.keys() | gone.keys()):
+            signs = job_failure.signs(by_job.get(job, ()), gone.get(job))
+            if signs:
+                await self._look_at(job, signs, findings)
         await self._tell()
 
     async def _look_where_jobs_are(self) -> None:
@@ -98,10 +104,7 @@ class JobDiagnoses:
                 self._ranks[job.name] = {number: RankFacts(rank.node, rank.gpu) for number, rank in ranks.items()}
         self._agents |= {agent.name: now for agent in agents}
 
-    async def _look_at(self, job: str, findings: Sequence[KnownFinding], life: JobLife | None) -> None:
-        signs = job_failure.signs(job, findings, life)
-        if not signs:
-            return
+    async def _look_at(self, job: str, signs: Sequence[datetime], findings: Sequence[KnownFinding]) -> None:
         now = self._clock.now()
         earlier = await self._store.transact(lambda tx: tx.verdicts.of_job(job, _MOST_EARLIER))
         latest = earlier[0] if earlier else None
@@ -109,8 +112,8 @@ class JobDiagnoses:
             await self._make(job, latest, findings, earlier[1:])
             return
         new = [sign for sign in signs if latest is None or sign - latest.began_at > TAKEN_IN]
-        # A server that was away hears of old failures; they are told all the same, once.
-        if new and now - new[0] >= SETTLING:
+        # What happened while no server was there to see it is diagnosed for an hour, as alerts of findings are.
+        if new and SETTLING <= now - new[0] <= OLDEST:
             began = KnownVerdict(self._ids(), job, None, new[0], now, "", "", None, "", {})
             await self._make(job, began, findings, earlier)
 
@@ -157,7 +160,7 @@ class JobDiagnoses:
         if len(jobs) < SUSPECT_JOBS:
             return
         labels = {"alertname": "NodeSuspect", "severity": "warning", "component": "node", "source": "diagnosis"}
-        labels["node"] = node
+        labels |= {"node": node, "needs": "people"}
         said = f"{len(jobs)} jobs failed on {node} within 30 days: {', '.join(jobs[:10])}"
         annotations = {"summary": said, "verdicts": ", ".join(verdict.id for verdict in named[:10])}
         status = AlertStatus.FIRING

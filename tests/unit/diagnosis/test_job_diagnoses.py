@@ -195,6 +195,15 @@ async def test_the_same_again_is_counted_and_a_server_that_restarts_tells_nothin
     assert (newest.plain["same_before"], oldest.plain["same_before"]) == (1, 0)
 
 
+async def test_a_failure_of_the_day_before_is_not_diagnosed_now() -> None:
+    """A server that starts finds jobs that are gone since yesterday; the world that they failed in has changed."""
+    world = World()
+    gone = JobLife("llm-1", LifeState.GONE, world.clock.now())
+    await world.store.transact(lambda tx: tx.save_job_lives([gone]))
+    await world.look(2 * 3600)
+    assert (await world.store.verdicts_of("llm-1", 5), world.told) == ([], [])
+
+
 async def test_an_alert_that_is_not_taken_is_told_later() -> None:
     """The verdict is stored first."""
     world = World()

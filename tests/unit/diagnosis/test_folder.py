@@ -1,0 +1,160 @@
+"""`trainmedic diagnose --dir`: folders of every shape, and what is in the way of reading them."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.unit.diagnosis.test_scenes import shipped_rules
+from trainmedic_server.adapters import log_folder
+from trainmedic_server.adapters.log_folder import Kind
+from trainmedic_server.cli import main
+from trainmedic_server.domain.finding import CauseClass
+from trainmedic_server.errors import ConfigurationError
+from trainmedic_server.wiring.folder_diagnosis import FolderDiagnosis, diagnose_folder
+
+RAISED = (
+    "Traceback (most recent call last):\n  File \"train.py\", line 3, in <module>\n    main()\nKeyError: 'labels'\n"
+)
+STEP = '{"ts": "2025-01-21T04:41:40Z", "event": "step", "step": %d, "rank": %d, "loss": 2.0, "node": "node-1"%s}\n'
+
+
+def write(directory: Path, **files: str) -> Path:
+    """Files by their paths, with ``__`` for a slash."""
+    for name, text in files.items():
+        path = directory / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return directory
+
+
+def diagnosed(directory: Path, job: str | None = None) -> FolderDiagnosis:
+    """The diagnosis by the shipped rules."""
+    return diagnose_folder(directory, shipped_rules(), job)
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "node", "rank", "local_rank", "attempt"),
+    [
+        ("rank3.log", "training", "", 3, None, None),
+        ("logs/node-7/rank_12.txt", "training", "node-7", 12, None, None),
+        ("local_rank3.log", "training", "", None, 3, None),
+        ("dmesg-node7.txt", "kernel", "node7", None, None, None),
+        ("node7-dmesg.log", "kernel", "node7", None, None, None),
+        ("gpu-07/kern.log", "kernel", "gpu-07", None, None, None),
+        ("journal-worker-3.txt", "kernel", "worker-3", None, None, None),
+        ("fabricmanager.log", "fabric-manager", "", None, None, None),
+        ("slurm-123.out", "slurm", "", None, None, None),
+        ("llm-1-launcher.log", "launcher", "", None, None, None),
+        ("run_x/attempt_1/3/stderr.log", "training", "", None, 3, 2),
+        ("node-2/run_x/attempt_0/3/stdout.log", "training", "node-2", None, 3, 1),
+        ("llm%2F1/attempt-2/rank-5.jsonl", "training", "", 5, None, 2),
+        ("llm%2F1/attempt-2/launcher-gpu-07.log", "launcher", "gpu-07", None, None, 2),
+        ("llm%2F1/attempt-2/ranks-gpu-07/r/attempt_0/1/stderr.log", "training", "gpu-07", None, 1, 2),
+    ],
+)
+def test_a_name_tells_what_a_file_is(
+    path: str, source: str, node: str, rank: int | None, local_rank: int | None, attempt: int | None, tmp_path: Path
+) -> None:
+    """Source, node, rank and attempt, and nothing that it does not say. The other file is of another node's rank."""
+    other = "other-1/run_x/attempt_0/9/stdout.log" if local_rank is not None else "other.log"
+    write(tmp_path, **{path.replace("/", "__"): "text\n", other.replace("/", "__"): "text\n"})
+    found = {str(file.path.relative_to(tmp_path)): file.origin for file in log_folder.look_into(tmp_path).files}
+    origin = found[path]
+    assert (origin.source, origin.node, origin.attempt) == (source, node, attempt)
+    one_node = len({each.node for each in found.values() if each.local_rank is not None}) == 1
+    expected = local_rank if rank is None and one_node else rank
+    assert (origin.rank, origin.local_rank) == (expected, local_rank)
+
+
+def test_what_is_no_text_is_left_out_and_named(tmp_path: Path) -> None:
+    """A checkpoint, a pipe, a link that leads elsewhere; a dump is known by its name or its first bytes."""
+    (tmp_path / "model.bin").write_bytes(b"PK\3\4\0\0\0")
+    (tmp_path / "nccl_trace_rank_3").write_bytes(b"no pickle")
+    (tmp_path / "whatever_4").write_bytes(b"\x80\x04N.")
+    (tmp_path / "link.log").symlink_to("/etc/passwd")
+    os.mkfifo(tmp_path / "pipe.log")
+    write(tmp_path, **{"rank0.log": RAISED})
+    folder = log_folder.look_into(tmp_path)
+    kinds = {file.path.name: file.kind for file in folder.files}
+    assert kinds == {"nccl_trace_rank_3": Kind.DUMP, "whatever_4": Kind.DUMP, "rank0.log": Kind.LINES}
+    assert set(folder.left_out) == {"model.bin", "pipe.log"}
+    missing = diagnosed(tmp_path).attempts[-1].verdict.missing
+    assert any(line.startswith("the dump nccl_trace_rank_3 was not read: it is no pickle") for line in missing)
+
+
+def test_each_attempt_has_its_verdict_and_the_same_again_is_counted(tmp_path: Path) -> None:
+    """Three attempts that end with the same exception: the third says that it was so twice before, and to stop."""
+    for attempt in (1, 2, 3):
+        base = f"llm-1__attempt-{attempt}"
+        steps = STEP % (attempt * 10, 0, "") + STEP % (attempt * 10, 0, "")
+        write(tmp_path, **{f"{base}__rank-0.jsonl": steps, f"{base}__ranks-n__r__attempt_0__0__stderr.log": RAISED})
+    found = diagnosed(tmp_path)
+    assert [(each.job, each.attempt) for each in found.attempts] == [("llm-1", 1), ("llm-1", 2), ("llm-1", 3)]
+    assert [each.verdict.same_before for each in found.attempts] == [0, 1, 2]
+    assert [each.verdict.advice.value for each in found.attempts] == ["restart", "stop", "stop"]
+    assert {each.verdict.cause for each in found.attempts} == {CauseClass.CODE}
+
+
+def test_an_error_file_alone_tells_the_exception(tmp_path: Path) -> None:
+    """torch's ``@record`` wrote it; there is no other log."""
+    more = {"py_callstack": RAISED, "timestamp": "1737434505"}
+    raw = json.dumps({"message": {"message": "KeyError: 'labels'", "extraInfo": more}})
+    write(tmp_path, run_x__attempt_0__3__error=raw)
+    (tmp_path / "run_x/attempt_0/3/error").rename(tmp_path / "run_x/attempt_0/3/error.json")
+    verdict = diagnosed(tmp_path).attempts[-1].verdict
+    assert (verdict.cause, verdict.ranks) == (CauseClass.CODE, (3,))
+
+
+def test_a_job_that_is_only_slow_is_told_by_the_parts_of_its_steps(tmp_path: Path) -> None:
+    """Nothing failed; one rank needs so long that the others wait for it."""
+    parts = ', "data_s": 0.02, "compute_s": %s, "wait_s": %s'
+    for rank in range(4):
+        own = parts % ((0.96, 0.02) if rank == 2 else (0.58, 0.4))
+        write(tmp_path, **{f"llm-1__attempt-1__rank-{rank}.jsonl": "".join(STEP % (n, rank, own) for n in range(5))})
+    verdict = diagnosed(tmp_path).attempts[-1].verdict
+    assert (verdict.cause, verdict.ranks, verdict.node) == (CauseClass.NODE, (2,), None)
+    assert verdict.shares is not None
+
+
+def test_several_jobs_need_a_name(tmp_path: Path) -> None:
+    """And nothing to read is told; so is a directory that is not there."""
+    write(tmp_path, **{"a__attempt-1__rank-0.jsonl": RAISED, "b__attempt-1__rank-0.jsonl": STEP % (1, 0, "")})
+    with pytest.raises(ConfigurationError, match="2 jobs, a, b"):
+        diagnosed(tmp_path)
+    assert diagnosed(tmp_path, "a").attempts[-1].verdict.cause is CauseClass.CODE
+    (tmp_path / "empty").mkdir()
+    for nothing in ("empty", "none"):
+        with pytest.raises(ConfigurationError):
+            diagnosed(tmp_path / nothing)
+
+
+def test_the_command_prints_for_people_and_for_programs(tmp_path: Path) -> None:
+    """Control characters in a line do not reach the terminal; the exit codes are those of all commands."""
+    write(tmp_path, **{"rank1.log": RAISED.replace("'labels'", "'\x1b]0;title\x07'")})
+    rules = ["--rules", str(Path(__file__).parents[3] / "logrules")]
+    run = CliRunner()
+    text = run.invoke(main, ["diagnose", "--dir", str(tmp_path), *rules])
+    assert text.exit_code == 0, text.output
+    assert "cause       code" in text.output
+    assert "\x1b" not in text.output
+    data = json.loads(run.invoke(main, ["diagnose", "--dir", str(tmp_path), *rules, "--output", "json"]).output)
+    assert (data["cause"], data["ranks"], data["files_read"], data["left_out"]) == ("code", [1], 1, {})
+    assert run.invoke(main, ["diagnose", "--dir", str(tmp_path), *rules, "--attempt", "7"]).exit_code == 5
+    assert run.invoke(main, ["diagnose"]).exit_code == 2
+    (tmp_path / "empty").mkdir()
+    assert run.invoke(main, ["diagnose", "--dir", str(tmp_path / "empty"), *rules]).exit_code == 2
+
+
+def test_a_hostile_folder_is_read_in_bounded_time(tmp_path: Path) -> None:
+    """A line of 8 MiB without an end, and a hundred thousand lines that nearly match."""
+    (tmp_path / "rank0.log").write_bytes(b"Root Cause (first " * 500_000)
+    (tmp_path / "rank1.log").write_bytes(b"srun: error: a: task 1: \n" * 20_000 + b"rank : 1 (local_rank: \n" * 80_000)
+    began = time.process_time()
+    assert diagnosed(tmp_path).attempts[-1].verdict.cause is CauseClass.UNKNOWN
+    assert time.process_time() - began < 15
