@@ -44,6 +44,20 @@ def signs(findings: Iterable[KnownFinding], life: JobLife | None) -> list[dateti
     return sorted(heard)
 
 
+def healthy_shapes(
+    past: Iterable[KnownFinding], attempt: int | None, failures: Iterable[KnownVerdict]
+) -> frozenset[str]:
+    """The shapes of what earlier attempts of the job printed that did not fail: whatever a rule says, it means nothing
+    in this job. `past` are the job's findings, `failures` its verdicts."""
+    failed = {verdict.attempt for verdict in failures}
+    numbered = ((known.origin.attempt, known) for known in past if known.is_printed and known.shape)
+    return frozenset(
+        known.shape
+        for number, known in numbered
+        if number is not None and number not in failed and attempt is not None and number < attempt
+    )
+
+
 def facts(
     job: str,
     findings: Sequence[KnownFinding],

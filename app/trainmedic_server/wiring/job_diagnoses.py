@@ -1,6 +1,6 @@
 """The verdicts on jobs of a server: when a job fails or hangs, they are made, stored, and told as an alert.
 
-Every few seconds the findings that are open, and the jobs that are gone, are looked at. Ten seconds after the first
+Every few seconds the findings that are open, and the jobs that are gone, are looked at. Five seconds after the first
 sign of a failure its verdict is made, and told as `TrainingFailed`; for two minutes it is made anew with what comes
 late. Everything durable is in the run store, so a restart goes on where it was.
 """
@@ -24,10 +24,10 @@ from trainmedic_server.domain.known_finding import KnownExcerpt, KnownFinding
 from trainmedic_server.domain.known_verdict import KnownVerdict
 from trainmedic_server.domain.topology import ranks_in
 from trainmedic_server.engine.node_watch import PresenceSource
-from trainmedic_server.ports.findings import AlertTeller
+from trainmedic_server.ports.findings import AlertTeller, FindingFilter
 from trainmedic_server.ports.outside import Clock
 
-SETTLING = timedelta(seconds=10)
+SETTLING = timedelta(seconds=5)
 """Between the first sign of a failure and its verdict: what all nodes printed has to arrive."""
 TAKEN_IN = timedelta(minutes=2)
 """After the first sign: what comes within it belongs to the same failure."""
@@ -35,9 +35,11 @@ ALERT_LASTS = timedelta(minutes=15)
 SUSPECT_WITHIN, SUSPECT_JOBS = timedelta(days=30), 3
 """A node that so many different jobs' verdicts name in that time is suspect, whatever was repaired each time."""
 OLDEST = timedelta(hours=1)
-_LOOK_EVERY = timedelta(seconds=5)
+_LOOK_EVERY = timedelta(seconds=2)
+_PRESENCES_EVERY = timedelta(seconds=5)
+"""As often as they are written."""
 _GONE_AFTER = timedelta(seconds=30)
-_AT_ONCE, _MOST_EARLIER, _MOST_EXCERPTS = 50, 50, 16
+_AT_ONCE, _MOST_EARLIER, _MOST_EXCERPTS, _MOST_PAST = 50, 50, 16, 500
 
 log = telemetry.logger(__name__)
 
@@ -63,6 +65,8 @@ class JobDiagnoses:
         self._metrics = metrics
         self._repeat_every = repeat_every
         self._ids = ids
+        self._looked_at: datetime | None = None
+        """When the presences were read last."""
         self._ranks: dict[str, dict[int, RankFacts]] = {}
         """By job, where its ranks were when it was last there."""
         self._agents: dict[str, datetime] = {}
@@ -82,7 +86,8 @@ class JobDiagnoses:
 
     async def look(self) -> None:
         """Look once, and tell what is due. Raises TrainmedicError."""
-        await self._look_where_jobs_are()
+        if self._looked_at is None or self._clock.now() - self._looked_at >= _PRESENCES_EVERY:
+            await self._look_where_jobs_are()
         findings, lives = await self._store.transact(lambda tx: (tx.findings.all_open(), tx.job_lives()))
         by_job: dict[str, list[KnownFinding]] = {}
         for known in findings:
@@ -97,7 +102,7 @@ class JobDiagnoses:
 
     async def _look_where_jobs_are(self) -> None:
         jobs, agents = await asyncio.gather(self._source.jobs(), self._source.agents())
-        now = self._clock.now()
+        now = self._looked_at = self._clock.now()
         for job in jobs:
             if job.doubt is None:
                 ranks = {rank.rank: rank for rank in ranks_in(job.name, job.details) if isinstance(rank.rank, int)}
@@ -132,6 +137,8 @@ class JobDiagnoses:
             excerpts += record.excerpts if record else ()
         gone = {node: at for node in nodes if (at := self._agents.get(node)) and now - at > _GONE_AFTER}
         facts = job_failure.facts(job, own, excerpts, ranks, gone, earlier)
+        past, _ = await self._store.findings_page(FindingFilter(job=job), _MOST_PAST, None)
+        facts = replace(facts, healthy_shapes=job_failure.healthy_shapes(past, facts.attempt, earlier))
         verdict = diagnose(facts)
         plain = verdict.plain()
         if plain == known.plain:

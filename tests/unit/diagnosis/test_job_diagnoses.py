@@ -91,7 +91,7 @@ class World:
         """The kernel of node-2 loses a card of the job, and then a collective times out."""
         placed = [{"rank": 0, "node": "node-1"}, {"rank": 1, "node": "node-2", "gpu": "GPU-5f3a"}]
         self.present_jobs = [Presence(job, self.clock.now(), {"placement": placed})]
-        await self.look()
+        await self.look(5)
         await self.find(
             f"xid-{job}-{self.clock.now()}",
             rule="xid",
@@ -108,11 +108,11 @@ class World:
         self.present_jobs = []
 
 
-async def test_a_verdict_is_made_and_told_ten_seconds_after_the_first_sign() -> None:
+async def test_a_verdict_is_made_and_told_five_seconds_after_the_first_sign() -> None:
     """With the node that its kernel names; the alert keeps its labels while it fires, and ends."""
     world = World()
     await world.lose_a_card()
-    await world.look(9)
+    await world.look(4)
     assert await world.store.verdicts_of("llm-1", 5) == []
     await world.look(2)
     (verdict,) = await world.store.verdicts_of("llm-1", 5)
@@ -175,6 +175,22 @@ async def test_an_exception_alone_is_no_failure() -> None:
     await world.look(11)
     (verdict,) = await world.store.verdicts_of("llm-1", 5)
     assert verdict.cause == "gpu_memory"
+
+
+async def test_what_an_attempt_that_ended_well_printed_too_means_nothing() -> None:
+    """An exception that this job always prints is not what it died of."""
+    world = World()
+    usual: dict[str, Any] = {"rule": "python-exception", "role": Role.ROOT, "cause": CauseClass.CODE, "shape": "5f3a"}
+    for attempt in (1, 2):
+        origin = Origin("training", "node-1", job="llm-1", attempt=attempt, rank=3)
+        ended_at = world.clock.now() if attempt == 1 else None
+        line = "KeyError: 'wandb'"
+        await world.find(f"usual-{attempt}", **usual, origin=origin, line=line, ended_at=ended_at)
+    await world.look(3)
+    await world.find("f1", origin=Origin("launcher", "node-1", job="llm-1", attempt=2))
+    await world.look(11)
+    (verdict,) = await world.store.verdicts_of("llm-1", 5)
+    assert (verdict.cause, verdict.attempt) == ("unknown", 2)
 
 
 async def test_the_same_again_is_counted_and_a_server_that_restarts_tells_nothing_twice() -> None:
