@@ -11,9 +11,11 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from trainmedic_server import telemetry
+from trainmedic_server.diagnosis import verdict_alert
 from trainmedic_server.diagnosis.collecting import Collector
 from trainmedic_server.diagnosis.judge import diagnose
 from trainmedic_server.diagnosis.verdict import Verdict
+from trainmedic_server.domain.alert import Alert, AlertStatus, fingerprint
 from trainmedic_server.domain.finding import Finding, Origin, TimeSource
 from trainmedic_server.domain.finding_codec import FindingUpdate
 from trainmedic_server.domain.known_finding import KnownFinding
@@ -30,12 +32,14 @@ from trainmedic_server.ports.jobs import ArrivedNotice
 from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.simulation.log_test_format import JobEntry, LineEntry
+from trainmedic_server.simulation.virtual_time import BEGINNING
 
 TICK = timedelta(seconds=1)
 """How often agent and server look, while anything may wait for it."""
 LAZY_TICK = timedelta(seconds=10)
 SETTLE = timedelta(seconds=10)
-"""After its last line a test goes on for so long, for blocks that wait for their next line."""
+"""After its last line a test goes on for so long, for blocks that wait for their next line; and after its failure a job
+has a verdict."""
 _REPEAT = timedelta(minutes=1)
 
 
@@ -106,6 +110,8 @@ class LogScenario:
         self._clock = clock
         self._readers: dict[str, _NodeReader] = {}
         self._ids: list[str] = []
+        self._alerts = teller
+        self._fails_at = BEGINNING + job.fails if job.fails is not None else None
         self._collector = Collector(rules)
         for node, ranks in job.nodes.items():
             for rank in ranks:
@@ -149,6 +155,9 @@ class LogScenario:
             await self._send(reader, reader.tracker.tick(self._clock.now()))
         await self._intake.check()
         await self._teller.tell()
+        if self._fails_at is not None and self._clock.now() >= self._fails_at + SETTLE:
+            self._fails_at = None
+            await self._tell_verdict()
 
     async def findings(self) -> Sequence[KnownFinding]:
         """Return all findings in the order in which they began, also those that are over."""
@@ -165,6 +174,12 @@ class LogScenario:
         for line in timed:
             self._collector.line(line)
         await self._send(reader, [finding for line in timed for finding in reader.tracker.feed(line)])
+
+    async def _tell_verdict(self) -> None:
+        verdict = self.verdict()
+        labels = verdict_alert.labels_of(self._job.name, verdict)
+        said, now = verdict_alert.annotations_of(verdict), self._clock.now()
+        await self._alerts.tell([Alert(fingerprint(labels), AlertStatus.FIRING, labels, said, now, None)])
 
     def _reader(self, node: str) -> _NodeReader:
         if node not in self._readers:

@@ -48,6 +48,7 @@ class JobEntry(_Model):
     ranks: int | None = Field(None, description="How many there are; for the reader.")
     nodes: dict[str, Ranks] = {"node-1": (0,)}
     gpus: dict[str, dict[str, str]] = {}
+    fails: Duration | None = Field(None, description="When it fails: ten seconds later its verdict is an alert.")
 
     def node_of(self, rank: int) -> str:
         """The rank's node; the first where none is given it."""

@@ -249,14 +249,14 @@ class TestEntry(_Model):
 
     @property
     def last_line(self) -> timedelta:
-        """The time of the last line."""
-        return max((line.until for line in self.lines), default=timedelta(0))
+        """The time of the last line, or of the job's failure."""
+        return max((*(line.until for line in self.lines), self.job.fails or timedelta(0)))
 
     @property
     def last_moment(self) -> timedelta:
         """The time of the last entry."""
         times = [alert.at for alert in self.alerts] + [order.at for order in self.orders]
-        times += [line.until for line in self.lines]
+        times.append(self.last_line)
         times += [check.at for check in self.expect if check.at is not None]
         return max(times, default=timedelta(0))
 
