@@ -16,9 +16,9 @@ from tests.support.past_prometheus import Course, Past, prometheus_of
 from tests.support.programs import PYTHON_PATH, ROOT, inherited, start_server
 from trainmedic_server.adapters.prometheus_api import PrometheusApi
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
+from trainmedic_server.domain.known_verdict import KnownVerdict
 from trainmedic_server.domain.run import Event
 from trainmedic_server.errors import MetricsUnavailable, NotFound
-from trainmedic_server.ports.verdicts import VerdictRecord
 from trainmedic_server.reports.compiling import NO_PROMETHEUS, ReportCompiler
 from trainmedic_server.reports.job_report import JobReport
 from trainmedic_server.reports.points import Spread
@@ -140,19 +140,17 @@ async def store() -> AsyncIterator[InMemoryStore]:
         Event("job_returned", at(BACK_AT), data={"job": "llm-1"}),
         Event("job_failed", at(FAILED_AT), data={"job": "another"}),
     ]
-    await store.transact(lambda tx: tx.append(events))
+    heard = at(FAILED_AT + 20)
+    plain = {"gpu": "GPU-c", "summary": "a GPU fell off the bus", "advice": "isolate_node"}
+    verdict = KnownVerdict("v1", "llm-1", 1, heard, heard, "gpu", "high", "node-2", "gpu:xid", plain)
+    await store.transact(lambda tx: (tx.append(events), tx.verdicts.save([verdict])))
     yield store
     await store.close()
 
 
-class OneVerdict:
-    async def verdicts(self, since, until, job=None):
-        return [VerdictRecord("llm-1", at(FAILED_AT + 20), "gpu", "high", "node-2", "GPU-c", "a GPU fell off the bus")]
-
-
 @pytest.fixture
 async def report(metrics: PrometheusApi, store: InMemoryStore) -> JobReport:
-    return await ReportCompiler(store, metrics, OneVerdict()).job("llm-1", at(0), at(END))
+    return await ReportCompiler(store, metrics, store).job("llm-1", at(0), at(END))
 
 
 async def test_gpus_are_those_of_the_job_all_of_them(report: JobReport) -> None:
@@ -238,7 +236,8 @@ async def test_a_failure_is_told_once_with_its_verdict(report: JobReport) -> Non
     (failure,) = report.failures
     assert (failure.kind, failure.at, failure.down_seconds) == ("job_failed", at(FAILED_AT), 600)
     assert failure.verdict is not None
-    assert failure.verdict.cause == "gpu"
+    assert (failure.verdict.cause, failure.verdict.node, failure.verdict.gpu) == ("gpu", "node-2", "GPU-c")
+    assert failure.verdict.summary == "a GPU fell off the bus"
 
 
 async def test_what_is_not_known_is_none_and_says_why(metrics, store) -> None:
