@@ -1,0 +1,38 @@
+"""From findings in Redis to the verdict in a job's report, and in that over all jobs: a real server and Redis."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tests.integration.test_findings import KEY, FindingSender, cli, serve, xid
+from tests.support.findings import of_training, told
+from tests.support.live import Job
+from tests.support.programs import eventually
+
+
+def test_a_failure_is_reported_with_its_verdict(tmp_path: Path, redis_url: str) -> None:
+    """A GPU falls off the bus under a job that only hangs: nobody tells that it failed, and its report does."""
+    sender = FindingSender(redis_url)
+    with serve(tmp_path, redis_url) as server, Job("llm-1", redis_url, KEY):
+        (item,) = eventually(lambda: server.ask("/jobs").body["items"], 20, "the job is known")
+        node = item["nodes"][0]
+        time.sleep(6)  # the presences are read every five seconds
+        sender.tell(xid(node))
+        line = "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1580, OpType=ALLREDUCE)"
+        sender.tell(told(of_training("nccl-timeout", node, "llm-1", 0, datetime.now(UTC), line=line)))
+
+        def failures() -> Any:
+            answer = server.ask("/jobs/llm-1/report")
+            return answer.body["failures"] if answer.status == 200 else None
+
+        (failure,) = eventually(failures, 40, "a failure in the report")
+        verdict = failure["verdict"]
+        assert (failure["kind"], verdict["cause"], verdict["node"]) == ("diagnosed", "gpu", node)
+        assert "gpu (high): A GPU failed" in cli(server, "report", "llm-1")
+        fleet = server.ask("/report").body
+        assert [(cause["cause"], cause["failures"]) for cause in fleet["causes"]] == [("gpu", 1)]
+        assert fleet["unknown"] == {}
+    sender.client.close()
