@@ -164,8 +164,9 @@ class ServerSettings(BaseModel):
     )
     retention: Annotated[PositiveDuration, SettingSource("TRAINMEDIC_RETENTION", "--retention", "DURATION")] = Field(
         timedelta(days=90),
-        description="Age from which closed runs, their events and alerts are deleted; runs that are open or owe an "
-        "undo never are, and time in which no server was at work does not count. 90 days, to cover a quarter's review.",
+        description="Age from which closed runs, their events and alerts, findings and verdicts are deleted; runs that "
+        "are open or owe an undo, and what trainmedic keep has locked, never are. Time in which no server was at work "
+        "does not count. 90 days, to cover a quarter's review.",
     )
     alertmanager: Annotated[
         HttpUrl | None, SettingSource("TRAINMEDIC_ALERTMANAGER_URL", "--alertmanager", "URL", secret=True)

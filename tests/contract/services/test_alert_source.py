@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from trainmedic_server.adapters.alertmanager_api import AlertmanagerApi
-from trainmedic_server.domain.alert import Identity
+from trainmedic_server.domain.alert import Alert, AlertStatus, Identity, fingerprint
 from trainmedic_server.errors import ConfigurationError, PermanentFailure, TemporaryFailure
 
 
@@ -175,3 +175,37 @@ def test_a_url_that_names_no_alertmanager_is_refused(url, clock):
     """The start fails instead of the first question."""
     with pytest.raises(ConfigurationError, match="the Alertmanager's URL"):
         AlertmanagerApi(url, clock)
+
+
+def _alert(name, began, ended=None):
+    labels = {"alertname": name, "node": "node-1", "source": "log"}
+    status = AlertStatus.FIRING if ended is None else AlertStatus.RESOLVED
+    return Alert(fingerprint(labels), status, labels, {"line": "a \u2028 line \x1b[31m"}, began, ended)
+
+
+async def test_an_alert_that_is_told_fires_until_it_is_told_to_have_ended(source):
+    """`ports.findings.AlertTeller`: under the fingerprint that we give it; telling it twice makes no second one."""
+    began = datetime.now(UTC) - timedelta(minutes=2)
+    alert = _alert(f"Told{uuid.uuid4().hex[:8]}", began)
+    for _ in range(2):
+        await source.tell([alert])
+    assert await source.is_firing(alert.identity)
+    await source.tell([_alert(alert.name, began, ended=datetime.now(UTC) - timedelta(seconds=1))])
+    await asyncio.sleep(1.1)  # an answer is used again for a second
+    assert not await source.is_firing(alert.identity)
+
+
+async def test_an_alert_that_ended_before_it_began_is_taken_all_the_same(source):
+    """By a clock that was set back in between; the others of the call are taken as well."""
+    began = datetime.now(UTC)
+    other = _alert(f"Told{uuid.uuid4().hex[:8]}", began)
+    await source.tell([_alert(f"Told{uuid.uuid4().hex[:8]}", began, ended=began - timedelta(hours=1)), other])
+    assert await source.is_firing(other.identity)
+
+
+async def test_what_cannot_be_told_now_is_told_again(clock):
+    """An Alertmanager that is away is an error of its kind, and loses nothing."""
+    source = AlertmanagerApi("http://127.0.0.1:1", clock)
+    with pytest.raises(TemporaryFailure):
+        await source.tell([_alert("Told", datetime.now(UTC))])
+    await source.close()
