@@ -30,6 +30,8 @@ class Continuation(StrEnum):
 
 
 TRACEBACK = "Traceback (most recent call last):"
+_IGNORED = "Exception ignored "
+"""What Python says before the traceback of an exception that nobody could catch, as in a destructor."""
 _GROUP = "Exception Group Traceback (most recent call last):"
 _TABLE_RULE = re.compile(r"[=*-]{20,}\s*$")
 _TABLE_BEGIN = re.compile(r"Root Cause(?: \(first|:\s*$)|[=*]{20,}\s*$|\s{0,4}rank *: \d{1,6} \(local_rank: ")
@@ -52,7 +54,9 @@ _KILL = re.compile(r"Kill process \d{1,10} \(.{0,64}\) score \d{1,10} or sacrifi
 
 def kind_of(text: str) -> BlockKind | None:
     """Return which block a line begins, if any."""
-    if text.startswith((TRACEBACK, "  + " + _GROUP)) or (TRACEBACK in text[:400] and text.rstrip().endswith(TRACEBACK)):
+    if text.startswith((TRACEBACK, "  + " + _GROUP, _IGNORED)) or (
+        TRACEBACK in text[:400] and text.rstrip().endswith(TRACEBACK)
+    ):
         return BlockKind.TRACEBACK
     if text[:1] in "=*Rr " and _TABLE_BEGIN.match(text):
         return BlockKind.TABLE
@@ -77,7 +81,7 @@ def _of_traceback(lines: list[str], text: str) -> Continuation:
         return Continuation.MORE
     if text.startswith(_CHAIN) or text.startswith(TRACEBACK):
         return Continuation.MORE
-    if has_ended(lines):
+    if has_ended(lines) or lines[-1].startswith(_IGNORED):
         return Continuation.NO
     # What stands at the margin ends a traceback: the exception, which another may follow.
     return Continuation.MORE if _EXCEPTION.match(text) else Continuation.NO
