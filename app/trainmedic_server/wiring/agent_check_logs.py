@@ -32,9 +32,7 @@ def check_logs(policy: LogsPolicy, node: str) -> LogsCheck:
     tops = [*policy.roots, *policy.paths, *(files.path.base for files in policy.files)]
     tops += [pattern.base for pattern in policy.slurm] + ([PODS] if policy.pods else [])
     report.values["directories"] = {top: _directory(top, report) for top in dict.fromkeys(tops)}
-    discovery = Discovery(policy, node)
-    discovery.scan((), lambda: False)  # what jobs say of their files counts from the next look on
-    scan = discovery.scan((), lambda: False)
+    scan = Discovery(policy, node).scan((), lambda: False)
     report.values["files"] = len(scan.files)
     report.values["refused"] = {reason.value: count for reason, count in sorted(scan.refused.items()) if count}
     for reason, count in report.values["refused"].items():

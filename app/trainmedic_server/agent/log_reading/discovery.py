@@ -1,7 +1,7 @@
 """Which log files there are: looked for below the directories that the policy names, through no symbolic link.
 
-Each kind of place has a `Finder` that says for a directory's entries which to go into, and which are logs of whom. A
-scan costs one listing for each directory, so it is made as often as its own duration allows (``files``).
+What is a log, and whose, ``finders`` says. A scan costs one listing for each directory, so it is made as often as its
+own duration allows (``log_reader``).
 
 Not here: opening files and reading them (``log_files``).
 """
@@ -12,32 +12,35 @@ import errno
 import os
 import re
 import stat
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import PurePosixPath
-from typing import Protocol
+from dataclasses import dataclass, replace
+from functools import partial
 
 from trainmedic.wire import log_layout
 from trainmedic_server.agent.disk.filesystems import open_directory
+from trainmedic_server.agent.log_reading.finders import (
+    Finder,
+    LayoutFinder,
+    NamedFile,
+    PatternFinder,
+    PodFinder,
+    readable,
+)
 from trainmedic_server.agent.log_reading.job_sources import JobSources
 from trainmedic_server.agent.log_reading.log_files import UnreadReason, open_way
 from trainmedic_server.agent.log_reading.log_policy import LogsPolicy
-from trainmedic_server.agent.log_reading.path_patterns import NUMBERS, PathPattern
 from trainmedic_server.domain.finding import Origin
 
 PODS = "/var/log/pods"
 MOST_ENTRIES = 200_000
 """Entries of directories that one scan looks at."""
-_DEEPEST = 10
-_CONTAINER_LOG = re.compile(r"\d{1,9}\.log\Z")
+OLD_SECONDS = 6 * 3600.0
+"""A job in whose logs nobody has written for so long is looked through every `_OLD_EVERY` seconds only."""
+_OLD_EVERY = 60.0
 _ROTATED = re.compile(r"(.+?)(?:\.\d{1,3}|-\d{8}(?:-?\d{1,6})?|\.\d{4}-?\d\d-?\d\d\S{0,16})\Z")
 _PACKED = re.compile(r".+\.(?:gz|xz|bz2|zst|lz4|zip)\Z")
-_STREAM_SOURCES = {
-    log_layout.STDOUT: "training",
-    log_layout.STDERR: "training",
-    log_layout.LAUNCHER: "launcher",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,112 +67,14 @@ class Scan:
     """There were more entries than are looked at."""
 
 
-class Finder(Protocol):
-    """What is a log below one directory."""
-
-    def enter(self, name: str) -> Finder | None:
-        """How to look at the directory `name` in this one; None to pass it over."""
-        ...
-
-    def origin(self, name: str) -> Origin | None:
-        """Whose the file `name` in this directory is; None where it is no log, or not this node's."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
-class PatternFinder:
-    """Files by a pattern of the policy."""
+class _OldDirectory:
+    """A directory right below one that is looked through: one of many old jobs. What was found in it still holds."""
 
-    pattern: PathPattern
-    source: str
-    node: str
-    depth: int = 0
-    places: Mapping[str, str] = field(default_factory=dict)
-
-    def enter(self, name: str) -> PatternFinder | None:
-        if self.depth + 1 >= len(self.pattern.parts):
-            return None
-        places = self._places(name)
-        return None if places is None else replace(self, depth=self.depth + 1, places=places)
-
-    def origin(self, name: str) -> Origin | None:
-        if self.depth + 1 != len(self.pattern.parts):
-            return None
-        places = self._places(name)
-        if places is None:
-            return None
-        attempt, rank, local_rank, node_rank = (int(places[name]) if name in places else None for name in NUMBERS)
-        job = readable(places["job"]) if "job" in places else None
-        return Origin(self.source, self.node, job, attempt, rank, local_rank, node_rank)
-
-    def _places(self, name: str) -> dict[str, str] | None:
-        match = self.pattern.parts[self.depth].match(name)
-        if match is None or match.groupdict().get("node", self.node) != self.node:
-            return None
-        return {**self.places, **match.groupdict()}
-
-
-@dataclass(frozen=True, slots=True)
-class LayoutFinder:
-    """Files of a log directory with the layout of ``trainmedic.wire.log_layout``."""
-
-    root: str
-    node: str
-    sources: JobSources
-    parts: tuple[str, ...] = ()
-
-    def enter(self, name: str) -> LayoutFinder | None:
-        depth = len(self.parts)
-        if depth == 1 and log_layout.attempt_number(name) is None:
-            return None
-        if depth == 2 and name != f"ranks-{log_layout.encoded(self.node)}":
-            return None
-        if depth >= _DEEPEST:
-            return None
-        return replace(self, parts=(*self.parts, name))
-
-    def origin(self, name: str) -> Origin | None:
-        said = log_layout.file_at(PurePosixPath(*self.parts, name))
-        if said is None or said.is_rotated:
-            return None
-        directory = "/".join((self.root, *self.parts))
-        if said.kind == log_layout.SOURCES and said.node == self.node:
-            self.sources.saw(directory, name)
-            return None
-        if said.kind == log_layout.RECORDS:
-            # The number of a rank does not say on which node of a shared directory it is; its sources file does.
-            return self.sources.of_rank(directory, said.rank)
-        if said.kind not in _STREAM_SOURCES or said.node != self.node:
-            return None
-        job = readable(said.job if said.job is not None else said.directory)
-        origin = Origin(_STREAM_SOURCES[said.kind], self.node, job=job, attempt=said.attempt)
-        if said.local_rank is None:
-            return origin
-        attempt = "/".join((self.root, *self.parts[:2]))
-        return self.sources.of_local_rank(attempt, said.local_rank) or replace(origin, local_rank=said.local_rank)
-
-
-@dataclass(frozen=True, slots=True)
-class PodFinder:
-    """Logs of containers as the kubelet keeps them: ``<namespace>_<pod>_<uid>/<container>/<restarts>.log``."""
-
-    policy: LogsPolicy
-    node: str
-    pod: str | None = None
-    depth: int = 0
-
-    def enter(self, name: str) -> PodFinder | None:
-        if self.depth == 1:
-            return replace(self, depth=2)
-        parts = name.split("_")
-        if self.depth != 0 or len(parts) != 3 or not self.policy.reads_pods_of(parts[0]):
-            return None
-        return replace(self, pod=f"{parts[0]}/{parts[1]}", depth=1)
-
-    def origin(self, name: str) -> Origin | None:
-        if self.depth != 2 or _CONTAINER_LOG.match(name) is None:
-            return None
-        return Origin("training", self.node, pod=self.pod)
+    looked_at: float
+    """By the monotonic clock."""
+    changed_ns: int
+    files: tuple[FoundFile, ...]
 
 
 class Discovery:
@@ -190,9 +95,10 @@ class Discovery:
             self._tops.append((pods, PodFinder(policy, node)))
         if kernel_file is not None:
             directory, _, name = kernel_file.rpartition("/")
-            self._tops.append((directory, _OneFile(name, Origin("kernel", node))))
+            self._tops.append((directory, NamedFile(name, Origin("kernel", node))))
         self._refused: Counter[UnreadReason] = Counter()
         self._left = 0
+        self._old: dict[str, _OldDirectory] = {}
 
     def scan(self, known: Collection[tuple[int, int]], is_stopping: Callable[[], bool]) -> Scan:
         """Look at everything once. `known` are the devices and inodes of files that are followed by any name."""
@@ -204,7 +110,7 @@ class Discovery:
                 self._keep(files, file)
         for path, origin in self._sources.named_files():
             directory, _, name = path.rpartition("/")
-            for file in self._below(directory, _OneFile(name, origin), known, is_stopping):
+            for file in self._below(directory, NamedFile(name, origin), known, is_stopping):
                 self._keep(files, file)
         refused = self._refused + Counter({UnreadReason.OUTSIDE: self._sources.outside})
         return Scan(tuple(files.values()), refused, self._left <= 0)
@@ -225,44 +131,72 @@ class Discovery:
             return
         yield from self._walk(fd, top, finder, known, is_stopping)
 
+    def _unless_old(self, fd: int, path: str, walk: Callable[[], Iterator[FoundFile]]) -> Iterator[FoundFile]:
+        """What `walk` finds in the directory `fd`, or what it found a moment ago, if that was old."""
+        now, changed_ns = time.monotonic(), os.fstat(fd).st_mtime_ns
+        old = self._old.pop(path, None)
+        if old is not None and old.changed_ns == changed_ns and now - old.looked_at < _OLD_EVERY:
+            os.close(fd)
+            self._sources.keep(path)
+            files = old.files
+        else:
+            files = tuple(walk())
+            old = _OldDirectory(now, changed_ns, files)
+        newest_ns = max((changed_ns, *(file.written_ns for file in files)))
+        if time.time() - newest_ns / 1e9 > OLD_SECONDS and len(self._old) < MOST_ENTRIES:
+            self._old[path] = old
+        yield from files
+
     def _walk(
-        self, fd: int, path: str, finder: Finder, known: Collection[tuple[int, int]], is_stopping: Callable[[], bool]
+        self,
+        fd: int,
+        path: str,
+        finder: Finder,
+        known: Collection[tuple[int, int]],
+        is_stopping: Callable[[], bool],
+        *,
+        is_top: bool = True,
     ) -> Iterator[FoundFile]:
         """What is below the open directory `fd`, which is closed."""
-        deeper: list[tuple[str, Finder]] = []
-        names: set[str] = set()
-        candidates: list[tuple[os.DirEntry[str], Origin | None]] = []
         try:
-            device = os.fstat(fd).st_dev
-            with os.scandir(fd) as entries:
-                for entry in entries:
-                    self._left -= 1
-                    if self._left <= 0 or is_stopping():
-                        return
-                    names.add(entry.name)
-                    if entry.is_dir(follow_symlinks=False):
-                        inner = finder.enter(entry.name)
-                        if inner is not None:
-                            deeper.append((entry.name, inner))
-                        continue
-                    origin = finder.origin(entry.name)
-                    if origin is not None or (device, entry.inode()) in known:
-                        candidates.append((entry, origin))
-            for entry, origin in candidates:
-                file = self._file(path, entry, origin, names)
-                if file is not None and (file.origin is not None or (file.device, file.inode) in known):
-                    yield file
+            deeper, files = self._listed(fd, finder, is_stopping)
+            names, device = {entry.name for entry in files}, os.fstat(fd).st_dev
+            # What a job says of its ranks comes before their logs: a listing has no order.
+            for entry in sorted(files, key=lambda entry: not entry.name.startswith(log_layout.SOURCES)):
+                origin = finder.origin(entry.name)
+                if origin is not None or (device, entry.inode()) in known:
+                    file = self._file(path, entry, origin, names)
+                    if file is not None and (file.origin is not None or (file.device, file.inode) in known):
+                        yield file
             for name, inner in deeper:
                 try:
                     child = open_directory(fd, name)
                 except OSError as error:
                     self._count(error)
                     continue
-                yield from self._walk(child, f"{path}/{name}", inner, known, is_stopping)
+                walk = partial(self._walk, child, f"{path}/{name}", inner, known, is_stopping, is_top=False)
+                yield from self._unless_old(child, f"{path}/{name}", walk) if is_top else walk()
         except OSError as error:
             self._count(error)
         finally:
             os.close(fd)
+
+    def _listed(
+        self, fd: int, finder: Finder, is_stopping: Callable[[], bool]
+    ) -> tuple[list[tuple[str, Finder]], list[os.DirEntry[str]]]:
+        """The directories of an open directory that are entered, and its other entries. Raises OSError."""
+        deeper: list[tuple[str, Finder]] = []
+        files: list[os.DirEntry[str]] = []
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                self._left -= 1
+                if self._left <= 0 or is_stopping():
+                    break
+                if not entry.is_dir(follow_symlinks=False):
+                    files.append(entry)
+                elif (inner := finder.enter(entry.name)) is not None:
+                    deeper.append((entry.name, inner))
+        return deeper, files
 
     def _file(self, path: str, entry: os.DirEntry[str], origin: Origin | None, names: set[str]) -> FoundFile | None:
         try:
@@ -290,18 +224,6 @@ class Discovery:
             self._refused[UnreadReason.LINK] += 1
 
 
-@dataclass(frozen=True, slots=True)
-class _OneFile:
-    name: str
-    whose: Origin
-
-    def enter(self, name: str) -> None:
-        return None
-
-    def origin(self, name: str) -> Origin | None:
-        return self.whose if name == self.name else None
-
-
 def is_rotated(name: str, names: Collection[str]) -> bool:
     """Whether a name is that of an older log, of which there is a newer one in the same directory, or of a packed
     one. Its lines were read under its first name."""
@@ -309,8 +231,3 @@ def is_rotated(name: str, names: Collection[str]) -> bool:
         return True
     match = _ROTATED.match(name)
     return match is not None and match[1] in names
-
-
-def readable(name: str) -> str:
-    """A name or path as text: a byte that is not UTF-8 is written as ``\\xe4``."""
-    return os.fsencode(name).decode("utf-8", "backslashreplace")

@@ -146,7 +146,12 @@ class FileFollowing:
         now = self._now().timestamp()
         for found in sorted(scan.files, key=lambda file: -file.written_ns):
             key = (found.device, found.inode)
-            if key in self._followed or not self._is_to_read(found, now):
+            followed = self._followed.get(key)
+            if followed is not None:
+                if found.origin is not None and not followed.is_of(found.origin):
+                    followed.change_origin(found.origin, self._runner)
+                continue
+            if not self._is_to_read(found, now):
                 continue
             if len(self._followed) >= self._max_files:
                 refused[UnreadReason.TOO_MANY] += 1

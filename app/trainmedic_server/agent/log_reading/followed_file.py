@@ -102,6 +102,18 @@ class FollowedFile:
             return now
         return min(now, datetime.fromtimestamp(self.file.written_at, UTC))
 
+    def is_of(self, origin: Origin) -> bool:
+        """Whether its lines are already known to be of this origin."""
+        return replace(origin, stream=self.origin.stream, generation=self.origin.generation) == self.origin
+
+    def change_origin(self, origin: Origin, runner: RuleRunner) -> None:
+        """From the next line on it is known better whose they are: the rank has said so. Raises OSError."""
+        lines = self.stream.flush(None)
+        if lines:
+            runner.take(self, lines)
+        self.origin = replace(origin, stream=self.origin.stream)
+        self.stream = self._new_stream(self.stream.to_json())
+
     def end(self, runner: RuleRunner, now: datetime) -> None:
         """Nothing more comes: what was held back counts. Its position is forgotten."""
         try:

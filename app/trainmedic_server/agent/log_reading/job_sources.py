@@ -50,7 +50,7 @@ class JobSources:
         self._before: dict[str, dict[str, _RankSources]] = {}
 
     def begin_scan(self) -> None:
-        """Forget what the scan before the last one has met."""
+        """What the last scan has met counts no more, unless it is met again or kept."""
         met = {f"{directory}/{name}" for directory, files in self._attempts.items() for name in files}
         self._read = {path: said for path, said in self._read.items() if path in met}
         self._before, self._attempts = self._attempts, {}
@@ -59,6 +59,12 @@ class JobSources:
     def outside(self) -> int:
         """Files that jobs name and the policy does not allow."""
         return sum(said.outside for said in self._all())
+
+    def keep(self, job: str) -> None:
+        """What the last scan has met below the directory of a job still holds: it is not looked through again."""
+        for attempt, files in self._before.items():
+            if attempt.startswith(f"{job}/"):
+                self._attempts[attempt] = files
 
     def saw(self, directory: str, name: str) -> None:
         """A scan has met the sources file `name` of the attempt in `directory`."""
@@ -88,7 +94,7 @@ class JobSources:
                 yield path, replace(said.origin, source=source)
 
     def _of_attempt(self, attempt: str) -> list[_RankSources]:
-        return [*self._attempts.get(attempt, {}).values(), *self._before.get(attempt, {}).values()]
+        return list(self._attempts.get(attempt, {}).values())
 
     def _all(self) -> Iterator[_RankSources]:
         for attempt in self._attempts.values():

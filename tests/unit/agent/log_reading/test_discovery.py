@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,13 @@ def touch(path: Path, text: str = "x\n") -> Path:
     return path
 
 
-def say(attempt: AttemptLogs, node: str = NODE, **values: Any) -> None:
+def say(attempt: AttemptLogs, node: str = NODE, /, **values: Any) -> None:
     """Write what a rank of a node says of itself."""
     said = {"version": 1, "job": "llm-1", "attempt": 2, "rank": 8, "local_rank": 0, "node_rank": 1, "node": node}
     touch(attempt.sources(node, values.get("local_rank", 0)), json.dumps({**said, **values}))
 
 
 def scan(discovery: Discovery) -> Scan:
-    """Look twice: what a sources file says of others is known from then on."""
-    discovery.scan(set(), lambda: False)
     return discovery.scan(set(), lambda: False)
 
 
@@ -185,3 +184,26 @@ def test_a_thousand_files_are_looked_at_in_a_moment(tmp_path: Path) -> None:
         (tmp_path / f"{number}.bin").touch()
     touch(tmp_path / "a.log")
     assert origins(scan(Discovery(policy_of(files=[f"{tmp_path}/*.log"]), NODE))).keys() == {"a.log"}
+
+
+def test_old_jobs_are_not_looked_through_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was found in them still counts; a new attempt is found at once, everything else within a minute."""
+    old = AttemptLogs.of(tmp_path / "logs", "llm-1", 1)
+    say(old, attempt=1, files=[{"path": str(touch(tmp_path / "logs" / "own.log")), "source": "training"}])
+    touch(old.records(8))
+    for path in [*(tmp_path / "logs").rglob("*"), tmp_path / "logs" / "llm-1"]:
+        os.utime(path, (1e9, 1e9))
+    elapsed = [1000.0]
+    monkeypatch.setattr(discovering.time, "monotonic", lambda: elapsed[0])
+    discovery = Discovery(policy_of(roots=[str(tmp_path / "logs")]), NODE)
+    assert origins(scan(discovery)).keys() == {"rank-8.jsonl", "own.log"}
+    looked_at: list[str] = []
+    real = discovering.open_directory
+    monkeypatch.setattr(discovering, "open_directory", lambda fd, name: (looked_at.append(name), real(fd, name))[1])
+    elapsed[0] += 90
+    scan(discovery)
+    assert looked_at == ["llm-1", "attempt-1"]
+    assert origins(scan(discovery)).keys() == {"rank-8.jsonl", "own.log"}
+    assert looked_at == ["llm-1", "attempt-1", "llm-1"]
+    touch(AttemptLogs.of(tmp_path / "logs", "llm-1", 2).launcher(NODE))
+    assert origins(scan(discovery)).keys() == {"rank-8.jsonl", "own.log", "launcher-n1.log"}

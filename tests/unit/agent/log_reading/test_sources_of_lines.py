@@ -1,0 +1,122 @@
+"""Lines of containers, of Slurm's jobs and of ranks, through a real reading: whose they are."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from tests.driver.driver import Driver
+from tests.unit.agent.log_reading.reading import NODE, Reading, policy_of
+from trainmedic.wire.log_layout import AttemptLogs
+from trainmedic_server.adapters.nvml_gpus import NvmlGpus
+from trainmedic_server.agent.gpu_record import GpuRecord
+from trainmedic_server.domain.finding import TimeSource
+from trainmedic_server.wiring.agent_check_logs import check_logs
+from trainmedic_server.wiring.agent_logs import GpusByAddress
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(text)
+
+
+def test_containers_lines_have_their_pod_and_time(tmp_path: Path) -> None:
+    """Without what the runtime has put before them; a line that it has divided is one, also over a kill."""
+    log = tmp_path / "pods" / "team-a_worker-0_1b2c" / "main" / "0.log"
+    reading = Reading(tmp_path / "state", policy_of(pods=["team-*"]), pods=str(tmp_path / "pods"))
+    reading.step()
+    write(log, "2026-01-01T00:00:00.5Z stderr F MARK 1\n2026-01-01T00:00:01.5Z stdout P MARK 2\n")
+    reading.step()
+    reading.runner.settle(is_last=True)
+    reading.kill()
+    reading.start()
+    write(log, "2026-01-01T00:00:01.6Z stdout F 3\n")
+    reading.step()
+    first, second = (update.finding for update in reading.last_words().values())
+    assert (first.origin.pod, first.origin.source, first.time_source) == (
+        "team-a/worker-0",
+        "training",
+        TimeSource.LINE,
+    )
+    assert first.first_at == datetime(2026, 1, 1, 0, 0, 0, 500_000, UTC)
+    assert (second.fields["n"], second.line) == ("23", "MARK 23")
+    reading.kill()
+
+
+def test_lines_of_slurm_have_the_task_that_srun_puts_before_them(tmp_path: Path) -> None:
+    """And the job by the file's name."""
+    reading = Reading(tmp_path / "state", policy_of(slurm=[f"{tmp_path}/slurm/{{job}}-[0-9]*.out"]))
+    reading.step()
+    write(tmp_path / "slurm" / "llm-1-4711.out", "7: MARK 1\nslurmstepd: error: MARK 2\n")
+    reading.step()
+    first, second = (update.finding for update in reading.last_words().values())
+    assert (first.origin.job, first.origin.source, set(first.ranks)) == ("llm-1", "slurm", {7})
+    assert set(second.ranks) == set()
+    reading.kill()
+
+
+def test_a_rank_that_says_later_whose_its_log_is_is_known_from_then_on(tmp_path: Path) -> None:
+    """torchrun makes its files before the training has begun."""
+    attempt = AttemptLogs.of(tmp_path / "logs", "llm-1", 1)
+    log = attempt.ranks(NODE) / "x_1" / "attempt_0" / "0" / "stderr.log"
+    reading = Reading(tmp_path / "state", policy_of(roots=[str(tmp_path / "logs")]))
+    reading.step()
+    write(log, "MARK 1\n")
+    reading.step()
+    said = {"version": 1, "job": "llm-1", "attempt": 1, "rank": 8, "local_rank": 0, "node_rank": 1, "node": NODE}
+    write(attempt.sources(NODE, 0), json.dumps(said))
+    reading.step()
+    reading.step()
+    write(log, "MARK 2\n")
+    reading.step()
+    first, second = (update.finding.origin for update in reading.last_words().values())
+    assert (first.job, first.rank, first.local_rank) == ("llm-1", None, 0)
+    assert (second.job, second.rank, second.local_rank) == ("llm-1", 8, 0)
+    reading.kill()
+
+
+def test_a_gpu_is_known_by_its_address_also_when_it_has_fallen_off_the_bus(
+    make_driver: Callable[..., Driver], gpu_record: GpuRecord
+) -> None:
+    """However the address is written; that is when its XID is logged."""
+    driver = make_driver(2)
+    gpus = NvmlGpus()
+    gpu_record.observe(gpus.inventory(), [], {})
+    driver.remove(1)
+    known = GpusByAddress(gpus, gpu_record)
+    assert [known.uuid(text) for text in ("0000:18:00", "00000000:20:00.0", "0000:99:00", "nonsense")] == [
+        driver.cards[0].uuid,
+        driver.cards[1].uuid,
+        None,
+        None,
+    ]
+    gpus.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user's file takes root to make")
+def test_the_check_says_what_would_be_read(tmp_path: Path) -> None:
+    """How many files, what is not read and why, and directories that are missing or behind a link."""
+    write(tmp_path / "logs" / "a.log", "x\n")
+    (tmp_path / "logs" / "b.log").symlink_to("a.log")
+    (tmp_path / "way").symlink_to(tmp_path / "logs")
+    policy = policy_of(
+        files=[f"{tmp_path}/logs/*.log", f"{tmp_path}/way/*.log"],
+        roots=[f"{tmp_path}/missing"],
+        kernel=f"{tmp_path}/kern.log",
+    )
+    report = check_logs(policy, NODE)
+    assert report.values["files"] == 1
+    assert report.values["directories"] == {
+        f"{tmp_path}/missing": "No such file or directory",
+        f"{tmp_path}/logs": None,
+        f"{tmp_path}/way": "a symbolic link, or no directory, is on the way; name the real path",
+    }
+    assert report.values["refused"] == {"link": 2}
+    assert report.values["kernel"] == "file"
+    assert [f"{tmp_path}/kern.log is not there" in error for error in report.errors] == [False, True]
