@@ -43,6 +43,9 @@ def train(seed: int, rank: int, store: Any, redis_url: str) -> Counter[str]:
     ranks, wrapped = chance.choice([2, MOST]), chance.choice(["ddp", "fsdp"])
     recipe = recipe_of_ranks(chance, wrapped)
     lives = lives_of(chance, recipe, 40)
+    if wrapped == "ddp" and len(lives) > 1:
+        # In a new process DDP lays its buckets out anew, and three numbers are then added in another order.
+        ranks = 2
     if rank >= ranks:
         return Counter()
     told = f"{seed}: {ranks} ranks, {recipe}, {lives}"
