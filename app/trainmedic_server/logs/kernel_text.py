@@ -15,13 +15,19 @@ from trainmedic_server.logs import times
 _KMSG = re.compile(r"(\d{1,4}),(\d{1,20}),(\d{1,20}),[^;]{0,40};")
 _LEVEL = re.compile(r"<(\d{1,3})>")
 _FACILITY = re.compile(r"(?:kern|user|mail|daemon|auth|syslog|local\d) {0,3}:[a-z]{3,6} {0,3}: ")
-_SINCE_BOOT = re.compile(r"\[ {0,12}(\d{1,12}\.\d{1,9})\](?:\[ {0,8}[TC]\d{1,9}\])? ?")
-_HUMAN = re.compile(r"\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\](?:\[ {0,8}[TC]\d{1,9}\])? ?")
+_CALLER = r"(?: ?\[ {0,12}[TC]\d{1,9}\])? ?"
+_SINCE_BOOT = re.compile(r"\[ {0,12}(\d{1,12}\.\d{1,9})\]" + _CALLER)
+_HUMAN = re.compile(r"\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\]" + _CALLER)
 _SYSLOG = re.compile(
     r"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,6})?|(?P<iso>\d{4}-\d\d-\d\dT[\d:.,+Z-]{8,24})) "
 )
 _HOST_AND_KERNEL = re.compile(r"[\w.:-]{1,255} kernel: ")
 _KERNEL = re.compile(r"kernel: ?")
+_OTHER = re.compile(
+    r"(?:<\d{1,3}>\d? ?)?(?:(?:[A-Z][a-z]{2}|[A-Z]{2,5}|\[? {0,8}\d[\d:.,TZ+-]{0,40}\]?) {1,3}){0,6}"
+    r"[A-Za-z0-9][\w.:-]{0,254} kernel(?:\[\d{1,10}\])?(?:: ?| - - - )"
+)
+"""Times that are said in some other way, before the host: the journal's other formats, RFC 5424."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +65,12 @@ def _kept(text: str) -> tuple[datetime | None, str]:
         at = times.with_zone(text)
         if at is not None:
             text = text.partition(" ")[2]
-    elif match := _SYSLOG.match(text):
+    elif (match := _SYSLOG.match(text)) and (match["iso"] or _HOST_AND_KERNEL.match(text, match.end())):
         named = _HOST_AND_KERNEL.match(text, match.end())
         at = times.with_zone(match["iso"]) if match["iso"] else None
-        if named or match["iso"]:
-            text = text[named.end() if named else match.end() :]
+        text = text[named.end() if named else match.end() :]
+    elif " kernel" in text[:256] and (match := _OTHER.match(text)):
+        text = text[match.end() :]
     if match := _KERNEL.match(text):
         text = text[match.end() :]
     return at, text

@@ -104,6 +104,14 @@ def test_a_divided_line_of_a_container_is_joined() -> None:
         "Oct 16 20:47:19 host-1 kernel: NVRM: x",
         "Oct  6 20:47:19 host-1 kernel: [   12.5] NVRM: x",
         "2025-10-16T20:47:19.123456+02:00 host-1 kernel: NVRM: x",
+        "[    0.000000] [      T0] NVRM: x",
+        "[Tue Jan 21 04:41:44 2025] [   T77] NVRM: x",
+        "Tue 2025-01-21 04:41:44 UTC host-1 kernel: NVRM: x",
+        "2025-01-21 04:41:44 host-1 kernel: NVRM: x",
+        "[1737434504.123456] host-1 kernel: NVRM: x",
+        "<4>1 2025-01-21T04:41:44Z host-1 kernel - - - NVRM: x",
+        "Jan 21 04:41:44 2025 host-1 kernel: [   12.5] NVRM: x",
+        "Jan 21 04:41:44 host-1 kernel[12]: NVRM: x",
         "NVRM: x",
     ],
 )
@@ -187,6 +195,17 @@ def test_a_block_has_200_lines_and_8_kib_at_most() -> None:
     assert len(only.text.encode()) <= LONGEST
     assert only.text.endswith("ValueError: the end")
     assert only.is_cut
+
+
+def test_an_exception_that_python_ignored_is_one_line() -> None:
+    """With its traceback; what is printed next begins anew, also where no traceback follows."""
+    ignored = "Exception ignored in: <function f at 0x7f>"
+    traceback = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\nKeyError: 1'
+    assert [each.text for each in lines(f"{ignored}\n{traceback}\nnext", "training")] == [
+        f"{ignored}\n{traceback}",
+        "next",
+    ]
+    assert [each.text for each in lines(f"{ignored}\nValueError: x", "training")] == [ignored, "ValueError: x"]
 
 
 def test_the_launchers_table_is_one_line() -> None:
