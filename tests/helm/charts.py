@@ -83,6 +83,7 @@ COMBINATIONS: Mapping[str, Values] = {
             "extraVolumes": [{"name": "inventory", "configMap": {"name": "inventory"}}],
             "extraVolumeMounts": [{"name": "inventory", "mountPath": "/etc/trainmedic/inventory", "readOnly": True}],
             "prometheusUrl": "http://prometheus-operated.monitoring.svc:9090",
+            "logStore": "loki+http://loki-gateway.logs?tenant=training",
             "alertmanagerUrl": "http://alertmanager-operated.monitoring.svc:9093",
             "persistence": {"storageClass": "ssd", "size": "20Gi"},
             "service": {"type": "LoadBalancer", "annotations": {"example.com/internal": "true"}},

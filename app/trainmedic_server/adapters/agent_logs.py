@@ -125,8 +125,8 @@ class AgentLogs:
 
     async def _ask(self, query: LogQuery, answers: Iterable[_NodeAnswer]) -> list[str]:
         """Ask each of these until it has lines, or nothing more; return their notes."""
-        told = await asyncio.gather(*(self._ask_node(query, answer) for answer in answers))
-        return [note for notes in told for note in notes]
+        answered = await asyncio.gather(*(self._ask_node(query, answer) for answer in answers))
+        return [note for notes in answered for note in notes]
 
     async def _ask_node(self, query: LogQuery, answer: _NodeAnswer) -> list[str]:
         notes: list[str] = []

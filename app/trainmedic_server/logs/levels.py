@@ -28,8 +28,8 @@ _OF_GLOG = {"E": LogLevel.ERROR, "F": LogLevel.ERROR, "W": LogLevel.WARNING, "I"
 def level_of(text: str, record: Mapping[str, Any] | None = None) -> LogLevel:
     """Of a line without its prefixes; ``record`` is what it reports, where it does."""
     if record is not None:
-        said = str(record.get("level", "")).lower()
-        return LogLevel(said) if said in list(LogLevel) else LogLevel.INFO
+        named = str(record.get("level", "")).lower()
+        return LogLevel(named) if named in list(LogLevel) else LogLevel.INFO
     beginning = text[:_BEGINNING]
     if match := _GLOG.match(beginning):
         return _OF_GLOG[match[1]]

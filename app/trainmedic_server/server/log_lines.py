@@ -85,10 +85,10 @@ def _router(
         if asked.kernel and principal.jobs is not None:
             raise HttpProblem(HTTPStatus.FORBIDDEN, "This token is for certain jobs, and a kernel's lines are of all.")
         _check(asked)
-        known = await whereabouts.of(asked.job)
-        query = replace(asked, pods=known.pods)
+        places = await whereabouts.of(asked.job)
+        query = replace(asked, pods=places.pods)
         await turns.acquire()
-        batches = source.follow(query, known.nodes) if follow else source.search(query, known.nodes, limit)
+        batches = source.follow(query, places.nodes) if follow else source.search(query, places.nodes, limit)
 
         async def stop() -> None:
             turns.release()

@@ -4,14 +4,15 @@ Every field says its unit, its default and the reason for it; ``docs/reference/s
 the same, and a test keeps the two together. Flags win over the environment. An empty variable
 counts as unset, because that is how charts and compose files write "not given".
 
-Not here: how each value is read and checked (``values``), and whether the address needs tokens (``server.auth``). Who
-calls it: ``cli.serve`` makes its flags from `SOURCES` and reads the settings with `load`; ``wiring.server`` is handed
-them. Nothing else reads the environment, but the agent's settings and the clients' ``--server`` and ``--token``.
+Not here: how values are read and checked (``values``). Who calls it: ``cli.serve`` makes its flags from `SOURCES` and
+reads the settings with `load`; ``wiring.server`` is handed the result. Nothing else reads the environment, but the
+agent's settings and the clients' ``--server`` and ``--token``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,6 +39,7 @@ from trainmedic_server.settings.values import (
     PositiveDuration,
     RedisUrl,
     SigningKey,
+    StoreUrl,
     TakeoverDuration,
 )
 
@@ -194,6 +196,9 @@ class ServerSettings(BaseModel):
         None,
         description="File with the bearer token for Prometheus's API, read for each call so that it can be renewed.",
     )
+    log_store: Annotated[StoreUrl | None, SettingSource("TRAINMEDIC_LOG_STORE", "--log-store", "URL", secret=True)] = (
+        Field(None, description="Where lines of logs are searched. None by default: then the agents are asked.")
+    )
     assume_resolved_after: Annotated[
         PositiveDuration, SettingSource("TRAINMEDIC_ASSUME_RESOLVED_AFTER", "--assume-resolved-after", "DURATION")
     ] = Field(
@@ -294,15 +299,7 @@ class ServerSettings(BaseModel):
     @property
     def limits(self) -> EngineLimits:
         """The settings that the engine needs."""
-        return EngineLimits(
-            mode=self.mode,
-            max_age=self.max_age,
-            assume_resolved_after=self.assume_resolved_after,
-            breaker_window=self.breaker_window,
-            breaker_share=self.breaker_share,
-            breaker_min_nodes=self.breaker_min_nodes,
-            queue=self.queue,
-        )
+        return EngineLimits(**{part.name: getattr(self, part.name) for part in fields(EngineLimits)})
 
 
 def _source(name: str) -> SettingSource:
@@ -313,10 +310,8 @@ SOURCES: Mapping[str, SettingSource] = {name: _source(name) for name in ServerSe
 """The source of each setting, by its field's name, in the order of the documentation."""
 
 # Variables with the same prefix that the clients, the agent, the jobs and the container image read.
-_OF_OTHER_PROGRAMS = frozenset(
-    PREFIX + name
-    for name in ("URL", "TOKEN", "TOKEN_FILE", "JOB", "NODE", "POLICY", "EXPORTER_HOST", "EXPORTER_PORT", "CONFIG")
-)
+_NAMES_OF_OTHERS = ("URL", "TOKEN", "TOKEN_FILE", "JOB", "NODE", "POLICY", "EXPORTER_HOST", "EXPORTER_PORT", "CONFIG")
+_OF_OTHER_PROGRAMS = frozenset(PREFIX + name for name in (*_NAMES_OF_OTHERS, "LOG_DIR"))
 
 
 def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> ServerSettings:

@@ -84,6 +84,7 @@ def _channels(value: Any) -> Any:
     return channels
 
 
+LINE_STORES = ("loki", "victorialogs", "opensearch")
 LogLevel = Literal["debug", "info", "warning", "error"]
 AnyCaseLogLevel = Annotated[LogLevel, BeforeValidator(_lower)]
 AnyCaseMode = Annotated[Mode, BeforeValidator(_lower)]
@@ -93,6 +94,10 @@ TakeoverDuration = Annotated[Duration, AfterValidator(_takeover)]
 SigningKey = Annotated[SecretStr, AfterValidator(_signing_key)]
 RedisUrl = Annotated[SecretStr, AfterValidator(_url_of("redis", "rediss", "unix"))]
 HttpUrl = Annotated[SecretStr, AfterValidator(_url_of("http", "https"))]
+StoreUrl = Annotated[
+    SecretStr,
+    AfterValidator(_url_of(*(f"{kind}+{scheme}" for kind in LINE_STORES for scheme in ("http", "https")))),
+]
 DatabaseUrl = Annotated[SecretStr, AfterValidator(_database)]
 HostAndPort = Annotated[str, AfterValidator(_host_and_port)]
 HostName = Annotated[str, AfterValidator(_host_name)]

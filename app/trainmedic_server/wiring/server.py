@@ -25,7 +25,6 @@ from fastapi import FastAPI
 from trainmedic_server import __version__, telemetry
 from trainmedic_server.actions import registry
 from trainmedic_server.adapters import file_inventory
-from trainmedic_server.adapters.agent_logs import AgentLogs
 from trainmedic_server.adapters.alertmanager_api import SETTLES_AFTER, AlertmanagerApi
 from trainmedic_server.adapters.apprise_notifier import AppriseNotifier
 from trainmedic_server.adapters.embedded_redis import EmbeddedRedis
@@ -60,6 +59,7 @@ from trainmedic_server.server.standby import Standby, SwitchableApp
 from trainmedic_server.server.whereabouts import Whereabouts
 from trainmedic_server.settings.server import ServerSettings
 from trainmedic_server.wiring.findings import FindingParts, log_rule_library
+from trainmedic_server.wiring.log_source import log_source
 from trainmedic_server.wiring.signing import signer_of
 from trainmedic_server.wiring.wanted_topology import asks_for_jobs
 
@@ -169,7 +169,7 @@ class TrainmedicServer:
             catalog, rules = await self._loaded(actions)
             is_needed = functools.partial(asks_for_jobs, catalog, rules)
             topology = TopologyWatch(bus, clock, metrics, is_needed, written, cluster_topology)
-            where, fence = topology.topology, store.fence
+            where, fence, source = topology.topology, store.fence, log_source(settings.log_store, stack, bus, clock)
             engine = Engine(store, catalog, actions, clock, settings.limits, metrics, where, alerts, fence, clock)
             job_lives = await self._start_work(stack, bus, store, topology, engine)
             parts = FindingParts(settings, redis_url, store, bus, engine, rules, where, alerts, clock, metrics, signer)
@@ -181,7 +181,7 @@ class TrainmedicServer:
                 job_lives=job_lives,
                 runs=store,
                 found=FindingsApi(store, KeptJobs(store, clock), store),
-                lines=LogLinesApi(AgentLogs(bus, clock), Whereabouts(bus, store, cluster_topology)),
+                lines=LogLinesApi(source, Whereabouts(bus, store, cluster_topology)),
                 store=store,
                 catalog=catalog,
                 log_rules=rules,

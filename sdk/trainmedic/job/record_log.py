@@ -201,10 +201,10 @@ class RecordLog:
 
     def _line(self, note: Note, fields: Mapping[str, Any]) -> bytes:
         at = datetime.fromtimestamp(note.at, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        told = {name: readable(value) for name, value in fields.items() if value is not None}
+        members = {name: readable(value) for name, value in fields.items() if value is not None}
         who = {name: value for name, value in self._who.items() if value is not None}
         record = {"ts": at, **who, "level": note.level, "event": note.event}
-        record = {**told, **record} if note.event == detectors.DETECTED else {**record, **told}
+        record = {**members, **record} if note.event == detectors.DETECTED else {**record, **members}
         if self._detectors is not None:
             self._detectors.feed(record)
         return json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"

@@ -63,11 +63,11 @@ def variables(
     """
     if logs is None or log_dir is None:
         return {LOG_DIR: ""}
-    found = {LOG_DIR: str(log_dir)}
+    added = {LOG_DIR: str(log_dir)}
     dump = str(logs.flight_recorder / "rank-")
     for names, value in ((_BUFFER, _ENTRIES), ((_DUMP_ON_TIMEOUT,), "1"), (_DUMP_FILE, dump)):
         if not any(name in environment for name in names):
-            found.update(dict.fromkeys(names, value))
+            added.update(dict.fromkeys(names, value))
     if ERROR_FILE not in environment:
-        found[ERROR_FILE] = str(logs.error(node))
-    return found
+        added[ERROR_FILE] = str(logs.error(node))
+    return added

@@ -50,7 +50,7 @@ class Loki:
             if data["resultType"] != "streams":
                 raise LogsUnavailable("the store of logs does not answer with lines; is it Loki?")
             return [_line(stream["stream"], value) for stream in data["result"] for value in stream["values"]]
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise LogsUnavailable("the store of logs does not answer as Loki does") from error
 
 

@@ -56,7 +56,7 @@ class OpenSearch:
         answer = read_json(await self._http.post(self._path, body=body))
         try:
             return [_line(hit) for hit in answer["hits"]["hits"]]
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise LogsUnavailable("the store of logs does not answer as OpenSearch does") from error
 
 

@@ -75,18 +75,18 @@ class StoredLogs:
             yield LogBatch([each.line for each in lines])
 
     async def follow(self, query: LogQuery, nodes: Collection[str]) -> AsyncGenerator[LogBatch, None]:
-        known: set[tuple[int, str]] = set()
+        shown: set[tuple[int, str]] = set()
         order: deque[tuple[int, str]] = deque()
         begin = query.since
         while True:
             now = self._clock.now()
-            async for lines in self._until(replace(query, since=begin), nodes, self._end(query), known):
+            async for lines in self._until(replace(query, since=begin), nodes, self._end(query), shown):
                 for each in lines:
-                    known.add(each[:2])
+                    shown.add(each[:2])
                     order.append(each[:2])
                 yield LogBatch([each.line for each in lines])
             while len(order) > _MOST_KNOWN:
-                known.discard(order.popleft())
+                shown.discard(order.popleft())
             begin = max(begin, now - timedelta(seconds=_LATE_SECONDS))
             yield LogBatch()
             await self._clock.sleep_until(now + timedelta(seconds=_POLL_SECONDS))
@@ -96,9 +96,9 @@ class StoredLogs:
         return nanoseconds(query.until or self._clock.now() + timedelta(minutes=5))
 
     async def _until(
-        self, query: LogQuery, nodes: Collection[str], end: int, known: Collection[tuple[int, str]]
+        self, query: LogQuery, nodes: Collection[str], end: int, shown: Collection[tuple[int, str]]
     ) -> AsyncGenerator[list[StoredLine], None]:
-        """Yield pages of what is there, merged over the parts of the query, without those that are known."""
+        """Yield pages of what is there, merged over the parts of the query, without those that were shown."""
         pattern = SearchPattern(query.grep) if query.grep and not self._store.greps else None
         parts = [_PagedPart(self._store, part, query, end, self._page) for part in self._store.parts(query, nodes)]
         while True:
@@ -108,7 +108,7 @@ class StoredLogs:
             # Beyond the last line of a part that has more, another line of it can come before those of the others.
             horizon = min((part.last for part in open_parts), default=end)
             lines = sorted(each for part in parts for each in part.take(horizon, not open_parts))
-            fresh = [each for each in lines if each[:2] not in known]
+            fresh = [each for each in lines if each[:2] not in shown]
             if pattern is not None:
                 fresh = [each for each in fresh if pattern.search(each.line.text.encode()) is not None]
             if fresh:

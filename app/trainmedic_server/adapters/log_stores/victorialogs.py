@@ -56,7 +56,7 @@ class VictoriaLogs:
         raw = await self._http.post(PATH, {"query": asked})
         try:
             return [_line(json.loads(line)) for line in raw.splitlines() if line.strip()]
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise LogsUnavailable("the store of logs does not answer as VictoriaLogs does") from error
 
 

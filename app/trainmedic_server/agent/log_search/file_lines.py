@@ -96,7 +96,7 @@ class LineFilter:
 class WantedLines:
     """Lines of one stream that answer a query, one by one. The classes below say where they are read."""
 
-    def __init__(self, key: str, origin: Origin, wanted: LineFilter, written_at: datetime) -> None:
+    def __init__(self, key: str, origin: Origin, line_filter: LineFilter, written_at: datetime) -> None:
         self.key = key
         self.is_untimed = False
         self.skips_ranks = False
@@ -104,7 +104,7 @@ class WantedLines:
         self.line_place = FilePlace()
         """Where the line is that was given out last."""
         self._origin = origin
-        self._wanted = wanted
+        self._wanted = line_filter
         self._written_at = written_at
         self._booted_at = datetime.fromtimestamp(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME), UTC)
         self._latest = _FIRST_TIME
@@ -150,8 +150,8 @@ class WantedLines:
         if self.skips_ranks and prefixed.local_rank is not None:
             return None
         record = record_of(prefixed.text)
-        said = prefixed.at or said_by(prefixed.text, record)
-        at, is_sure = self._timed(said)
+        own_time = prefixed.at or said_by(prefixed.text, record)
+        at, is_sure = self._timed(own_time)
         rank = prefixed.rank if prefixed.rank is not None else self._origin.rank
         level = levels.level_of(prefixed.text, record)
         return self._found(at, is_sure, prefixed.text, level, rank)
@@ -177,10 +177,10 @@ class WantedLines:
             self._key_lines = _LONGEST_KEY
         return masked(text)
 
-    def _timed(self, said: datetime | None) -> tuple[datetime, bool]:
-        if said is not None:
-            self._latest = max(self._latest, said)
-            return said, True
+    def _timed(self, own_time: datetime | None) -> tuple[datetime, bool]:
+        if own_time is not None:
+            self._latest = max(self._latest, own_time)
+            return own_time, True
         if self._latest == _FIRST_TIME:
             ahead = [raw for _, raw in list(self._waiting)[:_PROBED_LINES]]
             said_ahead = (_time_in(raw, self._origin.source, self._booted_at) for raw in ahead)
@@ -192,14 +192,14 @@ class FileLines(WantedLines):
     """One file. It is known by its inode, so that one which was renamed meanwhile is read on."""
 
     def __init__(
-        self, path: str, origin: Origin, places: Mapping[str, FilePlace], wanted: LineFilter, budget: ReadBudget
+        self, path: str, origin: Origin, places: Mapping[str, FilePlace], line_filter: LineFilter, budget: ReadBudget
     ) -> None:
         """`places` has where to go on, by file; one that is not there begins where the first line can be that is
         wanted. Raises OSError, LogRefused."""
         self._fd = open_log(path)
         facts = os.fstat(self._fd)
         key, written_at = f"{facts.st_dev:x}-{facts.st_ino:x}", datetime.fromtimestamp(facts.st_mtime, UTC)
-        super().__init__(key, origin, wanted, written_at)
+        super().__init__(key, origin, line_filter, written_at)
         self._budget = budget
         self._size = facts.st_size
         self._is_quiet = time.time() - facts.st_mtime > _QUIET_SECONDS
@@ -262,10 +262,10 @@ class KernelLines(WantedLines):
     """What the kernel keeps of its log, or the journal: all of this boot. A place is the number of a line."""
 
     def __init__(
-        self, reader: KernelReader, origin: Origin, places: Mapping[str, FilePlace], wanted: LineFilter
+        self, reader: KernelReader, origin: Origin, places: Mapping[str, FilePlace], line_filter: LineFilter
     ) -> None:
         """Raises OSError."""
-        super().__init__(KERNEL, origin, wanted, datetime.now(UTC))
+        super().__init__(KERNEL, origin, line_filter, datetime.now(UTC))
         self._lines: list[PlacedLine] = []
         while more := reader.read() or self._awaited(reader):
             self._lines += more
@@ -306,6 +306,6 @@ def _time_in(raw: bytes, source: str, booted_at: datetime) -> datetime | None:
 def said_by(text: str, record: dict[str, object] | None) -> datetime | None:
     """The time that a line says, or that its record has."""
     if record is not None:
-        said = record.get("ts")
-        return times.with_zone(said) if isinstance(said, str) else None
+        written = record.get("ts")
+        return times.with_zone(written) if isinstance(written, str) else None
     return times.with_zone(text) if text[:2] in ("20", "[2") else None

@@ -84,7 +84,7 @@ class LogSearcher:
         self, query: LogQuery, places: Places, is_stopping: Callable[[], bool] = lambda: False, most: int = MOST_LINES
     ) -> LogPage:
         """The next lines, oldest first. Raises ValueError where the query's pattern cannot be used."""
-        wanted = LineFilter.of(query)
+        line_filter = LineFilter.of(query)
         if time.monotonic() - self._scanned_at > _SCAN_AGAIN:
             self._files = self._scan(is_stopping)
             self._scanned_at = time.monotonic()
@@ -92,8 +92,8 @@ class LogSearcher:
         files = self._candidates(query, notes)
         budget = ReadBudget(MOST_READ, MOST_SECONDS)
         with ExitStack() as stack:
-            opened: list[WantedLines] = [*_opened(files, wanted, places, budget, stack)]
-            opened += self._kernel_lines(wanted, places, stack, notes)
+            opened: list[WantedLines] = [*_opened(files, line_filter, places, budget, stack)]
+            opened += self._kernel_lines(line_filter, places, stack, notes)
             untimed = sum(file.is_untimed for file in opened)
             if untimed and not places:
                 notes.append(f"{untimed} files on {self._node} say no times: of each only the last 1 MiB is searched")
@@ -102,9 +102,9 @@ class LogSearcher:
         return LogPage(lines, reached, not is_cut and not budget.is_spent, notes)
 
     def _scan(self, is_stopping: Callable[[], bool]) -> list[LogFileFound]:
-        found = self._discovery.scan((), is_stopping).files
+        entries = self._discovery.scan((), is_stopping).files
         files = [
-            LogFileFound(each.path, each.origin, each.written_ns / 1e9) for each in found if each.origin is not None
+            LogFileFound(each.path, each.origin, each.written_ns / 1e9) for each in entries if each.origin is not None
         ]
         kernel = self._policy.kernel
         if kernel is not None and kernel_log.way_of(kernel) is KernelReading.FILE:
@@ -112,11 +112,11 @@ class LogSearcher:
         return files
 
     def _kernel_lines(
-        self, wanted: LineFilter, places: Places, stack: ExitStack, notes: list[str]
+        self, line_filter: LineFilter, places: Places, stack: ExitStack, notes: list[str]
     ) -> list[KernelLines]:
         """What is read of the kernel's log other than from a file."""
         kernel = self._policy.kernel
-        if kernel is None or not wanted.query.kernel:
+        if kernel is None or not line_filter.query.kernel:
             return []
         way = kernel_log.way_of(kernel)
         if way is KernelReading.FILE:
@@ -124,7 +124,7 @@ class LogSearcher:
         try:
             reader = kernel_log.opened(way, {}, "")
             stack.callback(reader.close)
-            return [KernelLines(reader, self._kernel, places, wanted)]
+            return [KernelLines(reader, self._kernel, places, line_filter)]
         except OSError as error:
             notes.append(f"the kernel's log of {self._node} cannot be read: {error.strerror}")
             return []
@@ -145,14 +145,14 @@ def _can_answer(file: LogFileFound, query: LogQuery) -> bool:
         return False
     if origin.job != query.job and (origin.pod is None or origin.pod not in query.pods):
         return False
-    wanted = ((query.attempt, origin.attempt), (query.rank, origin.rank), (query.node_rank, origin.node_rank))
+    pairs = ((query.attempt, origin.attempt), (query.rank, origin.rank), (query.node_rank, origin.node_rank))
     if query.attempt is not None and origin.attempt is None:
         return False
-    return all(asked is None or known is None or asked == known for asked, known in wanted)
+    return all(asked is None or of_file is None or asked == of_file for asked, of_file in pairs)
 
 
 def _opened(
-    files: Iterable[LogFileFound], wanted: LineFilter, places: Places, budget: ReadBudget, stack: ExitStack
+    files: Iterable[LogFileFound], line_filter: LineFilter, places: Places, budget: ReadBudget, stack: ExitStack
 ) -> Iterable[FileLines]:
     """The files that can be opened, and the older half of each that was rotated."""
     files = list(files)
@@ -161,7 +161,7 @@ def _opened(
     for file in files:
         for path in (file.path, f"{file.path}{_ROTATED}"):
             try:
-                lines = FileLines(path, file.origin, places, wanted, budget)
+                lines = FileLines(path, file.origin, places, line_filter, budget)
             except (OSError, LogRefused):
                 continue
             stack.callback(lines.close)
