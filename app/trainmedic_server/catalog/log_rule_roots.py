@@ -16,7 +16,7 @@ _CHECKOUT = Path(__file__).parents[3] / _FOLDER
 
 def shipped() -> Path | None:
     """Return the folder of the rules that come with Trainmedic; None where it is not there."""
-    return next((path for path in (Path(_FOLDER), _INSTALLED, _CHECKOUT) if path.is_dir()), None)
+    return next((path for path in (_CHECKOUT, _INSTALLED, Path(_FOLDER)) if path.is_dir()), None)
 
 
 def roots(named: Sequence[Path], environment: Mapping[str, str]) -> list[Path]:

@@ -75,6 +75,17 @@ def test_prefixes_are_taken_off(written: str, source: str, text: str, rank: int 
     assert (made.text, made.origin.rank, made.origin.local_rank) == (text, rank, local_rank)
 
 
+def test_a_line_of_dockers_log_is_what_was_printed() -> None:
+    """With the time at which Docker took it; what is no such line stays as it is."""
+    made = lines(
+        '{"log":"CUDA out ","stream":"stderr","time":"2025-01-01T00:00:00.5Z"}\n'
+        '{"log":"of memory\\n","stream":"stderr","time":"2025-01-01T00:00:01Z"}\n'
+        '{"log":3}'
+    )
+    assert [each.text for each in made] == ["CUDA out of memory", '{"log":3}']
+    assert made[0].at == datetime(2025, 1, 1, 0, 0, 1, tzinfo=UTC)
+
+
 def test_a_rank_that_the_file_tells_is_not_overruled() -> None:
     """Where the stream has a rank, a prefix in it cannot claim another."""
     assert line("[rank9]: hello", rank=2).origin.rank == 2
