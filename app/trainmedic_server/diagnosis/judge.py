@@ -35,7 +35,7 @@ def _all(facts: Facts, counting: Relevant) -> Iterable[Accusation]:
     yield from witnesses.recorder(facts)
     yield from witnesses.first_line(facts, counting)
     yield from witnesses.gone_nodes(facts, counting)
-    yield from witnesses.first_exits(facts)
+    yield from witnesses.first_exits(facts, counting)
     yield from witnesses.not_timed_out(facts, counting)
     yield from stragglers.left_behind(facts, counting)
 

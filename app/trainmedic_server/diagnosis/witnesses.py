@@ -20,6 +20,8 @@ _SURE_ALONE = frozenset({CauseClass.GPU, CauseClass.NODE})
 _NEVER_SURE_BY_LINE = frozenset({CauseClass.UNKNOWN, CauseClass.NETWORK, CauseClass.GPU, CauseClass.NODE})
 """Causes of which a training sees only what they do to it: evidence of a card or a wire is the kernel's."""
 _PROGRAMS_XIDS = frozenset({"13", "31"})
+_OF_VICTIMS = frozenset({CauseClass.HANG, CauseClass.NETWORK})
+"""Causes of cascades: they waited for another rank, or it closed its connection."""
 _MOST_TO_ACCUSE = 0.25
 """Of all ranks. Who did not time out is only told apart where nearly everybody did."""
 
@@ -252,9 +254,17 @@ def gone_nodes(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
         )
 
 
-def first_exits(facts: Facts) -> Iterator[Accusation]:
-    """How processes ended, where that was not as victims do."""
-    failed = [ended for ended in facts.exits if ended.is_failure and not ended.is_victims]
+def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
+    """How processes ended, where that was not as victims do: by a watchdog's signal, or with what they print who lost
+    another rank."""
+    victims = {rank for finding in relevant.cascades for rank in finding.ranks if finding.cause in _OF_VICTIMS}
+    failed = [
+        ended
+        for ended in facts.exits
+        if ended.is_failure
+        and not ended.is_victims
+        and (ended.signal is not None or _rank_of_exit(ended, facts) not in victims)
+    ]
     # A launcher kills those who do not end at once; only the first that it saw fail means something.
     firsts = [ended for ended in failed if ended.is_first] or failed
     hard = [ended for ended in firsts if ended.signal is not None]
