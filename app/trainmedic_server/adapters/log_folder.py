@@ -6,14 +6,17 @@ Our own layout (``trainmedic.wire.log_layout``), torchrun's ``--log-dir``, and f
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import stat
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path, PurePath
+from typing import IO
 
 from trainmedic.wire import log_layout
 from trainmedic_server.adapters import dump_reader
@@ -22,6 +25,9 @@ from trainmedic_server.domain.finding import Origin
 MOST_FILES = 20_000
 MOST_BYTES = 64 * 1024 * 1024
 """Of one file of lines. Of a longer one the end is read, where a failure is."""
+MOST_UNPACKED = 1024 * 1024 * 1024
+"""Of a file that is compressed; a larger one is left out, as a few bytes can pretend to be any number."""
+_GZIP = b"\x1f\x8b"
 _HEAD = 4096
 
 
@@ -86,19 +92,55 @@ def lines_of(file: FolderFile) -> Iterator[bytes]:
     Raises:
         OSError: It cannot be read.
     """
-    with _opened(file.path) as stream:
-        size = os.fstat(stream.fileno()).st_size
-        if size > MOST_BYTES:
-            stream.seek(size - MOST_BYTES)
-            stream.readline(_HEAD)
+    with _opened(file.path) as raw:
+        is_packed = raw.read(2) == _GZIP
+        raw.seek(0)
+        stream = gzip.GzipFile(fileobj=raw) if is_packed else raw
+        size = _unpacked_size(file.path) if is_packed else os.fstat(raw.fileno()).st_size
         left = MOST_BYTES
-        # A line without an end, as progress bars write them, is taken in pieces.
-        while left > 0 and (line := stream.readline(min(left, 1024 * 1024))):
-            left -= len(line)
-            yield line.rstrip(b"\n")
+        try:
+            if size > MOST_BYTES:
+                stream.seek(size - MOST_BYTES)
+                stream.readline(_HEAD)
+            # A line without an end, as progress bars write them, is taken in pieces.
+            while left > 0 and (line := stream.readline(min(left, 1024 * 1024))):
+                left -= len(line)
+                yield line.rstrip(b"\n")
+        except (EOFError, zlib.error):
+            return  # it was cut, or is broken: what stands before that counts
 
 
-def _opened(path: Path):  # type: ignore[no-untyped-def]
+def _unpacked_size(path: Path) -> int:
+    """How many bytes a compressed file has, as far as it can be unpacked.
+
+    Raises:
+        OSError: It has more than anybody logs.
+    """
+    size = 0
+    with _opened(path) as raw, gzip.GzipFile(fileobj=raw) as stream:
+        try:
+            while piece := stream.read(1024 * 1024):
+                size += len(piece)
+                if size > MOST_UNPACKED:
+                    raise OSError(0, f"unpacked it has more than {MOST_UNPACKED:,} bytes")
+        except (EOFError, zlib.error):
+            pass
+    return size
+
+
+def _head(stream: IO[bytes]) -> bytes:
+    """The first bytes of a file, unpacked."""
+    head = stream.read(_HEAD)
+    if head[:2] != _GZIP:
+        return head
+    stream.seek(0)
+    try:
+        return gzip.GzipFile(fileobj=stream).read(_HEAD)
+    except (EOFError, zlib.error):
+        return b"\0"
+
+
+def _opened(path: Path) -> IO[bytes]:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     stream = os.fdopen(descriptor, "rb")
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -123,16 +165,17 @@ def _raise(error: OSError) -> None:
 def _file(path: Path, directory: Path) -> FolderFile | None:
     """What a file is; None for one that is no text and no dump."""
     with _opened(path) as stream:
-        head = stream.read(_HEAD)
+        head = _head(stream)
         written = datetime.fromtimestamp(os.fstat(stream.fileno()).st_mtime, UTC)
+    path_read, path = path, path.with_suffix("") if path.suffix == ".gz" else path
     named = _of_our_layout(path) or _of_torchrun(path, directory)
     kind, origin = named or (Kind.LINES, _of_name(path, directory, head))
-    origin = replace(origin, stream=str(path.relative_to(directory)))
+    origin = replace(origin, stream=str(path_read.relative_to(directory)))
     if kind is not Kind.DUMP and (_has_dumps_name(path) or (head[:1] == b"\x80" and head[1:2] in b"\2\3\4\5")):
         kind = Kind.DUMP
     if kind is Kind.LINES and b"\0" in head and origin.source != "kernel":
         return None
-    return FolderFile(path, kind, origin, written)
+    return FolderFile(path_read, kind, origin, written)
 
 
 _KINDS = {

@@ -22,9 +22,11 @@ class Witness(IntEnum):
     NODE = 4
     """A node that is not there any more."""
     EXIT = 5
-    TIMED_OUT = 6
+    PURPOSE = 6
+    """Somebody, or a scheduler, ended it, and nothing failed before."""
+    TIMED_OUT = 7
     """All others timed out, and who did not was busy elsewhere."""
-    STRAGGLER = 7
+    STRAGGLER = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any
 
 from trainmedic_server.diagnosis import clock_guess, exits
+from trainmedic_server.diagnosis.aftermath import Aftermath
 from trainmedic_server.diagnosis.exits import Exit
 from trainmedic_server.diagnosis.facts import Facts, RankFacts
 from trainmedic_server.diagnosis.slow import RankStep
@@ -78,6 +79,8 @@ class Collector:
         self._kernel_read: set[str] = set()
         self._last_step_at: datetime | None = None
         self._world_size: int | None = None
+        self._began_at: datetime | None = None
+        self._aftermath = Aftermath()
 
     def stream(self, origin: Origin, raw: Iterable[bytes], written: datetime) -> None:
         """Take all lines of one stream, each without its line feed; `written` is when it was last changed."""
@@ -126,15 +129,22 @@ class Collector:
             kernel_read=frozenset(self._kernel_read),
             last_step_at=self._last_step_at,
             steps={rank: seen.rank_step() for rank, seen in sorted(self._ranks.items()) if seen.parts},
+            began_at=self._began_at,
+            outlived=frozenset(self._aftermath.outlived),
+            followed=dict(self._aftermath.followed),
             **more,
         )
 
     def _take(self, line: Line, is_known: bool) -> None:
         has_time = is_known or line.time_source is TimeSource.LINE
         error = clock_guess.ERROR if has_time else clock_guess.UNKNOWN
+        found = self._found(line)
         if line.origin.source not in KERNEL_SOURCES:
-            self._of_job(line)
-        for finding in self._found(line):
+            self._of_job(line, has_time)
+            self._aftermath.found(line, found)
+            if not found:
+                self._aftermath.plain(line, is_timed=has_time)
+        for finding in found:
             self._keep(replace(finding, clock_error=max(finding.clock_error, error)))
 
     def _keep(self, finding: Finding) -> None:
@@ -146,7 +156,9 @@ class Collector:
         """What the rules find. A file may hold what a training, a launcher and Slurm print, one among the other."""
         rank = line.origin.rank
         # Each rank of a shared stream has findings of its own, so that it is known when each of them failed.
-        origin = line.origin if rank is None else replace(line.origin, generation=f"rank {rank}")
+        chapter = self._aftermath.chapter(line)
+        is_shared = rank is not None or chapter
+        origin = replace(line.origin, generation=f"rank {rank} {chapter}") if is_shared else line.origin
         sources = (
             origin.source,
             *(s for s in TEXT_SOURCES if s != origin.source and origin.source not in KERNEL_SOURCES),
@@ -160,8 +172,10 @@ class Collector:
             nothing = match
         return self._tracker.take(line, nothing)
 
-    def _of_job(self, line: Line) -> None:
+    def _of_job(self, line: Line, has_time: bool) -> None:
         record = line.record or {}
+        if has_time and (self._began_at is None or line.at < self._began_at):
+            self._began_at = line.at
         rank = line.origin.rank if line.origin.rank is not None else _whole(record.get("rank"))
         seen = self._ranks.setdefault(rank, _Seen()) if rank is not None else None
         if seen:
@@ -171,7 +185,8 @@ class Collector:
             elif line.origin.node and not seen.known.node:
                 seen.known = replace(seen.known, node=line.origin.node)
         step = _whole(record.get("step"))
-        if record.get("event") == "step" and step is not None:
+        # Of a line without a time nobody knows more than its place; `Aftermath` goes by that.
+        if record.get("event") == "step" and step is not None and has_time:
             self._last_step_at = max(line.at, self._last_step_at or line.at)
             if seen:
                 seen.step(step, line.at)

@@ -55,6 +55,12 @@ class Facts:
     """When any rank last completed a step."""
     steps: Mapping[int, RankStep] = field(default_factory=dict)
     """How each rank's steps divided at last, where it tells."""
+    began_at: datetime | None = None
+    """When the first line of the job with a time was printed; None where none is known."""
+    outlived: frozenset[str] = frozenset()
+    """The ids of findings after which the training certainly went on."""
+    followed: Mapping[str, int] = field(default_factory=dict)
+    """How many ordinary lines the same rank, or stream, printed after a finding, by its id."""
     kernel_read: frozenset[str] | None = frozenset()
     """The nodes whose kernel log was read over that time; None where nobody knows."""
     gone_nodes: Mapping[str, datetime] = field(default_factory=dict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from trainmedic_server.diagnosis import advice, slow, stragglers, witnesses, wording
+from trainmedic_server.diagnosis import advice, first_lines, slow, stops, stragglers, witnesses, wording
 from trainmedic_server.diagnosis.accusation import Accusation, Witness, evidence_of
 from trainmedic_server.diagnosis.facts import Facts
 from trainmedic_server.diagnosis.verdict import Confidence, Evidence, Verdict
@@ -33,10 +33,12 @@ def diagnose(facts: Facts) -> Verdict:
 def _all(facts: Facts, counting: Relevant) -> Iterable[Accusation]:
     yield from witnesses.kernel(facts, counting)
     yield from witnesses.recorder(facts)
-    yield from witnesses.first_line(facts, counting)
+    yield from first_lines.first_line(facts, counting)
     yield from witnesses.gone_nodes(facts, counting)
-    yield from witnesses.first_exits(facts, counting)
-    yield from witnesses.not_timed_out(facts, counting)
+    stopped = list(stops.on_purpose(facts, counting))
+    # Who was killed then was killed by whoever wanted the end.
+    yield from stopped or witnesses.first_exits(facts, counting)
+    yield from stragglers.not_timed_out(facts, counting)
     yield from stragglers.left_behind(facts, counting)
 
 
@@ -73,16 +75,21 @@ def _merged(leader: Accusation, same: Sequence[Accusation]) -> Accusation:
     """What witnesses of the same add: a cause where the leader knows none, ranks, a card, and sureness."""
     for other in same:
         agrees = other.cause is leader.cause or leader.cause in _VAGUE or other.cause in _VAGUE
-        is_explained = leader.is_trusted and not other.is_trusted and bool(leader.moment and leader.moment.is_known)
+        is_explained = _explains(leader, other)
         if not agrees and not is_explained:
             # Both concern the same ranks, and say different things: who is stronger is believed, less.
             leader = leader.with_confidence(leader.confidence.lowered())
             leader = replace(leader, evidence=leader.evidence + other.evidence[:2])
             continue
         cause = other.cause if leader.cause in _VAGUE and other.cause not in _VAGUE else leader.cause
-        ranks = leader.ranks & other.ranks if leader.ranks and other.ranks else leader.ranks or other.ranks
+        is_narrower = other.confidence is not Confidence.LOW
+        both = leader.ranks & other.ranks if is_narrower else leader.ranks
+        ranks = both if leader.ranks and other.ranks else leader.ranks or other.ranks
         raised = other.witness <= Witness.EXIT and other.witness is not leader.witness
         raised = raised and (other.is_trusted or leader.is_trusted or _both_know_ranks(leader, other))
+        raised = raised and all(
+            each.moment is None or each.moment.is_known for each in (leader, other) if each.is_trusted
+        )
         leader = replace(
             leader,
             cause=cause,
@@ -96,6 +103,15 @@ def _merged(leader: Accusation, same: Sequence[Accusation]) -> Accusation:
             fingerprint=other.fingerprint if cause is not leader.cause else leader.fingerprint,
         )
     return leader
+
+
+def _explains(leader: Accusation, other: Accusation) -> bool:
+    """Whether what the kernel says is why a job printed something else. A lost card or a machine's end shows itself in
+    whatever a program does then; a link, a file system or a killed process only in errors of its own kind."""
+    is_before = leader.is_trusted and not other.is_trusted and bool(leader.moment and leader.moment.is_known)
+    if leader.cause is CauseClass.HOST_MEMORY:
+        return is_before and other.cause is CauseClass.DATA and bool(leader.ranks & other.ranks)
+    return is_before and leader.cause in (CauseClass.GPU, CauseClass.NODE)
 
 
 def _both_know_ranks(one: Accusation, other: Accusation) -> bool:

@@ -1,10 +1,10 @@
-"""Who is left behind: by the last step that each rank completed, where nothing else tells."""
+"""Who is left behind, where nothing else tells: by who timed out, and by the last step of each rank."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainmedic_server.diagnosis.accusation import Accusation, Witness
+from trainmedic_server.diagnosis.accusation import Accusation, Witness, evidence_of, rank_of
 from trainmedic_server.diagnosis.facts import Facts
 from trainmedic_server.diagnosis.verdict import Confidence, Evidence
 from trainmedic_server.diagnosis.window import Relevant
@@ -37,4 +37,26 @@ def left_behind(facts: Facts, counting: Relevant) -> Iterator[Accusation]:
         frozenset(behind),
         nodes.pop() if len(nodes) == 1 else "",
         fingerprint="hang:left-behind",
+    )
+
+
+def not_timed_out(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
+    """Nearly everybody timed out in a collective: who did not was elsewhere."""
+    timed_out = [finding for finding in relevant.cascades if finding.cause is CauseClass.HANG]
+    victims = {rank for finding in timed_out for rank in (*finding.ranks, rank_of(finding)) if rank is not None}
+    everybody = set(facts.ranks) | set(range(facts.world_size or 0))
+    others = everybody - victims
+    if not victims or not others or len(others) > _MOST_BEHIND * len(everybody):
+        return
+    why = f"{len(victims)} of {len(everybody)} ranks timed out in a collective, and these did not"
+    nodes = {facts.node_of(rank) for rank in others}
+    yield Accusation(
+        Witness.TIMED_OUT,
+        CauseClass.HANG,
+        Confidence.MEDIUM if len(others) == 1 else Confidence.LOW,
+        (Evidence(why, source="training", at=timed_out[0].first_at), evidence_of(timed_out[0], "a victim's line")),
+        frozenset(others),
+        nodes.pop() if len(nodes) == 1 else "",
+        moment=None,
+        fingerprint="hang:not-timed-out",
     )

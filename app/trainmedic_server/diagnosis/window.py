@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainmedic_server.diagnosis.accusation import Moment, clock_of, moment_of, rank_of
+from trainmedic_server.diagnosis.clock_guess import ERROR
 from trainmedic_server.diagnosis.facts import Facts
 from trainmedic_server.domain.finding import CauseClass, Finding, Role
 
@@ -15,6 +16,8 @@ _SETTLING = 30.0
 """Seconds by which a step may be told later than it was done."""
 _LATE = 60.0
 """Seconds after the first sign of the end in which its reason is still told."""
+_FEW_LINES = 3
+"""After a line of a job of which nothing says that it failed: so many ordinary ones, and it was caught."""
 _LONGEST_BEFORE = 3600.0
 """Seconds before the first sign of the end, where no step says how far the training came."""
 
@@ -29,6 +32,8 @@ class Relevant:
     """Of the job's own lines."""
     cascades: Sequence[Finding]
     """What followed, by the job's own lines."""
+    stopped: Sequence[Finding]
+    """What says that somebody wanted the end."""
     recovered: Sequence[Finding]
     """Roots after which the same rank went on."""
     ended: Moment | None
@@ -38,14 +43,16 @@ class Relevant:
 def relevant(facts: Facts) -> Relevant:
     """The findings of `facts` that can have to do with how it ended."""
     own = [f for f in facts.findings if f.origin.source not in TRUSTED_SOURCES and f.shape not in facts.healthy_shapes]
-    recovered = [finding for finding in own if finding.role is Role.ROOT and _went_on(finding, facts)]
+    has_failed = any(f.role is Role.CASCADE for f in own) or any(ended.is_failure for ended in facts.exits)
+    recovered = [f for f in own if f.role is Role.ROOT and _went_on(f, facts, has_failed)]
     open_ = [finding for finding in own if finding not in recovered]
     roots = sorted((f for f in open_ if f.role is Role.ROOT and _says_why(f)), key=lambda f: f.first_at)
     cascades = sorted((f for f in open_ if f.role is Role.CASCADE), key=lambda f: f.first_at)
     ended = _first_sign([*roots, *cascades], facts)
     trusted = [finding for finding in facts.findings if _is_near(finding, facts, ended)]
     trusted.sort(key=lambda finding: finding.first_at)
-    return Relevant(trusted, roots, cascades, recovered, ended)
+    stopped = sorted((f for f in open_ if f.cause is CauseClass.PREEMPTION), key=lambda f: f.first_at)
+    return Relevant(trusted, roots, cascades, stopped, recovered, ended)
 
 
 def _says_why(finding: Finding) -> bool:
@@ -56,10 +63,14 @@ def _says_why(finding: Finding) -> bool:
     return finding.cause is not CauseClass.UNKNOWN
 
 
-def _went_on(finding: Finding, facts: Facts) -> bool:
-    """Whether its rank completed a step after it. A loss that is not a number does not keep anybody from that."""
+def _went_on(finding: Finding, facts: Facts, has_failed: bool) -> bool:
+    """Whether its rank went on after it. A loss that is not a number does not keep anybody from that."""
     if finding.cause is CauseClass.NUMERICS:
         return False
+    if finding.id in facts.outlived:
+        return True
+    if not has_failed and facts.followed.get(finding.id, 0) >= _FEW_LINES:
+        return True
     rank = rank_of(finding)
     known = facts.ranks.get(rank) if rank is not None else None
     own = known.last_step_at if known else None
@@ -82,6 +93,8 @@ def _is_near(finding: Finding, facts: Facts, ended: Moment | None) -> bool:
         return False
     moment = moment_of(finding)
     if ended and ended.plus(_LATE).is_before(moment):
+        return False
+    if facts.began_at is not None and moment.is_before(Moment(facts.began_at, ERROR), by=_SETTLING):
         return False
     if finding.is_over and ended and Moment(finding.last_at, finding.clock_error, clock_of(finding)).is_before(ended):
         return False

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator, Sequence
 
 from trainmedic_server.diagnosis import exits
 from trainmedic_server.diagnosis.accusation import Accusation, Moment, Witness, evidence_of, moment_of, rank_of
+from trainmedic_server.diagnosis.clock_guess import UNKNOWN
 from trainmedic_server.diagnosis.exits import Exit
 from trainmedic_server.diagnosis.facts import Facts
 from trainmedic_server.diagnosis.verdict import Confidence, Evidence
-from trainmedic_server.diagnosis.window import Relevant
+from trainmedic_server.diagnosis.window import TRUSTED_SOURCES, Relevant
 from trainmedic_server.domain.finding import CauseClass, Finding, Role
 
 _OWN_FAULTS = frozenset({CauseClass.GPU, CauseClass.NODE, CauseClass.NETWORK, CauseClass.STORAGE})
 """Causes by which a node is at fault. Want of memory is the job's fault, or that of what runs beside it."""
 _SURE_ALONE = frozenset({CauseClass.GPU, CauseClass.NODE})
 """A lost card or a panic ends a job; a link or a file system may have been one that the job does not use."""
-_NEVER_SURE_BY_LINE = frozenset({CauseClass.UNKNOWN, CauseClass.NETWORK, CauseClass.GPU, CauseClass.NODE})
-"""Causes of which a training sees only what they do to it: evidence of a card or a wire is the kernel's."""
-_PROGRAMS_XIDS = frozenset({"13", "31"})
 _OF_VICTIMS = frozenset({CauseClass.HANG, CauseClass.NETWORK})
 """Causes of cascades: they waited for another rank, or it closed its connection."""
+_OF_TRAININGS = re.compile(r"(?i)(?:i?python|pt_|ray|torch|deepspeed|accelerate|train)|^$")
+"""Names of processes, as the kernel writes them, that can be a training's. In a container its process ids are others
+than the kernel's, so the name is all that tells."""
+_SAME_FAULT = 120.0
+"""Seconds within which a program sees what the kernel said of its card."""
 _MOST_TO_ACCUSE = 0.25
 """Of all ranks. Who did not time out is only told apart where nearly everybody did."""
 
@@ -36,33 +40,70 @@ def kernel(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
             ranks = _ranks_of(finding.origin.node, gpu, facts)
             if ranks is None:
                 continue  # a card that none of the job's ranks uses
+            if not ranks and finding.origin.node not in facts.nodes:
+                errors = _same_fault(finding, relevant)
+                ranks = frozenset(
+                    rank for own in errors if (rank := rank_of(own)) is not None and not facts.node_of(rank)
+                )
             yield Accusation(
                 Witness.KERNEL,
                 finding.cause,
-                _worth_of_kernel(finding, gpu, facts),
+                _worth_of_kernel(finding, gpu, facts, relevant),
                 (evidence_of(finding, f"the kernel of {finding.origin.node or 'a node'} reported it"),),
                 ranks,
                 finding.origin.node,
                 gpu,
-                moment_of(finding),
+                _placed(finding, facts, relevant),
                 is_trusted=True,
                 names_node=_is_nodes_fault(finding, relevant, facts),
                 fingerprint=f"{finding.cause}:{finding.rule}",
             )
 
 
-def _worth_of_kernel(finding: Finding, gpu: str | None, facts: Facts) -> Confidence:
+def _worth_of_kernel(finding: Finding, gpu: str | None, facts: Facts, relevant: Relevant) -> Confidence:
+    if _is_elsewhere(finding.origin.node, facts):
+        return Confidence.LOW
     on_node = [facts.ranks[rank].gpu for rank in facts.ranks_on(finding.origin.node)]
     if gpu and any(on_node) and not any(_same_gpu(used, gpu) for used in on_node):
         return Confidence.LOW  # of some ranks it is not known which card they use
-    is_sure = finding.cause in _SURE_ALONE and moment_of(finding).is_known
-    return Confidence.HIGH if is_sure else Confidence.MEDIUM
+    is_sure = finding.cause in _SURE_ALONE and _placed(finding, facts, relevant).is_known
+    return Confidence.HIGH if is_sure and _is_the_jobs(finding, facts, relevant) else Confidence.MEDIUM
+
+
+def _placed(finding: Finding, facts: Facts, relevant: Relevant) -> Moment:
+    """When the kernel wrote it. Without any time of the job it may be of another job, and its time says nothing."""
+    has_times = facts.progressed_at is not None or (relevant.ended is not None and relevant.ended.is_known)
+    return moment_of(finding) if has_times else Moment(finding.first_at, UNKNOWN)
+
+
+def _is_the_jobs(finding: Finding, facts: Facts, relevant: Relevant) -> bool:
+    """Whether the node whose kernel wrote it is known to be one of the job's: as a rank was there, as a launcher or a
+    process of it says, or as the program had an error of its card at that time."""
+    node, pid = finding.origin.node, finding.fields.get("detail", "") + finding.line
+    if node in facts.nodes or any(node and node == ended.node for ended in facts.exits):
+        return True
+    if any(ended.pid and f"pid={ended.pid}," in pid for ended in facts.exits):
+        return True
+    return any(True for _ in _same_fault(finding, relevant))
+
+
+def _same_fault(finding: Finding, relevant: Relevant) -> Iterator[Finding]:
+    """The errors of a card that the job printed as the kernel wrote its line."""
+    for own in relevant.roots if finding.cause is CauseClass.GPU else ():
+        apart = abs((own.first_at - finding.first_at).total_seconds())
+        if own.cause is CauseClass.GPU and moment_of(own).is_known and apart <= _SAME_FAULT:
+            yield own
+
+
+def _is_elsewhere(node: str, facts: Facts) -> bool:
+    """Whether a node is none of the job's: of all ranks that there are, it is known that they were on others."""
+    return bool(facts.nodes) and node not in facts.nodes and all(known.node for known in facts.ranks.values())
 
 
 def _is_nodes_fault(finding: Finding, relevant: Relevant, facts: Facts) -> bool:
     """Whether the node that a line of its kernel is about would be at fault. Storage that several nodes lose at once
     is somewhere else; and where the others' kernel logs were not read, nobody knows."""
-    if not finding.origin.node or finding.cause not in _OWN_FAULTS:
+    if not finding.origin.node or finding.cause not in _OWN_FAULTS or not _is_the_jobs(finding, facts, relevant):
         return False
     if finding.cause is not CauseClass.STORAGE:
         return True
@@ -115,10 +156,15 @@ def _out_of_memory(finding: Finding, facts: Facts) -> Accusation:
     evidence = [evidence_of(finding, "the kernel killed a process for want of memory")]
     evidence += [_evidence_of_exit(ended, "it was killed on that node") for ended in named]
     evidence += [evidence_of(other, "the process that was killed was its data loader") for other in loaders]
+    is_ours = bool(by_pid or loaders) or any(pid and str(ended.pid) == pid for ended in named)
+    is_likely = (bool(named) or not facts.exits) and bool(_OF_TRAININGS.match(finding.fields.get("process", "")))
+    worth = Confidence.MEDIUM if is_ours or is_likely else Confidence.LOW
+    if worth is Confidence.MEDIUM and (len(ranks) == 1 or (killed and len(named) == 1)):
+        worth = Confidence.HIGH
     return Accusation(
         Witness.KERNEL,
         CauseClass.HOST_MEMORY,
-        Confidence.HIGH if len(ranks) == 1 or (killed and len(named) == 1) else Confidence.MEDIUM,
+        worth,
         tuple(evidence),
         frozenset(ranks),
         node,
@@ -187,53 +233,6 @@ def _few(ranks: Sequence[int]) -> str:
     return f"{shown} and {len(ranks) - 8} more" if len(ranks) > 8 else shown
 
 
-def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
-    """The first line of the job itself that can be where it began."""
-    if not relevant.roots:
-        return
-    first = relevant.roots[0]
-    rivals = [other for other in relevant.roots[1:] if not moment_of(first).is_before(moment_of(other))]
-    # Of lines whose order is not known, that which names a thing counts before that which only says "an error".
-    leading = min([first, *rivals], key=lambda finding: finding.cause in (CauseClass.CODE, CauseClass.UNKNOWN))
-    alike = [finding for finding in [first, *rivals] if finding.rule == leading.rule]
-    ranks = frozenset(rank for finding in alike if (rank := rank_of(finding)) is not None)
-    others = [f for f in [first, *rivals] if f.rule != leading.rule and rank_of(f) not in ranks]
-    earlier = [
-        cascade
-        for cascade in relevant.cascades
-        if rank_of(cascade) not in ranks and moment_of(cascade).is_before(moment_of(leading), by=1.0)
-    ]
-    is_sure = not others and not earlier and leading.cause not in _NEVER_SURE_BY_LINE and not _was_killed(leading)
-    # An exception can be what became of another one, on a rank of which nothing was read.
-    is_sure = is_sure and not (leading.cause is CauseClass.CODE and facts.unread_ranks)
-    yield Accusation(
-        Witness.LINE,
-        _cause_of_line(leading, facts),
-        Confidence.HIGH if is_sure else Confidence.MEDIUM,
-        tuple(evidence_of(finding, "no line that can be where it began is earlier") for finding in alike[:8]),
-        ranks,
-        facts.node_of(rank_of(leading)) or leading.origin.node,
-        moment=moment_of(leading),
-        fingerprint=f"{leading.cause}:{leading.rule}:{leading.shape}",
-    )
-
-
-def _was_killed(finding: Finding) -> bool:
-    """Whether it says that a helper, such as a data loader, was killed, by whomever: as a rank's bare SIGKILL."""
-    return "signal: Killed" in finding.line
-
-
-def _cause_of_line(leading: Finding, facts: Facts) -> CauseClass:
-    """What CUDA calls an error is the program's where the kernel says that a program did what it may not (XID 13,
-    31)."""
-    if leading.cause is not CauseClass.GPU:
-        return leading.cause
-    node = leading.origin.node or facts.node_of(rank_of(leading))
-    programs = [f for f in facts.findings if f.role is Role.CONFIRMATION and f.fields.get("xid") in _PROGRAMS_XIDS]
-    is_programs = any(not node or other.origin.node in ("", node) for other in programs)
-    return CauseClass.CODE if is_programs else CauseClass.GPU
-
-
 def gone_nodes(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     """Nodes that are not there any more, as the server sees it."""
     for node, since in facts.gone_nodes.items():
@@ -274,7 +273,7 @@ def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
         return
     for rank, ended in by_rank.items():
         cause, why = exits.meaning(ended)
-        confirming = _told_out_of_memory(ended, facts) if ended.signal == signal.SIGKILL else []
+        confirming = _told_out_of_memory(ended, facts, relevant) if ended.signal == signal.SIGKILL else []
         if confirming:
             cause, why = CauseClass.HOST_MEMORY, "it was killed for want of memory, as the scheduler says"
         yield Accusation(
@@ -294,33 +293,12 @@ def _worth_of_exit(is_only_one: bool, is_confirmed: bool) -> Confidence:
     return Confidence.HIGH if is_confirmed else Confidence.MEDIUM
 
 
-def _told_out_of_memory(ended: Exit, facts: Facts) -> list[Evidence]:
+def _told_out_of_memory(ended: Exit, facts: Facts, relevant: Relevant) -> list[Evidence]:
     """What the scheduler or the runtime of containers says of a process that was killed for want of memory."""
     return [
         evidence_of(finding, "somebody was killed there for want of memory")
         for finding in facts.findings
+        if finding.origin.source not in TRUSTED_SOURCES or ("pid" not in finding.fields and finding in relevant.trusted)
         if finding.role in (Role.CONFIRMATION, Role.ROOT) and finding.cause is CauseClass.HOST_MEMORY
         if not finding.origin.node or _is_on(ended, finding.origin.node, facts)
     ][:3]
-
-
-def not_timed_out(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
-    """Nearly everybody timed out in a collective: who did not was elsewhere."""
-    timed_out = [finding for finding in relevant.cascades if finding.cause is CauseClass.HANG]
-    victims = {rank for finding in timed_out for rank in (*finding.ranks, rank_of(finding)) if rank is not None}
-    everybody = set(facts.ranks) | set(range(facts.world_size or 0))
-    others = everybody - victims
-    if not victims or not others or len(others) > _MOST_TO_ACCUSE * len(everybody):
-        return
-    why = f"{len(victims)} of {len(everybody)} ranks timed out in a collective, and these did not"
-    nodes = {facts.node_of(rank) for rank in others}
-    yield Accusation(
-        Witness.TIMED_OUT,
-        CauseClass.HANG,
-        Confidence.MEDIUM if len(others) == 1 else Confidence.LOW,
-        (Evidence(why, source="training", at=timed_out[0].first_at), evidence_of(timed_out[0], "a victim's line")),
-        frozenset(others),
-        nodes.pop() if len(nodes) == 1 else "",
-        moment=None,
-        fingerprint="hang:not-timed-out",
-    )

@@ -1,0 +1,103 @@
+"""What a stream tells after a line that can be where a failure began: whether the training went on.
+
+Many a loop catches an exception, prints it and goes on. Steps that follow in the same stream prove it, and so does a
+rank that goes on with its ordinary lines for minutes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict, deque
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from trainmedic_server.domain.finding import CauseClass, Finding, Role
+from trainmedic_server.logs.line import Line
+
+_STEPS = 3
+"""Of a stream that holds several ranks: the others finish the step that they are in, and no more."""
+_WHILE = timedelta(seconds=120)
+"""A process that ends prints for some seconds, and does not go on for so long."""
+_ENDING = re.compile(
+    r"(?i)^\s|^$|^\W+$|\.(?:cpp|cc|cu|hpp):\d+|^\W*frame #|traceback|exception|error|warn|nccl|site-packages|torch[./]"
+    r"|^\W*\[\d+\]:|exitcode|failed|failures|root cause|^wandb:|srun:|slurm|terminat|abort|kill|signal"
+)
+"""What is printed while a process ends, and so says nothing."""
+
+_RECENT = 16
+"""Lines of a stream that are remembered: a block, such as a traceback, is only known some lines after it began."""
+
+_Voice = tuple[str, int | None]
+
+
+@dataclass(slots=True)
+class Aftermath:
+    """Takes the lines and the findings of all streams, each stream's in its order."""
+
+    outlived: set[str] = field(default_factory=set)
+    """The ids of findings after which the training certainly went on."""
+    followed: Counter[str] = field(default_factory=Counter)
+    """How many ordinary lines the same rank, or the same stream without ranks, printed after a finding, by its id."""
+    _open: dict[_Voice, dict[str, datetime]] = field(default_factory=lambda: defaultdict(dict))
+    _steps: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    _loose: Counter[str] = field(default_factory=Counter)
+    _chapters: Counter[_Voice] = field(default_factory=Counter)
+    _recent: dict[str, deque[tuple[Line, bool]]] = field(default_factory=dict)
+
+    def chapter(self, line: Line) -> int:
+        """Which one of its rank in its stream a line is in: with the proof that it went on a new one begins, so that
+        the same line of later is a finding of its own."""
+        return self._chapters[line.origin.stream, line.origin.rank]
+
+    def found(self, line: Line, findings: list[Finding]) -> None:
+        """Take what rules found in a line."""
+        for finding in findings:
+            if finding.role is Role.ROOT and finding.cause is not CauseClass.NUMERICS:
+                self._open[line.origin.stream, line.origin.rank][finding.id] = line.at
+                self._steps[line.origin.stream][finding.id] = 0
+        for later, is_timed in self._recent.get(line.origin.stream, ()) if findings else ():
+            if later.place > line.place:
+                self._take(later, is_timed)
+
+    def plain(self, line: Line, *, is_timed: bool) -> None:
+        """Take a line in which no rule found anything."""
+        self._recent.setdefault(line.origin.stream, deque(maxlen=_RECENT)).append((line, is_timed))
+        self._take(line, is_timed)
+
+    def _take(self, line: Line, is_timed: bool) -> None:
+        stream = line.origin.stream
+        if line.record and line.record.get("event") == "step":
+            waiting = self._steps[stream]
+            waiting.update(waiting.keys())
+            self._went_on(stream, {each for each, steps in waiting.items() if steps >= _STEPS})
+            return
+        if _ENDING.search(line.text[:400]):
+            return
+        if line.origin.rank is None:
+            self._took_nobodys(stream)
+        open_ = self._open.get((stream, line.origin.rank))
+        if not open_:
+            return
+        self.followed.update(open_.keys())
+        if is_timed:
+            self._went_on(stream, {each for each, at in open_.items() if line.at - at >= _WHILE})
+
+    def _took_nobodys(self, stream: str) -> None:
+        """In a stream of several ranks a line may be of whichever rank; of some, one is of the rank that counts."""
+        for (name, rank), open_ in self._open.items():
+            for each in open_ if name == stream and rank is not None else ():
+                self._loose[each] += 1
+                if self._loose[each] == _STEPS:
+                    self.followed[each] += 1
+
+    def _went_on(self, stream: str, ids: set[str]) -> None:
+        if not ids:
+            return
+        self.outlived |= ids
+        for each in ids:
+            self._steps[stream].pop(each, None)
+        for voice, open_ in self._open.items():
+            if voice[0] == stream and ids & open_.keys():
+                self._chapters[voice] += 1
+                for each in ids & open_.keys():
+                    del open_[each]

@@ -1,0 +1,82 @@
+"""What the job's own lines say: which one of them can be where it began, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainmedic_server.diagnosis.accusation import Accusation, Witness, clock_of, evidence_of, moment_of, rank_of
+from trainmedic_server.diagnosis.facts import Facts
+from trainmedic_server.diagnosis.verdict import Confidence
+from trainmedic_server.diagnosis.window import Relevant
+from trainmedic_server.domain.finding import CauseClass, Finding, Role
+
+_NEVER_SURE_BY_LINE = frozenset({CauseClass.UNKNOWN, CauseClass.NETWORK, CauseClass.GPU, CauseClass.NODE})
+"""Causes of which a training sees only what they do to it: evidence of a card or a wire is the kernel's."""
+_PROGRAMS_XIDS = frozenset({"13", "31"})
+_TOGETHER = 30.0
+"""Seconds within which all ranks come to the same error, where all of them do."""
+_WORST_CLOCK = 900.0
+"""Seconds by which a clock is wrong at times. Nobody is named for certain by an order that depends on it."""
+
+
+def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
+    """The first line of the job itself that can be where it began."""
+    if not relevant.roots:
+        return
+    first = relevant.roots[0]
+    rivals = [other for other in relevant.roots[1:] if not moment_of(first).is_before(moment_of(other))]
+    # Of lines whose order is not known, that which names a thing counts before that which only says "an error".
+    leading = min([first, *rivals], key=lambda finding: finding.cause in (CauseClass.CODE, CauseClass.UNKNOWN))
+    alike = [f for f in [first, *rivals] if f.rule == leading.rule]
+    alike += [f for f in relevant.roots if f not in alike and f.shape == leading.shape and _is_soon_after(f, leading)]
+    ranks = frozenset(rank for finding in alike if (rank := rank_of(finding)) is not None)
+    others = [f for f in [first, *rivals] if f.rule != leading.rule and rank_of(f) not in ranks]
+    earlier = [
+        cascade
+        for cascade in relevant.cascades
+        if rank_of(cascade) not in ranks and moment_of(cascade).is_before(moment_of(leading), by=1.0)
+    ]
+    is_sure = not others and not earlier and not facts.followed.get(leading.id)
+    is_sure = is_sure and not any(_may_be_first(other, leading, ranks) for other in relevant.roots)
+    is_sure = is_sure and leading.cause not in _NEVER_SURE_BY_LINE and not _was_killed(leading)
+    # An exception can be what became of another one, on a rank of which nothing was read.
+    is_sure = is_sure and not (leading.cause is CauseClass.CODE and facts.unread_ranks)
+    yield Accusation(
+        Witness.LINE,
+        _cause_of_line(leading, facts),
+        Confidence.HIGH if is_sure else Confidence.MEDIUM,
+        tuple(evidence_of(finding, "no line that can be where it began is earlier") for finding in alike[:8]),
+        ranks,
+        facts.node_of(rank_of(leading)) or leading.origin.node,
+        moment=moment_of(leading),
+        fingerprint=f"{leading.cause}:{leading.rule}:{leading.shape}",
+    )
+
+
+def _is_soon_after(finding: Finding, leading: Finding) -> bool:
+    """Whether another rank printed the same within what it may take the ranks of a job to come to the same place."""
+    return abs((finding.first_at - leading.first_at).total_seconds()) <= _TOGETHER
+
+
+def _may_be_first(finding: Finding, leading: Finding, ranks: frozenset[int]) -> bool:
+    """Whether what another rank printed on another node can be the earlier one, if a clock is wrong by minutes."""
+    if rank_of(finding) in ranks or not moment_of(finding).is_known or not moment_of(leading).is_known:
+        return False
+    is_same_clock = clock_of(finding) == clock_of(leading)
+    return not is_same_clock and (finding.first_at - leading.first_at).total_seconds() <= _WORST_CLOCK
+
+
+def _was_killed(finding: Finding) -> bool:
+    """Whether it says that a helper, such as a data loader, was killed, by whomever: as a rank's bare SIGKILL."""
+    return "signal: Killed" in finding.line
+
+
+def _cause_of_line(leading: Finding, facts: Facts) -> CauseClass:
+    """What CUDA calls an error is the program's where the kernel says that a program did what it may not (XID 13,
+    31)."""
+    if leading.cause is not CauseClass.GPU:
+        return leading.cause
+    node = leading.origin.node or facts.node_of(rank_of(leading))
+    programs = [f for f in facts.findings if f.role is Role.CONFIRMATION and f.fields.get("xid") in _PROGRAMS_XIDS]
+    is_programs = any(not node or other.origin.node in ("", node) for other in programs)
+    return CauseClass.CODE if is_programs else CauseClass.GPU
