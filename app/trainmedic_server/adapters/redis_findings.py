@@ -121,12 +121,26 @@ class RedisFindings:
         """Have what is genuine taken, and take all of them off the stream."""
         updates = [update for entry in entries if (update := self._update_in(entry)) is not None]
         if updates:
-            await self._take(updates)
+            await self._have_taken(updates)
         ids = [entry for entry, _ in entries]
         pipeline = self._client.pipeline(transaction=True)
         pipeline.xack(wire.FINDINGS, GROUP, *ids)
         pipeline.xdel(wire.FINDINGS, *ids)
         await pipeline.execute()
+
+    async def _have_taken(self, updates: list[FindingUpdate]) -> None:
+        """Have all of them taken. Where one cannot be, the others are, so that nobody keeps the others out by it."""
+        try:
+            await self._take(updates)
+        except StoreUnavailable:
+            raise
+        except Exception as error:  # whatever is wrong with one of them, it must not come back for ever
+            if len(updates) > 1:
+                for update in updates:
+                    await self._have_taken([update])
+                return
+            self._metrics.loop_errors.labels(loop="finding reader").inc()
+            self._note_refused("unreadable", updates[0].finding.id.encode(), f"it cannot be kept: {error!r}"[:200])
 
     def _update_in(self, entry: Entry) -> FindingUpdate | None:
         """What the entry says; None where it is not genuine, or no finding."""

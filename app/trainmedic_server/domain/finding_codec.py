@@ -96,7 +96,7 @@ def decode(raw: bytes) -> FindingUpdate:
         raise EnvelopeError("finding: not a JSON object") from error
     if fields.get("v") != VERSION:
         raise EnvelopeError(f"finding: v is {str(fields.get('v'))[:20]!r}; this version reads {VERSION}")
-    node = _text(fields, "node", LONGEST_NAME, is_needed=True)
+    node = _name(fields, "node", is_needed=True)
     finding = _finding(_object(fields, "finding"))
     if finding.origin.node not in ("", node):
         raise EnvelopeError("finding: it comes from another node than it was read on")
@@ -236,19 +236,19 @@ _PARTS: Mapping[TargetKind, tuple[str, ...]] = {
 
 def _target(fields: Mapping[str, Any]) -> Target:
     kind = _one_of(fields, "kind", TargetKind)
-    parts = {name: _text(fields, name, LONGEST_NAME, is_needed=True) for name in _PARTS[kind]}
+    parts = {name: _name(fields, name, is_needed=True) for name in _PARTS[kind]}
     return Target(kind, **parts)
 
 
 def _origin(fields: Mapping[str, Any]) -> Origin:
-    job, pod = (_text(fields, name, LONGEST_NAME) or None for name in ("job", "pod"))
+    job, pod = (_name(fields, name) or None for name in ("job", "pod"))
     attempt, rank, local_rank, node_rank = (
         _whole(fields, name, 0, LARGEST_RANK) if fields.get(name) is not None else None
         for name in ("attempt", "rank", "local_rank", "node_rank")
     )
     return Origin(
         source=_text(fields, "source", 64, is_needed=True),
-        node=_text(fields, "node", LONGEST_NAME),
+        node=_name(fields, "node"),
         job=job,
         attempt=attempt,
         rank=rank,
@@ -282,6 +282,14 @@ def _text(fields: Mapping[str, Any], name: str, longest: int, is_needed: bool = 
     if not isinstance(value, str) or len(value) > longest or (is_needed and not value):
         raise EnvelopeError(f"finding: {name} is no text of {1 if is_needed else 0} to {longest} characters")
     return value
+
+
+def _name(fields: Mapping[str, Any], name: str, is_needed: bool = False) -> str:
+    """A name of a node, GPU, job or pod: no index of a database takes a longer one."""
+    text = _text(fields, name, LONGEST_NAME, is_needed)
+    if len(text.encode()) > LONGEST_NAME:
+        raise EnvelopeError(f"finding: {name} is longer than {LONGEST_NAME} bytes")
+    return text
 
 
 def _matching(fields: Mapping[str, Any], name: str, pattern: re.Pattern[str]) -> str:

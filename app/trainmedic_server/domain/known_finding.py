@@ -21,6 +21,9 @@ from trainmedic_server.domain.finding import CauseClass, Excerpt, Finding, Origi
 from trainmedic_server.domain.finding_codec import MOST_RANKS
 from trainmedic_server.domain.target import Target
 
+MOST_LINES = 1_000_000_000_000_000_000
+"""How far lines are counted; no database counts ten times further."""
+
 
 class FindingEnd(StrEnum):
     """Why a finding is over."""
@@ -200,7 +203,7 @@ def taken(
         last_at=max(known.last_at, finding.last_at),
         ranks=_united(known.ranks, finding.ranks),
         nodes=known.nodes | {key.node},
-        count=known.count + news,
+        count=min(known.count + news, MOST_LINES),
     )
     if before is not None and merged == known and episode == before:
         return known, before

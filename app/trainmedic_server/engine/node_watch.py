@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from trainmedic.wire import envelope
 from trainmedic_server import telemetry
 from trainmedic_server.domain.known_finding import JobPlace
+from trainmedic_server.domain.target import LONGEST_NAME
 from trainmedic_server.domain.topology import ranks_in
 from trainmedic_server.errors import BusUnavailable, StoreUnavailable
 from trainmedic_server.ports.jobs import JobSource
@@ -31,7 +32,6 @@ REMEMBERED = timedelta(hours=1)
 MOST_PLACES = 200_000
 _WRITE_AGAIN = timedelta(minutes=10)
 _UUID7_DIGITS = 12
-_LONGEST_NAME = 512
 
 log = telemetry.logger(__name__)
 
@@ -159,7 +159,9 @@ def _places_in(jobs: Sequence[Presence], launchers: Sequence[Presence]) -> set[J
         for launcher in launchers
         if isinstance(node := launcher.details.get("node"), str) and node
     }
-    return {place for place in places if len(place.job) <= _LONGEST_NAME and len(place.node) <= _LONGEST_NAME}
+    return {
+        place for place in places if all(0 < len(name.encode("utf-8", "replace")) <= LONGEST_NAME for name in place)
+    }
 
 
 def _time(value: Any) -> datetime | None:

@@ -183,3 +183,10 @@ def test_of_an_excerpt_the_lines_farthest_from_the_finding_are_left_out() -> Non
     assert excerpt.within(30) == Excerpt(("a" * 9, "b" * 9, "c" * 9), 1, 7)
     assert Excerpt(excerpt.lines, 4, 7).within(20) == Excerpt(("d" * 9, "e" * 9), 1, 10)
     assert excerpt.within(4) == Excerpt(("bbbb",), 0, 8)
+
+
+def test_a_name_is_bounded_in_bytes() -> None:
+    """One that no index takes would keep the server from everything that comes with it."""
+    update = finding_codec.encode(replace(UPDATE, node="é" * 300, finding=replace(XID, origin=Origin("kernel"))))
+    with pytest.raises(EnvelopeError, match="bytes"):
+        finding_codec.decode(update)
