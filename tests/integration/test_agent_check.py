@@ -82,7 +82,7 @@ def test_it_shows_what_the_node_offers(tmp_path: Path, policy: Path, driver: Dri
     """GPUs with limits, actions, rules with their roots; a root that is not there yet is only warned of."""
     given = ("--policy", policy, "--state-dir", tmp_path / "state", "--redis", redis_url, "--node", "n1")
     report = told(driver, *given, TRAINMEDIC_SIGNING_KEY="a key of sixteen or more characters")
-    assert report["actions"] == ["disk.clean", "gpu.power_limit", "node.facts"]
+    assert report["actions"] == ["disk.clean", "gpu.power_limit", "logs.read", "node.facts"]
     assert [gpu["uuid"] for gpu in report["gpus"]] == [card.uuid for card in driver.cards]
     assert report["gpus"][0]["max_limit_watts"] == 700
     assert report["power"] == {"is_allowed": True, "floor_percent": 50, "max_lease": "15m", "may_set": True}
