@@ -17,7 +17,7 @@ _LEVEL = re.compile(r"<(\d{1,3})>")
 _FACILITY = re.compile(r"(?:kern|user|mail|daemon|auth|syslog|local\d) {0,3}:[a-z]{3,6} {0,3}: ")
 _CALLER = r"(?: ?\[ {0,12}[TC]\d{1,9}\])? ?"
 _SINCE_BOOT = re.compile(r"\[ {0,12}(\d{1,12}\.\d{1,9})\]" + _CALLER)
-_HUMAN = re.compile(r"\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\]" + _CALLER)
+_HUMAN = re.compile(r"\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]?\d \d\d:\d\d:\d\d \d{4}\]" + _CALLER)
 _SYSLOG = re.compile(
     r"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,6})?|(?P<iso>\d{4}-\d\d-\d\dT[\d:.,+Z-]{8,24})) "
 )
