@@ -21,6 +21,7 @@ from typing import IO
 from trainmedic.wire import log_layout
 from trainmedic_server.adapters import dump_reader
 from trainmedic_server.domain.finding import Origin
+from trainmedic_server.logs.rule import KERNEL_SOURCES
 
 MOST_FILES = 20_000
 MOST_BYTES = 64 * 1024 * 1024
@@ -170,6 +171,8 @@ def _file(path: Path, directory: Path) -> FolderFile | None:
     path_read, path = path, path.with_suffix("") if path.suffix == ".gz" else path
     named = _of_our_layout(path) or _of_torchrun(path, directory)
     kind, origin = named or (Kind.LINES, _of_name(path, directory, head))
+    if origin.source in KERNEL_SOURCES and _is_written_by_job(path):
+        origin = replace(origin, source="training")
     origin = replace(origin, stream=str(path_read.relative_to(directory)))
     if kind is not Kind.DUMP and (_has_dumps_name(path) or (head[:1] == b"\x80" and head[1:2] in b"\2\3\4\5")):
         kind = Kind.DUMP
@@ -183,6 +186,12 @@ _KINDS = {
     log_layout.ERROR: Kind.ERROR,
     log_layout.SOURCES: Kind.SOURCES,
 }
+
+
+def _is_written_by_job(path: Path) -> bool:
+    """Whether it lies where a job writes what it likes, under whichever name."""
+    parts = path.resolve().parts[:-1]
+    return any(log_layout.attempt_number(part) is not None or _TORCHRUN_ATTEMPT.fullmatch(part) for part in parts)
 
 
 def _of_our_layout(path: Path) -> tuple[Kind, Origin] | None:

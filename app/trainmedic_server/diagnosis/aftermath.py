@@ -10,6 +10,7 @@ import re
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from math import isfinite
 
 from trainmedic_server.domain.finding import CauseClass, Finding, Role
 from trainmedic_server.logs.line import Line
@@ -40,6 +41,7 @@ class Aftermath:
     """How many ordinary lines the same rank, or the same stream without ranks, printed after a finding, by its id."""
     _open: dict[_Voice, dict[str, datetime]] = field(default_factory=lambda: defaultdict(dict))
     _steps: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    _unwell: dict[str, dict[str, datetime]] = field(default_factory=dict)
     _loose: Counter[str] = field(default_factory=Counter)
     _chapters: Counter[_Voice] = field(default_factory=Counter)
     _recent: dict[str, deque[tuple[Line, bool]]] = field(default_factory=dict)
@@ -52,7 +54,9 @@ class Aftermath:
     def found(self, line: Line, findings: list[Finding]) -> None:
         """Take what rules found in a line."""
         for finding in findings:
-            if finding.role is Role.ROOT and finding.cause is not CauseClass.NUMERICS:
+            if finding.role is Role.ROOT and finding.cause is CauseClass.NUMERICS:
+                self._unwell.setdefault(line.origin.stream, {})[finding.id] = line.at
+            elif finding.role is Role.ROOT:
                 self._open[line.origin.stream, line.origin.rank][finding.id] = line.at
                 self._steps[line.origin.stream][finding.id] = 0
         for later, is_timed in self._recent.get(line.origin.stream, ()) if findings else ():
@@ -70,6 +74,7 @@ class Aftermath:
             waiting = self._steps[stream]
             waiting.update(waiting.keys())
             self._went_on(stream, {each for each, steps in waiting.items() if steps >= _STEPS})
+            self._take_loss(line)
             return
         if _ENDING.search(line.text[:400]):
             return
@@ -81,6 +86,17 @@ class Aftermath:
         self.followed.update(open_.keys())
         if is_timed:
             self._went_on(stream, {each for each, at in open_.items() if line.at - at >= _WHILE})
+
+    def _take_loss(self, line: Line) -> None:
+        """A loss that is a number again, minutes after one that was none, is well again."""
+        loss = line.record.get("loss") if line.record else None
+        unwell = self._unwell.get(line.origin.stream)
+        if unwell and isinstance(loss, float) and isfinite(loss):
+            over = {each for each, at in unwell.items() if line.at - at >= _WHILE}
+            self.outlived |= over
+            self._chapters[line.origin.stream, line.origin.rank] += bool(over)
+            for each in over:
+                del unwell[each]
 
     def _took_nobodys(self, stream: str) -> None:
         """In a stream of several ranks a line may be of whichever rank; of some, one is of the rank that counts."""

@@ -31,6 +31,14 @@ _TABLE_LINE = re.compile(
 )
 _EXIT_LINE = ("exitcode:", "exits with return code", "srun: error:", "CalledProcessError")
 _STEPS_KEPT = 100
+_OF_PROGRAMS = re.compile(
+    rb"(?:(?:<\d{1,3}>)?\d? ?(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|\d{4}-\d\d-\d\dT[\d:.+Z-]{8,24}) "
+    rb"[\w.-]{1,255} (?!kernel(?:\[\d+\])?[: ])[A-Za-z_][\w./()@-]*(?:\[\d+\])?: "
+    rb"|(?:user|mail|daemon|auth|syslog|local\d) {0,3}:[a-z]{3,6} {0,3}:"
+    rb"|<(?:[89]|\d{2,3})>\[|(?:[89]|\d{2,4}),\d+,\d+,)"
+)
+"""What a file of the kernel's lines also holds: the words of programs, to which a job's belong. In the form of syslog
+and the journal with its name, else with the number of another facility than the kernel's."""
 _MOST_TABLE_LINES, _LONGEST_TABLE_LINE = 50_000, 300
 
 
@@ -89,6 +97,9 @@ class Collector:
         assembler = LineAssembler(origin)
         last, place, is_known = written, 0, False
         for physical in raw:
+            if origin.source == "kernel" and _OF_PROGRAMS.match(physical):
+                place += len(physical) + 1
+                continue
             # A line without a time came when the one before it did.
             guessed = clock_guess.of_line(physical[:400].decode(errors="replace"), written)
             is_known = is_known or guessed is not None

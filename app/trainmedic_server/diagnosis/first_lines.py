@@ -38,7 +38,9 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     ]
     is_sure = not others and not earlier and not facts.followed.get(leading.id)
     is_sure = is_sure and not any(_may_be_first(other, leading, ranks) for other in relevant.roots)
-    is_sure = is_sure and leading.cause not in _NEVER_SURE_BY_LINE and not _was_killed(leading)
+    # A loss that is no number ends nobody by itself; what else failed may have.
+    has_both = leading.cause is CauseClass.NUMERICS and any(f.cause is not leading.cause for f in relevant.roots)
+    is_sure = is_sure and not has_both and leading.cause not in _NEVER_SURE_BY_LINE and not _was_killed(leading)
     # An exception can be what became of another one, on a rank of which nothing was read.
     is_sure = is_sure and not (leading.cause is CauseClass.CODE and facts.unread_ranks)
     yield Accusation(

@@ -14,6 +14,8 @@ from trainmedic_server.domain.finding import CauseClass
 
 _VAGUE = frozenset({CauseClass.UNKNOWN, CauseClass.HANG})
 """Causes that say that something is, and not why: another witness of the same can say why."""
+_OFTEN_BESIDE = frozenset({CauseClass.NETWORK, CauseClass.STORAGE, CauseClass.HOST_MEMORY})
+_PLAIN_ERRORS = frozenset({CauseClass.CODE, CauseClass.GPU_MEMORY})
 _MOST_EVIDENCE = 20
 
 
@@ -44,7 +46,12 @@ def _all(facts: Facts, counting: Relevant) -> Iterable[Accusation]:
 
 def _leader(accusations: Sequence[Accusation]) -> Accusation:
     """The strongest witness, and of several of the same the first; not one that spoke of what came afterwards."""
-    strongest = next((a for a in accusations if a.confidence is not Confidence.LOW), accusations[0])
+    likely = [a for a in accusations if a.confidence is not Confidence.LOW]
+    errors = [a for a in likely if a.witness is Witness.LINE and a.cause in _PLAIN_ERRORS]
+    # A link or a file system that was away, or another's memory, may be beside the matter, and a plain error is not.
+    strongest = next((a for a in likely if not (errors and _may_be_beside(a))), accusations[0])
+    if strongest in errors:
+        return strongest
     alike = [other for other in accusations if other.witness is strongest.witness]
     alike.sort(key=lambda a: (a.confidence is not Confidence.HIGH, a.moment is None, a.moment and a.moment.at))
     first = alike[0]
@@ -54,6 +61,11 @@ def _leader(accusations: Sequence[Accusation]) -> Accusation:
         if first.witness < Witness.LINE and line.is_before(first) and not line.concerns(first):
             return line
     return first
+
+
+def _may_be_beside(accusation: Accusation) -> bool:
+    is_sure = accusation.confidence is Confidence.HIGH
+    return accusation.witness is Witness.KERNEL and not is_sure and accusation.cause in _OFTEN_BESIDE
 
 
 def _weighed(leader: Accusation, others: Sequence[Accusation]) -> tuple[Accusation, list[Evidence]]:

@@ -65,10 +65,10 @@ def _says_why(finding: Finding) -> bool:
 
 def _went_on(finding: Finding, facts: Facts, has_failed: bool) -> bool:
     """Whether its rank went on after it. A loss that is not a number does not keep anybody from that."""
-    if finding.cause is CauseClass.NUMERICS:
-        return False
     if finding.id in facts.outlived:
         return True
+    if finding.cause is CauseClass.NUMERICS:
+        return False
     if not has_failed and facts.followed.get(finding.id, 0) >= _FEW_LINES:
         return True
     rank = rank_of(finding)
