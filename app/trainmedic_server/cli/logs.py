@@ -131,7 +131,10 @@ def explain(file: BinaryIO, source: str, paths: Sequence[Path], matched: bool, o
     FILE is a log as its program wrote it; - reads standard input. A rule comes near where its literal is in the line
     and its pattern is not. JSON is one object for each line.
     """
-    for line in explain_lines(file, source, loaded(paths), SystemClock().now()):
+    rules = loaded(paths)
+    if not any(source in rule.sources for rule in rules.rules):
+        click.echo(visible(f"No rule is for the source {source!r}."), err=True)
+    for line in explain_lines(file, source, rules, SystemClock().now()):
         if matched and line.match.rule is None and not line.match.near and not line.match.ended:
             continue
         click.echo(json_text(line.as_data()) if output == "json" else _shown(line))

@@ -1,0 +1,80 @@
+"""``trainmedic logs explain``, as a program."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.programs import PYTHON_PATH, inherited
+
+RULES = Path(__file__).parents[2] / "logrules"
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+def logs(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """Run ``trainmedic logs``."""
+    return subprocess.run(
+        [sys.executable, "-m", "trainmedic_server", "logs", *arguments],
+        env={**inherited(), "PYTHONPATH": PYTHON_PATH},
+        input=stdin,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def explained(stdin: bytes, *arguments: str) -> list[dict[str, Any]]:
+    """What the shipped rules say of each line, as JSON."""
+    done = logs("explain", "-", "--rules", str(RULES), "--output", "json", *arguments, stdin=stdin)
+    assert (done.returncode, done.stderr) == (0, b"")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_each_physical_line_has_its_explanation() -> None:
+    """Of a block, the first line has the rule; endings of Windows, NUL, bytes that are no text and a last line without
+    an end change nothing."""
+    log = (
+        b"fine\r\n"
+        + f"[rank3]: {OOM}\r\n".encode()
+        + f"a\0b {OOM}\n".encode()
+        + b"\xff\xfe\n"
+        + b'Traceback (most recent call last):\n  File "a.py", line 1, in f\nKeyError: 1\n'
+        + OOM.encode()
+    )
+    told = explained(log)
+    assert [each["line"] for each in told] == list(range(1, 9))
+    rules = [None, "cuda-oom", "cuda-oom", None, "python-exception", None, None, "cuda-oom"]
+    assert [each["rule"] for each in told] == rules
+    assert told[1] | {"near": [], "ends": []} == told[1]
+    assert (told[1]["role"], told[1]["cause"], told[1]["fields"]) == ("root", "gpu_memory", {"wanted": "2.00 GiB"})
+
+
+def test_a_line_of_a_megabyte_is_cut_and_the_next_one_is_read() -> None:
+    """A rule sees its beginning."""
+    log = f"{OOM} {'b' * (1 << 20)}\n{'a' * (1 << 20)} {OOM}\n{OOM}\n".encode()
+    assert [each["rule"] for each in explained(log)] == ["cuda-oom", None, "cuda-oom"]
+
+
+def test_nothing_is_said_of_an_empty_file() -> None:
+    """And it is no mistake."""
+    assert explained(b"") == []
+
+
+def test_a_source_that_no_rule_is_for_is_told() -> None:
+    """A name of one's own may be right; one that is mistyped would find nothing, in silence."""
+    done = logs("explain", "-", "--rules", str(RULES), "--source", "kernal", "--output", "json", stdin=OOM.encode())
+    assert (done.returncode, done.stderr) == (0, b"No rule is for the source 'kernal'.\n")
+    assert json.loads(done.stdout)["rule"] is None
+
+
+@pytest.mark.parametrize("name", ["", "missing.log"])
+def test_a_directory_and_a_missing_file_are_refused(name: str, tmp_path: Path) -> None:
+    """With the status of wrong usage, and no traceback."""
+    done = logs("explain", str(tmp_path / name))
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"Traceback" not in done.stderr
