@@ -87,6 +87,7 @@ class Collector:
         self._kernel_read: set[str] = set()
         self._last_step_at: datetime | None = None
         self._world_size: int | None = None
+        self._first_at: datetime | None = None  # of the first line of the job with a time
         self._began_at: datetime | None = None
         self._aftermath = Aftermath()
 
@@ -152,6 +153,7 @@ class Collector:
         found = self._found(line)
         if line.origin.source not in KERNEL_SOURCES:
             self._of_job(line, has_time)
+            self._note_beginning(line, has_time, is_trouble=bool(found))
             self._aftermath.found(line, found)
             if not found:
                 self._aftermath.plain(line, is_timed=has_time)
@@ -183,10 +185,14 @@ class Collector:
             nothing = match
         return self._tracker.take(line, nothing)
 
+    def _note_beginning(self, line: Line, has_time: bool, is_trouble: bool) -> None:
+        """A log that begins with the trouble does not show when the job began."""
+        if has_time and (self._first_at is None or line.at < self._first_at):
+            self._first_at = line.at
+            self._began_at = None if is_trouble else line.at
+
     def _of_job(self, line: Line, has_time: bool) -> None:
         record = line.record or {}
-        if has_time and (self._began_at is None or line.at < self._began_at):
-            self._began_at = line.at
         rank = line.origin.rank if line.origin.rank is not None else _whole(record.get("rank"))
         seen = self._ranks.setdefault(rank, _Seen()) if rank is not None else None
         if seen:

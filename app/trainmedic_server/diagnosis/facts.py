@@ -56,7 +56,7 @@ class Facts:
     steps: Mapping[int, RankStep] = field(default_factory=dict)
     """How each rank's steps divided at last, where it tells."""
     began_at: datetime | None = None
-    """When the first line of the job with a time was printed; None where none is known."""
+    """When the first line of the job with a time was printed; None where none is known, or trouble is all that is."""
     outlived: frozenset[str] = frozenset()
     """The ids of findings after which the training certainly went on."""
     followed: Mapping[str, int] = field(default_factory=dict)
