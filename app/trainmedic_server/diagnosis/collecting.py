@@ -39,6 +39,7 @@ _OF_PROGRAMS = re.compile(
 )
 """What a file of the kernel's lines also holds: the words of programs, to which a job's belong. In the form of syslog
 and the journal with its name, else with the number of another facility than the kernel's."""
+_OTHER_RANK = re.compile(rb"\[rank(\d{1,5})\]:")
 _MOST_TABLE_LINES, _LONGEST_TABLE_LINE = 50_000, 300
 
 
@@ -95,7 +96,8 @@ class Collector:
         """Take all lines of one stream, each without its line feed; `written` is when it was last changed."""
         if origin.source == "kernel":
             self._kernel_read.add(origin.node)
-        assembler = LineAssembler(origin)
+        # A file with one rank's name may hold what others print as well, each line with its rank.
+        assemblers = {origin.rank: LineAssembler(origin)}
         last, place, is_known = written, 0, False
         for physical in raw:
             if origin.source == "kernel" and _OF_PROGRAMS.match(physical):
@@ -105,10 +107,14 @@ class Collector:
             guessed = clock_guess.of_line(physical[:400].decode(errors="replace"), written)
             is_known = is_known or guessed is not None
             last = guessed or last + timedelta(microseconds=1)
-            for line in assembler.feed(physical, last, place):
+            rank = _rank_said(physical) if origin.rank is not None else None
+            rank = origin.rank if rank is None else rank
+            if rank not in assemblers:
+                assemblers[rank] = LineAssembler(replace(origin, rank=rank, local_rank=None))
+            for line in assemblers[rank].feed(physical, last, place):
                 self._take(line, is_known)
             place += len(physical) + 1
-        for line in assembler.flush():
+        for line in (line for assembler in assemblers.values() for line in assembler.flush()):
             self._take(line, is_known)
         for finding in [*self._tracker.tick(last), *self._tracker.changed()]:
             self._keep(finding)
@@ -217,6 +223,11 @@ class Collector:
                     replace(ended, at=line.at if line.time_source is TimeSource.LINE else None)
                     for ended in exits.launcher_line(text, line.origin.node)
                 ]
+
+
+def _rank_said(physical: bytes) -> int | None:
+    found = _OTHER_RANK.match(physical)
+    return int(found[1]) if found else None
 
 
 def _whole(value: Any) -> int | None:

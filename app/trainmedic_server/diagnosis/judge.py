@@ -65,7 +65,9 @@ def _leader(accusations: Sequence[Accusation]) -> Accusation:
 
 def _may_be_beside(accusation: Accusation) -> bool:
     is_sure = accusation.confidence is Confidence.HIGH
-    return accusation.witness is Witness.KERNEL and not is_sure and accusation.cause in _OFTEN_BESIDE
+    has_time = accusation.moment is not None and accusation.moment.is_known
+    is_vague = accusation.cause in _OFTEN_BESIDE or not has_time
+    return accusation.witness is Witness.KERNEL and not is_sure and is_vague
 
 
 def _weighed(leader: Accusation, others: Sequence[Accusation]) -> tuple[Accusation, list[Evidence]]:

@@ -1,0 +1,38 @@
+"""Logs that were compressed by logrotate or by hand."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from tests.unit.diagnosis.test_scenes import shipped_rules
+from trainmedic_server.adapters import log_folder
+from trainmedic_server.wiring.folder_diagnosis import diagnose_folder
+
+_OOM = b"[rank2]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 22.78 GiB.\n"
+
+
+def test_compressed_logs_are_read_by_the_names_that_they_had(tmp_path: Path) -> None:
+    """As if they lay there unpacked; one that was cut counts as far as it goes, and one that is none is left out."""
+    (tmp_path / "rank2.log.gz").write_bytes(gzip.compress(_OOM))
+    (tmp_path / "rank1.log.1.gz").write_bytes(gzip.compress(b"step 1\n" * 5000)[:-12])
+    (tmp_path / "rank0.log.gz").write_bytes(b"\x1f\x8bjunk")
+    found = diagnose_folder(tmp_path, shipped_rules())
+    verdict = found.attempts[-1].verdict
+    assert (str(verdict.cause), verdict.ranks) == ("gpu_memory", (2,))
+    assert found.files_read == 2
+    assert set(found.left_out) == {"rank0.log.gz"}
+
+
+def test_one_that_unpacks_to_more_than_anybody_logs_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few bytes can pretend to be any number."""
+    monkeypatch.setattr(log_folder, "MOST_UNPACKED", 1024)
+    (tmp_path / "rank2.log").write_bytes(_OOM)
+    (tmp_path / "rank1.log.gz").write_bytes(gzip.compress(b"a" * 4096))
+    found = diagnose_folder(tmp_path, shipped_rules())
+    assert set(found.left_out) == {"rank1.log.gz"}
+    assert found.attempts[-1].verdict.ranks == (2,)
