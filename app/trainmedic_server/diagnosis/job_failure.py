@@ -1,6 +1,6 @@
 """Of a job that a server watches: whether it fails, since when, and its facts, from the findings that are stored.
 
-Pure. Who calls it: ``wiring.job_diagnoses``. Of the logs themselves a server has the excerpts of findings alone, and of
+Pure. Who calls it: ``engine.job_diagnoses``. Of the logs themselves a server has the excerpts of findings alone, and of
 dumps nothing: who has the files gets more by `trainmedic diagnose --dir`.
 """
 

@@ -1,4 +1,4 @@
-"""The verdict on one failure of a job, as the server keeps it. Who makes them: ``wiring.job_diagnoses``."""
+"""The verdict on one failure of a job, as the server keeps it. Who makes them: ``engine.job_diagnoses``."""
 
 from __future__ import annotations
 

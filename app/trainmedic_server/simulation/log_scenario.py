@@ -176,7 +176,7 @@ class LogScenario:
         await self._send(reader, [finding for line in timed for finding in reader.tracker.feed(line)])
 
     async def _tell_verdict(self) -> None:
-        verdict = self.verdict()
+        verdict = self.verdict().plain()
         labels = verdict_alert.labels_of(self._job.name, verdict)
         said, now = verdict_alert.annotations_of(verdict), self._clock.now()
         await self._alerts.tell([Alert(fingerprint(labels), AlertStatus.FIRING, labels, said, now, None)])

@@ -21,6 +21,7 @@ from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine.finding_intake import FindingIntake
 from trainmedic_server.engine.finding_teller import FindingTeller, IntakeTeller
+from trainmedic_server.engine.job_diagnoses import JobDiagnoses
 from trainmedic_server.engine.node_watch import NodeWatch
 from trainmedic_server.engine.service import Engine
 from trainmedic_server.errors import BusUnavailable
@@ -28,7 +29,6 @@ from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.findings import AlertTeller
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.settings.server import ServerSettings
-from trainmedic_server.wiring.job_diagnoses import JobDiagnoses
 
 ALERTMANAGER_AGAIN = timedelta(minutes=1)
 """How often an alert that fires is told to the Alertmanager, as Prometheus does."""

@@ -16,11 +16,11 @@ from trainmedic_server.domain.finding import CauseClass, Origin, Role
 from trainmedic_server.domain.job_life import JobLife, LifeState
 from trainmedic_server.domain.known_finding import KnownFinding
 from trainmedic_server.domain.target import Target, TargetKind
+from trainmedic_server.engine import job_diagnoses
+from trainmedic_server.engine.job_diagnoses import JobDiagnoses
 from trainmedic_server.errors import BusUnavailable
 from trainmedic_server.ports.outside import Presence
 from trainmedic_server.telemetry import Metrics
-from trainmedic_server.wiring import job_diagnoses
-from trainmedic_server.wiring.job_diagnoses import JobDiagnoses
 
 
 class World:

@@ -11,11 +11,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Protocol
 
 from trainmedic.wire import envelope
 from trainmedic_server import errors, telemetry
-from trainmedic_server.adapters.sql_store.store import SqlStore
-from trainmedic_server.diagnosis import job_failure
+from trainmedic_server.diagnosis import job_failure, verdict_alert
 from trainmedic_server.diagnosis.facts import RankFacts
 from trainmedic_server.diagnosis.judge import diagnose
 from trainmedic_server.domain.alert import Alert, AlertStatus, fingerprint
@@ -24,8 +24,9 @@ from trainmedic_server.domain.known_finding import KnownExcerpt, KnownFinding
 from trainmedic_server.domain.known_verdict import KnownVerdict
 from trainmedic_server.domain.topology import ranks_in
 from trainmedic_server.engine.node_watch import PresenceSource
-from trainmedic_server.ports.findings import AlertTeller, FindingFilter
+from trainmedic_server.ports.findings import AlertTeller, FindingFilter, FindingHistory
 from trainmedic_server.ports.outside import Clock
+from trainmedic_server.ports.store import RunStore
 
 SETTLING = timedelta(seconds=5)
 """Between the first sign of a failure and its verdict: what all nodes printed has to arrive."""
@@ -44,13 +45,17 @@ _AT_ONCE, _MOST_EARLIER, _MOST_EXCERPTS, _MOST_PAST = 50, 50, 16, 500
 log = telemetry.logger(__name__)
 
 
+class DiagnosisStore(RunStore, FindingHistory, Protocol):
+    """The run store, with the findings' excerpts."""
+
+
 class JobDiagnoses:
     """Watches for failures. `repeat_every` is the time after which an alert that fires is told again; `ids` returns a
     new id each time."""
 
     def __init__(
         self,
-        store: SqlStore,
+        store: DiagnosisStore,
         source: PresenceSource,
         teller: AlertTeller,
         clock: Clock,
@@ -152,7 +157,7 @@ class JobDiagnoses:
             node=verdict.node,
             fingerprint=verdict.fingerprint,
             plain=plain,
-            labels=known.labels or _labels(job, plain),
+            labels=known.labels or verdict_alert.labels_of(job, plain),
             tell_at=known.tell_at or now,
         )
         await self._store.transact(lambda tx: tx.verdicts.save([made]))
@@ -188,33 +193,19 @@ class JobDiagnoses:
         return min(now + self._repeat_every, verdict.began_at + ALERT_LASTS)
 
 
-def _labels(job: str, plain: dict[str, object]) -> dict[str, str]:
-    labels = {"alertname": "TrainingFailed", "severity": "critical", "component": "training", "source": "diagnosis"}
-    labels |= {"job_name": job, "cause": str(plain["cause"]), "confidence": str(plain["confidence"])}
-    return labels | ({"node": str(plain["node"])} if plain["node"] else {})
-
-
 def _is_over(verdict: KnownVerdict, now: datetime) -> bool:
     return now - verdict.began_at >= ALERT_LASTS
 
 
 def written(verdict: KnownVerdict, now: datetime) -> Alert:
     """The alert of a verdict, which fires for a quarter of an hour."""
-    plain, labels = verdict.plain, dict(verdict.labels or {})
+    labels = dict(verdict.labels or {})
     is_over = _is_over(verdict, now)
-    annotations = {
-        "summary": str(plain.get("summary", "")),
-        "verdict": verdict.id,
-        "ranks": ", ".join(str(rank) for rank in plain.get("ranks", ())[:100]),
-        "advice": str(plain.get("advice", "")),
-        "same_before": str(plain.get("same_before", 0)),
-        "confidence": verdict.confidence,
-    }
     return Alert(
         fingerprint=fingerprint(labels),
         status=AlertStatus.RESOLVED if is_over else AlertStatus.FIRING,
         labels=labels,
-        annotations={name: value for name, value in annotations.items() if value},
+        annotations={**verdict_alert.annotations_of(verdict.plain), "verdict": verdict.id},
         starts_at=verdict.began_at,
         ends_at=verdict.began_at + ALERT_LASTS if is_over else None,
     )
