@@ -187,7 +187,7 @@ class Collector:
             tried = replace(line, origin=replace(origin, source=source))
             match = self._tracker.matcher.match(tried)
             if match.rule is not None or match.ended or match.refused:
-                return self._tracker.take(tried, match)
+                return self._tracker.take(_of_its_own(tried, match), match)
             nothing = match
         return self._tracker.take(line, nothing)
 
@@ -223,6 +223,16 @@ class Collector:
                     replace(ended, at=line.at if line.time_source is TimeSource.LINE else None)
                     for ended in exits.launcher_line(text, line.origin.node)
                 ]
+
+
+def _of_its_own(line: Line, match: LineMatch) -> Line:
+    """The line as one of a stream for each minute and process, where it is the kernel's: what it said earlier of
+    something else must not swallow what it says as the job ends. Not where a rule counts lines, or waits for an end."""
+    rule = match.rule
+    if line.origin.source not in KERNEL_SOURCES or rule is None or rule.ends or rule.count or rule.lasting:
+        return line
+    generation = f"{line.origin.generation} {line.at:%Y%m%d%H%M} {match.fields.get('pid', '')}"
+    return replace(line, origin=replace(line.origin, generation=generation))
 
 
 def _rank_said(physical: bytes) -> int | None:
