@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -58,13 +57,12 @@ class LokiPusher:
         self.call({"streams": [{"stream": labels, "values": [[str(nanoseconds(at)), line, metadata]]}]})
 
 
-def poster(url: str, path: str, headers: dict[str, str] | None = None, pause: float = 0.0) -> Callable[[Any], None]:
-    """A call that posts JSON to a real store, and waits until what was posted can be found."""
+def poster(url: str, path: str, headers: dict[str, str] | None = None) -> Callable[[Any], None]:
+    """A call that posts JSON to a real store."""
 
     def post(document: Any) -> None:
         answer = httpx.post(url.rstrip("/") + path, json=document, headers=headers, timeout=30)
         assert answer.is_success, answer.text
-        time.sleep(pause)
 
     return post
 

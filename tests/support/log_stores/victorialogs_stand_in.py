@@ -30,7 +30,7 @@ _RANGE = re2.compile(r"\s*_time:\[(\S+),\s*(\S+)\)\s*")
 _FILTER = re2.compile(
     r"\s*(?:AND\s+)?([a-zA-Z_]+):(?:(=|~)" + _STRING + r"|in\((" + _STRING + r"(?:," + _STRING + r")*)\))\s*"
 )
-_SORT = re2.compile(r"\|\s*sort by \(_time\) limit (\d+)\s*")
+_SORT = re2.compile(r"\|\s*sort by \(_time, _msg\) limit (\d+)\s*")
 
 
 @dataclass

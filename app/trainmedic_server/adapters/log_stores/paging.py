@@ -148,8 +148,10 @@ class _PagedPart:
             else:
                 self._begin, self._seen, most = self._begin + 1, set(), self._page
         if self._waiting:
+            # A store may give other lines of one moment each time, so those of earlier pages stay known.
+            known = self._seen if self._waiting[-1].at == self._begin else set()
             self._begin = self._waiting[-1].at
-            self._seen = {each[:2] for each in lines if each.at == self._begin}
+            self._seen = known | {each[:2] for each in lines if each.at == self._begin}
 
     def take(self, horizon: int, everything: bool) -> list[StoredLine]:
         """The lines up to that moment."""

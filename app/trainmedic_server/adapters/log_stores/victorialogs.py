@@ -52,7 +52,7 @@ class VictoriaLogs:
         return parts
 
     async def page(self, part: str, query: LogQuery, begin: int, end: int, most: int) -> Sequence[StoredLine]:
-        asked = f"_time:[{rfc3339(begin)}, {rfc3339(end)}) AND {part} | sort by (_time) limit {most}"
+        asked = f"_time:[{rfc3339(begin)}, {rfc3339(end)}) AND {part} | sort by (_time, _msg) limit {most}"
         raw = await self._http.post(PATH, {"query": asked})
         try:
             return [_line(json.loads(line)) for line in raw.splitlines() if line.strip()]
