@@ -68,7 +68,7 @@ def test_the_presence_names_the_gpus_and_their_limits(node: GpuNode) -> None:
         "max_limit_watts": 700,
     }
     assert presence["driver"] == "570.86.15"
-    assert presence["actions"] == ["disk.clean", "gpu.power_limit", "gpu.renew_lease", "node.facts"]
+    assert presence["actions"] == ["disk.clean", "gpu.power_limit", "gpu.renew_lease", "logs.read", "node.facts"]
 
 
 def test_a_node_without_a_driver_still_serves(tmp_path: Path, redis_url: str, driver: Driver) -> None:

@@ -71,7 +71,7 @@ def _router(
         "/jobs/{job:path}/logs",
         summary="The lines of a job's logs, oldest first",
         response_class=Response,
-        responses={200: _ANSWER, **responses(401, 403, 422, 429, 503)},
+        responses={200: _ANSWER, **responses(401, 403, 404, 422, 429, 503)},  # 404: a name that no path can have
     )
     async def lines(
         principal: Principal = Depends(viewer),

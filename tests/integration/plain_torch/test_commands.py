@@ -24,6 +24,7 @@ from tests.support.programs import eventually
 from trainmedic.errors import ConfigurationError
 from trainmedic.job import progress
 from trainmedic.job.progress import REPORT_INTERVAL
+from trainmedic.recovery import health
 from trainmedic.recovery.changes import LEARNING_RATE
 from trainmedic.torch.restore import CheckpointRestore
 from trainmedic.wire import envelope
@@ -116,8 +117,10 @@ def test_the_rate_that_is_expected_is_reported_beside_the_one_in_use(begin: Begi
 def test_a_rate_that_is_off_is_off_after_a_restart_too(
     begin: Begin, medic: trainmedic.Medic, monkeypatch: pytest.MonkeyPatch, jumps: bool
 ) -> None:
-    """Many schedulers go on from the rate that they find: the process that resumes does not take it for its own."""
+    """Many schedulers go on from the rate that they find: the process that resumes does not take it for its own, where
+    the rate was off for so long that checkpoints with it are not ill any more."""
     monkeypatch.setattr(progress, "REPORT_INTERVAL", 0.0)  # these steps are quicker than any
+    monkeypatch.setattr(health, "_LONGEST_RISE", -1.0)
     cosine = partial(lr_scheduler.CosineAnnealingLR, T_max=100)
     training = begin(scheduler=cosine)
 
@@ -131,6 +134,20 @@ def test_a_rate_that_is_off_is_off_after_a_restart_too(
     later.train(24)
     off = medic.progress.values(time.perf_counter())["training_learning_rate_deviation"]
     assert off > 0.9 if jumps else off < 1e-6
+
+
+def test_a_restart_goes_on_from_before_the_rate_was_off(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint that was written with a rate off its schedule is ill, as long as it cannot be meant."""
+    monkeypatch.setattr(progress, "REPORT_INTERVAL", 0.0)
+    cosine = partial(lr_scheduler.CosineAnnealingLR, T_max=100)
+    training = begin(scheduler=cosine)
+
+    def jump() -> None:
+        training.optimizer.param_groups[0]["lr"] *= 30
+
+    training.train(22, {14: jump})
+    training.run.close()
+    assert begin(scheduler=cosine).run.resume() == 10
 
 
 def test_a_smaller_batch_keeps_the_global_one_and_no_sample_is_lost(begin: Begin) -> None:
