@@ -226,6 +226,7 @@ async def test_so_many_lines_and_no_more_with_a_note(kept: Kept) -> None:
 async def test_who_follows_gets_what_there_is_and_then_what_is_new(kept: Kept) -> None:
     """Each line once; those of a file that is new may come a little later."""
     kept.write(kept.job, 1, "gpu-01", ago(30), "first")
+    await asyncio.sleep(kept.settles)
     found: list[str] = []
     has_first = asyncio.Event()
 
