@@ -20,7 +20,7 @@ _CAUSES = {
     CauseClass.NODE: "A machine failed",
     CauseClass.PREEMPTION: "Somebody ended it on purpose",
     CauseClass.HANG: "It hangs",
-    CauseClass.UNKNOWN: "It failed, and why is not known",
+    CauseClass.UNKNOWN: "Why it failed is not known",
 }
 _MOST_NAMED = 8
 
@@ -31,6 +31,8 @@ def summary(leader: Accusation, facts: Facts) -> str:
     nodes = sorted({node for rank in ranks if (node := facts.node_of(rank))} or ({leader.node} - {""}))
     where = f" on rank{'s' if len(ranks) > 1 else ''} {few([str(rank) for rank in ranks])}" if ranks else ""
     where += f" ({few(nodes)})" if where and nodes else f" on {few(nodes)}" if nodes else ""
+    if leader.cause is CauseClass.UNKNOWN and where:
+        where = f"; of{where.removeprefix(' on')}"
     return f"{_CAUSES[leader.cause]}{where}: {leader.evidence[0].why}."
 
 

@@ -14,6 +14,7 @@ from tests.integration.launch.launched import Launched
 from tests.support.agent_node import KEY
 from tests.support.live import Server
 from tests.support.log_node import LogNode
+from tests.support.long_tests import some_of
 from tests.support.programs import eventually
 from trainmedic.wire.signing import identity_key, job_identity
 
@@ -34,12 +35,14 @@ def _verdict(server: Server) -> Any:
 
 @pytest.mark.parametrize(
     ("accident", "cause", "ranks"),
-    [
-        ("raise", "code", [2]),
-        ("kill", "unknown", [2]),
-        # Who did not come prints nothing, and a job without the SDK does not say how many ranks it has.
-        ("leave", "hang", []),
-    ],
+    some_of(
+        [
+            ("raise", "code", [2]),
+            ("kill", "unknown", [2]),
+            # Who did not come prints nothing, and a job without the SDK does not say how many ranks it has.
+            ("leave", "hang", []),
+        ]
+    ),
 )
 def test_the_rank_that_failed_is_named_by_one_alert(
     accident: str, cause: str, ranks: list[int], tmp_path: Path, redis_server: RedisServer
