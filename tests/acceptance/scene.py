@@ -125,7 +125,7 @@ def train(directory: Path, metrics_port: int, environment: Mapping[str, str]) ->
     example = ROOT / "examples" / "train_char_model.py"
     argv = [sys.executable, str(example), "--checkpoints", str(directory / "checkpoints")]
     pace = ["--pace", "0.08", "--steps", "100000", "--checkpoint-every", "50"]
-    poison = ["--poison-at", "152", "--poison-batches", "190", "--metrics-port", str(metrics_port)]
+    poison = ["--poison-at", "158", "--poison-batches", "190", "--metrics-port", str(metrics_port)]
     return Program(
         [*argv, *pace, *poison],
         directory / "job.log",
