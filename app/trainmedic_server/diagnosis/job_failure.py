@@ -12,7 +12,7 @@ from datetime import datetime
 from trainmedic_server.diagnosis import exits
 from trainmedic_server.diagnosis.exits import Exit
 from trainmedic_server.diagnosis.facts import Earlier, Facts, RankFacts
-from trainmedic_server.domain.finding import CauseClass, Finding, Role
+from trainmedic_server.domain.finding import CauseClass, Role
 from trainmedic_server.domain.job_life import JobLife, LifeState
 from trainmedic_server.domain.known_finding import KnownExcerpt, KnownFinding
 from trainmedic_server.domain.known_verdict import KnownVerdict
@@ -76,34 +76,12 @@ def facts(
     return Facts(
         job=job,
         attempt=max(attempts, default=None),
-        findings=sorted((_finding(known) for known in findings), key=lambda finding: finding.first_at),
+        findings=sorted((known.as_finding for known in findings), key=lambda finding: finding.first_at),
         exits=_exits(findings, excerpts),
         ranks=known_ranks,
         kernel_read=None,
         gone_nodes=gone_nodes,
         earlier=[Earlier(verdict.attempt or 0, verdict.fingerprint) for verdict in earlier],
-    )
-
-
-def _finding(known: KnownFinding) -> Finding:
-    return Finding(
-        id=known.id,
-        rule=known.rule,
-        role=known.role,
-        cause=known.cause,
-        target=known.target,
-        origin=known.origin,
-        first_at=known.first_at,
-        last_at=known.last_at,
-        line=known.line,
-        labels=known.labels,
-        fields=known.fields,
-        ranks=known.ranks,
-        count=known.count,
-        time_source=known.time_source,
-        clock_error=known.clock_error,
-        is_over=known.ended_at is not None,
-        shape=known.shape,
     )
 
 

@@ -127,6 +127,29 @@ class KnownFinding:
     def is_open(self) -> bool:
         return self.ended_at is None
 
+    @property
+    def as_finding(self) -> Finding:
+        """It as the diagnosis and templates see it: one finding, though it may be of many streams."""
+        return Finding(
+            id=self.id,
+            rule=self.rule,
+            role=self.role,
+            cause=self.cause,
+            target=self.target,
+            origin=self.origin,
+            first_at=self.first_at,
+            last_at=self.last_at,
+            line=self.line,
+            labels=self.labels,
+            fields=self.fields,
+            ranks=self.ranks,
+            count=self.count,
+            time_source=self.time_source,
+            clock_error=self.clock_error,
+            is_over=not self.is_open,
+            shape=self.shape,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class KnownExcerpt:

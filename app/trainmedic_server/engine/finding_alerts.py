@@ -67,7 +67,7 @@ def is_before_boot(known: KnownFinding, booted_at: datetime | None) -> bool:
 
 def raised(known: KnownFinding, rule: LogRule, now: datetime) -> KnownFinding:
     """The finding with its alert, which begins now. Its rule has one."""
-    shown = _as_finding(known)
+    shown = known.as_finding
     labels = _labels(known, rule, rendering.severity_of(rule, shown))
     alert = FindingAlert(labels, fingerprint(labels), now, rendering.summary_of(rule, shown), _description(rule, shown))
     return replace(known, alert=alert, no_alert_because="", is_suspected=False, tell_at=now)
@@ -121,22 +121,3 @@ def _description(rule: LogRule, shown: Finding) -> str:
 def _shown_ranks(known: KnownFinding) -> str:
     ranks = write_ranks(known.ranks)
     return ranks if len(ranks) <= _LONGEST_RANKS else f"{ranks[:_LONGEST_RANKS]}…"
-
-
-def _as_finding(known: KnownFinding) -> Finding:
-    """The finding as templates see it."""
-    return Finding(
-        id=known.id,
-        rule=known.rule,
-        role=known.role,
-        cause=known.cause,
-        target=known.target,
-        origin=known.origin,
-        first_at=known.first_at,
-        last_at=known.last_at,
-        line=known.line,
-        labels=known.labels,
-        fields=known.fields,
-        ranks=known.ranks,
-        count=known.count,
-    )
