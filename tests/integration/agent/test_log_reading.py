@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import subprocess
 import time
 from datetime import UTC, datetime, timedelta
@@ -232,7 +231,6 @@ def test_the_kernels_log_is_read_from_the_start_of_the_boot(tmp_path: Path, redi
             assert node.last_words()["gpu-xid"].finding.target.gpu == node.driver.cards[0].uuid
 
 
-@pytest.mark.skipif(shutil.which("logrotate") is None, reason="logrotate is not installed")
 @pytest.mark.parametrize("way", ["create", "copytruncate", "nocreate", "delaycompress\ncompress"])
 def test_logrotate_takes_no_line_away(tmp_path: Path, redis_url: str, logs: Path, way: str) -> None:
     """The real one, five times, while a program writes between."""
