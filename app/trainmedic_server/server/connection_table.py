@@ -2,8 +2,12 @@
 
 A connection is a stranger's until a request on it has shown a token. When there is no room left, the
 strangers give way first, and of these the one that was silent longest, of the address that has most of
-them. A new client has therefore always room, and the connection that delivers alerts is taken by nobody
-without a token. Where no tokens are set everybody is a stranger; then silence alone decides.
+them. A new client has therefore room while any stranger keeps the server waiting, and the connection that
+delivers alerts is taken by nobody without a token. Where no tokens are set everybody is a stranger; then
+silence alone decides.
+
+A request that has arrived whole is answered: were its connection to give way to new ones, a crowd of clients
+that try again would take the server's time and none would get an answer.
 
 Not here: what is read and written over a connection (``http_connection``). Who calls it: `HttpConnection`
 and ``listener``.
@@ -11,7 +15,7 @@ and ``listener``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from itertools import chain, count
 from typing import Protocol
@@ -38,6 +42,11 @@ class TableEntry(Protocol):
     @property
     def in_work(self) -> bool:
         """Whether a request is being answered."""
+        ...
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether a request is being answered, and nothing of it is still to come."""
         ...
 
     @property
@@ -72,10 +81,16 @@ class ConnectionTable:
         return chain(*self._strangers.values(), *self._known.values())
 
     def add(self, connection: TableEntry) -> None:
-        """Add a new connection, and have another one give way where there is no room for it."""
+        """Add a new connection, and have another one give way where there is no room for it.
+
+        Where all others of its address are owed an answer it gives way itself, and is not added.
+        """
         of_client = self._strangers.get(connection.address, {})
         if len(of_client) >= self._limits.per_client:
-            self._close(next(iter(of_client)))
+            loser = next(_waited_for(of_client), connection)
+            self._close(loser)
+            if loser is connection:
+                return
         elif self._count >= self._limits.connections:
             candidate = self._candidate()
             if candidate is not None:
@@ -139,10 +154,13 @@ class ConnectionTable:
         self._unread.pop(connection, None)
 
     def _candidate(self) -> TableEntry | None:
-        """The connection that gives way to a new one; None where every one is of a known client and in work."""
-        if self._strangers:
-            largest = max(self._strangers.values(), key=_size_and_age)
-            return next(iter(largest))
+        """The connection that gives way to a new one; None where each is owed an answer.
+
+        A known client's is owed one as soon as its request begins.
+        """
+        for group in sorted(self._strangers.values(), key=_size_and_age, reverse=True):
+            for entry in _waited_for(group):
+                return entry
         idle = (entry for group in self._known.values() for entry in group if not entry.in_work)
         return next(idle, None)
 
@@ -155,6 +173,11 @@ class ConnectionTable:
         if connection.standing is Standing.STRANGER:
             return self._strangers.get(connection.address, {})
         return self._known[connection.standing]
+
+
+def _waited_for(group: Iterable[TableEntry]) -> Iterator[TableEntry]:
+    """Those whose clients keep the server waiting, for a request or the rest of one."""
+    return (entry for entry in group if not entry.has_arrived)
 
 
 def _size_and_age(group: dict[TableEntry, int]) -> tuple[int, int]:

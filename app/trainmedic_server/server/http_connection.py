@@ -61,6 +61,10 @@ class HttpConnection(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     @property
+    def has_arrived(self) -> bool:
+        return self.in_work and self._has_arrived()
+
+    @property
     def unread_bytes(self) -> int:
         waiting = sum(len(cycle.body) for cycle, _ in self.pipeline)
         return self.transport.get_write_buffer_size() + waiting + (len(self.cycle.body) if self.cycle else 0)

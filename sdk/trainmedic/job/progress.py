@@ -222,6 +222,14 @@ class Progress:
         last = self._reported_step
         return step - last if step is not None and last is not None and step > last else 1
 
+    def begin_training(self, now: float) -> None:
+        """Another training begins in this process, of which nothing that was reported before says anything."""
+        self.record.forget_after(-1)
+        self.step = self._reported_step = self.checkpoint = self.evaluation = self.ranks_differing = None
+        self.loss = self.grad_norm = self.learning_rate = self.expected_learning_rate = self.off_schedule_since = None
+        self.layer_norms = {}
+        self.tensors_due_at = self.report_due_at = now
+
     def go_back(self, step: int, loss: float | None) -> None:
         """Training went back to `step`, after which its loss was so much, as far as that is known. What was reported
         later is of another course; the next report is taken whole, however soon it comes."""

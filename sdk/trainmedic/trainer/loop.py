@@ -12,6 +12,7 @@ import abc
 import contextlib
 import functools
 import logging
+import time
 from pathlib import Path
 from typing import Any, ClassVar, Iterator, Mapping
 
@@ -99,7 +100,7 @@ class TrainerLoop(abc.ABC):
         """Begin without a checkpoint: the checkpoints in the directories belong to an earlier training."""
         self._foreign = frozenset((checkpoint.path, checkpoint.at) for checkpoint in self._all_checkpoints())
         self.budget.reset()
-        self._medic.progress.record.forget_after(-1)  # as do the losses that are known
+        self._medic.progress.begin_training(time.perf_counter())
 
     def _prepare(self, restart: LoopRestart) -> Path:
         """The checkpoint that the loop starts from for `restart`, with later ones put aside. Raises OSError."""

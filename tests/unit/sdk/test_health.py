@@ -118,6 +118,14 @@ def test_a_rate_off_its_schedule_is_ill_until_it_has_lasted(monkeypatch: pytest.
     assert health(3.0, 0.1, 305).on_schedule is False
 
 
+def test_another_training_of_the_process_is_not_judged_by_the_one_before() -> None:
+    progress = reported([4.0] * 2 * FEWEST)
+    progress.add_report(100, 4.0, 1.0, 1e-7, None, time.perf_counter(), expected_learning_rate=1e-7)
+    progress.begin_training(time.perf_counter())
+    progress.add_report(1, 9.0, 1.0, 1e-3, None, time.perf_counter())
+    assert health_now(progress) == CheckpointHealth(9.0, 9.0, 0.0, 1.0, 1.0, reports=1)
+
+
 def test_a_norm_that_is_not_finite_is_kept_as_such() -> None:
     """As JSON has no NaN, it is a text there."""
     found = health_now(reported([2.0] * 30, norm=math.inf), finite=True)

@@ -15,6 +15,7 @@ class Entry:
     address: str = "192.0.2.1"
     standing: Standing = Standing.STRANGER
     in_work: bool = False
+    has_arrived: bool = False
     unread_bytes: int = 0
     closed: bool = field(default=False, init=False)
 
@@ -57,6 +58,26 @@ def test_one_address_has_a_share() -> None:
     entries = table(connections=100, per_client=2)
     crowd = added(entries, *(Entry() for _ in range(5)))
     assert [entry.closed for entry in crowd] == [True, True, True, False, False]
+
+
+def test_a_request_that_has_arrived_is_answered_first() -> None:
+    """In a crowd that tries again and again, each would else be closed before its answer."""
+    entries = table(connections=100, per_client=3)
+    answered, slow, answered_too = added(entries, *(Entry(in_work=True) for _ in range(3)))
+    answered.has_arrived = answered_too.has_arrived = True
+    (newcomer,) = added(entries, Entry())
+    assert (answered.closed, slow.closed, newcomer.closed) == (False, True, False)
+    newcomer.has_arrived = True
+    added(entries, one_too_many := Entry())
+    assert (one_too_many.closed, len(entries), entries.closed) == (True, 3, 2)
+
+
+def test_where_every_stranger_is_owed_an_answer_the_newcomer_is_one_too_many() -> None:
+    entries = table()
+    crowd = added(entries, *(Entry(f"192.0.2.{number}", in_work=True, has_arrived=True) for number in range(4)))
+    added(entries, Entry("192.0.2.9"))
+    assert entries.crowded
+    assert not any(entry.closed for entry in crowd)
 
 
 def test_who_has_shown_a_token_does_not_give_way_to_strangers() -> None:
