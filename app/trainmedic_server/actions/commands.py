@@ -31,7 +31,7 @@ WAITED_OUT = timedelta(seconds=1)
 """The bus waits this long beyond the deadline for replies; if it returns only then, some are missing."""
 
 _REFUSED = (envelope.REJECTED, envelope.UNSUPPORTED)
-_COMPARED = "verified"
+COMPARED = "verified"
 """The member of an output that says what came of a command that was carried out. In an answer ``failed`` it means that
 something else came of it than was asked for."""
 
@@ -150,7 +150,7 @@ def judge(receiver: str, replies: Sequence[envelope.Reply], missing: str) -> Map
     applied = [reply.rank for reply in finals if reply.status == envelope.APPLIED and reply.rank is not None]
     if applied and bad:
         reason = f"{_numbered(applied)} applied it, but {reason}"
-    if not missing and any(reply.status == envelope.FAILED and _COMPARED in reply.output for reply in bad):
+    if not missing and any(reply.status == envelope.FAILED and COMPARED in reply.output for reply in bad):
         raise EffectDisproved(reason, outputs)
     if missing or (bad and len(bad) < len(finals)):
         raise OutcomeUnknown(reason, outputs)

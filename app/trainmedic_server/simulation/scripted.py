@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel
 
 from trainmedic_server import errors
+from trainmedic_server.actions.commands import COMPARED
 from trainmedic_server.domain.run import Run
 from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.ports.actions import Action, Actions, Call
@@ -103,6 +104,8 @@ class _ScriptedAction:
         match reply.outcome:
             case ReplyOutcome.APPLIED:
                 return reply.output
+            case ReplyOutcome.FAILED if COMPARED in reply.output:
+                raise errors.EffectDisproved(reply.reason or "something else came of it", reply.output)
             case ReplyOutcome.FAILED:
                 raise errors.TemporaryFailure(reply.reason or "failed", reply.output)
             case ReplyOutcome.REJECTED:

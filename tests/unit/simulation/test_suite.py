@@ -128,6 +128,7 @@ def test_the_place_is_that_of_the_value_in_a_list_of_checks_too(run: Run) -> Non
         ("{applied: {was: 5}, after: 10s}", "succeeded", 1),
         ("[{failed: busy}, applied]", "succeeded", 2),
         ("{failed: busy}", "failed", 3),
+        ("{failed: other batches came, output: {verified: {batches: {agreed: 0}}}}", "failed", 1),
         ("{rejected: not now}", "failed", 1),
         ("unsupported", "failed", 1),
         ("timeout", "unknown", 3),
