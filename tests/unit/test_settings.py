@@ -179,6 +179,30 @@ def test_server_and_agent_read_keys_in_files_again(tmp_path: Path) -> None:
         assert len(signer.sign(b"x")) == 1
 
 
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("https://trainmedic.example.org/", "https://trainmedic.example.org"),
+        ("http://10.1.2.3:8080/ops/trainmedic", "http://10.1.2.3:8080/ops/trainmedic"),
+        ("http://[2001:db8::1]:8080", "http://[2001:db8::1]:8080"),
+    ],
+)
+def test_links_begin_with_the_external_url(given: str, kept: str) -> None:
+    """A slash at its end makes no double one in a link."""
+    assert settings.load({"external_url": given}, {}).limits.external_url == kept
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["trainmedic.example.org", "ftp://a.example", "https://", "https://ann:pw@a.example", "https://a.example/?x=1",
+     "https://a.example/#runs", "https://a example", "https://a.example:99999", "https://[::1"],
+)  # fmt: skip
+def test_an_external_url_that_makes_no_links_is_refused(given: str) -> None:
+    """What people would click on is checked at the start, and credentials are not to be in it."""
+    with pytest.raises(ConfigurationError, match=r"--external-url.*must be an http:// or https:// URL"):
+        settings.load({"external_url": given}, {})
+
+
 def test_the_documentation_lists_every_setting_with_its_default() -> None:
     """docs/reference/settings.md has exactly one row for each setting, in the order of the tree."""
     text = (ROOT / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")

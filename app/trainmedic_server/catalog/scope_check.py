@@ -23,7 +23,7 @@ STEP_NAMES = ("alert", "alerts", "labels", "annotations", "target", "vars", "ste
 
 _ALERT = ("name", "status", "labels", "annotations", "startsAt", "endsAt", "generatorURL", "fingerprint")
 _STEP = ("status", "params", "output", "error", "attempts")
-_RUN = ("id", "playbook", "mode", "message", "created_at")
+_RUN = ("id", "playbook", "mode", "message", "created_at", "url")
 _TARGET = {
     TargetKind.GPU: ("kind", "key", "node", "gpu"),
     TargetKind.NODE: ("kind", "key", "node"),

@@ -266,7 +266,8 @@ class Admitter:
             message=outcome.why,
         )
         if decision is Decision.OBSERVE_ONLY:
-            names = scope.build(run, playbook, [record.alert], hindsight=False)
+            url = self._limits.external_url
+            names = scope.build(run, playbook, [record.alert], hindsight=False, external_url=url)
             run = replace(plan.observe(run, playbook, names), status=Status.OBSERVED)
             run = replace(run, message=f"would have applied {run.action_taken or 'nothing'}")
         return run

@@ -66,9 +66,8 @@ class DriverServices:
     """Called right before each attempt."""
 
     def planning_context(self, playbook: CompiledPlaybook | None) -> PlanningContext:
-        return PlanningContext(
-            playbook, self.actions, self.new_id, self.limits.max_age, self.timeline.set_forward_since
-        )
+        limits, since = self.limits, self.timeline.set_forward_since
+        return PlanningContext(playbook, self.actions, self.new_id, limits.max_age, since, limits.external_url)
 
     def count_undos(self, before: Run | None, after: Run) -> None:
         """Bring the gauges of owed and delayed undos up to date with a run that has changed."""

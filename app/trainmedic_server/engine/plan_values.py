@@ -131,6 +131,8 @@ class PlanningContext:
     """How old an alert may be that a run still begins to act on."""
     set_forward_since: Callable[[datetime], timedelta] = lambda _: timedelta(0)
     """By how much the clock was set forward after a moment."""
+    external_url: str = ""
+    """Where people reach the server; empty where that is not set."""
 
 
 class RunDraft:
@@ -197,4 +199,5 @@ class RunDraft:
         """The names for this run's expressions. They are built on first access, because most steps have no
         expression."""
         run, playbook, alerts = self.run, self.playbook, [record.alert for record in self.outside.alerts]
-        return scope.LazyScope(lambda: scope.build(run, playbook, alerts))
+        url = self.context.external_url
+        return scope.LazyScope(lambda: scope.build(run, playbook, alerts, external_url=url))

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from trainmedic.wire.envelope import write_time
+from trainmedic_server.domain import links
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.run import Run, StepState
 from trainmedic_server.domain.target import Target
@@ -58,7 +59,9 @@ def of_step(step: StepState) -> dict[str, Any]:
     }
 
 
-def build(run: Run, playbook: CompiledPlaybook, alerts: Sequence[Alert], *, hindsight: bool = True) -> Scope:
+def build(
+    run: Run, playbook: CompiledPlaybook, alerts: Sequence[Alert], *, hindsight: bool = True, external_url: str = ""
+) -> Scope:
     """The scope for the steps of `run`. The first of `alerts` is the one that the run was started for.
 
     With `hindsight` False it has no step, so that an expression which asks for the outcome of a step fails. By that
@@ -80,5 +83,6 @@ def build(run: Run, playbook: CompiledPlaybook, alerts: Sequence[Alert], *, hind
             "mode": str(run.mode),
             "message": run.message,
             "created_at": write_time(run.created_at),
+            "url": links.run_link(external_url, run.id),
         },
     }

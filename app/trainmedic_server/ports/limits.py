@@ -26,3 +26,5 @@ class EngineLimits:
     """The breaker never opens for fewer nodes."""
     queue: int = 1000
     """Deliveries that may wait for admission before more are refused."""
+    external_url: str = ""
+    """Where people reach the server, without a slash at its end; it begins the links in messages. Empty for none."""

@@ -17,7 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, ValidationError
+from pydantic import Field, PrivateAttr, SecretStr, ValidationError
 
 from trainmedic.settings import key_reader
 from trainmedic.wire.signing import Signer
@@ -27,10 +27,10 @@ from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.settings import sources
 from trainmedic_server.settings.explanations import explain
 from trainmedic_server.settings.sources import PREFIX, SettingSource
+from trainmedic_server.settings.telling import TellingSettings
 from trainmedic_server.settings.values import (
     AnyCaseLogLevel,
     AnyCaseMode,
-    Channels,
     DatabaseUrl,
     ExpandedPath,
     HostAndPort,
@@ -44,10 +44,8 @@ from trainmedic_server.settings.values import (
 )
 
 
-class ServerSettings(BaseModel):
+class ServerSettings(TellingSettings):
     """Everything that can be set of a server when it starts."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True)
 
     host: Annotated[str, SettingSource("TRAINMEDIC_HOST", "--host")] = Field(
         "127.0.0.1",
@@ -241,11 +239,6 @@ class ServerSettings(BaseModel):
         description="Fewest nodes acted on that can open the breaker. 10, so that a small cluster is not stopped by "
         "two repairs.",
     )
-    notify_urls: Annotated[Channels, SettingSource("TRAINMEDIC_NOTIFY_URLS", secret=True)] = Field(
-        {},
-        description="Notification channels as name=url pairs with white space between, the URLs in Apprise's form; a "
-        "name given again adds a URL to its channel. None by default. No flag, because the URLs hold credentials.",
-    )
     http_secrets: Annotated[Mapping[str, SecretStr], SettingSource("TRAINMEDIC_HTTP_", secret=True, family=True)] = (
         Field(
             {},
@@ -306,7 +299,8 @@ def _source(name: str) -> SettingSource:
     return next(part for part in ServerSettings.model_fields[name].metadata if isinstance(part, SettingSource))
 
 
-SOURCES: Mapping[str, SettingSource] = {name: _source(name) for name in ServerSettings.model_fields}
+_NAMES = sorted(ServerSettings.model_fields, key=TellingSettings.model_fields.__contains__)
+SOURCES: Mapping[str, SettingSource] = {name: _source(name) for name in _NAMES}
 """The source of each setting, by its field's name, in the order of the documentation."""
 
 # Variables with the same prefix that the clients, the agent, the jobs and the container image read.

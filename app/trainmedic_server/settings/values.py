@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, SecretStr
 
@@ -84,6 +85,22 @@ def _channels(value: Any) -> Any:
     return channels
 
 
+def _external_url(value: str) -> str:
+    """The URL without a slash at its end; empty where none is set."""
+    if not value:
+        return value
+    try:
+        parts = urlsplit(value)
+        is_usable = parts.scheme in ("http", "https") and parts.hostname is not None and parts.port != 0
+    except ValueError:
+        is_usable = False
+    if not is_usable or not re.fullmatch(r"[!-~]+", value) or parts.query or parts.fragment or "@" in parts.netloc:
+        raise ValueError(
+            "must be an http:// or https:// URL without user, query and fragment, such as https://trainmedic.example.org"
+        )
+    return value.rstrip("/")
+
+
 LINE_STORES = ("loki", "victorialogs", "opensearch")
 LogLevel = Literal["debug", "info", "warning", "error"]
 AnyCaseLogLevel = Annotated[LogLevel, BeforeValidator(_lower)]
@@ -99,6 +116,7 @@ StoreUrl = Annotated[
     AfterValidator(_url_of(*(f"{kind}+{scheme}" for kind in LINE_STORES for scheme in ("http", "https")))),
 ]
 DatabaseUrl = Annotated[SecretStr, AfterValidator(_database)]
+ExternalUrl = Annotated[str, AfterValidator(_external_url)]
 HostAndPort = Annotated[str, AfterValidator(_host_and_port)]
 HostName = Annotated[str, AfterValidator(_host_name)]
 Channels = Annotated[Mapping[str, tuple[SecretStr, ...]], BeforeValidator(_channels)]

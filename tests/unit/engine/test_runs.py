@@ -434,3 +434,23 @@ async def test_the_metrics_tell_what_is_open_and_what_is_owed(world: MakeWorld) 
     assert value("trainmedic_runs_total", playbook="two-stages", status="succeeded") == 1
     assert value("trainmedic_decisions_total", playbook="two-stages", reason="started") == 1
     assert value("trainmedic_undos_total", status="done") == 1
+
+
+LINKED = """
+playbook: linked
+on: {alert: Hot}
+target: node
+steps:
+  - {id: ask, approve: "May I? See {{ run.url }}."}
+"""
+
+
+async def test_templates_know_the_address_of_the_run(world: MakeWorld) -> None:
+    """`run.url` leads to the run, and is empty where nobody has said where the server is reached."""
+    w = world(LINKED, external_url="https://medic.example")
+    await w.post(w.alert(node="n1"))
+    run = await w.run()
+    assert run.step(("steps", 0)).message == f"May I? See https://medic.example/runs/{run.id}."
+    without = world(LINKED)
+    await without.post(without.alert(node="n1"))
+    assert (await without.run()).step(("steps", 0)).message == "May I? See ."
