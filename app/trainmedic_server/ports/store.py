@@ -8,9 +8,11 @@ from datetime import datetime
 from typing import Protocol, TypeVar
 
 from trainmedic_server.domain.alert import AlertRecord, Identity
+from trainmedic_server.domain.effect import Effect
 from trainmedic_server.domain.job_life import JobLife
 from trainmedic_server.domain.run import Controls, Event, OperatorOrder, Run
 from trainmedic_server.domain.time_gaps import TimeGap
+from trainmedic_server.ports.effects import EffectRecords, EventPositions
 from trainmedic_server.ports.findings import FindingRecords
 from trainmedic_server.ports.verdicts import StoredVerdicts
 
@@ -168,6 +170,16 @@ class Transaction(Protocol):
         """What was said of the failures of jobs."""
         ...
 
+    @property
+    def effects(self) -> EffectRecords:
+        """What became of the metrics of alerts after runs had acted."""
+        ...
+
+    @property
+    def event_positions(self) -> EventPositions:
+        """Up to which event each listener has taken them."""
+        ...
+
     # orders, events, controls, playbook versions
     def add_order(self, order: OperatorOrder) -> None: ...
     def orders_of(self, run_ids: Collection[str]) -> dict[str, list[OperatorOrder]]: ...
@@ -254,6 +266,8 @@ class RunRecord:
     alerts: tuple[AlertRecord, ...]
     events: tuple[Event, ...]
     orders: tuple[OperatorOrder, ...] = ()
+    effect: Effect | None = None
+    """None where none is recorded."""
 
 
 class History(Protocol):

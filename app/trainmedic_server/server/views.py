@@ -14,7 +14,8 @@ from trainmedic_server.domain.plain_text import json_bytes
 from trainmedic_server.domain.playbook import Mode, UndoTrigger
 from trainmedic_server.domain.run import Decision, Event, OrderKind, Run, Status, StepStatus, UndoStatus
 from trainmedic_server.ports.store import RunRecord
-from trainmedic_server.server import examples
+from trainmedic_server.server import effect_view, examples
+from trainmedic_server.server.effect_view import EffectView
 from trainmedic_server.server.finding_views import RunFinding
 from trainmedic_server.server.view import View
 
@@ -163,6 +164,7 @@ class RunView(RunState):
     steps: list[StepView]
     events: list[EventView]
     orders: list[OrderView]
+    effect: EffectView | None = Field(description="What became of the alert's metric; null where nothing was changed.")
 
 
 def item(run: Run) -> HistoryItem:
@@ -177,7 +179,7 @@ def page(runs: list[Run], cursor: str | None) -> HistoryPage:
     return HistoryPage(items=[item(run) for run in runs], next=cursor)
 
 
-def record(stored: RunRecord, findings: Sequence[RunFinding] = ()) -> RunView:
+def record(stored: RunRecord, findings: Sequence[RunFinding] = (), why_no_effect: str = "") -> RunView:
     run = stored.run
     return RunView(
         **_line(run),
@@ -190,6 +192,7 @@ def record(stored: RunRecord, findings: Sequence[RunFinding] = ()) -> RunView:
         steps=[StepView.model_validate(step) for step in run.steps],
         events=[event(stored_event) for stored_event in stored.events],
         orders=[OrderView.model_validate(order) for order in stored.orders],
+        effect=effect_view.view(run, stored.effect, why_no_effect),
     )
 
 

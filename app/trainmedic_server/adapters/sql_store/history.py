@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from trainmedic_server import errors
-from trainmedic_server.adapters.sql_store import database, history_cursor, mapping, queries
+from trainmedic_server.adapters.sql_store import database, effects, history_cursor, mapping, queries
 from trainmedic_server.adapters.sql_store.schema import TimeColumn, events, is_closed, is_open, runs
 from trainmedic_server.domain.run import Event, Run
 from trainmedic_server.ports.store import History, HistoryFilter, RunRecord
@@ -170,4 +170,5 @@ def _record(connection: sa.Connection, run_id: str) -> RunRecord | None:
         alerts=tuple(queries.alerts_of(connection, [run_id]).get(run_id, ())),
         events=tuple(mapping.event_of(row) for row in connection.execute(_EVENTS_OF, {"run": run_id})),
         orders=tuple(queries.orders_of(connection, [run_id]).get(run_id, ())),
+        effect=next(map(effects.effect_of, connection.execute(effects.of_run(run_id))), None),
     )

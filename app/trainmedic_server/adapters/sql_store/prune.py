@@ -12,6 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from trainmedic_server.adapters.sql_store import queries, schema
+from trainmedic_server.adapters.sql_store.effects import effects
 from trainmedic_server.adapters.sql_store.finding_tables import (
     finding_episodes,
     finding_excerpts,
@@ -51,6 +52,7 @@ _DELETE_RUNS = (
     sa.delete(orders).where(orders.c.run_id.in_(_RUN_IDS)),
     sa.delete(steps).where(steps.c.run_id.in_(_RUN_IDS)),
     sa.delete(touched_nodes).where(touched_nodes.c.run_id.in_(_RUN_IDS)),
+    sa.delete(effects).where(effects.c.run_id.in_(_RUN_IDS)),
     sa.delete(run_alerts).where(run_alerts.c.run_id.in_(_RUN_IDS)),
     sa.delete(runs).where(runs.c.id.in_(_RUN_IDS)),
 )

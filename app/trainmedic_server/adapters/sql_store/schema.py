@@ -1,4 +1,5 @@
-"""The tables of the run store, but for those of findings (``finding_tables``) and verdicts (``verdicts``).
+"""The tables of the run store, but for those of findings (``finding_tables``), verdicts (``verdicts``)
+and measured effects (``effects``).
 
 The tables come into being through ``migrations``; a test holds the two together. Every index
 says which question it answers; one that answers none costs each webhook a write.
@@ -14,7 +15,7 @@ from trainmedic_server.adapters.sql_store.columns import TimeColumn as TimeColum
 from trainmedic_server.adapters.sql_store.columns import metadata as metadata
 from trainmedic_server.domain.run import OPEN, Status
 
-HEAD = "0007"
+HEAD = "0008"
 """The revision of the schema that this code reads and writes."""
 
 alerts = sa.Table(

@@ -15,6 +15,7 @@ from datetime import datetime
 import sqlalchemy as sa
 
 from trainmedic_server.adapters.sql_store import database, mapping, queries, statements
+from trainmedic_server.adapters.sql_store.effects import SqlEffects
 from trainmedic_server.adapters.sql_store.findings import SqlFindings
 from trainmedic_server.adapters.sql_store.pending_writes import Flusher, PendingWrites
 from trainmedic_server.adapters.sql_store.verdicts import SqlVerdicts
@@ -95,6 +96,14 @@ class SqlTransaction(Transaction):
     @property
     def verdicts(self) -> SqlVerdicts:
         return SqlVerdicts(self._guarded_connection)
+
+    @property
+    def effects(self) -> SqlEffects:
+        return SqlEffects(self._guarded_connection)
+
+    @property
+    def event_positions(self) -> SqlEffects:
+        return SqlEffects(self._guarded_connection)
 
     def _guarded_connection(self) -> sa.Connection:
         """Return the connection, for statements on tables for which nothing waits and nothing is remembered."""

@@ -1,0 +1,133 @@
+"""The measured effect of a run: what its alert's metric was before it acted, then, and ten minutes after. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from trainmedic_server.domain.promql import Comparison
+
+BEFORE = timedelta(minutes=10)
+AFTER = timedelta(minutes=10)
+EVERY = timedelta(seconds=30)
+"""Between the points that are asked for."""
+AROUND = timedelta(minutes=2)
+"""The value before, and that after, are the median of so long; that at the act is the last of so long before it."""
+LEAST_CHANGE = 0.1
+"""Of the larger of the two values: what has moved by less has not changed."""
+
+
+class EffectVerdict(StrEnum):
+    """What became of the metric. It says what was measured, not that the run was the cause."""
+
+    PENDING = "pending"
+    HELPED = "helped"
+    NO_CHANGE = "no_change"
+    WORSE = "worse"
+    NOT_MEASURED = "not_measured"
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """The effect of one run that has changed something. Times are aware UTC."""
+
+    run_id: str
+    playbook: str
+    acted_at: datetime
+    """When its first harmful act was recorded."""
+    due_at: datetime | None
+    """When it is measured, or tried again; None where that is over."""
+    verdict: EffectVerdict = EffectVerdict.PENDING
+    reason: str | None = None
+    """For a person: why it is not measured, or what the verdict rests on."""
+    query: str | None = None
+    """What is asked; None where the alert's rule is yet to say it."""
+    origin: str = "rule"
+    """``playbook`` or ``rule``: where the query is from."""
+    better: str | None = None
+    """``lower`` or ``higher``."""
+    operator: str | None = None
+    limit: float | None = None
+    """The alert's condition, where the query is from its rule and it compares with a number."""
+    before: float | None = None
+    """The metric `BEFORE` the act."""
+    at: float | None = None
+    after: float | None = None
+    series: tuple[tuple[float, float | None], ...] = ()
+    """Seconds since 1970, and the value; None where that is no number."""
+
+    def not_measured(self, reason: str) -> Effect:
+        return replace(self, due_at=None, verdict=EffectVerdict.NOT_MEASURED, reason=reason)
+
+
+def measured(effect: Effect, points: Sequence[tuple[float, float]], comparison: Comparison | None) -> Effect:
+    """The effect with what the points of one series, from `BEFORE` the act to `AFTER` it, say of it.
+
+    ``comparison`` is the alert's own, where the query is from its rule. Never a verdict without a value at the act and
+    one after it.
+    """
+    act = effect.acted_at.timestamp()
+    before = _median(points, act - BEFORE.total_seconds(), act - (BEFORE - AROUND).total_seconds())
+    at = next((value for time, value in reversed(points) if act - AROUND.total_seconds() <= time <= act), None)
+    after = _median(points, act + (AFTER - AROUND).total_seconds(), act + AFTER.total_seconds())
+    known = replace(
+        effect,
+        due_at=None,
+        better=comparison.better if comparison else effect.better,
+        operator=comparison.operator if comparison else None,
+        limit=comparison.limit if comparison else None,
+        before=_finite(before),
+        at=_finite(at),
+        after=_finite(after),
+        series=tuple((time, _finite(value)) for time, value in points),
+    )
+    if at is None or after is None:
+        when = "at the act" if at is None else "10 minutes after the act"
+        return known.not_measured(f"the metric had no value {when}")
+    verdict, reason = _verdict(known.better, comparison, at, after)
+    return replace(known, verdict=verdict, reason=reason)
+
+
+def _verdict(better: str | None, comparison: Comparison | None, at: float, after: float) -> tuple[EffectVerdict, str]:
+    """What it was, and why: by the alert's own condition where that can be told, else by how far the value moved."""
+    moved = _moved(better, at, after)
+    held, holds = (comparison.holds(at), comparison.holds(after)) if comparison else (None, None)
+    if held is not None and holds is not None:
+        if held and not holds:
+            return EffectVerdict.HELPED, "the alert's condition held at the act and did not 10 minutes after"
+        if moved <= -LEAST_CHANGE or (holds and not held):
+            return EffectVerdict.WORSE, "the alert's condition held 10 minutes after, or was further off"
+        still = "still held 10 minutes after" if holds else "did not hold at the act"
+        return EffectVerdict.NO_CHANGE, f"the alert's condition {still}"
+    if not (math.isfinite(at) and math.isfinite(after)):
+        return EffectVerdict.NOT_MEASURED, "the metric was not a number, so the change cannot be told"
+    if better is None:
+        return EffectVerdict.NOT_MEASURED, "neither the rule nor the playbook says which way is better"
+    share = f"{LEAST_CHANGE:.0%} of the larger value"
+    if moved >= LEAST_CHANGE:
+        return EffectVerdict.HELPED, f"it moved the better way by at least {share}"
+    if moved <= -LEAST_CHANGE:
+        return EffectVerdict.WORSE, f"it moved the worse way by at least {share}"
+    return EffectVerdict.NO_CHANGE, f"it moved by less than {share}"
+
+
+def _moved(better: str | None, at: float, after: float) -> float:
+    """By what share of the larger of the two the value moved the better way; negative the worse way."""
+    scale = max(abs(at), abs(after))
+    if better is None or not scale or not math.isfinite(scale):
+        return 0.0
+    return (at - after if better == "lower" else after - at) / scale
+
+
+def _median(points: Sequence[tuple[float, float]], begin: float, end: float) -> float | None:
+    values = [value for time, value in points if begin <= time <= end]
+    finite = [value for value in values if math.isfinite(value)]
+    return statistics.median(finite) if finite else (values[-1] if values else None)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,227 @@
+"""As much of PromQL as it takes to know what an alert's rule compares, and to quote text safely. Pure.
+
+Not here: asking a Prometheus (``ports.metric_history``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+LONGEST_QUERY = 16_384
+"""Characters."""
+MOST_LABELS = 64
+"""By which an expression is narrowed."""
+
+_TOKEN = re.compile(
+    r"""(?P<space>\s+|\#[^\n]*)
+    | (?P<text>"(?:[^"\\\n]|\\.)*" | '(?:[^'\\\n]|\\.)*' | `[^`]*`)
+    | (?P<open>[(\[{]) | (?P<close>[)\]}])
+    | (?P<name>[A-Za-z_:][A-Za-z0-9_:]*)
+    | (?P<number>0[xX][0-9a-fA-F]+ | (?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)? [A-Za-z]*)
+    | (?P<compare>==|!=|>=|<=|=~|!~|>|<)
+    | (?P<other>.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_SET_OPERATORS: Final = frozenset({"and", "or", "unless"})
+_MODIFIERS: Final = frozenset({"on", "ignoring", "group_left", "group_right", "bool"})
+_TURNED: Final = {">": "<", "<": ">", ">=": "<=", "<=": ">=", "==": "==", "!=": "!="}
+_LABEL_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+NOT_A_NUMBER: Final = "is not a number"
+"""The operator of a comparison of something with itself, which holds for no number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What one branch of an alert's rule compares."""
+
+    query: str
+    """The side that is measured."""
+    operator: str
+    """``>``, ``<``, ``>=``, ``<=``, ``==``, ``!=``, or `NOT_A_NUMBER`."""
+    limit: float | None
+    """The other side, where it is one number."""
+
+    @property
+    def better(self) -> str | None:
+        """``lower`` or ``higher``; None where the operator does not say."""
+        return {">": "lower", ">=": "lower", "<": "higher", "<=": "higher"}.get(self.operator)
+
+    def holds(self, value: float) -> bool | None:
+        """Whether the alert's condition holds for this value; None where that cannot be told."""
+        if self.operator == NOT_A_NUMBER:
+            return math.isnan(value)
+        if self.limit is None or math.isnan(value):
+            return None
+        return {
+            ">": value > self.limit,
+            ">=": value >= self.limit,
+            "<": value < self.limit,
+            "<=": value <= self.limit,
+            "==": value == self.limit,
+            "!=": value != self.limit,
+        }[self.operator]
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    kind: str
+    text: str
+    begin: int
+    depth: int
+    """Of the brackets around it; a bracket has that of what is outside."""
+
+    @property
+    def end(self) -> int:
+        return self.begin + len(self.text)
+
+
+def quoted(text: str) -> str:
+    """The text as PromQL's string, in double quotes, whatever it holds."""
+    return f'"{escaped(text)}"'
+
+
+def escaped(text: str) -> str:
+    """The text as it can stand within double or single quotes."""
+    return "".join(character if _is_plain(character) else _escape(character) for character in text)
+
+
+def _is_plain(character: str) -> bool:
+    return character.isprintable() and character not in "\\\"'`"
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    if 0xD800 <= code <= 0xDFFF:  # no character, and Prometheus refuses its number
+        return "\\ufffd"
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+
+
+def narrowed(query: str, labels: Mapping[str, str]) -> str:
+    """`query`, but only those of its series that agree with `labels` in every label that both have.
+
+    A label that the series lack, such as one that Prometheus adds when it sends an alert, narrows nothing.
+    """
+    pairs = [(name, value) for name, value in sorted(labels.items()) if value and _LABEL_NAME.match(name)]
+    clauses = [
+        # A `$` would stand for a group of the regular expression, which is empty here.
+        f"and on ({name}) (label_replace(vector(1), {quoted(name)}, {quoted(value.replace('$', '$$'))}, "
+        '"", "") or vector(1))'
+        for name, value in pairs[:MOST_LABELS]
+        if not name.startswith("__")
+    ]
+    return " ".join([f"({query})", *clauses])
+
+
+def is_within_quotes(text: str) -> bool:
+    """Whether `text`, the beginning of a query, ends within a string in which `escaped` text can stand."""
+    quote = None
+    position = 0
+    while position < len(text):
+        character = text[position]
+        if quote is None:
+            if character == "#":
+                position = text.find("\n", position)
+                if position < 0:
+                    return False
+            quote = character if character in "\"'`" else None
+        elif character == "\\" and quote != "`":
+            position += 1
+        elif character == quote:
+            quote = None
+        position += 1
+    return quote in ('"', "'")
+
+
+def comparisons(expression: str) -> list[Comparison]:
+    """What each branch (``or``) of a rule compares, in order; of ``and`` and ``unless`` the left side.
+
+    Branches that compare nothing are left out.
+    """
+    found = [_comparison(branch) for branch in _branches(expression)]
+    return [comparison for comparison in found if comparison is not None]
+
+
+def _tokens(text: str) -> list[_Token]:
+    tokens: list[_Token] = []
+    depth = 0
+    for match in _TOKEN.finditer(text):
+        kind = str(match.lastgroup)
+        if kind == "close":
+            depth -= 1
+        if kind != "space":
+            tokens.append(_Token(kind, match.group(), match.start(), depth))
+        if kind == "open":
+            depth += 1
+    return tokens
+
+
+def _bare(text: str) -> str:
+    """Without comments and space around it, nor brackets that are around all of it."""
+    while tokens := _tokens(text):
+        first, last = tokens[0], tokens[-1]
+        text = text[first.begin : last.end]
+        if first.text != "(" or last.text != ")" or any(token.depth == 0 for token in tokens[1:-1]):
+            return text
+        text = text[1:-1]
+    return ""
+
+
+def _branches(expression: str) -> Iterator[str]:
+    text = _bare(expression)
+    begin = 0
+    tokens = _tokens(text)
+    for place, token in enumerate(tokens):
+        if token.depth == 0 and token.kind == "name" and token.text.lower() == "or":
+            yield from _branches(text[begin : token.begin])
+            begin = _after_modifiers(tokens, place)
+    if begin:
+        yield from _branches(text[begin:])
+    elif text:
+        yield text
+
+
+def _comparison(branch: str) -> Comparison | None:
+    tokens = _tokens(branch)
+    for token in tokens:
+        if token.depth == 0 and token.kind == "name" and token.text.lower() in _SET_OPERATORS:
+            of_left = comparisons(branch[: token.begin])
+            return of_left[0] if of_left else None
+    places = [place for place, token in enumerate(tokens) if token.depth == 0 and token.text in _TURNED]
+    if len(places) != 1:
+        return None
+    operator = tokens[places[0]]
+    left, right = _bare(branch[: operator.begin]), _bare(branch[_after_modifiers(tokens, places[0]) :])
+    if not left or not right:
+        return None
+    if operator.text == "!=" and left.split() == right.split():
+        return Comparison(left, NOT_A_NUMBER, None)
+    if (limit := _number(left)) is not None:
+        return Comparison(right, _TURNED[operator.text], limit)
+    return Comparison(left, operator.text, _number(right))
+
+
+def _after_modifiers(tokens: list[_Token], place: int) -> int:
+    """Where the text goes on after an operator and what says how the two sides are matched."""
+    end = tokens[place].end
+    for token, following in itertools.pairwise([*tokens[place + 1 :], _Token("end", "", 0, 0)]):
+        if token.begin < end:
+            continue
+        if token.text.lower() not in _MODIFIERS:
+            break
+        end = token.end
+        if following.text == "(" and token.text.lower() != "bool":
+            is_close = (each for each in tokens if each.begin > following.begin and each.kind == "close")
+            end = next((each.end for each in is_close if each.depth == following.depth), end)
+    return end
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text.replace(" ", ""))
+    except ValueError:
+        return None
