@@ -9,6 +9,7 @@ from pydantic import Field
 
 from trainmedic_server.domain.effect import Effect, EffectVerdict
 from trainmedic_server.domain.run import Run
+from trainmedic_server.reports.compiling import NO_PROMETHEUS
 from trainmedic_server.server.view import View
 
 
@@ -36,12 +37,13 @@ class EffectView(View):
     )
 
 
-def view(run: Run, effect: Effect | None, why_none: str) -> EffectView | None:
-    """The run's effect; `why_none` is said of a run that has acted and has none. None for a run that changed
-    nothing."""
+def view(run: Run, effect: Effect | None, are_measured: bool) -> EffectView | None:
+    """The run's effect, or why there is none; None for a run that changed nothing. `are_measured` is whether this
+    server measures effects."""
     if effect is not None:
         return EffectView.model_validate(effect)
     if run.acted_at is None:
         return None
+    why_none = "it acted before its effect was to be measured" if are_measured else NO_PROMETHEUS
     missing = Effect(run.id, run.playbook, run.acted_at, None).not_measured(why_none)
     return EffectView.model_validate(missing).model_copy(update={"origin": None})

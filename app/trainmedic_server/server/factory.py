@@ -18,7 +18,7 @@ from trainmedic_server.ports.metric_history import MetricHistory
 from trainmedic_server.ports.outside import Clock, ClockWatch, CommandBus
 from trainmedic_server.ports.store import History, RunStore
 from trainmedic_server.ports.verdicts import VerdictSource
-from trainmedic_server.reports.compiling import NO_PROMETHEUS, ReportCompiler
+from trainmedic_server.reports.compiling import ReportCompiler
 from trainmedic_server.server import (
     events,
     findings,
@@ -91,12 +91,11 @@ def create_app(
     bodies = BodyReader(limits)
     handle = webhook.endpoint(engine, auth, bodies, clock, metrics)
     app = _Api(_Boundary(webhook.WebhookApp(handle), metrics), SiteCheck(allowed_hosts, lambda: not auth.has_tokens))
-    why_no_effect = NO_PROMETHEUS if metric_history is None else history.NOT_RECORDED
     reads = ReadTurns(limits.reads, limits.waiting_reads, "pages of the history")
     feed = app.state.feed = EventFeed(runs, limits.poll_seconds, limits.streams, metrics)
     webhook.declare(app.router, handle)
     for routes in (
-        history.router(runs, found.history, auth, clock, limits, reads, why_no_effect),
+        history.router(runs, found.history, auth, clock, limits, reads, metric_history is not None),
         *found.routers(auth, clock, bodies, reads),
         events.router(feed, auth, limits),
         operations.orders(engine, auth, bodies),

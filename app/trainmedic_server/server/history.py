@@ -28,8 +28,6 @@ _TEXT = {"schema": {"type": "string"}}
 _OF_PAGES = {200: {"content": dict.fromkeys((NDJSON, CSV), _TEXT)}, **responses(401, 403, 422, 503)}
 _PIECE = 100  # runs that are read at one go for a page
 
-NOT_RECORDED = "it acted before its effect was to be measured"
-
 RunId = Annotated[str, Path(pattern=r"^[0-9A-Za-z_-]{1,64}$", description="The run's id.")]
 
 
@@ -40,9 +38,8 @@ def router(
     clock: Clock,
     limits: ServerLimits,
     reads: ReadTurns,
-    why_no_effect: str = NOT_RECORDED,
+    are_measured: bool = False,
 ) -> APIRouter:
-    """``why_no_effect`` is said of runs that have acted and whose effect is not recorded."""
     routes = APIRouter(tags=["history"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
     exports = HistoryExports(history, limits)
 
@@ -80,8 +77,8 @@ def router(
             record = await history.record(run_id)
             if record is None:
                 raise NotFound(f"There is no run {run_id}.")
-            found = await finding_views.of_run(findings, record.alerts)
-            return AsciiJson.of(views.record(record, found, why_no_effect))
+            of_alerts = await finding_views.of_run(findings, record.alerts)
+            return AsciiJson.of(views.record(record, of_alerts, are_measured))
 
     return routes
 

@@ -179,7 +179,7 @@ def page(runs: list[Run], cursor: str | None) -> HistoryPage:
     return HistoryPage(items=[item(run) for run in runs], next=cursor)
 
 
-def record(stored: RunRecord, findings: Sequence[RunFinding] = (), why_no_effect: str = "") -> RunView:
+def record(stored: RunRecord, findings: Sequence[RunFinding] = (), are_measured: bool = False) -> RunView:
     run = stored.run
     return RunView(
         **_line(run),
@@ -192,7 +192,7 @@ def record(stored: RunRecord, findings: Sequence[RunFinding] = (), why_no_effect
         steps=[StepView.model_validate(step) for step in run.steps],
         events=[event(stored_event) for stored_event in stored.events],
         orders=[OrderView.model_validate(order) for order in stored.orders],
-        effect=effect_view.view(run, stored.effect, why_no_effect),
+        effect=effect_view.view(run, stored.effect, are_measured),
     )
 
 
