@@ -85,6 +85,12 @@ class Metrics:
     def _add_counters(self) -> None:
         counter = functools.partial(Counter, registry=self.registry)
         self.alerts = counter("trainmedic_alerts", "Alerts received, by status.", ["status"])
+        self.unmatched_alerts = counter(
+            "trainmedic_unmatched_alerts",
+            "Firing alerts received on which no playbook could decide, by what kept them all from it: alertname, "
+            "conditions, failure or target.",
+            ["kept_by"],
+        )
         self.deliveries = counter("trainmedic_deliveries", "Webhook deliveries, by outcome.", ["outcome"])
         self.truncated = counter("trainmedic_truncated_alerts", "Alerts that Alertmanager left out of a delivery.")
         self.decisions = counter("trainmedic_decisions", "Decisions, by playbook and reason.", ["playbook", "reason"])

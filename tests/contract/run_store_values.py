@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from trainmedic.wire.envelope import new_id
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Identity
 from trainmedic_server.domain.playbook import Mode, UndoTrigger
+from trainmedic_server.domain.reaction import Reaction
 from trainmedic_server.domain.run import (
     Attempt,
     Decision,
@@ -211,6 +212,9 @@ any_record = st.builds(
     count=st.integers(1, 2**40),
     resolved_at=_maybe_times,
     resolved_because=_maybe,
+    reactions=st.lists(
+        st.builds(Reaction, playbook=_text, decision=_text, reason=_text, run_id=_maybe), max_size=2
+    ).map(tuple),
 )
 
 any_event = st.builds(Event, kind=_text, at=_times, run_id=_maybe, actor=_text, data=_objects)

@@ -303,6 +303,7 @@ class World:
             engine=self.engine,
             job_lives=self.lives,
             runs=self.history,
+            alerts=self.findings,
             found=FindingsApi(self.findings, KeptJobs(self.findings, StoppedClock()), self.findings),
             lines=LogLinesApi(self.logs, Whereabouts(self.bus, self.findings)),  # type: ignore[arg-type]
             catalog=self.catalog,

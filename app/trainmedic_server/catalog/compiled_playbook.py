@@ -75,8 +75,7 @@ class YamlPlaybook:
         for matcher in self.matchers:
             try:
                 if not matcher.matches(alert.labels):
-                    value = alert.labels.get(matcher.label, "")
-                    return Match(False, f"{matcher} does not hold: {matcher.label} is {value!r}")
+                    return Match(False, matcher.refusal(alert.labels))
             except ValueTooLong as error:
                 return Match(False, str(error), failed=True)
         if self.condition is not None:

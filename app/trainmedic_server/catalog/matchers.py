@@ -46,6 +46,13 @@ class Matcher:
         except ValueTooLong as error:
             raise ValueTooLong(f"label {self.label}: {error}") from None
 
+    def refusal(self, labels: Mapping[str, str]) -> str:
+        """Why it does not hold for these labels, for a person."""
+        wish = "match" if self.pattern is not None else "be"
+        wanted = self.value if self.pattern is not None else repr(self.value)
+        no = " not" if self.operator.startswith("!") else ""
+        return f"{self.label!r} is {shown(labels.get(self.label, ''))} and must{no} {wish} {wanted}"
+
     def __str__(self) -> str:
         value = self.value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         return f'{self.label}{self.operator}"{value}"'

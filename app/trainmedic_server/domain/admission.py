@@ -21,6 +21,8 @@ class PlaybookDecision:
     target: str
     """The target's key; empty where the labels name none."""
     decision: Decision
+    why: str = ""
+    """For a person; empty where the decision says it all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from trainmedic.wire.envelope import write_time
+from trainmedic_server.domain.reaction import Reaction
 
 _FNV_OFFSET = 14695981039346656037
 _FNV_PRIME = 1099511628211
@@ -95,6 +96,8 @@ class AlertRecord:
     """``alertmanager``: a resolved was delivered. ``superseded``: a later beginning of the same alert came.
     ``asked``: the Alertmanager said on request that it no longer fires. ``assumed``: nobody spoke of it for too
     long. None while it fires."""
+    reactions: tuple[Reaction, ...] = ()
+    """What each playbook that names its alertname made of it."""
 
     @property
     def identity(self) -> Identity:
@@ -103,6 +106,11 @@ class AlertRecord:
     @property
     def is_resolved(self) -> bool:
         return self.resolved_at is not None
+
+    @property
+    def has_reaction(self) -> bool:
+        """Whether a playbook reacted to it, whatever the guards said then."""
+        return any(reaction.is_effective for reaction in self.reactions)
 
 
 @dataclass(frozen=True, slots=True)

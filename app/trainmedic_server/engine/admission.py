@@ -8,13 +8,14 @@ each delivery had been committed alone. Who calls it: ``intake``. Not here: whet
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from trainmedic_server.domain.admission import Admission, PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Delivery, Identity
 from trainmedic_server.domain.playbook import Mode
+from trainmedic_server.domain.reaction import NoReaction, Reaction, merged
 from trainmedic_server.domain.run import PASSING, Controls, Decision, Event, Run, Status
 from trainmedic_server.domain.target import Target, Unresolved
 from trainmedic_server.domain.time_gaps import Ago
@@ -40,12 +41,27 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
+class MatchedAlert:
+    """What the playbooks that name an alert's alertname make of it, before anything is asked of the store."""
+
+    candidates: tuple[Candidate, ...] = ()
+    """Those that react."""
+    misses: tuple[Reaction, ...] = ()
+    """Those that do not, each with its reason."""
+
+
+@dataclass(frozen=True, slots=True)
 class PreparedDelivery:
-    """A delivery with the playbooks that react to each of its alerts, and the conditions that failed."""
+    """A delivery with what playbooks make of each of its alerts, and the conditions that failed."""
 
     delivery: Delivery
-    candidates: tuple[tuple[Candidate, ...], ...]
+    matched: tuple[MatchedAlert, ...]
     failures: tuple[Event, ...] = ()
+
+    @property
+    def candidates(self) -> Iterator[Candidate]:
+        """The playbooks that react to any of its alerts, in the order of the alerts."""
+        return (candidate for matched in self.matched for candidate in matched.candidates)
 
 
 @dataclass(slots=True)
@@ -104,12 +120,12 @@ class Admitter:
         admitted: list[PlaybookDecision] = []
         duplicates = unmatched = 0
         self.changes.events.extend(prepared.failures)
-        for alert, candidates in zip(prepared.delivery.alerts, prepared.candidates, strict=True):
-            unmatched += not candidates
+        for alert, matched in zip(prepared.delivery.alerts, prepared.matched, strict=True):
+            unmatched += not matched.candidates
             if alert.status is AlertStatus.RESOLVED:
-                duplicates += self._resolved(alert)
+                duplicates += self._resolved(alert, matched)
                 continue
-            is_known, decisions = self._firing(alert, candidates)
+            is_known, decisions = self._firing(alert, matched)
             duplicates += is_known
             admitted.extend(decisions)
         return Admission(
@@ -121,7 +137,7 @@ class Admitter:
             prepared.delivery.truncated,
         )
 
-    def _resolved(self, alert: Alert) -> bool:
+    def _resolved(self, alert: Alert, matched: MatchedAlert) -> bool:
         """Record an alert that has resolved; return True if that was known.
 
         Only one beginning of an alert can fire at a time, so the older ones of the same fingerprint,
@@ -131,7 +147,7 @@ class Admitter:
         if earlier is not None and earlier.is_resolved:
             self._keep(replace(earlier, last_heard_at=self._now, count=earlier.count + 1))
             return True
-        record = earlier or AlertRecord(alert, self._now, self._now, 0)
+        record = earlier or AlertRecord(alert, self._now, self._now, 0, reactions=_too_late(matched))
         self._resolve(replace(record, alert=alert, count=record.count + 1), "alertmanager")
         for older in list(self._facts.firing.get(alert.fingerprint, {}).values()):
             if older.alert.starts_at < alert.starts_at:
@@ -146,23 +162,25 @@ class Admitter:
             if run.status not in (Status.NOT_STARTED, Status.OBSERVED):
                 self.changes.touched.add(run.run_id)
 
-    def _firing(self, alert: Alert, candidates: Iterable[Candidate]) -> tuple[bool, list[PlaybookDecision]]:
+    def _firing(self, alert: Alert, matched: MatchedAlert) -> tuple[bool, list[PlaybookDecision]]:
         """Record an alert that fires; return whether it was known, and each playbook's decision."""
         earlier = self._facts.records.get(alert.identity)
         if earlier is not None and earlier.is_resolved and earlier.resolved_because != "assumed":
             ended = replace(earlier, last_heard_at=self._now, count=earlier.count + 1)
-            self._keep(ended)
-            return True, [self._overtaken(ended, candidate) for candidate in candidates]
+            decisions = [self._overtaken(ended, candidate) for candidate in matched.candidates]
+            self._keep(_with_reactions(ended, decisions, matched))
+            return True, decisions
         record = AlertRecord(alert, self._now, self._now)
         if earlier is not None:
             # If it has resolved, that was only assumed, and is refuted by this report.
             heard = replace(earlier, alert=alert, last_heard_at=self._now, count=earlier.count + 1)
             record = replace(heard, resolved_at=None, resolved_because=None)
-        self._keep(record)
         linked = list(self._facts.linked.get(alert.identity, ()))
         for run in linked:
             self._add_event(run.run_id, "alert_repeated", alert=alert.name, count=record.count)
-        return earlier is not None, [self._candidate(record, candidate, linked) for candidate in candidates]
+        decisions = [self._candidate(record, candidate, linked) for candidate in matched.candidates]
+        self._keep(_with_reactions(record, decisions, matched))
+        return earlier is not None, decisions
 
     def _overtaken(self, record: AlertRecord, candidate: Candidate) -> PlaybookDecision:
         """An alert was reported as firing after it was reported as resolved: do nothing, and record that once."""
@@ -171,7 +189,7 @@ class Admitter:
         if before:
             return PlaybookDecision(before[-1].run_id, name, before[-1].target_key, Decision.DUPLICATE)
         late = guards.GuardDecision(Decision.STALE, "the alert had resolved before it was reported as firing")
-        return PlaybookDecision(self._add_run(record, candidate, late).id, name, target_key, Decision.STALE)
+        return PlaybookDecision(self._add_run(record, candidate, late).id, name, target_key, Decision.STALE, late.why)
 
     def _candidate(self, record: AlertRecord, candidate: Candidate, linked: list[LinkedRun]) -> PlaybookDecision:
         name, target_key = candidate.key
@@ -183,7 +201,7 @@ class Admitter:
         if before and outcome.decision in PASSING:
             if outcome.decision != before[-1].decision:
                 self._add_event(before[-1].run_id, str(outcome.decision), alert=record.alert.name, why=outcome.why)
-            return PlaybookDecision(before[-1].run_id, name, before[-1].target_key, outcome.decision)
+            return PlaybookDecision(before[-1].run_id, name, before[-1].target_key, outcome.decision, outcome.why)
         if outcome.decision is Decision.JOINED:
             run_id = self._facts.open_runs[candidate.key]
             self._link(run_id, record, LinkedRun(run_id, name, target_key, "running", Decision.JOINED))
@@ -191,7 +209,7 @@ class Admitter:
             self.changes.touched.add(run_id)
             return PlaybookDecision(run_id, name, target_key, Decision.JOINED)
         run = self._add_run(record, candidate, outcome)
-        return PlaybookDecision(run.id, name, target_key, outcome.decision)
+        return PlaybookDecision(run.id, name, target_key, outcome.decision, outcome.why)
 
     def _guard(self, alert: Alert, candidate: Candidate) -> guards.GuardDecision:
         target = candidate.target
@@ -305,13 +323,26 @@ class Admitter:
         self.changes.events.append(Event(kind, self._now, run_id, data=data))
 
 
+def _with_reactions(record: AlertRecord, decisions: Sequence[PlaybookDecision], matched: MatchedAlert) -> AlertRecord:
+    """Return the record with what the playbooks made of the report that it has taken in."""
+    made = [Reaction(made.playbook, made.decision, made.why, made.run_id) for made in decisions]
+    reactions = merged(record.reactions, (*made, *matched.misses))
+    return record if reactions == record.reactions else replace(record, reactions=reactions)
+
+
+def _too_late(matched: MatchedAlert) -> tuple[Reaction, ...]:
+    """The reactions to an alert that is first heard of as resolved."""
+    why = "it was first heard of as resolved; nothing begins on that"
+    names = (candidate.playbook.definition.name for candidate in matched.candidates)
+    return (*(Reaction(name, NoReaction.RESOLVED, why) for name in names), *matched.misses)
+
+
 def nodes_named(prepared: Iterable[PreparedDelivery]) -> set[str]:
     """The nodes that the targets of these deliveries name."""
     return {
         candidate.target.node
         for entry in prepared
-        for candidates in entry.candidates
-        for candidate in candidates
+        for candidate in entry.candidates
         if isinstance(candidate.target, Target) and candidate.target.node is not None
     }
 

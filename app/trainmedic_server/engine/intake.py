@@ -14,12 +14,20 @@ from dataclasses import dataclass
 from trainmedic_server import telemetry
 from trainmedic_server.domain.admission import Admission
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Delivery, Identity
+from trainmedic_server.domain.reaction import NoReaction, Reaction
 from trainmedic_server.domain.run import Event
 from trainmedic_server.domain.target import Target
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import admission
-from trainmedic_server.engine.admission import AdmissionChanges, AdmissionFacts, Admitter, Candidate, PreparedDelivery
+from trainmedic_server.engine.admission import (
+    AdmissionChanges,
+    AdmissionFacts,
+    Admitter,
+    Candidate,
+    MatchedAlert,
+    PreparedDelivery,
+)
 from trainmedic_server.engine.batching import Batcher
 from trainmedic_server.engine.timeline import Timeline
 from trainmedic_server.ports.limits import EngineLimits
@@ -32,6 +40,8 @@ _ALERTS_PER_TRANSACTION = 500
 
 _LONGEST_TURN = 0.02
 """Seconds of matching after which other tasks are let in, such as probes."""
+
+_UNKNOWN_NAME = MatchedAlert()
 
 log = telemetry.logger(__name__)
 
@@ -94,36 +104,40 @@ class DeliveryIntake:
         """
         topology = self._topology()
         failures: list[Event] = []
-        candidates: list[tuple[Candidate, ...]] = []
+        matched: list[MatchedAlert] = []
         loop = asyncio.get_running_loop()
         turn_ends = loop.time() + _LONGEST_TURN
         for alert in delivery.alerts:
             if loop.time() > turn_ends:
                 await asyncio.sleep(0)
                 turn_ends = loop.time() + _LONGEST_TURN
-            candidates.append(self._candidates(alert, topology, failures))
-        return PreparedDelivery(delivery, tuple(candidates), tuple(failures))
+            matched.append(self._matched(alert, topology, failures))
+        return PreparedDelivery(delivery, tuple(matched), tuple(failures))
 
-    def _candidates(self, alert: Alert, topology: Topology, failures: list[Event]) -> tuple[Candidate, ...]:
+    def _matched(self, alert: Alert, topology: Topology, failures: list[Event]) -> MatchedAlert:
         candidates: list[Candidate] = []
+        misses: list[Reaction] = []
         for playbook in self._catalog.for_alert(alert.name):
             match = playbook.match(alert)
             if match.matched:
                 candidates.append(Candidate(playbook, playbook.target_of(alert, topology)))
-            elif match.failed and alert.status is AlertStatus.FIRING:
+                continue
+            decision = NoReaction.MATCH_FAILED if match.failed else NoReaction.NOT_MATCHED
+            misses.append(Reaction(playbook.definition.name, decision, match.why))
+            if match.failed and alert.status is AlertStatus.FIRING:
                 log.warning(
                     "a playbook's condition failed", playbook=playbook.definition.name, alert=alert.name, why=match.why
                 )
                 data = {"playbook": playbook.definition.name, "alert": alert.name, "why": match.why}
                 failures.append(Event("match_failed", self._clock.now(), data=data))
-        return tuple(candidates)
+        return MatchedAlert(tuple(candidates), tuple(misses)) if candidates or misses else _UNKNOWN_NAME
 
     async def _admit(self, deliveries: Sequence[Delivery]) -> Sequence[Admission]:
         async with self._matching:  # so that transactions begin in the order in which the deliveries came
             prepared = [await self._prepare(delivery) for delivery in deliveries]
         admitted = await self._store.transact(lambda tx: self._decide_and_write(tx, prepared))
         self._kept.update((run.playbook, run.version) for run in admitted.changes.runs)
-        self._count(deliveries, admitted)
+        self._count(prepared, admitted)
         self._on_admitted(admitted.changes)
         return admitted.replies
 
@@ -150,20 +164,31 @@ class DeliveryIntake:
         playbooks: dict[tuple[str, str], CompiledPlaybook] = {
             (candidate.playbook.definition.name, candidate.playbook.version): candidate.playbook
             for entry in prepared
-            for candidates in entry.candidates
-            for candidate in candidates
+            for candidate in entry.candidates
         }
         for name, version in needed:
             tx.keep_playbook(name, version, playbooks[name, version].text, self._clock.now())
 
-    def _count(self, deliveries: Sequence[Delivery], admitted: AdmittedBatch) -> None:
-        for delivery in deliveries:
-            self._metrics.truncated.inc(delivery.truncated)
-            for alert in delivery.alerts:
+    def _count(self, prepared: Sequence[PreparedDelivery], admitted: AdmittedBatch) -> None:
+        for entry in prepared:
+            self._metrics.truncated.inc(entry.delivery.truncated)
+            for alert, matched in zip(entry.delivery.alerts, entry.matched, strict=True):
                 self._metrics.alerts.labels(str(alert.status)).inc()
+                if alert.status is AlertStatus.FIRING and (kept_by := _kept_from_a_run_by(matched)):
+                    self._metrics.unmatched_alerts.labels(kept_by).inc()
         for reply in admitted.replies:
             for run in reply.runs:
                 self._metrics.decisions.labels(run.playbook, str(run.decision)).inc()
+
+
+def _kept_from_a_run_by(matched: MatchedAlert) -> str | None:
+    """What kept all playbooks from deciding on a run; None where one has a target."""
+    if matched.candidates:
+        return None if any(isinstance(each.target, Target) for each in matched.candidates) else "target"
+    if not matched.misses:
+        return "alertname"
+    has_failed = any(miss.decision == NoReaction.MATCH_FAILED for miss in matched.misses)
+    return "failure" if has_failed else "conditions"
 
 
 def _read_facts(
@@ -175,7 +200,7 @@ def _read_facts(
 ) -> AdmissionFacts:
     """Read everything that the decisions on these deliveries need, in a fixed number of queries."""
     alerts = [alert for entry in prepared for alert in entry.delivery.alerts]
-    candidates = [candidate for entry in prepared for of_alert in entry.candidates for candidate in of_alert]
+    candidates = [candidate for entry in prepared for candidate in entry.candidates]
     keys = {candidate.key for candidate in candidates if isinstance(candidate.target, Target)}
     playbooks = {candidate.playbook.definition.name: candidate.playbook for candidate in candidates}
 

@@ -62,7 +62,7 @@ class Transaction(Protocol):
         ...
 
     def save_alerts(self, records: Sequence[AlertRecord]) -> None:
-        """Insert or replace, by identity."""
+        """Insert or replace, by identity; of what is there, the alertname and when it was first heard of stay."""
         ...
 
     def firing_not_heard_since(self, moment: datetime) -> list[AlertRecord]:
@@ -232,6 +232,7 @@ class RunStore(Protocol):
 
         Also deletes alerts without a remaining run, nodes, verdicts, findings that are over and places of jobs, each
         without a report since, and older events that concern no run; but no finding or verdict of a job that is kept.
+        Of alerts without a run more than a fixed number are not kept, however young.
         Other transactions run in between.
         """
         ...

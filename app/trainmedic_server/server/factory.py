@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from trainmedic_server import __version__, errors, telemetry
 from trainmedic_server.domain.plain_text import json_bytes
 from trainmedic_server.domain.topology import ClusterTopology
+from trainmedic_server.ports.heard_alerts import HeardAlerts
 from trainmedic_server.ports.metric_history import MetricHistory
 from trainmedic_server.ports.outside import Clock, ClockWatch, CommandBus
 from trainmedic_server.ports.store import History, RunStore
@@ -22,6 +23,7 @@ from trainmedic_server.reports.compiling import ReportCompiler
 from trainmedic_server.server import (
     events,
     findings,
+    heard_alerts,
     history,
     jobs,
     log_lines,
@@ -66,6 +68,7 @@ def create_app(
     engine: EnginePort,
     job_lives: JobLivesPort,
     runs: History,
+    alerts: HeardAlerts,
     found: findings.FindingsApi,
     lines: log_lines.LogLinesApi,
     catalog: CatalogPort,
@@ -96,6 +99,7 @@ def create_app(
     webhook.declare(app.router, handle)
     for routes in (
         history.router(runs, found.history, auth, clock, limits, reads, metric_history is not None),
+        heard_alerts.router(alerts, catalog, auth, clock, limits, reads),
         *found.routers(auth, clock, bodies, reads),
         events.router(feed, auth, limits),
         operations.orders(engine, auth, bodies),

@@ -180,6 +180,7 @@ class TrainmedicServer:
                 engine=engine,
                 job_lives=job_lives,
                 runs=store,
+                alerts=store,
                 found=FindingsApi(store, KeptJobs(store, clock), store),
                 lines=LogLinesApi(source, Whereabouts(bus, store, cluster_topology)),
                 store=store,

@@ -97,7 +97,7 @@ def test_a_playbook_that_does_not_react_says_which_condition_failed(tmp_path: Pa
         playbook=PLAYBOOK.replace("{alert: Hot}", "{alert: Hot, matchers: ['severity=~\"warning|critical\"']}"),
     )
     assert not explanation.matched
-    assert explanation.why == "severity=~\"warning|critical\" does not hold: severity is 'info'"
+    assert explanation.why == "'severity' is 'info' and must match warning|critical"
 
 
 def test_a_delivery_is_read_as_the_webhook_reads_it() -> None:

@@ -15,7 +15,8 @@ from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of,
 _PLAIN = {type(None): None, dict: "{}", list: "[]"}
 
 
-def _encode(value: Any) -> str:
+def encode_json(value: Any) -> str:
+    """Return the value as `JsonColumn` writes it. Raises TypeError."""
     try:
         return to_json(value, inf_nan_mode="constants").decode()
     except PydanticSerializationError as error:
@@ -47,8 +48,8 @@ class JsonColumn(TypeDecorator[Any]):
 
     def process_bind_param(self, value: Any, dialect: sa.Dialect) -> str | None:
         if not value:
-            return _PLAIN.get(type(value)) or _encode(value)
-        return _encode(value)
+            return _PLAIN.get(type(value)) or encode_json(value)
+        return encode_json(value)
 
     def process_result_value(self, value: str | None, dialect: sa.Dialect) -> Any:
         if value == "{}":

@@ -14,6 +14,7 @@ from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of,
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Identity
 from trainmedic_server.domain.job_life import JobLife, LifeState
 from trainmedic_server.domain.playbook import Mode, UndoTrigger
+from trainmedic_server.domain.reaction import Reaction
 from trainmedic_server.domain.run import (
     Attempt,
     Controls,
@@ -53,13 +54,17 @@ def alert_row(record: AlertRecord) -> tuple[Any, ...]:
         record.count,
         record.resolved_at,
         record.resolved_because,
+        alert.name,
+        [(each.playbook, each.decision, each.reason, each.run_id) for each in record.reactions],
+        record.has_reaction,
     )
 
 
 def alert_of(row: Row) -> AlertRecord:
     fingerprint, starts_at, status, labels, annotations, ends_at, generator_url, *report_fields = row
+    *heard, _, reactions, _ = report_fields
     alert = Alert(fingerprint, AlertStatus(status), labels, annotations, starts_at, ends_at, generator_url)
-    return AlertRecord(alert, *report_fields)
+    return AlertRecord(alert, *heard, reactions=tuple(Reaction(*reaction) for reaction in reactions or ()))
 
 
 def run_row(run: Run) -> tuple[Any, ...]:

@@ -21,6 +21,11 @@ from trainmedic_server.domain.time_gaps import TimeGap
 
 _CHANGING = ("status", "decision", "ended_at", "acted_at", "waiting_on", "message", "unfinished")
 """The columns of a run that change; what it was admitted with does not, and is in most indexes."""
+_OF_REPORTS = (
+    "status", "labels", "annotations", "ends_at", "generator_url", "last_heard_at", "times_heard", "resolved_at",
+    "resolved_because", "reactions", "reacted",
+)  # fmt: skip
+"""The columns of an alert that a further report changes; its name and its first report are in indexes."""
 
 
 class PendingWrites:
@@ -110,7 +115,7 @@ class Flusher:
     """Sends what is pending to the database. There is one per dialect; it holds the compiled statements."""
 
     def __init__(self, dialect: sa.Dialect) -> None:
-        self._alerts = BulkInsert(dialect, schema.alerts, "update")
+        self._alerts = BulkInsert(dialect, schema.alerts, "update", _OF_REPORTS)
         self._added = BulkInsert(dialect, schema.runs)
         self._saved = BulkInsert(dialect, schema.runs, "update", _CHANGING)
         self._steps = BulkInsert(dialect, schema.steps, "update")

@@ -56,6 +56,9 @@ _DELETE_RUNS = (
     sa.delete(run_alerts).where(run_alerts.c.run_id.in_(_RUN_IDS)),
     sa.delete(runs).where(runs.c.id.in_(_RUN_IDS)),
 )
+MOST_ALERTS = 100_000
+"""Alerts that are kept at most, beside those that a run is tied to: a day of one every second, some 100 MB."""
+
 _IS_TIED = sa.exists().where(queries.SAME_ALERT)
 _OLD_ALERTS = (
     sa.select(alerts.c.fingerprint)
@@ -65,6 +68,20 @@ _OLD_ALERTS = (
 )
 _DELETE_ALERTS = sa.delete(alerts).where(
     alerts.c.fingerprint.in_(_FINGERPRINTS), alerts.c.last_heard_at < _BEFORE, ~_IS_TIED
+)
+_COUNT_ALERTS = sa.select(sa.func.count()).select_from(alerts)
+_COUNT_TIED = sa.select(sa.func.count()).select_from(
+    sa.select(run_alerts.c.fingerprint, run_alerts.c.starts_at).distinct().subquery()
+)
+_UNTIED_ALERTS = (
+    sa.select(alerts.c.fingerprint, alerts.c.starts_at)
+    .where(~_IS_TIED)
+    .order_by(alerts.c.last_heard_at)
+    .limit(sa.bindparam("limit"))
+)
+_DELETE_ALERT = sa.delete(alerts).where(
+    alerts.c.fingerprint == sa.bindparam("of_fingerprint"),
+    alerts.c.starts_at == sa.bindparam("of_beginning", type_=schema.TimeColumn),
 )
 _DELETE_EVENTS = sa.delete(events).where(
     events.c.seq.in_(
@@ -136,6 +153,23 @@ def alerts_before(transaction: SqlTransaction, before: datetime) -> int:
     if fingerprints:
         connection.execute(_DELETE_ALERTS, {"fingerprints": fingerprints, "before": before})
     return len(fingerprints)
+
+
+def count_surplus_alerts(transaction: SqlTransaction) -> int:
+    """Return how many alerts that no run is tied to there are over `MOST_ALERTS`; less than 1 where they are few."""
+    connection = transaction.flushed_connection()
+    alerts_in_all, tied = (connection.execute(count).scalar_one() for count in (_COUNT_ALERTS, _COUNT_TIED))
+    return int(alerts_in_all - tied - MOST_ALERTS)
+
+
+def surplus_alerts(transaction: SqlTransaction, most: int) -> int:
+    """Delete so many alerts that no run is tied to, of those heard of longest ago, however young."""
+    connection = transaction.flushed_connection()
+    identities = connection.execute(_UNTIED_ALERTS, {"limit": min(most, BATCH)}).all()
+    if identities:
+        keys = [{"of_fingerprint": fingerprint, "of_beginning": at} for fingerprint, at in identities]
+        connection.execute(_DELETE_ALERT, keys)
+    return len(identities)
 
 
 def events_before(transaction: SqlTransaction, before: datetime) -> int:

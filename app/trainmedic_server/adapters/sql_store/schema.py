@@ -15,7 +15,7 @@ from trainmedic_server.adapters.sql_store.columns import TimeColumn as TimeColum
 from trainmedic_server.adapters.sql_store.columns import metadata as metadata
 from trainmedic_server.domain.run import OPEN, Status
 
-HEAD = "0008"
+HEAD = "0009"
 """The revision of the schema that this code reads and writes."""
 
 alerts = sa.Table(
@@ -33,7 +33,11 @@ alerts = sa.Table(
     sa.Column("times_heard", sa.BigInteger, nullable=False),
     sa.Column("resolved_at", TimeColumn),
     sa.Column("resolved_because", Text),
+    sa.Column("alert_name", Text),
+    sa.Column("reactions", JsonColumn),
+    sa.Column("reacted", sa.Boolean),
 )
+"""What the earlier release wrote has null in the last three, but for ``alert_name``."""
 
 runs = sa.Table(
     "runs",
@@ -214,6 +218,11 @@ was_started = sa.text(_WAS_STARTED)
 
 # a run for an alert that fires again; an alert that lost its end
 partial_index("ix_alerts_firing", alerts.c.fingerprint, alerts.c.starts_at, where="resolved_at IS NULL")
+# one page of the alerts: all of them, those of one name, those that no playbook reacted to
+_PAGE_OF_ALERTS = (alerts.c.first_heard_at, alerts.c.fingerprint, alerts.c.starts_at)
+sa.Index("ix_alerts_first_heard", *_PAGE_OF_ALERTS)
+sa.Index("ix_alerts_name", alerts.c.alert_name, *_PAGE_OF_ALERTS)
+partial_index("ix_alerts_not_reacted", *_PAGE_OF_ALERTS, where="reacted = 0", postgresql="NOT reacted")
 # pruning
 sa.Index("ix_alerts_last_heard", alerts.c.last_heard_at)
 sa.Index("ix_run_alerts_alert", run_alerts.c.fingerprint, run_alerts.c.starts_at)

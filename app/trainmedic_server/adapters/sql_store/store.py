@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store import database, postgresql, prune, revision, schema
+from trainmedic_server.adapters.sql_store.alert_history import SqlAlertHistory
 from trainmedic_server.adapters.sql_store.finding_history import SqlFindingHistory
 from trainmedic_server.adapters.sql_store.leadership import Leadership, end_process
 from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
@@ -47,8 +48,8 @@ class StoreLock(Protocol):
     def release(self) -> None: ...
 
 
-class SqlStore(SqlFindingHistory, RunStore):
-    """`ports.store.RunStore`, and reading of the history and of findings, on a database. Made by `open`."""
+class SqlStore(SqlFindingHistory, SqlAlertHistory, RunStore):
+    """`ports.store.RunStore`, and reading of the history, of findings and of alerts, on a database. Made by `open`."""
 
     def __init__(
         self,
@@ -151,6 +152,9 @@ class SqlStore(SqlFindingHistory, RunStore):
                 pruned += deleted if batch is prune.runs_before else 0
                 if deleted < prune.BATCH:
                     break
+        surplus = await self._transact(prune.count_surplus_alerts)
+        while surplus > 0 and (deleted := await self._transact(partial(prune.surplus_alerts, most=surplus))):
+            surplus -= deleted
         return pruned
 
     async def close(self) -> None:

@@ -1,0 +1,93 @@
+"""`ports.heard_alerts.HeardAlerts`: reading the alerts that were heard, page by page. Who calls it: ``store``."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from trainmedic_server.adapters.sql_store import history_cursor, mapping
+from trainmedic_server.adapters.sql_store.columns import Text, TimeColumn, encode_json
+from trainmedic_server.adapters.sql_store.history import SqlHistory
+from trainmedic_server.adapters.sql_store.schema import alerts
+from trainmedic_server.domain.alert import AlertRecord, AlertStatus, Identity
+from trainmedic_server.ports.heard_alerts import HeardAlertFilter, HeardAlerts
+
+_KEY = sa.tuple_(alerts.c.first_heard_at, alerts.c.fingerprint, alerts.c.starts_at)
+
+
+class SqlAlertHistory(SqlHistory, HeardAlerts):
+    """The history of runs, and that of alerts."""
+
+    async def alerts_page(
+        self, matching: HeardAlertFilter, limit: int, cursor: str | None
+    ) -> tuple[list[AlertRecord], str | None]:
+        before = _decoded(cursor) if cursor is not None else None
+        page = await self._read(
+            lambda connection: [
+                mapping.alert_of(row) for row in connection.execute(alerts_select(matching, limit + 1, before))
+            ]
+        )
+        if len(page) <= limit:
+            return page, None
+        return page[:limit], _encoded(page[limit - 1])
+
+
+def alerts_select(
+    matching: HeardAlertFilter, limit: int, before: tuple[datetime, Identity] | None = None
+) -> sa.Select[Any]:
+    """Return the alerts of one page, newest first; `before` is where the page above ended."""
+    columns = alerts.c
+    statement = (
+        sa.select(alerts)
+        .order_by(columns.first_heard_at.desc(), columns.fingerprint.desc(), columns.starts_at.desc())
+        .limit(limit)
+    )
+    if matching.alertname is not None:
+        statement = statement.where(columns.alert_name == matching.alertname)
+    if matching.status is not None:
+        is_firing = columns.resolved_at.is_(None)
+        statement = statement.where(is_firing if matching.status is AlertStatus.FIRING else sa.not_(is_firing))
+    if matching.since is not None:
+        statement = statement.where(columns.last_heard_at >= matching.since)
+    if matching.until is not None:
+        statement = statement.where(columns.first_heard_at < matching.until)
+    if matching.reacted is not None:
+        statement = statement.where(columns.reacted if matching.reacted else sa.not_(columns.reacted))
+    for name, value in matching.labels.items():
+        statement = statement.where(_has_label(name, value))
+    if before is not None:
+        first_heard_at, (fingerprint, starts_at) = before
+        last = sa.tuple_(
+            sa.literal(first_heard_at, TimeColumn), sa.literal(fingerprint), sa.literal(starts_at, TimeColumn)
+        )
+        statement = statement.where(last > _KEY)
+    return statement
+
+
+def _has_label(name: str, value: str) -> sa.ColumnElement[bool]:
+    """Whether the labels, as they are written, have this member.
+
+    Its text begins and ends with a quote that no text between holds unescaped, so it is found in no other place, but
+    for labels whose names have quotes in them or are a single colon or comma.
+    """
+    member = encode_json({name: value})[1:-1]
+    written = sa.type_coerce(alerts.c.labels, Text)
+    # Not LIKE: SQLite's does not tell capitals from small letters.
+    return sa.func.replace(written, member, "", type_=Text) != written
+
+
+def _encoded(last: AlertRecord) -> str:
+    beginning = history_cursor.microseconds_of(last.alert.starts_at)
+    return history_cursor.encode(last.first_heard_at, f"{beginning}.{last.alert.fingerprint}")
+
+
+def _decoded(cursor: str) -> tuple[datetime, Identity]:
+    """Return where the page ended. Raises ValueError."""
+    first_heard_at, rest = history_cursor.decode(cursor)
+    beginning, _, fingerprint = rest.partition(".")
+    try:
+        return first_heard_at, Identity(fingerprint, history_cursor.time_of(int(beginning)))
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{cursor[:80]!r} is not a cursor of the alerts") from error

@@ -1,0 +1,233 @@
+"""``GET /alerts``: every alert that was heard, and what each playbook made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Response
+from pydantic import ConfigDict, Field
+
+from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus
+from trainmedic_server.domain.problems import did_you_mean
+from trainmedic_server.ports.heard_alerts import HeardAlertFilter, HeardAlerts
+from trainmedic_server.ports.outside import Clock
+from trainmedic_server.server.ascii_json import AsciiJson
+from trainmedic_server.server.auth import Authenticator, requires
+from trainmedic_server.server.engine import CatalogPort
+from trainmedic_server.server.limits import MIB, ServerLimits
+from trainmedic_server.server.problems import HttpProblem, responses
+from trainmedic_server.server.query_types import Name, PageCursor, PageLimit, wrong_cursor
+from trainmedic_server.server.read_turns import ReadTurns
+from trainmedic_server.server.times import TimeText, time_of
+from trainmedic_server.server.tokens import TokenRole
+from trainmedic_server.server.view import View
+
+_MOST_LABELS = 20
+_PIECE = 100  # alerts that are read at one go
+
+LabelFilters = Annotated[
+    list[Annotated[str, Field(max_length=10_000, pattern=r"^[^=\x00]+=[^\x00]*$")]],
+    Query(
+        alias="label",
+        max_length=_MOST_LABELS,
+        description="A label and its exact value, as name=value. Can be repeated; all must hold.",
+        examples=["severity=critical"],
+    ),
+]
+
+
+class ReactionView(View):
+    """What one playbook made of the alert."""
+
+    playbook: str
+    decision: str = Field(
+        description="A decision of the history, or not_matched (a matcher or `on.when` does not hold), match_failed "
+        "(one could not be evaluated), resolved (the alert was first heard of when it had resolved)."
+    )
+    reason: str = Field(description="Empty where the decision says it all.")
+    run_id: str | None = Field(
+        description="The run that was started or joined, or the item of the history that says why not."
+    )
+
+
+class HeardAlertView(View):
+    """An alert as it was heard, and what was made of it."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "alert_name": "GPUTemperatureHigh",
+                    "labels": {"alertname": "GPUTemperatureHigh", "node": "node-1", "gpu": "0"},
+                    "annotations": {},
+                    "status": "firing",
+                    "fingerprint": "2a6f3c0d1b4e5f60",
+                    "starts_at": "2026-01-31T12:00:00Z",
+                    "first_heard": "2026-01-31T12:00:30Z",
+                    "last_heard": "2026-01-31T16:00:30Z",
+                    "count": 2,
+                    "resolved_at": None,
+                    "reacted": False,
+                    "reason": "gpu-temperature-high: 'severity' is '' and must match warning|critical",
+                    "reactions": [
+                        {
+                            "playbook": "gpu-temperature-high",
+                            "decision": "not_matched",
+                            "reason": "'severity' is '' and must match warning|critical",
+                            "run_id": None,
+                        }
+                    ],
+                }
+            ]
+        }
+    )
+
+    alert_name: str
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    status: AlertStatus = Field(description="As far as is known; an alert may count as resolved without a report.")
+    fingerprint: str
+    starts_at: datetime
+    first_heard: datetime
+    last_heard: datetime
+    count: int = Field(description="How often it was reported.")
+    resolved_at: datetime | None
+    reacted: bool = Field(description="Whether a playbook reacted to it, whatever its guards said then.")
+    reason: str = Field(description="Why no playbook reacted; empty where one did.")
+    reactions: list[ReactionView] = Field(description="Of each playbook that names its alertname.")
+
+
+class HeardAlertPage(View):
+    """Alerts, the newest first. ``next`` is the cursor of the page after this one; null on the last."""
+
+    items: list[HeardAlertView]
+    next: str | None
+
+
+async def page(
+    alerts: HeardAlerts,
+    catalog: CatalogPort,
+    matching: HeardAlertFilter,
+    limit: int = 100,
+    cursor: str | None = None,
+    most_bytes: int = 8 * MIB,
+) -> HeardAlertPage:
+    """A page of the alerts that were heard; fewer than `limit` where they are so large that `most_bytes` are reached
+    before. Raises ValueError on a cursor that no page gave."""
+    newest_first: list[AlertRecord] = []
+    size = 0
+    while True:
+        piece, cursor = await alerts.alerts_page(matching, min(limit - len(newest_first), _PIECE), cursor)
+        newest_first += piece
+        size += sum(_size(record.alert) for record in piece)
+        if cursor is None or len(newest_first) >= limit or size >= most_bytes:
+            break
+    names = alertnames(catalog)
+    return HeardAlertPage(items=[view(record, names) for record in newest_first], next=cursor)
+
+
+def _size(alert: Alert) -> int:
+    """Characters of its labels and annotations."""
+    texts = (alert.labels, alert.annotations)
+    return sum(len(name) + len(value) for mapping in texts for name, value in mapping.items())
+
+
+def view(record: AlertRecord, names: Sequence[str]) -> HeardAlertView:
+    """The alert as the API shows it; `names` are the alertnames that playbooks react to."""
+    alert = record.alert
+    return HeardAlertView(
+        alert_name=alert.name,
+        labels=dict(alert.labels),
+        annotations=dict(alert.annotations),
+        status=AlertStatus.RESOLVED if record.is_resolved else AlertStatus.FIRING,
+        fingerprint=alert.fingerprint,
+        starts_at=alert.starts_at,
+        first_heard=record.first_heard_at,
+        last_heard=record.last_heard_at,
+        count=record.count,
+        resolved_at=record.resolved_at,
+        reacted=record.has_reaction,
+        reason="" if record.has_reaction else reason_for_nothing(record, names),
+        reactions=[ReactionView.model_validate(reaction) for reaction in record.reactions],
+    )
+
+
+def alertnames(catalog: CatalogPort) -> list[str]:
+    """The alertnames that the loaded playbooks react to, sorted."""
+    return sorted({name for playbook in catalog.all() for name in playbook.definition.on.alertnames})
+
+
+def reason_for_nothing(record: AlertRecord, names: Sequence[str]) -> str:
+    """Why no playbook reacted to the alert, for a person."""
+    if record.reactions:
+        return "; ".join(f"{each.playbook}: {each.reason or each.decision}" for each in record.reactions)
+    return no_playbook(record.alert.name, names)
+
+
+def no_playbook(name: str, names: Sequence[str]) -> str:
+    """Why an alert of this name met no playbook; the nearest name that one reacts to, where there is one."""
+    if not name:
+        return "it has no alertname, by which playbooks are found"
+    if name in names:
+        return f"no playbook reacted to {name!r} when it was heard; one does now"
+    return f"no playbook reacts to {name!r}{did_you_mean(name, names)}"
+
+
+def router(
+    alerts: HeardAlerts,
+    catalog: CatalogPort,
+    auth: Authenticator,
+    clock: Clock,
+    limits: ServerLimits,
+    reads: ReadTurns,
+) -> APIRouter:
+    """The route ``GET /alerts``."""
+    routes = APIRouter(tags=["alerts"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
+
+    @routes.get(
+        "/alerts",
+        summary="Every alert that was heard, newest first, and what became of it",
+        response_model=HeardAlertPage,
+        responses=responses(401, 403, 422, 503),
+    )
+    async def heard(
+        conditions: HeardAlertFilter = Depends(_filter(clock)), limit: PageLimit = 100, cursor: PageCursor = None
+    ) -> Response:
+        """A page of alerts, by when each was first heard of, with what each playbook made of it and why.
+
+        Alerts that no playbook reacted to are among them; `reacted=false` asks for those alone. An alert that is
+        reported again is the same item with a higher count, as long as it began at the same time.
+        """
+        async with reads.take():
+            try:
+                return AsciiJson.of(await page(alerts, catalog, conditions, limit, cursor, limits.page_bytes))
+            except ValueError:
+                raise wrong_cursor() from None
+
+    return routes
+
+
+def _filter(clock: Clock) -> Callable[..., HeardAlertFilter]:
+    """A dependency for FastAPI that reads the filters from the query."""
+
+    async def conditions(
+        alertname: Name | None = None,
+        labels: LabelFilters = [],  # noqa: B006 - FastAPI copies it
+        status: AlertStatus | None = None,
+        since: TimeText | None = None,
+        until: TimeText | None = None,
+        reacted: Annotated[bool | None, Query(description="Whether a playbook reacted to it.")] = None,
+    ) -> HeardAlertFilter:
+        now = clock.now()
+        pairs = [text.split("=", 1) for text in labels]
+        by_name = dict(pairs)
+        if len(by_name) < len(pairs):
+            message = "names a label twice"
+            raise HttpProblem(422, f"label: {message}", problems=[("label", message)])
+        begin = time_of(since, now) if since else None
+        end = time_of(until, now) if until else None
+        return HeardAlertFilter(alertname, by_name, status, begin, end, reacted)
+
+    return conditions  # type: ignore[return-value]

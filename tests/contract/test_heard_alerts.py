@@ -1,0 +1,113 @@
+"""The contract of reading alerts, `ports.heard_alerts.HeardAlerts`, on each store."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.contract.run_store_values import at, heard
+from trainmedic_server.adapters.sql_store import prune
+from trainmedic_server.adapters.sql_store.store import SqlStore
+from trainmedic_server.domain.alert import AlertRecord, AlertStatus
+from trainmedic_server.domain.reaction import Reaction
+from trainmedic_server.ports.heard_alerts import HeardAlertFilter
+
+STARTED = Reaction("cool", "started", run_id="run-1")
+MISSED = Reaction("cool", "not_matched", "'severity' is '' and must match warning|critical")
+NO_TARGET = Reaction("cool", "target_unknown", "no label names a node", "run-2")
+
+
+def alert(number: int, labels: dict[str, str] | None = None, *reactions: Reaction, **changes: Any) -> AlertRecord:
+    """An alert first heard of `number` minutes after the beginning of time, as `at` counts it."""
+    record = heard(f"f{number}", number, **changes)
+    names = {"alertname": f"A{number}", **(labels or {})}
+    return replace(record, alert=replace(record.alert, labels=names), reactions=reactions)
+
+
+async def filled(store: SqlStore, *records: AlertRecord) -> SqlStore:
+    await store.transact(lambda tx: tx.save_alerts(records))
+    return store
+
+
+async def names(store: SqlStore, **conditions: Any) -> list[str]:
+    page, cursor = await store.alerts_page(HeardAlertFilter(**conditions), 100, None)
+    assert cursor is None
+    return [record.alert.name for record in page]
+
+
+async def test_pages_go_from_the_newest_to_the_oldest_and_miss_none(store: SqlStore) -> None:
+    """By when each was first heard of: a further report and new alerts shift no page."""
+    records = [alert(number) for number in range(5)]
+    await filled(store, *records)
+    first, cursor = await store.alerts_page(HeardAlertFilter(), 2, None)
+    again = replace(records[0], last_heard_at=at(60), count=2)
+    await filled(store, alert(9), again)
+    second, cursor = await store.alerts_page(HeardAlertFilter(), 2, cursor)
+    third, end = await store.alerts_page(HeardAlertFilter(), 2, cursor)
+    assert [record.alert.name for record in (*first, *second, *third)] == ["A4", "A3", "A2", "A1", "A0"]
+    assert (third[0].count, end) == (2, None)
+
+
+async def test_alerts_of_one_moment_are_told_apart(store: SqlStore) -> None:
+    """A delivery's alerts are first heard of at the same time."""
+    records = [replace(alert(number), first_heard_at=at(0)) for number in range(4)]
+    await filled(store, *records)
+    seen: list[str] = []
+    cursor: str | None = None
+    for _ in records:
+        page, cursor = await store.alerts_page(HeardAlertFilter(), 1, cursor)
+        seen += [record.alert.name for record in page]
+    assert (sorted(seen), cursor) == (["A0", "A1", "A2", "A3"], None)
+
+
+@pytest.mark.parametrize("cursor", ["", "x", "MTIz", "MTIzLmFiYw", "MTIzLmEuYg"])
+async def test_a_wrong_cursor_is_refused(store: SqlStore, cursor: str) -> None:
+    """Of the history or of nobody."""
+    with pytest.raises(ValueError, match="cursor"):
+        await store.alerts_page(HeardAlertFilter(), 1, cursor)
+
+
+async def test_each_filter_finds_what_it_names(store: SqlStore) -> None:
+    """Times are those of reports; a label has exactly the value, with its capitals and signs."""
+    await filled(
+        store,
+        alert(0, {"node": "n%1"}, STARTED, last_heard_at=at(30)),
+        alert(1, {"node": "N%1", "quote": 'a"b'}, MISSED),
+        alert(2, {"node": "n12"}, NO_TARGET, resolved_at=at(3), last_heard_at=at(3)),
+        alert(3),
+    )
+    assert await names(store, alertname="A1") == ["A1"]
+    assert await names(store, labels={"node": "n%1"}) == ["A0"]
+    assert await names(store, labels={"node": "N%1", "quote": 'a"b'}) == ["A1"]
+    assert await names(store, labels={"node": "n"}) == []
+    assert await names(store, status=AlertStatus.RESOLVED) == ["A2"]
+    assert await names(store, status=AlertStatus.FIRING) == ["A3", "A1", "A0"]
+    assert await names(store, since=at(3)) == ["A3", "A2", "A0"]
+    assert await names(store, until=at(1)) == ["A0"]
+    assert await names(store, reacted=True) == ["A0"]
+    assert await names(store, reacted=False) == ["A3", "A2", "A1"]
+
+
+async def test_reactions_come_back_as_they_were(store: SqlStore) -> None:
+    """With reason and run, in order; and the last report's replace those before."""
+    record = alert(0, None, MISSED)
+    await filled(store, record)
+    await filled(store, replace(record, reactions=(STARTED, NO_TARGET), count=2))
+    [read], _ = await store.alerts_page(HeardAlertFilter(), 1, None)
+    assert (read.reactions, read.has_reaction) == ((STARTED, NO_TARGET), True)
+    assert await names(store, reacted=True) == ["A0"]
+
+
+async def test_of_too_many_alerts_those_go_that_were_heard_of_longest_ago(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However young they are, so that a flood of alerts does not fill the disk."""
+    monkeypatch.setattr(prune, "MOST_ALERTS", 3)
+    monkeypatch.setattr(prune, "BATCH", 2)
+    later = {"last_heard_at": at(60)}
+    await filled(store, alert(0, None, STARTED, **later), *(alert(number) for number in range(1, 7)))
+    assert await store.prune(at(0) - timedelta(days=1)) == 0
+    assert await names(store) == ["A6", "A5", "A0"]

@@ -1,0 +1,113 @@
+"""What is kept of each alert: what the playbooks made of it, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from textwrap import dedent
+
+from tests.unit.engine.books import CAP
+from tests.unit.engine.world import World
+from trainmedic_server.domain.alert import AlertRecord
+from trainmedic_server.domain.reaction import Reaction
+from trainmedic_server.ports.heard_alerts import HeardAlertFilter
+
+MakeWorld = Callable[..., World]
+
+PICKY = dedent("""
+    playbook: picky
+    on:
+      alert: Hot
+      matchers: ['severity=~"warning|critical"']
+      when: labels.heat | int > 80
+    target: gpu
+    steps:
+      - {action: test.look}
+""")
+
+
+async def heard(w: World) -> list[AlertRecord]:
+    """Every alert that was heard, newest first."""
+    page, _ = await w.store.alerts_page(HeardAlertFilter(), 100, None)
+    return page
+
+
+def unmatched(w: World, kept_by: str) -> float:
+    return w.metrics.registry.get_sample_value("trainmedic_unmatched_alerts_total", {"kept_by": kept_by}) or 0.0
+
+
+async def test_an_alert_that_no_playbook_names_is_kept_and_counted(world: MakeWorld) -> None:
+    """Each report of it; as resolved it is no missed chance."""
+    w = world(CAP)
+    alert = w.alert("TrainingLossSpikes", job_name="llm-1")
+    await w.post(alert)
+    await w.post(alert)
+    await w.resolve(alert)
+    [record] = await heard(w)
+    assert (record.alert.name, record.count, record.reactions) == ("TrainingLossSpikes", 3, ())
+    assert record.is_resolved
+    assert unmatched(w, "alertname") == 2
+
+
+async def test_the_first_condition_that_does_not_hold_is_the_reason(world: MakeWorld) -> None:
+    """A matcher before ``when``; what cannot be evaluated is told apart."""
+    w = world(PICKY)
+    labels = {"gpu": "0", "node": "n1"}
+    await w.post(w.alert(**labels), w.alert(**labels, severity="info", heat="99"))
+    await w.post(w.alert(**labels, severity="warning", heat="70"), w.alert(**labels, severity="warning"))
+    reasons = [each.reactions for each in sorted(await heard(w), key=lambda each: len(each.alert.labels))]
+    assert [(each.decision, each.run_id) for (each,) in reasons] == [
+        ("not_matched", None), ("match_failed", None), ("not_matched", None), ("not_matched", None),
+    ]  # fmt: skip
+    assert reasons[0][0].reason == "'severity' is '' and must match warning|critical"
+    assert (unmatched(w, "conditions"), unmatched(w, "failure")) == (3, 1)
+
+
+async def test_a_run_stays_with_the_alert_that_led_to_it(world: MakeWorld) -> None:
+    """A repeat does not turn ``started`` into ``duplicate``; nor does the end of the alert."""
+    w = world(CAP)
+    alert = w.alert(gpu="0", node="n1")
+    first = await w.post(alert)
+    started = (Reaction("cap", "started", "", first.runs[0].run_id),)
+    await w.post(alert)
+    await w.resolve(alert)
+    [record] = await heard(w)
+    assert (record.reactions, record.count, record.has_reaction) == (started, 3, True)
+    assert unmatched(w, "alertname") == 0
+
+
+async def test_what_kept_a_run_back_is_replaced_once_it_starts(world: MakeWorld) -> None:
+    """Paused at the first report, started at the next."""
+    w = world(CAP)
+    alert = w.alert(gpu="0", node="n1")
+    await w.engine.pause("ann")
+    await w.post(alert)
+    [paused] = (await heard(w))[0].reactions
+    assert (paused.decision, paused.reason) == ("paused", "paused by ann")
+    await w.engine.resume("ann")
+    again = await w.post(alert)
+    [started] = (await heard(w))[0].reactions
+    assert (started.decision, started.run_id) == ("started", again.runs[0].run_id)
+
+
+async def test_an_alert_without_a_target_met_a_playbook_and_no_run(world: MakeWorld) -> None:
+    """The reason is that of the history's item; the alert counts as one that nobody could decide on."""
+    w = world(CAP)
+    made = await w.post(w.alert(gpu="0"))
+    [record] = await heard(w)
+    [reaction] = record.reactions
+    assert (reaction.decision, reaction.run_id) == ("target_unknown", made.runs[0].run_id)
+    assert "node" in reaction.reason
+    assert (record.has_reaction, unmatched(w, "target")) == (False, 1)
+
+
+async def test_an_alert_first_heard_of_as_resolved_says_why_nothing_began(world: MakeWorld) -> None:
+    """And if its firing comes late, why nothing begins then."""
+    w = world(CAP)
+    alert = w.alert(gpu="0", node="n1")
+    await w.resolve(alert)
+    [reaction] = (await heard(w))[0].reactions
+    assert (reaction.decision, reaction.run_id) == ("resolved", None)
+    late = await w.post(replace(alert, ends_at=None))
+    [reaction] = (await heard(w))[0].reactions
+    assert (reaction.decision, reaction.run_id) == ("stale", late.runs[0].run_id)
