@@ -76,13 +76,14 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._add_alert_counters()
         self._add_counters()
         self._add_durations()
         self._add_gauges()
         self.jobs = JobMetrics()
         self.registry.register(self.jobs)
 
-    def _add_counters(self) -> None:
+    def _add_alert_counters(self) -> None:
         counter = functools.partial(Counter, registry=self.registry)
         self.alerts = counter("trainmedic_alerts", "Alerts received, by status.", ["status"])
         self.unmatched_alerts = counter(
@@ -96,6 +97,9 @@ class Metrics:
         self.decisions = counter("trainmedic_decisions", "Decisions, by playbook and reason.", ["playbook", "reason"])
         self.runs = counter("trainmedic_runs", "Runs that closed, by playbook and outcome.", ["playbook", "status"])
         self.undos = counter("trainmedic_undos", "Undo duties, by outcome.", ["status"])
+
+    def _add_counters(self) -> None:
+        counter = functools.partial(Counter, registry=self.registry)
         self.lease_renewals = counter(
             "trainmedic_lease_renewals", "Renewals of leases asked for, by outcome.", ["outcome"]
         )

@@ -8,60 +8,22 @@ each delivery had been committed alone. Who calls it: ``intake``. Not here: whet
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from trainmedic_server.domain.admission import Admission, PlaybookDecision
-from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Delivery, Identity
+from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Identity
 from trainmedic_server.domain.playbook import Mode
-from trainmedic_server.domain.reaction import NoReaction, Reaction, merged
+from trainmedic_server.domain.reaction import Reaction, merged
 from trainmedic_server.domain.run import PASSING, Controls, Decision, Event, Run, Status
 from trainmedic_server.domain.target import Target, Unresolved
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.engine import guards, plan, scope, step_sequence
+from trainmedic_server.engine.matching import Candidate, Key, MatchedAlert, PreparedDelivery
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import GuardFacts, LinkedRun
-
-Key = tuple[str, str]
-"""A playbook's name and a target's key."""
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A playbook that reacts to an alert, and the target that the alert names for it."""
-
-    playbook: CompiledPlaybook
-    target: Target | Unresolved
-
-    @property
-    def key(self) -> Key:
-        return (self.playbook.definition.name, self.target.key if isinstance(self.target, Target) else "")
-
-
-@dataclass(frozen=True, slots=True)
-class MatchedAlert:
-    """What the playbooks that name an alert's alertname make of it, before anything is asked of the store."""
-
-    candidates: tuple[Candidate, ...] = ()
-    """Those that react."""
-    misses: tuple[Reaction, ...] = ()
-    """Those that do not, each with its reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedDelivery:
-    """A delivery with what playbooks make of each of its alerts, and the conditions that failed."""
-
-    delivery: Delivery
-    matched: tuple[MatchedAlert, ...]
-    failures: tuple[Event, ...] = ()
-
-    @property
-    def candidates(self) -> Iterator[Candidate]:
-        """The playbooks that react to any of its alerts, in the order of the alerts."""
-        return (candidate for matched in self.matched for candidate in matched.candidates)
 
 
 @dataclass(slots=True)
@@ -147,7 +109,7 @@ class Admitter:
         if earlier is not None and earlier.is_resolved:
             self._keep(replace(earlier, last_heard_at=self._now, count=earlier.count + 1))
             return True
-        record = earlier or AlertRecord(alert, self._now, self._now, 0, reactions=_too_late(matched))
+        record = earlier or AlertRecord(alert, self._now, self._now, 0, reactions=matched.too_late())
         self._resolve(replace(record, alert=alert, count=record.count + 1), "alertmanager")
         for older in list(self._facts.firing.get(alert.fingerprint, {}).values()):
             if older.alert.starts_at < alert.starts_at:
@@ -328,23 +290,6 @@ def _with_reactions(record: AlertRecord, decisions: Sequence[PlaybookDecision], 
     made = [Reaction(made.playbook, made.decision, made.why, made.run_id) for made in decisions]
     reactions = merged(record.reactions, (*made, *matched.misses))
     return record if reactions == record.reactions else replace(record, reactions=reactions)
-
-
-def _too_late(matched: MatchedAlert) -> tuple[Reaction, ...]:
-    """The reactions to an alert that is first heard of as resolved."""
-    why = "it was first heard of as resolved; nothing begins on that"
-    names = (candidate.playbook.definition.name for candidate in matched.candidates)
-    return (*(Reaction(name, NoReaction.RESOLVED, why) for name in names), *matched.misses)
-
-
-def nodes_named(prepared: Iterable[PreparedDelivery]) -> set[str]:
-    """The nodes that the targets of these deliveries name."""
-    return {
-        candidate.target.node
-        for entry in prepared
-        for candidate in entry.candidates
-        if isinstance(candidate.target, Target) and candidate.target.node is not None
-    }
 
 
 def counted_since(playbooks: Iterable[CompiledPlaybook], ago: Ago) -> Mapping[str, datetime]:

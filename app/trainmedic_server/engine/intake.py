@@ -14,21 +14,15 @@ from dataclasses import dataclass
 from trainmedic_server import telemetry
 from trainmedic_server.domain.admission import Admission
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Delivery, Identity
-from trainmedic_server.domain.reaction import NoReaction, Reaction
+from trainmedic_server.domain.reaction import NoReaction
 from trainmedic_server.domain.run import Event
 from trainmedic_server.domain.target import Target
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.domain.topology import Topology
-from trainmedic_server.engine import admission
-from trainmedic_server.engine.admission import (
-    AdmissionChanges,
-    AdmissionFacts,
-    Admitter,
-    Candidate,
-    MatchedAlert,
-    PreparedDelivery,
-)
+from trainmedic_server.engine import admission, matching
+from trainmedic_server.engine.admission import AdmissionChanges, AdmissionFacts, Admitter
 from trainmedic_server.engine.batching import Batcher
+from trainmedic_server.engine.matching import MatchedAlert, PreparedDelivery
 from trainmedic_server.engine.timeline import Timeline
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.outside import Clock
@@ -40,8 +34,6 @@ _ALERTS_PER_TRANSACTION = 500
 
 _LONGEST_TURN = 0.02
 """Seconds of matching after which other tasks are let in, such as probes."""
-
-_UNKNOWN_NAME = MatchedAlert()
 
 log = telemetry.logger(__name__)
 
@@ -115,22 +107,13 @@ class DeliveryIntake:
         return PreparedDelivery(delivery, tuple(matched), tuple(failures))
 
     def _matched(self, alert: Alert, topology: Topology, failures: list[Event]) -> MatchedAlert:
-        candidates: list[Candidate] = []
-        misses: list[Reaction] = []
-        for playbook in self._catalog.for_alert(alert.name):
-            match = playbook.match(alert)
-            if match.matched:
-                candidates.append(Candidate(playbook, playbook.target_of(alert, topology)))
-                continue
-            decision = NoReaction.MATCH_FAILED if match.failed else NoReaction.NOT_MATCHED
-            misses.append(Reaction(playbook.definition.name, decision, match.why))
-            if match.failed and alert.status is AlertStatus.FIRING:
-                log.warning(
-                    "a playbook's condition failed", playbook=playbook.definition.name, alert=alert.name, why=match.why
-                )
-                data = {"playbook": playbook.definition.name, "alert": alert.name, "why": match.why}
+        matched = matching.match(self._catalog.for_alert(alert.name), alert, topology)
+        for miss in matched.misses:
+            if miss.decision == NoReaction.MATCH_FAILED and alert.status is AlertStatus.FIRING:
+                log.warning("a playbook's condition failed", playbook=miss.playbook, alert=alert.name, why=miss.reason)
+                data = {"playbook": miss.playbook, "alert": alert.name, "why": miss.reason}
                 failures.append(Event("match_failed", self._clock.now(), data=data))
-        return MatchedAlert(tuple(candidates), tuple(misses)) if candidates or misses else _UNKNOWN_NAME
+        return matched
 
     async def _admit(self, deliveries: Sequence[Delivery]) -> Sequence[Admission]:
         async with self._matching:  # so that transactions begin in the order in which the deliveries came
@@ -174,21 +157,11 @@ class DeliveryIntake:
             self._metrics.truncated.inc(entry.delivery.truncated)
             for alert, matched in zip(entry.delivery.alerts, entry.matched, strict=True):
                 self._metrics.alerts.labels(str(alert.status)).inc()
-                if alert.status is AlertStatus.FIRING and (kept_by := _kept_from_a_run_by(matched)):
+                if alert.status is AlertStatus.FIRING and (kept_by := matched.kept_from_a_run_by):
                     self._metrics.unmatched_alerts.labels(kept_by).inc()
         for reply in admitted.replies:
             for run in reply.runs:
                 self._metrics.decisions.labels(run.playbook, str(run.decision)).inc()
-
-
-def _kept_from_a_run_by(matched: MatchedAlert) -> str | None:
-    """What kept all playbooks from deciding on a run; None where one has a target."""
-    if matched.candidates:
-        return None if any(isinstance(each.target, Target) for each in matched.candidates) else "target"
-    if not matched.misses:
-        return "alertname"
-    has_failed = any(miss.decision == NoReaction.MATCH_FAILED for miss in matched.misses)
-    return "failure" if has_failed else "conditions"
 
 
 def _read_facts(
@@ -209,7 +182,7 @@ def _read_facts(
     for record in tx.firing_with(ended) if ended else ():
         firing.setdefault(record.alert.fingerprint, {})[record.identity] = record
     identities = {alert.identity for alert in alerts} | {key for records in firing.values() for key in records}
-    nodes = admission.nodes_named(prepared)
+    nodes = matching.nodes_named(prepared)
     return AdmissionFacts(
         records=tx.alerts(identities),
         firing=firing,

@@ -130,6 +130,24 @@ class PresenceList(BaseModel):
     items: list[PresenceView]
 
 
+def routers(
+    engine: EnginePort,
+    lives: JobLivesPort,
+    catalog: CatalogPort,
+    history: History,
+    bus: CommandBus,
+    auth: Authenticator,
+    bodies: BodyReader,
+    reads: ReadTurns,
+) -> tuple[APIRouter, ...]:
+    """All routes of this module."""
+    return (
+        orders(engine, auth, bodies),
+        overview(catalog, history, bus, auth, reads),
+        job_orders(lives, auth, bodies),
+    )
+
+
 def job_orders(lives: JobLivesPort, auth: Authenticator, bodies: BodyReader) -> APIRouter:
     """The route ``POST /jobs/{job}/end``."""
     routes = APIRouter(tags=["operations"])

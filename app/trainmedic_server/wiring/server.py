@@ -174,8 +174,7 @@ class TrainmedicServer:
             job_lives = await self._start_work(stack, bus, store, topology, engine)
             parts = FindingParts(settings, redis_url, store, bus, engine, rules, where, alerts, clock, metrics, signer)
             await stack.enter_async_context(parts.started())
-            for work, name in ((catalog.watch(), "playbooks"), (self._prune(store, engine), "retention")):
-                await stack.enter_async_context(_background(work, name))
+            await self._start_upkeep(stack, catalog, store, engine)
             yield factory.create_app(
                 engine=engine,
                 job_lives=job_lives,
@@ -198,6 +197,12 @@ class TrainmedicServer:
                 verdicts=store,
                 limits=ServerLimits(body_bytes=settings.max_body, large_bytes=max(4 * settings.max_body, 32 << 20)),
             )
+
+    async def _start_upkeep(
+        self, stack: contextlib.AsyncExitStack, catalog: Library, store: SqlStore, engine: Engine
+    ) -> None:
+        for work, name in ((catalog.watch(), "playbooks"), (self._prune(store, engine), "retention")):
+            await stack.enter_async_context(_background(work, name))
 
     async def _loaded(self, actions: Actions) -> tuple[Library, LogRuleLibrary]:
         """The playbooks and the log rules."""

@@ -61,10 +61,11 @@ def alert_row(record: AlertRecord) -> tuple[Any, ...]:
 
 
 def alert_of(row: Row) -> AlertRecord:
-    fingerprint, starts_at, status, labels, annotations, ends_at, generator_url, *report_fields = row
-    *heard, _, reactions, _ = report_fields
+    fingerprint, starts_at, status, labels, annotations, ends_at, generator_url, first, last, *rest = row
+    count, resolved_at, resolved_because, _, reactions, _ = rest
     alert = Alert(fingerprint, AlertStatus(status), labels, annotations, starts_at, ends_at, generator_url)
-    return AlertRecord(alert, *heard, reactions=tuple(Reaction(*reaction) for reaction in reactions or ()))
+    made = tuple(Reaction(*reaction) for reaction in reactions or ())
+    return AlertRecord(alert, first, last, count, resolved_at, resolved_because, made)
 
 
 def run_row(run: Run) -> tuple[Any, ...]:

@@ -1,0 +1,99 @@
+"""Which playbooks react to an alert, and what target it names for each: all that is decided before the store is asked.
+
+Who calls it: ``intake``, for each alert that comes; ``admission`` decides on what it returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from trainmedic_server.domain.alert import Alert, Delivery
+from trainmedic_server.domain.reaction import NoReaction, Reaction
+from trainmedic_server.domain.run import Event
+from trainmedic_server.domain.target import Target, Unresolved
+from trainmedic_server.domain.topology import Topology
+from trainmedic_server.ports.playbooks import CompiledPlaybook
+
+Key = tuple[str, str]
+"""A playbook's name and a target's key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A playbook that reacts to an alert, and the target that the alert names for it."""
+
+    playbook: CompiledPlaybook
+    target: Target | Unresolved
+
+    @property
+    def key(self) -> Key:
+        return (self.playbook.definition.name, self.target.key if isinstance(self.target, Target) else "")
+
+
+@dataclass(frozen=True, slots=True)
+class MatchedAlert:
+    """What the playbooks that name an alert's alertname make of it, before anything is asked of the store."""
+
+    candidates: tuple[Candidate, ...] = ()
+    """Those that react."""
+    misses: tuple[Reaction, ...] = ()
+    """Those that do not, each with its reason."""
+
+    @property
+    def kept_from_a_run_by(self) -> str | None:
+        """What kept all playbooks from deciding on a run: ``alertname``, ``conditions``, ``failure`` (of a condition) or
+        ``target``; None where one has a target."""
+        if self.candidates:
+            return None if any(isinstance(each.target, Target) for each in self.candidates) else "target"
+        if not self.misses:
+            return "alertname"
+        has_failed = any(miss.decision == NoReaction.MATCH_FAILED for miss in self.misses)
+        return "failure" if has_failed else "conditions"
+
+    def too_late(self) -> tuple[Reaction, ...]:
+        """The reactions where the alert is first heard of as resolved."""
+        why = "it was first heard of as resolved; nothing begins on that"
+        names = (candidate.playbook.definition.name for candidate in self.candidates)
+        return (*(Reaction(name, NoReaction.RESOLVED, why) for name in names), *self.misses)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedDelivery:
+    """A delivery with what playbooks make of each of its alerts, and the conditions that failed."""
+
+    delivery: Delivery
+    matched: tuple[MatchedAlert, ...]
+    failures: tuple[Event, ...] = ()
+
+    @property
+    def candidates(self) -> Iterator[Candidate]:
+        """The playbooks that react to any of its alerts, in the order of the alerts."""
+        return (candidate for matched in self.matched for candidate in matched.candidates)
+
+
+_UNKNOWN_NAME = MatchedAlert()
+
+
+def match(playbooks: Iterable[CompiledPlaybook], alert: Alert, topology: Topology) -> MatchedAlert:
+    """Return what these playbooks make of the alert; those that name its alertname are enough."""
+    candidates: list[Candidate] = []
+    misses: list[Reaction] = []
+    for playbook in playbooks:
+        matched = playbook.match(alert)
+        if matched.matched:
+            candidates.append(Candidate(playbook, playbook.target_of(alert, topology)))
+        else:
+            decision = NoReaction.MATCH_FAILED if matched.failed else NoReaction.NOT_MATCHED
+            misses.append(Reaction(playbook.definition.name, decision, matched.why))
+    return MatchedAlert(tuple(candidates), tuple(misses)) if candidates or misses else _UNKNOWN_NAME
+
+
+def nodes_named(prepared: Iterable[PreparedDelivery]) -> set[str]:
+    """The nodes that the targets of these deliveries name."""
+    return {
+        candidate.target.node
+        for entry in prepared
+        for candidate in entry.candidates
+        if isinstance(candidate.target, Target) and candidate.target.node is not None
+    }
