@@ -10,11 +10,11 @@ The tree::
     ├── DumpError                   a file is no flight recorder's dump, or holds more than plain values
     ├── NotFound                    no run, playbook or other named object has that name
     ├── Conflict                    the request does not fit the state, such as approving a closed run
+    ├── NotEntitled                who asks may not do that, such as approving what only others may approve
     ├── Saturated                   a bounded queue is full; the same request may succeed later
     ├── StoreUnavailable            the run store cannot be reached or written
     ├── BusUnavailable              Redis cannot be reached
     ├── MetricsUnavailable          Prometheus cannot be reached, or does not answer the question
-    │   └── MetricsRefused          Prometheus takes the question for wrong, and would the next time
     ├── LogsUnavailable             nobody who keeps the lines of logs can be asked
     ├── LogQueryRefused             what is asked of logs makes no sense to who keeps them
     ├── JournalUnavailable          the agent's journal cannot be read or written
@@ -101,6 +101,10 @@ class Conflict(TrainmedicError):
     """The request does not fit the present state."""
 
 
+class NotEntitled(TrainmedicError):
+    """Who asks may not do that."""
+
+
 class Saturated(TrainmedicError):
     """A bounded queue is full; ``retry_after`` is in seconds."""
 
@@ -119,10 +123,6 @@ class BusUnavailable(TrainmedicError):
 
 class MetricsUnavailable(TrainmedicError):
     """Prometheus cannot be reached, or does not answer the question."""
-
-
-class MetricsRefused(MetricsUnavailable):
-    """Prometheus takes the question for wrong, and would the next time."""
 
 
 class LogsUnavailable(TrainmedicError):

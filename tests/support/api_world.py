@@ -160,7 +160,9 @@ class MemoryEngine:
             delivery.id, len(delivery.alerts), tuple(admitted), unmatched=unmatched, truncated=delivery.truncated
         )
 
-    async def order(self, run_id: str, kind: OrderKind, actor: str, note: str) -> Run:
+    async def order(
+        self, run_id: str, kind: OrderKind, actor: str, note: str, groups: frozenset[str] = frozenset()
+    ) -> Run:
         record = self.history.records.get(run_id)
         if record is None:
             raise errors.NotFound(f"There is no run {run_id}.")
@@ -293,6 +295,7 @@ class World:
     metrics: Metrics = field(default_factory=Metrics)
     allowed_hosts: tuple[str, ...] = ()
     metric_history: Any = None
+    external_url: str = ""
 
     def __post_init__(self) -> None:
         self.engine = MemoryEngine(self.history)
@@ -317,6 +320,7 @@ class World:
             limits=self.limits,
             allowed_hosts=self.allowed_hosts,
             metric_history=self.metric_history,
+            external_url=self.external_url,
         )
 
     @asynccontextmanager

@@ -9,16 +9,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any, TypeVar
 
 from jinja2 import nodes
 from pydantic import BaseModel, ValidationError
 
-from trainmedic_server.catalog import attachments, effect_query, matchers, model_errors, scope_check
+from trainmedic_server.catalog import attachments, definition_check, matchers, model_errors, scope_check
 from trainmedic_server.catalog.allowance import Allowance, TooLarge
 from trainmedic_server.catalog.compiled_playbook import CompiledStep, YamlPlaybook
-from trainmedic_server.catalog.raw_texts import is_sure, texts
 from trainmedic_server.catalog.scope_check import ALERT_NAMES, STEP_NAMES, VisibleNames
 from trainmedic_server.catalog.yaml_text import YamlDocument
 from trainmedic_server.domain.playbook import APPROVAL, MOST_MATCHERS, MOST_STEPS, Playbook, TargetParts, UndoTrigger
@@ -75,11 +73,11 @@ class _Compilation:
         label_matchers = self._matchers(trigger.get("matchers"))
         condition = self._expression(trigger.get("when"), ("on", "when"), before_run)
         parts = self._parts(raw.get("target"), before_run)
-        steps = dict(self._steps(raw))
-        effect = self._effect(raw.get("effect"))
+        steps = dict(self._steps(raw)) | self._approval(raw.get("approval"))
         self._constants(self._vars, ("vars",))
         if isinstance(definition, Playbook):
-            self._durations(definition)
+            for path, message in definition_check.problems(definition):
+                self._problem(path, message)
         if self.problems or not isinstance(definition, Playbook):
             return sorted(set(self.problems))
         text = self.document.text
@@ -94,7 +92,6 @@ class _Compilation:
             parts=parts,
             steps=steps,
             identity=self.identity,
-            effect=effect,
         )
 
     # --- what it reacts to ----------------------------------------------------------------------
@@ -120,16 +117,6 @@ class _Compilation:
             if name in TargetParts.model_fields and isinstance(text, str)
         }
 
-    def _effect(self, written: Any) -> effect_query.EffectQuery | None:
-        if not isinstance(written, dict) or not isinstance(written.get("query"), str):
-            return None
-        path, names = ("effect", "query"), VisibleNames(effect_query.NAMES, self._vars, self._kind)
-        query = effect_query.compiled(written["query"], lambda text: self._text(text, path, names))
-        if isinstance(query, str):
-            self._problem(path, f"query: {query}")
-            return None
-        return query
-
     def _constants(self, value: Any, path: DocumentPath) -> None:
         """Variables are constants: a template in one would not be rendered, which nobody expects."""
         if isinstance(value, dict):
@@ -140,18 +127,6 @@ class _Compilation:
                 self._constants(each, (*path, index))
         elif evaluation.is_template(value):
             self._problem(path, "variables are constants; a template in one is not rendered")
-
-    def _durations(self, definition: Playbook) -> None:
-        """No wait is shorter than nothing, and a window of no length limits nothing."""
-        limits: list[tuple[DocumentPath, timedelta | None]] = []
-        if definition.guards.max_runs is not None:
-            limits.append((("guards", "max_runs", "per"), definition.guards.max_runs.per))
-        for phase in _PHASES:
-            for index, step in enumerate(getattr(definition, phase)):
-                limits.append(((phase, index, "timeout"), step.timeout))
-        for path, value in limits:
-            if value is not None and not value:
-                self._problem(path, f"{path[-1]}: must be longer than 0s")
 
     # --- steps ----------------------------------------------------------------------------------
 
@@ -173,6 +148,13 @@ class _Compilation:
                 self._problem((phase, index, "id"), f"the id {step_id!r} is used by an earlier step")
             names = VisibleNames(STEP_NAMES, self._vars, self._kind, ids[:position], ids[position + 1 :])
             yield (phase, index), self._step(entry, (phase, index), step_id, names)
+
+    def _approval(self, written: Any) -> dict[tuple[str, int], CompiledStep]:
+        """The question of mode approve."""
+        text = written.get("message") if isinstance(written, dict) else None
+        names = VisibleNames(STEP_NAMES, self._vars, self._kind)
+        message = self._text(text, ("approval", "message"), names) if isinstance(text, str) else ""
+        return {(APPROVAL, 0): CompiledStep(APPROVAL, message=message)}
 
     def _step(self, entry: Mapping[str, Any], path: DocumentPath, step_id: str, names: VisibleNames) -> CompiledStep:
         when = self._expression(entry.get("when"), (*path, "when"), names)
@@ -234,9 +216,9 @@ class _Compilation:
         here.
         """
         place = (*path, "with")
-        templates = [inner for inner, text in texts(raw, ()) if evaluation.is_template(text)]
+        templates = [inner for inner, text in _texts(raw, ()) if evaluation.is_template(text)]
         filled = evaluation.with_variables(raw, self._vars)
-        unknown = [inner for inner, text in texts(filled, ()) if evaluation.is_template(text)]
+        unknown = [inner for inner, text in _texts(filled, ()) if evaluation.is_template(text)]
         faults: list[model_errors.ValidationFault] = []
         params: BaseModel | None = None
         try:
@@ -244,7 +226,9 @@ class _Compilation:
         except ValidationError as error:
             wrong = model_errors.faults(error, action.Params, filled)
             # A number that a template makes where text is wanted is written out.
-            faults = [fault for fault in wrong if is_sure(fault, templates if fault.type == "string_type" else unknown)]
+            faults = [
+                fault for fault in wrong if _is_sure(fault, templates if fault.type == "string_type" else unknown)
+            ]
             self.problems.extend(model_errors.problems(self.document, place, faults))
         if isinstance(action, TemplateChecked) and (templates or not faults):
             try:
@@ -276,7 +260,7 @@ class _Compilation:
         """Return the parameters, compiled; None where a template among them is wrong."""
         fine = [
             self._compiled(text, inner, names, template_syntax.parse_template, lambda: True)
-            for inner, text in texts(raw, path)
+            for inner, text in _texts(raw, path)
             if evaluation.is_template(text)
         ]
         if not all(fine):
@@ -339,3 +323,23 @@ def _id_of(entry: Any, index: int, phase: str) -> str:
     if isinstance(written, str) and written:
         return written
     return f"{'step' if phase == 'steps' else 'failure'}-{index + 1}"
+
+
+def _texts(value: Any, path: DocumentPath) -> Iterator[tuple[DocumentPath, str]]:
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from _texts(each, (*path, key))
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from _texts(each, (*path, index))
+    elif isinstance(value, str):
+        yield path, value
+
+
+def _is_sure(fault: model_errors.ValidationFault, templates: list[tuple[str | int, ...]]) -> bool:
+    """Return whether a fault of the raw parameters will still be one when the templates are rendered."""
+    if fault.type in ("missing", "extra_forbidden"):
+        return True
+    return not any(
+        fault.path[: len(template)] == template or template[: len(fault.path)] == fault.path for template in templates
+    )

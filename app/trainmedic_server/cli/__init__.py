@@ -41,6 +41,7 @@ _COMMANDS: Mapping[str, _CommandEntry] = {
     "history": _CommandEntry("history", "Show what was done, and why."),
     "findings": _CommandEntry("findings", "Show what log rules have found."),
     "keep": _CommandEntry("findings", "Keep what is known of a job, however old it gets."),
+    "approvals": _CommandEntry("approvals", "Show what waits for people, and what would be done."),
     "runs": _CommandEntry("runs", "Approve, reject, cancel or undo a run."),
     "jobs": _CommandEntry("jobs", "Say that a job which is gone was meant to end."),
     "report": _CommandEntry("report", "Show what the time of a job came to, or what failures cost over all jobs."),

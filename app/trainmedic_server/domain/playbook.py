@@ -5,6 +5,7 @@ Not here: reading YAML, compiling expressions and templates (``catalog``).
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
@@ -27,6 +28,9 @@ Expression = Annotated[str, Field(min_length=1, description="A Jinja2 expression
 class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
+
+APPROVAL = "approval"
+"""The id of the question that mode approve asks before the first step; no step of a playbook has it."""
 
 MOST_MATCHERS = 100
 MOST_STEPS = 200
@@ -107,14 +111,6 @@ class Retry(_Model):
     """The longest wait."""
 
 
-class MeasuredEffect(_Model):
-    """By what is measured whether a run has helped, in place of what the alert's rule compares."""
-
-    query: str = Field(min_length=1, max_length=4096, description="PromQL; templates stand within its quotes.")
-    better: Literal["lower", "higher"]
-    """Which way the metric gets better."""
-
-
 class _Step(_Model):
     id: Identifier | None = Field(None, description="For steps.<id> in expressions; step-<n> by default.")
     when: Expression | None = Field(None, description="Skip the step unless this holds.")
@@ -143,23 +139,84 @@ class WaitStep(_Step):
     """What the run does where the alerts have not resolved in time."""
 
 
-class Question(_Model):
-    """What an operator is asked."""
+Approver = Annotated[str, Field(min_length=1, max_length=128)]
+Approvers = Annotated[tuple[Approver, ...], Field(max_length=100)]
+LastResort = Literal["fail", "continue", "reject", "approve"]
+
+
+class Escalation(_Model):
+    """Who is asked next where nobody has answered in time, and what follows if they do not either."""
+
+    by: Annotated[Approvers, Field(min_length=1)]
+    """Names of tokens or groups that may approve then, besides those that were asked first."""
+    to: str | None = Field(None, description="The notification channel that is told; all without it.")
+    timeout: Duration | None = None
+    """How long they have; None for as long as the first had."""
+    on_timeout: LastResort = "fail"
+    """What follows where they have not answered either."""
+
+
+class _Asking(_Model):
+    """How people are asked."""
 
     message: str = Field("", description="A template: what is asked.")
+    by: Approvers = Field((), description="Names of tokens or groups that may approve; any operator without it.")
+    count: int = Field(1, ge=1, le=20, description="How many different people have to approve.")
+    remind: Duration | None = Field(None, description="How often people are reminded while nobody has answered.")
+    ask_again: Duration | None = Field(
+        None, description="How long after a time-out the question is asked again, as long as the alert goes on."
+    )
+    to: str | None = Field(None, description="The notification channel that is told; all without it.")
+    escalate: Escalation | None = Field(None, description="Who is asked next, with on_timeout: escalate.")
+
+
+class Question(_Asking):
+    """What people are asked, and how."""
+
+
+OnTimeout = Literal["fail", "continue", "reject", "approve", "escalate"]
 
 
 class ApproveStep(_Step):
-    """A step that waits for an operator."""
+    """A step that waits for people."""
 
     approve: str | Question
     """What is asked, as a template."""
-    on_timeout: Literal["fail", "continue"] = "fail"
+    on_timeout: OnTimeout = "fail"
     """What the run does where nobody has answered in time."""
 
     @property
-    def message(self) -> str:
-        return self.approve if isinstance(self.approve, str) else self.approve.message
+    def question(self) -> Question:
+        return Question(message=self.approve) if isinstance(self.approve, str) else self.approve
+
+    @property
+    def last_resort(self) -> LastResort:
+        """What the run does once nobody is left to be asked."""
+        if self.on_timeout != "escalate":
+            return self.on_timeout
+        return self.question.escalate.on_timeout if self.question.escalate else "fail"
+
+
+class Approval(_Asking):
+    """How mode approve asks before a run acts."""
+
+    timeout: Duration | None = Field(default="1h", validate_default=True)
+    """How long people have to answer; None for ever."""
+    ask_again: Duration | None = Field(default="30m", validate_default=True)
+    """How long after a time-out the question is asked again, as long as the alert goes on."""
+    on_timeout: OnTimeout = "reject"
+    """What follows where nobody has answered in time and it is not asked again."""
+
+    @cached_property
+    def step(self) -> ApproveStep:
+        """The question as the step that comes before the playbook's own."""
+        asked = {name: getattr(self, name) for name in _Asking.model_fields}
+        if self.timeout is None or self.on_timeout not in ("fail", "reject"):
+            asked["ask_again"] = None  # what is not written is the default, which goes with these two only
+        question = Question.model_construct(**asked)
+        return ApproveStep.model_construct(
+            id=APPROVAL, approve=question, timeout=self.timeout, on_timeout=self.on_timeout
+        )
 
 
 def _kind_of_step(value: Any) -> str:
@@ -193,11 +250,11 @@ class Playbook(_Model):
     vars: dict[Identifier, Any] = Field(default_factory=dict, description="Constants, as vars.<name>.")
     guards: Guards = Guards()
     """When it does not start although it reacts."""
+    approval: Approval = Approval()
+    """How its runs ask before they act, in mode approve."""
     steps: tuple[Step, ...] = Field(min_length=1, max_length=MOST_STEPS)
     """What a run does, in order."""
     on_failure: tuple[Step, ...] = Field((), max_length=MOST_STEPS, description="Run when the run fails.")
-    effect: MeasuredEffect | None = None
-    """By what is measured whether it helped; None: by what the alert's rule compares."""
     files: dict[str, str] = Field(
         default_factory=dict,
         description="Templates that steps name, by file name. One that is not given here is read from the playbook's "
@@ -207,10 +264,6 @@ class Playbook(_Model):
     @property
     def name(self) -> str:
         return self.playbook
-
-
-APPROVAL = "approval"
-"""The id of the question that mode approve asks before the first step; no step of a playbook has it."""
 
 
 def step_id(step: ActionStep | WaitStep | ApproveStep, index: int, phase: str = "steps") -> str:

@@ -153,6 +153,9 @@ class JobTopology:
 
     jobs_by_node: JobsByName = field(default_factory=dict)
     jobs_by_gpu: JobsByName = field(default_factory=dict)
+    nodes_by_job: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    gpus_by_job: Mapping[str, int] = field(default_factory=dict)
+    """How many GPUs each job reports."""
 
     @classmethod
     def of(cls, details_by_job: Mapping[str, Mapping[str, Any]], agents: AgentTopology) -> JobTopology:
@@ -161,18 +164,23 @@ class JobTopology:
         # a second, for which the caller has a thread.
         by_node: dict[str, Jobs] = {}
         by_gpu: dict[str, Jobs] = {}
+        nodes: dict[str, set[str]] = {}
+        gpus: dict[str, set[str]] = {}
         gpus_by_key = agents.gpus_by_key
         ranks = chain.from_iterable(ranks_in(job, details) for job, details in details_by_job.items())
         alone = {job: frozenset({job}) for job in details_by_job}
         for rank in islice(ranks, MOST_ENTRIES):
             by_node[rank.node] = by_node.get(rank.node, _NO_JOBS) | alone[rank.job]
+            nodes.setdefault(rank.job, set()).add(rank.node)
             if rank.gpu is None:
                 continue
             key = gpu_names.key(rank.gpu, rank.node)
+            gpus.setdefault(rank.job, set()).add(key)
             for name in {key, *(gpus_by_key[key].names() if key in gpus_by_key else ())}:
                 # Most GPUs have one job, and all GPUs of a job share its set: a set each would be 100 MB more.
                 by_gpu[name] = by_gpu[name] | alone[rank.job] if name in by_gpu else alone[rank.job]
-        return cls(by_node, by_gpu)
+        counts = {job: len(keys) for job, keys in gpus.items()}
+        return cls(by_node, by_gpu, {job: frozenset(names) for job, names in nodes.items()}, counts)
 
 
 @dataclass(frozen=True)

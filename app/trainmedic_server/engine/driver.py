@@ -22,6 +22,7 @@ from pydantic import BaseModel
 
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.run import Controls, Decision, Event, OrderKind, Run, Status, StepState
+from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import attempts, plan, steps
 from trainmedic_server.engine.breaker import Breaker
 from trainmedic_server.engine.locks import TargetLocks
@@ -64,10 +65,13 @@ class DriverServices:
     """Asked before each attempt that changes something."""
     fence: Fence
     """Called right before each attempt."""
+    topology: Callable[[], Topology] = Topology
+    """Returns what is known of nodes, jobs and GPUs."""
 
     def planning_context(self, playbook: CompiledPlaybook | None) -> PlanningContext:
         limits, since = self.limits, self.timeline.set_forward_since
-        return PlanningContext(playbook, self.actions, self.new_id, limits.max_age, since, limits.external_url)
+        url, topology = limits.external_url, self.topology
+        return PlanningContext(playbook, self.actions, self.new_id, limits.max_age, since, url, topology)
 
     def count_undos(self, before: Run | None, after: Run) -> None:
         """Bring the gauges of owed and delayed undos up to date with a run that has changed."""

@@ -12,10 +12,9 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
-from trainmedic_server import errors
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.run import Decision, OrderKind, Run, Status, StepState, StepStatus
-from trainmedic_server.engine import step_sequence, steps, undoing
+from trainmedic_server.engine import preview, step_sequence, steps, undoing
 from trainmedic_server.engine.plan_values import (
     AttemptOutcome,
     Idle,
@@ -86,33 +85,13 @@ def has_begun(run: Run) -> bool:
 
 
 def observe(run: Run, playbook: CompiledPlaybook, names: Scope) -> Run:
-    """The run of mode observe: each step with the parameters that it would have had.
-
-    What depends on the outcome of a step cannot be known; such a step says so in its message.
-    """
+    """The run of mode observe: each step with the parameters that it would have had."""
     for state in run.steps:
         if state.phase == "steps":
-            run = run.with_step(_observed(state, playbook, names))
+            run = run.with_step(preview.observed(state, playbook, names))
         else:
             run = run.with_step(replace(state, status=StepStatus.SKIPPED, message="is for a run that fails"))
     return run
-
-
-def _observed(state: StepState, playbook: CompiledPlaybook, names: Scope) -> StepState:
-    message = None
-    try:
-        if not playbook.when(state.phase, state.index, names):
-            return replace(state, status=StepStatus.SKIPPED, message="its condition was not met")
-    except errors.ExpressionError:
-        message = f"would depend on how the run goes: {step_sequence.step_definition(playbook, state).when}"
-    state = replace(state, status=StepStatus.OBSERVED, message=message)
-    if state.kind != "action":
-        return state
-    try:
-        params = playbook.params(state.phase, state.index, names)
-    except errors.ExpressionError as error:
-        return replace(state, message=f"its parameters depend on the run: {error}")
-    return replace(state, params=params.model_dump(mode="json", by_alias=True, exclude_none=True))
 
 
 def _advance_open(draft: RunDraft) -> PerformAttempt | Wait | None:

@@ -23,6 +23,7 @@ from trainmedic_server.domain.run import (
     StepState,
     StepStatus,
 )
+from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import scope
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
@@ -133,6 +134,8 @@ class PlanningContext:
     """By how much the clock was set forward after a moment."""
     external_url: str = ""
     """Where people reach the server; empty where that is not set."""
+    topology: Callable[[], Topology] = Topology
+    """Returns what is known of nodes, jobs and GPUs, for saying what an approval would reach."""
 
 
 class RunDraft:

@@ -17,9 +17,9 @@ from trainmedic.wire import envelope
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.admission import Admission
 from trainmedic_server.domain.alert import Delivery
-from trainmedic_server.domain.run import Controls, Event, OperatorOrder, OrderKind, Run, Status
+from trainmedic_server.domain.run import Controls, Event, OperatorOrder, OrderKind, Run
 from trainmedic_server.domain.topology import Topology
-from trainmedic_server.engine import undoing
+from trainmedic_server.engine import orders
 from trainmedic_server.engine.admission import AdmissionChanges
 from trainmedic_server.engine.breaker import Breaker
 from trainmedic_server.engine.driver import DriverServices
@@ -78,6 +78,7 @@ class Engine:
             new_id=self._new_id,
             controls=lambda: self._controls,
             fence=fence,
+            topology=topology,
         )
         self._workers = Workers(store, catalog, services)
         self._intake = DeliveryIntake(
@@ -116,13 +117,16 @@ class Engine:
         """Decide on a delivery; everything is durable on return. Raises Saturated or StoreUnavailable."""
         return await self._intake.admit(delivery)
 
-    async def order(self, run_id: str, kind: OrderKind, actor: str, note: str = "") -> Run:
-        """Carry out an operator's order; return the run as it then stands.
+    async def order(
+        self, run_id: str, kind: OrderKind, actor: str, note: str = "", groups: frozenset[str] = frozenset()
+    ) -> Run:
+        """Carry out an order of an operator, who is in these groups; return the run as it then stands.
 
-        Raises NotFound, Conflict where the run is not in a state for it, or StoreUnavailable.
+        Raises NotFound, Conflict where the run is not in a state for it, NotEntitled where only others may approve, or
+        StoreUnavailable.
         """
         order = OperatorOrder(self._new_id(), run_id, kind, actor, self._clock.now(), note)
-        await self._store.transact(lambda tx: _accept(tx, order))
+        await self._store.transact(lambda tx: orders.accept(tx, order, groups))
         self._workers.touch([run_id])
         await self._workers.planned(run_id, at_most=1.0)
         run = await self._store.transact(lambda tx: tx.run(run_id))
@@ -237,42 +241,3 @@ def _may_answer(reply: envelope.Reply, run: Run) -> bool:
     """Whether the reply is of the receiver to which the run sends its commands, as far as it says whose it is."""
     target = run.target
     return target is not None and reply.job in (None, target.job) and reply.node in (None, target.node)
-
-
-def _accept(tx: Transaction, order: OperatorOrder) -> None:
-    """Store an order if the run is in a state for it."""
-    run = tx.run(order.run_id)
-    if run is None:
-        raise errors.NotFound(f"there is no run {order.run_id}")
-    match order.kind:
-        case OrderKind.APPROVE | OrderKind.REJECT:
-            asked = next((step.id for step in run.steps if step.kind == "approve" and step.status == "waiting"), None)
-            if run.status is not Status.AWAITING_APPROVAL or asked is None:
-                raise errors.Conflict(f"run {run.id} does not wait for approval; it is {run.status}")
-            if any(earlier.step == asked for earlier in tx.orders_of([run.id]).get(run.id, ())):
-                raise errors.Conflict(f"step {asked} of run {run.id} has been decided already")
-            order = replace(order, step=asked)
-        case OrderKind.CANCEL:
-            if not run.is_open:
-                raise errors.Conflict(f"run {run.id} is closed already; it is {run.status}")
-        case OrderKind.UNDO:
-            if not undoing.can_be_undone(run):
-                raise errors.Conflict(f"run {run.id} has applied nothing that can be undone")
-        case OrderKind.CLOSE_UNDO:
-            if run.is_open:
-                raise errors.Conflict(f"run {run.id} is open; cancel it first, then close what it still owes")
-            if not undoing.can_be_closed(run):
-                raise errors.Conflict(f"run {run.id} owes no undo that could be closed")
-    tx.add_order(order)
-    data = {"note": order.note, "step": order.step}
-    tx.append([Event(_ORDERED[order.kind], order.at, run.id, order.actor, data)])
-
-
-_ORDERED = {
-    OrderKind.APPROVE: "approved",
-    OrderKind.REJECT: "rejected",
-    OrderKind.CANCEL: "cancel_ordered",
-    OrderKind.UNDO: "undo_ordered",
-    OrderKind.CLOSE_UNDO: "undo_close_ordered",
-}
-"""The event by which the history tells of an order."""

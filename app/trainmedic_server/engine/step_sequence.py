@@ -6,17 +6,15 @@ proceeds (``steps``).
 
 from __future__ import annotations
 
-from trainmedic_server.domain.playbook import APPROVAL, ActionStep, ApproveStep, Question, WaitStep, step_id
+from trainmedic_server.domain.playbook import APPROVAL, ActionStep, ApproveStep, WaitStep, step_id
 from trainmedic_server.domain.run import Run, StepState, StepStatus
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Step
-
-_MODE_APPROVAL = ApproveStep(id=APPROVAL, approve=Question(message="Mode approve: may this run act?"))
 
 
 def step_definition(playbook: CompiledPlaybook, state: StepState) -> Step:
     """The playbook's entry that a step's state belongs to."""
     if state.phase == APPROVAL:
-        return _MODE_APPROVAL
+        return playbook.definition.approval.step
     entries = playbook.definition.steps if state.phase == "steps" else playbook.definition.on_failure
     return entries[state.index]
 
@@ -39,10 +37,15 @@ def is_fatal(state: StepState, definition: Step) -> bool:
         case StepStatus.FAILED | StepStatus.UNKNOWN:
             return definition.on_error == "fail"
         case StepStatus.TIMED_OUT:
-            tolerated = isinstance(definition, WaitStep | ApproveStep) and definition.on_timeout == "continue"
-            return definition.on_error == "fail" and not tolerated
+            return definition.on_error == "fail" and not _tolerates_timeout(definition)
         case _:
             return False
+
+
+def _tolerates_timeout(definition: Step) -> bool:
+    if isinstance(definition, ApproveStep):
+        return definition.last_resort == "continue"
+    return isinstance(definition, WaitStep) and definition.on_timeout == "continue"
 
 
 def failed_step(run: Run, playbook: CompiledPlaybook) -> StepState | None:

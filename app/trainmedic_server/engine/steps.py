@@ -14,7 +14,6 @@ from typing import Any
 
 from trainmedic_server import errors
 from trainmedic_server.domain.playbook import (
-    APPROVAL,
     ActionStep,
     ApproveStep,
     UndoTrigger,
@@ -23,7 +22,6 @@ from trainmedic_server.domain.playbook import (
 from trainmedic_server.domain.run import (
     Attempt,
     Decision,
-    OrderKind,
     Run,
     Status,
     StepState,
@@ -31,6 +29,7 @@ from trainmedic_server.domain.run import (
     Undo,
     UndoStatus,
 )
+from trainmedic_server.engine import asking
 from trainmedic_server.engine.plan_values import AttemptOutcome, PerformAttempt, PlanningContext, RunDraft, Wait
 from trainmedic_server.engine.step_sequence import step_definition
 from trainmedic_server.ports.actions import ON_RECORD, Action, Actions
@@ -60,7 +59,7 @@ def proceed(draft: RunDraft, state: StepState) -> PerformAttempt | Wait | None:
     if isinstance(definition, WaitStep):
         return _wait(draft, state, definition)
     if isinstance(definition, ApproveStep):
-        return _approve(draft, state, definition)
+        return asking.proceed(draft, state, definition)
     return _act(draft, state, definition)
 
 
@@ -223,47 +222,6 @@ def _wait(draft: RunDraft, state: StepState, definition: WaitStep) -> Wait | Non
         return None
     draft.set_status(Status.WAITING, "resolved")
     return Wait(state.deadline)
-
-
-def _approve(draft: RunDraft, state: StepState, definition: ApproveStep) -> Wait | None:
-    if state.status is StepStatus.PENDING:
-        try:
-            message = (
-                definition.message
-                if state.phase == APPROVAL
-                else draft.playbook.message(state.phase, state.index, draft.scope())
-            )
-        except errors.ExpressionError as error:
-            _fail(draft, state, str(error))
-            return None
-        deadline = draft.now + definition.timeout if definition.timeout else None
-        state = draft.put(
-            replace(state, status=StepStatus.WAITING, started_at=draft.now, deadline=deadline, message=message)
-        )
-        draft.add_event("approval_requested", step=state.id, message=message, deadline=_text(deadline))
-    order = next((order for order in draft.outside.orders if order.step == state.id), None)
-    if order is not None:
-        approved = order.kind is OrderKind.APPROVE
-        status = StepStatus.SUCCEEDED if approved else StepStatus.REJECTED
-        refusal = None if approved else f"rejected by {order.actor}"
-        draft.end(state, status, output={"by": order.actor, "note": order.note}, error=refusal)
-        return None
-    if draft.outside.resolved and not _has_awaited_resolution(draft.run):
-        draft.end(state, StepStatus.CANCELLED, error="the alert resolved before anybody approved")
-        draft.add_event("approval_ended", step=state.id, outcome="resolved")
-        return None
-    state = draft.timely(state)
-    if state.deadline and draft.now >= state.deadline:
-        draft.end(state, StepStatus.TIMED_OUT, error="nobody approved in time")
-        draft.add_event("approval_ended", step=state.id, outcome="timed_out")
-        return None
-    draft.set_status(Status.AWAITING_APPROVAL, "approval")
-    return Wait(state.deadline)
-
-
-def _has_awaited_resolution(run: Run) -> bool:
-    """Whether the run itself has waited for its alerts to resolve. Then its approvals are about what to do after."""
-    return any(step.kind == "wait_for" and step.status is StepStatus.SUCCEEDED for step in run.steps)
 
 
 def held_by_pause(draft: RunDraft, state: StepState) -> bool:

@@ -44,6 +44,8 @@ class Principal:
     roles: frozenset[TokenRole]
     jobs: tuple[str, ...] | None = None
     """Shell patterns: only what is below ``/jobs/{job}`` of these jobs is for it. None for no such bound."""
+    groups: frozenset[str] = frozenset()
+    """By which playbooks say who may approve."""
 
     def may_ask_of(self, job: str | None) -> bool:
         """``job`` is the one in the path of a request; None where there is none in it."""
@@ -120,7 +122,7 @@ class Authenticator:
                 match = token
         if match is None:
             raise _unauthenticated("The token is not known.")
-        return Principal(match.name, match.roles, match.jobs)
+        return Principal(match.name, match.roles, match.jobs, match.groups)
 
     def _reread(self) -> None:
         now = self._monotonic()

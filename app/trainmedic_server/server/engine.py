@@ -27,8 +27,11 @@ class EnginePort(Protocol):
         """Decide on every alert of a delivery; return once all is durable. Raises Saturated, StoreUnavailable."""
         ...
 
-    async def order(self, run_id: str, kind: OrderKind, actor: str, note: str) -> Run:
-        """The run after the order. Raises NotFound, Conflict, StoreUnavailable."""
+    async def order(
+        self, run_id: str, kind: OrderKind, actor: str, note: str, groups: frozenset[str] = frozenset()
+    ) -> Run:
+        """The run after the order of an operator, who is in `groups`. Raises NotFound, Conflict, NotEntitled,
+        StoreUnavailable."""
         ...
 
     async def pause(self, actor: str) -> Controls: ...

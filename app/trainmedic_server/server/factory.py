@@ -85,12 +85,12 @@ def create_app(
     redis_caveat: str = "",
     metric_history: MetricHistory | None = None,
     verdicts: VerdictSource | None = None,
+    external_url: str = "",
 ) -> FastAPI:
     """The API; `allowed_hosts` are names that it answers to without tokens.
 
     Its ``state.feed`` is the `EventFeed` of its event streams, for `listener.serve` to close. ``redis_caveat`` is what
-    ``/ready`` says of a Redis that answers and should not be relied on.
-    """
+    ``/ready`` says of a Redis that answers and should not be relied on."""
     bodies = BodyReader(limits)
     handle = webhook.endpoint(engine, auth, bodies, clock, metrics)
     app = _Api(_Boundary(webhook.WebhookApp(handle), metrics), SiteCheck(allowed_hosts, lambda: not auth.has_tokens))
@@ -102,7 +102,7 @@ def create_app(
         heard_alerts.router(alerts, catalog, auth, clock, limits, reads),
         *found.routers(auth, clock, bodies, reads),
         events.router(feed, auth, limits),
-        *operations.routers(engine, job_lives, catalog, runs, bus, auth, bodies, reads),
+        *operations.routers(engine, job_lives, catalog, runs, bus, auth, bodies, reads, external_url),
         jobs.router(bus, cluster_topology, clock, auth),
         lines.router(auth, clock, limits),
         reports.router(ReportCompiler(runs, metric_history, verdicts), auth, clock),

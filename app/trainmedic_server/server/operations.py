@@ -19,7 +19,7 @@ from trainmedic_server.errors import NotFound, PayloadError
 from trainmedic_server.ports.outside import CommandBus
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import History
-from trainmedic_server.server import views
+from trainmedic_server.server import approvals, views
 from trainmedic_server.server.auth import Authenticator, Principal, requires
 from trainmedic_server.server.body import BodyReader, parse_json
 from trainmedic_server.server.engine import CatalogPort, EnginePort, JobLivesPort
@@ -139,9 +139,11 @@ def routers(
     auth: Authenticator,
     bodies: BodyReader,
     reads: ReadTurns,
+    external_url: str,
 ) -> tuple[APIRouter, ...]:
-    """All routes of this module."""
+    """All routes of this module, and that of the approvals."""
     return (
+        approvals.router(history, auth, reads, external_url),
         orders(engine, auth, bodies),
         overview(catalog, history, bus, auth, reads),
         job_orders(lives, auth, bodies),
@@ -185,7 +187,7 @@ def orders(engine: EnginePort, auth: Authenticator, bodies: BodyReader) -> APIRo
         )
         async def order(request: Request, run_id: RunId, actor: Principal = Depends(operator)) -> views.RunState:
             body = await read_body(bodies, request, model)
-            return views.state(await engine.order(run_id, kind, actor.name, body.note))
+            return views.state(await engine.order(run_id, kind, actor.name, body.note, actor.groups))
 
     for kind, summary in _ORDERS.items():
         order_route(kind, summary, OrderBody)

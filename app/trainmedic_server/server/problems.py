@@ -138,6 +138,8 @@ def from_error(error: errors.TrainmedicError) -> HttpProblem:
             return HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, str(error), problems=problems)
         case errors.NotFound():
             return HttpProblem(HTTPStatus.NOT_FOUND, str(error))
+        case errors.NotEntitled():
+            return HttpProblem(HTTPStatus.FORBIDDEN, str(error))
         case errors.Conflict():
             return HttpProblem(HTTPStatus.CONFLICT, str(error))
         case errors.Saturated():

@@ -1,8 +1,8 @@
 """The tokens file, which lists the callers of the API and their roles.
 
-It is a YAML list of ``{name, sha256, roles}``, where a token may have ``jobs`` as well. It holds only the hash of a
-token, so that reading the file gives no access. Who calls it: `auth.Authenticator`, at the start and again when the
-file has changed.
+It is a YAML list of ``{name, sha256, roles}``, where a token may have ``groups`` and ``jobs`` as well. It holds only
+the hash of a token, so that reading the file gives no access. Who calls it: `auth.Authenticator`, at the start and
+again when the file has changed.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}")
 _HASH = re.compile(r"[0-9a-fA-F]{64}")
 _MEMBERS = ("name", "sha256", "roles")
 _JOBS = "jobs"
+_GROUPS = "groups"
 _LONGEST_PATTERN = 253
 
 
@@ -45,6 +46,8 @@ class Token:
     jobs: tuple[str, ...] | None = None
     """Shell patterns for the names of jobs; it may then ask for what is below ``/jobs/{job}`` of those, and for nothing
     else. None for no such bound."""
+    groups: frozenset[str] = frozenset()
+    """The groups of whoever has it, by which playbooks say who may approve."""
 
 
 def read(path: Path) -> tuple[Token, ...]:
@@ -99,8 +102,9 @@ def _token(entry: Any, location: _Location) -> Token:
     if not isinstance(entry, CommentedMap):
         raise location.error("", "must be a mapping with name, sha256 and roles")
     for member in entry:
-        if member not in (*_MEMBERS, _JOBS):
-            raise location.error(str(member), f"is not known; a token has {', '.join(_MEMBERS)}, and may have {_JOBS}")
+        if member not in (*_MEMBERS, _GROUPS, _JOBS):
+            known = f"a token has {', '.join(_MEMBERS)}, and may have {_GROUPS} and {_JOBS}"
+            raise location.error(str(member), f"is not known; {known}")
     for member in _MEMBERS:
         if member not in entry:
             raise location.error(member, "is missing")
@@ -115,7 +119,8 @@ def _token(entry: Any, location: _Location) -> Token:
     jobs = _jobs(entry[_JOBS], location) if _JOBS in entry else None
     if jobs is not None and TokenRole.WEBHOOK in roles:
         raise location.error(_JOBS, "cannot bound the role webhook: a delivery is about no single job")
-    return Token(name, bytes.fromhex(digest), roles, jobs)
+    groups = _groups(entry[_GROUPS], location) if _GROUPS in entry else frozenset()
+    return Token(name, bytes.fromhex(digest), roles, jobs, groups)
 
 
 def _roles(value: Any, location: _Location) -> frozenset[TokenRole]:
@@ -126,6 +131,13 @@ def _roles(value: Any, location: _Location) -> frozenset[TokenRole]:
         if role not in list(TokenRole):
             raise location.error("roles", f"must be of {roles}")
     return frozenset(TokenRole(role) for role in value)
+
+
+def _groups(value: Any, location: _Location) -> frozenset[str]:
+    names = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
+    if not names or not all(isinstance(each, str) and _NAME.fullmatch(each) for each in names):
+        raise location.error(_GROUPS, "must be a list of one or more names of 1 to 128 letters, digits, '.', '_', '-'")
+    return frozenset(map(str, names))
 
 
 def _jobs(value: Any, location: _Location) -> tuple[str, ...]:

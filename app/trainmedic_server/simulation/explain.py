@@ -216,7 +216,7 @@ def _question(playbook: CompiledPlaybook, names: Scope, state: StepState, spec: 
     try:
         return playbook.message(state.phase, state.index, names)
     except errors.ExpressionError:
-        return spec.message
+        return spec.question.message
 
 
 def _uses_steps(value: Any, *, is_expression: bool = False) -> bool:

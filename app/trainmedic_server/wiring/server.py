@@ -49,6 +49,7 @@ from trainmedic_server.ports.actions import Actions, Services
 from trainmedic_server.ports.cluster import Cluster
 from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.fence import Fence
+from trainmedic_server.ports.metric_history import MetricHistory
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.server import auth, factory, listener
 from trainmedic_server.server.findings import FindingsApi
@@ -57,7 +58,6 @@ from trainmedic_server.server.log_lines import LogLinesApi
 from trainmedic_server.server.standby import Standby, SwitchableApp
 from trainmedic_server.server.whereabouts import Whereabouts
 from trainmedic_server.settings.server import ServerSettings
-from trainmedic_server.wiring.after_the_act import after_the_act, opened_prometheus
 from trainmedic_server.wiring.findings import FindingParts, log_rule_library
 from trainmedic_server.wiring.log_source import log_source
 from trainmedic_server.wiring.signing import signer_of
@@ -148,10 +148,8 @@ class TrainmedicServer:
 
     @contextlib.asynccontextmanager
     async def _started(self, session: postgresql.LockSession | None = None) -> AsyncIterator[FastAPI]:
-        """Run everything but the listener for as long as the block lasts, and yield the API.
-
-        With PostgreSQL, `session` is the one that has the lock.
-        """
+        """Run everything but the listener for as long as the block lasts, and yield the API. With PostgreSQL, `session`
+        is the one that has the lock."""
         settings, clock, metrics, authenticator = self._settings, self._clock, self._metrics, self._authenticator()
         written = file_inventory.load(settings.inventory) if settings.inventory else WrittenTopology()
 
@@ -160,12 +158,12 @@ class TrainmedicServer:
             stack.push_async_callback(store.close)
             redis_url, redis_caveat = await self._redis(stack)
             signer, alerts = signer_of(settings), self._alertmanager(stack)
-            prometheus = opened_prometheus(settings, stack, metrics.prometheus_errors.inc)
             # The engine is made below, because it needs the bus; replies come once both have started.
             late: LateReply = lambda reply: engine.record_late_reply(reply)  # noqa: E731
             bus = RedisBus(redis_url, clock, metrics, signer, on_late_reply=late, fence=store.fence)
             cluster, cluster_topology = await self._cluster(stack, store.fence)
-            actions = registry.build(await self._services(stack, bus, alerts, cluster, cluster_topology))
+            services = await self._services(stack, bus, alerts, cluster, cluster_topology)
+            actions = registry.build(services)
             catalog, rules = await self._loaded(actions)
             is_needed = functools.partial(asks_for_jobs, catalog, rules)
             topology = TopologyWatch(bus, clock, metrics, is_needed, written, cluster_topology)
@@ -174,7 +172,7 @@ class TrainmedicServer:
             job_lives = await self._start_work(stack, bus, store, topology, engine)
             parts = FindingParts(settings, redis_url, store, bus, engine, rules, where, alerts, clock, metrics, signer)
             await stack.enter_async_context(parts.started())
-            await self._start_upkeep(stack, catalog, store, engine, prometheus)
+            await self._start_upkeep(stack, catalog, store, engine)
             yield factory.create_app(
                 engine=engine,
                 job_lives=job_lives,
@@ -193,21 +191,16 @@ class TrainmedicServer:
                 clock=clock,
                 clock_watch=clock,
                 allowed_hosts=(settings.host, *settings.allowed_hosts),
-                metric_history=prometheus,
+                metric_history=self._metric_history(stack),
                 verdicts=store,
+                external_url=settings.limits.external_url,
                 limits=ServerLimits(body_bytes=settings.max_body, large_bytes=max(4 * settings.max_body, 32 << 20)),
             )
 
     async def _start_upkeep(
-        self,
-        stack: contextlib.AsyncExitStack,
-        catalog: Library,
-        store: SqlStore,
-        engine: Engine,
-        prometheus: PrometheusApi | None,
+        self, stack: contextlib.AsyncExitStack, catalog: Library, store: SqlStore, engine: Engine
     ) -> None:
-        after = await after_the_act(self._settings, store, catalog, prometheus, self._clock, self._metrics, stack)
-        for work, name in ((catalog.watch(), "playbooks"), (self._prune(store, engine), "retention"), *after):
+        for work, name in ((catalog.watch(), "playbooks"), (self._prune(store, engine), "retention")):
             await stack.enter_async_context(_background(work, name))
 
     async def _loaded(self, actions: Actions) -> tuple[Library, LogRuleLibrary]:
@@ -284,6 +277,15 @@ class TrainmedicServer:
             cluster=cluster,
             cluster_topology=cluster_topology,
         )
+
+    def _metric_history(self, stack: contextlib.AsyncExitStack) -> MetricHistory | None:
+        settings = self._settings
+        if settings.prometheus is None:
+            return None
+        url, on_error = settings.prometheus.get_secret_value(), self._metrics.prometheus_errors.inc
+        prometheus = PrometheusApi(url, settings.prometheus_token, on_error)
+        stack.push_async_callback(prometheus.close)
+        return prometheus
 
     def _alertmanager(self, stack: contextlib.AsyncExitStack) -> AlertmanagerApi | None:
         """The Alertmanager that is set."""

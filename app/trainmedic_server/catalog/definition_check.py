@@ -1,0 +1,77 @@
+"""What the models of the language cannot check alone: times that make no sense, and questions that contradict
+themselves. Who calls it: ``compiler``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+from trainmedic_server.domain.playbook import Approval, ApproveStep, Escalation, Playbook, Question
+from trainmedic_server.domain.problems import DocumentPath
+
+_NEVER_ASKED_AGAIN = ("approve", "continue", "escalate")
+
+
+def problems(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
+    """Each mistake: where it is, and what."""
+    yield from _durations(definition)
+    yield from _question(("approval",), ("approval",), definition.approval)
+    for phase in ("steps", "on_failure"):
+        for index, step in enumerate(getattr(definition, phase)):
+            if isinstance(step, ApproveStep):
+                yield from _question((phase, index, "approve"), (phase, index), step.question, step)
+
+
+def _durations(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
+    """No wait is shorter than nothing, and a window of no length limits nothing."""
+    limits: list[tuple[DocumentPath, timedelta | None]] = []
+    if definition.guards.max_runs is not None:
+        limits.append((("guards", "max_runs", "per"), definition.guards.max_runs.per))
+    for phase in ("steps", "on_failure"):
+        for index, step in enumerate(getattr(definition, phase)):
+            limits.append(((phase, index, "timeout"), step.timeout))
+            if isinstance(step, ApproveStep):
+                limits += _times((phase, index, "approve"), step.question)
+    limits += [(("approval", "timeout"), definition.approval.timeout), *_times(("approval",), definition.approval)]
+    for path, value in limits:
+        if value is not None and not value:
+            yield path, f"{path[-1]}: must be longer than 0s"
+
+
+def _times(place: DocumentPath, asking: Question | Approval) -> list[tuple[DocumentPath, timedelta | None]]:
+    second = asking.escalate.timeout if asking.escalate else None
+    return [
+        ((*place, "remind"), asking.remind),
+        ((*place, "ask_again"), asking.ask_again),
+        ((*place, "escalate", "timeout"), second),
+    ]
+
+
+def _question(
+    place: DocumentPath, step_place: DocumentPath, asking: Question | Approval, step: ApproveStep | None = None
+) -> Iterator[tuple[DocumentPath, str]]:
+    """What of a question contradicts itself. `step_place` is where its timeout is written."""
+    if isinstance(asking, Approval):
+        timeout, on_timeout, written = asking.timeout, asking.on_timeout, asking.model_fields_set
+    else:
+        assert step is not None
+        timeout, on_timeout, written = step.timeout, step.on_timeout, step.model_fields_set
+    if timeout is None:
+        if "on_timeout" in written and on_timeout not in ("fail", "continue"):
+            yield (*step_place, "on_timeout"), "on_timeout: means nothing without a timeout"
+        if asking.ask_again is not None and "ask_again" in asking.model_fields_set:
+            yield (*place, "ask_again"), "ask_again: means nothing without a timeout"
+    elif asking.remind is not None and asking.remind >= timeout:
+        yield (*place, "remind"), "remind: must be shorter than the timeout"
+    if "ask_again" in asking.model_fields_set and asking.ask_again is not None and on_timeout in _NEVER_ASKED_AGAIN:
+        yield (*place, "ask_again"), f"ask_again: cannot go with on_timeout {on_timeout}"
+    yield from _escalation(place, step_place, asking.escalate, on_timeout)
+
+
+def _escalation(
+    place: DocumentPath, step_place: DocumentPath, escalate: Escalation | None, on_timeout: str
+) -> Iterator[tuple[DocumentPath, str]]:
+    if on_timeout == "escalate" and escalate is None:
+        yield (*step_place, "on_timeout"), "on_timeout: escalate needs 'escalate', which says who is asked next"
+    if escalate is not None and on_timeout != "escalate":
+        yield (*place, "escalate"), "escalate: needs on_timeout: escalate"

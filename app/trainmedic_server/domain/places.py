@@ -1,0 +1,45 @@
+"""Where a target is: the nodes that it takes in, and how many GPUs, as far as the topology knows. Pure.
+
+Who calls it: the preview of what a run would do, and pauses, which hold for a job while one of its nodes is paused.
+"""
+
+from __future__ import annotations
+
+from trainmedic_server.domain.target import Target, TargetKind
+from trainmedic_server.domain.topology import Topology
+
+_NOWHERE: frozenset[str] = frozenset()
+
+
+def nodes_of(target: Target, topology: Topology) -> frozenset[str]:
+    """The nodes of a target; for a job all that any source places it on. The cluster has none of its own."""
+    match target.kind:
+        case TargetKind.GPU | TargetKind.NODE:
+            return frozenset({target.node}) if target.node else _NOWHERE
+        case TargetKind.JOB:
+            return _nodes_of_job(target.job or "", topology)
+        case _:
+            return _NOWHERE
+
+
+def gpus_of(target: Target, topology: Topology) -> int | None:
+    """How many GPUs a target has; None where nobody knows."""
+    match target.kind:
+        case TargetKind.GPU:
+            return 1
+        case TargetKind.NODE:
+            gpus = topology.agents.gpus_by_node.get(target.node or "")
+            return len(gpus) if gpus is not None else None
+        case TargetKind.JOB:
+            return topology.jobs.gpus_by_job.get(target.job or "")
+        case _:
+            return None
+
+
+def _nodes_of_job(job: str, topology: Topology) -> frozenset[str]:
+    written = (topology.written.reported_by_node, topology.written.observed_by_node)
+    return (
+        topology.jobs.nodes_by_job.get(job, _NOWHERE)
+        | {pod.node for pod in topology.cluster.pods_by_job.get(job, ())}
+        | {node for by_node in written for node, jobs in by_node.items() if job in jobs}
+    )

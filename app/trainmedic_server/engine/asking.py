@@ -1,0 +1,179 @@
+"""How a step that asks people proceeds: what it asks, who has answered, and what follows if nobody does. Pure.
+
+Who calls it: ``steps``. Not here: who may answer (``answers`` refuses the others), and telling people that they are
+asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from trainmedic_server import errors
+from trainmedic_server.domain import approval
+from trainmedic_server.domain.approval import Terms
+from trainmedic_server.domain.playbook import ApproveStep
+from trainmedic_server.domain.run import OrderKind, Run, Status, StepState, StepStatus
+from trainmedic_server.engine import preview
+from trainmedic_server.engine.plan_values import RunDraft, Wait
+
+
+def proceed(draft: RunDraft, state: StepState, definition: ApproveStep) -> Wait | None:
+    """Ask, or go on waiting for an answer; None once the step is final."""
+    if state.status is StepStatus.PENDING:
+        asked = _ask(draft, state, definition)
+        if asked is None:
+            return None
+        state = asked
+    if _is_answered(draft, state):
+        return None
+    state = draft.run.step(state.key)
+    if draft.outside.resolved and not _has_awaited_resolution(draft.run):
+        draft.end(state, StepStatus.CANCELLED, error="the alert resolved before anybody approved")
+        draft.add_event("approval_ended", step=state.id, outcome="resolved")
+        return None
+    state = draft.timely(state)
+    if state.deadline and draft.now >= state.deadline:
+        lapsed = _lapse(draft, state, definition)
+        if lapsed is None:
+            return None
+        state = lapsed
+    timed = _on_time(draft, state, definition)
+    if timed is None:
+        return None
+    draft.set_status(Status.AWAITING_APPROVAL, "approval")
+    moments = [moment for moment in (timed.deadline, timed.retry_at) if moment is not None]
+    return Wait(min(moments, default=None))
+
+
+def _ask(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepState | None:
+    """Ask, with what would be done as it is known now; None where the question cannot be rendered."""
+    question, names = definition.question, draft.scope()
+    try:
+        message = draft.playbook.message(state.phase, state.index, names)
+    except errors.ExpressionError as error:
+        draft.end(state, StepStatus.FAILED, error=str(error), started_at=state.started_at or draft.now)
+        draft.add_event("step_failed", step=state.id, action=state.action, error=str(error))
+        return None
+    context = draft.context
+    steps = preview.steps_after(state, draft.run, draft.playbook, names, context.actions, context.topology())
+    asked = Terms.of(state).asked + 1 if state.params else 1
+    terms = Terms(steps, question.by, question.count, definition.on_timeout, asked, to=question.to)
+    message = message or _default_question(draft.run, draft.playbook.definition.summary)
+    deadline = draft.now + definition.timeout if definition.timeout else None
+    draft.run = replace(draft.run, message=message)
+    draft.add_event("approval_requested", step=state.id, message=message, deadline=_text(deadline), **_told(terms))
+    return draft.put(
+        replace(
+            state,
+            status=StepStatus.WAITING,
+            started_at=draft.now,
+            deadline=deadline,
+            retry_at=draft.now + question.remind if question.remind else None,
+            message=message,
+            params=terms.as_data(),
+        )
+    )
+
+
+def _default_question(run: Run, summary: str) -> str:
+    asked = f"May {run.playbook} act on {run.target_key}?"
+    return f"{asked} {summary}" if summary else asked
+
+
+def _is_answered(draft: RunDraft, state: StepState) -> bool:
+    """Apply the answers so far; return whether the step is final by them."""
+    answers = [order for order in draft.outside.orders if order.step == state.id]
+    rejected = next((order for order in answers if order.kind is OrderKind.REJECT), None)
+    if rejected is not None:
+        output = {"by": rejected.actor, "note": rejected.note, "approved_by": list(approval.approvers(state))}
+        draft.end(state, StepStatus.REJECTED, output=output, error=f"rejected by {rejected.actor}", retry_at=None)
+        return True
+    names = tuple(dict.fromkeys(order.actor for order in answers if order.kind is OrderKind.APPROVE))
+    if not names:
+        return False
+    output = {"by": ", ".join(names), "note": answers[-1].note, "approved_by": list(names)}
+    if len(names) >= Terms.of(state).count:
+        draft.run = replace(draft.run, message="")
+        draft.end(state, StepStatus.SUCCEEDED, output=output, retry_at=None)
+        return True
+    if names != approval.approvers(state):
+        draft.put(replace(state, output=output))
+    return False
+
+
+def _lapse(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepState | None:
+    """Nobody has answered in time: hand the question on, or ask again later; None where the step is final."""
+    terms, question = Terms.of(state), definition.question
+    if definition.on_timeout == "escalate" and question.escalate is not None and not terms.escalated:
+        second = question.escalate
+        terms = replace(
+            terms,
+            escalated=True,
+            by=(*terms.by, *second.by) if terms.by else (),
+            to=second.to,
+            on_timeout=second.on_timeout,
+        )
+        deadline = draft.now + (second.timeout or definition.timeout or timedelta(0))
+        draft.add_event(
+            "approval_escalated", step=state.id, message=state.message, deadline=_text(deadline), **_told(terms)
+        )
+        return draft.put(replace(state, deadline=deadline, params=terms.as_data(), retry_at=None))
+    if question.ask_again is not None:
+        again_at = draft.now + question.ask_again
+        draft.add_event("approval_ended", step=state.id, outcome="unanswered", asked_again_at=_text(again_at))
+        return draft.put(replace(state, deadline=None, retry_at=again_at, params={**state.params, "lapsed": True}))
+    outcome, status, error = _LAPSED[definition.last_resort]
+    output = {"by": "nobody", "note": "nobody answered in time", "approved_by": list(approval.approvers(state))}
+    approved = status is StepStatus.SUCCEEDED
+    if approved:
+        draft.run = replace(draft.run, message="")
+    draft.end(state, status, error=error, retry_at=None, output=output if approved else dict(state.output))
+    draft.add_event("approval_ended", step=state.id, outcome=outcome)
+    return None
+
+
+_LAPSED = {
+    "approve": ("approved_by_timeout", StepStatus.SUCCEEDED, None),
+    "reject": ("rejected_by_timeout", StepStatus.REJECTED, "nobody approved in time"),
+    "fail": ("timed_out", StepStatus.TIMED_OUT, "nobody approved in time"),
+    "continue": ("timed_out", StepStatus.TIMED_OUT, "nobody approved in time"),
+}
+
+
+def _on_time(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepState | None:
+    """Remind, or ask again, where that is due."""
+    lapsed, question = Terms.of(state).lapsed, definition.question
+    every = question.ask_again if lapsed else question.remind
+    if every is None or state.retry_at is None:
+        return state
+    if state.retry_at > draft.now + every:  # from before the clock was set back
+        return draft.put(replace(state, retry_at=draft.now + every))
+    if draft.now < state.retry_at:
+        return state
+    if lapsed:
+        return _ask(draft, state, definition)
+    draft.add_event(
+        "approval_reminded",
+        step=state.id,
+        message=state.message,
+        deadline=_text(state.deadline),
+        **_told(Terms.of(state)),
+    )
+    return draft.put(replace(state, retry_at=draft.now + every))
+
+
+def _told(terms: Terms) -> dict[str, Any]:
+    """What the events of a question say of its terms."""
+    data = {"asked": terms.asked, "by": list(terms.by), "count": terms.count, "to": terms.to}
+    return data | {"nodes": len(terms.nodes), "gpus": terms.gpus}
+
+
+def _has_awaited_resolution(run: Run) -> bool:
+    """Whether the run itself has waited for its alerts to resolve. Then its approvals are about what to do after."""
+    return any(step.kind == "wait_for" and step.status is StepStatus.SUCCEEDED for step in run.steps)
+
+
+def _text(moment: datetime | None) -> str | None:
+    return moment.isoformat() if moment else None

@@ -1,0 +1,71 @@
+"""Orders of operators to runs: whether one fits the run as it stands, and who may give it.
+
+The check and the order are one transaction, so that two people cannot both be the one who decided. Who calls it:
+``service``. Not here: what follows from an order (``plan``, ``asking``, ``undoing``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trainmedic_server import errors
+from trainmedic_server.domain import approval
+from trainmedic_server.domain.approval import Terms
+from trainmedic_server.domain.run import Event, OperatorOrder, OrderKind, Run, StepState
+from trainmedic_server.engine import undoing
+from trainmedic_server.ports.store import Transaction
+
+
+def accept(tx: Transaction, order: OperatorOrder, groups: frozenset[str]) -> None:
+    """Store an order if the run is in a state for it. Who gives it is in these `groups`.
+
+    Raises NotFound, Conflict, and NotEntitled where somebody else has to approve.
+    """
+    run = tx.run(order.run_id)
+    if run is None:
+        raise errors.NotFound(f"there is no run {order.run_id}")
+    match order.kind:
+        case OrderKind.APPROVE | OrderKind.REJECT:
+            order = replace(order, step=_answered_step(tx, run, order, groups).id)
+        case OrderKind.CANCEL:
+            if not run.is_open:
+                raise errors.Conflict(f"run {run.id} is closed already; it is {run.status}")
+        case OrderKind.UNDO:
+            if not undoing.can_be_undone(run):
+                raise errors.Conflict(f"run {run.id} has applied nothing that can be undone")
+        case OrderKind.CLOSE_UNDO:
+            if run.is_open:
+                raise errors.Conflict(f"run {run.id} is open; cancel it first, then close what it still owes")
+            if not undoing.can_be_closed(run):
+                raise errors.Conflict(f"run {run.id} owes no undo that could be closed")
+    tx.add_order(order)
+    data = {"note": order.note, "step": order.step}
+    tx.append([Event(_ORDERED[order.kind], order.at, run.id, order.actor, data)])
+
+
+def _answered_step(tx: Transaction, run: Run, order: OperatorOrder, groups: frozenset[str]) -> StepState:
+    """The step whose question the order answers."""
+    asked = approval.waiting_step(run)
+    if asked is None:
+        raise errors.Conflict(f"run {run.id} does not wait for approval; it is {run.status}")
+    terms = Terms.of(asked)
+    answers = [earlier for earlier in tx.orders_of([run.id]).get(run.id, ()) if earlier.step == asked.id]
+    approvers = {earlier.actor for earlier in answers if earlier.kind is OrderKind.APPROVE}
+    if len(approvers) >= terms.count or len(approvers) < len(answers):
+        raise errors.Conflict(f"step {asked.id} of run {run.id} has been decided already")
+    if order.kind is OrderKind.APPROVE and not terms.may_be_answered_by(order.actor, groups):
+        raise errors.NotEntitled(f"step {asked.id} of run {run.id} is approved by {' or '.join(terms.by)}")
+    if order.kind is OrderKind.APPROVE and order.actor in approvers:
+        needed = f"it takes {terms.count} different people"
+        raise errors.Conflict(f"{order.actor} has approved step {asked.id} of run {run.id} already; {needed}")
+    return asked
+
+
+_ORDERED = {
+    OrderKind.APPROVE: "approved",
+    OrderKind.REJECT: "rejected",
+    OrderKind.CANCEL: "cancel_ordered",
+    OrderKind.UNDO: "undo_ordered",
+    OrderKind.CLOSE_UNDO: "undo_close_ordered",
+}
+"""The event by which the history tells of an order."""

@@ -1,0 +1,89 @@
+"""What a run would do: each step with the parameters that it would have now. Pure.
+
+Who calls it: ``plan`` for mode observe, ``steps`` for the question of an approval, and a start by hand that is only
+tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from trainmedic_server import errors
+from trainmedic_server.domain import places
+from trainmedic_server.domain.approval import StepAhead
+from trainmedic_server.domain.playbook import APPROVAL
+from trainmedic_server.domain.run import Run, StepState, StepStatus
+from trainmedic_server.domain.target import Target
+from trainmedic_server.domain.topology import Topology
+from trainmedic_server.engine import step_sequence
+from trainmedic_server.ports.actions import ON_RECORD, Action, Actions, NodeTouchingAction
+from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
+
+
+def observed(state: StepState, playbook: CompiledPlaybook, names: Scope) -> StepState:
+    """The step as mode observe records it. What depends on the outcome of a step cannot be known; such a step says so
+    in its message."""
+    message = None
+    try:
+        if not playbook.when(state.phase, state.index, names):
+            return replace(state, status=StepStatus.SKIPPED, message="its condition was not met")
+    except errors.ExpressionError:
+        message = f"would depend on how the run goes: {step_sequence.step_definition(playbook, state).when}"
+    state = replace(state, status=StepStatus.OBSERVED, message=message)
+    if state.kind != "action":
+        return state
+    try:
+        params = playbook.params(state.phase, state.index, names)
+    except errors.ExpressionError as error:
+        return replace(state, message=f"its parameters depend on the run: {error}")
+    return replace(state, params=params.model_dump(mode="json", by_alias=True, exclude_none=True))
+
+
+def steps_after(
+    asking: StepState, run: Run, playbook: CompiledPlaybook, names: Scope, actions: Actions, topology: Topology
+) -> tuple[StepAhead, ...]:
+    """The actions that an approval would let happen, in order: those of the same list of steps that come after it."""
+    phase = "steps" if asking.phase == APPROVAL else asking.phase
+    first = 0 if asking.phase == APPROVAL else asking.index + 1
+    ahead = [state for state in run.steps if state.phase == phase and state.index >= first and state.kind == "action"]
+    return tuple(_ahead(ahead, run.target, playbook, names, actions, topology))
+
+
+def _ahead(
+    states: list[StepState],
+    target: Target | None,
+    playbook: CompiledPlaybook,
+    names: Scope,
+    actions: Actions,
+    topology: Topology,
+) -> Iterator[StepAhead]:
+    for state in states:
+        would = observed(state, playbook, names)
+        if would.status is StepStatus.SKIPPED or target is None or would.action is None:
+            continue
+        action = actions.action_class(would.action)
+        reaches = action is not None and action.harmful
+        nodes = _nodes_of(action, would.params, target, topology) if reaches else set()
+        yield StepAhead(
+            would.id,
+            would.action,
+            would.params,
+            (target.key,) if reaches else (),
+            tuple(sorted(nodes)),
+            places.gpus_of(target, topology) if reaches else 0,
+            would.message,
+        )
+
+
+def _nodes_of(action: type[Action] | None, params: Mapping[str, Any], target: Target, topology: Topology) -> set[str]:
+    nodes = set(places.nodes_of(target, topology))
+    touching = action is not None and isinstance(action, NodeTouchingAction)
+    if touching:
+        try:
+            parsed = cast("type[Action]", action).Params.model_validate(params, context=ON_RECORD)
+            nodes |= set(cast("type[NodeTouchingAction]", action).touches(parsed, target))
+        except Exception:  # it may be another package's; the attempt itself fails with the reason
+            return nodes
+    return nodes
