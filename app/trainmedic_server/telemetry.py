@@ -134,6 +134,8 @@ class Metrics:
         self.findings_dropped = counter(
             "trainmedic_findings_dropped", "Findings that were not kept, because their node has too many open."
         )
+        self.messages = counter("trainmedic_messages", "Messages to people, by kind and outcome.", ["kind", "outcome"])
+        self.message_errors = counter("trainmedic_message_errors", "Failed tries to send a message.", ["channel"])
         self.finding_alert_errors = counter(
             "trainmedic_finding_alert_errors", "Failed tries to tell the alerts of findings."
         )
@@ -161,6 +163,9 @@ class Metrics:
         self.working = gauge("trainmedic_working", "1 while this server works, 0 while it stands by for another.")
         self.paused = gauge("trainmedic_paused", "1 while an operator has paused the server.")
         self.breaker_open = gauge("trainmedic_breaker_open", "1 while the breaker is open.")
+        self.messages_waiting = gauge(
+            "trainmedic_messages_waiting", "Messages to people that were not sent yet.", ["channel"]
+        )
         self.clock_ahead_seconds = gauge(
             "trainmedic_clock_ahead_seconds",
             "By how much the machine's clock is ahead of the time that is kept; 0 while it is followed.",

@@ -13,6 +13,9 @@ from typing import Any, ClassVar, cast
 from pydantic import BaseModel, Field
 
 from trainmedic_server.actions.base import ActionParams, BasicAction, Irreversible
+from trainmedic_server.domain import links
+from trainmedic_server.domain.alert import Alert
+from trainmedic_server.domain.message import Severity
 from trainmedic_server.errors import OutcomeUnknown, PermanentFailure
 from trainmedic_server.ports.actions import Action, Call
 
@@ -26,6 +29,9 @@ class NotifyParams(ActionParams):
 
     message: str = Field(min_length=1, description="What people are told.")
     title: str = Field("Trainmedic", description="The line above it.")
+    severity: Severity | None = Field(
+        None, description="How it looks; without it as the label severity of the alert says, else warning."
+    )
     to: str | None = Field(None, description="The name of a notification channel; all channels without it.")
 
 
@@ -45,12 +51,27 @@ class Notify(Irreversible, BasicAction):
             raise PermanentFailure("no notification channel is configured")
         if call.resumed:
             raise OutcomeUnknown("the message may or may not have been sent before the server stopped")
+        severity = params.severity or _severity_of(call.alert)
         try:
             async with asyncio.timeout((call.deadline - self.services.clock.now()).total_seconds()):
-                await notifier.notify(_cut(params.title, TITLE_LIMIT), _cut(params.message, MESSAGE_LIMIT), params.to)
+                await notifier.notify(
+                    _cut(params.title, TITLE_LIMIT), self._with_handle(params.message, call), params.to, severity
+                )
         except TimeoutError as error:
             raise OutcomeUnknown("sending the message took too long; it may or may not have been sent") from error
         return {"to": params.to or "all"}
+
+    def _with_handle(self, message: str, call: Call) -> str:
+        """The message, and by what people find the run: its short id, and its address where one is known."""
+        link = links.run_link(self.services.external_url, call.run_id)
+        handle = f"run {links.short_id(call.run_id)}{f' · {link}' if link else ''}"
+        return f"{_cut(message, MESSAGE_LIMIT - len(handle) - 1)}\n{handle}"
+
+
+def _severity_of(alert: Alert) -> Severity:
+    """What the alert's label says, as far as it is one of ours."""
+    said = alert.labels.get("severity", "").lower()
+    return Severity(said) if said in list(Severity) else Severity.WARNING
 
 
 def _cut(text: str, limit: int) -> str:

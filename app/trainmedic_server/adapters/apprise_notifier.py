@@ -13,10 +13,15 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from trainmedic_server.domain.message import Severity
 from trainmedic_server.errors import ConfigurationError, PermanentFailure, TemporaryFailure
 
 if TYPE_CHECKING:
     from apprise import Apprise
+
+
+_TYPES = {Severity.INFO: "info", Severity.WARNING: "warning", Severity.CRITICAL: "failure"}
+"""Apprise's words, which its services show as colours or signs."""
 
 
 class AppriseNotifier:
@@ -35,19 +40,21 @@ class AppriseNotifier:
         self._loading = threading.Lock()
         self._loaded: dict[str, tuple[Apprise, ...]] = {}
 
-    async def notify(self, title: str, message: str, to: str | None) -> None:
+    async def notify(self, title: str, message: str, to: str | None, severity: Severity = Severity.INFO) -> None:
         if not self._channels:
             raise PermanentFailure("no notification channel is configured")
         if to is not None and to not in self._channels:
             raise PermanentFailure(f"there is no channel {to!r}; there are: {', '.join(sorted(self._channels))}")
         names = sorted(self._channels) if to is None else [to]
-        await asyncio.to_thread(self._send, title, message, names)
+        await asyncio.to_thread(self._send, title, message, names, _TYPES[severity])
 
-    def _send(self, title: str, message: str, names: Sequence[str]) -> None:
+    def _send(self, title: str, message: str, names: Sequence[str], notify_type: str) -> None:
         services = [(name, service) for name in names for service in self._load(name)]
         # As text: what an alert says must not become a service's markup, a mention of everyone for example.
         missed = [
-            name for name, service in services if not service.notify(body=message, title=title, body_format="text")
+            name
+            for name, service in services
+            if not service.notify(body=message, title=title, notify_type=notify_type, body_format="text")
         ]
         if not missed:
             return

@@ -98,10 +98,14 @@ class Engine:
         """The current switches: pause and breaker."""
         return self._controls
 
-    async def start(self) -> None:
-        """Resume the runs that an earlier process left, then start the loops. Raises StoreUnavailable."""
+    async def start(self, took_over_as: str | None = None) -> None:
+        """Resume the runs that an earlier process left, then start the loops. Raises StoreUnavailable.
+
+        `took_over_as` is the name of this server where there are several, for the history.
+        """
         down_for = await self._store.transact(self._heartbeat.begin)
-        await self._beat(Event("server_started", self._clock.now()))
+        data = {"took_over_as": took_over_as} if took_over_as else {}
+        await self._beat(Event("server_started", self._clock.now(), data=data))
         await self._workers.recover(down_for)
         loops = (self._beat_for_ever(), self._silent_alerts.run(), self._leases.run())
         self._loops = [asyncio.create_task(loop) for loop in loops]

@@ -83,6 +83,8 @@ class Services:
     cluster: Cluster | None = None
     cluster_topology: Callable[[], ClusterTopology] = ClusterTopology
     """The nodes and pods of the cluster, as far as they are known at this moment; empty without a cluster."""
+    external_url: str = ""
+    """Where people reach the server, without a slash at its end; empty where that is not set."""
 
 
 class Action(Protocol):

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from trainmedic.wire.envelope import Command, Reply
 from trainmedic.wire.steady_time import ClockStep
 from trainmedic_server.domain.alert import Identity
+from trainmedic_server.domain.message import Severity
 
 
 class Clock(Protocol):
@@ -113,8 +114,11 @@ class CommandBus(Protocol):
 class Notifier(Protocol):
     """Sends messages to people."""
 
-    async def notify(self, title: str, message: str, to: str | None) -> None:
-        """Send to the channel named `to`, or to all. Raises TemporaryFailure or PermanentFailure."""
+    async def notify(self, title: str, message: str, to: str | None, severity: Severity = Severity.INFO) -> None:
+        """Send to the channel named `to`, or to all, in the look that the severity has there.
+
+        Raises TemporaryFailure where nobody has it, so that another try does no harm, else PermanentFailure.
+        """
         ...
 
 

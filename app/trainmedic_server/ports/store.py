@@ -14,6 +14,7 @@ from trainmedic_server.domain.run import Controls, Event, OperatorOrder, Run
 from trainmedic_server.domain.time_gaps import TimeGap
 from trainmedic_server.ports.effects import EffectRecords, EventPositions
 from trainmedic_server.ports.findings import FindingRecords
+from trainmedic_server.ports.messages import StoredMessages
 from trainmedic_server.ports.verdicts import StoredVerdicts
 
 T = TypeVar("T")
@@ -180,6 +181,11 @@ class Transaction(Protocol):
         """Up to which event each listener has taken them."""
         ...
 
+    @property
+    def messages(self) -> StoredMessages:
+        """What people are to be told, and were told."""
+        ...
+
     # orders, events, controls, playbook versions
     def add_order(self, order: OperatorOrder) -> None: ...
     def orders_of(self, run_ids: Collection[str]) -> dict[str, list[OperatorOrder]]: ...
@@ -288,6 +294,10 @@ class History(Protocol):
     async def record(self, run_id: str) -> RunRecord | None: ...
     async def events_after(self, seq: int, limit: int) -> list[Event]:
         """Return events with a larger `seq`, in order."""
+        ...
+
+    async def events_of_kinds(self, kinds: Collection[str], after: int, up_to: int, limit: int) -> list[Event]:
+        """Return events of these kinds whose `seq` is larger than `after` and at most `up_to`, in order."""
         ...
 
     async def events_of_jobs(

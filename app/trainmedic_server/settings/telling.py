@@ -5,12 +5,15 @@ Who uses it: ``server``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from trainmedic_server.domain.message import MessageKind, MessageRule, parse_rules
+from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.settings.sources import SettingSource
-from trainmedic_server.settings.values import Channels, ExternalUrl
+from trainmedic_server.settings.values import Channels, ExternalUrl, MessageRules
 
 
 class TellingSettings(BaseModel):
@@ -23,6 +26,14 @@ class TellingSettings(BaseModel):
         description="Notification channels as name=url pairs with white space between, the URLs in Apprise's form; a "
         "name given again adds a URL to its channel. None by default. No flag, because the URLs hold credentials.",
     )
+    messages: Annotated[
+        MessageRules, SettingSource("TRAINMEDIC_MESSAGES", "--messages", "RULES", shown_default="none")
+    ] = Field(
+        "",
+        description="What the server tells people by itself, and where: kind=severity@channel,channel pairs with "
+        "white space between, such as run_failed=critical@oncall repaired=on. None by default: the kinds that are "
+        "on go to all notification channels.",
+    )
     external_url: Annotated[
         ExternalUrl, SettingSource("TRAINMEDIC_EXTERNAL_URL", "--external-url", "URL", shown_default="none")
     ] = Field(
@@ -30,3 +41,16 @@ class TellingSettings(BaseModel):
         description="Where people reach this server, such as https://trainmedic.example.org, with the path under which "
         "a proxy serves it. It begins the links in messages. None by default: a message then names the run alone.",
     )
+
+    @property
+    def message_rules(self) -> Mapping[MessageKind, MessageRule]:
+        """What is set of each kind of message. Raises ConfigurationError where a channel is named that is not there."""
+        rules = parse_rules(self.messages)
+        unknown = {name for rule in rules.values() for name in rule.channels} - set(self.notify_urls)
+        if unknown:
+            there = ", ".join(sorted(self.notify_urls)) or "none"
+            wrong = ", ".join(map(repr, sorted(unknown)))
+            raise ConfigurationError(
+                f"TRAINMEDIC_MESSAGES names {wrong}; the channels of TRAINMEDIC_NOTIFY_URLS: {there}"
+            )
+        return rules

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, SecretStr
 
 from trainmedic_server.domain.fields import Duration
+from trainmedic_server.domain.message import parse_rules
 from trainmedic_server.domain.playbook import Mode
 
 
@@ -116,6 +117,14 @@ StoreUrl = Annotated[
     AfterValidator(_url_of(*(f"{kind}+{scheme}" for kind in LINE_STORES for scheme in ("http", "https")))),
 ]
 DatabaseUrl = Annotated[SecretStr, AfterValidator(_database)]
+
+
+def _message_rules(value: str) -> str:
+    parse_rules(value)
+    return value
+
+
+MessageRules = Annotated[str, AfterValidator(_message_rules)]
 ExternalUrl = Annotated[str, AfterValidator(_external_url)]
 HostAndPort = Annotated[str, AfterValidator(_host_and_port)]
 HostName = Annotated[str, AfterValidator(_host_name)]

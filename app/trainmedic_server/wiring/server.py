@@ -16,8 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable, Coroutine
-from datetime import timedelta
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from fastapi import FastAPI
@@ -26,7 +25,6 @@ from trainmedic_server import __version__, telemetry
 from trainmedic_server.actions import registry
 from trainmedic_server.adapters import file_inventory
 from trainmedic_server.adapters.alertmanager_api import SETTLES_AFTER, AlertmanagerApi
-from trainmedic_server.adapters.apprise_notifier import AppriseNotifier
 from trainmedic_server.adapters.embedded_redis import EmbeddedRedis
 from trainmedic_server.adapters.httpx_caller import HttpxCaller
 from trainmedic_server.adapters.kubernetes_topology import KubernetesTopology
@@ -44,12 +42,12 @@ from trainmedic_server.engine.job_watch import JobWatch
 from trainmedic_server.engine.kept_jobs import KeptJobs
 from trainmedic_server.engine.service import Engine
 from trainmedic_server.engine.topology_watch import TopologyWatch
-from trainmedic_server.errors import BusUnavailable, StoreUnavailable
+from trainmedic_server.errors import BusUnavailable
 from trainmedic_server.ports.actions import Actions, Services
 from trainmedic_server.ports.cluster import Cluster
-from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.fence import Fence
 from trainmedic_server.ports.metric_history import MetricHistory
+from trainmedic_server.ports.outside import Notifier
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.server import auth, factory, listener
 from trainmedic_server.server.findings import FindingsApi
@@ -58,13 +56,13 @@ from trainmedic_server.server.log_lines import LogLinesApi
 from trainmedic_server.server.standby import Standby, SwitchableApp
 from trainmedic_server.server.whereabouts import Whereabouts
 from trainmedic_server.settings.server import ServerSettings
+from trainmedic_server.wiring import telling
+from trainmedic_server.wiring.background import background, prune_for_ever
 from trainmedic_server.wiring.findings import FindingParts, log_rule_library
 from trainmedic_server.wiring.log_source import log_source
 from trainmedic_server.wiring.signing import signer_of
 from trainmedic_server.wiring.wanted_topology import asks_for_jobs
 
-PRUNE_EVERY = timedelta(hours=1)
-_PRUNE_FIRST_AFTER = timedelta(minutes=1)
 _FIRST_LOOK_SECONDS = 2.0
 """How long a start waits for a slow Redis to say where jobs run; the first alerts may come at once."""
 
@@ -172,7 +170,7 @@ class TrainmedicServer:
             job_lives = await self._start_work(stack, bus, store, topology, engine)
             parts = FindingParts(settings, redis_url, store, bus, engine, rules, where, alerts, clock, metrics, signer)
             await stack.enter_async_context(parts.started())
-            await self._start_upkeep(stack, catalog, store, engine)
+            await self._start_upkeep(stack, catalog, store, engine, services.notifier)
             yield factory.create_app(
                 engine=engine,
                 job_lives=job_lives,
@@ -198,10 +196,20 @@ class TrainmedicServer:
             )
 
     async def _start_upkeep(
-        self, stack: contextlib.AsyncExitStack, catalog: Library, store: SqlStore, engine: Engine
+        self,
+        stack: contextlib.AsyncExitStack,
+        catalog: Library,
+        store: SqlStore,
+        engine: Engine,
+        notifier: Notifier | None,
     ) -> None:
-        for work, name in ((catalog.watch(), "playbooks"), (self._prune(store, engine), "retention")):
-            await stack.enter_async_context(_background(work, name))
+        """Start what tells people, loads playbooks again, and deletes what is old."""
+        settings, clock, metrics = self._settings, self._clock, self._metrics
+        tell = telling.telling(settings, store, notifier, clock, metrics, lambda: catalog.problems)
+        await stack.enter_async_context(tell)
+        pruning = prune_for_ever(store, clock, metrics, lambda: engine.ago(settings.retention))
+        for work, name in ((catalog.watch(), "playbooks"), (pruning, "retention")):
+            await stack.enter_async_context(background(work, name))
 
     async def _loaded(self, actions: Actions) -> tuple[Library, LogRuleLibrary]:
         """The playbooks and the log rules."""
@@ -220,11 +228,11 @@ class TrainmedicServer:
         with contextlib.suppress(BusUnavailable, TimeoutError):  # `watch` logs it, and tries again
             async with asyncio.timeout(_FIRST_LOOK_SECONDS):
                 await topology.refresh()
-        await stack.enter_async_context(_background(topology.watch(), "whereabouts"))
-        await engine.start()
+        await stack.enter_async_context(background(topology.watch(), "whereabouts"))
+        await engine.start(telling.name_among_several(self._settings))
         stack.push_async_callback(engine.stop)
         job_lives = JobWatch(bus, store, self._clock, self._metrics, engine.ago)
-        await stack.enter_async_context(_background(job_lives.watch(), "jobs"))
+        await stack.enter_async_context(background(job_lives.watch(), "jobs"))
         self._metrics.working.set(1)
         stack.callback(self._metrics.working.set, 0)
         return job_lives
@@ -267,12 +275,12 @@ class TrainmedicServer:
         settings = self._settings
         http = HttpxCaller({name: value.get_secret_value() for name, value in settings.http_secrets.items()})
         stack.push_async_callback(http.close)
-        channels = {name: tuple(url.get_secret_value() for url in urls) for name, urls in settings.notify_urls.items()}
         return Services(
             clock=self._clock,
             bus=bus,
             http=http,
-            notifier=AppriseNotifier(channels) if channels else None,
+            notifier=telling.notifier_of(settings),
+            external_url=settings.external_url,
             alertmanager=alertmanager,
             cluster=cluster,
             cluster_topology=cluster_topology,
@@ -312,32 +320,5 @@ class TrainmedicServer:
         if not self._settings.kubernetes_watch:
             return cluster, ClusterTopology
         watched = KubernetesTopology(cluster, self._metrics)
-        await stack.enter_async_context(_background(watched.watch(), "cluster"))
+        await stack.enter_async_context(background(watched.watch(), "cluster"))
         return cluster, watched.topology
-
-    async def _prune(self, store: RunStore, engine: Engine) -> None:
-        """Delete runs older than the retention every hour; the first time a minute after the start, which is busy.
-
-        The retention counts while a server is at work, so a clock that is wrong deletes nothing.
-        """
-        await self._clock.sleep_until(self._clock.now() + _PRUNE_FIRST_AFTER)
-        while True:
-            try:
-                if gone := await store.prune(engine.ago(self._settings.retention)):
-                    log.info("old runs deleted", runs=gone)
-            except StoreUnavailable as error:
-                log.warning("old runs could not be deleted; trying again later", error=str(error))
-            except Exception:  # the loop outlives one failure, which is logged and counted
-                self._metrics.loop_errors.labels("retention").inc()
-                log.exception("old runs could not be deleted; trying again later")
-            await self._clock.sleep_until(self._clock.now() + PRUNE_EVERY)
-
-
-@contextlib.asynccontextmanager
-async def _background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
-    """Run `work` as a task for as long as the block lasts."""
-    task = asyncio.create_task(work, name=name)
-    try:
-        yield
-    finally:
-        await end_tasks([task])

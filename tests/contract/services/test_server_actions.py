@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import httpx
@@ -63,9 +64,23 @@ async def _do(actions, name, given, **other):
 
 
 async def test_notify_sends_the_message(actions, peer):
-    """To the named channel; the output says which."""
+    """To the named channel; the output says which. The run can be found by what stands at its end."""
     assert await _do(actions, "notify", {"message": "hot", "to": "oncall"}) == {"to": "oncall"}
-    assert json.loads(peer.requests[0].body)["message"] == "hot"
+    sent = json.loads(peer.requests[0].body)
+    assert (sent["message"], sent["type"]) == ("hot\nrun run-1", "warning")
+
+
+async def test_notify_leads_to_the_run_and_looks_as_severe_as_it_is(clock, peer):
+    """By the link where the external URL is known; the severity is the step's, else that of the alert's label."""
+    notifier = AppriseNotifier({"oncall": [f"json://127.0.0.1:{peer.port}/oncall"]})
+    services = Services(clock, None, HttpxCaller(), notifier, external_url="https://medic.example")
+    actions = registry.build(services)
+    grave = replace(ALERT, labels={**ALERT.labels, "severity": "Critical"})
+    await _do(actions, "notify", {"message": "hot"}, alert=grave)
+    await _do(actions, "notify", {"message": "hot", "severity": "info"}, alert=grave)
+    sent = [json.loads(request.body) for request in peer.requests]
+    assert [one["type"] for one in sent] == ["failure", "info"]
+    assert sent[0]["message"] == "hot\nrun run-1 · https://medic.example/runs/run-1"
 
 
 async def test_notify_cuts_what_is_too_long(actions, peer):
@@ -73,7 +88,7 @@ async def test_notify_cuts_what_is_too_long(actions, peer):
     await _do(actions, "notify", {"message": "m" * 100_000, "title": "t" * 1000})
     sent = json.loads(peer.requests[0].body)
     assert (len(sent["message"]), len(sent["title"])) == (16_000, 250)
-    assert sent["message"].endswith("m…")
+    assert sent["message"].endswith("m…\nrun run-1")
 
 
 async def test_notify_is_not_sent_twice_after_a_crash(actions, peer):

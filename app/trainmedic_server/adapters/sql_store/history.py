@@ -75,6 +75,11 @@ class SqlHistory(History):
 
         return await self._read(read)
 
+    async def events_of_kinds(self, kinds: Collection[str], after: int, up_to: int, limit: int) -> list[Event]:
+        chosen = sa.select(events).where(events.c.seq > after, events.c.seq <= up_to, events.c.kind.in_(kinds))
+        statement = chosen.order_by(events.c.seq).limit(limit)
+        return await self._read(lambda connection: [mapping.event_of(row) for row in connection.execute(statement)])
+
     async def events_of_jobs(
         self, kinds: Collection[str], since: datetime, until: datetime, limit: int, job: str | None = None
     ) -> list[Event]:

@@ -1,5 +1,5 @@
-"""The tables of the run store, but for those of findings (``finding_tables``), verdicts (``verdicts``)
-and measured effects (``effects``).
+"""The tables of the run store, but for those of findings (``finding_tables``), ``verdicts``, measured
+``effects`` and ``messages``.
 
 The tables come into being through ``migrations``; a test holds the two together. Every index
 says which question it answers; one that answers none costs each webhook a write.
@@ -10,12 +10,13 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from trainmedic_server.adapters.sql_store import finding_tables as finding_tables  # so that they are in the registry
+from trainmedic_server.adapters.sql_store import messages as messages
 from trainmedic_server.adapters.sql_store.columns import JsonColumn, Serial, Text, partial_index
 from trainmedic_server.adapters.sql_store.columns import TimeColumn as TimeColumn
 from trainmedic_server.adapters.sql_store.columns import metadata as metadata
 from trainmedic_server.domain.run import OPEN, Status
 
-HEAD = "0009"
+HEAD = "0010"
 """The revision of the schema that this code reads and writes."""
 
 alerts = sa.Table(

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from trainmedic_server.adapters.sql_store import database, mapping, queries, statements
 from trainmedic_server.adapters.sql_store.effects import SqlEffects
 from trainmedic_server.adapters.sql_store.findings import SqlFindings
+from trainmedic_server.adapters.sql_store.messages import SqlMessages
 from trainmedic_server.adapters.sql_store.pending_writes import Flusher, PendingWrites
 from trainmedic_server.adapters.sql_store.verdicts import SqlVerdicts
 from trainmedic_server.adapters.sql_store.writer_cache import WriterCache
@@ -104,6 +105,10 @@ class SqlTransaction(Transaction):
     @property
     def event_positions(self) -> SqlEffects:
         return SqlEffects(self._guarded_connection)
+
+    @property
+    def messages(self) -> SqlMessages:
+        return SqlMessages(self._guarded_connection)
 
     def _guarded_connection(self) -> sa.Connection:
         """Return the connection, for statements on tables for which nothing waits and nothing is remembered."""

@@ -1,0 +1,97 @@
+"""`ports.messages` on the run store: the tables, and what a unit of work sees of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from trainmedic_server.adapters.sql_store.bulk import BulkInsert
+from trainmedic_server.adapters.sql_store.columns import Text, TimeColumn, metadata, partial_index
+from trainmedic_server.domain.message import Message, MessageKind, Severity
+from trainmedic_server.ports.messages import StoredMessages
+
+messages = sa.Table(
+    "messages",
+    metadata,
+    sa.Column("id", Text, primary_key=True),
+    sa.Column("channel", Text, nullable=False),
+    sa.Column("kind", Text, nullable=False),
+    sa.Column("severity", Text, nullable=False),
+    sa.Column("topic", Text, nullable=False),
+    sa.Column("title", Text, nullable=False),
+    sa.Column("text", Text, nullable=False),
+    sa.Column("at", TimeColumn, nullable=False),
+    sa.Column("due_at", TimeColumn, nullable=False),
+    sa.Column("run_id", Text),
+    sa.Column("link", Text, nullable=False),
+    sa.Column("sent_at", TimeColumn),
+)
+"""Those that wait, and for some days those that were sent, by which it is known of what people were told."""
+
+# what is to be sent
+partial_index("ix_messages_waiting", messages.c.channel, messages.c.at, where="sent_at IS NULL")
+# what people were told of a run
+partial_index("ix_messages_run", messages.c.run_id, where="run_id IS NOT NULL")
+# pruning
+partial_index("ix_messages_sent", messages.c.sent_at, where="sent_at IS NOT NULL")
+
+_WAITING = messages.c.sent_at.is_(None)
+_MEMBERS = [column for column in messages.c if column.name != "sent_at"]
+
+
+class SqlMessages(StoredMessages):
+    """``connection`` returns that of the unit, behind its savepoint."""
+
+    def __init__(self, connection: Callable[[], sa.Connection]) -> None:
+        self._connection = connection
+
+    def add(self, made: Sequence[Message]) -> None:
+        if made:
+            connection = self._connection()
+            rows = [(*(getattr(message, column.name) for column in _MEMBERS), None) for message in made]
+            BulkInsert(connection.dialect, messages, "ignore").run(connection, rows)
+
+    def waiting(self, channel: str, limit: int) -> list[Message]:
+        chosen = sa.select(*_MEMBERS).where(_WAITING, messages.c.channel == channel)
+        rows = self._connection().execute(chosen.order_by(messages.c.at, messages.c.id).limit(limit))
+        return [_message(row) for row in rows.mappings()]
+
+    def count_waiting(self, channel: str) -> int:
+        counted = sa.select(sa.func.count()).where(_WAITING, messages.c.channel == channel)
+        return self._connection().execute(counted).scalar_one()
+
+    def oldest_waiting(self, channel: str, count: int) -> list[str]:
+        chosen = sa.select(messages.c.id).where(_WAITING, messages.c.channel == channel)
+        return list(self._connection().execute(chosen.order_by(messages.c.at, messages.c.id).limit(count)).scalars())
+
+    def note_sent(self, ids: Collection[str], at: datetime) -> None:
+        self._connection().execute(sa.update(messages).where(messages.c.id.in_(ids)).values(sent_at=at))
+
+    def drop(self, ids: Collection[str]) -> None:
+        self._connection().execute(sa.delete(messages).where(messages.c.id.in_(ids)))
+
+    def kinds_told(self, run_ids: Collection[str]) -> Mapping[str, set[MessageKind]]:
+        chosen = sa.select(messages.c.run_id, messages.c.kind).where(
+            messages.c.run_id.in_(run_ids),
+            # A question or an overdue undo that was not told yet may never be, because it passes by itself.
+            sa.or_(messages.c.sent_at.is_not(None), messages.c.kind == MessageKind.RUN_FAILED),
+        )
+        told: dict[str, set[MessageKind]] = {}
+        for run_id, kind in self._connection().execute(chosen):
+            told.setdefault(run_id, set()).add(MessageKind(kind))
+        return told
+
+    def forget_sent(self, kind: MessageKind) -> None:
+        statement = sa.delete(messages).where(messages.c.sent_at.is_not(None), messages.c.kind == kind)
+        self._connection().execute(statement)
+
+    def forget_sent_before(self, moment: datetime) -> None:
+        self._connection().execute(sa.delete(messages).where(messages.c.sent_at < moment))
+
+
+def _message(row: sa.RowMapping) -> Message:
+    members: dict[str, Any] = dict(row)
+    return Message(**{**members, "kind": MessageKind(row["kind"]), "severity": Severity(row["severity"])})

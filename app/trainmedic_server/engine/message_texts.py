@@ -1,0 +1,284 @@
+"""What people are told of an event, and how several messages become one. Pure.
+
+`written` makes of an event what is to be told of it, if anything; `passed_by` says whether that has become needless
+before it was sent. A text says what is on record and nothing else: no cure is claimed, and what is not known is said
+to be unknown.
+
+Who calls it: ``telling``. Not here: to whom it goes, and when it is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+from trainmedic_server.domain import links
+from trainmedic_server.domain.message import Message, MessageKind, Severity
+from trainmedic_server.domain.run import Event, Run, Status, StepState, StepStatus
+
+SOON = timedelta(seconds=10)
+"""How long a message waits for others of its topic."""
+OVERDUE = timedelta(minutes=2)
+"""How long something is tried again before people are told that it does not succeed."""
+_MOST_LINES = 20
+_MOST_CHARACTERS = 4_000
+
+PLAYBOOKS = "playbooks"
+SERVER = "server"
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What is to be told, before it is known to whom."""
+
+    kind: MessageKind
+    topic: str
+    title: str
+    text: str = ""
+    run_id: str | None = None
+    hold: timedelta = SOON
+    """How long it waits before it may be sent."""
+    once: str = ""
+    """What is told once only, however many events say it; empty where each event is told."""
+
+
+Told = Mapping[str, set[MessageKind]]
+"""Of which kinds there were messages about a run (`ports.messages.StoredMessages.kinds_told`), by the run's id."""
+
+
+def written(event: Event, run: Run | None, told: Told) -> Draft | None:
+    """What is to be told of the event; None for nothing. `run` is the run that it is about, as it is now."""
+    if event.run_id is None:
+        write_of_server = _OF_SERVER.get(event.kind)
+        return write_of_server(event) if write_of_server is not None else None
+    write = _OF_RUN.get(event.kind)
+    return write(event, run, told.get(run.id, set())) if write is not None and run is not None else None
+
+
+KINDS = frozenset(
+    {"approval_requested", "approved", "rejected", "approval_ended", "closed", "alert_resolved", "undo_delayed",
+     "undo_done", "undo_closed", "breaker_opened", "breaker_closed", "paused", "resumed", "server_started"}
+)  # fmt: skip
+"""The events that people may be told of."""
+
+
+def passed_by(message: Message, run: Run | None) -> bool:
+    """Whether what the message is about is over, so that it would only disturb."""
+    if message.run_id is None:
+        return False
+    match message.kind:
+        case MessageKind.APPROVAL:
+            return run is None or run.status is not Status.AWAITING_APPROVAL
+        case MessageKind.UNDO_OVERDUE:
+            return run is None or run.delayed_undo is None
+        case _:
+            return False
+
+
+def together(messages: Sequence[Message]) -> tuple[str, str, Severity]:
+    """Title, text and severity of messages of one kind and topic that are sent as one."""
+    severity = max((message.severity for message in messages), key=lambda each: each.rank)
+    if len(messages) == 1:
+        return f"[{severity}] {messages[0].title}", _with_handle(messages[0]), severity
+    lines = [f"- {message.title}{_handle(message, ' · ')}" for message in messages[:_MOST_LINES]]
+    if len(messages) > _MOST_LINES:
+        lines.append(f"and {len(messages) - _MOST_LINES} more")
+    title = f"[{severity}] {_heading(messages[0].kind, messages[0].topic, len(messages))}"
+    return title, _cut("\n".join(lines)), severity
+
+
+def of_broken_playbooks(problems: Sequence[str]) -> Draft:
+    """What is told of mistakes in playbook files, each as ``file:line:column: message``."""
+    files = sorted({problem.partition(":")[0] for problem in problems})
+    text = "\n".join([*problems[:_MOST_LINES], "What was loaded before goes on."])
+    title = f"{_count(len(files), 'playbook file')} cannot be loaded: {', '.join(files[:3])}"
+    return Draft(MessageKind.PLAYBOOK_BROKEN, PLAYBOOKS, title, _cut(text), hold=timedelta(0))
+
+
+# --- of a run -----------------------------------------------------------------------------------------
+
+
+def _asked(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
+    question = event.data.get("message") or "May this run act?"
+    until = event.data.get("deadline")
+    would = [f"- {step.id}: {step.action}" for step in run.steps if _is_ahead(step)]
+    lines = [
+        f"{run.playbook} on {run.target_key} asks, because of {run.alert_name}: {question}",
+        *(["If approved, these are next, each where its condition holds:", *would] if would else []),
+        f"It waits until {until}." if until else "It waits until it is answered.",
+        f"trainmedic runs approve {run.id}",
+        f"trainmedic runs reject {run.id}",
+    ]
+    return Draft(MessageKind.APPROVAL, run.playbook, f"{run.target_key}: {question}", "\n".join(lines), run.id)
+
+
+def _is_ahead(step: StepState) -> bool:
+    return step.kind == "action" and step.phase == "steps" and step.status is StepStatus.PENDING
+
+
+def _closed(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
+    if run.status is Status.FAILED and not has_told_people(run):
+        title = f"{run.playbook} on {run.target_key} failed"
+        return Draft(MessageKind.RUN_FAILED, run.playbook, title, _story(run), run.id)
+    if run.status is Status.SUCCEEDED and run.acted_at is not None:
+        title = f"{run.playbook} on {run.target_key}: {run.message}"
+        return Draft(MessageKind.REPAIRED, run.playbook, title, _story(run), run.id)
+    return None
+
+
+def has_told_people(run: Run) -> bool:
+    """Whether a ``notify`` of the run's own for its failure has reached people."""
+    return any(
+        step.phase == "on_failure" and step.action == "notify" and step.status is StepStatus.SUCCEEDED
+        for step in run.steps
+    )
+
+
+def _story(run: Run) -> str:
+    """What is on record of a closed run."""
+    lines = [f"Alert {run.alert_name}. {run.message}"]
+    lines += [
+        f"- {step.id}: {step.status}{f', {step.error}' if step.error else ''}"
+        for step in run.steps
+        if step.status is not StepStatus.SKIPPED and step.phase != "on_failure"
+    ]
+    owed = [step.undo.action for step in run.steps if step.undo and step.undo.status.is_owed]
+    if owed:
+        lines.append(f"Still to be taken back, by {', '.join(owed)}.")
+    return "\n".join(lines)
+
+
+def _answered(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
+    if MessageKind.APPROVAL not in told:
+        return None
+    if event.kind == "approval_ended":
+        how = "nobody answered in time" if event.data.get("outcome") == "timed_out" else "the alert resolved"
+        return _follow_up(run, f"no answer is needed any more: {how}")
+    note = event.data.get("note")
+    return _follow_up(run, f"{event.kind} by {event.actor}{f': {note}' if note else ''}")
+
+
+def _resolved(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
+    is_about_failure = run.status is Status.FAILED and (MessageKind.RUN_FAILED in told or has_told_people(run))
+    return _follow_up(run, f"{event.data.get('alert')} has resolved") if is_about_failure else None
+
+
+def _delayed(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
+    if MessageKind.UNDO_OVERDUE in told:
+        return None
+    title = f"{run.playbook} on {run.target_key}: what it did cannot be taken back"
+    text = (
+        f"{event.data.get('action')} of step {event.data.get('step')}: {event.data.get('error')}\n"
+        "It is tried again until it succeeds, or a person ends the duty: "
+        f"trainmedic runs close-undo {run.id} --note TEXT"
+    )
+    return Draft(MessageKind.UNDO_OVERDUE, run.playbook, title, text, run.id, OVERDUE, f"{run.id}/overdue")
+
+
+def _undone(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
+    if run.owes_undo:
+        return None
+    by_person = event.kind == "undo_closed"
+    how = f"{event.actor} has ended the duty to take it back" if by_person else "what it did is taken back"
+    if told & {MessageKind.RUN_FAILED, MessageKind.UNDO_OVERDUE} or has_told_people(run):
+        return replace(_follow_up(run, how), once=f"{run.id}/undone")
+    title = f"{run.playbook} on {run.target_key}: {how}"
+    return Draft(MessageKind.GIVEN_BACK, run.playbook, title, "", run.id, once=f"{run.id}/undone")
+
+
+def _follow_up(run: Run, what: str) -> Draft:
+    return Draft(MessageKind.FOLLOW_UP, run.playbook, f"Re: {run.playbook} on {run.target_key}: {what}", "", run.id)
+
+
+# --- of the server ------------------------------------------------------------------------------------
+
+
+def _opened(event: Event) -> Draft:
+    text = (
+        f"{event.data.get('why', '')}\nNo run starts, and none does anything new, until a person closes it; what was "
+        "done is given back as ever. Look at what the nodes have in common, then: trainmedic resume --breaker"
+    )
+    return Draft(MessageKind.BREAKER, SERVER, "The breaker has opened", text)
+
+
+def _breaker_closed(event: Event) -> Draft:
+    return Draft(MessageKind.BREAKER, SERVER, f"The breaker was closed by {event.actor}")
+
+
+def _paused(event: Event) -> Draft:
+    return Draft(MessageKind.PAUSE, SERVER, f"Paused by {event.actor}{_circumstances(event.data)}")
+
+
+def _resumed(event: Event) -> Draft:
+    return Draft(MessageKind.PAUSE, SERVER, f"Resumed by {event.actor}{_circumstances(event.data)}")
+
+
+def _circumstances(data: Mapping[str, Any]) -> str:
+    """What is paused, until when and why, as far as that was said."""
+    parts = [f"{name} {data[name]}" for name in ("playbook", "node", "job") if data.get(name)]
+    parts += [f"until {data['until']}"] if data.get("until") else []
+    said = f" ({', '.join(parts)})" if parts else ""
+    return f"{said}: {data['note']}" if data.get("note") else said
+
+
+def _started(event: Event) -> Draft | None:
+    """Told only where there are several servers; that one which is alone was started is no news."""
+    name = event.data.get("took_over_as")
+    return Draft(MessageKind.TAKEOVER, SERVER, f"{name} is the server that works now") if name else None
+
+
+_OF_SERVER: Mapping[str, Callable[[Event], Draft | None]] = {
+    "breaker_opened": _opened,
+    "breaker_closed": _breaker_closed,
+    "paused": _paused,
+    "resumed": _resumed,
+    "server_started": _started,
+}
+_OF_RUN: Mapping[str, Callable[[Event, Run, set[MessageKind]], Draft | None]] = {
+    "approval_requested": _asked,
+    "approved": _answered,
+    "rejected": _answered,
+    "approval_ended": _answered,
+    "closed": _closed,
+    "alert_resolved": _resolved,
+    "undo_delayed": _delayed,
+    "undo_done": _undone,
+    "undo_closed": _undone,
+}
+
+
+# --- several as one -----------------------------------------------------------------------------------
+
+
+def _heading(kind: MessageKind, topic: str, count: int) -> str:
+    of_several = {
+        MessageKind.APPROVAL: f"{topic}: {count} runs ask to be approved",
+        MessageKind.RUN_FAILED: f"{topic}: {count} runs failed",
+        MessageKind.UNDO_OVERDUE: f"{topic}: what {count} runs did cannot be taken back",
+        MessageKind.REPAIRED: f"{topic}: {count} runs succeeded",
+        MessageKind.GIVEN_BACK: f"{topic}: what {count} runs did is taken back",
+    }
+    return of_several.get(kind, f"{topic}: {count} messages")
+
+
+def _with_handle(message: Message) -> str:
+    handle = _handle(message, "")
+    return _cut(message.text, len(handle) + 1) + (f"\n{handle}" if message.text and handle else handle)
+
+
+def _handle(message: Message, before: str) -> str:
+    """By what people find the run again: its short id, and the link."""
+    parts = [f"run {links.short_id(message.run_id)}"] if message.run_id else []
+    parts += [message.link] if message.link else []
+    return before + " · ".join(parts) if parts else ""
+
+
+def _cut(text: str, room: int = 0) -> str:
+    limit = _MOST_CHARACTERS - room
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,302 @@
+"""Tells people what they should know, at least once each: from the events of the history, by way of an outbox.
+
+Whatever happens is an event, committed with what it is about. `MessageTeller` reads the events after the last that
+became messages, and commits the messages together with that place; then it sends them, channel by channel. So a kill
+loses no message and repeats none that was told, but one that was just being sent. A channel that does not answer
+holds up neither the others nor anything else; its messages wait, and the oldest go where they are too many.
+
+Who calls it: ``wiring`` runs `run`, in the server that works and in none that stands by. Not here: what is said of
+an event (``message_texts``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from datetime import datetime, timedelta
+
+from trainmedic.wire.backoff import Backoff
+from trainmedic_server import errors, telemetry
+from trainmedic_server.domain import links
+from trainmedic_server.domain.message import Message, MessageKind, MessageRule
+from trainmedic_server.domain.problems import FileProblem
+from trainmedic_server.domain.run import Event
+from trainmedic_server.engine import message_texts
+from trainmedic_server.engine.message_texts import Draft
+from trainmedic_server.ports.fence import Fence, no_fence
+from trainmedic_server.ports.outside import Clock, Notifier
+from trainmedic_server.ports.store import History, RunStore, Transaction
+
+LISTENER = "messages"
+"""The name under which it is kept up to which event people were told."""
+MOST_WAITING = 1_000
+"""Messages that wait for one channel; of more, the oldest are given up, counted and logged."""
+GROUP_EVERY = timedelta(minutes=1)
+"""Messages of one kind and topic are sent to a channel at most so often."""
+OLDEST = timedelta(hours=1)
+"""Of what happened earlier, while nobody was to be told, nothing is told."""
+KEPT_WAITING = timedelta(days=1)
+"""A message that could not be sent for so long says nothing that people do not know."""
+KEPT = timedelta(days=7)
+"""How long it is known what people were told."""
+_LOOK_EVERY = timedelta(seconds=2)
+_AT_ONCE = 200
+_TIMEOUT = timedelta(seconds=60)
+_FIRST_RETRY, _LONGEST_RETRY = 5.0, 300.0
+_BROKEN_FOR = timedelta(seconds=30)
+"""How long a playbook file has a mistake before people are told; who saves a file twice needs less."""
+
+log = telemetry.logger(__name__)
+
+
+class MessageTeller:
+    """Sends what `rules` ask for to `channels`, the names of all channels that there are."""
+
+    def __init__(
+        self,
+        store: RunStore,
+        history: History,
+        notifier: Notifier,
+        clock: Clock,
+        metrics: telemetry.Metrics,
+        rules: Mapping[MessageKind, MessageRule],
+        channels: Collection[str],
+        *,
+        external_url: str = "",
+        problems: Callable[[], Sequence[FileProblem]] = tuple,
+        fence: Fence = no_fence,
+    ) -> None:
+        self._store = store
+        self._history = history
+        self._notifier = notifier
+        self._clock = clock
+        self._metrics = metrics
+        self._rules = rules
+        self._channels = sorted(channels)
+        self._external_url = external_url
+        self._broken = _BrokenPlaybooks(problems)
+        self._fence = fence
+        self._read_up_to: int | None = None
+        self._may_wait = set(self._channels)
+        """The channels for which something may wait; an idle server does not ask the store."""
+        self._last_sent: dict[tuple[str, str, str], datetime] = {}
+
+    async def run(self) -> None:
+        """Gather and send, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._for_ever(self.gather, "message gathering"))
+            for channel in self._channels:
+                tasks.create_task(self._send_for_ever(channel))
+
+    # --- from events to messages ----------------------------------------------------------------
+
+    async def gather(self) -> int:
+        """Make messages of what is new; return how many events that were. Raises StoreUnavailable."""
+        now = self._clock.now()
+        newest = await self._history.last_seq()
+        if self._read_up_to is None:
+            self._read_up_to = await self._store.transact(lambda tx: _first_place(tx, newest))
+        begin = self._read_up_to
+        news: list[Event] = []
+        if newest > begin:
+            news = await self._history.events_of_kinds(message_texts.KINDS, begin, newest, _AT_ONCE)
+        up_to = newest if len(news) < _AT_ONCE else news[-1].seq or newest
+        problems = self._broken.to_tell(now)
+        if self._broken.are_mended():
+            await self._store.transact(lambda tx: tx.messages.forget_sent(MessageKind.PLAYBOOK_BROKEN))
+        if news or problems:
+            told = [event for event in news if event.at > now - OLDEST]
+            given_up = await self._store.transact(lambda tx: self._keep(tx, told, problems, up_to, now))
+            self._broken.note_told(problems)
+            self._may_wait.update(self._channels)
+            for channel, count in given_up.items():
+                self._count_given_up(channel, count, "too many wait")
+        self._read_up_to = up_to
+        return len(news)
+
+    def _keep(
+        self, tx: Transaction, events: Sequence[Event], problems: Sequence[str], up_to: int, now: datetime
+    ) -> dict[str, int]:
+        """Keep the messages and the place up to which they reach; return how many were given up, by channel."""
+        run_ids = {event.run_id for event in events if event.run_id is not None}
+        runs = {run.id: run for run in tx.runs(run_ids)} if run_ids else {}
+        told = tx.messages.kinds_told(run_ids) if run_ids else {}
+        made: list[Message] = []
+        for event in events:
+            draft = message_texts.written(event, runs.get(event.run_id or ""), told)
+            if draft is not None:
+                made += self._addressed(draft, draft.once or f"{event.seq}", event.at)
+        if problems:
+            digest = hashlib.sha256("\n".join(problems).encode()).hexdigest()[:32]
+            made += self._addressed(message_texts.of_broken_playbooks(problems), f"playbooks/{digest}", now)
+        tx.messages.add(made)
+        tx.event_positions.save_position(LISTENER, up_to)
+        given_up = {}
+        for channel in {message.channel for message in made}:
+            surplus = tx.messages.count_waiting(channel) - MOST_WAITING
+            if surplus > 0:
+                tx.messages.drop(tx.messages.oldest_waiting(channel, surplus))
+                given_up[channel] = surplus
+        return given_up
+
+    def _addressed(self, draft: Draft, name: str, at: datetime) -> list[Message]:
+        rule = self._rules[draft.kind]
+        if not rule.is_on:
+            return []
+        link = links.run_link(self._external_url, draft.run_id) if draft.run_id else self._external_url
+        return [
+            Message(
+                f"{name}/{draft.kind}/{channel}", channel, draft.kind, rule.severity, draft.topic,
+                draft.title, draft.text, at, at + draft.hold, draft.run_id, link,
+            )
+            for channel in rule.channels or self._channels
+        ]  # fmt: skip
+
+    # --- from messages to people ----------------------------------------------------------------
+
+    async def send(self, channel: str) -> int:
+        """Send to a channel what is due; return how many messages that were.
+
+        Raises TemporaryFailure where it could not be sent, and StoreUnavailable.
+        """
+        if channel not in self._may_wait:
+            return 0
+        now = self._clock.now()
+        waiting = await self._store.transact(lambda tx: tx.messages.waiting(channel, MOST_WAITING))
+        self._metrics.messages_waiting.labels(channel).set(len(waiting))
+        if not waiting:
+            self._may_wait.discard(channel)
+        count, failure = 0, None
+        for due in self._due(channel, waiting, now):
+            try:
+                count += await self._send_together(channel, due)
+            except errors.TemporaryFailure as error:
+                failure = error  # which may be about this message alone
+                self._metrics.message_errors.labels(channel).inc()
+        if failure is not None:
+            await self._give_up([message for message in waiting if message.at < now - KEPT_WAITING], channel)
+            raise failure
+        if count:
+            await self._store.transact(lambda tx: tx.messages.forget_sent_before(now - KEPT))
+        return count
+
+    def _due(self, channel: str, waiting: Sequence[Message], now: datetime) -> list[list[Message]]:
+        groups: dict[tuple[str, str], list[Message]] = defaultdict(list)
+        for message in waiting:
+            groups[message.kind, message.topic].append(message)
+        due = []
+        for (kind, topic), messages in groups.items():
+            last = self._last_sent.get((channel, kind, topic))
+            ready = [message for message in messages if message.due_at <= now]
+            if ready and (last is None or now >= last + GROUP_EVERY):
+                # What has not waited long enough to be sure of goes with the next ones.
+                due.append([message for message in messages if message.due_at <= now + message_texts.SOON])
+        return due
+
+    async def _send_together(self, channel: str, messages: Sequence[Message]) -> int:
+        run_ids = {message.run_id for message in messages if message.run_id is not None}
+        runs = await self._store.transact(lambda tx: {run.id: run for run in tx.runs(run_ids)} if run_ids else {})
+        over = [m.id for m in messages if message_texts.passed_by(m, runs.get(m.run_id or ""))]
+        left = [message for message in messages if message.id not in over]
+        kind, ids = messages[0].kind, [message.id for message in left]
+        outcome = "sent"
+        if left:
+            try:
+                await self._notify(channel, left)
+            except errors.PermanentFailure as error:
+                # Some of the channel's services have it, or none ever will: sent again it would be no better.
+                outcome = "failed"
+                self._metrics.message_errors.labels(channel).inc()
+                log.error("a message could not be sent", channel=channel, kind=kind, error=str(error))
+        at = self._clock.now()
+        self._last_sent[channel, kind, messages[0].topic] = at
+
+        def work(tx: Transaction) -> None:
+            if over:
+                tx.messages.drop(over)
+            if ids:
+                tx.messages.note_sent(ids, at)
+
+        await self._store.transact(work)
+        self._metrics.messages.labels(kind, outcome).inc(len(ids))
+        self._metrics.messages.labels(kind, "needless").inc(len(over))
+        return len(messages)
+
+    async def _give_up(self, messages: Sequence[Message], channel: str) -> None:
+        if messages:
+            ids = [message.id for message in messages]
+            await self._store.transact(lambda tx: tx.messages.drop(ids))
+            self._count_given_up(channel, len(ids), "they could not be sent for a day")
+
+    def _count_given_up(self, channel: str, count: int, why: str) -> None:
+        self._metrics.messages.labels("any", "given_up").inc(count)
+        log.error("messages were given up", channel=channel, messages=count, why=why)
+
+    async def _notify(self, channel: str, messages: Sequence[Message]) -> None:
+        title, text, severity = message_texts.together(messages)
+        self._fence()
+        try:
+            async with asyncio.timeout(_TIMEOUT.total_seconds()):
+                await self._notifier.notify(title, text or title, channel, severity)
+        except TimeoutError as error:
+            raise errors.TemporaryFailure("the notification service did not answer in time") from error
+
+    async def _send_for_ever(self, channel: str) -> None:
+        async def send() -> int:
+            return await self.send(channel)
+
+        await self._for_ever(send, f"messages to {channel}")
+
+    async def _for_ever(self, work: Callable[[], Awaitable[object]], name: str) -> None:
+        backoff = Backoff(first=_FIRST_RETRY, longest=_LONGEST_RETRY)
+        while True:
+            wait = _LOOK_EVERY.total_seconds()
+            try:
+                await work()
+                backoff.reset()
+            except (errors.TemporaryFailure, errors.StoreUnavailable) as error:
+                wait = backoff.next()
+                log.warning("messages are held up; trying again", what=name, error=str(error), retry_in=wait)
+            except Exception:  # the loop's boundary: whatever one message does, the others are told
+                wait = backoff.next()
+                self._metrics.loop_errors.labels("messages").inc()
+                log.exception("messages are held up; trying again", what=name, retry_in=wait)
+            await self._clock.sleep_until(self._clock.now() + timedelta(seconds=wait))
+
+
+class _BrokenPlaybooks:
+    """Says which mistakes in playbook files have stood for long enough, and were not told yet."""
+
+    def __init__(self, problems: Callable[[], Sequence[FileProblem]]) -> None:
+        self._problems = problems
+        self._since: dict[str, datetime] = {}
+        self._told: set[str] = set()
+        self._has_none = False
+
+    def to_tell(self, now: datetime) -> list[str]:
+        """All that stand now, where there is one among them that has to be told; else none."""
+        current = [str(problem) for problem in self._problems()]
+        self._since = {problem: self._since.get(problem, now) for problem in current}
+        self._told &= set(current)
+        is_due = any(now - since >= _BROKEN_FOR for problem, since in self._since.items() if problem not in self._told)
+        return current if is_due else []
+
+    def are_mended(self) -> bool:
+        """Whether there is none, for the first time since there was one, or since the start."""
+        before, self._has_none = self._has_none, not self._since
+        return self._has_none and not before
+
+    def note_told(self, problems: Collection[str]) -> None:
+        self._told |= set(problems)
+
+
+def _first_place(tx: Transaction, newest: int) -> int:
+    """Where to begin: after what was told; at a store in which nothing ever was, with what comes."""
+    place = tx.event_positions.position(LISTENER)
+    if place is None:
+        place = newest
+        tx.event_positions.save_position(LISTENER, place)
+    # A larger one is of another store, which was put in the place of this one's.
+    return min(place, newest)

@@ -1,0 +1,53 @@
+"""What runs beside the requests for as long as the server works.
+
+Who calls it: ``wiring.server``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from datetime import datetime, timedelta
+from typing import Any
+
+from trainmedic_server import telemetry
+from trainmedic_server.errors import StoreUnavailable
+from trainmedic_server.ports.ending import end_tasks
+from trainmedic_server.ports.outside import Clock
+from trainmedic_server.ports.store import RunStore
+
+PRUNE_EVERY = timedelta(hours=1)
+_PRUNE_FIRST_AFTER = timedelta(minutes=1)
+
+log = telemetry.logger(__name__)
+
+
+async def prune_for_ever(
+    store: RunStore, clock: Clock, metrics: telemetry.Metrics, older_than: Callable[[], datetime]
+) -> None:
+    """Delete what is older every hour; the first time a minute after the start, which is busy.
+
+    The retention counts while a server is at work, so a clock that is wrong deletes nothing.
+    """
+    await clock.sleep_until(clock.now() + _PRUNE_FIRST_AFTER)
+    while True:
+        try:
+            if gone := await store.prune(older_than()):
+                log.info("old runs deleted", runs=gone)
+        except StoreUnavailable as error:
+            log.warning("old runs could not be deleted; trying again later", error=str(error))
+        except Exception:  # the loop outlives one failure, which is logged and counted
+            metrics.loop_errors.labels("retention").inc()
+            log.exception("old runs could not be deleted; trying again later")
+        await clock.sleep_until(clock.now() + PRUNE_EVERY)
+
+
+@contextlib.asynccontextmanager
+async def background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
+    """Run `work` as a task for as long as the block lasts."""
+    task = asyncio.create_task(work, name=name)
+    try:
+        yield
+    finally:
+        await end_tasks([task])

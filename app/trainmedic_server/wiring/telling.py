@@ -1,0 +1,70 @@
+"""The parts by which the server tells people: notification channels, and the messages that it sends by itself.
+
+Who calls it: ``wiring.server``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import platform
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from trainmedic_server import telemetry
+from trainmedic_server.adapters.apprise_notifier import AppriseNotifier
+from trainmedic_server.adapters.sql_store import postgresql
+from trainmedic_server.adapters.sql_store.store import SqlStore
+from trainmedic_server.domain.problems import FileProblem
+from trainmedic_server.engine.telling import MessageTeller
+from trainmedic_server.ports.ending import end_tasks
+from trainmedic_server.ports.outside import Clock, Notifier
+from trainmedic_server.settings.server import ServerSettings
+
+
+def notifier_of(settings: ServerSettings) -> AppriseNotifier | None:
+    """The channels that are set; None where there is none. Raises ConfigurationError."""
+    settings.message_rules  # noqa: B018  # read for its check
+    channels = {name: tuple(url.get_secret_value() for url in urls) for name, urls in settings.notify_urls.items()}
+    return AppriseNotifier(channels) if channels else None
+
+
+def name_among_several(settings: ServerSettings) -> str | None:
+    """The name by which people tell this server from the others; None where there are no others."""
+    if not postgresql.names_postgresql(settings.database_url):
+        return None
+    return settings.advertise or platform.node()
+
+
+@contextlib.asynccontextmanager
+async def telling(
+    settings: ServerSettings,
+    store: SqlStore,
+    notifier: Notifier | None,
+    clock: Clock,
+    metrics: telemetry.Metrics,
+    problems: Callable[[], Sequence[FileProblem]],
+) -> AsyncIterator[None]:
+    """Tell people for as long as the block lasts; nobody where no channel is set.
+
+    `problems` says what is wrong with the playbook files.
+    """
+    if notifier is None:
+        yield
+        return
+    teller = MessageTeller(
+        store,
+        store,
+        notifier,
+        clock,
+        metrics,
+        settings.message_rules,
+        settings.notify_urls,
+        external_url=settings.external_url,
+        problems=problems,
+        fence=store.fence,
+    )
+    task = asyncio.create_task(teller.run(), name="messages")
+    try:
+        yield
+    finally:
+        await end_tasks([task])

@@ -1,0 +1,49 @@
+"""`ports.messages`: what every run store promises of messages to people."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from trainmedic_server.adapters.sql_store.store import SqlStore
+from trainmedic_server.domain.message import Message, MessageKind, Severity
+
+NOW = datetime(2026, 3, 1, 10, tzinfo=UTC)
+
+
+def made(number: int, channel: str = "oncall", kind: MessageKind = MessageKind.RUN_FAILED) -> Message:
+    """A message that came to be so many seconds after `NOW`."""
+    at = NOW + timedelta(seconds=number)
+    return Message(
+        f"{number}/{channel}", channel, kind, Severity.WARNING, "hot", "t", "x", at, at, f"run-{number}", "u"
+    )
+
+
+async def test_messages_wait_by_channel_until_they_are_sent(store: SqlStore) -> None:
+    """As they were written, oldest first; one that is kept already stays as it is, sent or not."""
+    first, second, other = made(1), made(2), made(1, "chat")
+    await store.transact(lambda tx: tx.messages.add([second, other, first]))
+    assert await store.transact(lambda tx: tx.messages.waiting("oncall", 10)) == [first, second]
+    assert await store.transact(lambda tx: tx.messages.count_waiting("oncall")) == 2
+    assert await store.transact(lambda tx: tx.messages.oldest_waiting("oncall", 1)) == [first.id]
+    await store.transact(lambda tx: tx.messages.note_sent([first.id], NOW))
+    await store.transact(lambda tx: tx.messages.add([replace(first, title="again")]))
+    assert await store.transact(lambda tx: tx.messages.waiting("oncall", 10)) == [second]
+    await store.transact(lambda tx: tx.messages.drop([second.id]))
+    assert await store.transact(lambda tx: tx.messages.waiting("oncall", 10)) == []
+    assert await store.transact(lambda tx: tx.messages.waiting("chat", 10)) == [other]
+
+
+async def test_it_is_known_of_what_people_were_told(store: SqlStore) -> None:
+    """Of what was sent; and of a failure that waits, since nothing makes it needless. For as long as it is kept."""
+    failed, asked, unsent = made(1), made(2, kind=MessageKind.APPROVAL), made(3, kind=MessageKind.APPROVAL)
+    await store.transact(lambda tx: tx.messages.add([failed, asked, unsent]))
+    await store.transact(lambda tx: tx.messages.note_sent([asked.id], NOW))
+    ids = ["run-1", "run-2", "run-3"]
+    told = {"run-1": {MessageKind.RUN_FAILED}, "run-2": {MessageKind.APPROVAL}}
+    assert await store.transact(lambda tx: tx.messages.kinds_told(ids)) == told
+    await store.transact(lambda tx: tx.messages.forget_sent_before(NOW + timedelta(seconds=1)))
+    assert await store.transact(lambda tx: tx.messages.kinds_told(ids)) == {"run-1": {MessageKind.RUN_FAILED}}
+    await store.transact(lambda tx: tx.messages.note_sent([failed.id], NOW))
+    await store.transact(lambda tx: tx.messages.forget_sent(MessageKind.RUN_FAILED))
+    assert await store.transact(lambda tx: tx.messages.kinds_told(ids)) == {}

@@ -1,0 +1,415 @@
+"""What the server tells people by itself: at least once, grouped, bounded, and true when it is sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.unit.engine.world import World
+from trainmedic_server import errors
+from trainmedic_server.domain.message import DEFAULT_RULES, Severity, parse_rules
+from trainmedic_server.domain.problems import FileProblem
+from trainmedic_server.domain.run import OrderKind
+from trainmedic_server.engine import telling
+from trainmedic_server.engine.telling import MessageTeller
+
+MakeWorld = Callable[..., World]
+
+CAPPING = """
+playbook: capping
+on: {alert: Hot}
+target: node
+steps:
+  - {id: cap, action: test.cap, undo: on_resolve}
+"""
+ASKING = """
+playbook: asking
+on: {alert: Hot}
+target: node
+steps:
+  - {id: ask, approve: "Cap {{ target.node }}?", timeout: 30m}
+  - {id: cap, action: test.cap}
+"""
+
+
+class Channels:
+    """`ports.Notifier` that keeps what is sent, and fails as it is told."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, str, str | None, Severity]] = []
+        self.fails: dict[str, Exception] = {}
+        self.hangs: set[str] = set()
+
+    async def notify(self, title: str, message: str, to: str | None, severity: Severity = Severity.INFO) -> None:
+        if to in self.hangs:
+            await asyncio.Event().wait()
+        if to in self.fails:
+            raise self.fails[to]
+        self.sent.append((title, message, to, severity))
+
+    @property
+    def titles(self) -> list[str]:
+        return [title for title, *_ in self.sent]
+
+
+class Telling:
+    """A teller over a world's store, which can be killed and begun again."""
+
+    def __init__(self, world: World, channels: Channels, rules: str = "", names: tuple[str, ...] = ("oncall",)) -> None:
+        self.world = world
+        self.channels = channels
+        self.problems: list[FileProblem] = []
+        self._rules = parse_rules(rules)
+        self._names = names
+        self._task: asyncio.Task[None] | None = None
+
+    async def begin(self) -> Telling:
+        teller = MessageTeller(
+            self.world.store, self.world.store, self.channels, self.world.clock, self.world.metrics,
+            self._rules, self._names, external_url="https://medic.example", problems=lambda: self.problems,
+        )  # fmt: skip
+        self._task = asyncio.create_task(teller.run())
+        await asyncio.sleep(0.001)
+        return self
+
+    async def kill(self) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+
+@pytest.fixture
+async def begin(world: MakeWorld) -> Any:
+    """Makes a world whose server tells people."""
+    begun: list[Telling] = []
+
+    async def make(*playbooks: str, rules: str = "", names: tuple[str, ...] = ("oncall",), **limits: Any) -> Telling:
+        one = Telling(world(*playbooks, **limits), Channels(), rules, names)
+        await one.world.engine.start()
+        begun.append(await one.begin())
+        return one
+
+    yield make
+    for one in begun:
+        await one.kill()
+
+
+def metric(world: World, name: str, **labels: str) -> float:
+    return world.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+async def test_a_question_is_asked_with_what_would_be_done_and_where_to_answer(begin: Any) -> None:
+    """Whom it reaches can decide: question, steps, deadline, run and link."""
+    t = await begin(ASKING)
+    await t.world.post(t.world.alert(node="n1"))
+    await t.world.pass_time(15)
+    run = await t.world.run()
+    ((title, text, to, severity),) = t.channels.sent
+    assert (title, to, severity) == ("[warning] node:n1: Cap n1?", "oncall", Severity.WARNING)
+    assert "- cap: test.cap" in text
+    assert run.step(("steps", 0)).deadline.isoformat() in text
+    assert f"trainmedic runs approve {run.id}" in text
+    assert text.endswith(f"run {run.id[-8:]} · https://medic.example/runs/{run.id}")
+
+
+async def test_who_has_decided_is_told_to_those_who_were_asked(begin: Any) -> None:
+    """They need not look; the note is there as well."""
+    t = await begin(ASKING)
+    await t.world.post(t.world.alert(node="n1"))
+    await t.world.pass_time(15)
+    await t.world.engine.order((await t.world.run()).id, OrderKind.REJECT, "ann", "not now")
+    await t.world.pass_time(15)
+    assert t.channels.titles[1:] == ["[info] Re: asking on node:n1: rejected by ann: not now"]
+
+
+async def test_what_was_answered_at_once_is_not_asked(begin: Any) -> None:
+    """A question that is over would only disturb."""
+    t = await begin(ASKING)
+    await t.world.post(t.world.alert(node="n1"))
+    await t.world.pass_time(3)
+    await t.world.engine.order((await t.world.run()).id, OrderKind.APPROVE, "ann")
+    await t.world.pass_time(60)
+    assert t.channels.sent == []
+
+
+async def test_eight_failed_runs_of_a_playbook_are_one_message(begin: Any) -> None:
+    """One line for each, with the run's short id and link; and no second message within the minute."""
+    t = await begin(CAPPING)
+    t.world.actions["cap"].outcomes += [errors.PermanentFailure("no agent is connected")] * 9
+    for number in range(8):
+        await t.world.post(t.world.alert(node=f"n{number}"))
+    await t.world.pass_time(15)
+    ((title, text, _, _),) = t.channels.sent
+    assert title == "[warning] capping: 8 runs failed"
+    assert len(text.splitlines()) == 8
+    assert all(f"node:n{number}" in text for number in range(8))
+    assert text.count("https://medic.example/runs/") == 8
+    await t.world.post(t.world.alert(node="n8"))
+    await t.world.pass_time(40)
+    assert len(t.channels.sent) == 1
+    await t.world.pass_time(30)
+    assert t.channels.titles[1:] == ["[warning] capping on node:n8 failed"]
+
+
+async def test_a_failure_is_told_as_it_is_on_record(begin: Any) -> None:
+    """The message says why; nothing is claimed of a step that was not carried out."""
+    t = await begin(CAPPING)
+    t.world.actions["cap"].outcomes.append(errors.OutcomeUnknown("no agent on node 'n1' is connected"))
+    await t.world.post(t.world.alert(node="n1"))
+    await t.world.pass_time(15)
+    ((_, text, _, _),) = t.channels.sent
+    assert "- cap: unknown, no agent on node 'n1' is connected" in text
+    assert "Still to be taken back, by test.uncap." in text
+
+
+async def test_people_who_were_told_of_a_failure_hear_how_it_ended(begin: Any) -> None:
+    """That the alert has resolved, and that what was done is taken back."""
+    t = await begin(CAPPING)
+    t.world.actions["cap"].outcomes.append(errors.OutcomeUnknown("no answer"))
+    await t.world.post(t.world.alert(node="n1"))
+    await t.world.pass_time(15)
+    await t.world.post(t.world.alert(node="n1", status="resolved"))
+    await t.world.pass_time(70)
+    assert sorted(t.channels.titles[1:]) == ["[info] capping: 2 messages"]
+    assert "Hot has resolved" in t.channels.sent[1][1]
+    assert "what it did is taken back" in t.channels.sent[1][1]
+
+
+async def test_an_undo_that_succeeds_within_two_minutes_is_no_news(begin: Any) -> None:
+    """An agent that restarts is away for less."""
+    t = await begin(CAPPING)
+    t.world.actions["uncap"].outcomes += [errors.TemporaryFailure("no agent")] * 3
+    await t.world.post(t.world.alert(node="n1"))
+    await t.world.pass_time(1)
+    await t.world.post(t.world.alert(node="n1", status="resolved"))
+    await t.world.pass_time(600)
+    assert t.channels.sent == []
+
+
+async def test_an_undo_that_cannot_be_given_back_is_told_once(begin: Any) -> None:
+    """As critical, after two minutes, and not again for each try."""
+    t = await begin(CAPPING)
+    t.world.actions["uncap"].outcomes += [errors.TemporaryFailure("refused"), errors.TemporaryFailure("no agent")] * 50
+    await t.world.post(t.world.alert(node="n1"))
+    await t.world.pass_time(1)
+    await t.world.post(t.world.alert(node="n1", status="resolved"))
+    await t.world.pass_time(3600)
+    assert t.channels.titles == ["[critical] capping on node:n1: what it did cannot be taken back"]
+
+
+async def test_pausing_and_the_breaker_are_told_with_who_did_it(begin: Any) -> None:
+    """The server does less from then on, and somebody ought to know."""
+    t = await begin(CAPPING)
+    await t.world.engine.pause("ann")
+    await t.world.pass_time(15)
+    await t.world.engine.resume("bob")
+    await t.world.pass_time(70)
+    await t.world.engine.close_breaker("ann")
+    await t.world.pass_time(15)
+    assert t.channels.titles == [
+        "[info] Paused by ann",
+        "[info] Resumed by bob",
+        "[critical] The breaker was closed by ann",
+    ]
+
+
+async def test_a_playbook_that_cannot_be_loaded_is_told_once_until_it_is_mended(begin: Any) -> None:
+    """Not where it is mended at once; over a restart not again; and again where the same mistake comes back."""
+    t = await begin(CAPPING)
+    mistake = FileProblem("playbooks/new.yaml", 3, 1, "'target' is missing")
+    t.problems = [mistake]
+    await t.world.pass_time(20)
+    t.problems = []
+    await t.world.pass_time(60)
+    assert t.channels.sent == []
+    t.problems = [mistake]
+    await t.world.pass_time(60)
+    assert t.channels.titles == ["[warning] 1 playbook file cannot be loaded: playbooks/new.yaml"]
+    assert "playbooks/new.yaml:3:1: 'target' is missing" in t.channels.sent[0][1]
+    await t.kill()
+    await t.begin()
+    await t.world.pass_time(200)
+    assert len(t.channels.sent) == 1
+    t.problems = []
+    await t.world.pass_time(10)
+    t.problems = [mistake]
+    await t.world.pass_time(60)
+    assert len(t.channels.sent) == 2
+
+
+async def test_repairs_are_told_where_that_is_wished(begin: Any) -> None:
+    """By default nobody is told that all is well."""
+    t = await begin(CAPPING, rules="repaired=on given_back=info")
+    await t.world.post(t.world.alert(node="n1"))
+    await t.world.pass_time(15)
+    await t.world.post(t.world.alert(node="n1", status="resolved"))
+    await t.world.pass_time(15)
+    assert t.channels.titles == [
+        "[info] capping on node:n1: applied test.cap",
+        "[info] capping on node:n1: what it did is taken back",
+    ]
+
+
+async def test_a_kind_goes_to_the_channels_that_are_set_for_it(begin: Any) -> None:
+    """With the severity that is set; one that is off goes nowhere."""
+    t = await begin(ASKING, rules="approval=critical@pager pause=off", names=("chat", "pager"))
+    await t.world.engine.pause("ann")
+    await t.world.engine.resume("ann")
+    await t.world.post(t.world.alert(node="n1"))
+    await t.world.pass_time(15)
+    assert [(to, severity) for _, _, to, severity in t.channels.sent] == [("pager", Severity.CRITICAL)]
+
+
+async def test_a_kill_loses_no_message_and_repeats_none(begin: Any) -> None:
+    """What was not sent is sent by the next server, what was sent is not; at whatever moment the first one died."""
+    for seconds in (0.5, 5, 9.9, 10.5, 12, 30):
+        t = await begin(CAPPING)
+        t.world.actions["cap"].outcomes.append(errors.PermanentFailure("no agent"))
+        await t.world.post(t.world.alert(node="n1"))
+        await t.world.pass_time(seconds)
+        await t.kill()
+        await t.world.pass_time(5)
+        await t.begin()
+        await t.world.pass_time(90)
+        assert t.channels.titles == ["[warning] capping on node:n1 failed"], seconds
+
+
+async def test_a_kill_while_a_message_is_sent_has_it_sent_again(begin: Any) -> None:
+    """At least once: nobody knows whether the service had it."""
+    t = await begin(CAPPING)
+    t.channels.hangs.add("oncall")
+    t.world.actions["cap"].outcomes.append(errors.PermanentFailure("no agent"))
+    await t.world.post(t.world.alert(node="n1"))
+    await t.world.pass_time(15)
+    await t.kill()
+    t.channels.hangs.clear()
+    await t.begin()
+    await t.world.pass_time(15)
+    assert t.channels.titles == ["[warning] capping on node:n1 failed"]
+
+
+async def test_a_channel_that_is_down_holds_up_nothing_and_gets_it_later(begin: Any) -> None:
+    """Neither the other channel nor a run; each failed try is counted."""
+    t = await begin(CAPPING, names=("chat", "mail"))
+    t.channels.fails["chat"] = errors.TemporaryFailure("could not be sent to chat")
+    t.world.actions["cap"].outcomes.append(errors.PermanentFailure("no agent"))
+    await t.world.post(t.world.alert(node="n1"))
+    await t.world.pass_time(120)
+    assert [to for _, _, to, _ in t.channels.sent] == ["mail"]
+    assert metric(t.world, "trainmedic_message_errors_total", channel="chat") >= 3
+    assert metric(t.world, "trainmedic_messages_waiting", channel="chat") == 1
+    await t.world.post(t.world.alert(node="n2"))
+    assert (await t.world.runs())[-1].action_taken == "test.cap"
+    t.channels.fails.clear()
+    await t.world.pass_time(400)
+    assert [to for _, _, to, _ in t.channels.sent] == ["mail", "chat"]
+
+
+async def test_a_service_that_hangs_is_given_up_after_a_minute_and_tried_again(begin: Any) -> None:
+    """Other channels do not wait for it."""
+    t = await begin(CAPPING, names=("chat", "mail"))
+    t.channels.hangs.add("chat")
+    t.world.actions["cap"].outcomes.append(errors.PermanentFailure("no agent"))
+    await t.world.post(t.world.alert(node="n1"))
+    await t.world.pass_time(15)
+    assert [to for _, _, to, _ in t.channels.sent] == ["mail"]
+    t.channels.hangs.clear()
+    await t.world.pass_time(80)
+    assert [to for _, _, to, _ in t.channels.sent] == ["mail", "chat"]
+
+
+async def test_what_waits_is_bounded_and_the_oldest_are_given_up(begin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted, so that it is seen; the newest say most about now."""
+    monkeypatch.setattr(telling, "MOST_WAITING", 3)
+    t = await begin(CAPPING)
+    t.channels.fails["oncall"] = errors.TemporaryFailure("away")
+    t.world.actions["cap"].outcomes += [errors.PermanentFailure("no agent")] * 8
+    for number in range(8):
+        await t.world.post(t.world.alert(node=f"n{number}"))
+        await t.world.pass_time(3)
+    t.channels.fails.clear()
+    await t.world.pass_time(400)
+    assert metric(t.world, "trainmedic_messages_total", kind="any", outcome="given_up") == 5
+    assert [f"n{number}" in t.channels.sent[0][1] for number in range(8)] == [False] * 5 + [True] * 3
+
+
+async def test_a_message_that_is_never_taken_keeps_no_other_from_being_sent(
+    begin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried again beside the others, and given up after a day, or what stands for one here."""
+    monkeypatch.setattr(telling, "KEPT_WAITING", timedelta(minutes=10))
+    t = await begin(CAPPING, ASKING.replace("Hot", "Odd"))
+    notify = t.channels.notify
+
+    async def choosy(title: str, message: str, to: str | None, severity: Severity = Severity.INFO) -> None:
+        if "failed" in title:
+            raise errors.TemporaryFailure("could not be sent to oncall")
+        await notify(title, message, to, severity)
+
+    t.channels.notify = choosy
+    t.world.actions["cap"].outcomes.append(errors.PermanentFailure("no agent"))
+    await t.world.post(t.world.alert(node="n1"))
+    await t.world.post(t.world.alert("Odd", node="n2"))
+    await t.world.pass_time(60)
+    assert t.channels.titles == ["[warning] node:n2: Cap n2?"]
+    await t.world.pass_time(timedelta(minutes=20).total_seconds())
+    assert metric(t.world, "trainmedic_messages_total", kind="any", outcome="given_up") == 1
+
+
+async def test_what_happened_before_anybody_was_to_be_told_is_not_told(world: MakeWorld) -> None:
+    """Neither the history of a server that is told of channels for the first time, nor that of hours without any."""
+    w = world(CAPPING)
+    await w.engine.start()
+    await w.engine.pause("ann")
+    channels = Channels()
+    first = await Telling(w, channels).begin()
+    await w.pass_time(30)
+    await first.kill()
+    await w.engine.resume("ann")
+    await w.pass_time(timedelta(hours=2).total_seconds())
+    second = await Telling(w, channels).begin()
+    await w.engine.pause("bob")
+    await w.pass_time(30)
+    await second.kill()
+    assert channels.titles == ["[info] Paused by bob"]
+
+
+async def test_a_server_of_several_says_that_it_has_taken_over(world: MakeWorld) -> None:
+    """One that is alone says nothing when it starts."""
+    w = world(CAPPING)
+    await w.engine.start()
+    channels = Channels()
+    one = await Telling(w, channels).begin()
+    await w.engine.stop()
+    w.engine = w._engine()
+    await w.engine.start("10.1.2.3:8080")
+    await w.pass_time(15)
+    await one.kill()
+    assert channels.titles == ["[warning] 10.1.2.3:8080 is the server that works now"]
+
+
+def test_rules_change_the_defaults_one_after_the_other() -> None:
+    """`all` is every kind; a later pair counts more."""
+    rules = parse_rules("all=off run_failed=critical@oncall,chat pause=on")
+    on = {str(kind): rule for kind, rule in rules.items() if rule.is_on}
+    assert set(on) == {"run_failed", "pause"}
+    assert (on["run_failed"].severity, on["run_failed"].channels) == (Severity.CRITICAL, ("oncall", "chat"))
+    assert parse_rules("") == DEFAULT_RULES
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("run_faild=on", "there is no message 'run_faild'; did you mean 'run_failed'"),
+        ("pause=loud", "'loud' is none of on, off, info, warning, critical"),
+        ("pause", "'pause' is not kind=severity"),
+    ],
+)
+def test_a_rule_with_a_mistake_says_which(text: str, why: str) -> None:
+    """The nearest name is offered."""
+    with pytest.raises(ValueError, match=why):
+        parse_rules(text)
