@@ -16,6 +16,7 @@ from typing import Any
 
 from trainmedic_server.catalog import yaml_text
 from trainmedic_server.catalog.yaml_text import YamlDocument
+from trainmedic_server.domain.playbook import PHASES
 from trainmedic_server.domain.problems import DocumentPath as Place
 from trainmedic_server.domain.problems import FileProblem
 
@@ -34,7 +35,7 @@ def is_template(path: Path) -> bool:
 def named(document: YamlDocument) -> Iterator[tuple[Place, str]]:
     """Yield the places of ``with.template`` in steps, and what they name."""
     raw = document.value if isinstance(document.value, dict) else {}
-    for phase in ("steps", "on_failure"):
+    for phase in PHASES:
         for index, entry in enumerate(raw[phase] if isinstance(raw.get(phase), list) else ()):
             params = entry.get("with") if isinstance(entry, dict) else None
             if isinstance(params, dict) and isinstance(params.get(PARAMETER), str):

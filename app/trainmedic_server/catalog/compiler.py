@@ -19,17 +19,24 @@ from trainmedic_server.catalog.allowance import Allowance, TooLarge
 from trainmedic_server.catalog.compiled_playbook import CompiledStep, YamlPlaybook
 from trainmedic_server.catalog.scope_check import ALERT_NAMES, STEP_NAMES, VisibleNames
 from trainmedic_server.catalog.yaml_text import YamlDocument
-from trainmedic_server.domain.playbook import APPROVAL, MOST_MATCHERS, MOST_STEPS, Playbook, TargetParts, UndoTrigger
+from trainmedic_server.domain.playbook import (
+    APPROVAL,
+    MOST_MATCHERS,
+    MOST_STEPS,
+    PHASES,
+    Playbook,
+    TargetParts,
+    UndoTrigger,
+    default_id,
+)
 from trainmedic_server.domain.problems import DocumentPath, FileProblem, did_you_mean
-from trainmedic_server.domain.target import IdentityLabels, TargetKind
+from trainmedic_server.domain.target import IdentityLabels
 from trainmedic_server.expressions import evaluation, template_syntax
 from trainmedic_server.expressions.evaluation import Expression, TextTemplate, ValueTemplate
 from trainmedic_server.expressions.template_syntax import Malformed
 from trainmedic_server.ports.actions import Action, Actions, TemplateChecked
 
 T = TypeVar("T")
-
-_PHASES = ("steps", "on_failure")
 
 
 def compile_document(
@@ -66,7 +73,7 @@ class _Compilation:
         if not isinstance(raw, dict):
             return self.problems
         self._vars = raw["vars"] if isinstance(raw.get("vars"), dict) else {}
-        self._kind = _kind_of(raw.get("target"))
+        self._kind = scope_check.kind_of(raw.get("target"))
         trigger = raw.get("on") if isinstance(raw.get("on"), dict) else {}
         assert isinstance(trigger, dict)
         before_run = VisibleNames(ALERT_NAMES, self._vars)
@@ -133,7 +140,7 @@ class _Compilation:
     def _steps(self, raw: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], CompiledStep]]:
         entries = [
             (phase, index, entry, _id_of(entry, index, phase))
-            for phase in _PHASES
+            for phase in PHASES
             for index, entry in enumerate(raw[phase][:MOST_STEPS] if isinstance(raw.get(phase), list) else ())
         ]
         ids = [step_id for *_, step_id in entries]
@@ -146,7 +153,9 @@ class _Compilation:
                 )
             if step_id in ids[:position]:
                 self._problem((phase, index, "id"), f"the id {step_id!r} is used by an earlier step")
-            names = VisibleNames(STEP_NAMES, self._vars, self._kind, ids[:position], ids[position + 1 :])
+            before = [earlier for of, *_, earlier in entries[:position] if of in ("steps", phase)]
+            later = [other for other in ids if other not in (*before, step_id)]
+            names = VisibleNames(STEP_NAMES, self._vars, self._kind, before, later)
             yield (phase, index), self._step(entry, (phase, index), step_id, names)
 
     def _approval(self, written: Any) -> dict[tuple[str, int], CompiledStep]:
@@ -307,22 +316,11 @@ def can_be_undone(action: type[Action]) -> bool:
     return returned is not None and returned != "None"
 
 
-def _kind_of(target: Any) -> TargetKind | None:
-    """Return the kind of target that a document names, as far as it names one."""
-    if isinstance(target, str):
-        return TargetKind(target) if target in list(TargetKind) else None
-    if isinstance(target, dict):
-        for kind in (TargetKind.JOB, TargetKind.GPU, TargetKind.NODE):
-            if kind in target:
-                return kind
-    return None
-
-
 def _id_of(entry: Any, index: int, phase: str) -> str:
     written = entry.get("id") if isinstance(entry, dict) else None
     if isinstance(written, str) and written:
         return written
-    return f"{'step' if phase == 'steps' else 'failure'}-{index + 1}"
+    return default_id(index, phase)
 
 
 def _texts(value: Any, path: DocumentPath) -> Iterator[tuple[DocumentPath, str]]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 
-from trainmedic_server.domain.playbook import Approval, ApproveStep, Escalation, Playbook, Question
+from trainmedic_server.domain.playbook import PHASES, Approval, ApproveStep, Escalation, Playbook, Question
 from trainmedic_server.domain.problems import DocumentPath
 
 _NEVER_ASKED_AGAIN = ("approve", "continue", "escalate")
@@ -16,7 +16,7 @@ def problems(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
     """Each mistake: where it is, and what."""
     yield from _durations(definition)
     yield from _question(("approval",), ("approval",), definition.approval)
-    for phase in ("steps", "on_failure"):
+    for phase in PHASES:
         for index, step in enumerate(getattr(definition, phase)):
             if isinstance(step, ApproveStep):
                 yield from _question((phase, index, "approve"), (phase, index), step.question, step)
@@ -27,7 +27,7 @@ def _durations(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
     limits: list[tuple[DocumentPath, timedelta | None]] = []
     if definition.guards.max_runs is not None:
         limits.append((("guards", "max_runs", "per"), definition.guards.max_runs.per))
-    for phase in ("steps", "on_failure"):
+    for phase in PHASES:
         for index, step in enumerate(getattr(definition, phase)):
             limits.append(((phase, index, "timeout"), step.timeout))
             if isinstance(step, ApproveStep):

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
 from trainmedic_server.catalog.yaml_text import YamlDocument
+from trainmedic_server.domain.playbook import PHASES
 from trainmedic_server.domain.problems import DocumentPath, FileProblem, did_you_mean, path_text, shown
 
 M = TypeVar("M", bound=BaseModel)
@@ -35,7 +36,7 @@ _PLAIN = {
     "model_attributes_type": "must be a mapping (name: value)",
     "finite_number": "must be a finite number",
 }
-_TAGGED = ("steps", "on_failure")
+_TAGGED = PHASES
 """Lists whose entries pydantic marks with the tag of their kind."""
 _STEP_KINDS = ("action", "wait_for", "approve")
 _IDENTIFIER = "may hold letters, digits, and '-', '_', '.' between them; at most 128"

@@ -46,6 +46,17 @@ class VisibleNames:
     later: Collection[str] = ()
 
 
+def kind_of(target: Any) -> TargetKind | None:
+    """Return the kind of target that a document names, as far as it names one."""
+    if isinstance(target, str):
+        return TargetKind(target) if target in list(TargetKind) else None
+    if isinstance(target, dict):
+        for kind in (TargetKind.JOB, TargetKind.GPU, TargetKind.NODE):
+            if kind in target:
+                return kind
+    return None
+
+
 def check(tree: nodes.Template, scope: VisibleNames, text: str) -> list[str]:
     """Return what is wrong with the names in `tree`; `text` is what was written. Raises Malformed."""
     unknown = template_syntax.free_names(tree, text) - set(scope.names)

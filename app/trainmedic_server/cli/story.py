@@ -166,7 +166,7 @@ def _alerts(run: Document) -> Iterator[str]:
 
 def _steps(run: Document) -> Iterator[str]:
     for step in run.get("steps", ()):
-        phase = "on failure: " if step.get("phase") == "on_failure" else ""
+        phase = {"on_success": "on success: ", "on_failure": "on failure: "}.get(str(step.get("phase")), "")
         action = plain(step.get("action") or step.get("kind"))
         yield f"  {phase}{plain(step.get('id'))}  {action}  {plain(step.get('status'))}{_took(step)}"
         if step.get("params"):

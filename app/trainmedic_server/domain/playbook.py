@@ -254,6 +254,7 @@ class Playbook(_Model):
     """How its runs ask before they act, in mode approve."""
     steps: tuple[Step, ...] = Field(min_length=1, max_length=MOST_STEPS)
     """What a run does, in order."""
+    on_success: tuple[Step, ...] = Field((), max_length=MOST_STEPS, description="Run when the run succeeds.")
     on_failure: tuple[Step, ...] = Field((), max_length=MOST_STEPS, description="Run when the run fails.")
     files: dict[str, str] = Field(
         default_factory=dict,
@@ -266,6 +267,16 @@ class Playbook(_Model):
         return self.playbook
 
 
+PHASES = ("steps", "on_success", "on_failure")
+"""The lists of steps that a playbook has, in the order in which a run keeps them; of the last two it does one."""
+_NAMED = {"steps": "step", "on_success": "success", "on_failure": "failure"}
+
+
 def step_id(step: ActionStep | WaitStep | ApproveStep, index: int, phase: str = "steps") -> str:
-    """The id of a step: its own, else ``step-<n>`` (``failure-<n>`` in `on_failure`), counted from 1."""
-    return step.id or f"{'step' if phase == 'steps' else 'failure'}-{index + 1}"
+    """The id of a step: its own, else the default one."""
+    return step.id or default_id(index, phase)
+
+
+def default_id(index: int, phase: str) -> str:
+    """The id of a step that has none of its own: ``step-<n>``, ``success-<n>`` or ``failure-<n>``, counted from 1."""
+    return f"{_NAMED[phase]}-{index + 1}"

@@ -158,7 +158,7 @@ class StepState:
     """One step of a run. Times are aware UTC datetimes."""
 
     phase: str
-    """``approval`` (asked by mode approve before anything else), ``steps`` or ``on_failure``."""
+    """``approval`` (asked by mode approve before anything else), ``steps``, ``on_success`` or ``on_failure``."""
     index: int
     """Its place within the phase, counted from 0."""
     id: str
@@ -229,7 +229,7 @@ class Run:
     created_at: datetime
     """When it was admitted."""
     steps: tuple[StepState, ...] = ()
-    """In the order of the playbook: the question of mode approve, ``steps``, ``on_failure``."""
+    """In the order of the playbook: the question of mode approve, ``steps``, ``on_success``, ``on_failure``."""
     ended_at: datetime | None = None
     """When it closed; None while it is open."""
     acted_at: datetime | None = None

@@ -142,7 +142,7 @@ def _story(run: Run) -> str:
     lines += [
         f"- {step.id}: {step.status}{f', {step.error}' if step.error else ''}"
         for step in run.steps
-        if step.status is not StepStatus.SKIPPED and step.phase != "on_failure"
+        if step.status is not StepStatus.SKIPPED and step.phase not in ("on_success", "on_failure")
     ]
     owed = [step.undo.action for step in run.steps if step.undo and step.undo.status.is_owed]
     if owed:

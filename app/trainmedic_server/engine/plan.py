@@ -90,7 +90,8 @@ def observe(run: Run, playbook: CompiledPlaybook, names: Scope) -> Run:
         if state.phase == "steps":
             run = run.with_step(preview.observed(state, playbook, names))
         else:
-            run = run.with_step(replace(state, status=StepStatus.SKIPPED, message="is for a run that fails"))
+            message = f"is for a run that {'succeeds' if state.phase == 'on_success' else 'fails'}"
+            run = run.with_step(replace(state, status=StepStatus.SKIPPED, message=message))
     return run
 
 

@@ -6,24 +6,28 @@ proceeds (``steps``).
 
 from __future__ import annotations
 
-from trainmedic_server.domain.playbook import APPROVAL, ActionStep, ApproveStep, WaitStep, step_id
+from collections.abc import Sequence
+
+from trainmedic_server.domain.playbook import APPROVAL, PHASES, ActionStep, ApproveStep, WaitStep, step_id
 from trainmedic_server.domain.run import Run, StepState, StepStatus
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Step
+
+_ENDS = ("on_success", "on_failure")
+"""What a run does once it is decided how it ends; of these steps none changes that."""
 
 
 def step_definition(playbook: CompiledPlaybook, state: StepState) -> Step:
     """The playbook's entry that a step's state belongs to."""
     if state.phase == APPROVAL:
         return playbook.definition.approval.step
-    entries = playbook.definition.steps if state.phase == "steps" else playbook.definition.on_failure
-    return entries[state.index]
+    return _entries(playbook, state.phase)[state.index]
 
 
 def initial_steps(playbook: CompiledPlaybook, *, ask_first: bool) -> tuple[StepState, ...]:
     """The steps of a new run, all pending; with mode approve's question in front if `ask_first`."""
     states = [StepState(APPROVAL, 0, APPROVAL, "approve")] if ask_first else []
-    for phase, entries in (("steps", playbook.definition.steps), ("on_failure", playbook.definition.on_failure)):
-        for index, entry in enumerate(entries):
+    for phase in PHASES:
+        for index, entry in enumerate(_entries(playbook, phase)):
             action = entry.action if isinstance(entry, ActionStep) else None
             states.append(StepState(phase, index, step_id(entry, index, phase), _kind(entry), action))
     return tuple(states)
@@ -50,25 +54,32 @@ def _tolerates_timeout(definition: Step) -> bool:
 
 def failed_step(run: Run, playbook: CompiledPlaybook) -> StepState | None:
     """The step because of which the run fails; None if there is none."""
-    regular = (step for step in run.steps if step.phase != "on_failure")
+    regular = (step for step in run.steps if step.phase not in _ENDS)
     return next((step for step in regular if is_fatal(step, step_definition(playbook, step))), None)
 
 
 def next_step(run: Run, playbook: CompiledPlaybook, failed: StepState | None) -> StepState | None:
-    """The next step to proceed with: the first that is not final; in ``on_failure`` where the run has `failed`.
+    """The next step to proceed with: the first that is not final; in ``on_failure`` where the run has `failed`, in
+    ``on_success`` where all else is done.
 
-    In ``on_failure`` a failed action does not keep the steps after it from running, because one of them may
+    In these two a failed action does not keep the steps after it from running, because one of them may
     notify a person. A rejected approval does, and so does a wait or an approval that timed out: the steps after it were
     meant to run only once it had succeeded.
     """
+    phases = ("on_failure",) if failed is not None else (APPROVAL, "steps", "on_success")
     for state in run.steps:
-        if (state.phase == "on_failure") != (failed is not None):
+        if state.phase not in phases:
             continue
         if not state.status.is_final:
             return state
-        if failed is not None and state.kind != "action" and is_fatal(state, step_definition(playbook, state)):
+        if state.phase in _ENDS and state.kind != "action" and is_fatal(state, step_definition(playbook, state)):
             return None
     return None
+
+
+def _entries(playbook: CompiledPlaybook, phase: str) -> Sequence[Step]:
+    entries: Sequence[Step] = getattr(playbook.definition, phase)
+    return entries
 
 
 def _kind(entry: Step) -> str:

@@ -113,7 +113,7 @@ class UndoView(View):
 class StepView(View):
     """One step, its parameters as they were rendered."""
 
-    phase: str = Field(description="steps or on_failure.")
+    phase: str = Field(description="approval, steps, on_success or on_failure.")
     index: int
     id: str
     kind: str

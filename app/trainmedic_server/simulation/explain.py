@@ -5,7 +5,7 @@ parameters depend on how earlier steps end is undetermined.
 
 The decision and the steps are the engine's own. Its plan of mode observe (`engine.plan.observe`) is not used,
 because it says less: it calls a step observed whether it runs, fails or is undetermined, and leaves out
-approvals' questions and the steps of ``on_failure``.
+approvals' questions and the steps of ``on_success`` and ``on_failure``.
 
 Who calls it: ``cli.playbook``, which shows an `Explanation` as text (``report``) or as JSON.
 """

@@ -39,7 +39,7 @@ def _explanation(explanation: Explanation) -> Iterator[str]:
 
 
 def _step(number: int, step: StepPlan) -> Iterator[str]:
-    phase = "if the run fails, " if step.phase == "on_failure" else ""
+    phase = {"on_success": "if the run succeeds, ", "on_failure": "if the run fails, "}.get(step.phase, "")
     yield f"    {number:>2}. {phase}{step.id}: {step.what} — {step.verdict}{f' ({step.why})' if step.why else ''}"
     if step.params is not None:
         yield f"        with: {json_text(step.params, sort_keys=True)}"

@@ -65,6 +65,16 @@ def with_step(step: str) -> str:
         (with_step("{action: test.rollback, with: {before: a, steps_back: 1}}"), "give before or steps_back, not both"),
         (with_step("{action: test.rollback, when: steps.bakc.error}"), "there is no step 'bakc'; did you mean 'back'?"),
         (with_step("{id: me, action: test.rollback, when: steps.me.error}"), "there is no step 'me'"),
+        (
+            PLAYBOOK + "on_success:\n  - {wait_for: resolved, when: 'steps[\"failure-1\"].error'}\n"
+            "on_failure:\n  - {wait_for: resolved, when: steps.back.error}\n",
+            "step 'failure-1' has not run here",
+        ),
+        (
+            PLAYBOOK + "on_success:\n  - {wait_for: resolved, when: steps.back.error}\n"
+            "on_failure:\n  - {wait_for: resolved, when: 'steps[\"success-1\"].error'}\n",
+            "step 'success-1' has not run here",
+        ),
         (with_step("{wait_for: resolved, when: steps.back.statsu}"), "a step has no 'statsu'; did you mean 'status'?"),
         (with_step("{wait_for: resolved, when: 'steps.back.status == \"ok\"'}"), "'ok' is no status of a step"),
         (with_step("{wait_for: resolved, when: vars.x}"), "the playbook has no variable 'x'"),

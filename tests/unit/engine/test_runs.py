@@ -454,3 +454,74 @@ async def test_templates_know_the_address_of_the_run(world: MakeWorld) -> None:
     without = world(LINKED)
     await without.post(without.alert(node="n1"))
     assert (await without.run()).step(("steps", 0)).message == "May I? See ."
+
+
+ENDING = """
+playbook: ending
+on: {alert: Hot}
+target: node
+steps:
+  - {id: act, action: test.cap}
+  - {id: over, wait_for: resolved, timeout: 5m}
+on_success:
+  - {id: look, action: test.look}
+  - {id: said, action: test.tell, with: {amount: "{{ steps.look.attempts }}"}}
+on_failure:
+  - {id: cry, action: test.other}
+"""
+
+
+async def test_on_success_runs_once_all_steps_are_done(world: MakeWorld) -> None:
+    """And `on_failure` does not. The run is open until then; its steps stand in the order in which they run."""
+    w = world(ENDING)
+    await w.post(w.alert(node="n1"))
+    assert w.actions["tell"].calls == []
+    await w.post(w.alert(node="n1", status="resolved"))
+    run = await w.run()
+    assert run.status is Status.SUCCEEDED
+    assert [(step.id, str(step.status)) for step in run.steps] == [
+        ("act", "succeeded"), ("over", "succeeded"), ("look", "succeeded"), ("said", "succeeded"), ("cry", "skipped"),
+    ]  # fmt: skip
+    assert w.actions["tell"].calls[0].params.amount == 1
+    assert await w.store.transact(lambda tx: tx.run(run.id)) == run
+
+
+async def test_on_success_does_not_run_where_the_run_fails(world: MakeWorld) -> None:
+    """It would tell people what is not so."""
+    w = world(ENDING)
+    await w.post(w.alert(node="n1"))
+    await w.pass_time(600)
+    assert (await w.run()).status is Status.FAILED
+    assert (len(w.actions["tell"].calls), len(w.actions["other"].calls)) == (0, 1)
+
+
+async def test_what_fails_in_on_success_does_not_fail_the_run(world: MakeWorld) -> None:
+    """The repair has been made. The failure is on record, and the next step is carried out all the same."""
+    w = world(ENDING)
+    w.actions["look"].outcomes.append(errors.PermanentFailure("no channel"))
+    await w.post(w.alert(node="n1"))
+    await w.post(w.alert(node="n1", status="resolved"))
+    run = await w.run()
+    assert run.status is Status.SUCCEEDED
+    assert "step look: no channel" in run.message
+    assert len(w.actions["tell"].calls) == 1
+
+
+async def test_a_kill_in_on_success_goes_on_where_it_was(world: MakeWorld) -> None:
+    """As anywhere else in a run."""
+    w = world(ENDING)
+    w.actions["look"].outcomes.append("hang")
+    await w.post(w.alert(node="n1"))
+    await w.post(w.alert(node="n1", status="resolved"))
+    await w.restart(1)
+    run = await w.run()
+    assert (run.status, len(w.actions["cap"].calls), len(w.actions["tell"].calls)) == (Status.SUCCEEDED, 1, 1)
+
+
+async def test_mode_observe_leaves_out_what_depends_on_the_end(world: MakeWorld) -> None:
+    """How a run would end is not known."""
+    w = world(ENDING, mode="observe")
+    await w.post(w.alert(node="n1"))
+    messages = {step.id: step.message for step in (await w.run()).steps}
+    assert messages["look"] == "is for a run that succeeds"
+    assert messages["cry"] == "is for a run that fails"

@@ -13,7 +13,7 @@ from typing import Any
 from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of, time_of
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Identity
 from trainmedic_server.domain.job_life import JobLife, LifeState
-from trainmedic_server.domain.playbook import Mode, UndoTrigger
+from trainmedic_server.domain.playbook import APPROVAL, PHASES, Mode, UndoTrigger
 from trainmedic_server.domain.reaction import Reaction
 from trainmedic_server.domain.run import (
     Attempt,
@@ -35,7 +35,7 @@ from trainmedic_server.domain.time_gaps import TimeGap
 Row = Sequence[Any]
 """The columns of a table, decoded, in the table's order."""
 
-_PHASES = ("approval", "steps", "on_failure")
+_PHASES = (APPROVAL, *PHASES)
 _NO_UNDO = (None,) * 11
 
 
