@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any
 
 from trainmedic_server.domain.finding import Origin, TimeSource
 from trainmedic_server.logs import blocks, kernel_text, prefixes, raw_text, records, times
@@ -137,7 +136,7 @@ class LineAssembler:
         number: int | None = None,
     ) -> Line:
         record = None if self._is_kernel else records.record_of(text)
-        at = at or _said_by(text, record)
+        at = at or times.said_by(text, record)
         if at is None or at > arrived + _FUTURE:
             at, source = arrived, TimeSource.ARRIVAL
         else:
@@ -191,10 +190,3 @@ class LineAssembler:
             if len(self._origins) < _MOST_OPEN * 16:
                 self._origins[ranks] = origin
         return origin
-
-
-def _said_by(text: str, record: dict[str, Any] | None) -> datetime | None:
-    if record is not None:
-        said = record.get("ts")
-        return times.with_zone(said) if isinstance(said, str) else None
-    return times.with_zone(text) if text[:2] in ("20", "[2") else None

@@ -20,19 +20,20 @@ _REDRAWN = 8
 """Pieces of a line with carriage returns that are looked at, from its end."""
 
 
-def text_of(raw: bytes) -> tuple[str, bool]:
-    """Return the text of a line without its line feed, and whether a part of it was left out for its length."""
+def text_of(raw: bytes, longest: int = LONGEST) -> tuple[str, bool]:
+    """Return the text of a line without its line feed, and whether a part of it was left out, for it has more than
+    `longest` bytes."""
     is_cut = False
     if b"\r" in raw:
         raw = _shown(raw)
-    if len(raw) > LONGEST * 2:
-        raw, is_cut = raw[: LONGEST * 2], True
+    if len(raw) > longest * 2:
+        raw, is_cut = raw[: longest * 2], True
     if b"\x1b" in raw:
         raw = _ESCAPE.sub(b"", raw)
     if not raw.isascii() or _CONTROL.search(raw) is not None:
         raw = _CONTROL.sub(b"", raw)
-    if len(raw) > LONGEST:
-        return raw[:LONGEST].decode("utf-8", "ignore" if _is_utf8(raw) else "replace"), True
+    if len(raw) > longest:
+        return raw[:longest].decode("utf-8", "ignore" if _is_utf8(raw) else "replace"), True
     return raw.decode("utf-8", "replace"), is_cut
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 _ISO = re.compile(r"\[?(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?\s?(Z|UTC|[+-]\d\d:?\d\d)(?![0-9:])")
 _EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
@@ -21,3 +23,11 @@ def with_zone(text: str) -> datetime | None:
     except (ValueError, OverflowError):
         return None
     return at if at >= _EARLIEST else None
+
+
+def said_by(text: str, record: Mapping[str, Any] | None) -> datetime | None:
+    """Return the time that a line without its prefixes says, or that its record has."""
+    if record is not None:
+        written = record.get("ts")
+        return with_zone(written) if isinstance(written, str) else None
+    return with_zone(text) if text[:2] in ("20", "[2") else None

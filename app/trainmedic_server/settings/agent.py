@@ -39,6 +39,7 @@ class AgentSettings:
     state_dir: Path
     exporter_host: str
     exporter_port: int
+    log_store_token: str | None = field(repr=False)
     log_level: str
     read_keys: Callable[[], Sequence[bytes]] | None = field(default=None, repr=False)
     """Reads the keys that are set, those in files again each time."""
@@ -171,6 +172,13 @@ SETTINGS: Mapping[str, AgentSetting] = {
         lambda: 9445,
         _port,
         "TCP port of the metrics; 0 picks a free one. 9445 is what GPU exporters are expected on.",
+    ),
+    "log_store_token": AgentSetting(
+        SettingSource("TRAINMEDIC_LOG_STORE_TOKEN", secret=True, shown_default="none"),
+        _nothing,
+        str,
+        "Bearer token, or user:password, for the store that lines are pushed to (`logs.ship` of the policy), where the "
+        "policy names no `token_file`, which could be renewed without a restart.",
     ),
     "log_level": AgentSetting(
         SettingSource("TRAINMEDIC_LOG_LEVEL", "--log-level", "LEVEL", shown_default="info"),

@@ -95,7 +95,7 @@ def node_parts(settings: AgentSettings, context: AgentContext) -> Iterator[Agent
         control = PowerControl(gpus, ledger, policy.power)
         agent_labels = {"node": settings.node, "version": __version__, "policy": policy.digest or "none"}
         record = GpuRecord(context.journal)
-        logs = _log_reading(context, gpus, record)
+        logs = _log_reading(settings, context, gpus, record)
         log_metrics = logs.metrics if logs is not None else lambda: iter(())
         collector = AgentCollector(gpus, ledger.all, context.counters, agent_labels, record, log_metrics)
         with contextlib.closing(Exporter(collector, settings.exporter_host, settings.exporter_port)) as exporter:
@@ -114,14 +114,14 @@ def node_parts(settings: AgentSettings, context: AgentContext) -> Iterator[Agent
             )
 
 
-def _log_reading(context: AgentContext, gpus: Gpus, record: GpuRecord) -> LogReading | None:
+def _log_reading(settings: AgentSettings, context: AgentContext, gpus: Gpus, record: GpuRecord) -> LogReading | None:
     """What reads logs, where the policy names some. Raises JournalUnavailable, ConfigurationError."""
     if context.policy.logs is None:
         return None
     # An agent that reads no logs loads nothing of what reading takes: the sandbox of expressions, and RE2.
     from trainmedic_server.wiring.agent_logs import log_reading
 
-    return log_reading(context, context.policy.logs, gpus, record)
+    return log_reading(context, context.policy.logs, gpus, record, settings.log_store_token)
 
 
 def _log_search(context: AgentContext) -> Executor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from prometheus_client.metrics_core import Metric
 
@@ -18,7 +18,7 @@ from trainmedic_server.agent.executors import Executor
 from trainmedic_server.agent.gpu_record import GpuRecord
 from trainmedic_server.agent.log_reading import log_metrics
 from trainmedic_server.agent.log_reading.log_policy import LogsPolicy
-from trainmedic_server.agent.log_reading.log_reader import LogReader
+from trainmedic_server.agent.log_reading.log_reader import LogReader, ShipsLines
 from trainmedic_server.agent.log_reading.log_store import NodeBoot
 from trainmedic_server.agent.log_search.executor import LogReadExecutor
 from trainmedic_server.agent.log_search.searcher import LogSearcher
@@ -30,8 +30,9 @@ from trainmedic_server.ports.gpus import Gpus
 class LogReading:
     """The part as the agent and its exporter know it."""
 
-    def __init__(self, reader: LogReader) -> None:
+    def __init__(self, reader: LogReader, shipping: Shipping | None = None) -> None:
         self._reader = reader
+        self._shipping = shipping
 
     def start(self) -> None:
         """Raises JournalUnavailable."""
@@ -44,13 +45,36 @@ class LogReading:
         return self._reader.presence()
 
     def metrics(self) -> Iterator[Metric]:
-        return log_metrics.families(self._reader.counters, self._reader.runner.near)
+        yield from log_metrics.families(self._reader.counters, self._reader.runner.near)
+        if self._shipping is not None:
+            yield from self._shipping.metrics()
 
 
-def log_reading(context: AgentContext, policy: LogsPolicy, gpus: Gpus, record: GpuRecord) -> LogReading:
-    """What reads the logs of this node. Raises JournalUnavailable."""
+class Shipping(ShipsLines, Protocol):
+    """What pushes lines to a store, with its metrics."""
+
+    def metrics(self) -> Iterator[Metric]: ...
+
+
+def log_reading(
+    context: AgentContext, policy: LogsPolicy, gpus: Gpus, record: GpuRecord, store_token: str | None = None
+) -> LogReading:
+    """What reads the logs of this node, and pushes them to a store where the policy names one. Raises
+    JournalUnavailable."""
     boot = NodeBoot(context.node, boot_id(), context.now() - timedelta(seconds=since_boot()))
-    return LogReading(LogReader(context, policy, boot, GpusByAddress(gpus, record).uuid))
+    shipping = _shipping(context, policy, boot, store_token)
+    reader = LogReader(context, policy, boot, GpusByAddress(gpus, record).uuid, shipping=shipping)
+    return LogReading(reader, shipping)
+
+
+def _shipping(context: AgentContext, policy: LogsPolicy, boot: NodeBoot, store_token: str | None) -> Shipping | None:
+    if policy.ship is None:
+        return None
+    # An agent that ships nothing loads nothing of what that takes: HTTP, and TLS.
+    from trainmedic_server.agent.log_shipping.shipper import LogShipping
+    from trainmedic_server.agent.log_shipping.store_push import StorePush
+
+    return LogShipping(context, policy, policy.ship, boot, StorePush(policy.ship, store_token))
 
 
 def log_search(context: AgentContext, policy: LogsPolicy) -> Executor:

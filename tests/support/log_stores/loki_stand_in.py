@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import time
+from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,10 +48,24 @@ class LokiStandIn:
     has_tenants: bool = False
     bytes_per_push: int = 4 * 1024 * 1024
     streams: dict[str, dict[Labels, list[_Entry]]] = field(default_factory=dict)
+    known: dict[tuple[str, Labels], set[tuple[int, str]]] = field(default_factory=dict)
     pushes: list[Mapping[str, str]] = field(default_factory=list)
     """The headers of those that came."""
+    cannot_read: str | None = None
+    """A push that has this in it cannot be read."""
     fail_with: list[int] = field(default_factory=list)
     """Statuses with which the next calls are answered."""
+
+    def lines(self, **labels: str) -> list[str]:
+        """The lines whose labels or metadata are these, by their time, of all tenants."""
+        found = [
+            (entry.at, entry.line)
+            for streams in self.streams.values()
+            for of_stream, entries in streams.items()
+            for entry in entries
+            if labels.items() <= {**dict(of_stream), **entry.metadata}.items()
+        ]
+        return [line for _, line in sorted(found)]
 
     @property
     def app(self) -> Starlette:
@@ -70,6 +85,8 @@ class LokiStandIn:
             raw = gzip.decompress(raw)
         if request.headers.get("content-type") != "application/json":
             return PlainTextResponse("error decoding: snappy: corrupt input", 400)
+        if self.cannot_read is not None and self.cannot_read.encode() in raw:
+            return PlainTextResponse("loghttp.PushRequest.Streams: unmarshalerDecoder", 400)
         document = json.loads(raw)
         if len(raw) > self.bytes_per_push:
             return PlainTextResponse("Ingestion rate limit exceeded for user (limit: 4194304 bytes/sec)", 429)
@@ -84,11 +101,13 @@ class LokiStandIn:
         if len(labels) > MOST_LABELS:
             return [f"entry for stream has {len(labels)} label names; limit {MOST_LABELS}"]
         entries = self.streams.setdefault(tenant, {}).setdefault(labels, [])
+        known = self.known.setdefault((tenant, labels), set())
         errors: list[str] = []
+        behind = 0
         now = time.time_ns()
         for at_text, line, *metadata in stream["values"]:
             at, members = int(at_text), dict(metadata[0]) if metadata else {}
-            newest = max((entry.at for entry in entries), default=0)
+            newest = entries[-1].at if entries else 0
             if not all(isinstance(value, str) for value in members.values()) or len(members) > MOST_METADATA:
                 return ["couldn't parse push request: structured metadata"]
             if len(line.encode()) > LONGEST_LINE:
@@ -98,9 +117,14 @@ class LokiStandIn:
             elif at - now > NEWEST_SECONDS * 10**9:
                 errors.append("entry has timestamp too new")
             elif newest - at > OUT_OF_ORDER_SECONDS * 10**9:
-                errors.append("entry too far behind, entry timestamp is before the oldest acceptable timestamp")
-            elif not any((each.at, each.line) == (at, line) for each in entries):
-                entries.append(_Entry(at, line, members))
+                behind += 1
+            elif (at, line) not in known:  # what says the same at the same time is kept once
+                known.add((at, line))
+                insort(entries, _Entry(at, line, members), key=lambda entry: entry.at)
+        if behind:  # as the ingester says it: one of them, and how many there are
+            reason = "entry too far behind, oldest acceptable timestamp is: a moment"
+            ignored = f"total ignored: {behind} out of {len(stream['values'])} for stream: {dict(labels)}"
+            errors.append(f"entry with timestamp {newest} ignored, reason: '{reason}',\nuser 'fake', {ignored}")
         return errors
 
     async def query_range(self, request: Request) -> Response:

@@ -15,22 +15,22 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from datetime import datetime
+from typing import Any, Generic, Protocol, TypeVar
 
-from trainmedic_server.agent.log_reading.discovery import Discovery, FoundFile, Scan
-from trainmedic_server.agent.log_reading.followed_file import FollowedFile, KnownFile, known_file, microseconds
-from trainmedic_server.agent.log_reading.line_budget import LineBudget
-from trainmedic_server.agent.log_reading.log_counters import LogCounters
+from trainmedic_server.agent.log_reading.discovery import FoundFile, Scan
+from trainmedic_server.agent.log_reading.followed_file import KnownFile, known_file, microseconds
 from trainmedic_server.agent.log_reading.log_files import (
     FARTHEST_BEHIND,
     FilePosition,
     GrowingFile,
     LogRefused,
+    ReadSizes,
     UnreadReason,
 )
-from trainmedic_server.agent.log_reading.rule_runner import RuleRunner
+from trainmedic_server.domain.finding import Origin
 from trainmedic_server.logs.rule import KERNEL_SOURCES
 
 log = logging.getLogger(__name__)
@@ -48,49 +48,124 @@ FIRST_BYTES = 1024 * 1024
 """So much of a file's end is read of what was there before the agent was first started; of the kernel's log 64 MiB."""
 
 
-class FileFollowing:
-    """All files that are followed. Its two threads are those of ``log_reader``."""
+class Followed(Protocol):
+    """An open file, and what is done with its lines."""
+
+    file: GrowingFile
+    origin: Origin
+
+    @property
+    def grown_at(self) -> float:
+        """When there was something new, by the monotonic clock."""
+        ...
+
+    def begin(self) -> None:
+        """It is followed from now on: that is to be written down soon. Raises OSError."""
+        ...
+
+    def poll(self, now: datetime, monotonic: float) -> bool:
+        """See what is new; return whether there is more. Raises OSError."""
+        ...
+
+    def known(self) -> KnownFile:
+        """What is kept of it while it is closed."""
+        ...
+
+    def is_of(self, origin: Origin) -> bool:
+        """Whether its lines are already known to be of this origin."""
+        ...
+
+    def change_origin(self, origin: Origin) -> None:
+        """From the next line on it is known better whose they are. Raises OSError."""
+        ...
+
+    def end(self, now: datetime) -> None:
+        """Nothing more comes; it is closed, and its position forgotten. Raises OSError."""
+        ...
+
+
+FollowedT = TypeVar("FollowedT", bound=Followed)
+
+
+class Positions(Protocol):
+    """What remembers how far files were read."""
+
+    is_first: bool
+    """Nobody has remembered anything before this process."""
+
+    @property
+    def can_take(self) -> bool:
+        """Whether files are to be read now."""
+        ...
+
+    def kept(self) -> Mapping[str, Any]:
+        """What was written down of each, by its key. Raises JournalUnavailable."""
+        ...
+
+    def forget(self, key: str) -> None: ...
+
+    def hurry(self) -> None:
+        """Called between two files."""
+        ...
+
+
+class FileCounts(Protocol):
+    """What is so now, for the metrics."""
+
+    files: Mapping[str, int]
+    refused: Mapping[str, int]
+
+
+class FileFollowing(Generic[FollowedT]):
+    """All files that are followed, for one use of their lines. One thread reads, another hands in scans."""
 
     def __init__(
         self,
-        discovery: Discovery,
-        runner: RuleRunner,
-        counters: LogCounters,
+        positions: Positions,
+        follow: Callable[[GrowingFile, KnownFile, float], FollowedT],
+        counters: FileCounts,
         *,
         max_files: int,
-        max_lines: int,
         now: Callable[[], datetime],
         monotonic: Callable[[], float] = time.monotonic,
+        sizes: ReadSizes = ReadSizes(),
     ) -> None:
         """Raises JournalUnavailable."""
-        self._discovery = discovery
-        self._runner = runner
+        self._positions = positions
+        self._make = follow
         self._counters = counters
         self._max_files = max_files
-        self._max_lines = max_lines
+        self._sizes = sizes
         self._now = now
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._scan: Scan | None = None
-        self._followed: dict[tuple[int, int], FollowedFile] = {}
+        self._followed: dict[tuple[int, int], FollowedT] = {}
         self._polled_at: dict[tuple[int, int], float] = {}
         self._known: dict[tuple[int, int], KnownFile] = {}
         self._missing: dict[tuple[int, int], float] = {}
-        self._is_first = runner.is_first
+        self._is_first = positions.is_first
         self._restore()
 
-    def look_for_files(self, is_stopping: Callable[[], bool]) -> None:
-        """Scan all directories once; `read` takes what was found into account. In a thread of its own."""
+    @property
+    def known_keys(self) -> Collection[tuple[int, int]]:
+        """Devices and inodes of what is followed by any name. Any thread may ask."""
         with self._lock:
-            known = {*self._followed, *self._known}
-        scan = self._discovery.scan(known, is_stopping)
+            return {*self._followed, *self._known}
+
+    def found(self, scan: Scan) -> None:
+        """`read` takes this scan into account. Any thread may call it."""
         with self._lock:
-            if not is_stopping():
-                self._scan = scan
+            self._scan = scan
+
+    @property
+    def followed(self) -> list[FollowedT]:
+        """The files that are open."""
+        return list(self._followed.values())
 
     def read(self) -> bool:
         """Read every file once; return whether there is more to read at once."""
-        if not self._runner.can_take:
+        if not self._positions.can_take:
             return False
         with self._lock:
             scan, self._scan = self._scan, None
@@ -103,7 +178,7 @@ class FileFollowing:
             if monotonic - file.grown_at < _BUSY_SECONDS or since >= 1.0:
                 self._polled_at[key] = monotonic
                 has_more |= self._poll(key, file, monotonic)
-                self._runner.hurry()
+                self._positions.hurry()
         return has_more
 
     def close(self) -> None:
@@ -113,14 +188,14 @@ class FileFollowing:
 
     # ----------------------------------------------------------------------------------------------------
 
-    def _poll(self, key: tuple[int, int], file: FollowedFile, monotonic: float) -> bool:
+    def _poll(self, key: tuple[int, int], file: FollowedT, monotonic: float) -> bool:
         try:
-            if file.poll(self._runner, self._counters, self._now(), monotonic):
+            if file.poll(self._now(), monotonic):
                 return True
             quiet = monotonic - file.grown_at
             if quiet > _GONE_AFTER and file.file.names == 0:
                 self._drop(key)
-                file.end(self._runner, self._now())
+                file.end(self._now())
             elif quiet > CLOSED_AFTER:
                 self._drop(key)
                 with self._lock:
@@ -149,7 +224,7 @@ class FileFollowing:
             followed = self._followed.get(key)
             if followed is not None:
                 if found.origin is not None and not followed.is_of(found.origin):
-                    followed.change_origin(found.origin, self._runner)
+                    followed.change_origin(found.origin)
                 continue
             if not self._is_to_read(found, now):
                 continue
@@ -182,17 +257,16 @@ class FileFollowing:
             return
         except OSError:
             return  # it has vanished, or another has come; the next scan says so
-        is_whole = known.origin.source in KERNEL_SOURCES
         if self._is_first and key not in self._known:
+            is_whole = known.origin.source in KERNEL_SOURCES
             file.start_at(found.size - (FARTHEST_BEHIND if is_whole else FIRST_BYTES))
-        budget = LineBudget(None if is_whole else self._max_lines)
-        followed = FollowedFile(file, known, budget, self._monotonic())
+        followed = self._make(file, known, self._monotonic())
         with self._lock:
             self._known.pop(key, None)
             self._missing.pop(key, None)
             self._followed[key] = followed
         with contextlib.suppress(OSError):  # the next look at it says what is wrong
-            self._runner.begin(followed)
+            followed.begin()
 
     def _opened(self, key: tuple[int, int], found: FoundFile) -> tuple[GrowingFile, KnownFile]:
         """The file, and where it was left; at its beginning where it was never read. Raises OSError, LogRefused."""
@@ -201,18 +275,22 @@ class FileFollowing:
             origin = known.origin
             if found.origin is not None and found.path == known.position.path:
                 origin = found.origin  # what a job says of a rank may have come after the file
-            file = GrowingFile.open(found.path, known.position, is_whole=origin.source in KERNEL_SOURCES)
+            file = self._open(found.path, known.position, origin)
             if found.path == known.position.path or file.look():
                 return file, replace(known, origin=origin)
             file.close()  # a new file with the number of one that is gone
-            self._runner.forget(known.key)
+            self._positions.forget(known.key)
             with self._lock:
                 del self._known[key]
         if found.origin is None:
             raise FileNotFoundError(errno.ENOENT, "what it was is gone", found.path)
         position = FilePosition(found.path, *key, since=microseconds(self._now()))
         known = KnownFile(position, found.origin, {})
-        return GrowingFile.open(found.path, known.position, is_whole=found.origin.source in KERNEL_SOURCES), known
+        return self._open(found.path, known.position, found.origin), known
+
+    def _open(self, path: str, position: FilePosition, origin: Origin) -> GrowingFile:
+        """Raises OSError, LogRefused."""
+        return GrowingFile.open(path, position, is_whole=origin.source in KERNEL_SOURCES, sizes=self._sizes)
 
     def _forget(self, scan: Scan) -> None:
         """Forget closed files that have not been there for a day: a file system that is away comes again."""
@@ -223,11 +301,11 @@ class FileFollowing:
             if monotonic - since > _FORGOTTEN_AFTER:
                 with self._lock:
                     known = self._known.pop(key)
-                self._runner.forget(known.key)
+                self._positions.forget(known.key)
 
     def _restore(self) -> None:
         """Know again what a process before this one has read."""
-        for kept in self._runner.kept().values():
+        for kept in self._positions.kept().values():
             known = known_file(kept)
             if known is not None:
                 self._known[known.position.device, known.position.inode] = known

@@ -5,7 +5,7 @@ Not here: which files are open (``files``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -16,6 +16,7 @@ from trainmedic_server.agent.log_reading.log_files import FilePosition, GrowingF
 from trainmedic_server.agent.log_reading.rule_runner import RuleRunner
 from trainmedic_server.agent.log_reading.streams import BYTES_AROUND, LineStream, excerpt_of
 from trainmedic_server.domain.finding import Excerpt, Origin
+from trainmedic_server.logs.rule import KERNEL_SOURCES
 
 HALF_LINE_SECONDS = 10.0
 """A line whose end has not come for so long counts as whole."""
@@ -38,7 +39,17 @@ class KnownFile:
 class FollowedFile:
     """An open file and its lines' way to the rules. One thread uses it."""
 
-    def __init__(self, file: GrowingFile, known: KnownFile, budget: LineBudget, monotonic: float) -> None:
+    def __init__(
+        self,
+        file: GrowingFile,
+        known: KnownFile,
+        budget: LineBudget,
+        runner: RuleRunner,
+        counters: LogCounters,
+        monotonic: float,
+    ) -> None:
+        self._runner = runner
+        self._counters = counters
         self.file = file
         self.origin = known.origin
         self.grown_at = monotonic
@@ -71,10 +82,15 @@ class FollowedFile:
         following = after.split(b"\n")
         return excerpt_of(earlier, following[:-1] if len(following) > 1 and not following[-1] else following)
 
-    def poll(self, runner: RuleRunner, counters: LogCounters, now: datetime, monotonic: float) -> bool:
+    def begin(self) -> None:
+        """Have it written down soon that it is read. Raises OSError."""
+        self._runner.begin(self)
+
+    def poll(self, now: datetime, monotonic: float) -> bool:
         """Read what is new; return whether there is more. Raises OSError."""
+        counters = self._counters
         if not self.file.look():
-            self._begin_anew(runner, counters, now)
+            self._begin_anew(now)
             self.file.look()
         offset = self.file.offset
         placed = self.file.read()
@@ -90,8 +106,8 @@ class FollowedFile:
         counters.lines_left_out(self.origin.source, len(placed) - len(kept))
         lines = [*self.stream.feed(kept, self._arrived(now)), *self.stream.flush(now)]
         if placed or lines:
-            runner.take(self, lines)
-        runner.add_excerpts(self)
+            self._runner.take(self, lines)
+        self._runner.add_excerpts(self)
         self._has_caught_up = self._has_caught_up or not self.file.has_more
         return self.file.has_more
 
@@ -106,41 +122,53 @@ class FollowedFile:
         """Whether its lines are already known to be of this origin."""
         return replace(origin, stream=self.origin.stream, generation=self.origin.generation) == self.origin
 
-    def change_origin(self, origin: Origin, runner: RuleRunner) -> None:
+    def change_origin(self, origin: Origin) -> None:
         """From the next line on it is known better whose they are: the rank has said so. Raises OSError."""
         lines = self.stream.flush(None)
         if lines:
-            runner.take(self, lines)
+            self._runner.take(self, lines)
         self.origin = replace(origin, stream=self.origin.stream)
         self.stream = self._new_stream(self.stream.to_json())
 
-    def end(self, runner: RuleRunner, now: datetime) -> None:
+    def end(self, now: datetime) -> None:
         """Nothing more comes: what was held back counts. Its position is forgotten."""
         try:
-            self._end_stream(runner, now)
+            self._end_stream(now)
         finally:
             self.file.close()
-        runner.forget(self.key)
+        self._runner.forget(self.key)
 
-    def _begin_anew(self, runner: RuleRunner, counters: LogCounters, now: datetime) -> None:
-        self._end_stream(runner, now)
-        runner.forget(self.key)
-        counters.add_truncation()
+    def _begin_anew(self, now: datetime) -> None:
+        self._end_stream(now)
+        self._runner.forget(self.key)
+        self._counters.add_truncation()
         self.file.begin_anew(microseconds(now))
         self._position = self.file.position(None)
         self.stream = self._new_stream({})
-        runner.begin(self)
+        self.begin()
 
-    def _end_stream(self, runner: RuleRunner, now: datetime) -> None:
+    def _end_stream(self, now: datetime) -> None:
         lines = [*self.stream.feed(self.file.half_line(), now), *self.stream.flush(None)]
         if lines:
-            runner.take(self, lines)
+            self._runner.take(self, lines)
         self.stream.excerpts = [replace(each, due=0.0) for each in self.stream.excerpts]
-        runner.add_excerpts(self)
+        self._runner.add_excerpts(self)
 
     def _new_stream(self, kept: Mapping[str, Any]) -> LineStream:
         self.origin = replace(self.origin, generation=self._position.generation)
         return LineStream(self.origin, None, kept)
+
+
+def followed_by(
+    runner: RuleRunner, counters: LogCounters, max_lines: int
+) -> Callable[[GrowingFile, KnownFile, float], FollowedFile]:
+    """What makes followed files whose lines go to `runner`; of each the rules look at `max_lines` a second."""
+
+    def follow(file: GrowingFile, known: KnownFile, monotonic: float) -> FollowedFile:
+        budget = LineBudget(None if known.origin.source in KERNEL_SOURCES else max_lines)
+        return FollowedFile(file, known, budget, runner, counters, monotonic)
+
+    return follow
 
 
 def microseconds(at: datetime) -> int:

@@ -245,7 +245,7 @@ class KernelStream:
         if not self._is_live or self._booted_at is None:
             return placed
         since_boot = (now - self._booted_at).total_seconds()
-        return [(place, _at(raw, since_boot)) for place, raw in placed]
+        return [(place, retimed(raw, since_boot)) for place, raw in placed]
 
     def fall_behind(self) -> None:
         """Lines are not read for now: when they are, they are not new any more."""
@@ -262,7 +262,7 @@ class KernelStream:
         poll.poll(seconds * 1000)
 
 
-def _at(raw: bytes, since_boot: float) -> bytes:
+def retimed(raw: bytes, since_boot: float) -> bytes:
     """A line that has just come, with this time in the place of the kernel's where they are far from each other."""
     head, _, text = raw.partition(b";")
     fields = head.split(b",")

@@ -16,18 +16,19 @@ PlacedLine = tuple[int, bytes]
 
 
 class LineCutter:
-    """Takes pieces of a file, from `offset` on, and gives out their lines.
+    """Takes pieces of a file, from `offset` on, and gives out their lines, of each at most `longest` bytes.
 
     `is_skipping`: what comes next is the rest of a line whose beginning was given out.
     """
 
-    def __init__(self, offset: int = 0, is_skipping: bool = False) -> None:
+    def __init__(self, offset: int = 0, is_skipping: bool = False, longest: int = MOST_KEPT) -> None:
         self.offset = offset
         """How much of the file was taken."""
         self.is_skipping = is_skipping
         self.left_out = 0
         """Bytes of long lines that were not given out."""
         self._begun = b""
+        self._longest = longest
 
     @property
     def resume_at(self) -> int:
@@ -68,7 +69,7 @@ class LineCutter:
             self.offset += len(rest)
             return
         begun = self._begun + rest
-        if len(begun) >= MOST_KEPT:
+        if len(begun) >= self._longest:
             self._give_out(begun, lines)
             self.is_skipping = True
         else:
@@ -77,6 +78,6 @@ class LineCutter:
 
     def _give_out(self, line: bytes, lines: list[PlacedLine]) -> None:
         """`offset` is still where the new part of the line begins, after `_begun`."""
-        lines.append((self.resume_at, line[:MOST_KEPT]))
-        self.left_out += max(len(line) - MOST_KEPT, 0)
+        lines.append((self.resume_at, line[: self._longest]))
+        self.left_out += max(len(line) - self._longest, 0)
         self._begun = b""

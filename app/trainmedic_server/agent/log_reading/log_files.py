@@ -22,7 +22,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from trainmedic_server.agent.disk.filesystems import open_directory
-from trainmedic_server.agent.log_reading.line_cutter import LineCutter, PlacedLine
+from trainmedic_server.agent.log_reading.line_cutter import MOST_KEPT, LineCutter, PlacedLine
 
 LARGEST_READ = 256 * 1024
 """Bytes that are read of a file at a time, so that each has its turn."""
@@ -153,23 +153,35 @@ class FilePosition:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class ReadSizes:
+    """How much is read at once, in bytes."""
+
+    piece: int = LARGEST_READ
+    longest: int = MOST_KEPT
+    """Of a line; the rest of it is left out."""
+
+
 class GrowingFile:
     """An open file, read from a position on. One thread uses it, and closes it."""
 
-    def __init__(self, fd: int, position: FilePosition, *, is_whole: bool = False) -> None:
+    def __init__(
+        self, fd: int, position: FilePosition, *, is_whole: bool = False, sizes: ReadSizes = ReadSizes()
+    ) -> None:
         """`is_whole`: every line counts, so nothing is left out however far behind reading is."""
         self.left_out = 0
         """Bytes of lines that are too long, and of what was too far ahead."""
         self._fd = fd
         self._is_whole = is_whole
+        self._sizes = sizes
         self._start = position
-        self._cutter = LineCutter(position.offset, position.is_skipping)
+        self._cutter = self._cutter_at(position.offset, position.is_skipping)
         # What it was like when it was looked at last: its size, and when it was written.
         self._size = -1
         self._written_ns = -1
 
     @classmethod
-    def open(cls, path: str, position: FilePosition, *, is_whole: bool = False) -> Self:
+    def open(cls, path: str, position: FilePosition, *, is_whole: bool = False, sizes: ReadSizes = ReadSizes()) -> Self:
         """Open the file that is at `path` where it was left. Raises OSError, LogRefused; FileNotFoundError where
         another file than that of `position` is there."""
         fd = open_log(path)
@@ -177,7 +189,7 @@ class GrowingFile:
         if facts.st_ino != position.inode:
             os.close(fd)
             raise FileNotFoundError(errno.ENOENT, "another file has taken its place", path)
-        return cls(fd, replace(position, device=facts.st_dev), is_whole=is_whole)
+        return cls(fd, replace(position, device=facts.st_dev), is_whole=is_whole, sizes=sizes)
 
     def close(self) -> None:
         os.close(self._fd)
@@ -196,11 +208,11 @@ class GrowingFile:
         return True
 
     def read(self) -> list[PlacedLine]:
-        """The lines of the next 256 KiB at most. Raises OSError."""
+        """The lines of the next piece. Raises OSError."""
         behind = self._size - self._cutter.offset
         if behind > FARTHEST_BEHIND and not self._is_whole:
             self.start_at(self._size - _KEPT_BEHIND)
-        piece = os.pread(self._fd, LARGEST_READ, self._cutter.offset) if behind > 0 else b""
+        piece = os.pread(self._fd, self._sizes.piece, self._cutter.offset) if behind > 0 else b""
         if not piece:
             self._size = min(self._size, self._cutter.offset)
             return []
@@ -229,14 +241,14 @@ class GrowingFile:
             begin = os.lseek(self._fd, 0, os.SEEK_DATA)
         start = self._start
         self._start = FilePosition(start.path, start.device, start.inode, max(now, start.since + 1), begin)
-        self._cutter = LineCutter(begin)
+        self._cutter = self._cutter_at(begin)
         self._size = self._written_ns = -1
 
     def start_at(self, offset: int) -> None:
         """Go on at the first line that begins after `offset`; what is left out counts as lost."""
         if offset > self._cutter.offset:
             self.left_out += offset - self._cutter.offset
-            self._cutter = LineCutter(offset, is_skipping=True)
+            self._cutter = self._cutter_at(offset, is_skipping=True)
 
     @property
     def offset(self) -> int:
@@ -247,6 +259,11 @@ class GrowingFile:
     def has_more(self) -> bool:
         """Whether more was there at the last look than has been read."""
         return self._cutter.offset < self._size
+
+    @property
+    def size(self) -> int:
+        """Bytes that were in it at the last look."""
+        return max(self._size, 0)
 
     @property
     def has_half_line(self) -> bool:
@@ -279,6 +296,9 @@ class GrowingFile:
         begin = max(place - most, 0)
         raw = os.pread(self._fd, place - begin + most, begin)
         return raw[: place - begin], raw[place - begin :]
+
+    def _cutter_at(self, offset: int, is_skipping: bool = False) -> LineCutter:
+        return LineCutter(offset, is_skipping, self._sizes.longest)
 
     def _is_same(self, size: int) -> bool:
         """Whether what was read of the file is still in it."""

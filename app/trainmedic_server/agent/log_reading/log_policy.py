@@ -18,6 +18,7 @@ from typing import Any
 
 from trainmedic_server.agent import mapping_reader
 from trainmedic_server.agent.log_reading.path_patterns import PathPattern, checked_path
+from trainmedic_server.agent.log_shipping.ship_policy import ShipPolicy, read_ship
 from trainmedic_server.agent.mapping_reader import FieldFault, MappingReader
 
 DEFAULT_MAX_FILES = 1000
@@ -72,6 +73,8 @@ class LogsPolicy:
     """So many files are followed at a time, the last written."""
     max_lines: int = DEFAULT_MAX_LINES
     """Lines of one file in a second, on the average of ten, that rules look at; of the kernel, all."""
+    ship: ShipPolicy | None = None
+    """To which store lines are pushed; None where they stay on the node."""
 
     def reads_pods_of(self, namespace: str) -> bool:
         return any(fnmatch.fnmatchcase(namespace, pattern) for pattern in self.pods)
@@ -90,6 +93,7 @@ def read_logs(section: object, faults: list[FieldFault]) -> LogsPolicy:
         kernel=reader.optional("kernel", _kernel, None),
         max_files=reader.optional("max_files", mapping_reader.whole(1, 20_000), DEFAULT_MAX_FILES),
         max_lines=reader.optional("max_lines", mapping_reader.whole(10, 1_000_000), DEFAULT_MAX_LINES),
+        ship=read_ship(reader, section),
     )
 
 

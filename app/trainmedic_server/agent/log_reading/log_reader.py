@@ -9,16 +9,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from trainmedic.wire.connection import OutageLog, RedisConnection
 from trainmedic_server.agent.context import AgentContext
 from trainmedic_server.agent.log_reading import kernel_log, pstore
-from trainmedic_server.agent.log_reading.discovery import Discovery
+from trainmedic_server.agent.log_reading.discovery import Discovery, Scan
 from trainmedic_server.agent.log_reading.files import FileFollowing
 from trainmedic_server.agent.log_reading.finding_sender import FindingSender
+from trainmedic_server.agent.log_reading.followed_file import FollowedFile, followed_by
 from trainmedic_server.agent.log_reading.kernel_log import KernelStream
 from trainmedic_server.agent.log_reading.log_counters import LogCounters
 from trainmedic_server.agent.log_reading.log_policy import KernelReading, LogsPolicy
@@ -37,6 +38,24 @@ _PAUSE_AFTER_ERROR = 1.0
 _KERNEL_WAIT = 0.5
 
 
+class ShipsLines(Protocol):
+    """What pushes the lines of the same files to a store (``log_shipping``). It has positions and threads of its own,
+    so a store that is away holds up no finding."""
+
+    @property
+    def known_keys(self) -> Collection[tuple[int, int]]:
+        """Devices and inodes of the files that it follows by any name."""
+        ...
+
+    def found(self, scan: Scan) -> None: ...
+    def start(self) -> None: ...
+    def stop(self, timeout: float) -> None: ...
+
+    def presence(self) -> Mapping[str, Any]:
+        """What the agent's presence says of it."""
+        ...
+
+
 class LogReader:
     """The part of the agent that reads logs. `start` and `stop` once each."""
 
@@ -47,6 +66,7 @@ class LogReader:
         boot: NodeBoot,
         gpu_of: Callable[[str], str | None],
         *,
+        shipping: ShipsLines | None = None,
         kmsg: str = kernel_log.KMSG,
         records: tuple[str, ...] = pstore.DIRECTORIES,
     ) -> None:
@@ -56,6 +76,7 @@ class LogReader:
         self._policy = policy
         self._boot = boot
         self._records = records
+        self._shipping = shipping
         self._kmsg = kmsg
         self._stopping = threading.Event()
         self._store = LogStore(context.journal, boot, self.counters)
@@ -64,12 +85,12 @@ class LogReader:
         self._kept = self._store.positions()
         self._way = kernel_log.way_of(policy.kernel, kmsg) if policy.kernel is not None else None
         kernel_file = policy.kernel.path if policy.kernel and self._way is KernelReading.FILE else None
+        self._discovery = Discovery(policy, context.node, kernel_file=kernel_file)
         self._following = FileFollowing(
-            Discovery(policy, context.node, kernel_file=kernel_file),
             self.runner,
+            followed_by(self.runner, self.counters, policy.max_lines),
             self.counters,
             max_files=policy.max_files,
-            max_lines=policy.max_lines,
             now=context.now,
         )
         outage = OutageLog(f"logs of node {context.node}", "findings wait")
@@ -97,11 +118,15 @@ class LogReader:
         for thread in self._threads:
             thread.start()
         self._sender.start()
+        if self._shipping is not None:
+            self._shipping.start()
 
     def stop(self, timeout: float) -> None:
         """End everything; what is not sent by then is sent after the next start."""
         deadline = time.monotonic() + timeout
         self._stopping.set()
+        if self._shipping is not None:
+            self._shipping.stop(timeout / 2)
         for thread in self._threads:
             thread.join(max(deadline - time.monotonic(), 0.0))
         self.runner.settle(is_last=True)
@@ -119,6 +144,8 @@ class LogReader:
             values["waiting"] = counters.findings_waiting
         if counters.problem:
             values["problem"] = counters.problem
+        if self._shipping is not None:
+            values |= self._shipping.presence()
         return {"logs": values}
 
     # --- the threads ------------------------------------------------------------------------------------
@@ -144,7 +171,13 @@ class LogReader:
 
     def _scan(self) -> float:
         began = time.monotonic()
-        self._following.look_for_files(self._stopping.is_set)
+        users: list[FileFollowing[FollowedFile] | ShipsLines] = [self._following]
+        if self._shipping is not None:
+            users.append(self._shipping)
+        known = {key for user in users for key in user.known_keys}
+        scan = self._discovery.scan(known, self._stopping.is_set)
+        for user in users if not self._stopping.is_set() else ():
+            user.found(scan)
         return max(SCAN_SECONDS, _SCAN_SHARE * (time.monotonic() - began))
 
     def _read_kernel(self) -> float:

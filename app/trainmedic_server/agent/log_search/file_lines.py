@@ -23,9 +23,9 @@ from trainmedic_server.agent.log_reading.log_files import open_log
 from trainmedic_server.domain.finding import Origin
 from trainmedic_server.domain.log_search import FoundLine, LogLevel, LogQuery
 from trainmedic_server.expressions.regexes import SearchPattern
-from trainmedic_server.logs import kernel_text, levels, prefixes, raw_text, times
-from trainmedic_server.logs.masks import MASK, masked
+from trainmedic_server.logs import kernel_text, prefixes, raw_text, times
 from trainmedic_server.logs.records import record_of
+from trainmedic_server.logs.told_line import LineMask, told
 
 PIECE = 256 * 1024
 UNTIMED_BYTES = 1024 * 1024
@@ -35,8 +35,6 @@ _PROBE = 64 * 1024
 _PROBED_LINES = 200
 _QUIET_SECONDS = 10.0
 """A last line without a line feed counts as whole when nothing was written for so long."""
-_KEY_BEGINS, _KEY_ENDS = "-----BEGIN", "PRIVATE KEY-----"
-_LONGEST_KEY = 200
 KERNEL = "kernel"
 _KERNEL_SECONDS = 0.5
 _MOST_KERNEL_LINES = 200_000
@@ -108,7 +106,7 @@ class WantedLines:
         self._written_at = written_at
         self._booted_at = datetime.fromtimestamp(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME), UTC)
         self._latest = _FIRST_TIME
-        self._key_lines = 0
+        self._mask = LineMask()
         self._waiting: deque[PlacedLine] = deque()
 
     @property
@@ -143,39 +141,14 @@ class WantedLines:
                 return line
 
     def _line(self, raw: bytes) -> FoundLine | None:
-        text, _ = raw_text.text_of(raw)
-        if self._origin.source == "kernel":
-            return self._of_kernel(text)
-        prefixed = prefixes.split(text, self._origin.source)
-        if self.skips_ranks and prefixed.local_rank is not None:
+        line = told(raw, self._origin.source, self._booted_at)
+        if line is None or (self.skips_ranks and line.local_rank is not None):
             return None
-        record = record_of(prefixed.text)
-        own_time = prefixed.at or said_by(prefixed.text, record)
-        at, is_sure = self._timed(own_time)
-        rank = prefixed.rank if prefixed.rank is not None else self._origin.rank
-        level = levels.level_of(prefixed.text, record)
-        return self._found(at, is_sure, prefixed.text, level, rank)
-
-    def _of_kernel(self, text: str) -> FoundLine | None:
-        kernel = kernel_text.split(text, self._booted_at)
-        if kernel.is_more:
-            return None
-        at, is_sure = self._timed(kernel.at)
-        return self._found(at, is_sure, kernel.text, levels.level_of_kernel(text), None)
-
-    def _found(self, at: datetime, is_sure: bool, text: str, level: LogLevel, rank: int | None) -> FoundLine:
         origin = self._origin
-        text = self._masked(text)
-        return FoundLine(at, text, origin.node, origin.source, level, origin.job, origin.attempt, rank, is_sure)
-
-    def _masked(self, text: str) -> str:
-        """A private key goes over many lines: all of them are masked."""
-        if self._key_lines:
-            self._key_lines = 0 if "-----END" in text else self._key_lines - 1
-            return MASK
-        if _KEY_BEGINS in text and _KEY_ENDS in text and "-----END" not in text:
-            self._key_lines = _LONGEST_KEY
-        return masked(text)
+        at, is_sure = self._timed(line.at)
+        rank = line.rank if line.rank is not None else origin.rank
+        text = self._mask.of(line.text)
+        return FoundLine(at, text, origin.node, origin.source, line.level, origin.job, origin.attempt, rank, is_sure)
 
     def _timed(self, own_time: datetime | None) -> tuple[datetime, bool]:
         if own_time is not None:
@@ -300,12 +273,4 @@ def _time_in(raw: bytes, source: str, booted_at: datetime) -> datetime | None:
     if source == "kernel":
         return kernel_text.split(text, booted_at).at
     prefixed = prefixes.split(text, source)
-    return prefixed.at or said_by(prefixed.text, record_of(prefixed.text))
-
-
-def said_by(text: str, record: dict[str, object] | None) -> datetime | None:
-    """The time that a line says, or that its record has."""
-    if record is not None:
-        written = record.get("ts")
-        return times.with_zone(written) if isinstance(written, str) else None
-    return times.with_zone(text) if text[:2] in ("20", "[2") else None
+    return prefixed.at or times.said_by(prefixed.text, record_of(prefixed.text))

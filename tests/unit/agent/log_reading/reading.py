@@ -14,6 +14,7 @@ from typing import Any
 from trainmedic_server.agent.journal import Journal
 from trainmedic_server.agent.log_reading.discovery import Discovery
 from trainmedic_server.agent.log_reading.files import FileFollowing
+from trainmedic_server.agent.log_reading.followed_file import followed_by
 from trainmedic_server.agent.log_reading.log_counters import LogCounters
 from trainmedic_server.agent.log_reading.log_policy import LogsPolicy, read_logs
 from trainmedic_server.agent.log_reading.log_store import LogStore, NodeBoot
@@ -71,12 +72,12 @@ class Reading:
         self.store = LogStore(self.journal, NodeBoot(self._node, "boot-1", self.began), self.counters)
         self.runner = RuleRunner(self.store, lambda _: None, self.counters, self.now, lambda: self.elapsed)
         self.runner.use(self._rules)
+        self.discovery = Discovery(self._policy, self._node, self._pods)
         self.following = FileFollowing(
-            Discovery(self._policy, self._node, self._pods),
             self.runner,
+            followed_by(self.runner, self.counters, self._policy.max_lines),
             self.counters,
             max_files=self._policy.max_files,
-            max_lines=self._policy.max_lines,
             now=self.now,
             monotonic=lambda: self.elapsed,
         )
@@ -85,7 +86,7 @@ class Reading:
         return self.began + timedelta(seconds=self.elapsed - 1000.0)
 
     def look(self) -> None:
-        self.following.look_for_files(lambda: False)
+        self.following.found(self.discovery.scan(self.following.known_keys, lambda: False))
 
     def read(self, seconds: float = 1.1) -> None:
         """Read until there is no more, after so many seconds."""

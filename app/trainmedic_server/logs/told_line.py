@@ -1,0 +1,66 @@
+"""What one physical line says, for people who search: its text, time, level and rank; and secrets that go over lines.
+
+Rules see blocks of lines (``assembly``). Who uses it: searching the files of a node, and shipping them to a store.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from trainmedic_server.domain.log_search import LogLevel
+from trainmedic_server.logs import kernel_text, levels, prefixes, raw_text, times
+from trainmedic_server.logs.line import LONGEST
+from trainmedic_server.logs.masks import MASK, masked
+from trainmedic_server.logs.records import record_of
+
+_KEY_BEGINS, _KEY_ENDS = "-----BEGIN", "PRIVATE KEY-----"
+_LONGEST_KEY = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ToldLine:
+    """A line without the prefixes of those who passed it on; not masked."""
+
+    text: str
+    at: datetime | None
+    """The time that it says; None where it says none with date and zone."""
+    level: LogLevel
+    rank: int | None = None
+    local_rank: int | None = None
+    """The torchrun that passed it on has said so."""
+
+
+def told(raw: bytes, source: str, booted_at: datetime, longest: int = LONGEST) -> ToldLine | None:
+    """What a line of a source says, of which `longest` bytes are kept; None for what is no line of its own: more about
+    the last line of a kernel."""
+    text, _ = raw_text.text_of(raw, longest)
+    if source == "kernel":
+        kernel = kernel_text.split(text, booted_at)
+        return None if kernel.is_more else ToldLine(kernel.text, kernel.at, levels.level_of_kernel(text))
+    prefixed = prefixes.split(text, source)
+    record = record_of(prefixed.text)
+    at = prefixed.at or times.said_by(prefixed.text, record)
+    level = levels.level_of(prefixed.text, record)
+    return ToldLine(prefixed.text, at, level, prefixed.rank, prefixed.local_rank)
+
+
+class LineMask:
+    """Masks the lines of one stream. A private key goes over many lines: all of them are masked."""
+
+    def __init__(self) -> None:
+        self._key_lines = 0
+
+    @property
+    def is_in_key(self) -> bool:
+        """Whether what comes next may be the rest of a key."""
+        return self._key_lines > 0
+
+    def of(self, text: str) -> str:
+        """The next line, masked."""
+        if self._key_lines:
+            self._key_lines = 0 if "-----END" in text else self._key_lines - 1
+            return MASK
+        if _KEY_BEGINS in text and _KEY_ENDS in text and "-----END" not in text:
+            self._key_lines = _LONGEST_KEY
+        return masked(text)

@@ -1,0 +1,115 @@
+"""An agent that pushes lines to a store, as a real process over real HTTP; and a server that finds them there."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tests.support.live import Server
+from tests.support.log_node import LogNode
+from tests.support.log_stores.loki_stand_in import LokiStandIn
+from tests.support.log_stores.served import Served, certificate
+from tests.support.programs import PYTHON_PATH, eventually
+from trainmedic.wire.log_layout import AttemptLogs
+
+NONE = "playbook: none\non: {alert: Nothing}\ntarget: job\nsteps: [{id: a, action: job.checkpoint}]\n"
+
+
+def searched(server: Server, *options: str) -> list[dict[str, Any]]:
+    """What ``trainmedic logs`` shows of the job."""
+    url = f"http://127.0.0.1:{server.port}"
+    command = [sys.executable, "-m", "trainmedic_server", "logs", "--server", url, "--job", "llm-1", *options]
+    environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
+    answer = subprocess.run(
+        [*command, "--output", "json"], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    return [json.loads(line) for line in answer.stdout.splitlines()]
+
+
+def test_a_server_finds_each_line_once_whatever_was_killed(tmp_path: Path, redis_url: str) -> None:
+    """The agent is killed three times and the store is away in between, while two ranks print and a file is rotated. Then
+    the search of the server's store has every line, once, in order, by job, rank, level and time."""
+    rng = random.Random(11)
+    store = LokiStandIn(has_tenants=True)
+    attempt = AttemptLogs.of(tmp_path / "logs", "llm-1", 1)
+    attempt.path.mkdir(parents=True)
+    said = {"version": 1, "job": "llm-1", "attempt": 1, "rank": 7, "local_rank": 0, "node_rank": 1, "node": "n1"}
+    attempt.sources("n1", 0).write_text(json.dumps(said))
+    files = [attempt.launcher("n1"), attempt.ranks("n1") / "x_1" / "attempt_0" / "0" / "stderr.log"]
+    files[1].parent.mkdir(parents=True)
+    token = tmp_path / "token"
+    token.write_text("s3cr3t\n")
+    written = 0
+
+    def write(seconds: float) -> None:
+        nonlocal written
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            for file in files:
+                with file.open("a") as opened:
+                    level = "ERROR" if written % 5 == 0 else "step"
+                    opened.write(f"{datetime.now(UTC).isoformat()} {level} {written}\n")
+                written += 1
+            time.sleep(0.01)
+
+    with Served(store.app) as served:
+        ship = {"url": served.url, "tenant": "training", "token_file": str(token)}
+        with LogNode(tmp_path / "node", redis_url, roots=[str(tmp_path / "logs")], ship=ship) as node:
+            write(1.2)
+            for turn in range(3):
+                write(rng.uniform(0.2, 0.8))
+                if turn == 1:
+                    served.stop()
+                write(rng.uniform(0.0, 0.4))
+                node.kill()
+                write(0.1)
+                if turn == 2:
+                    files[1].rename(files[1].with_name("stderr.log.1"))
+                node.start(wait=False)
+                write(0.8)
+                if turn == 1:
+                    served.start()
+            eventually(lambda: len(store.lines()) >= written, 60, f"{written} lines in the store")
+            metrics = node.metrics()
+            assert "trainmedic_agent_log_shipped_lines_total" in metrics
+            assert "trainmedic_agent_log_ship_lost_lines_total{" not in metrics
+        assert {push["x-scope-orgid"] for push in store.pushes} == {"training"}
+        assert {push["authorization"] for push in store.pushes} == {"Bearer s3cr3t"}
+        address = f"loki+{served.url}?tenant=training"
+        environment = {"TRAINMEDIC_REDIS_URL": redis_url, "TRAINMEDIC_LOG_STORE": address}
+        with Server(tmp_path / "server", NONE, environment=environment) as server:
+            lines = searched(server)
+            errors = searched(server, "--level", "error", "--rank", "7")
+    numbers = [int(line["line"].rpartition(" ")[2]) for line in lines]
+    assert numbers == list(range(written))
+    assert [int(line["line"].rpartition(" ")[2]) for line in errors] == list(range(5, written, 10))
+    assert {line["source"] for line in errors} == {"training"}
+
+
+def test_a_store_behind_tls_is_known_by_the_policys_certificate(tmp_path: Path, redis_url: str) -> None:
+    """With user and password from the environment; without the certificate nothing is sent, and the agent says why."""
+    signed = certificate(tmp_path)
+    store = LokiStandIn()
+    (tmp_path / "a.log").write_text("one\n")
+    variables = {"TRAINMEDIC_LOG_STORE_TOKEN": "reader:pass"}
+    with Served(store.app, signed) as served:
+        ship = {"url": served.url}
+        with LogNode(tmp_path / "n1", redis_url, files=[f"{tmp_path}/{{job}}.log"], ship=ship) as node:
+            eventually(lambda: "CERTIFICATE_VERIFY_FAILED" in node.agent.log.read_text(), 20, "the reason")
+        assert store.pushes == []
+        ship = {"url": served.url, "ca_file": str(signed[0])}
+        with LogNode(tmp_path / "n2", redis_url, files=[f"{tmp_path}/{{job}}.log"], ship=ship) as node:
+            node.kill()
+            node.start(**variables)
+            eventually(lambda: store.lines(job="a")[:1] == ["one"], 20, "the line")
+            with (tmp_path / "a.log").open("a") as file:
+                file.write("two\n")
+            eventually(lambda: store.lines(job="a")[-1] == "two", 20, "the next line")
+    assert store.pushes[-1]["authorization"] == "Basic cmVhZGVyOnBhc3M="

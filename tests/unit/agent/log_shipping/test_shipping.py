@@ -1,0 +1,352 @@
+"""Lines that the agent pushes to a store: each is there once, in order, whatever ends in between, or is counted."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.unit.agent.log_shipping.shipping import Agent
+from trainmedic.wire import log_layout
+
+
+@pytest.fixture(autouse=True)
+def _no_agent_is_left() -> Iterator[None]:
+    yield
+    for agent in [*Agent.running]:
+        agent.kill()
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    (tmp_path / "logs").mkdir()
+    return tmp_path / "logs"
+
+
+def agent_of(tmp_path: Path, logs: Path, **policy: object) -> Agent:
+    return Agent(tmp_path / "state", files=[f"{logs}/{{job}}.log"], **policy)
+
+
+def append(path: Path, *lines: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.writelines(f"{line}\n" for line in lines)
+
+
+def timed(at: datetime, text: str) -> str:
+    return f"{at.isoformat()} {text}"
+
+
+def test_lines_are_in_the_store_with_labels_and_metadata(tmp_path: Path, logs: Path) -> None:
+    """Four labels; what has many values is structured metadata. Prefixes are taken off, the time is the line's own."""
+    attempt = log_layout.AttemptLogs.of(logs, "llm-1", 2)
+    said = {"version": 1, "job": "llm-1", "attempt": 2, "rank": 7, "local_rank": 0, "node_rank": 1, "node": "n1"}
+    append(attempt.sources("n1", 0), json.dumps(said))
+    agent = Agent(tmp_path / "state", roots=[str(logs)])
+    at = agent.now() - timedelta(seconds=5)
+    append(attempt.ranks("n1") / "x_1" / "attempt_0" / "0" / "stderr.log", timed(at, "ERROR it broke"))
+    agent.step()
+    ((labels, entries),) = agent.store.streams[""].items()
+    assert dict(labels) == {"job": "llm-1", "node": "n1", "source": "training", "level": "error"}
+    assert entries[0].line.endswith("ERROR it broke")
+    assert dict(entries[0].metadata) == {"attempt": "2", "rank": "7", "node_rank": "1"}
+    assert entries[0].at // 1000 == (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+    assert agent.value("log_shipped_lines_total", source="training") == 1
+    assert agent.value("log_ship_behind_bytes") == 0
+
+
+def test_equal_lines_of_one_moment_are_all_kept(tmp_path: Path, logs: Path) -> None:
+    """The store keeps one of two lines that are equal to the nanosecond, so none are."""
+    agent = Agent(tmp_path / "state", files=[f"{logs}/llm-1/{{rank}}.log"])
+    agent.step()
+    at = agent.now()
+    for rank in range(8):
+        append(logs / "llm-1" / f"{rank}.log", *["loading", timed(at, "ready")] * 20)
+    agent.step()
+    assert agent.store.lines().count("loading") == 160
+    assert len(agent.store.lines()) == 320
+
+
+def test_secrets_do_not_leave_the_node(tmp_path: Path, logs: Path) -> None:
+    """Also a private key, which goes over many lines, and when the agent is killed in the midst of it."""
+    agent = agent_of(tmp_path, logs)
+    append(logs / "a.log", "token hf_" + "a" * 34, "-----BEGIN RSA PRIVATE KEY-----", "secret0")
+    agent.step()
+    agent.kill()
+    append(logs / "a.log", "secret1", "secret2", "-----END RSA PRIVATE KEY-----", "after")
+    agent.start()
+    agent.step()
+    text = "\n".join(agent.store.lines())
+    assert "secret" not in text
+    assert "hf_a" not in text
+    assert agent.store.lines()[-1] == "after"
+
+
+def test_a_kill_at_any_moment_loses_nothing_and_repeats_nothing(tmp_path: Path, logs: Path) -> None:
+    """While two files are written, rotated and truncated by renaming; lines say their times, so what is pushed twice
+    is there once."""
+    rng = random.Random(3)
+    agent = Agent(tmp_path / "state", files=[f"{logs}/*.log"], hours_ago=1)
+    written = 0
+    for turn in range(40):
+        for name in ("a", "b"):
+            for _ in range(rng.randrange(4)):
+                agent.elapsed += 0.01
+                append(logs / f"{name}.log", timed(agent.now(), f"line {written}"))
+                written += 1
+        agent.push.is_away = rng.random() < 0.3
+        agent.step(rng.choice([0.5, 2.1, 70.0]))
+        if rng.random() < 0.3:
+            (logs / "a.log").rename(logs / f"a.log.{turn}") if (logs / "a.log").exists() else None
+            agent.step(0.1)
+        if rng.random() < 0.5:
+            agent.kill()
+            agent.start()
+    agent.push.is_away = False
+    for _ in range(5):
+        agent.step(70)
+    numbers = [line.rpartition(" ")[2] for line in agent.store.lines()]
+    assert sorted(numbers, key=int) == [str(number) for number in range(written)]
+    assert agent.lost() == {}
+
+
+def test_after_an_outage_the_oldest_lines_of_all_files_come_first(tmp_path: Path, logs: Path) -> None:
+    """A quiet file and a busy one have the same labels; Loki takes nothing that is an hour behind. Nothing is."""
+    agent = Agent(tmp_path / "state", files=[f"{logs}/llm-1/{{rank}}.log"], hours_ago=6)
+    agent.push.is_away = True
+    for minute in range(300):
+        append(logs / "llm-1" / "0.log", timed(agent.now(), f"quiet {minute}"))
+        append(logs / "llm-1" / "1.log", *[timed(agent.now(), f"busy {minute} {n} {'x' * 200}") for n in range(20)])
+        if minute % 10 == 0:
+            agent.step(0)
+        agent.elapsed += 60
+    agent.push.is_away = False
+    agent.step(120)
+    assert agent.lost() == {}
+    assert len(agent.store.lines(rank="0")) == 300
+    assert len(agent.store.lines(rank="1")) == 6000
+
+
+def test_lines_without_a_time_have_that_of_their_coming_also_when_they_are_read_late(
+    tmp_path: Path, logs: Path
+) -> None:
+    """While the store is away files are still looked at."""
+    agent = Agent(tmp_path / "state", files=[f"{logs}/{{job}}.log"], hours_ago=3)
+    agent.step()
+    agent.push.is_away = True
+    came = []
+    for number in range(6):
+        append(logs / "a.log", f"line {number}")
+        agent.step(600)
+        came.append(agent.now())
+    agent.push.is_away = False
+    agent.step(120)
+    ((_, entries),) = agent.store.streams[""].items()
+    assert [entry.line for entry in entries] == [f"line {number}" for number in range(6)]
+    for entry, at in zip(entries, came, strict=True):
+        assert abs(entry.at / 1e9 - at.timestamp()) < 1
+
+
+def test_a_traceback_stays_behind_the_line_before_it(tmp_path: Path, logs: Path) -> None:
+    """Its lines have no times, and come a moment later than they were printed."""
+    agent = agent_of(tmp_path, logs)
+    at = agent.now()
+    append(logs / "a.log", timed(at, "one"), "Traceback:", "  File 1", timed(at + timedelta(seconds=0.1), "two"))
+    agent.step()
+    assert [line.rpartition(" ")[2] for line in agent.store.lines()] == ["one", "Traceback:", "1", "two"]
+
+
+def test_what_the_store_refuses_is_counted_and_not_tried_again(tmp_path: Path, logs: Path) -> None:
+    """What is too old is not even pushed; what is too far behind others of its labels the store leaves out; the rest
+    of the push is there."""
+    agent = agent_of(tmp_path, logs, hours_ago=5)
+    append(logs / "a.log", timed(agent.now() - timedelta(days=8), "of last week"), timed(agent.now(), "now"))
+    agent.step()
+    append(logs / "a.log", timed(agent.now() - timedelta(hours=2), "late"), timed(agent.now(), "good"))
+    agent.step()
+    pushed = len(agent.push.pushes)
+    for _ in range(5):
+        agent.step(60)
+    assert len(agent.push.pushes) == pushed
+    assert [line.rpartition(" ")[2] for line in agent.store.lines()] == ["now", "good"]
+    assert agent.lost() == {"too_old": 1, "out_of_order": 1}
+    assert agent.value("log_shipped_lines_total", source="training") == 2
+
+
+def test_a_long_line_is_cut_and_the_rest_of_the_file_goes_on(tmp_path: Path, logs: Path) -> None:
+    """At 64 KiB; what was left out is counted."""
+    agent = agent_of(tmp_path, logs)
+    agent.step()
+    append(logs / "a.log", "x" * 200_000, "after")
+    agent.step()
+    assert [len(line) for line in agent.store.lines()] == [64 * 1024, 5]
+    assert agent.lost() == {"too_large": 200_000 - 64 * 1024}
+
+
+@pytest.mark.parametrize("status", [429, 500, 503, 502])
+def test_a_store_that_is_busy_is_asked_again_ever_less_often(tmp_path: Path, logs: Path, status: int) -> None:
+    """Until it takes the lines; nothing is lost."""
+    agent = agent_of(tmp_path, logs)
+    append(logs / "a.log", "one")
+    agent.store.fail_with = [status] * 5
+    for _ in range(10):
+        agent.step(1.0)
+    tried = len(agent.push.pushes)
+    assert 3 <= tried <= 5
+    assert agent.shipping.presence()["shipping"]["problem"]
+    agent.step(60)
+    agent.step(60)
+    assert agent.store.lines() == ["one"]
+    assert agent.shipping.presence() == {"shipping": {}}
+    assert agent.lost() == {}
+
+
+def test_a_store_that_takes_little_at_a_time_gets_little_at_a_time(tmp_path: Path, logs: Path) -> None:
+    """A push that is larger than its rate would be refused for ever."""
+    agent = agent_of(tmp_path, logs)
+    agent.store.bytes_per_push = 40_000
+    append(logs / "a.log", *[f"{number} {'x' * 1000}" for number in range(500)])
+    for _ in range(60):
+        agent.step(60)
+    assert len(agent.store.lines()) == 500
+    assert agent.lost() == {}
+
+
+def test_one_line_that_the_store_cannot_read_costs_that_line_alone(tmp_path: Path, logs: Path) -> None:
+    """It is found by halves."""
+    agent = agent_of(tmp_path, logs)
+    agent.store.cannot_read = "poison"
+    append(logs / "a.log", *[f"line {number}" for number in range(700)], "poison", *["after"] * 50)
+    agent.step()
+    assert len(agent.store.lines()) == 750
+    assert agent.lost() == {"refused": 1}
+    assert len(agent.push.pushes) < 40
+
+
+def test_a_store_that_understands_nothing_is_not_flooded(tmp_path: Path, logs: Path) -> None:
+    """As where the URL is of something else: after some refusals it is asked as one that is away."""
+    agent = agent_of(tmp_path, logs)
+    agent.store.cannot_read = ""
+    append(logs / "a.log", *[f"line {number}" for number in range(1000)])
+    for _ in range(30):
+        agent.step(1.0)
+    assert len(agent.push.pushes) < 60
+    assert agent.shipping.presence()["shipping"]["problem"].startswith("refused")
+
+
+def test_a_file_that_is_deleted_is_pushed_all_the_same(tmp_path: Path, logs: Path) -> None:
+    """For ten minutes, while the store is away; then what is left of it is lost, and counted."""
+    agent = agent_of(tmp_path, logs, hours_ago=1)
+    agent.step()
+    agent.push.is_away = True
+    append(logs / "a.log", "one")
+    append(logs / "b.log", "two")
+    agent.step()
+    (logs / "a.log").unlink()
+    agent.step(300)
+    agent.push.is_away = False
+    agent.step(70)
+    assert sorted(agent.store.lines()) == ["one", "two"]
+    agent.push.is_away = True
+    append(logs / "b.log", *["x" * 1000] * 2000)
+    agent.step()
+    (logs / "b.log").unlink()
+    for _ in range(20):
+        agent.step(60)
+    assert 800_000 < agent.lost()["deleted"] < 2_002_000
+
+
+def test_a_truncated_file_is_read_anew_and_what_was_lost_is_counted(tmp_path: Path, logs: Path) -> None:
+    """What was read of it before goes to the store."""
+    agent = agent_of(tmp_path, logs, hours_ago=1)
+    agent.step()
+    agent.push.is_away = True
+    append(logs / "a.log", *[f"old {number} {'x' * 1000}" for number in range(2000)])
+    agent.step()
+    (logs / "a.log").write_text("new\n")
+    agent.push.is_away = False
+    for _ in range(3):
+        agent.step(60)
+    lines = agent.store.lines()
+    assert lines[0].startswith("old 0 ")
+    assert lines[-1] == "new"
+    lost = agent.lost()["truncated"]
+    assert abs(lost + sum(len(line) + 1 for line in lines[:-1]) - 2000 * 1009) < 2000 * 4
+    agent.kill()
+    agent.start()
+    append(logs / "a.log", "newer")
+    agent.step()
+    assert agent.store.lines()[-2:] == ["new", "newer"]
+
+
+def test_what_is_read_is_bounded_while_the_store_is_away(tmp_path: Path, logs: Path) -> None:
+    """The files keep it: of each a piece is in memory, and one batch."""
+    agent = agent_of(tmp_path, logs)
+    agent.push.is_away = True
+    for number in range(20):
+        append(logs / f"{number}.log", *["x" * 1000] * 1000)
+    for _ in range(5):
+        agent.step(60)
+    held = sum(entry.size for _, entry in agent.shipping._batch)
+    assert held < 1_100_000
+    raw = sum(len(line) for file in agent.shipping._following.followed for _, (_, line) in file._raw)
+    assert raw < 20 * 20_000
+    assert agent.value("log_ship_behind_bytes") > 19_000_000
+
+
+def test_jobs_beyond_a_bound_make_no_labels(tmp_path: Path, logs: Path) -> None:
+    """Whoever makes a thousand job names must not make a thousand streams."""
+    agent = agent_of(tmp_path, logs)
+    for number in range(130):
+        append(logs / f"job-{number}.log", "line")
+    agent.step()
+    assert len(agent.store.streams[""]) == 100
+    assert agent.lost() == {"too_many_jobs": 30}
+
+
+def test_only_the_sources_that_the_policy_names(tmp_path: Path, logs: Path) -> None:
+    """Others are not even opened for it."""
+    files = [{"path": f"{logs}/fm.log", "source": "fabric-manager"}, f"{logs}/{{job}}-train.log"]
+    agent = Agent(tmp_path / "state", files=files, ship={"sources": ["fabric-manager"]})
+    append(logs / "fm.log", "fabric")
+    append(logs / "a-train.log", "training")
+    agent.step()
+    assert agent.store.lines() == ["fabric"]
+
+
+def test_what_torchrun_has_put_into_files_of_ranks_is_not_pushed_twice(tmp_path: Path, logs: Path) -> None:
+    """The launcher's own file has it too, behind a rank's prefix."""
+    attempt = log_layout.AttemptLogs.of(logs, "llm-1", 1)
+    append(attempt.ranks("n1") / "x_1" / "attempt_0" / "0" / "stderr.log", "from a rank")
+    append(attempt.launcher("n1"), "[default0]:from a rank", "from the launcher")
+    agent = Agent(tmp_path / "state", roots=[str(logs)])
+    agent.step()
+    assert agent.store.lines() == ["from a rank", "from the launcher"]
+
+
+def test_the_kernels_log_goes_on_after_a_restart(tmp_path: Path) -> None:
+    """By the numbers of /dev/kmsg; what the kernel had overwritten is counted."""
+    kmsg = tmp_path / "kmsg"
+    agent = Agent(tmp_path / "state", kernel="kmsg", kmsg=str(kmsg))
+    records = [f"6,{number},{number * 1000},-;line {number}\n" for number in range(10)]
+    kmsg.write_text("")
+    _write_records(kmsg, records[:5])
+    agent.step(61)
+    agent.step()
+    assert agent.store.lines(source="kernel") == [f"line {number}" for number in range(5)]
+    agent.kill()
+    _write_records(kmsg, records[7:])
+    agent.start()
+    agent.step()
+    agent.step()
+    assert agent.store.lines(source="kernel") == [f"line {number}" for number in (0, 1, 2, 3, 4, 7, 8, 9)]
+    assert agent.lost() == {"overwritten": 2}
+
+
+def _write_records(path: Path, records: list[str]) -> None:
+    """A file with one record, because the device gives one at a read: the records are padded to its size."""
+    path.write_bytes(b"".join(record.encode().ljust(8192, b"\0") for record in records))
