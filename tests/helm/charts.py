@@ -47,6 +47,7 @@ _CLEANING = {
         },
     }
 }
+_SHIP = {"url": "https://loki.example.org", "token_file": "/etc/trainmedic/log-store/token"}
 _LOGS = {"roots": ["/data/logs"], "files": ["/var/log/dcgm/{node}.log"], "pods": ["team-*"]}
 _PLAYBOOK = """playbook: page
 on: {alert: Trial}
@@ -142,7 +143,15 @@ COMBINATIONS: Mapping[str, Values] = {
         "mode": "enforce",
         "agent": {"cleaning": {"hostPaths": ["/var/log/training", "/scratch"], "policy": _CLEANING}},
     },
-    "logs": {"agent": {"logs": {"policy": _LOGS, "hostPaths": ["/data/logs", "/var/log/dcgm"]}}},
+    "logs": {
+        "agent": {
+            "logs": {
+                "policy": {**_LOGS, "ship": _SHIP},
+                "hostPaths": ["/data/logs", "/var/log/dcgm"],
+                "storeSecret": "loki-push",
+            }
+        }
+    },
     "kernel-log": {"agent": {"logs": {"policy": {"kernel": True}, "kmsg": True}}},
     "identity": {"agent": {"seePods": True}, "kubernetes": {"identity": True}},
     "nodes-only": {"mode": "approve", "kubernetes": {"actions": ["k8s.cordon", "k8s.uncordon", "k8s.drain"]}},

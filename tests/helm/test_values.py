@@ -98,6 +98,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"agent": {"logs": {"hostPaths": ["/data/logs"]}}},
         "agent.logs.policy: names no logs",
     ),
+    "a store's secret for nobody": (
+        {"agent": {"logs": {"policy": {"files": ["/a.log"]}, "storeSecret": "loki-push"}}},
+        "agent.logs.storeSecret: the agents push no lines",
+    ),
     "more than logs": (
         {"agent": {"logs": {"policy": {"files": ["/etc/a.log"]}, "hostPaths": ["/etc"]}}},
         "agent.logs.hostPaths: /etc holds more than logs",

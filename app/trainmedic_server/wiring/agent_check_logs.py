@@ -15,6 +15,7 @@ from trainmedic_server.agent.log_reading import kernel_log
 from trainmedic_server.agent.log_reading.discovery import PODS, Discovery
 from trainmedic_server.agent.log_reading.log_files import open_way
 from trainmedic_server.agent.log_reading.log_policy import KernelLog, KernelReading, LogsPolicy
+from trainmedic_server.agent.log_shipping.ship_policy import ShipPolicy
 
 
 @dataclass(slots=True)
@@ -44,6 +45,7 @@ def check_logs(policy: LogsPolicy, node: str) -> LogsCheck:
             "service their group, or CAP_DAC_READ_SEARCH"
         )
     report.values["kernel"] = None if policy.kernel is None else _kernel(policy.kernel, report)
+    report.values["ship"] = None if policy.ship is None else _ship(policy.ship, report)
     return report
 
 
@@ -59,6 +61,14 @@ def _directory(path: str, report: LogsCheck) -> str | None:
         sentences.append(f"logs in {path} cannot be read: {reason}")
         return reason
     return None
+
+
+def _ship(ship: ShipPolicy, report: LogsCheck) -> str:
+    """To which store lines would be pushed. Nobody is asked there."""
+    for path in filter(None, (ship.token_file, ship.ca_file)):
+        if not os.access(path, os.R_OK):
+            report.errors.append(f"lines cannot be shipped: {path} is not there, or may not be read by this user")
+    return f"{ship.kind} at {ship.url}"
 
 
 def _kernel(kernel: KernelLog, report: LogsCheck) -> str:

@@ -115,6 +115,9 @@
 {{- if and (not .Values.agent.enabled) $logs.policy -}}
 {{- fail "agent.enabled: is false, so there is nobody for agent.logs; leave that out" -}}
 {{- end -}}
+{{- if and $logs.storeSecret (not $logs.policy.ship) -}}
+{{- fail "agent.logs.storeSecret: the agents push no lines, so they would be given it for nothing; agent.logs.policy has no ship" -}}
+{{- end -}}
 {{- if and (or $logs.hostPaths $logs.kmsg) (not $logs.policy) -}}
 {{- fail "agent.logs.policy: names no logs, so hostPaths and kmsg would be given away for nothing; name some or leave those out" -}}
 {{- end -}}

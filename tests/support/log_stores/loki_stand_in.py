@@ -168,7 +168,7 @@ class LokiStandIn:
 
 _STRING = r'"((?:[^"\\\n]|\\.)*)"'
 _MATCHER = re2.compile(r"\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*" + _STRING + r"\s*")
-_STAGE = re2.compile(r"\s*(?:(\|~)\s*" + _STRING + r"|\|\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=)\s*" + _STRING + r")\s*")
+_STAGE = re2.compile(r"\s*(?:(\|~)\s*" + _STRING + r"|\|\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|=)\s*" + _STRING + r")\s*")
 
 
 class _Query:
@@ -191,7 +191,7 @@ class _Query:
                 "queries require at least one regexp or equality matcher that does not have an empty value"
             )
         self.lines: list[Any] = []
-        self.fields: list[tuple[str, str]] = []
+        self.fields: list[tuple[str, str, str]] = []
         rest = rest[1:]
         while rest.strip():
             match = _STAGE.match(rest)
@@ -200,7 +200,7 @@ class _Query:
             if match[1]:
                 self.lines.append(_compiled(_unquoted(match[2])))
             else:
-                self.fields.append((match[3], _unquoted(match[5])))
+                self.fields.append((match[3], match[4], _unquoted(match[5])))
             rest = rest[match.end() :]
 
     def takes(self, labels: Mapping[str, str], entry: _Entry) -> bool:
@@ -209,7 +209,7 @@ class _Query:
         fields = {**labels, **entry.metadata}
         if not all(pattern.search(entry.line) for pattern in self.lines):
             return False
-        return all(fields.get(name, "") == value for name, value in self.fields)
+        return all(_fits(operator, value, fields.get(name, "")) for name, operator, value in self.fields)
 
 
 def _fits(operator: str, pattern: str, value: str) -> bool:

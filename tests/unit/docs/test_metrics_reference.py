@@ -13,6 +13,7 @@ from trainmedic_server.agent.exporter import AgentCollector
 from trainmedic_server.agent.gpu_record import GpuRecord
 from trainmedic_server.agent.log_reading import log_metrics
 from trainmedic_server.agent.log_reading.log_counters import LogCounters
+from trainmedic_server.agent.log_shipping.ship_counters import ShipCounters
 from trainmedic_server.ports.gpus import THROTTLE_REASONS
 
 REFERENCE = (Path(__file__).parents[3] / "docs" / "reference" / "metrics.md").read_text()
@@ -29,7 +30,7 @@ def test_the_reference_has_the_metrics_that_there_are(
     collector = AgentCollector(
         gpus, dict, AgentCounters(), {"node": "n1"}, gpu_record, lambda: log_metrics.families(counters, dict)
     )
-    families = list(collector.collect())
+    families = [*collector.collect(), *ShipCounters().families()]
     gpus.close()
     suffix = {"counter": "_total", "info": "_info"}
     offered = {

@@ -1,7 +1,8 @@
 """Loki: queries in LogQL, and the answers of ``query_range``.
 
 A line's labels are ``job``, ``node``, ``source`` and ``level``; what has many values is structured metadata: ``rank``,
-``attempt``, ``node_rank``, ``pod``. What has no job is asked by a query of its own: a kernel's lines have no job, so they are a query of their own, over the job's nodes.
+``attempt``, ``node_rank``, ``pod``. A kernel's lines have no job, so they are a query of their own, over the job's
+nodes; and so are those of containers, by the job's pods, which know nothing of its name.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Loki:
         metadata = "".join(f" | {name}={_quoted(str(value))}" for name, value in numbers.items() if value is not None)
         grep = f" |~ {_quoted(query.grep)}" if query.grep else ""
         parts = [_selector(f"job={_quoted(query.job)}", *node, *level) + grep + metadata]
-        if query.pods:  # their containers do not know the job's name
+        if query.pods:
             of_pods = f" | pod=~{_quoted('|'.join(map(re.escape, query.pods)))}"
             parts.append(_selector('job=""', 'source="training"', *node, *level) + grep + metadata + of_pods)
         asked = [query.node] if query.node is not None else sorted(nodes)

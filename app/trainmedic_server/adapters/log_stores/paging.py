@@ -107,8 +107,9 @@ class StoredLogs:
             open_parts = [part for part in parts if not part.is_end]
             # Beyond the last line of a part that has more, another line of it can come before those of the others.
             horizon = min((part.last for part in open_parts), default=end)
-            lines = sorted(each for part in parts for each in part.take(horizon, not open_parts))
-            fresh = [each for each in lines if each[:2] not in shown]
+            # A shipper that was killed may have pushed a line twice, and not every store keeps such a one once.
+            lines = {each[:2]: each for part in parts for each in part.take(horizon, not open_parts)}
+            fresh = [lines[each] for each in sorted(lines) if each not in shown]
             if pattern is not None:
                 fresh = [each for each in fresh if pattern.search(each.line.text.encode()) is not None]
             if fresh:

@@ -46,6 +46,9 @@ class VictoriaLogs:
             common.append(f"_msg:~{_quoted(query.grep)}")
         fields = [f"{name}:={_quoted(str(value))}" for name, value in equal.items() if value is not None]
         parts = [" AND ".join([*fields, *common])]
+        if query.pods:
+            of_pods = ['source:="training"', f"pod:in({','.join(map(_quoted, query.pods))})"]
+            parts.append(" AND ".join([*of_pods, *fields[1:], *common]))
         asked = [query.node] if query.node is not None else sorted(nodes)
         if query.kernel and asked:
             parts.append(" AND ".join(['source:="kernel"', f"node:in({','.join(map(_quoted, asked))})", *common]))

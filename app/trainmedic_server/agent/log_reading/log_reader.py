@@ -93,16 +93,7 @@ class LogReader:
             max_files=policy.max_files,
             now=context.now,
         )
-        outage = OutageLog(f"logs of node {context.node}", "findings wait")
-        self._sender = FindingSender(
-            RedisConnection(context.find_redis, outage),
-            context.signer,
-            self._store,
-            self._rules,
-            self.counters,
-            self.runner.has_findings,
-            lambda: context.now().timestamp(),
-        )
+        self._sender = self._made_sender(context)
         loops: dict[str, Callable[[], float]] = {"log-files": self._read_files, "log-scan": self._scan}
         if policy.kernel is not None:
             loops["log-kernel"] = self._read_kernel
@@ -111,6 +102,18 @@ class LogReader:
         ]
         self._kernel: KernelStream | None = None
         self._has_read_records = False
+
+    def _made_sender(self, context: AgentContext) -> FindingSender:
+        outage = OutageLog(f"logs of node {context.node}", "findings wait")
+        return FindingSender(
+            RedisConnection(context.find_redis, outage),
+            context.signer,
+            self._store,
+            self._rules,
+            self.counters,
+            self.runner.has_findings,
+            lambda: context.now().timestamp(),
+        )
 
     def start(self) -> None:
         """Raises JournalUnavailable."""

@@ -37,7 +37,7 @@ Labels = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StoreEntry:
     """A line as it is pushed."""
 
     at: int
@@ -91,7 +91,7 @@ class EntryMaker:
         """Where a private key begins that may go on; None outside of one."""
         return self._key_place if self._mask.is_in_key else None
 
-    def entry(self, placed: PlacedLine, arrived: datetime, now: datetime, turn: int = 0) -> Entry | None:
+    def entry(self, placed: PlacedLine, arrived: datetime, now: datetime, turn: int = 0) -> StoreEntry | None:
         """The next line as an entry; None for one that is none of its own, or is empty."""
         place, raw = placed
         line = told(raw, self.origin.source, self._booted_at, LONGEST_LINE)
@@ -102,7 +102,7 @@ class EntryMaker:
         if key_place is None:
             self._key_place = place
         rank = line.rank if line.rank is not None else self.origin.rank
-        return Entry(
+        return StoreEntry(
             at=self._nanosecond(self._timed(line.at, arrived)),
             labels=(*self._labels, ("level", line.level.value)),
             metadata=self._metadata if rank is None else {**self._metadata, "rank": str(rank)},

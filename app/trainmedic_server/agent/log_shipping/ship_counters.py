@@ -35,14 +35,19 @@ class LostReason(StrEnum):
     """The kernel had overwritten it before it was read."""
 
 
+OF_BYTES = (LostReason.BEHIND, LostReason.DELETED, LostReason.TRUNCATED)
+"""Of these nobody has counted the lines."""
+
+
 class ShipCounters:
     """Counts since the process started, and what is so now. Any thread may call it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lines: Counter[str] = Counter()
-        self._lost_lines: Counter[str] = Counter()
-        self._lost_bytes: Counter[str] = Counter()
+        # From nothing on, so that Prometheus sees the first as an increase.
+        self._lost_lines = Counter({reason.value: 0 for reason in LostReason if reason not in OF_BYTES})
+        self._lost_bytes = Counter({reason.value: 0 for reason in (*OF_BYTES, LostReason.TOO_LARGE)})
         self._failures: Counter[str] = Counter()
         self.files: Mapping[str, int] = {}
         self.refused: Mapping[str, int] = {}

@@ -16,7 +16,7 @@ from typing import Any
 from trainmedic_server.agent.log_reading.followed_file import HALF_LINE_SECONDS, KnownFile, microseconds
 from trainmedic_server.agent.log_reading.line_cutter import PlacedLine
 from trainmedic_server.agent.log_reading.log_files import GrowingFile, ReadSizes
-from trainmedic_server.agent.log_shipping.entries import LONGEST_LINE, Arrivals, Entry, EntryMaker
+from trainmedic_server.agent.log_shipping.entries import LONGEST_LINE, Arrivals, EntryMaker, StoreEntry
 from trainmedic_server.agent.log_shipping.ship_counters import LostReason, ShipCounters
 from trainmedic_server.agent.log_shipping.ship_positions import ShipPositions
 from trainmedic_server.domain.finding import Origin
@@ -49,8 +49,8 @@ class ShippedFile:
         self._arrivals = Arrivals()
         self._turn = 0  # counts its truncations
         self._raw: deque[tuple[int, PlacedLine]] = deque()
-        self._head: Entry | None = None
-        self._unsent: deque[Entry] = deque()
+        self._head: StoreEntry | None = None
+        self._unsent: deque[StoreEntry] = deque()
         self._left_out = file.left_out  # what was there before the agent was first started is not lost
         self._size = -1
         self._grown_at = self._polled_at = 0.0
@@ -123,7 +123,7 @@ class ShippedFile:
 
     # --- as ``shipper`` asks it -------------------------------------------------------------------------
 
-    def head(self) -> Entry | None:
+    def head(self) -> StoreEntry | None:
         """The next entry, which stays; None where there is none now. Raises OSError."""
         while self._head is None:
             if not self._raw and not self._read():

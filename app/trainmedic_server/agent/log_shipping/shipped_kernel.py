@@ -13,7 +13,7 @@ from typing import Any
 
 from trainmedic_server.agent.log_reading.kernel_log import KernelReader, retimed
 from trainmedic_server.agent.log_reading.line_cutter import PlacedLine
-from trainmedic_server.agent.log_shipping.entries import Entry, EntryMaker
+from trainmedic_server.agent.log_shipping.entries import EntryMaker, StoreEntry
 from trainmedic_server.agent.log_shipping.ship_counters import LostReason, ShipCounters
 from trainmedic_server.domain.finding import Origin
 
@@ -44,8 +44,8 @@ class ShippedKernel:
         self._counters = counters
         self._at = last
         self._raw: deque[PlacedLine] = deque()
-        self._head: Entry | None = None
-        self._unsent: deque[Entry] = deque()
+        self._head: StoreEntry | None = None
+        self._unsent: deque[StoreEntry] = deque()
         self._lost = 0
         self._now = booted_at
         self._all_read_at: datetime | None = None
@@ -54,7 +54,7 @@ class ShippedKernel:
         """It is so late now."""
         self._now = now
 
-    def head(self) -> Entry | None:
+    def head(self) -> StoreEntry | None:
         """The next entry, which stays; None where there is none now. Raises OSError."""
         while self._head is None:
             if not self._raw and not self._read():

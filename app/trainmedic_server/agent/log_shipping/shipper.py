@@ -29,7 +29,7 @@ from trainmedic_server.agent.log_reading.followed_file import KnownFile
 from trainmedic_server.agent.log_reading.log_files import GrowingFile
 from trainmedic_server.agent.log_reading.log_policy import KernelReading, LogsPolicy
 from trainmedic_server.agent.log_reading.log_store import NodeBoot
-from trainmedic_server.agent.log_shipping.entries import Entry, Labels
+from trainmedic_server.agent.log_shipping.entries import Labels, StoreEntry
 from trainmedic_server.agent.log_shipping.ship_counters import LostReason, ShipCounters
 from trainmedic_server.agent.log_shipping.ship_policy import ShipPolicy
 from trainmedic_server.agent.log_shipping.ship_positions import ShipPositions
@@ -91,7 +91,7 @@ class LogShipping:
         self._kernel: ShippedKernel | None = None
         self._kernel_due = 0.0
         self._kernel_kept = self._positions.kept().get(KEY, {})
-        self._batch: deque[tuple[Source, Entry]] = deque()
+        self._batch: deque[tuple[Source, StoreEntry]] = deque()
         self._most = MOST_BYTES
         self._pause = _FIRST_PAUSE
         self._retry_at = self._settle_at = 0.0
@@ -192,7 +192,7 @@ class LogShipping:
         self._kernel = ShippedKernel(reader, origin, self._booted_at, self._ship.oldest, last, self.counters)
         self._kernel.poll(self._context.now())
 
-    def _filled(self, now: float) -> deque[tuple[Source, Entry]]:
+    def _filled(self, now: float) -> deque[tuple[Source, StoreEntry]]:
         """The next batch: of all lines that were not pushed the oldest."""
         files = self._following.followed
         own = {(file.origin.job, file.origin.attempt) for file in files if "/ranks-" in file.origin.stream}
@@ -202,7 +202,7 @@ class LogShipping:
         sources: list[Source] = [*files, *filter(None, [self._kernel])]
         heads = [(head.at, number) for number, source in enumerate(sources) if (head := _head(source)) is not None]
         heapq.heapify(heads)
-        batch: deque[tuple[Source, Entry]] = deque()
+        batch: deque[tuple[Source, StoreEntry]] = deque()
         met: set[tuple[int, Labels, str]] = set()
         size = 0
         while heads and size < MOST_BYTES:
@@ -221,7 +221,7 @@ class LogShipping:
         self._has_more = bool(heads)
         return batch
 
-    def _admitted(self, entry: Entry, now: float) -> Entry:
+    def _admitted(self, entry: StoreEntry, now: float) -> StoreEntry:
         """The entry; as a lost one where its job is one too many."""
         job = dict(entry.labels).get("job")
         if job is None or entry.lost is not None:
@@ -252,7 +252,7 @@ class LogShipping:
             source.taken_by_store()
         return 0.0 if self._batch or self._has_more else BATCH_SECONDS
 
-    def _is_over(self, answer: Answer, entries: Sequence[Entry]) -> bool:
+    def _is_over(self, answer: Answer, entries: Sequence[StoreEntry]) -> bool:
         """Whether these need not be pushed again: the store has them, or will never take them. Else say how and when
         they are."""
         if answer.outcome is Outcome.TAKEN:
@@ -271,9 +271,9 @@ class LogShipping:
         self._failed(answer)
         return False
 
-    def _piece(self) -> list[tuple[Source, Entry]]:
+    def _piece(self) -> list[tuple[Source, StoreEntry]]:
         """The beginning of the batch, as large as the store takes now."""
-        piece: list[tuple[Source, Entry]] = []
+        piece: list[tuple[Source, StoreEntry]] = []
         size = 0
         for each in self._batch:
             size += each[1].size if each[1].lost is None else 0
@@ -282,7 +282,7 @@ class LogShipping:
             piece.append(each)
         return piece
 
-    def _count(self, entries: Sequence[Entry], answer: Answer) -> None:
+    def _count(self, entries: Sequence[StoreEntry], answer: Answer) -> None:
         """Count what became of lines, and tell what the store says of those that it does not take."""
         lost = answer.lost
         if answer.outcome is Outcome.REFUSED:
@@ -310,7 +310,7 @@ class LogShipping:
         self._pause = min(self._pause * 2, _LONGEST_PAUSE)
 
 
-def _unlike(entry: Entry, met: set[tuple[int, Labels, str]]) -> Entry:
+def _unlike(entry: StoreEntry, met: set[tuple[int, Labels, str]]) -> StoreEntry:
     """The entry, a nanosecond later while another of the batch is the same to a store."""
     while (same := (entry.at, entry.labels, entry.text)) in met:
         entry = replace(entry, at=entry.at + 1)
@@ -318,7 +318,7 @@ def _unlike(entry: Entry, met: set[tuple[int, Labels, str]]) -> Entry:
     return entry
 
 
-def _head(source: Source) -> Entry | None:
+def _head(source: Source) -> StoreEntry | None:
     try:
         return source.head()
     except OSError as error:

@@ -20,7 +20,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from trainmedic_server import __version__
-from trainmedic_server.agent.log_shipping.entries import Entry, Labels
+from trainmedic_server.agent.log_shipping.entries import Labels, StoreEntry
 from trainmedic_server.agent.log_shipping.ship_counters import LostReason
 from trainmedic_server.agent.log_shipping.ship_policy import ShipPolicy, StoreKind
 
@@ -83,7 +83,7 @@ class StorePush:
         self._connection: http.client.HTTPConnection | None = None
         self._was_used = False
 
-    def push(self, entries: Sequence[Entry]) -> Answer:
+    def push(self, entries: Sequence[StoreEntry]) -> Answer:
         """Push entries, which are in the order of their times."""
         body = gzip.compress(body_of(entries), _COMPRESSION, mtime=0)
         try:
@@ -147,7 +147,7 @@ class StorePush:
         return headers
 
 
-def body_of(entries: Sequence[Entry]) -> bytes:
+def body_of(entries: Sequence[StoreEntry]) -> bytes:
     """The document of a push, before it is compressed."""
     streams: dict[Labels, list[list[object]]] = {}
     for entry in entries:

@@ -21,7 +21,7 @@ from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.journal import Journal
 from trainmedic_server.agent.log_reading.discovery import Discovery
 from trainmedic_server.agent.log_reading.log_store import NodeBoot
-from trainmedic_server.agent.log_shipping.entries import Entry
+from trainmedic_server.agent.log_shipping.entries import StoreEntry
 from trainmedic_server.agent.log_shipping.shipper import LogShipping
 from trainmedic_server.agent.log_shipping.store_push import Answer, Outcome, answer_of, body_of
 from trainmedic_server.agent.policy import Policy
@@ -38,7 +38,7 @@ class PushIntoStandIn:
         self.pushes: list[int] = []
         """How many lines each had."""
 
-    def push(self, entries: Sequence[Entry]) -> Answer:
+    def push(self, entries: Sequence[StoreEntry]) -> Answer:
         self.pushes.append(len(entries))
         if self.is_away:
             return Answer(Outcome.LATER, "unavailable", "connection refused")
@@ -56,11 +56,11 @@ class Agent:
     """Those that a test has not killed."""
 
     def __init__(
-        self, state: Path, *, hours_ago: float = 0.0, kmsg: str = "/nowhere", boot: str = "boot-1", **logs: Any
+        self, state: Path, *, hours_ago: float = 0.0, kmsg: str = "/nowhere", pods_in: str = "/nowhere", **logs: Any
     ) -> None:
         self.elapsed = 1000.0
         self.began = datetime.now(UTC) - timedelta(hours=hours_ago)
-        self.boot = boot
+        self._pods_in = pods_in
         self.store = LokiStandIn()
         self.push = PushIntoStandIn(self.store)
         self._state = state
@@ -73,11 +73,11 @@ class Agent:
         self.journal = Journal(self._state)
         context = AgentContext(NODE, lambda: None, None, Policy(), self.journal, AgentCounters(), self.now)
         assert self.policy.ship is not None
-        boot = NodeBoot(NODE, self.boot, self.began)
+        boot = NodeBoot(NODE, "boot-1", self.began)
         self.shipping = LogShipping(
             context, self.policy, self.policy.ship, boot, self.push, monotonic=lambda: self.elapsed, kmsg=self._kmsg
         )
-        self.discovery = Discovery(self.policy, NODE, "/nowhere")
+        self.discovery = Discovery(self.policy, NODE, self._pods_in)
         self.running.append(self)
 
     def kill(self) -> None:
@@ -108,7 +108,7 @@ class Agent:
             sample.labels["reason"]: sample.value
             for family in self.shipping.metrics()
             for sample in family.samples
-            if "_lost_" in sample.name and sample.name.endswith("_total")
+            if "_lost_" in sample.name and sample.name.endswith("_total") and sample.value
         }
 
     def value(self, name: str, **labels: str) -> float:

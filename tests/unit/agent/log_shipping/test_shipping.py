@@ -8,10 +8,16 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.unit.agent.log_shipping.shipping import Agent
 from trainmedic.wire import log_layout
+from trainmedic_server.adapters.log_stores.loki import Loki
+from trainmedic_server.adapters.log_stores.paging import StoredLogs
+from trainmedic_server.adapters.log_stores.store_http import StoreHttp
+from trainmedic_server.adapters.system_clock import SystemClock
+from trainmedic_server.domain.log_search import LogQuery
 
 
 @pytest.fixture(autouse=True)
@@ -345,6 +351,23 @@ def test_the_kernels_log_goes_on_after_a_restart(tmp_path: Path) -> None:
     agent.step()
     assert agent.store.lines(source="kernel") == [f"line {number}" for number in (0, 1, 2, 3, 4, 7, 8, 9)]
     assert agent.lost() == {"overwritten": 2}
+
+
+async def test_the_lines_of_pods_are_found_by_the_jobs_pods(tmp_path: Path) -> None:
+    """Their containers know nothing of the job's name; the server does."""
+    pods = tmp_path / "pods"
+    agent = Agent(tmp_path / "state", pods_in=str(pods), pods=["team-a"])
+    for number, name in enumerate(("llm-0", "llm-1", "other")):
+        at = (agent.now() - timedelta(seconds=9 - number)).isoformat()
+        append(pods / f"team-a_{name}_8a4f0001-1111-2222-3333-444455556666" / "main" / "0.log",
+               f"{at} stdout F from {name}")  # fmt: skip
+    agent.step()
+    assert all("job" not in dict(labels) for labels in agent.store.streams[""])
+    http = StoreHttp("http://store", {}, transport=httpx.ASGITransport(agent.store.app))
+    query = LogQuery("llm", agent.now() - timedelta(hours=1), pods=("team-a/llm-0", "team-a/llm-1"))
+    batches = [batch async for batch in StoredLogs(Loki(http), SystemClock()).search(query, [], 100)]
+    assert [line.text for batch in batches for line in batch.lines] == ["from llm-0", "from llm-1"]
+    await http.close()
 
 
 def _write_records(path: Path, records: list[str]) -> None:
