@@ -54,6 +54,10 @@ ALERTS = {
     "MessagesNotBelieved": "warning",
     "PlaybooksBroken": "warning",
     "LogRulesBroken": "warning",
+    "LogFindingsLost": "warning",
+    "LogWordingChanged": "warning",
+    "LogShippingLosesLines": "warning",
+    "LogShippingStuck": "warning",
     "FindingsNotTold": "critical",
 }
 

@@ -204,8 +204,8 @@ def test_a_store_that_is_busy_is_asked_again_ever_less_often(tmp_path: Path, log
     tried = len(agent.push.pushes)
     assert 3 <= tried <= 5
     assert agent.shipping.presence()["shipping"]["problem"]
-    agent.step(60)
-    agent.step(60)
+    for _ in range(5):
+        agent.step(80)
     assert agent.store.lines() == ["one"]
     assert agent.shipping.presence() == {"shipping": {}}
     assert agent.lost() == {}
