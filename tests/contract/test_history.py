@@ -104,6 +104,54 @@ async def test_each_filter_keeps_what_it_says(store: SqlStore) -> None:
         assert [one async for one in store.stream(wanted)] == found, wanted
 
 
+async def test_several_values_of_a_filter_add_up(store: SqlStore) -> None:
+    """Any of them will do, page by page in one order, also of many values and of several filters at once."""
+    statuses = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED)
+    runs = [closed(number, gpu(number), status=statuses[number % 3]) for number in range(30)]
+    await add(store, *runs)
+    wanted = Filter(status=("failed", "cancelled", "failed"))
+    found = [one for one in reversed(runs) if one.status in (Status.FAILED, Status.CANCELLED)]
+    assert [one async for one in store.stream(wanted)] == found
+    first, cursor = await store.page(wanted, 7, None)
+    assert (first, (await store.page(wanted, 7, cursor))[0]) == (found[:7], found[7:14])
+    both = Filter(status=("failed", "cancelled"), gpu=tuple(str(number) for number in range(12)))
+    assert [one async for one in store.stream(both)] == [one for one in found if one.created_at < at(12)]
+    many = Filter(status=("failed", "cancelled"), gpu=tuple(str(number) for number in range(20)))
+    assert [one async for one in store.stream(many)] == [one for one in found if one.created_at < at(20)]
+
+
+async def test_a_run_is_found_by_what_it_touches_and_by_who_decided(store: SqlStore) -> None:
+    """A job's run by the nodes that it changed something on; a GPU by its name with its node; and by its target."""
+    on_job = closed(1, Target(TargetKind.JOB, job="llm"))
+    on_gpu, elsewhere = closed(2, gpu(0, "node-7")), closed(3, gpu(0, "node-8"))
+    open_run = run(4, Target(TargetKind.CLUSTER))
+    await add(store, on_job, on_gpu, elsewhere, open_run)
+
+    def work(tx: Transaction) -> None:
+        tx.touch_nodes(on_job.id, ["node-7", "node-9"], at(1))
+        tx.add_order(OperatorOrder("o1", on_gpu.id, OrderKind.APPROVE, "ann", at(5)))
+        tx.add_order(OperatorOrder("o2", on_gpu.id, OrderKind.UNDO, "ann", at(6)))
+        tx.add_order(OperatorOrder("o3", on_job.id, OrderKind.REJECT, "bob", at(6)))
+
+    await store.transact(work)
+    expected = [
+        (Filter(node="node-7"), [on_gpu, on_job]),
+        (Filter(node=("node-8", "node-9")), [elsewhere, on_job]),
+        (Filter(gpu="gpu:node-7/0"), [on_gpu]),
+        (Filter(gpu="node-8/0"), [elsewhere]),
+        (Filter(gpu="0"), [elsewhere, on_gpu]),
+        (Filter(target="gpu:node-7/0"), [on_gpu]),
+        (Filter(target=("job:llm", "cluster")), [open_run, on_job]),
+        (Filter(target="node:node-7"), []),
+        (Filter(by="ann"), [on_gpu]),
+        (Filter(by=("ann", "bob")), [on_gpu, on_job]),
+        (Filter(is_open=True), [open_run]),
+        (Filter(is_open=False, node="node-7"), [on_gpu, on_job]),
+    ]
+    for wanted, found in expected:
+        assert [one.id async for one in store.stream(wanted)] == [one.id for one in found], wanted
+
+
 async def test_a_filter_follows_a_runs_changes(store: SqlStore) -> None:
     """A run is found under the status and decision that it has now."""
     one = run()

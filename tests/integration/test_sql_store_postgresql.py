@@ -21,7 +21,7 @@ from tests.support.programs import eventually
 from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store import postgresql, revision, schema
 from trainmedic_server.adapters.sql_store.election import Election
-from trainmedic_server.adapters.sql_store.history import page_select
+from trainmedic_server.adapters.sql_store.history_page import page_select
 from trainmedic_server.adapters.sql_store.postgresql import LockSession
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.ports.store import HistoryFilter, Transaction

@@ -22,7 +22,7 @@ from tests.contract.run_store_values import at, closed, heard, run
 from tests.support.programs import PYTHON_PATH
 from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store import database, revision, schema
-from trainmedic_server.adapters.sql_store.history import page_select
+from trainmedic_server.adapters.sql_store.history_page import page_select
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.known_finding import EpisodeKey
 from trainmedic_server.domain.run import OperatorOrder, OrderKind
@@ -155,33 +155,55 @@ FILTERS = {
     "playbook": {"playbook": "a"},
     "status": {"status": "failed"},
     "decision": {"decision": "started"},
-    "node": {"node": "a"},
     "gpu": {"gpu": "a"},
     "job": {"job": "a"},
     "since": {"since": at(0)},
     "until": {"until": at(0)},
-    "node since": {"node": "a", "since": at(0), "until": at(9)},
+    "job since": {"job": "a", "since": at(0), "until": at(9)},
+    "open": {"is_open": True},
     "owes undo": {"owes_undo": True},
 }
+
+
+def page_plan(migrated: sa.Connection, wanted: HistoryFilter, before: Any) -> list[str]:
+    compiled = page_select(wanted, 100, before).compile(dialect=migrated.dialect)
+    parameters = compiled.construct_params()
+    types = {key: bound.type.bind_processor(migrated.dialect) for key, bound in compiled.binds.items()}
+    given = tuple((types[key] or (lambda value: value))(parameters[key]) for key in compiled.positiontup or ())
+    return plan(migrated, str(compiled), given)
 
 
 @pytest.mark.parametrize("before", [None, (at(5), "id")], ids=["first", "next"])
 @pytest.mark.parametrize("name", FILTERS)
 def test_a_page_of_the_history_is_read_from_an_index_in_order(migrated: sa.Connection, name: str, before: Any) -> None:
     """With any one filter: no sorting, and no reading of what the page does not have."""
-    wanted = HistoryFilter(**FILTERS[name])
-    compiled = page_select(wanted, 100, before).compile(dialect=migrated.dialect)
-    parameters = compiled.construct_params()
-    types = {key: bound.type.bind_processor(migrated.dialect) for key, bound in compiled.binds.items()}
-    given = tuple((types[key] or (lambda value: value))(parameters[key]) for key in compiled.positiontup or ())
-    [step] = plan(migrated, str(compiled), given)
+    [step] = page_plan(migrated, HistoryFilter(**FILTERS[name]), before)
     assert "USING INDEX ix_runs_" in step
-    if name == "owes undo":
+    if name in ("owes undo", "open"):
         assert "ix_runs_unfinished" in step
-    unnamed = dict.fromkeys(("nothing", "since", "until", "owes undo"), "")
-    column = {**unnamed, "alertname": "alert_name", "node since": "node"}.get(name, name)
+    unnamed = dict.fromkeys(("nothing", "since", "until", "owes undo", "open"), "")
+    column = {**unnamed, "alertname": "alert_name", "job since": "job"}.get(name, name)
     assert step.startswith("SEARCH" if column or before or name in ("since", "until") else "SCAN")
     assert f"({column}=?" in step or not column
+
+
+@pytest.mark.parametrize(
+    "several",
+    [
+        {"node": "a"},
+        {"status": ("failed", "waiting")},
+        {"gpu": "a/0", "status": ("failed", "waiting")},
+        {"by": "ann"},
+        {"target": ("gpu:a/0", "job:b")},
+        {"node": ("a", "b"), "since": at(0)},
+    ],
+)
+@pytest.mark.parametrize("before", [None, (at(5), "id")], ids=["first", "next"])
+def test_a_page_of_several_values_reads_no_table(migrated: sa.Connection, several: Any, before: Any) -> None:
+    """Each value's part comes from an index in its order; only their few rows are put in order again."""
+    steps = page_plan(migrated, HistoryFilter(**several), before)
+    tables = ("runs", "touched_nodes", "orders")
+    assert not [step for step in steps if step.startswith("SCAN") and step.split()[1] in tables]
 
 
 async def test_no_unit_of_work_reads_a_whole_table(url: str) -> None:

@@ -30,16 +30,18 @@ from trainmedic_server.domain.log_search import LogQuery
 from trainmedic_server.domain.playbook import Mode, Playbook
 from trainmedic_server.domain.run import Controls, Decision, Event, OperatorOrder, OrderKind, Run, Status
 from trainmedic_server.domain.target import Target, TargetKind
+from trainmedic_server.domain.upcoming import Upcoming
 from trainmedic_server.engine.kept_jobs import KeptJobs
 from trainmedic_server.ports.logs import LogBatch
 from trainmedic_server.ports.outside import NoClockWatch, Presence
-from trainmedic_server.ports.store import HistoryFilter, RunRecord
+from trainmedic_server.ports.store import HistoryFilter, RunRecord, values_of
 from trainmedic_server.server.auth import Authenticator
 from trainmedic_server.server.factory import create_app
 from trainmedic_server.server.findings import FindingsApi
 from trainmedic_server.server.limits import ConnectionLimits, ServerLimits
 from trainmedic_server.server.listener import serve
 from trainmedic_server.server.log_lines import LogLinesApi
+from trainmedic_server.server.now import NowApi
 from trainmedic_server.server.whereabouts import Whereabouts
 from trainmedic_server.telemetry import Metrics, configure_logging
 
@@ -113,11 +115,13 @@ def _is_wanted(run: Run, conditions: HistoryFilter) -> bool:
         (conditions.node, target.node),
         (conditions.gpu, target.gpu),
         (conditions.job, target.job),
+        (conditions.target, run.target_key),
     )
     in_time = (conditions.since is None or run.created_at >= conditions.since) and (
         conditions.until is None or run.created_at < conditions.until
     )
-    return in_time and all(asked is None or asked == has for asked, has in pairs)
+    is_open = conditions.is_open is None or run.is_open == conditions.is_open
+    return in_time and is_open and all(asked is None or has in values_of(asked) for asked, has in pairs)
 
 
 @dataclass
@@ -126,6 +130,7 @@ class MemoryEngine:
 
     history: MemoryHistory
     controls: Controls = field(default_factory=Controls)
+    mode: Mode = Mode.ENFORCE
     fails_with: Exception | None = None
     deliveries: list[Delivery] = field(default_factory=list)
 
@@ -180,6 +185,9 @@ class MemoryEngine:
     async def resume(self, actor: str) -> Controls:
         self.controls = replace(self.controls, paused=False, paused_by=None, paused_at=None)
         return self.controls
+
+    async def upcoming(self, run: Run, alerts: Sequence[AlertRecord]) -> Upcoming | None:
+        return Upcoming(step="cap", kind="action", action="gpu.power_limit") if run.is_open else None
 
     async def close_breaker(self, actor: str) -> Controls:
         self.controls = replace(self.controls, breaker_open=False)
@@ -296,17 +304,18 @@ class World:
     allowed_hosts: tuple[str, ...] = ()
     metric_history: Any = None
     external_url: str = ""
+    findings: InMemoryStore = field(default_factory=InMemoryStore)
 
     def __post_init__(self) -> None:
         self.engine = MemoryEngine(self.history)
         self.lives = MemoryLives()
-        self.findings = InMemoryStore()
         self.log_rules = LogRuleLibrary(())
         self.app: FastAPI = create_app(
             engine=self.engine,
             job_lives=self.lives,
             runs=self.history,
             alerts=self.findings,
+            standing=NowApi(self.findings, self.history, self.engine, StoppedClock(), self.external_url),
             found=FindingsApi(self.findings, KeptJobs(self.findings, StoppedClock()), self.findings),
             lines=LogLinesApi(self.logs, Whereabouts(self.bus, self.findings)),  # type: ignore[arg-type]
             catalog=self.catalog,

@@ -38,6 +38,7 @@ _COMMANDS: Mapping[str, _CommandEntry] = {
     "serve": _CommandEntry("serve", "Start the server."),
     "agent": _CommandEntry("agent", "Run the agent of a node, check what it would do, or give back what it holds."),
     "status": _CommandEntry("operations", "Show whether the server is well, and what it is doing."),
+    "now": _CommandEntry("now", "Show what waits for you, what is changed, what comes next, and what is lost."),
     "history": _CommandEntry("history", "Show what was done, and why."),
     "findings": _CommandEntry("findings", "Show what log rules have found."),
     "keep": _CommandEntry("findings", "Keep what is known of a job, however old it gets."),

@@ -6,12 +6,19 @@ from collections.abc import Sequence
 
 from trainmedic_server.domain.plain_text import visible
 
+_SHORT_ID = 8
+
 
 def plain(value: object) -> str:
     """`value` on one line, without control characters: label values must not steer a terminal."""
     if value is None:
         return "-"
     return visible(str(value).replace("\n", " ⏎ "))
+
+
+def short_id(run_id: object) -> str:
+    """The end of a run's id, which its commands take: ids of one second have their beginnings alike."""
+    return plain(run_id)[-_SHORT_ID:]
 
 
 def rows(header: Sequence[str], lines: Sequence[Sequence[object]], width: int) -> list[str]:

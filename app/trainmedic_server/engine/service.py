@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -16,10 +16,12 @@ from typing import Any
 from trainmedic.wire import envelope
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.admission import Admission
-from trainmedic_server.domain.alert import Delivery
+from trainmedic_server.domain.alert import AlertRecord, Delivery
+from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Controls, Event, OperatorOrder, OrderKind, Run
 from trainmedic_server.domain.topology import Topology
-from trainmedic_server.engine import orders
+from trainmedic_server.domain.upcoming import Upcoming
+from trainmedic_server.engine import orders, upcoming
 from trainmedic_server.engine.admission import AdmissionChanges
 from trainmedic_server.engine.breaker import Breaker
 from trainmedic_server.engine.driver import DriverServices
@@ -89,6 +91,8 @@ class Engine:
             store, clock, timeline, limits, metrics, services.locks, alert_source, self._workers.playbook_of, fence
         )
         self._leases = LeaseRenewer(store, actions, clock, timeline, limits, metrics, lease_recovery)
+        self._locks = services.locks
+        self._mode = limits.mode
         self._loops: list[asyncio.Task[None]] = []
         self._last_id = (0, 0)
         self._id_lock = threading.Lock()
@@ -97,6 +101,17 @@ class Engine:
     def controls(self) -> Controls:
         """The current switches: pause and breaker."""
         return self._controls
+
+    @property
+    def mode(self) -> Mode:
+        """The server's mode."""
+        return self._mode
+
+    async def upcoming(self, run: Run, alerts: Sequence[AlertRecord]) -> Upcoming | None:
+        """What the run does next; None where it is over. Raises StoreUnavailable."""
+        playbook = await self._workers.playbook_for_reading(run) if run.is_open else None
+        holder = self._locks.holder(run.target) if run.waiting_on == "target" and run.target is not None else None
+        return upcoming.of_run(run, playbook, alerts, holder)
 
     async def start(self, took_over_as: str | None = None) -> None:
         """Resume the runs that an earlier process left, then start the loops. Raises StoreUnavailable.

@@ -22,6 +22,9 @@ from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook
 from trainmedic_server.ports.store import RunStore
 
+_READ_AT_ONCE = 100
+"""Versions of playbooks that are kept compiled for who only reads."""
+
 log = telemetry.logger(__name__)
 
 
@@ -35,6 +38,7 @@ class Workers:
         self._drivers: dict[str, Driver] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._touched_early: set[str] = set()
+        self._read_before: dict[tuple[str, str], CompiledPlaybook] = {}
         self._stopped = False
 
     def start(self, run: Run, playbook: CompiledPlaybook, alert: AlertRecord) -> None:
@@ -139,6 +143,21 @@ class Workers:
         if text is None:
             raise errors.NotFound(f"the text of playbook {run.playbook}, version {run.version}, is not in the store")
         return self._catalog.compile(text, f"{run.playbook}@{run.version[:12]}")
+
+    async def playbook_for_reading(self, run: Run) -> CompiledPlaybook | None:
+        """As `playbook_of`, for who asks often; None where it cannot be read. Raises StoreUnavailable."""
+        key = (run.playbook, run.version)
+        if key not in self._read_before:
+            try:
+                playbook = await self.playbook_of(run)
+            except errors.StoreUnavailable:
+                raise
+            except errors.TrainmedicError:
+                return None
+            if len(self._read_before) >= _READ_AT_ONCE:
+                self._read_before.clear()
+            self._read_before[key] = playbook
+        return self._read_before[key]
 
     async def _revive(self, run_id: str) -> None:
         """Drive a closed run again, because an undo of it may be due."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from trainmedic_server.domain.alert import AlertRecord, Identity
 from trainmedic_server.domain.effect import Effect
@@ -15,6 +15,7 @@ from trainmedic_server.domain.time_gaps import TimeGap
 from trainmedic_server.ports.effects import EffectRecords, EventPositions
 from trainmedic_server.ports.findings import FindingRecords
 from trainmedic_server.ports.messages import StoredMessages
+from trainmedic_server.ports.present import StoredAgentLives
 from trainmedic_server.ports.verdicts import StoredVerdicts
 
 T = TypeVar("T")
@@ -167,6 +168,11 @@ class Transaction(Protocol):
         ...
 
     @property
+    def agents(self) -> StoredAgentLives:
+        """When agents were heard of last."""
+        ...
+
+    @property
     def verdicts(self) -> StoredVerdicts:
         """What was said of the failures of jobs."""
         ...
@@ -246,23 +252,40 @@ class RunStore(Protocol):
     async def close(self) -> None: ...
 
 
+Values: TypeAlias = str | tuple[str, ...] | None
+"""The values of which a filter takes one: a single one, several, or None for any."""
+
+
+def values_of(values: Values) -> tuple[str, ...]:
+    """The values as a tuple, each once; empty where any will do."""
+    return tuple(dict.fromkeys((values,) if isinstance(values, str) else values or ()))
+
+
 @dataclass(frozen=True, slots=True)
 class HistoryFilter:
     """Which items of the history are meant; None means any. ``since`` is inclusive, ``until`` exclusive.
 
-    ``owes_undo`` set to True asks for the closed runs that still owe an undo, False for all others.
+    ``owes_undo`` set to True asks for the closed runs that still owe an undo, False for all others; ``is_open`` for
+    the runs that are not closed, or those that are.
     """
 
-    alertname: str | None = None
-    playbook: str | None = None
-    status: str | None = None
-    decision: str | None = None
-    node: str | None = None
-    gpu: str | None = None
-    job: str | None = None
+    alertname: Values = None
+    playbook: Values = None
+    status: Values = None
+    decision: Values = None
+    node: Values = None
+    """Of the target, or one on which a run on a job has changed something."""
+    gpu: Values = None
+    """Its name alone, or with its node: ``gpu:node-1/0`` or ``node-1/0``."""
+    job: Values = None
     since: datetime | None = None
     until: datetime | None = None
     owes_undo: bool | None = None
+    target: Values = None
+    """The target's key."""
+    is_open: bool | None = None
+    by: Values = None
+    """Who has approved, rejected, cancelled or undone it."""
 
 
 @dataclass(frozen=True, slots=True)

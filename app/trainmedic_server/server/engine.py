@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from trainmedic_server.domain.admission import Admission
-from trainmedic_server.domain.alert import Delivery
+from trainmedic_server.domain.alert import AlertRecord, Delivery
 from trainmedic_server.domain.job_life import JobLife
 from trainmedic_server.domain.known_finding import KeptJob
+from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.problems import FileProblem
 from trainmedic_server.domain.run import Controls, OrderKind, Run
+from trainmedic_server.domain.upcoming import Upcoming
 from trainmedic_server.logs.rule import RuleSet
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
@@ -38,8 +40,14 @@ class EnginePort(Protocol):
     async def resume(self, actor: str) -> Controls: ...
     async def close_breaker(self, actor: str) -> Controls: ...
 
+    async def upcoming(self, run: Run, alerts: Sequence[AlertRecord]) -> Upcoming | None:
+        """What the run does next; None where it is over. Raises StoreUnavailable."""
+        ...
+
     @property
     def controls(self) -> Controls: ...
+    @property
+    def mode(self) -> Mode: ...
 
 
 class JobLivesPort(Protocol):

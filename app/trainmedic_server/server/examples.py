@@ -36,9 +36,11 @@ ITEM: dict[str, Any] = {
     "owes_undo": False,
     "undo_error": None,
     "undone_at": "2026-01-31T12:05:04.335000Z",
+    "waiting_on": None,
+    "deadline": None,
+    "approved_by": [],
+    "decided_at": None,
 }
-
-STATE: dict[str, Any] = {**ITEM, "waiting_on": None}
 
 EVENT: dict[str, Any] = {
     "seq": 4711,
@@ -60,7 +62,7 @@ _ATTEMPT: dict[str, Any] = {
 }
 
 RUN: dict[str, Any] = {
-    **STATE,
+    **ITEM,
     "version": "9f2c1d7e0b34",
     "ended_at": "2026-01-31T12:05:04.335000Z",
     "acted_at": "2026-01-31T12:02:00.130000Z",
@@ -127,4 +129,5 @@ RUN: dict[str, Any] = {
         "origin": "rule",
         "series": [[1769860320.0, 79.0], [1769860920.0, 88.0], [1769861520.0, 72.0]],
     },
+    "next": None,
 }

@@ -27,6 +27,7 @@ from trainmedic_server.server import (
     history,
     jobs,
     log_lines,
+    now,
     operations,
     problems,
     reports,
@@ -69,6 +70,7 @@ def create_app(
     job_lives: JobLivesPort,
     runs: History,
     alerts: HeardAlerts,
+    standing: now.NowApi,
     found: findings.FindingsApi,
     lines: log_lines.LogLinesApi,
     catalog: CatalogPort,
@@ -98,11 +100,12 @@ def create_app(
     feed = app.state.feed = EventFeed(runs, limits.poll_seconds, limits.streams, metrics)
     webhook.declare(app.router, handle)
     for routes in (
-        history.router(runs, found.history, auth, clock, limits, reads, metric_history is not None),
+        *history.routers(runs, found.history, standing, auth, clock, limits, reads, metric_history is not None),
+        now.router(standing, auth, reads),
         heard_alerts.router(alerts, catalog, auth, clock, limits, reads),
         *found.routers(auth, clock, bodies, reads),
         events.router(feed, auth, limits),
-        *operations.routers(engine, job_lives, catalog, runs, bus, auth, bodies, reads, external_url),
+        *operations.routers(engine, job_lives, catalog, runs, standing.present, bus, auth, bodies, reads, external_url),
         jobs.router(bus, cluster_topology, clock, auth),
         lines.router(auth, clock, limits),
         reports.router(ReportCompiler(runs, metric_history, verdicts), auth, clock),
@@ -111,8 +114,7 @@ def create_app(
         app.include_router(routes)
     problems.register(app)
     app.add_middleware(_Boundary, metrics=metrics)
-    _describe(app)
-    return app
+    return _described(app)
 
 
 class _Api(FastAPI):
@@ -177,8 +179,8 @@ class _Boundary:
                 await problems.ProblemResponse(problem, scope["path"])(scope, receive, send)
 
 
-def _describe(app: FastAPI) -> None:
-    """Make `app` complete its OpenAPI document, which it builds once, when it is first asked for."""
+def _described(app: FastAPI) -> FastAPI:
+    """`app`, made to complete its OpenAPI document, which it builds once, when it is first asked for."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -200,6 +202,7 @@ def _describe(app: FastAPI) -> None:
     assert url is not None
     app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", None) != url]
     app.add_route(url, document, include_in_schema=False)
+    return app
 
 
 def _complete(document: dict[str, Any]) -> None:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from enum import StrEnum
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Path, Query, Response
+from fastapi import APIRouter, Depends, Header, Query, Response
 
 from trainmedic_server.domain.run import Decision, Run, Status
 from trainmedic_server.errors import NotFound
 from trainmedic_server.ports.findings import FindingHistory
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import History, HistoryFilter
-from trainmedic_server.server import finding_views, views
+from trainmedic_server.server import finding_views, run_ids, views
 from trainmedic_server.server.ascii_json import AsciiJson
 from trainmedic_server.server.auth import Authenticator, requires
 from trainmedic_server.server.exports import CSV, NDJSON, HistoryExports
 from trainmedic_server.server.limits import ServerLimits
 from trainmedic_server.server.negotiation import preferred
+from trainmedic_server.server.now import NowApi
 from trainmedic_server.server.problems import responses
 from trainmedic_server.server.query_types import Name, PageCursor, PageLimit, wrong_cursor
 from trainmedic_server.server.read_turns import ReadTurns
+from trainmedic_server.server.run_ids import RunId
 from trainmedic_server.server.times import TimeText, time_of
 from trainmedic_server.server.tokens import TokenRole
 
@@ -28,17 +31,29 @@ _TEXT = {"schema": {"type": "string"}}
 _OF_PAGES = {200: {"content": dict.fromkeys((NDJSON, CSV), _TEXT)}, **responses(401, 403, 422, 503)}
 _PIECE = 100  # runs that are read at one go for a page
 
-RunId = Annotated[str, Path(pattern=r"^[0-9A-Za-z_-]{1,64}$", description="The run's id.")]
+_NEVER_RUNS = (Decision.JOINED, Decision.DUPLICATE)
+"""Decisions that make no item of their own: events of the run that the alert joined tell of them."""
+FindableDecision = StrEnum("FindableDecision", {each.name: each.value for each in Decision if each not in _NEVER_RUNS})  # type: ignore[misc]
+_MOST_VALUES = 20
 
 
-def router(
+def routers(
     history: History,
     findings: FindingHistory,
+    now: NowApi,
     auth: Authenticator,
     clock: Clock,
     limits: ServerLimits,
     reads: ReadTurns,
     are_measured: bool = False,
+) -> tuple[APIRouter, ...]:
+    """The routes of this module."""
+    of_runs = _router_of_runs(history, auth, clock, limits, reads)
+    return of_runs, _router_of_one(history, findings, now, auth, reads, are_measured)
+
+
+def _router_of_runs(
+    history: History, auth: Authenticator, clock: Clock, limits: ServerLimits, reads: ReadTurns
 ) -> APIRouter:
     routes = APIRouter(tags=["history"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
     exports = HistoryExports(history, limits)
@@ -65,45 +80,84 @@ def router(
                 raise wrong_cursor() from None
             return AsciiJson.of(views.page(newest_first, next_cursor))
 
+    return routes
+
+
+def _router_of_one(
+    history: History,
+    findings: FindingHistory,
+    now: NowApi,
+    auth: Authenticator,
+    reads: ReadTurns,
+    are_measured: bool,
+) -> APIRouter:
+    routes = APIRouter(tags=["history"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
+
     @routes.get(
         "/history/{run_id}",
         summary="One run in full",
         response_model=views.RunView,
-        responses=responses(401, 403, 404, 422, 503),
+        responses=responses(401, 403, 404, 409, 422, 503),
     )
     async def run(run_id: RunId) -> Response:
         """The run with its alerts and findings, its steps, its events in order, and what operators told it."""
         async with reads.take():
-            record = await history.record(run_id)
+            record = await history.record(await run_ids.whole(now.present, run_id))
             if record is None:
                 raise NotFound(f"There is no run {run_id}.")
             of_alerts = await finding_views.of_run(findings, record.alerts)
-            return AsciiJson.of(views.record(record, of_alerts, are_measured))
+            upcoming = await now.next_of(record.run, record.alerts)
+            return AsciiJson.of(views.record(record, of_alerts, are_measured, upcoming))
 
     return routes
+
+
+_SEVERAL = Query(max_length=_MOST_VALUES, description="Given several times, any of the values will do.")
+Names = Annotated[list[Name] | None, _SEVERAL]
 
 
 def _filter(clock: Clock) -> Callable[..., HistoryFilter]:
     """A dependency for FastAPI that reads the filters from the query."""
 
     async def conditions(
-        alertname: Name | None = None,
-        playbook: Name | None = None,
-        status: Status | None = None,
-        decision: Decision | None = None,
-        node: Name | None = None,
-        gpu: Name | None = None,
-        job: Name | None = None,
+        alertname: Names = None,
+        playbook: Names = None,
+        status: Annotated[list[Status] | None, _SEVERAL] = None,
+        decision: Annotated[list[FindableDecision] | None, _SEVERAL] = None,
+        node: Annotated[
+            list[Name] | None, Query(description="The target's, or one that a run on a job touched.")
+        ] = None,
+        gpu: Annotated[list[Name] | None, Query(description="Alone, or with its node: node-1/0, gpu:node-1/0.")] = None,
+        job: Names = None,
+        target: Annotated[list[Name] | None, Query(description="As items have it, such as job:llm-1.")] = None,
+        by: Annotated[list[Name] | None, Query(description="Who approved, rejected, cancelled or undid it.")] = None,
         since: TimeText | None = None,
         until: TimeText | None = None,
+        is_open: Annotated[bool | None, Query(alias="open", description="Runs that are not closed.")] = None,
         owes_undo: Annotated[bool | None, Query(description="Closed runs that still owe an undo.")] = None,
     ) -> HistoryFilter:
-        now = clock.now()
-        begin = time_of(since, now) if since else None
-        end = time_of(until, now) if until else None
-        return HistoryFilter(alertname, playbook, status, decision, node, gpu, job, begin, end, owes_undo)
+        at = clock.now()
+        return HistoryFilter(
+            alertname=_several(alertname),
+            playbook=_several(playbook),
+            status=_several(status),
+            decision=_several(decision),
+            node=_several(node),
+            gpu=_several(gpu),
+            job=_several(job),
+            target=_several(target),
+            by=_several(by),
+            since=time_of(since, at) if since else None,
+            until=time_of(until, at) if until else None,
+            is_open=is_open,
+            owes_undo=owes_undo,
+        )
 
     return conditions  # type: ignore[return-value]
+
+
+def _several(values: Sequence[str] | None) -> tuple[str, ...] | None:
+    return tuple(map(str, values)) if values else None
 
 
 async def _page(

@@ -18,16 +18,17 @@ from trainmedic_server.domain.topology import AgentTopology
 from trainmedic_server.errors import NotFound, PayloadError
 from trainmedic_server.ports.outside import CommandBus
 from trainmedic_server.ports.playbooks import CompiledPlaybook
+from trainmedic_server.ports.present import Present
 from trainmedic_server.ports.store import History
-from trainmedic_server.server import approvals, views
+from trainmedic_server.server import approvals, run_ids, views
 from trainmedic_server.server.auth import Authenticator, Principal, requires
 from trainmedic_server.server.body import BodyReader, parse_json
 from trainmedic_server.server.engine import CatalogPort, EnginePort, JobLivesPort
-from trainmedic_server.server.history import RunId
 from trainmedic_server.server.limits import KIB
 from trainmedic_server.server.presences import PresenceView, members_of
 from trainmedic_server.server.problems import responses
 from trainmedic_server.server.read_turns import ReadTurns
+from trainmedic_server.server.run_ids import RunId
 from trainmedic_server.server.tokens import TokenRole
 
 _BODY_BYTES = 16 * KIB
@@ -135,6 +136,7 @@ def routers(
     lives: JobLivesPort,
     catalog: CatalogPort,
     history: History,
+    present: Present,
     bus: CommandBus,
     auth: Authenticator,
     bodies: BodyReader,
@@ -144,7 +146,7 @@ def routers(
     """All routes of this module, and that of the approvals."""
     return (
         approvals.router(history, auth, reads, external_url),
-        orders(engine, auth, bodies),
+        orders(engine, present, auth, bodies),
         overview(catalog, history, bus, auth, reads),
         job_orders(lives, auth, bodies),
     )
@@ -171,7 +173,7 @@ def job_orders(lives: JobLivesPort, auth: Authenticator, bodies: BodyReader) -> 
     return routes
 
 
-def orders(engine: EnginePort, auth: Authenticator, bodies: BodyReader) -> APIRouter:
+def orders(engine: EnginePort, present: Present, auth: Authenticator, bodies: BodyReader) -> APIRouter:
     """The routes ``POST /runs/{id}/approve`` and so on, ``/pause`` and ``/resume``."""
     operator = requires(auth, TokenRole.OPERATOR)
     routes = APIRouter(tags=["operations"])
@@ -181,13 +183,14 @@ def orders(engine: EnginePort, auth: Authenticator, bodies: BodyReader) -> APIRo
             f"/runs/{{run_id}}/{kind}",
             name=kind.value,
             summary=summary,
-            response_model=views.RunState,
+            response_model=views.HistoryItem,
             responses=responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
             openapi_extra=body_schema(model),
         )
-        async def order(request: Request, run_id: RunId, actor: Principal = Depends(operator)) -> views.RunState:
+        async def order(request: Request, run_id: RunId, actor: Principal = Depends(operator)) -> views.HistoryItem:
             body = await read_body(bodies, request, model)
-            return views.state(await engine.order(run_id, kind, actor.name, body.note, actor.groups))
+            whole_id = await run_ids.whole(present, run_id)
+            return views.item(await engine.order(whole_id, kind, actor.name, body.note, actor.groups))
 
     for kind, summary in _ORDERS.items():
         order_route(kind, summary, OrderBody)

@@ -226,6 +226,8 @@ def _title(status: int) -> str:
 
 
 def _path(location: Sequence[Any]) -> str:
+    if location[0] == "query":  # a parameter, also where it was given several times
+        return str(location[1])
     return ".".join(str(part) for part in location[1:]) or str(location[0])
 
 

@@ -9,14 +9,16 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
+from trainmedic_server.domain import approval
 from trainmedic_server.domain.alert import AlertRecord, AlertStatus
 from trainmedic_server.domain.plain_text import json_bytes
 from trainmedic_server.domain.playbook import Mode, UndoTrigger
 from trainmedic_server.domain.run import Decision, Event, OrderKind, Run, Status, StepStatus, UndoStatus
 from trainmedic_server.ports.store import RunRecord
-from trainmedic_server.server import effect_view, examples
+from trainmedic_server.server import effect_view, examples, run_lines
 from trainmedic_server.server.effect_view import EffectView
 from trainmedic_server.server.finding_views import RunFinding
+from trainmedic_server.server.upcoming_view import NextView
 from trainmedic_server.server.view import View
 
 
@@ -49,14 +51,12 @@ class HistoryItem(View):
         description="Why what it owes could not be taken back yet; null where it was not tried."
     )
     undone_at: datetime | None = Field(description="When all that it owed had been taken back.")
-
-
-class RunState(HistoryItem):
-    """A run in one line, and what it waits for or still owes."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [examples.STATE]})
-
     waiting_on: str | None = Field(description="target, resolved, retry, approval or resume; null while it works.")
+    deadline: datetime | None = Field(
+        description="When what an open run is at ends by itself; null where it waits for ever."
+    )
+    approved_by: list[str] = Field(description="Who has approved what it asked, in order.")
+    decided_at: datetime | None = Field(description="When people last approved or rejected what it asked.")
 
 
 class HistoryPage(View):
@@ -151,7 +151,7 @@ class OrderView(View):
     step: str | None
 
 
-class RunView(RunState):
+class RunView(HistoryItem):
     """Everything that is known of a run."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [examples.RUN]})
@@ -165,34 +165,36 @@ class RunView(RunState):
     events: list[EventView]
     orders: list[OrderView]
     effect: EffectView | None = Field(description="What became of the alert's metric; null where nothing was changed.")
+    next: NextView | None = Field(description="What it does next, as far as it can be told now; null where it is over.")
 
 
 def item(run: Run) -> HistoryItem:
     return HistoryItem(**_line(run))
 
 
-def state(run: Run) -> RunState:
-    return RunState(**_line(run), waiting_on=run.waiting_on)
-
-
 def page(runs: list[Run], cursor: str | None) -> HistoryPage:
     return HistoryPage(items=[item(run) for run in runs], next=cursor)
 
 
-def record(stored: RunRecord, findings: Sequence[RunFinding] = (), are_measured: bool = False) -> RunView:
+def record(
+    stored: RunRecord,
+    findings: Sequence[RunFinding] = (),
+    are_measured: bool = False,
+    upcoming: NextView | None = None,
+) -> RunView:
     run = stored.run
     return RunView(
         **_line(run),
         version=run.version,
         ended_at=run.ended_at,
         acted_at=run.acted_at,
-        waiting_on=run.waiting_on,
         alerts=[_alert(alert) for alert in stored.alerts],
         findings=list(findings),
         steps=[StepView.model_validate(step) for step in run.steps],
         events=[event(stored_event) for stored_event in stored.events],
         orders=[OrderView.model_validate(order) for order in stored.orders],
         effect=effect_view.view(run, stored.effect, are_measured),
+        next=upcoming,
     )
 
 
@@ -212,7 +214,7 @@ def _alert(stored: AlertRecord) -> AlertView:
 
 def _line(run: Run) -> dict[str, Any]:
     """The members of a history item."""
-    target = run.target
+    target, undone_at = run.target, run_lines.undone_at(run)
     return {
         "run_id": run.id,
         "timestamp": run.created_at,
@@ -228,18 +230,14 @@ def _line(run: Run) -> dict[str, Any]:
         "decision": run.decision,
         "action_taken": run.action_taken,
         "success": run.success,
-        "message": run.message,
+        "message": run.message if undone_at is None else "; ".join(filter(None, (run.message, "taken back"))),
         "duration_ms": round((run.ended_at - run.created_at).total_seconds() * 1000) if run.ended_at else None,
         "touched": list(run.touched),
         "owes_undo": run.owes_undo,
         "undo_error": run.delayed_undo.error if run.delayed_undo else None,
-        "undone_at": _undone_at(run),
+        "undone_at": undone_at,
+        "waiting_on": run.waiting_on,
+        "deadline": run_lines.deadline_of(run),
+        "approved_by": list(approval.approved_by(run)),
+        "decided_at": run_lines.decided_at(run),
     }
-
-
-def _undone_at(run: Run) -> datetime | None:
-    """When the last of the run's undos was carried out; None where none was, or one is still owed."""
-    if run.owes_undo:
-        return None
-    last = [step.undo.attempts[-1] for step in run.steps if step.undo and step.undo.status is UndoStatus.DONE]
-    return max((attempt.ended_at for attempt in last if attempt.ended_at is not None), default=None)

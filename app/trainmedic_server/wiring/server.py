@@ -38,6 +38,7 @@ from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
 from trainmedic_server.domain.topology import ClusterTopology, WrittenTopology
+from trainmedic_server.engine.agent_watch import AgentWatch
 from trainmedic_server.engine.job_watch import JobWatch
 from trainmedic_server.engine.kept_jobs import KeptJobs
 from trainmedic_server.engine.service import Engine
@@ -53,6 +54,7 @@ from trainmedic_server.server import auth, factory, listener
 from trainmedic_server.server.findings import FindingsApi
 from trainmedic_server.server.limits import ConnectionLimits, ServerLimits
 from trainmedic_server.server.log_lines import LogLinesApi
+from trainmedic_server.server.now import NowApi
 from trainmedic_server.server.standby import Standby, SwitchableApp
 from trainmedic_server.server.whereabouts import Whereabouts
 from trainmedic_server.settings.server import ServerSettings
@@ -176,6 +178,7 @@ class TrainmedicServer:
                 job_lives=job_lives,
                 runs=store,
                 alerts=store,
+                standing=NowApi(store, store, engine, clock, settings.external_url),
                 found=FindingsApi(store, KeptJobs(store, clock), store),
                 lines=LogLinesApi(source, Whereabouts(bus, store, cluster_topology)),
                 store=store,
@@ -233,6 +236,8 @@ class TrainmedicServer:
         stack.push_async_callback(engine.stop)
         job_lives = JobWatch(bus, store, self._clock, self._metrics, engine.ago)
         await stack.enter_async_context(background(job_lives.watch(), "jobs"))
+        agent_lives = AgentWatch(bus, store, self._clock, self._metrics, engine.ago)
+        await stack.enter_async_context(background(agent_lives.watch(), "agents"))
         self._metrics.working.set(1)
         stack.callback(self._metrics.working.set, 0)
         return job_lives

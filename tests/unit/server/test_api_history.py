@@ -23,7 +23,7 @@ from trainmedic_server.server.payload import delivery
 
 ITEM = ["run_id", "timestamp", "alert_name", "alert_labels", "playbook", "target", "mode", "status", "decision"]
 ITEM += ["action_taken", "success", "message", "duration_ms", "touched"]
-ITEM += ["owes_undo", "undo_error", "undone_at"]
+ITEM += ["owes_undo", "undo_error", "undone_at", "waiting_on", "deadline", "approved_by", "decided_at"]
 
 
 def run(number: int, **changes: Any) -> Run:

@@ -12,7 +12,7 @@ from trainmedic_server.adapters.sql_store import finding_rows, history_cursor, v
 from trainmedic_server.adapters.sql_store.columns import TimeColumn
 from trainmedic_server.adapters.sql_store.finding_tables import finding_episodes, finding_excerpts, findings
 from trainmedic_server.adapters.sql_store.findings import KEPT_JOBS
-from trainmedic_server.adapters.sql_store.history import SqlHistory
+from trainmedic_server.adapters.sql_store.present import SqlPresent
 from trainmedic_server.domain.known_finding import KeptJob, KnownFinding
 from trainmedic_server.domain.known_verdict import KnownVerdict
 from trainmedic_server.ports.findings import FindingFilter, FindingHistory, FindingRecord
@@ -21,7 +21,7 @@ from trainmedic_server.ports.verdicts import VerdictHistory, VerdictRecord
 _MOST_OF_ALERTS = 200
 
 
-class SqlFindingHistory(SqlHistory, FindingHistory, VerdictHistory):
+class SqlFindingHistory(SqlPresent, FindingHistory, VerdictHistory):
     """The history of runs, that of findings, and that of verdicts."""
 
     async def verdicts_of(self, job: str, limit: int) -> list[KnownVerdict]:

@@ -12,13 +12,14 @@ from collections.abc import AsyncIterator, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import sqlalchemy as sa
 
 from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store import database, effects, history_cursor, mapping, queries
-from trainmedic_server.adapters.sql_store.schema import TimeColumn, events, is_closed, is_open, runs
+from trainmedic_server.adapters.sql_store.history_page import page_select
+from trainmedic_server.adapters.sql_store.schema import TimeColumn, events, runs
 from trainmedic_server.domain.run import Event, Run
 from trainmedic_server.ports.store import History, HistoryFilter, RunRecord
 
@@ -117,29 +118,6 @@ class SqlHistory(History):
     def _answer(self, work: Callable[[sa.Connection], T]) -> T:
         with database.translated("the history could not be read"), self._engine.begin() as connection:
             return work(connection)
-
-
-def page_select(matching: HistoryFilter, limit: int, before: tuple[datetime, str] | None = None) -> sa.Select[Any]:
-    """Return the runs of one page, newest first; `before` is where the page above ended."""
-    statement = sa.select(runs).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
-    for name in ("playbook", "status", "decision", "node", "gpu", "job"):
-        if (value := getattr(matching, name)) is not None:
-            statement = statement.where(runs.c[name] == value)
-    if matching.alertname is not None:
-        statement = statement.where(runs.c.alert_name == matching.alertname)
-    if matching.since is not None:
-        statement = statement.where(runs.c.created_at >= matching.since)
-    if matching.until is not None:
-        statement = statement.where(runs.c.created_at < matching.until)
-    if matching.owes_undo is True:
-        statement = statement.where(runs.c.unfinished, is_closed)
-    elif matching.owes_undo is False:
-        statement = statement.where(sa.or_(sa.not_(runs.c.unfinished), is_open))
-    if before is not None:
-        created_at, run_id = before
-        last = sa.tuple_(sa.literal(created_at, TimeColumn), sa.literal(run_id))
-        statement = statement.where(sa.tuple_(runs.c.created_at, runs.c.id) < last)
-    return statement
 
 
 def _events_of_no_run(

@@ -16,7 +16,7 @@ from trainmedic_server.adapters.sql_store.columns import TimeColumn as TimeColum
 from trainmedic_server.adapters.sql_store.columns import metadata as metadata
 from trainmedic_server.domain.run import OPEN, Status
 
-HEAD = "0010"
+HEAD = "0011"
 """The revision of the schema that this code reads and writes."""
 
 alerts = sa.Table(
@@ -188,6 +188,14 @@ job_lives = sa.Table(
     sa.Column("numbers", JsonColumn, nullable=False),
 )
 
+agent_lives = sa.Table(
+    "agent_lives",
+    metadata,
+    sa.Column("name", Text, primary_key=True),
+    sa.Column("seen_at", TimeColumn, nullable=False),
+    sa.Column("lost_at", TimeColumn),
+)
+
 nodes = sa.Table(
     "nodes",
     metadata,
@@ -211,9 +219,12 @@ OPEN_STATUSES = tuple(status.value for status in Status if status in OPEN)
 _IS_OPEN = "status IN ({})".format(", ".join(f"'{status}'" for status in OPEN_STATUSES))
 _WAS_STARTED = f"status <> '{Status.NOT_STARTED.value}'"
 
+_IS_NAMED = "node <> ''"
+
 is_open = sa.text(_IS_OPEN)
 is_closed = sa.text(f"NOT ({_IS_OPEN})")
 was_started = sa.text(_WAS_STARTED)
+is_named = sa.text(_IS_NAMED)
 """Conditions in the very words of the partial indexes, as a database needs them to use those."""
 
 
@@ -238,6 +249,11 @@ sa.Index("ix_runs_decision", runs.c.decision, runs.c.created_at, runs.c.id)
 partial_index("ix_runs_node", runs.c.node, runs.c.created_at, runs.c.id, where="node IS NOT NULL")
 partial_index("ix_runs_gpu", runs.c.gpu, runs.c.created_at, runs.c.id, where="gpu IS NOT NULL")
 partial_index("ix_runs_job", runs.c.job, runs.c.created_at, runs.c.id, where="job IS NOT NULL")
+
+# the history of a node has the runs on jobs that touched it; that of a person what was ordered by them. The condition
+# always holds, and keeps the breaker's count from going by this index
+partial_index("ix_touched_nodes_node", touched_nodes.c.node, touched_nodes.c.run_id, where=_IS_NAMED)
+sa.Index("ix_orders_actor", orders.c.actor, orders.c.run_id)
 
 # guards: the cooldown of a target; how many were started of late. With the status, though the
 # condition implies it, since SQLite reads an index alone only where that has all it compares

@@ -19,6 +19,7 @@ from trainmedic_server.adapters.sql_store.effects import SqlEffects
 from trainmedic_server.adapters.sql_store.findings import SqlFindings
 from trainmedic_server.adapters.sql_store.messages import SqlMessages
 from trainmedic_server.adapters.sql_store.pending_writes import Flusher, PendingWrites
+from trainmedic_server.adapters.sql_store.present import SqlAgentLives
 from trainmedic_server.adapters.sql_store.verdicts import SqlVerdicts
 from trainmedic_server.adapters.sql_store.writer_cache import WriterCache
 from trainmedic_server.domain.alert import AlertRecord, Identity
@@ -93,6 +94,10 @@ class SqlTransaction(Transaction):
     @property
     def findings(self) -> SqlFindings:
         return SqlFindings(self._guarded_connection)
+
+    @property
+    def agents(self) -> SqlAgentLives:
+        return SqlAgentLives(self._guarded_connection)
 
     @property
     def verdicts(self) -> SqlVerdicts:

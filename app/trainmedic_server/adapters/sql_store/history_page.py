@@ -1,0 +1,111 @@
+"""The select of one page of the history, for each filter. Who calls it: ``history``.
+
+Where a filter takes several values, a page is put together of one short list for each of them, because an index that
+has the order of the pages has it for one value alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from trainmedic_server.adapters.sql_store.schema import (
+    TimeColumn,
+    is_closed,
+    is_named,
+    is_open,
+    orders,
+    runs,
+    touched_nodes,
+)
+from trainmedic_server.ports.store import HistoryFilter, values_of
+
+_MOST_LISTS = 32
+"""Of more combinations of values than these, the rows are filtered one by one."""
+_COLUMNS = {name: runs.c[name] for name in ("playbook", "status", "decision", "job")} | {"alertname": runs.c.alert_name}
+
+Condition = sa.ColumnElement[bool]
+
+
+def page_select(matching: HistoryFilter, limit: int, before: tuple[datetime, str] | None = None) -> sa.Select[Any]:
+    """Return the runs of one page, newest first; `before` is where the page above ended."""
+    common = list(_conditions(matching, before))
+    alternatives = list(_alternatives(matching))
+    lists = list(itertools.islice(itertools.product(*alternatives), _MOST_LISTS + 1))
+    whole = sa.select(runs).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
+    if len(lists) == 1:
+        return whole.where(*common, *lists[0])
+    if len(lists) > _MOST_LISTS:
+        return whole.where(*common, *(sa.or_(*each) for each in alternatives))
+    parts = [_ids(sa.and_(*common, *each), limit) for each in lists]
+    return whole.where(runs.c.id.in_(sa.union_all(*parts)))
+
+
+def _ids(condition: Condition, limit: int) -> sa.Select[Any]:
+    """The ids of the newest runs that meet the condition, as a part of a union."""
+    newest = sa.select(runs.c.id).where(condition).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
+    return sa.select(newest.subquery().c.id)
+
+
+def _alternatives(matching: HistoryFilter) -> Iterator[Sequence[Condition]]:
+    """For each filter that is set, the conditions of which one is to hold."""
+    for name, column in _COLUMNS.items():
+        if values := values_of(getattr(matching, name)):
+            yield [column == value for value in values]
+    if values := values_of(matching.gpu):
+        yield [_of_gpu(value) for value in values]
+    if values := values_of(matching.target):
+        yield [_of_target(value) for value in values]
+    if values := values_of(matching.node):
+        yield [condition for value in values for condition in _of_node(value)]
+    if values := values_of(matching.by):
+        yield [runs.c.id.in_(sa.select(orders.c.run_id).where(orders.c.actor == value)) for value in values]
+
+
+def _of_gpu(text: str) -> Condition:
+    """A GPU by its name alone, or with its node as targets have it: ``gpu:node-1/0``, ``node-1/0``."""
+    node, slash, gpu = text.removeprefix("gpu:").partition("/")
+    return sa.and_(runs.c.node == node, runs.c.gpu == gpu) if slash else runs.c.gpu == text
+
+
+def _of_target(key: str) -> Condition:
+    """The target of this key. Its parts are named as well, because the indexes are over those."""
+    kind, _, name = key.partition(":")
+    same = runs.c.target_key == key
+    match kind:
+        case "gpu":
+            return sa.and_(same, _of_gpu(key))
+        case "node":
+            return sa.and_(same, runs.c.node == name)
+        case "job":
+            return sa.and_(same, runs.c.job == name)
+        case _:
+            return same
+
+
+def _of_node(name: str) -> tuple[Condition, Condition]:
+    """The runs on a node or its GPUs; and those on jobs that touched it."""
+    touching = sa.select(touched_nodes.c.run_id).where(touched_nodes.c.node == name, is_named)
+    return runs.c.node == name, sa.and_(runs.c.id.in_(touching), runs.c.node.is_(None))
+
+
+def _conditions(matching: HistoryFilter, before: tuple[datetime, str] | None) -> Iterator[Condition | sa.TextClause]:
+    if matching.since is not None:
+        yield runs.c.created_at >= matching.since
+    if matching.until is not None:
+        yield runs.c.created_at < matching.until
+    if matching.is_open is not None:
+        # Only an open run has no end. Asked by their status, they are not read from the index over the unfinished.
+        yield from (runs.c.unfinished, runs.c.ended_at.is_(None)) if matching.is_open else (is_closed,)
+    if matching.owes_undo is True:
+        yield from (runs.c.unfinished, is_closed)
+    elif matching.owes_undo is False:
+        yield sa.or_(sa.not_(runs.c.unfinished), is_open)
+    if before is not None:
+        created_at, run_id = before
+        last = sa.tuple_(sa.literal(created_at, TimeColumn), sa.literal(run_id))
+        yield sa.tuple_(runs.c.created_at, runs.c.id) < last

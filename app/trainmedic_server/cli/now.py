@@ -1,0 +1,138 @@
+"""``trainmedic now``: what waits for a person, what is changed and when it goes back, what runs, what is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+
+from trainmedic_server.cli import ages, story, table
+from trainmedic_server.cli.client import Client, server_options
+from trainmedic_server.domain.plain_text import json_text
+
+Document = Mapping[str, Any]
+_SHOWN = 50
+
+
+@click.command()
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@server_options
+def now(client: Client, output: str) -> None:
+    """Show how things stand: what waits for you, what is changed and when it is given back, what comes next."""
+    standing = client.get("now")
+    if output == "json":
+        click.echo(json_text(standing, indent=2))
+        return
+    for line in lines(standing):
+        click.echo(line)
+
+
+def lines(standing: Document) -> Iterator[str]:
+    """How things stand, line by line; the parts that are empty say so in one line."""
+    at = standing["at"]
+    yield _head(standing, at)
+    parts = (
+        ("Waits for you", "approvals", _approval),
+        ("Changed right now, and when it goes back", "changed", _change),
+        ("Running and next", "running", _running),
+        ("Lost within a day", "lost", _lost),
+    )
+    for title, name, describe in parts:
+        entries: Sequence[Document] = standing[name]
+        yield ""
+        yield f"{title} ({len(entries)})"
+        for entry in entries[:_SHOWN]:
+            yield from describe(entry, at)
+        if len(entries) > _SHOWN:
+            yield f"  and {len(entries) - _SHOWN} more: --output json has them all"
+    yield ""
+    yield f"Last hour   {_counts(standing['last_hour']['decisions'])}"
+    if left_out := standing["counts"]["left_out"]:
+        yield f"            {left_out} more runs are not shown here"
+
+
+def switches(standing: Document, at: str) -> str:
+    """Mode, pauses and breaker in one line."""
+    paused = [_pause(pause, at) for pause in standing["paused"]]
+    breaker = standing["breaker"]
+    state = f"OPEN: {table.plain(breaker['reason'])}" if breaker["open"] else "closed"
+    return f"mode {standing['mode']}; {'; '.join(paused) or 'not paused'}; breaker {state}"
+
+
+def _head(standing: Document, at: str) -> str:
+    counts = standing["counts"]
+    return f"{switches(standing, at)}; {sum(counts['open'].values())} runs open, {counts['owing']} owe an undo"
+
+
+def _pause(pause: Document, at: str) -> str:
+    scope = "" if pause["scope"] == "everything" else f" {table.plain(pause['scope'])}"
+    note = f" ({table.plain(pause['note'])})" if pause.get("note") else ""
+    until = f", until {ages.moment(pause['until'], at)}" if pause.get("until") else ""
+    return f"PAUSED{scope} by {table.plain(pause['by'])} {ages.ago(pause['since'], at)}{note}{until}"
+
+
+def _approval(approval: Document, at: str) -> Iterator[str]:
+    yield f"  {_name(approval)}  {table.plain(approval['question'])}"
+    until = f", until {ages.moment(approval['until'], at)}" if approval["until"] else ""
+    gpus = "" if approval["gpus"] is None else f"; {approval['gpus']} GPUs"
+    nodes = f"; {len(approval['nodes'])} nodes" if approval["nodes"] else ""
+    yield f"      asked {ages.ago(approval['asked_at'], at)}{until}{nodes}{gpus}"
+    for step in approval["steps"]:
+        note = f" ({table.plain(step['note'])})" if step["note"] else ""
+        yield f"      would do {table.plain(step['action'])} {story.data(step['params'])}".rstrip() + note
+
+
+def _change(change: Document, at: str) -> Iterator[str]:
+    difference = f"{table.plain(change['before'])} → {table.plain(change['after'])}" if change["after"] else ""
+    made = difference if change["is_certain"] else "perhaps: it is not known whether it was applied"
+    made = made or story.data(change["params"])
+    ends = [change["given_back"]]
+    if change["lease_seconds"]:
+        ends.append(f"or {story.span(change['lease_seconds'] * 1000)} after nobody renews it")
+    if change["latest"]:
+        ends.append(f"the run waits until {ages.moment(change['latest'], at)}")
+    if change["undo_error"]:
+        ends.append(f"NOT DONE when tried: {table.plain(change['undo_error'])}")
+    yield f"  {_name(change)}  {change['action']} {made}  since {ages.ago(change['since'], at)}; back {', '.join(ends)}"
+
+
+def _running(run: Document, at: str) -> Iterator[str]:
+    yield f"  {_name(run)}  {run['status']}  since {ages.ago(run['since'], at)}"
+    yield f"      {next_line(run['next'], at) or 'nothing is next'}"
+
+
+def _lost(lost: Document, at: str) -> Iterator[str]:
+    since, reason = ages.ago(lost["since"], at), table.plain(lost["reason"])
+    yield f"  {lost['kind']} {table.plain(lost['name'])}  since {since}: {reason}"
+
+
+def _name(entry: Document) -> str:
+    return f"{table.short_id(entry['run_id'])}  {table.plain(entry['target'])}  {table.plain(entry['playbook'])}"
+
+
+def next_line(upcoming: Document | None, at: str) -> str:
+    """What a run is at, waits for, and does next, in one line; empty where nothing is next."""
+    if not upcoming:
+        return ""
+    parts = [f"at {table.plain(upcoming['now'])}"] if upcoming["now"] else []
+    if upcoming["waits_for"]:
+        parts.append(f"waits for {table.plain(upcoming['waits_for'])}")
+    if upcoming["not_before"]:
+        parts.append(f"not before {ages.moment(upcoming['not_before'], at)}")
+    if upcoming["deadline"]:
+        parts.append(f"at the latest {ages.moment(upcoming['deadline'], at)}: {table.plain(upcoming['at_deadline'])}")
+    return "; ".join([*parts, _then(upcoming)])
+
+
+def _then(upcoming: Document) -> str:
+    note = f" ({table.plain(upcoming['note'])})" if upcoming["note"] else ""
+    if upcoming["step"] is None:
+        return f"then {table.plain(upcoming['outcome'] or 'unknown')}{note}"
+    what = upcoming["question"] or " ".join((upcoming["action"] or upcoming["kind"], story.data(upcoming["params"])))
+    return f"next {table.plain(upcoming['step'])}: {table.plain(what.strip())}{note}"
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    named = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    return " · ".join(f"{number} {name.replace('_', ' ')}" for name, number in named) or "nothing was decided"

@@ -1,0 +1,109 @@
+"""What runs have changed and owe back: each change with what it was before and when it is given back. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from trainmedic_server.domain.modes import UndoTrigger
+from trainmedic_server.domain.run import Run, StepState, StepStatus, Undo, UndoStatus
+
+# How the outputs of actions name what was before and what is since, the unit of the two, and in which order to look.
+_PAIRS = (("before", "after", ""), ("previous_watts", "limit_watts", " W"), ("previous", "count", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a run has changed and owes back. Times are aware UTC datetimes."""
+
+    run_id: str
+    playbook: str
+    target: str
+    """The key of the run's target."""
+    step: str
+    """The id of the step that has made the change."""
+    action: str
+    params: Mapping[str, Any]
+    before: str | None
+    """What was there before, as the action told; None where that is not known."""
+    after: str | None
+    """What is there since."""
+    is_certain: bool
+    """False where it is not known whether the action was carried out."""
+    since: datetime
+    """When it was made, or was tried last."""
+    given_back: str
+    """For a person: when it is given back."""
+    not_before: datetime | None
+    """When the next attempt to give it back is made; None where none has failed."""
+    latest: datetime | None
+    """When the run stops waiting and ends, after which what is to be given back on failure is; None where never."""
+    lease: timedelta | None
+    """How long it lasts if the server does not renew it; None where it does not end by itself."""
+    undo_error: str | None
+    """Why it could not be given back when that was last tried."""
+
+
+def of_run(run: Run, firing: Sequence[str] = ()) -> Iterator[Change]:
+    """What the run has changed and owes back, the newest first; `firing` are the names of its alerts that fire."""
+    waits = (step.deadline for step in run.steps if step.status is StepStatus.WAITING and step.deadline)
+    latest = next(waits, None) if run.is_open else None
+    for step in reversed(run.steps):
+        if step.undo is not None and step.undo.status.is_owed and step.attempts and step.action is not None:
+            yield _change(run, step, step.undo, firing, latest)
+
+
+def difference(output: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """What was before and what is since, as an action's output tells; None for what it does not tell."""
+    told = output.get("lowest") if isinstance(output.get("lowest"), Mapping) else output
+    for before, after, unit in _PAIRS:
+        if isinstance(told, Mapping) and before in told and after in told:
+            return _text(told[before], unit), _text(told[after], unit)
+    return None, None
+
+
+def _change(run: Run, step: StepState, undo: Undo, firing: Sequence[str], latest: datetime | None) -> Change:
+    before, after = difference(step.output)
+    seconds = step.output.get("lease_seconds")
+    last = step.attempts[-1]
+    return Change(
+        run_id=run.id,
+        playbook=run.playbook,
+        target=run.target_key,
+        step=step.id,
+        action=str(step.action),
+        params=step.params,
+        before=before,
+        after=after,
+        is_certain=step.status is StepStatus.SUCCEEDED,
+        since=last.ended_at or last.started_at,
+        given_back=_when(undo, firing),
+        not_before=undo.retry_at,
+        latest=latest,
+        lease=timedelta(seconds=seconds) if isinstance(seconds, int | float) and seconds > 0 else None,
+        undo_error=undo.error,
+    )
+
+
+def _when(undo: Undo, firing: Sequence[str]) -> str:
+    if undo.status is UndoStatus.RUNNING:
+        return "another attempt is made" if undo.retry_at else "now"
+    if undo.trigger is UndoTrigger.ON_FAILURE:
+        return "if the run fails"
+    return (
+        f"when {', '.join(firing) or 'the alert'} resolves" if len(firing) < 2 else f"when {', '.join(firing)} resolve"
+    )
+
+
+def _text(value: Any, unit: str) -> str:
+    """A value for a person: of a mapping of one member that member, of several equal ones one."""
+    if isinstance(value, Mapping) and len(value) == 1:
+        ((name, only),) = value.items()
+        return f"{name} {_text(only, '')}"
+    if isinstance(value, list) and value and all(entry == value[0] for entry in value):
+        return _text(value[0], unit)
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "none"}[value]
+    return f"{value:g}{unit}" if isinstance(value, float) else f"{value}{unit}"

@@ -1,0 +1,40 @@
+"""What a run does next, as far as it can be told now. Who makes it: ``engine.upcoming``; the API shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Upcoming:
+    """What a run is at, what it waits for, and what comes then. Times are aware UTC datetimes."""
+
+    now: str | None = None
+    """The id of the step that it is at; None where it is at none."""
+    waits_for: str | None = None
+    """For a person: what must happen before it goes on; None while it works."""
+    holder: str | None = None
+    """The run that has the target for which it waits."""
+    not_before: datetime | None = None
+    """When it goes on by itself at the earliest, such as for another attempt."""
+    deadline: datetime | None = None
+    """When what it is at ends by itself; None where it waits for ever."""
+    at_deadline: str | None = None
+    """For a person: what happens then."""
+    step: str | None = None
+    """The id of the step that comes next; None where the run then ends, which ``outcome`` says."""
+    kind: str | None = None
+    """``action``, ``wait_for``, ``approve`` or ``undo``."""
+    action: str | None = None
+    """The name of that step's action, or of the undo."""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """Its parameters, rendered with what is known now."""
+    question: str | None = None
+    """What it asks, where it is an approval."""
+    note: str | None = None
+    """Why its condition or its parameters cannot be told yet."""
+    outcome: str | None = None
+    """How the run ends where no step is left: ``succeeded`` or ``failed``."""

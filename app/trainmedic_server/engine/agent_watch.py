@@ -1,0 +1,121 @@
+"""Which agents are lost: those that were there and are not heard of any more, since when, over a restart too.
+
+Every few seconds the presences are read. What Redis did not answer meanwhile counts for nothing. The records are kept
+in the run store, so that a restart of the server forgets no agent: one that went away meanwhile is lost since it was
+last put on record as heard of.
+
+Who calls it: ``wiring`` runs `watch` beside the engine. Not here: the rules (`domain.agent_life`), nor jobs
+(``job_watch``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from datetime import datetime, timedelta
+from typing import Protocol
+
+from trainmedic_server import telemetry
+from trainmedic_server.domain import agent_life
+from trainmedic_server.domain.agent_life import AgentChanges, AgentLife
+from trainmedic_server.domain.run import Event
+from trainmedic_server.errors import BusUnavailable, StoreUnavailable
+from trainmedic_server.ports.outside import Clock, Presence
+from trainmedic_server.ports.store import RunStore, Transaction
+
+LOOK_EVERY = timedelta(seconds=10)
+_LATEST_LOOK = timedelta(seconds=30)
+"""Where a look comes later than this after the last one, the server was held up, and hears of agents only now."""
+
+log = telemetry.logger(__name__)
+
+
+class AgentSource(Protocol):
+    """Where presences of agents come from."""
+
+    async def agents(self) -> list[Presence]:
+        """Return everybody who says that he is an agent. Raises BusUnavailable."""
+        ...
+
+
+class AgentWatch:
+    """``ago`` returns the moment since which so much time has passed in which a server was at work; ``elapsed`` counts
+    seconds and cannot be set."""
+
+    def __init__(
+        self,
+        source: AgentSource,
+        store: RunStore,
+        clock: Clock,
+        metrics: telemetry.Metrics,
+        ago: Callable[[timedelta], datetime],
+        elapsed: Callable[[], float] | None = None,
+    ) -> None:
+        self._source = source
+        self._store = store
+        self._clock = clock
+        self._metrics = metrics
+        self._ago = ago
+        self._elapsed = elapsed or asyncio.get_running_loop().time
+        self._lives: dict[str, AgentLife] | None = None
+        self._heard: dict[str, datetime] = {}
+        """When each was heard of last, as far as this server knows."""
+        self._missing_since: dict[str, float] = {}
+        self._looked_at: float | None = None
+
+    async def watch(self) -> None:
+        """Look until cancelled."""
+        while True:
+            try:
+                await self.look()
+            except BusUnavailable:
+                self.forget_absences()
+            except StoreUnavailable as error:
+                log.warning("which agents are there could not be written; trying again", error=str(error))
+            except Exception:  # the loop's boundary: what is wrong with one agent must not end the watch
+                self._metrics.loop_errors.labels("agents").inc()
+                log.exception("looking for agents failed; trying again")
+            await asyncio.sleep(LOOK_EVERY.total_seconds())
+
+    def forget_absences(self) -> None:
+        """Let the time of whoever is missing begin anew, because Redis did not answer."""
+        self._missing_since.clear()
+        self._looked_at = None
+
+    async def look(self) -> None:
+        """Look once. Raises BusUnavailable, StoreUnavailable."""
+        if self._lives is None:
+            self._lives = {life.name: life for life in await self._store.transact(lambda tx: tx.agents.all())}
+        lives, now = self._lives, self._clock.now()
+        seen = {agent.name: agent.last_seen for agent in await self._source.agents() if agent.doubt is None}
+        self._heard |= seen
+        missing = self._missing([name for name in lives if name not in seen])
+        heard = {name: self._heard.get(name, lives[name].seen_at) for name in missing}
+        changes = agent_life.looked(lives, seen, heard, now, self._ago(agent_life.KEPT))
+        if changes.save or changes.forget:
+            await self._store.transact(lambda tx: _keep(tx, changes, now))
+        for life in changes.lost:
+            log.warning("an agent is lost", node=life.name, last_heard=life.seen_at.isoformat())
+        for name in changes.forget:
+            del lives[name]
+        lives |= {life.name: life for life in changes.save}
+
+    def _missing(self, absent: Collection[str]) -> list[str]:
+        """Those of the absent that were so for too long. While the server was held up they could not be heard."""
+        now, before = self._elapsed(), self._looked_at
+        self._looked_at = now
+        if before is None or now - before > _LATEST_LOOK.total_seconds():
+            self._missing_since.clear()
+        self._missing_since = {name: self._missing_since.get(name, now) for name in absent}
+        latest = now - agent_life.LOST_AFTER.total_seconds()
+        return [name for name, since in self._missing_since.items() if since <= latest]
+
+
+def _keep(tx: Transaction, changes: AgentChanges, now: datetime) -> None:
+    tx.agents.save(changes.save)
+    tx.agents.forget(changes.forget)
+    lost = [
+        Event("agent_lost", now, data={"node": life.name, "last_heard": life.seen_at.isoformat()})
+        for life in changes.lost
+    ]
+    tx.append([*lost, *(Event("agent_returned", now, data={"node": life.name}) for life in changes.returned)])

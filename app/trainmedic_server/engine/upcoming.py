@@ -1,0 +1,139 @@
+"""What a run does next: a look ahead that changes nothing. Pure.
+
+It goes by the same rules as ``plan`` and ``steps``: which step is the next, whether its condition holds, and with which
+parameters it would act. What depends on the outcome of a step that has not ended cannot be told, and says so.
+
+Who calls it: ``service``, for the API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from trainmedic_server import errors
+from trainmedic_server.domain.alert import AlertRecord
+from trainmedic_server.domain.approval import Terms
+from trainmedic_server.domain.playbook import APPROVAL, ApproveStep, WaitStep
+from trainmedic_server.domain.run import Run, StepState, StepStatus, Undo, UndoStatus
+from trainmedic_server.domain.upcoming import Upcoming
+from trainmedic_server.engine import scope, step_sequence
+from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope, Step
+
+
+def of_run(
+    run: Run, playbook: CompiledPlaybook | None, alerts: Sequence[AlertRecord], holder: str | None = None
+) -> Upcoming | None:
+    """What the run does next; None where it is over. `playbook` is None where it cannot be read; `holder` is the run
+    that has its target now."""
+    if not run.is_open:
+        return _next_undo(run, alerts)
+    if playbook is None:
+        return Upcoming(note="its playbook cannot be read")
+    failed = step_sequence.failed_step(run, playbook)
+    at = step_sequence.next_step(run, playbook, failed)
+    if at is None:
+        return Upcoming(outcome="failed" if failed else "succeeded")
+    if at.status is StepStatus.PENDING:
+        return replace(_first_of(run, playbook, alerts, _from(run, at), failed is not None), **_hold(run, holder))
+    then = _first_of(run, playbook, alerts, _from(run, at)[1:], failed is not None)
+    return replace(then, now=at.id, **_at_step(at, step_sequence.step_definition(playbook, at), alerts))
+
+
+def _from(run: Run, state: StepState) -> Sequence[StepState]:
+    """The step and those that may follow it: ``on_failure`` is apart."""
+    in_failure = state.phase == "on_failure"
+    steps = [step for step in run.steps if (step.phase == "on_failure") == in_failure]
+    return steps[steps.index(state) :]
+
+
+def _hold(run: Run, holder: str | None) -> dict[str, Any]:
+    """What keeps a run from beginning its next step."""
+    if run.waiting_on == "target":
+        by = f", which run {holder} has" if holder else ""
+        return {"waits_for": f"{run.target_key}{by}", "holder": holder}
+    if run.waiting_on == "resume":
+        return {"waits_for": "somebody to resume the server"}
+    return {}
+
+
+def _at_step(state: StepState, definition: Step, alerts: Sequence[AlertRecord]) -> dict[str, Any]:
+    """What the run waits for in the step that it is at."""
+    if isinstance(definition, WaitStep):
+        otherwise = _ends_with("continue" if definition.on_error == "continue" else definition.on_timeout)
+        return {"waits_for": _resolution_of(alerts), "deadline": state.deadline, "at_deadline": otherwise}
+    if isinstance(definition, ApproveStep):
+        terms = Terms.of(state)
+        waits_for = f"approval: {state.message}" if state.message else "approval"
+        if terms.lapsed:
+            return {"waits_for": f"{waits_for} (asked again then)", "not_before": state.retry_at}
+        otherwise = "it is handed on" if terms.on_timeout == "escalate" else _ends_with(terms.on_timeout)
+        return {"waits_for": waits_for, "deadline": state.deadline, "at_deadline": otherwise}
+    if state.retry_at is not None:
+        number = len(state.attempts) + 1
+        return {"waits_for": f"attempt {number} of {state.action}", "not_before": state.retry_at}
+    deadline = state.attempts[-1].deadline if state.attempts else None
+    return {"deadline": deadline, "at_deadline": "the attempt has failed" if deadline else None}
+
+
+def _ends_with(on_timeout: str) -> str:
+    words = {"fail": "the run fails", "reject": "the run is rejected", "approve": "it counts as approved"}
+    return words.get(on_timeout, "the run goes on")
+
+
+def _resolution_of(alerts: Sequence[AlertRecord]) -> str:
+    names = sorted({record.alert.name for record in alerts if not record.is_resolved})
+    return f"{', '.join(names) or 'the alert'} to resolve"
+
+
+def _first_of(
+    run: Run, playbook: CompiledPlaybook, alerts: Sequence[AlertRecord], steps: Sequence[StepState], has_failed: bool
+) -> Upcoming:
+    """The first of these steps whose condition holds, or may."""
+    names = scope.LazyScope(lambda: scope.build(run, playbook, [record.alert for record in alerts]))
+    for state in steps:
+        note = None
+        definition = step_sequence.step_definition(playbook, state)
+        try:
+            if definition.when is not None and not playbook.when(state.phase, state.index, names):
+                continue
+        except errors.ExpressionError:
+            note = f"only if {definition.when}"
+        return _rendered(playbook, state, definition, names, note)
+    return Upcoming(outcome="failed" if has_failed else "succeeded")
+
+
+def _rendered(
+    playbook: CompiledPlaybook, state: StepState, definition: Step, names: Scope, note: str | None
+) -> Upcoming:
+    upcoming = Upcoming(step=state.id, kind=state.kind, action=state.action, note=note)
+    try:
+        if isinstance(definition, ApproveStep):
+            is_of_mode = state.phase == APPROVAL
+            question = None if is_of_mode else playbook.message(state.phase, state.index, names)
+            return replace(upcoming, question=question or "Mode approve: may this run act?")
+        if state.kind == "action":
+            params = playbook.params(state.phase, state.index, names)
+            return replace(upcoming, params=params.model_dump(mode="json", by_alias=True, exclude_none=True))
+    except errors.ExpressionError as error:
+        unknown = f"its parameters depend on the run: {error}"
+        return replace(upcoming, note=f"{note}; {unknown}" if note else unknown)
+    return upcoming
+
+
+def _next_undo(run: Run, alerts: Sequence[AlertRecord]) -> Upcoming | None:
+    """What a closed run gives back next, the newest step first; None where it owes nothing."""
+    for state in reversed(run.steps):
+        if state.undo is not None and state.undo.status.is_owed:
+            return _of_undo(state, state.undo, alerts)
+    return None
+
+
+def _of_undo(state: StepState, undo: Undo, alerts: Sequence[AlertRecord]) -> Upcoming:
+    upcoming = Upcoming(step=state.id, kind="undo", action=undo.action, params=undo.params)
+    if undo.status is UndoStatus.ARMED:
+        return replace(upcoming, waits_for=_resolution_of(alerts))
+    if undo.retry_at is not None:
+        return replace(upcoming, waits_for="another attempt", not_before=undo.retry_at, note=undo.error)
+    return replace(upcoming, now=state.id, deadline=undo.attempts[-1].deadline if undo.attempts else None)

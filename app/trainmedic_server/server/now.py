@@ -1,0 +1,238 @@
+"""``GET /now``: how things stand. What waits for a person, what is changed and when it goes back, what runs, what is
+lost.
+
+`NowApi.view` answers it by a fixed number of bounded questions to the run store, however many runs there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from fastapi import APIRouter, Depends
+from pydantic import Field
+
+from trainmedic_server.domain import changes
+from trainmedic_server.domain.alert import AlertRecord
+from trainmedic_server.domain.modes import Mode
+from trainmedic_server.domain.run import Controls, Decision, Run, Status
+from trainmedic_server.ports.outside import Clock
+from trainmedic_server.ports.present import Present
+from trainmedic_server.ports.store import History, HistoryFilter
+from trainmedic_server.server.approvals import ApprovalView, approvals
+from trainmedic_server.server.auth import Authenticator, requires
+from trainmedic_server.server.engine import EnginePort
+from trainmedic_server.server.problems import responses
+from trainmedic_server.server.read_turns import ReadTurns
+from trainmedic_server.server.tokens import TokenRole
+from trainmedic_server.server.upcoming_view import NextView
+from trainmedic_server.server.view import View
+
+MOST = 500
+"""Runs that are looked at: of those that are open, and of those that owe an undo. What is left out is counted."""
+_LOST_FOR = timedelta(days=1)
+_HOUR = timedelta(hours=1)
+
+
+class PauseLine(View):
+    """An order not to act, and on what."""
+
+    scope: str = Field(description="everything, or what it is bounded to.")
+    by: str | None
+    since: datetime | None
+    note: str = ""
+    until: datetime | None = Field(None, description="null where it lasts until somebody resumes.")
+
+
+class BreakerView(View):
+    """The breaker."""
+
+    open: bool
+    since: datetime | None
+    reason: str | None = Field(description="What it has counted, for a person.")
+
+
+class ChangeView(View):
+    """What a run has changed and owes back."""
+
+    run_id: str
+    playbook: str
+    target: str
+    step: str
+    action: str
+    params: dict[str, Any]
+    before: str | None = Field(description="What was there, as the action told; null where that is not known.")
+    after: str | None = Field(description="What is there since.")
+    is_certain: bool = Field(description="False where it is not known whether the action was carried out.")
+    since: datetime
+    given_back: str = Field(description="When it is given back, for a person.")
+    not_before: datetime | None = Field(description="When the next attempt is made, where one has failed.")
+    latest: datetime | None = Field(description="When the run stops waiting for it; null where it waits for ever.")
+    lease_seconds: float | None = Field(
+        description="How long it lasts if nobody renews it; null where it does not end by itself."
+    )
+    undo_error: str | None = Field(description="Why it could not be given back when that was last tried.")
+
+
+class RunningView(View):
+    """An open run."""
+
+    run_id: str
+    playbook: str
+    target: str
+    alert_name: str
+    status: Status
+    waiting_on: str | None
+    since: datetime
+    message: str
+    next: NextView | None
+
+
+class LostView(View):
+    """An agent or a job that was there and is not any more."""
+
+    kind: str = Field(description="agent or job.")
+    name: str
+    since: datetime = Field(description="When it was heard of last.")
+    reason: str
+
+
+class HourView(View):
+    """What was decided in the last hour."""
+
+    decisions: dict[str, int]
+    statuses: dict[str, int] = Field(description="Of these runs, as they stand now.")
+
+
+class CountsView(View):
+    """How many there are in all, also where the lists are cut."""
+
+    open: dict[str, int] = Field(description="Open runs by status.")
+    owing: int = Field(description="Closed runs that still owe an undo.")
+    left_out: int = Field(description="Runs that the lists of this answer leave out.")
+
+
+class NowView(View):
+    """How things stand."""
+
+    at: datetime
+    mode: Mode
+    paused: list[PauseLine] = Field(description="Empty where nothing is.")
+    breaker: BreakerView
+    approvals: list[ApprovalView]
+    changed: list[ChangeView]
+    running: list[RunningView] = Field(description="The other open runs.")
+    lost: list[LostView] = Field(description="Within the last day, and not come back.")
+    last_hour: HourView
+    counts: CountsView
+
+
+class NowApi:
+    """Answers how things stand."""
+
+    def __init__(
+        self, present: Present, history: History, engine: EnginePort, clock: Clock, external_url: str = ""
+    ) -> None:
+        self.present = present
+        self._history = history
+        self._engine = engine
+        self._clock = clock
+        self._external_url = external_url
+
+    async def view(self) -> NowView:
+        """How things stand now. Raises StoreUnavailable."""
+        now, controls = self._clock.now(), self._engine.controls
+        open_runs, _ = await self._history.page(HistoryFilter(is_open=True), MOST, None)
+        owing, _ = await self._history.page(HistoryFilter(owes_undo=True), MOST, None)
+        counts = await self.present.open_counts()
+        alerts = await self.present.alerts_of_runs([run.id for run in (*open_runs, *owing)])
+        nexts = {run.id: await self.next_of(run, alerts.get(run.id, ())) for run in open_runs}
+        asked = await approvals(self._history, self._external_url)
+        return NowView(
+            at=now,
+            mode=self._engine.mode,
+            paused=pauses_of(controls),
+            breaker=breaker_of(controls),
+            approvals=asked.items,
+            changed=list(_changes([*open_runs, *owing], alerts)),
+            running=[_running(run, nexts[run.id]) for run in open_runs if run.status is not Status.AWAITING_APPROVAL],
+            lost=await self._lost(now),
+            last_hour=_hour(await self.present.decided_since(now - _HOUR)),
+            counts=CountsView(
+                open=dict(counts.by_status),
+                owing=counts.owing,
+                left_out=max(sum(counts.by_status.values()) + counts.owing - len(open_runs) - len(owing), 0),
+            ),
+        )
+
+    async def next_of(self, run: Run, alerts: Sequence[AlertRecord]) -> NextView | None:
+        """What the run does next; None where it is over."""
+        upcoming = await self._engine.upcoming(run, alerts)
+        return NextView.model_validate(upcoming) if upcoming is not None else None
+
+    async def _lost(self, now: datetime) -> list[LostView]:
+        agents, jobs = await self.present.lost(now - _LOST_FOR)
+        silent = "nothing is heard of it any more"
+        lost = [LostView(kind="agent", name=life.name, since=life.seen_at, reason=silent) for life in agents]
+        lost += [LostView(kind="job", name=life.name, since=life.since, reason=life.reason) for life in jobs]
+        return sorted(lost, key=lambda each: each.since, reverse=True)
+
+
+def router(now: NowApi, auth: Authenticator, reads: ReadTurns) -> APIRouter:
+    routes = APIRouter(tags=["status"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
+
+    @routes.get("/now", summary="How things stand", response_model=NowView, responses=responses(401, 403, 503))
+    async def how_things_stand() -> NowView:
+        """What waits for a person, what is changed and when it goes back, what runs and comes next, what is lost.
+
+        Of more than 500 open runs, or 500 that owe an undo, the newest; `counts` has them all.
+        """
+        async with reads.take():
+            return await now.view()
+
+    return routes
+
+
+def pauses_of(controls: Controls) -> list[PauseLine]:
+    """The orders not to act that are in force."""
+    if not controls.paused:
+        return []
+    return [PauseLine(scope="everything", by=controls.paused_by, since=controls.paused_at)]
+
+
+def breaker_of(controls: Controls) -> BreakerView:
+    return BreakerView(open=controls.breaker_open, since=controls.breaker_opened_at, reason=controls.breaker_reason)
+
+
+def _running(run: Run, upcoming: NextView | None) -> RunningView:
+    return RunningView(
+        run_id=run.id,
+        playbook=run.playbook,
+        target=run.target_key,
+        alert_name=run.alert_name,
+        status=run.status,
+        waiting_on=run.waiting_on,
+        since=run.created_at,
+        message=run.message,
+        next=upcoming,
+    )
+
+
+def _changes(runs: Sequence[Run], alerts: Mapping[str, Sequence[AlertRecord]]) -> Iterator[ChangeView]:
+    for run in runs:
+        firing = sorted({record.alert.name for record in alerts.get(run.id, ()) if not record.is_resolved})
+        for change in changes.of_run(run, firing):
+            lease = change.lease.total_seconds() if change.lease is not None else None
+            members = {name: getattr(change, name) for name in ChangeView.model_fields if name != "lease_seconds"}
+            yield ChangeView(**members, lease_seconds=lease)
+
+
+def _hour(counts: Mapping[tuple[str, str], int]) -> HourView:
+    decisions: dict[str, int] = {}
+    statuses: dict[str, int] = {}
+    for (decision, status), number in counts.items():
+        decisions[decision] = decisions.get(decision, 0) + number
+        if decision == Decision.STARTED or status != Status.NOT_STARTED:
+            statuses[status] = statuses.get(status, 0) + number
+    return HourView(decisions=decisions, statuses=statuses)

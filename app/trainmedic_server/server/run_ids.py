@@ -1,0 +1,35 @@
+"""The ids of runs in paths: whole, or any part that one run alone begins or ends with."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Path
+
+from trainmedic_server.errors import Conflict
+from trainmedic_server.ports.present import Present
+
+RunId = Annotated[
+    str,
+    Path(
+        pattern=r"^[0-9A-Za-z_-]{1,64}$",
+        description="The run's id, or a beginning or an end of it that no other run has; at least 4 characters.",
+    ),
+]
+_WHOLE = 36
+_SHORTEST = 4
+_SHOWN = 8
+
+
+async def whole(present: Present, part: str) -> str:
+    """The id of the run that `part` means; `part` itself where it means none. Raises Conflict where it means several,
+    which it names, and StoreUnavailable."""
+    if not _SHORTEST <= len(part) < _WHOLE:
+        return part
+    found = await present.runs_named(part, _SHOWN + 1)
+    if part in found or not found:
+        return part
+    if len(found) > 1:
+        more = " and more" if len(found) > _SHOWN else ""
+        raise Conflict(f"Several runs begin or end with {part}: {', '.join(found[:_SHOWN])}{more}.")
+    return found[0]

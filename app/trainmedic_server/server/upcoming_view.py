@@ -1,0 +1,28 @@
+"""How the API shows what a run does next. Who uses it: ``history`` and ``now``."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from pydantic import Field
+
+from trainmedic_server.server.view import View
+
+
+class NextView(View):
+    """What a run does next, as far as it can be told now."""
+
+    now: str | None = Field(description="The step that it is at; null where it is at none.")
+    waits_for: str | None = Field(description="What must happen before it goes on, for a person; null while it works.")
+    holder: str | None = Field(description="The run that has the target for which it waits.")
+    not_before: datetime | None = Field(description="When it goes on by itself at the earliest.")
+    deadline: datetime | None = Field(description="When what it is at ends by itself; null where it waits for ever.")
+    at_deadline: str | None = Field(description="What happens then, for a person.")
+    step: str | None = Field(description="The step that comes next; null where the run then ends.")
+    kind: str | None = Field(description="action, wait_for, approve or undo.")
+    action: str | None = Field(description="The action of that step, or of the undo.")
+    params: dict[str, Any] = Field(description="Its parameters, rendered with what is known now.")
+    question: str | None = Field(description="What it asks, where it is an approval.")
+    note: str | None = Field(description="Why its condition or its parameters cannot be told yet.")
+    outcome: str | None = Field(description="How the run ends where no step is left: succeeded or failed.")

@@ -1,0 +1,120 @@
+"""What a run does next, and what it has changed and owes back, told while it goes on."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from tests.unit.engine.books import CAP
+from tests.unit.engine.world import World
+from trainmedic_server.domain import changes
+from trainmedic_server.domain.run import Run
+from trainmedic_server.domain.upcoming import Upcoming
+
+ASK = """
+playbook: ask
+on: {alert: Hot}
+target: {node: "{{ labels.node }}"}
+steps:
+  - approve: "Cap {{ labels.node }}?"
+    timeout: 30m
+  - id: never
+    when: labels.node == "other"
+    action: test.other
+  - id: cap
+    action: test.cap
+    with: {amount: "{{ labels.watts }}"}
+    undo: on_resolve
+  - id: by_outcome
+    when: steps.cap.output.done
+    action: test.other
+    with: {amount: "{{ steps.cap.output.amount }}"}
+  - wait_for: resolved
+    timeout: 10m
+"""
+
+
+async def _next(world: World, run: Run) -> Upcoming | None:
+    record = await world.store.record(run.id)
+    assert record is not None
+    return await world.engine.upcoming(record.run, record.alerts)
+
+
+async def test_a_run_that_asks_says_what_it_would_do() -> None:
+    """With rendered parameters, past steps whose condition does not hold, and until when the answer counts."""
+    world = World(ASK)
+    await world.engine.start()
+    await world.post(world.alert(node="node-1", watts="300"))
+    run = await world.run()
+    told = await _next(world, run)
+    assert told is not None
+    assert (told.step, told.action, told.params) == ("cap", "test.cap", {"amount": 300.0})
+    assert (told.waits_for, told.at_deadline) == ("approval: Cap node-1?", "the run fails")
+    assert told.deadline == run.created_at + timedelta(minutes=30)
+    await world.engine.stop()
+
+
+async def test_what_depends_on_an_outcome_says_so() -> None:
+    """While the step before it is at work, its parameters are unknown, and are not guessed."""
+    world = World(ASK.replace('  - approve: "Cap {{ labels.node }}?"\n    timeout: 30m\n', ""))
+    await world.engine.start()
+    world.actions["cap"].outcomes.append("hang")
+    await world.post(world.alert(node="node-1", watts="300"))
+    told = await _next(world, await world.run())
+    assert told is not None
+    assert (told.now, told.step, told.at_deadline) == ("cap", "by_outcome", "the attempt has failed")
+    assert told.params == {}
+    assert told.note is not None
+    assert told.note.startswith("only if steps.cap.output.done; its parameters depend on the run: ")
+    await world.engine.stop()
+
+
+async def test_a_run_that_waits_for_its_target_says_who_has_it() -> None:
+    """By the other run's id; the first one waits for its alert, and then succeeds."""
+    slow = CAP + "  - wait_for: resolved\n    timeout: 20m\n"
+    world = World(slow, slow.replace("playbook: cap", "playbook: other"))
+    await world.engine.start()
+    alert = world.alert(node="node-1", gpu="0")
+    await world.post(alert)
+    first, second = await world.runs()
+    told, waiting = await _next(world, first), await _next(world, second)
+    assert told is not None
+    assert waiting is not None
+    assert (told.waits_for, told.step, told.outcome) == ("Hot to resolve", None, "succeeded")
+    assert told.deadline == first.created_at + timedelta(minutes=20)
+    assert (waiting.waits_for, waiting.holder) == (f"gpu:node-1/0, which run {first.id} has", first.id)
+    assert (waiting.step, waiting.params) == ("cap", {"amount": 80.0})
+    await world.engine.stop()
+
+
+async def test_a_closed_run_says_what_it_still_gives_back() -> None:
+    """Until its alert resolves; then nothing is next, and nothing is changed any more."""
+    world = World(CAP)
+    await world.engine.start()
+    world.actions["cap"].outcomes.append({"previous_watts": 700, "limit_watts": 560, "lease_seconds": 300})
+    alert = world.alert(node="node-1", gpu="0")
+    await world.post(alert)
+    run = await world.run()
+    told = await _next(world, run)
+    assert told is not None
+    assert (told.kind, told.action, told.waits_for) == ("undo", "test.uncap", "Hot to resolve")
+    [change] = changes.of_run(run, ["Hot"])
+    assert (change.target, change.action) == ("gpu:node-1/0", "test.cap")
+    assert (change.before, change.after, change.is_certain) == ("700 W", "560 W", True)
+    assert (change.given_back, change.lease) == ("when Hot resolves", timedelta(minutes=5))
+    await world.resolve(alert)
+    over = await world.run()
+    assert await _next(world, over) is None
+    assert list(changes.of_run(over)) == []
+    await world.engine.stop()
+
+
+def test_a_difference_is_told_as_the_action_told_it() -> None:
+    """By the members that actions use; where there is none, nothing is made up."""
+    assert changes.difference({"before": 0.001, "after": 0.0005, "scale": 0.5}) == ("0.001", "0.0005")
+    assert changes.difference({"before": {"cordoned": False}, "after": {"cordoned": True}}) == (
+        "cordoned no",
+        "cordoned yes",
+    )
+    assert changes.difference({"previous": 8, "count": 2}) == ("8", "2")
+    assert changes.difference({"before": None, "after": "bad"}) == ("none", "bad")
+    assert changes.difference({"done": True}) == (None, None)

@@ -1,0 +1,122 @@
+"""``GET /now``: how things stand, told by the real engine and store; and ids of runs that are shortened."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from tests.support.api_world import START, World, alert, payload
+from tests.unit.engine.books import CAP
+from tests.unit.engine.world import World as EngineWorld
+from trainmedic_server.domain.agent_life import AgentLife
+from trainmedic_server.domain.job_life import JobLife, LifeState
+from trainmedic_server.server.now import NowApi, NowView
+
+ASK = CAP.replace("playbook: cap", "playbook: ask\nmode: approve").replace("Hot", "Warm")
+
+A_SECOND = timedelta(seconds=1)
+
+
+async def _now(world: EngineWorld) -> NowView:
+    return await NowApi(world.store, world.store, world.engine, world.clock).view()
+
+
+async def test_everything_that_is_changed_asked_or_lost_is_told() -> None:
+    """With who, since when, and when it goes back; and nothing of what is over."""
+    world = EngineWorld(CAP, ASK)
+    await world.engine.start()
+    world.actions["cap"].outcomes.append({"previous_watts": 700, "limit_watts": 560})
+    hot, gone = world.alert(node="node-1", gpu="0"), world.clock.now()
+    await world.post(hot, world.alert("Warm", node="node-2", gpu="1"))
+    lives = [AgentLife("node-4", gone, gone), AgentLife("node-5", gone)]
+    job = JobLife("llm-1", LifeState.GONE, gone, reason="its launcher gave it up")
+    await world.store.transact(lambda tx: (tx.agents.save(lives), tx.save_job_lives([job])))
+    standing = await _now(world)
+    assert (standing.mode, standing.paused, standing.breaker.open) == ("enforce", [], False)
+    [approval] = standing.approvals
+    assert (approval.target, approval.playbook) == ("gpu:node-2/1", "ask")
+    assert approval.asked_at - gone < A_SECOND
+    assert [(step.action, step.params) for step in approval.steps] == [("test.cap", {"amount": 80.0})]
+    [change] = standing.changed
+    assert (change.target, change.before, change.after) == ("gpu:node-1/0", "700 W", "560 W")
+    assert change.given_back == "when Hot resolves"
+    assert change.since - gone < A_SECOND
+    assert standing.running == []
+    assert {(lost.kind, lost.name, lost.since) for lost in standing.lost} == {
+        ("agent", "node-4", gone),
+        ("job", "llm-1", gone),
+    }
+    assert standing.last_hour.decisions == {"started": 2}
+    assert standing.counts.open == {"running": 0, "waiting": 0, "awaiting_approval": 1}
+    assert (standing.counts.owing, standing.counts.left_out) == (1, 0)
+    await world.resolve(hot)
+    assert (await _now(world)).changed == []
+    await world.engine.stop()
+
+
+async def test_a_pause_says_who_and_since_when() -> None:
+    """And a run that it holds back says that it waits for somebody to resume."""
+    world = EngineWorld(
+        CAP.replace("steps:", "steps:\n  - wait_for: resolved\n    timeout: 1m\n    on_timeout: continue")
+    )
+    await world.engine.start()
+    await world.post(world.alert(node="node-1", gpu="0"))
+    paused_at = world.clock.now()
+    await world.engine.pause("ann")
+    await world.pass_time(90)
+    standing = await _now(world)
+    [pause] = standing.paused
+    assert (pause.scope, pause.by) == ("everything", "ann")
+    assert pause.since is not None
+    assert pause.since - paused_at < A_SECOND
+    [run] = standing.running
+    assert run.waiting_on == "resume"
+    assert run.next is not None
+    assert run.next.waits_for == "somebody to resume the server"
+    await world.engine.stop()
+
+
+async def test_what_was_lost_more_than_a_day_ago_is_not_told() -> None:
+    world = EngineWorld(CAP)
+    await world.engine.start()
+    long_ago = world.clock.now() - timedelta(days=1, seconds=1)
+    await world.store.transact(lambda tx: tx.agents.save([AgentLife("node-4", long_ago, long_ago)]))
+    assert (await _now(world)).lost == []
+    await world.engine.stop()
+
+
+async def test_the_call_answers_and_an_item_says_what_is_next() -> None:
+    """Over HTTP; a run's own document has its next step."""
+    world = World()
+    async with world.client() as client:
+        run_id = (await client.post("/webhook", json=payload(alert()))).json()["runs"][0]["run_id"]
+        standing = (await client.get("/now")).json()
+        assert [run["run_id"] for run in standing["running"]] == [run_id]
+        assert standing["running"][0]["next"]["action"] == "gpu.power_limit"
+        assert standing["at"] == START.isoformat().replace("+00:00", "Z")
+        assert (await client.get(f"/history/{run_id}")).json()["next"]["step"] == "cap"
+
+
+@pytest.mark.parametrize("call", ["GET history/{}", "POST runs/{}/cancel"])
+async def test_an_id_may_be_shortened_to_a_part_that_one_run_has(call: str) -> None:
+    """A beginning or an end of it; what several runs have is refused with their ids, and what none has is unknown."""
+    world = EngineWorld(CAP)
+    await world.engine.start()
+    await world.post(world.alert(node="node-1", gpu="0"), world.alert(node="node-1", gpu="1"))
+    first, second = [run.id for run in await world.runs()]
+    found = World(findings=world.store)
+    for run in await world.runs():
+        record = await world.store.record(run.id)
+        assert record is not None
+        found.history.records[run.id] = record
+    method, path = call.split()
+    async with found.client() as client:
+        answer = await client.request(method, "/" + path.format(second[-8:]))
+        assert answer.status_code in (200, 409)
+        assert second in answer.text
+        several = await client.request(method, "/" + path.format(first[:8]))
+        assert (several.status_code, first in several.text, second in several.text) == (409, True, True)
+        unknown = await client.request(method, "/" + path.format("ffff-none"))
+        assert unknown.status_code == 404
+    await world.engine.stop()
