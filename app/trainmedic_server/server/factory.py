@@ -101,7 +101,6 @@ def create_app(
     webhook.declare(app.router, handle)
     for routes in (
         *history.routers(runs, found.history, standing, auth, clock, limits, reads, metric_history is not None),
-        now.router(standing, auth, reads),
         heard_alerts.router(alerts, catalog, auth, clock, limits, reads),
         *found.routers(auth, clock, bodies, reads),
         events.router(feed, auth, limits),

@@ -20,6 +20,7 @@ from trainmedic_server.server.exports import CSV, NDJSON, HistoryExports
 from trainmedic_server.server.limits import ServerLimits
 from trainmedic_server.server.negotiation import preferred
 from trainmedic_server.server.now import NowApi
+from trainmedic_server.server.now import router as router_of_now
 from trainmedic_server.server.problems import responses
 from trainmedic_server.server.query_types import Name, PageCursor, PageLimit, wrong_cursor
 from trainmedic_server.server.read_turns import ReadTurns
@@ -47,9 +48,9 @@ def routers(
     reads: ReadTurns,
     are_measured: bool = False,
 ) -> tuple[APIRouter, ...]:
-    """The routes of this module."""
+    """The routes of this module, and that of how things stand."""
     of_runs = _router_of_runs(history, auth, clock, limits, reads)
-    return of_runs, _router_of_one(history, findings, now, auth, reads, are_measured)
+    return of_runs, _router_of_one(history, findings, now, auth, reads, are_measured), router_of_now(now, auth, reads)
 
 
 def _router_of_runs(
