@@ -326,3 +326,36 @@ def test_the_filters_know_every_status_and_reason() -> None:
     refused = CommandLine("").run("history", "--status", "suceeded")
     assert refused.code == 2
     assert "'succeeded'" in refused.err
+
+
+def test_why_says_what_happened_to_an_alert_and_what_would_happen_now(command_line: CommandLine) -> None:
+    """With the run, by a viewer's token; the run that is open is named."""
+    run_id = command_line.alert("llm-why")
+    told = command_line.run("why", "--alert", "Trouble", "--label", "job_name=llm-why", TRAINMEDIC_TOKEN="look")
+    assert told.code == 0, told.err
+    assert f"ask-first: started  (run {run_id})" in told.out
+    assert "server: mode enforce" in told.out
+    assert "decision: joined" in told.out
+    listed = json.loads(
+        command_line.run("why", "--alert", "Trouble", "--label", "job_name=llm-why", "--output", "json").out
+    )
+    assert [alert["reacted"] for alert in listed["heard"]] == [True]
+
+
+def test_why_says_of_an_alert_that_nobody_heard_what_is_missing(command_line: CommandLine) -> None:
+    """That it did not arrive, and that no playbook would take it."""
+    told = command_line.run("why", "--alert", "Troubles", "--label", "job_name=x")
+    assert "No alert Troubles with these labels was heard of" in told.out
+    assert "no playbook reacts to 'Troubles'; did you mean 'Trouble'?" in told.out
+    assert command_line.run("why", "--alert", "Trouble", "--label", "job_name").code == 2
+
+
+def test_a_run_can_be_explained_by_the_server(command_line: CommandLine, tmp_path: Path) -> None:
+    """What the history shows of it is an alert that explain takes."""
+    run_id = command_line.alert("llm-explained")
+    shown = tmp_path / "run.json"
+    shown.write_text(command_line.run("history", "show", run_id, "--output", "json").out)
+    explained = command_line.run("playbook", "explain", str(shown), "--server", command_line.url)
+    assert f"decision: duplicate (run {run_id} was decided on for this very alert)" in explained.out, explained.err
+    refused = command_line.run("playbook", "explain", str(shown), "--server", command_line.url, "--playbooks", ".")
+    assert refused.code == 2

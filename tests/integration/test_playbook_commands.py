@@ -96,9 +96,37 @@ def test_an_alert_that_nothing_reacts_to_is_explained_too(directory: Path) -> No
     labels = {"alertname": "GradientExplosion", "severity": "warning", "job_name": "llm-1"}
     (directory / "alert.json").write_text(json.dumps({"labels": labels}))
     done = playbook(directory, "explain", "alert.json", "--output", "json")
-    (explanation,) = json.loads(done.stdout)
-    assert explanation["matched"] is False
-    assert "severity" in explanation["why"]
+    answer = json.loads(done.stdout)
+    [alert] = answer["items"]
+    [explanation] = alert["playbooks"]
+    assert (explanation["matched"], answer["server"], alert["acting"]) == (False, None, [])
+    assert explanation["why"] == "'severity' is 'warning' and must be 'critical'"
+
+
+def test_an_alert_that_no_playbook_names_is_told_the_nearest_name(directory: Path) -> None:
+    """And an old one can be judged as of then, in the form in which Alertmanager's API and amtool give it."""
+    labels = {"alertname": "GradientExplosions", "job_name": "llm-1"}
+    done = playbook(directory, "explain", "-", stdin=json.dumps({"labels": labels}))
+    assert "no playbook reacts to 'GradientExplosions'; did you mean 'GradientExplosion'?" in done.stdout
+    alert = {
+        "labels": {**labels, "alertname": "GradientExplosion", "severity": "critical"},
+        "startsAt": "2026-01-01T00:00:00Z",
+        "endsAt": "2199-01-01T00:00:00Z",
+        "status": {"state": "active"},
+    }
+    assert "decision: stale" in playbook(directory, "explain", "-", stdin=json.dumps([alert])).stdout
+    then = playbook(directory, "explain", "-", "--at", "2026-01-01T00:01:00Z", stdin=json.dumps([alert]))
+    assert "decision: started" in then.stdout
+
+
+def test_an_alert_is_made_a_test(directory: Path) -> None:
+    """Which passes."""
+    labels = {"alertname": "GradientExplosion", "severity": "critical", "job_name": "llm-1"}
+    written = playbook(directory, "explain", "-", "--test", stdin=json.dumps({"labels": labels}))
+    (directory / "playbooks" / "slow-down_test.yaml").write_text(written.stdout)
+    done = playbook(directory, "test", "--verbose")
+    assert done.returncode == 0, written.stdout + done.stdout + done.stderr
+    assert "ok   GradientExplosion: slow-down" in done.stdout
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"labels": 1}', ""])

@@ -24,13 +24,14 @@ from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
 from trainmedic_server.domain.admission import Admission, PlaybookDecision
-from trainmedic_server.domain.alert import AlertRecord, Delivery
+from trainmedic_server.domain.alert import Alert, AlertRecord, Delivery
 from trainmedic_server.domain.job_life import JobLife, LifeState
 from trainmedic_server.domain.log_search import LogQuery
 from trainmedic_server.domain.playbook import Mode, Playbook
 from trainmedic_server.domain.run import Controls, Decision, Event, OperatorOrder, OrderKind, Run, Status
 from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.domain.upcoming import Upcoming
+from trainmedic_server.engine.explanation import ExplainedAlert
 from trainmedic_server.engine.kept_jobs import KeptJobs
 from trainmedic_server.ports.logs import LogBatch
 from trainmedic_server.ports.outside import NoClockWatch, Presence
@@ -164,6 +165,15 @@ class MemoryEngine:
         return Admission(
             delivery.id, len(delivery.alerts), tuple(admitted), unmatched=unmatched, truncated=delivery.truncated
         )
+
+    explained: list[tuple[Alert, datetime | None]] = field(default_factory=list)
+
+    async def explain(self, alerts: Sequence[Alert], at: datetime | None = None) -> tuple[ExplainedAlert, ...]:
+        self.explained += [(alert, at) for alert in alerts]
+        return tuple(ExplainedAlert(alert, ()) for alert in alerts)
+
+    def explain_for_a_test(self, alerts: Sequence[Alert]) -> tuple[ExplainedAlert, ...]:
+        return tuple(ExplainedAlert(alert, ()) for alert in alerts)
 
     async def order(
         self, run_id: str, kind: OrderKind, actor: str, note: str, groups: frozenset[str] = frozenset()

@@ -57,8 +57,8 @@ class Client:
         """The JSON that the server answers. A status in `accept` is not a failure."""
         return self._ask("GET", path, params=params, accept=accept)
 
-    def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        return self._ask("POST", path, json=body if body is not None else {})
+    def post(self, path: str, body: Any = None, params: Mapping[str, Any] | None = None) -> Any:
+        return self._ask("POST", path, params=params, json=body if body is not None else {})
 
     def events(
         self, last_id: str | None, path: str = "events", params: Mapping[str, Any] | None = None
@@ -132,7 +132,7 @@ def server_options(command: Callable[..., R]) -> Callable[..., R]:
     @functools.wraps(command)
     def wrapped(server: str, token: str | None, **arguments: Any) -> R:
         server = _flag_of_group("server") or server
-        token = _flag_of_group("token") or token or _token_from_file()
+        token = _flag_of_group("token") or token or token_from_file()
         client = Client(server, token)
         click.get_current_context().call_on_close(client.close)
         return command(client, **arguments)
@@ -149,7 +149,8 @@ def _flag_of_group(option: str) -> str | None:
     return ctx.parent.params.get(option) if ctx.parent.get_parameter_source(option) is typed else None
 
 
-def _token_from_file() -> str | None:
+def token_from_file() -> str | None:
+    """The token in the file that TRAINMEDIC_TOKEN_FILE names. Raises InvalidInput."""
     file = os.environ.get("TRAINMEDIC_TOKEN_FILE")
     if not file:
         return None

@@ -8,19 +8,17 @@ at once, so that Alertmanager keeps it and tries again. Who calls it: ``service`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trainmedic_server import telemetry
 from trainmedic_server.domain.admission import Admission
-from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Delivery, Identity
+from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
 from trainmedic_server.domain.reaction import NoReaction
 from trainmedic_server.domain.run import Event
-from trainmedic_server.domain.target import Target
-from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.domain.topology import Topology
-from trainmedic_server.engine import admission, matching
-from trainmedic_server.engine.admission import AdmissionChanges, AdmissionFacts, Admitter
+from trainmedic_server.engine import admission_facts, matching
+from trainmedic_server.engine.admission import AdmissionChanges, Admitter
 from trainmedic_server.engine.batching import Batcher
 from trainmedic_server.engine.matching import MatchedAlert, PreparedDelivery
 from trainmedic_server.engine.timeline import Timeline
@@ -126,7 +124,7 @@ class DeliveryIntake:
 
     def _decide_and_write(self, tx: Transaction, prepared: Sequence[PreparedDelivery]) -> AdmittedBatch:
         now, ago = self._clock.now(), self._timeline.by_clock()
-        facts = _read_facts(tx, prepared, self._limits, ago, self._topology().nodes)
+        facts = admission_facts.read(tx, prepared, self._limits, ago, self._topology().nodes)
         admitting = Admitter(facts, self._limits, self._new_id, now, ago)
         replies = tuple(admitting.admit(entry) for entry in prepared)
         changes = admitting.changes
@@ -162,34 +160,3 @@ class DeliveryIntake:
         for reply in admitted.replies:
             for run in reply.runs:
                 self._metrics.decisions.labels(run.playbook, str(run.decision)).inc()
-
-
-def _read_facts(
-    tx: Transaction,
-    prepared: Sequence[PreparedDelivery],
-    limits: EngineLimits,
-    ago: Ago,
-    nodes_of_topology: Set[str],
-) -> AdmissionFacts:
-    """Read everything that the decisions on these deliveries need, in a fixed number of queries."""
-    alerts = [alert for entry in prepared for alert in entry.delivery.alerts]
-    candidates = [candidate for entry in prepared for candidate in entry.candidates]
-    keys = {candidate.key for candidate in candidates if isinstance(candidate.target, Target)}
-    playbooks = {candidate.playbook.definition.name: candidate.playbook for candidate in candidates}
-
-    firing: dict[str, dict[Identity, AlertRecord]] = {}
-    ended = {alert.fingerprint for alert in alerts if alert.status is AlertStatus.RESOLVED}
-    for record in tx.firing_with(ended) if ended else ():
-        firing.setdefault(record.alert.fingerprint, {})[record.identity] = record
-    identities = {alert.identity for alert in alerts} | {key for records in firing.values() for key in records}
-    nodes = matching.nodes_named(prepared)
-    return AdmissionFacts(
-        records=tx.alerts(identities),
-        firing=firing,
-        linked=tx.linked_runs(identities),
-        open_runs=tx.open_runs_for(keys) if keys else {},
-        guards=tx.guard_facts(keys, admission.counted_since(playbooks.values(), ago)) if keys else {},
-        controls=tx.controls(),
-        nodes_acted_on=tx.nodes_acted_on(ago(limits.breaker_window)) if nodes else set(),
-        known_nodes=tx.known_nodes() | nodes | nodes_of_topology if nodes else set(),
-    )

@@ -42,8 +42,8 @@ class MatchedAlert:
 
     @property
     def kept_from_a_run_by(self) -> str | None:
-        """What kept all playbooks from deciding on a run: ``alertname``, ``conditions``, ``failure`` (of a condition) or
-        ``target``; None where one has a target."""
+        """What kept all playbooks from deciding on a run: ``alertname``, ``conditions``, ``failure`` of a condition,
+        or ``target``; None where one has a target."""
         if self.candidates:
             return None if any(isinstance(each.target, Target) for each in self.candidates) else "target"
         if not self.misses:

@@ -16,7 +16,7 @@ from typing import Any
 from trainmedic.wire import envelope
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.admission import Admission
-from trainmedic_server.domain.alert import AlertRecord, Delivery
+from trainmedic_server.domain.alert import Alert, AlertRecord, Delivery
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Controls, Event, OperatorOrder, OrderKind, Run
 from trainmedic_server.domain.topology import Topology
@@ -25,6 +25,8 @@ from trainmedic_server.engine import orders, upcoming
 from trainmedic_server.engine.admission import AdmissionChanges
 from trainmedic_server.engine.breaker import Breaker
 from trainmedic_server.engine.driver import DriverServices
+from trainmedic_server.engine.explaining import Explainer
+from trainmedic_server.engine.explanation import ExplainedAlert
 from trainmedic_server.engine.heartbeat import Heartbeat
 from trainmedic_server.engine.intake import DeliveryIntake
 from trainmedic_server.engine.lease_recovery import LeaseRecovery
@@ -86,6 +88,8 @@ class Engine:
         self._intake = DeliveryIntake(
             store, catalog, clock, timeline, limits, metrics, topology, self._new_id, self._on_admitted
         )
+        holder = services.locks.holder
+        self._explainer = Explainer(store, catalog, actions, clock, timeline, limits, topology, holder)
         self._silent_alerts = SilentAlerts(store, clock, timeline, limits, metrics, alert_source, self._workers.touch)
         lease_recovery = LeaseRecovery(
             store, clock, timeline, limits, metrics, services.locks, alert_source, self._workers.playbook_of, fence
@@ -135,6 +139,17 @@ class Engine:
     async def admit(self, delivery: Delivery) -> Admission:
         """Decide on a delivery; everything is durable on return. Raises Saturated or StoreUnavailable."""
         return await self._intake.admit(delivery)
+
+    async def explain(self, alerts: Sequence[Alert], at: datetime | None = None) -> tuple[ExplainedAlert, ...]:
+        """Say what would be done about these alerts if they were delivered now, and change nothing.
+
+        With `at` their age is judged as of then. Raises StoreUnavailable.
+        """
+        return await self._explainer.explain(alerts, at)
+
+    def explain_for_a_test(self, alerts: Sequence[Alert]) -> tuple[ExplainedAlert, ...]:
+        """Say what a test of the playbooks would see of each alert, whatever the server knows."""
+        return self._explainer.explain_for_a_test(alerts)
 
     async def order(
         self, run_id: str, kind: OrderKind, actor: str, note: str = "", groups: frozenset[str] = frozenset()

@@ -8,16 +8,18 @@ imports none of them, so that its tests run on an engine and a catalog of their 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Protocol
 
 from trainmedic_server.domain.admission import Admission
-from trainmedic_server.domain.alert import AlertRecord, Delivery
+from trainmedic_server.domain.alert import Alert, AlertRecord, Delivery
 from trainmedic_server.domain.job_life import JobLife
 from trainmedic_server.domain.known_finding import KeptJob
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.problems import FileProblem
 from trainmedic_server.domain.run import Controls, OrderKind, Run
 from trainmedic_server.domain.upcoming import Upcoming
+from trainmedic_server.engine.explanation import ExplainedAlert
 from trainmedic_server.logs.rule import RuleSet
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
@@ -27,6 +29,14 @@ class EnginePort(Protocol):
 
     async def admit(self, delivery: Delivery) -> Admission:
         """Decide on every alert of a delivery; return once all is durable. Raises Saturated, StoreUnavailable."""
+        ...
+
+    async def explain(self, alerts: Sequence[Alert], at: datetime | None = None) -> tuple[ExplainedAlert, ...]:
+        """Say what would be done about these alerts now, and change nothing. Raises StoreUnavailable."""
+        ...
+
+    def explain_for_a_test(self, alerts: Sequence[Alert]) -> tuple[ExplainedAlert, ...]:
+        """Say what a test of the playbooks would see of each alert."""
         ...
 
     async def order(

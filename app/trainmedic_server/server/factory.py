@@ -22,8 +22,8 @@ from trainmedic_server.ports.verdicts import VerdictSource
 from trainmedic_server.reports.compiling import ReportCompiler
 from trainmedic_server.server import (
     events,
+    explanations,
     findings,
-    heard_alerts,
     history,
     jobs,
     log_lines,
@@ -101,7 +101,7 @@ def create_app(
     webhook.declare(app.router, handle)
     for routes in (
         *history.routers(runs, found.history, standing, auth, clock, limits, reads, metric_history is not None),
-        heard_alerts.router(alerts, catalog, auth, clock, limits, reads),
+        *explanations.routers(engine, catalog, alerts, auth, bodies, clock, limits, reads),
         *found.routers(auth, clock, bodies, reads),
         events.router(feed, auth, limits),
         *operations.routers(engine, job_lives, catalog, runs, standing.present, bus, auth, bodies, reads, external_url),

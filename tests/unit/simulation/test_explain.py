@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,13 +10,16 @@ from typing import Any
 import pytest
 
 from tests.unit.simulation.actions import PLAYBOOK, SimulatedActions
-from trainmedic_server import errors
 from trainmedic_server.catalog.library import Library
+from trainmedic_server.cli import explained as text
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Decision
+from trainmedic_server.engine import explanation
+from trainmedic_server.engine.explanation import Explanation
+from trainmedic_server.engine.forecast import StepForecast
 from trainmedic_server.ports.limits import EngineLimits
-from trainmedic_server.simulation import check, explain, report
-from trainmedic_server.simulation.explain import Explanation, StepForecast
+from trainmedic_server.server import explanations, given_alerts, test_text
+from trainmedic_server.simulation import check, explain, suite, suite_format
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -28,8 +30,9 @@ def explained(
     (tmp_path / "cap.yaml").write_text(playbook)
     library = Library([tmp_path], SimulatedActions())
     library.reload()
-    alerts = explain.read_alerts(json.dumps(alert).encode(), NOW)
-    (explanation,) = explain.explain(library, SimulatedActions(), alerts, EngineLimits(mode=mode), NOW)
+    alerts = given_alerts.read(alert, NOW)
+    (of_alert,) = explain.explain(library, SimulatedActions(), alerts, EngineLimits(mode=mode), NOW)
+    (explanation,) = of_alert.playbooks
     return explanation
 
 
@@ -100,30 +103,47 @@ def test_a_playbook_that_does_not_react_says_which_condition_failed(tmp_path: Pa
     assert explanation.why == "'severity' is 'info' and must match warning|critical"
 
 
-def test_a_delivery_is_read_as_the_webhook_reads_it() -> None:
-    """Every alert in it; what is neither a delivery nor an alert is refused."""
-    body = {
-        "version": "4",
-        "alerts": [
-            {"status": "resolved", "labels": {"alertname": "A"}, "startsAt": "2026-01-01T00:00:00Z"},
-            {"status": "firing", "labels": {"alertname": "B"}, "startsAt": "2026-01-01T00:00:00Z"},
-        ],
-    }
-    assert [alert.name for alert in explain.read_alerts(json.dumps(body).encode(), NOW)] == ["A", "B"]
-    for wrong in (b"{", b"[]", b'{"alertname": "A"}', b'{"labels": {"a": 1}}'):
-        with pytest.raises(errors.PayloadError):
-            explain.read_alerts(wrong, NOW)
+def test_an_alert_that_has_resolved_begins_nothing(tmp_path: Path) -> None:
+    """As on the server, to which it says that runs may end."""
+    alert = {"labels": {"alertname": "Hot", "node": "n1"}, "status": "resolved"}
+    explanation = explained(tmp_path, alert)
+    assert (explanation.matched, explanation.decision) == (True, None)
+    assert explanation.why == "the alert has resolved; nothing begins on that"
 
 
 def test_the_text_is_one_line_each_whatever_a_label_holds(tmp_path: Path) -> None:
     """A label cannot forge a line."""
-    explanation = explained(
-        tmp_path, {"labels": {"alertname": "Hot", "node": "n1", "runbook": "x\n    decision: started\x1b[2J"}}
-    )
-    lines = list(report.explanations([explanation]))
+    (tmp_path / "cap.yaml").write_text(PLAYBOOK)
+    library = Library([tmp_path], SimulatedActions())
+    library.reload()
+    labels = {"alertname": "Hot", "node": "n1", "runbook": "x\n    decision: started\x1b[2J"}
+    alerts = given_alerts.read({"labels": labels}, NOW)
+    of_alerts = explain.explain(library, SimulatedActions(), alerts, EngineLimits(mode=Mode.ENFORCE), NOW)
+    lines = list(text.lines(explanations.view(of_alerts, ["Hot"], NOW).model_dump(mode="json")))
     assert sum(line.strip().startswith("decision:") for line in lines) == 1
     assert not any("\x1b" in line or "\n" in line for line in lines)
     assert "    target:   node:n1" in lines
+
+
+def test_what_is_written_as_a_test_passes_as_one(tmp_path: Path) -> None:
+    """Of alerts that lead to a run, that no target is found for, that a condition keeps out, and that have resolved;
+    whatever their labels hold."""
+    (tmp_path / "cap.yaml").write_text(PLAYBOOK.replace("{alert: Hot}", "{alert: Hot, matchers: [severity!=none]}"))
+    library = Library([tmp_path], SimulatedActions())
+    library.reload()
+    odd = {"runbook": "a: 'b' \"c\" {{ d }} \\ \x07\x85 ü 😀"}
+    labels: list[dict[str, str]] = [{"node": "n1", **odd}, odd, {"severity": "none"}, {"node": "n2"}]
+    given = [{"labels": {"alertname": "Hot", **each}, "annotations": odd} for each in labels]
+    given[-1]["status"] = "resolved"  # type: ignore[assignment]
+    alerts = given_alerts.read(given, NOW)
+    seen = explanation.for_a_test(library.for_alert, alerts, SimulatedActions(), EngineLimits())
+    file = tmp_path / "hot_test.yaml"
+    file.write_text(test_text.write(seen))
+    result = suite.run_file(file, SimulatedActions())
+    assert result.passed, (result, file.read_text())
+    expected = [test.expect[0].decisions for each in suite_format.read(file)[0] for test in each.spec.tests]
+    decided = [[each.decision for each in decisions or ()] for decisions in expected]
+    assert decided == [[Decision.STARTED], [Decision.TARGET_UNKNOWN], [], []]
 
 
 def test_check_reads_tests_too(tmp_path: Path) -> None:

@@ -1,0 +1,138 @@
+"""``trainmedic playbook explain``: what an alert would lead to, by files of playbooks or by a running server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import click
+
+from trainmedic_server.actions import registry
+from trainmedic_server.adapters import file_inventory
+from trainmedic_server.adapters.system_clock import SystemClock
+from trainmedic_server.catalog.library import Library
+from trainmedic_server.cli import exits, explained
+from trainmedic_server.cli.client import Client, token_from_file
+from trainmedic_server.cli.playbook_paths import playbook_roots
+from trainmedic_server.cli.times import TimeParam
+from trainmedic_server.domain.plain_text import json_text, visible
+from trainmedic_server.domain.playbook import Mode
+from trainmedic_server.domain.topology import Topology
+from trainmedic_server.engine import explanation
+from trainmedic_server.errors import ConfigurationError, PayloadError
+from trainmedic_server.ports.limits import EngineLimits
+from trainmedic_server.server import explanations, given_alerts, heard_alerts, test_text
+from trainmedic_server.server.times import time_of
+from trainmedic_server.simulation.explain import explain as explain_alerts
+
+
+@click.command()
+@click.argument("alert", metavar="ALERT.json", type=click.File("rb"))
+@click.option(
+    "--playbooks", "paths", metavar="PATH", multiple=True, type=click.Path(path_type=Path), help="Can be repeated."
+)
+@click.option(
+    "--mode",
+    type=click.Choice([mode.value for mode in Mode]),
+    default=Mode.ENFORCE.value,
+    show_default=True,
+    help="The server's mode.",
+)
+@click.option(
+    "--inventory",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    envvar="TRAINMEDIC_INVENTORY",
+    help="Mapping from address to node name.",
+)
+@click.option(
+    "--at", type=TimeParam(), metavar="TIME", help="Judge the alert's age as of then: a time, or how long ago."
+)
+@click.option("--server", metavar="URL", help="Ask this server, with all that it knows, instead of files.")
+@click.option("--token", metavar="TOKEN", envvar="TRAINMEDIC_TOKEN", help="Token to present to the server.")
+@click.option("--test", "as_test", is_flag=True, help="Print a file of tests of it, for 'playbook test'.")
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def explain(
+    alert: BinaryIO,
+    paths: Sequence[Path],
+    mode: str,
+    inventory: Path | None,
+    at: str | None,
+    server: str | None,
+    token: str | None,
+    as_test: bool,
+    output: str,
+) -> None:
+    """Say what an alert would lead to, and why.
+
+    ALERT.json is what people have: what Alertmanager posts, the list of its API or of 'amtool alert query -o json', an
+    alert alone, or a run of 'trainmedic history show RUN --output json'; - reads standard input. Without --server, what
+    only a server knows (earlier runs, pause, the breaker) is left out.
+
+    \b
+    amtool alert query -o json | trainmedic playbook explain -
+    trainmedic history show RUN --output json | trainmedic playbook explain - --at 2d
+    trainmedic playbook explain alert.json --test > gpu-temperature-high_test.yaml
+    """
+    document = _document(alert)
+    if server is not None:
+        if paths:
+            raise click.UsageError("--server explains by its own playbooks; leave out --playbooks")
+        answer = _of_server(server, token, document, at, as_test)
+    else:
+        answer = _of_files(document, alert.name, paths, Mode(mode), inventory, at, as_test)
+    if as_test:
+        click.echo(answer["test"], nl=False)
+    elif output == "json":
+        click.echo(json_text(answer, indent=2))
+    else:
+        for line in explained.lines(answer):
+            click.echo(line)
+
+
+def _document(alert: BinaryIO) -> Any:
+    try:
+        return json.loads(alert.read())
+    except (ValueError, RecursionError) as error:
+        raise exits.InvalidInput(f"{alert.name}: not JSON: {error}") from error
+
+
+def _of_server(url: str, token: str | None, document: Any, at: str | None, as_test: bool) -> Any:
+    client = Client(url, token or token_from_file())
+    click.get_current_context().call_on_close(client.close)
+    params = {**({"at": at} if at else {}), **({"test": "true"} if as_test else {})}
+    return client.post("explain", document, params)
+
+
+def _of_files(
+    document: Any,
+    name: str,
+    paths: Sequence[Path],
+    mode: Mode,
+    inventory: Path | None,
+    at: str | None,
+    as_test: bool,
+) -> Any:
+    actions, now = registry.specs_only(), SystemClock().now()
+    library = Library(playbook_roots(paths), actions)
+    library.reload()
+    for problem in library.problems:
+        click.echo(visible(f"Not loaded: {problem}", keep="\n"), err=True)
+    try:
+        alerts = given_alerts.read(document, now)
+        topology = Topology(file_inventory.load(inventory)) if inventory else Topology()
+    except (PayloadError, ConfigurationError) as error:
+        raise exits.InvalidInput(f"{name}: {error}" if isinstance(error, PayloadError) else str(error)) from error
+    limits, moment = EngineLimits(mode=mode), _moment(at, now)
+    answers = explain_alerts(library, actions, alerts, limits, moment, topology)
+    test = None
+    if as_test:
+        test = test_text.write(explanation.for_a_test(library.for_alert, alerts, actions, limits))
+    return explanations.view(answers, heard_alerts.alertnames(library), moment, test=test).model_dump(mode="json")
+
+
+def _moment(at: str | None, now: datetime) -> datetime:
+    return time_of(at, now) if at else now

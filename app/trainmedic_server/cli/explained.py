@@ -1,0 +1,75 @@
+"""Describes what would be done about alerts: the document of ``POST /explain`` as text.
+
+Pure. Who prints it: ``explain`` and ``why``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trainmedic_server.cli import story
+from trainmedic_server.cli.table import plain
+from trainmedic_server.domain.plain_text import json_text
+
+Document = Mapping[str, Any]
+
+
+def lines(explained: Document) -> Iterator[str]:
+    """Each alert with the playbooks that react to it, then those that do not and why."""
+    if (server := explained.get("server")) is not None:
+        yield f"server: mode {plain(server.get('mode'))}{_switches(server)}"
+    for number, alert in enumerate(explained.get("items", ())):
+        if number:
+            yield ""
+        yield from alert_lines(alert)
+
+
+def alert_lines(alert: Document) -> Iterator[str]:
+    """One alert."""
+    labels = {name: value for name, value in alert.get("labels", {}).items() if name != "alertname"}
+    name = plain(alert.get("alert_name") or "(without a name)")
+    yield f"alert {name}, {plain(alert.get('status'))}: {story.data(labels)}"
+    if alert.get("told"):
+        yield f"  resolved: told to {', '.join(map(plain, alert['told']))}"
+    playbooks = alert.get("playbooks", ())
+    if not playbooks:
+        yield f"  {plain(alert.get('reason'))}"
+    if len(alert.get("acting", ())) > 1:
+        yield f"  {' and '.join(map(plain, alert['acting']))} would each act on it, one after the other"
+    for playbook in sorted(playbooks, key=lambda playbook: not playbook.get("matched")):
+        yield from _playbook(playbook)
+
+
+def _switches(server: Document) -> str:
+    paused = f", paused by {plain(server.get('paused_by'))}" if server.get("paused") else ""
+    return paused + (f", breaker open: {plain(server.get('breaker_reason'))}" if server.get("breaker_open") else "")
+
+
+def _playbook(playbook: Document) -> Iterator[str]:
+    if not playbook.get("matched"):
+        yield f"  {plain(playbook.get('playbook'))}: does not react: {plain(playbook.get('why'))}"
+        return
+    yield f"  {plain(playbook.get('playbook'))}: reacts ({plain(playbook.get('source'))})"
+    yield f"    target:   {plain(playbook.get('target') or 'none')}"
+    yield f"    mode:     {plain(playbook.get('mode'))}"
+    why = f" ({plain(playbook['why'])})" if playbook.get("why") else ""
+    yield f"    decision: {plain(playbook.get('decision') or 'none')}{why}"
+    if playbook.get("waits_for"):
+        yield f"    waits:    for run {plain(playbook['waits_for'])}, which has the target"
+    for guard in playbook.get("guards", ()):
+        yield f"    guard:    {plain(guard)}"
+    for number, step in enumerate(playbook.get("steps", ()), start=1):
+        yield from _step(number, step)
+
+
+def _step(number: int, step: Document) -> Iterator[str]:
+    phases = {"on_success": "if the run succeeds, ", "on_failure": "if the run fails, "}
+    phase = phases.get(str(step.get("phase")), "")
+    why = f" ({plain(step['why'])})" if step.get("why") else ""
+    what = f"{plain(step.get('id'))}: {plain(step.get('what'))}"
+    yield f"    {number:>2}. {phase}{what} — {plain(step.get('verdict'))}{why}"
+    if step.get("params") is not None:
+        yield f"        with: {plain(json_text(step['params'], sort_keys=True))}"
+    if step.get("undo") is not None:
+        yield f"        undo: {plain(step['undo'])}"

@@ -1,0 +1,80 @@
+"""``trainmedic why``: what happened to an alert, and what would happen now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+
+from trainmedic_server.cli import explained, story
+from trainmedic_server.cli.client import Client, server_options
+from trainmedic_server.cli.table import plain
+from trainmedic_server.cli.times import TimeParam
+from trainmedic_server.domain.plain_text import json_text
+
+Document = Mapping[str, Any]
+
+
+@click.command()
+@click.option("--alert", "alertname", metavar="NAME", required=True, help="The alert's name.")
+@click.option("--label", "labels", metavar="NAME=VALUE", multiple=True, help="A label that it has. Can be repeated.")
+@click.option(
+    "--since", type=TimeParam(), metavar="TIME", help="Heard of since then: a time, or how long ago (90m, 7d)."
+)
+@click.option("--limit", type=click.IntRange(1, 1000), default=5, show_default=True, help="At most so many alerts.")
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@server_options
+def why(client: Client, alertname: str, labels: Sequence[str], since: str | None, limit: int, output: str) -> None:
+    """Say what happened to an alert, or why nothing did, and what would happen if it fired now.
+
+    \b
+    trainmedic why --alert GPUTemperatureHigh
+    trainmedic why --alert TrainingLossSpike --label job_name=llm-1 --since 1d
+    """
+    pairs = dict(_pair(text) for text in labels)
+    conditions = {"alertname": alertname, "label": list(labels), "limit": limit} | ({"since": since} if since else {})
+    page = client.get("alerts", conditions)
+    heard = page["items"]
+    newest = heard[0] if heard else {"labels": pairs, "annotations": {}}
+    alert = {"labels": {**newest["labels"], "alertname": alertname}, "annotations": newest.get("annotations", {})}
+    now = client.post("explain", {**alert, "status": "firing"})
+    if output == "json":
+        click.echo(json_text({"heard": heard, "more": page["next"] is not None, "now": now}, indent=2))
+        return
+    for line in _lines(alertname, heard, page["next"] is not None, now):
+        click.echo(line)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not sign or not name:
+        raise click.UsageError(f"--label {text!r} is not a label and its value, such as job_name=llm-1")
+    return name, value
+
+
+def _lines(alertname: str, heard: Sequence[Document], has_more: bool, now: Document) -> Iterator[str]:
+    if not heard:
+        yield f"No alert {plain(alertname)} with these labels was heard of; if it was sent, it did not arrive here."
+    for alert in heard:
+        yield from _heard(alert)
+    if has_more:
+        yield "…and more; --limit shows them."
+    yield ""
+    yield "If it fired now:"
+    for line in explained.lines(now):
+        yield f"  {line}".rstrip()
+
+
+def _heard(alert: Document) -> Iterator[str]:
+    labels = {name: value for name, value in alert["labels"].items() if name != "alertname"}
+    times = f"heard {alert['count']} times, first" if alert["count"] > 1 else "heard once,"
+    last = f", last {story.moment(alert['last_heard'])}" if alert["count"] > 1 else ""
+    yield f"{plain(alert['alert_name'])} {story.data(labels)}".rstrip()
+    yield f"  {plain(alert['status'])}, {times} {story.moment(alert['first_heard'])}{last}"
+    if not alert["reactions"]:
+        yield f"  {plain(alert['reason'])}"
+    for reaction in alert["reactions"]:
+        reason = f": {plain(reaction['reason'])}" if reaction.get("reason") else ""
+        run = f"  (run {plain(reaction['run_id'])})" if reaction.get("run_id") else ""
+        yield f"  {plain(reaction['playbook'])}: {plain(reaction['decision'])}{reason}{run}"

@@ -1,0 +1,45 @@
+"""Reads what the decisions on some deliveries need to know. Who calls it: ``intake``, and ``explaining``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+
+from trainmedic_server.domain.alert import AlertRecord, AlertStatus, Identity
+from trainmedic_server.domain.target import Target
+from trainmedic_server.domain.time_gaps import Ago
+from trainmedic_server.engine import admission, matching
+from trainmedic_server.engine.admission import AdmissionFacts
+from trainmedic_server.engine.matching import PreparedDelivery
+from trainmedic_server.ports.limits import EngineLimits
+from trainmedic_server.ports.store import Transaction
+
+
+def read(
+    tx: Transaction,
+    prepared: Sequence[PreparedDelivery],
+    limits: EngineLimits,
+    ago: Ago,
+    nodes_of_topology: Set[str],
+) -> AdmissionFacts:
+    """Read everything that the decisions on these deliveries need, in a fixed number of queries."""
+    alerts = [alert for entry in prepared for alert in entry.delivery.alerts]
+    candidates = [candidate for entry in prepared for candidate in entry.candidates]
+    keys = {candidate.key for candidate in candidates if isinstance(candidate.target, Target)}
+    playbooks = {candidate.playbook.definition.name: candidate.playbook for candidate in candidates}
+
+    firing: dict[str, dict[Identity, AlertRecord]] = {}
+    ended = {alert.fingerprint for alert in alerts if alert.status is AlertStatus.RESOLVED}
+    for record in tx.firing_with(ended) if ended else ():
+        firing.setdefault(record.alert.fingerprint, {})[record.identity] = record
+    identities = {alert.identity for alert in alerts} | {key for records in firing.values() for key in records}
+    nodes = matching.nodes_named(prepared)
+    return AdmissionFacts(
+        records=tx.alerts(identities),
+        firing=firing,
+        linked=tx.linked_runs(identities),
+        open_runs=tx.open_runs_for(keys) if keys else {},
+        guards=tx.guard_facts(keys, admission.counted_since(playbooks.values(), ago)) if keys else {},
+        controls=tx.controls(),
+        nodes_acted_on=tx.nodes_acted_on(ago(limits.breaker_window)) if nodes else set(),
+        known_nodes=tx.known_nodes() | nodes | nodes_of_topology if nodes else set(),
+    )

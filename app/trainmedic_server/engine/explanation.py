@@ -1,0 +1,226 @@
+"""Explains what the playbooks make of alerts, and why: by the admission itself, whose outcome nobody keeps. Pure.
+
+Who calls it: ``explaining``, with what the server knows, and ``simulation.explain`` with nothing but the alerts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from trainmedic_server.domain import duration
+from trainmedic_server.domain.admission import PlaybookDecision
+from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
+from trainmedic_server.domain.playbook import Guards, Mode
+from trainmedic_server.domain.run import Controls, Decision
+from trainmedic_server.domain.target import Target
+from trainmedic_server.domain.time_gaps import Ago
+from trainmedic_server.domain.topology import Topology
+from trainmedic_server.engine import forecast, matching
+from trainmedic_server.engine.admission import AdmissionFacts, Admitter
+from trainmedic_server.engine.forecast import StepPlan
+from trainmedic_server.engine.matching import Candidate, MatchedAlert, PreparedDelivery
+from trainmedic_server.ports.actions import Actions
+from trainmedic_server.ports.limits import EngineLimits
+from trainmedic_server.ports.playbooks import CompiledPlaybook
+from trainmedic_server.ports.store import GuardFacts
+
+_IMAGINED = "imagined-"
+"""Begins the ids of runs that only the explanation has."""
+_ACTING = (Decision.STARTED, Decision.JOINED)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What one playbook would do about one alert. ``guards`` and ``steps`` are empty where it does not react.
+
+    ``decision`` is the engine's; None where the playbook does not react, or the alert has resolved.
+    """
+
+    playbook: str
+    source: str
+    version: str
+    names_alert: bool
+    """Whether it names the alert's alertname."""
+    matched: bool
+    why: str = ""
+    mode: Mode | None = None
+    target: str | None = None
+    decision: Decision | None = None
+    run_id: str | None = None
+    """The run that deals with the alert already, or that it would join."""
+    waits_for: str | None = None
+    """The run for whose target it would wait."""
+    guards: tuple[str, ...] = ()
+    steps: tuple[StepPlan, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedAlert:
+    """What all playbooks would do about one alert."""
+
+    alert: Alert
+    playbooks: tuple[Explanation, ...]
+    """By the playbooks' names."""
+    told: tuple[str, ...] = ()
+    """The runs that would be told that the alert has resolved, and may end or give back what they took."""
+
+    @property
+    def acting(self) -> tuple[str, ...]:
+        """The playbooks that would act on it. Two do so one after the other, each without regard to what the other
+        did."""
+        return tuple(each.playbook for each in self.playbooks if each.decision in _ACTING)
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainContext:
+    """By what the alerts are judged."""
+
+    actions: Actions
+    limits: EngineLimits
+    now: datetime
+    ago: Ago
+    holder: Callable[[Target], str | None] = lambda target: None
+    """The run that holds a target, or one that overlaps it."""
+    is_live: bool = False
+    """Whether what the guards look at is known."""
+
+
+def prepared(
+    playbooks_for: Callable[[str], Sequence[CompiledPlaybook]], alerts: Sequence[Alert], topology: Topology
+) -> PreparedDelivery:
+    """Return the alerts as the admission would be given them in one delivery, matched with the playbooks for their
+    alertnames."""
+    matched = (matching.match(playbooks_for(alert.name), alert, topology) for alert in alerts)
+    return PreparedDelivery(Delivery("", datetime.min, "", "", "", tuple(alerts)), tuple(matched))
+
+
+def explain(
+    playbooks: Sequence[CompiledPlaybook], delivery: PreparedDelivery, facts: AdmissionFacts, context: ExplainContext
+) -> tuple[ExplainedAlert, ...]:
+    """Return an explanation for each alert of the delivery, with each of the playbooks that it was matched with.
+
+    As in a delivery, each is decided on as if those before it had been admitted.
+    """
+    by_name = {playbook.definition.name: playbook for playbook in playbooks}
+    guard_facts = dict(facts.guards)
+    numbers = itertools.count(1)
+    admitter = Admitter(facts, context.limits, lambda: f"{_IMAGINED}{next(numbers)}", context.now, context.ago)
+    explained = []
+    for alert, matched in zip(delivery.delivery.alerts, delivery.matched, strict=True):
+        admitter.changes.touched.clear()
+        admission = admitter.admit(PreparedDelivery(replace(delivery.delivery, alerts=(alert,)), (matched,)))
+        decisions = {decision.playbook: decision for decision in admission.runs}
+        told = tuple(sorted(admitter.changes.touched)) if alert.status is AlertStatus.RESOLVED else ()
+        explanations = [
+            *(_reacting(each, alert, decisions, guard_facts, context) for each in matched.candidates),
+            *_not_reacting(matched, alert, by_name),
+        ]
+        explained.append(ExplainedAlert(alert, tuple(sorted(explanations, key=lambda each: each.playbook)), told))
+    return tuple(explained)
+
+
+def alone(
+    playbooks_for: Callable[[str], Sequence[CompiledPlaybook]],
+    alerts: Sequence[Alert],
+    actions: Actions,
+    limits: EngineLimits,
+    now: datetime,
+    topology: Topology = Topology(),
+) -> tuple[ExplainedAlert, ...]:
+    """Return an explanation for each alert as if there were nothing else: no run before, no switch, no other target."""
+    delivery = prepared(playbooks_for, alerts, topology)
+    facts = AdmissionFacts({}, {}, {}, {}, {}, Controls(), set(), matching.nodes_named([delivery]))
+    playbooks = [playbook for alert in alerts for playbook in playbooks_for(alert.name)]
+    return explain(playbooks, delivery, facts, ExplainContext(actions, limits, now, lambda span: now - span))
+
+
+def for_a_test(
+    playbooks_for: Callable[[str], Sequence[CompiledPlaybook]],
+    alerts: Sequence[Alert],
+    actions: Actions,
+    limits: EngineLimits,
+) -> tuple[ExplainedAlert, ...]:
+    """Return what a test of playbooks would see of each alert: alone, at its beginning, in mode enforce."""
+    enforcing = replace(limits, mode=Mode.ENFORCE)
+    return tuple(
+        explained
+        for alert in alerts
+        for explained in alone(playbooks_for, [alert], actions, enforcing, alert.starts_at)
+    )
+
+
+def _not_reacting(
+    matched: MatchedAlert, alert: Alert, by_name: Mapping[str, CompiledPlaybook]
+) -> Iterator[Explanation]:
+    for miss in matched.misses:
+        playbook = by_name[miss.playbook]
+        names_alert = alert.name in playbook.definition.on.alertnames
+        yield Explanation(miss.playbook, playbook.source, playbook.version, names_alert, False, miss.reason)
+
+
+def _reacting(
+    candidate: Candidate,
+    alert: Alert,
+    decisions: Mapping[str, PlaybookDecision],
+    guard_facts: Mapping[tuple[str, str], GuardFacts],
+    context: ExplainContext,
+) -> Explanation:
+    playbook, target = candidate.playbook, candidate.target
+    definition = playbook.definition
+    mode = Mode.stricter(definition.mode, context.limits.mode)
+    explanation = Explanation(definition.name, playbook.source, playbook.version, True, True, mode=mode)
+    decision = decisions.get(definition.name)
+    if decision is None:
+        explanation = replace(explanation, why="the alert has resolved; nothing begins on that")
+    else:
+        is_imagined = decision.run_id.startswith(_IMAGINED)
+        run_id = None if is_imagined else decision.run_id
+        why = decision.why or _told_by(decision.decision, run_id)
+        explanation = replace(explanation, why=why, decision=decision.decision, run_id=run_id)
+    if not isinstance(target, Target):
+        return explanation
+    facts = guard_facts.get(candidate.key, GuardFacts()) if context.is_live else None
+    return replace(
+        explanation,
+        target=target.key,
+        waits_for=context.holder(target) if explanation.decision is Decision.STARTED else None,
+        guards=_guards(definition.guards, facts, context.ago),
+        steps=forecast.step_plans(playbook, context.actions, alert, target, mode, context.now),
+    )
+
+
+def _told_by(decision: Decision, run_id: str | None) -> str:
+    """Why, where the decision itself has no reason."""
+    if decision is Decision.JOINED:
+        return (
+            f"run {run_id} is open on this target" if run_id else "a run for an alert before it is open on this target"
+        )
+    if decision is Decision.DUPLICATE:
+        return f"run {run_id} was decided on for this very alert" if run_id else "the same alert came before it"
+    return ""
+
+
+def _guards(spec: Guards, facts: GuardFacts | None, ago: Ago) -> tuple[str, ...]:
+    """A sentence for each guard that the playbook has, with how far it is used up where that is known."""
+    sentences = []
+    if spec.cooldown is not None:
+        sentence = f"cooldown: not within {duration.write(spec.cooldown)} after its last run on this target ended"
+        if facts is not None:
+            sentence += f"; {_left(facts.last_ended_at - ago(spec.cooldown))}" if facts.last_ended_at else ""
+        sentences.append(sentence)
+    if spec.max_runs is not None:
+        used = f"; {facts.started} so far" if facts is not None else ""
+        sentences.append(
+            f"max_runs: at most {spec.max_runs.count} runs started in {duration.write(spec.max_runs.per)}{used}"
+        )
+    if spec.max_concurrent is not None:
+        used = f"; {facts.open_runs} are open" if facts is not None else ""
+        sentences.append(f"max_concurrent: at most {spec.max_concurrent} runs open at once{used}")
+    return tuple(sentences)
+
+
+def _left(cooldown: timedelta) -> str:
+    return f"{duration.write(cooldown)} left" if cooldown > timedelta(0) else "over"

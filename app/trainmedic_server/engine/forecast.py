@@ -1,0 +1,137 @@
+"""What would become of a playbook's steps, as far as an alert alone tells. Pure.
+
+A step whose condition or parameters depend on how earlier steps end is undetermined. The plan of mode observe
+(`plan.observe`) is not used, because it says less: it calls a step observed whether it runs, fails or is undetermined,
+and leaves out approvals' questions and the steps of ``on_success`` and ``on_failure``.
+
+Who calls it: ``explanation``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from trainmedic_server import errors
+from trainmedic_server.domain import duration
+from trainmedic_server.domain.alert import Alert
+from trainmedic_server.domain.playbook import ActionStep, ApproveStep, Mode, UndoTrigger
+from trainmedic_server.domain.run import Decision, Run, Status, StepState
+from trainmedic_server.domain.target import Target
+from trainmedic_server.engine import scope, step_sequence
+from trainmedic_server.expressions import evaluation, template_syntax
+from trainmedic_server.ports.actions import Actions
+from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope, Step
+
+_RUN_ID = "00000000-0000-7000-8000-000000000000"
+"""The id of the imagined run, which templates may use."""
+
+
+class StepForecast(StrEnum):
+    """What would become of a step, as far as the alert alone tells."""
+
+    RUNS = "runs"
+    SKIPPED = "skipped"
+    UNDETERMINED = "undetermined"
+    FAILS = "fails"
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: what it is, whether it would run, with which parameters, and why.
+
+    The fields are those of the JSON output. ``params`` are rendered and checked; None where the step has none
+    or they are undetermined.
+    """
+
+    phase: str
+    id: str
+    what: str
+    verdict: StepForecast
+    why: str = ""
+    params: Mapping[str, Any] | None = None
+    undo: str | None = None
+
+
+def step_plans(
+    playbook: CompiledPlaybook, actions: Actions, alert: Alert, target: Target, mode: Mode, now: datetime
+) -> tuple[StepPlan, ...]:
+    """What would become of each step, those of ``on_success`` and ``on_failure`` included."""
+    names = _scope(playbook, alert, target, mode, now)
+    states = step_sequence.initial_steps(playbook, ask_first=False)
+    return tuple(_step_plan(playbook, actions, names, state) for state in states)
+
+
+def _scope(playbook: CompiledPlaybook, alert: Alert, target: Target, mode: Mode, now: datetime) -> Scope:
+    """The names that expressions can use before any step has run."""
+    run = Run(
+        _RUN_ID, playbook.definition.name, playbook.version, target, mode, Status.RUNNING, Decision.STARTED,
+        alert.identity, alert.name, alert.labels, now,
+    )  # fmt: skip
+    return scope.build(run, playbook, [alert], hindsight=False)
+
+
+def _step_plan(playbook: CompiledPlaybook, actions: Actions, names: Scope, state: StepState) -> StepPlan:
+    spec = step_sequence.step_definition(playbook, state)
+    plan = StepPlan(state.phase, state.id, _describe(spec), *_condition(playbook, names, state, spec))
+    if plan.verdict in (StepForecast.SKIPPED, StepForecast.FAILS):
+        return plan
+    if isinstance(spec, ApproveStep) and plan.verdict is StepForecast.RUNS:
+        return replace(plan, what=f"{plan.what}: {_question(playbook, names, state, spec)}")
+    if not isinstance(spec, ActionStep):
+        return plan
+    if actions.action_class(spec.action) is None:
+        return replace(plan, verdict=StepForecast.FAILS, why=f"there is no action {spec.action!r} in this server")
+    plan = replace(plan, undo=None if spec.undo is UndoTrigger.NEVER else str(spec.undo))
+    if _uses_steps(spec.with_):
+        reason = plan.why or "its parameters depend on how earlier steps end"
+        return replace(plan, verdict=StepForecast.UNDETERMINED, why=reason)
+    try:
+        params = playbook.params(state.phase, state.index, names)
+    except errors.ExpressionError as error:
+        return replace(plan, verdict=StepForecast.FAILS, why=str(error))
+    return replace(plan, params=params.model_dump(mode="json", by_alias=True, exclude_none=True))
+
+
+def _condition(playbook: CompiledPlaybook, names: Scope, state: StepState, spec: Step) -> tuple[StepForecast, str]:
+    """What the step's ``when`` makes of it, and why."""
+    if spec.when and _uses_steps(spec.when, is_expression=True):
+        return StepForecast.UNDETERMINED, f"depends on how earlier steps end: {spec.when}"
+    try:
+        if playbook.when(state.phase, state.index, names):
+            return StepForecast.RUNS, f"when holds: {spec.when}" if spec.when else ""
+    except errors.ExpressionError as error:
+        return StepForecast.FAILS, str(error)
+    return StepForecast.SKIPPED, f"when does not hold: {spec.when}"
+
+
+def _question(playbook: CompiledPlaybook, names: Scope, state: StepState, spec: ApproveStep) -> str:
+    """What the step asks; unrendered where that depends on how earlier steps end."""
+    try:
+        return playbook.message(state.phase, state.index, names)
+    except errors.ExpressionError:
+        return spec.question.message
+
+
+def _uses_steps(value: Any, *, is_expression: bool = False) -> bool:
+    """Whether a checked expression, or a template anywhere in `value`, uses the name ``steps``."""
+    if isinstance(value, Mapping):
+        return any(_uses_steps(member) for member in value.values())
+    if isinstance(value, list):
+        return any(_uses_steps(member) for member in value)
+    if not isinstance(value, str) or not (is_expression or evaluation.is_template(value)):
+        return False
+    tree = template_syntax.parse_expression(value) if is_expression else template_syntax.parse_template(value)
+    return "steps" in template_syntax.free_names(tree, value)
+
+
+def _describe(spec: Step) -> str:
+    limit = f", at most {duration.write(spec.timeout)}" if spec.timeout else ""
+    if isinstance(spec, ActionStep):
+        return f"action {spec.action}"
+    if isinstance(spec, ApproveStep):
+        return f"approve{limit}"
+    return f"wait_for {spec.wait_for}{limit}"

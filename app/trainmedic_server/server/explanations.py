@@ -1,0 +1,202 @@
+"""``POST /explain``: what the server would do about an alert, and why; it changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import Field
+
+from trainmedic_server.domain.alert import Alert, AlertStatus
+from trainmedic_server.domain.playbook import Mode
+from trainmedic_server.domain.run import Controls, Decision
+from trainmedic_server.engine.explanation import ExplainedAlert
+from trainmedic_server.engine.forecast import StepForecast
+from trainmedic_server.ports.heard_alerts import HeardAlerts
+from trainmedic_server.ports.outside import Clock
+from trainmedic_server.server import given_alerts, heard_alerts, test_text
+from trainmedic_server.server.ascii_json import AsciiJson
+from trainmedic_server.server.auth import Authenticator, requires
+from trainmedic_server.server.body import BodyReader, parse_json
+from trainmedic_server.server.engine import CatalogPort, EnginePort
+from trainmedic_server.server.limits import MIB, ServerLimits
+from trainmedic_server.server.problems import responses
+from trainmedic_server.server.read_turns import ReadTurns
+from trainmedic_server.server.times import TimeText, time_of
+from trainmedic_server.server.tokens import TokenRole
+from trainmedic_server.server.view import View
+
+_BODY_BYTES = MIB
+
+
+class StepPlanView(View):
+    """One step, and what would become of it."""
+
+    phase: str = Field(description="steps, on_success or on_failure.")
+    id: str
+    what: str
+    verdict: StepForecast
+    why: str
+    params: dict[str, Any] | None = Field(description="Rendered and checked; null where it has none or they depend.")
+    undo: str | None
+
+
+class ExplanationView(View):
+    """What one playbook would do about the alert."""
+
+    playbook: str
+    source: str
+    version: str
+    matched: bool = Field(description="Whether it reacts to the alert.")
+    why: str = Field(description="Why it does not, or why nothing would begin.")
+    mode: Mode | None
+    target: str | None
+    decision: Decision | None = Field(description="null where it does not react, or the alert has resolved.")
+    run_id: str | None = Field(description="The run that deals with the alert already, or that it would join.")
+    waits_for: str | None = Field(description="The run that holds the target, for which it would wait.")
+    guards: list[str] = Field(description="A sentence for each guard, with how far it is used up.")
+    steps: list[StepPlanView]
+
+
+class ExplainedAlertView(View):
+    """An alert, and what all playbooks would do about it."""
+
+    alert_name: str
+    labels: dict[str, str]
+    status: AlertStatus
+    starts_at: datetime
+    reason: str = Field(description="Why no playbook reacts; empty where one does.")
+    acting: list[str] = Field(
+        description="The playbooks that would act. Two do so one after the other, each without regard to the other."
+    )
+    told: list[str] = Field(description="The runs that would be told that the alert has resolved.")
+    playbooks: list[ExplanationView] = Field(description="Those that name the alertname.")
+
+
+class ServerState(View):
+    """What of the server bears on every decision."""
+
+    mode: Mode | None = Field(description="The server's mode; null where there is no server.")
+    paused: bool
+    paused_by: str | None
+    breaker_open: bool
+    breaker_reason: str | None
+
+
+class ExplainView(View):
+    """What would be done about the alerts, in their order."""
+
+    at: datetime = Field(description="As of when the alerts' age was judged.")
+    server: ServerState | None = Field(description="null where no server was asked.")
+    items: list[ExplainedAlertView]
+    test: str | None = Field(description="A file of tests for `trainmedic playbook test`, where one was asked for.")
+
+
+def view(
+    explained: Sequence[ExplainedAlert],
+    names: Sequence[str],
+    at: datetime,
+    controls: Controls | None = None,
+    mode: Mode | None = None,
+    test: str | None = None,
+) -> ExplainView:
+    """The explanations as the API shows them; `names` are the alertnames that playbooks react to."""
+    server = None
+    if controls is not None:
+        members = ("paused", "paused_by", "breaker_open", "breaker_reason")
+        server = ServerState(mode=mode, **{name: getattr(controls, name) for name in members})
+    return ExplainView(at=at, server=server, items=[_alert_view(each, names) for each in explained], test=test)
+
+
+async def explain(
+    engine: EnginePort,
+    catalog: CatalogPort,
+    alerts: Sequence[Alert],
+    now: datetime,
+    at: datetime | None = None,
+    with_test: bool = False,
+) -> ExplainView:
+    """What the server would do about the alerts now. Raises StoreUnavailable."""
+    explained = await engine.explain(alerts, at)
+    test = test_text.write(engine.explain_for_a_test(alerts)) if with_test else None
+    return view(explained, heard_alerts.alertnames(catalog), at or now, engine.controls, engine.mode, test)
+
+
+def _alert_view(explained: ExplainedAlert, names: Sequence[str]) -> ExplainedAlertView:
+    alert = explained.alert
+    return ExplainedAlertView(
+        alert_name=alert.name,
+        labels=dict(alert.labels),
+        status=alert.status,
+        starts_at=alert.starts_at,
+        reason=_reason(explained, names),
+        acting=list(explained.acting),
+        told=list(explained.told),
+        playbooks=[ExplanationView.model_validate(each) for each in explained.playbooks if each.names_alert],
+    )
+
+
+def _reason(explained: ExplainedAlert, names: Sequence[str]) -> str:
+    if any(each.matched for each in explained.playbooks):
+        return ""
+    if explained.alert.name not in names:
+        return heard_alerts.no_playbook(explained.alert.name, names)
+    return "; ".join(f"{each.playbook}: {each.why}" for each in explained.playbooks if each.names_alert)
+
+
+def routers(
+    engine: EnginePort,
+    catalog: CatalogPort,
+    alerts: HeardAlerts,
+    auth: Authenticator,
+    bodies: BodyReader,
+    clock: Clock,
+    limits: ServerLimits,
+    reads: ReadTurns,
+) -> tuple[APIRouter, ...]:
+    """The routes about alerts."""
+    return (
+        heard_alerts.router(alerts, catalog, auth, clock, limits, reads),
+        router(engine, catalog, auth, bodies, clock),
+    )
+
+
+def router(
+    engine: EnginePort, catalog: CatalogPort, auth: Authenticator, bodies: BodyReader, clock: Clock
+) -> APIRouter:
+    """The route ``POST /explain``."""
+    routes = APIRouter(tags=["alerts"])
+
+    @routes.post(
+        "/explain",
+        summary="What would be done about an alert, and why",
+        response_model=ExplainView,
+        responses=responses(400, 401, 403, 408, 413, 415, 422, 503),
+        dependencies=[Depends(requires(auth, TokenRole.VIEWER))],
+        openapi_extra={
+            "requestBody": {
+                "required": True,
+                "description": "An alert, in any form: a webhook's body, one alert, Alertmanager's `GET "
+                "/api/v2/alerts` or `amtool alert query -o json`, a run of the history, a heard alert.",
+                "content": {"application/json": {"schema": {}, "example": {"labels": {"alertname": "TrainingNaN"}}}},
+            }
+        },
+    )
+    async def explained(
+        request: Request,
+        at: Annotated[
+            TimeText | None, Query(description="Judge the alerts' age as of then; all else is as it is now.")
+        ] = None,
+        test: Annotated[bool, Query(description="Also write a file of tests of it.")] = False,
+    ) -> Response:
+        """Judge alerts as if they were delivered now, by the playbooks, guards, locks, switches and the topology of
+        this moment. Nothing is changed or kept."""
+        now = clock.now()
+        moment = time_of(at, now) if at else None
+        async with bodies.read(request, _BODY_BYTES) as body:
+            alerts = given_alerts.read(parse_json(body), now)
+        return AsciiJson.of(await explain(engine, catalog, alerts, now, moment, test))
+
+    return routes

@@ -1,0 +1,72 @@
+"""Writes a file of tests for ``trainmedic playbook test`` of alerts and what playbooks decide on them.
+
+Who calls it: ``explanations``, and ``cli.playbook``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
+
+from trainmedic_server.domain.alert import AlertStatus
+from trainmedic_server.engine.explanation import ExplainedAlert, Explanation
+
+
+def write(explained: Sequence[ExplainedAlert]) -> str:
+    """The text of the file, with one test for each alert; the alerts are explained one by one, by nothing but the
+    playbooks (`explanation.alone`), which is what a test does.
+
+    It is to lie beside the playbooks. Of an alert that no playbook names it says that nothing is decided.
+    """
+    sources = {PurePath(each.source).name for alert in explained for each in _naming(alert)}
+    lines = [
+        "# What the playbooks decide on these alerts. Put this file beside them, under a name that ends in _test.yaml;",
+        "# what the runs then do can be expected as well: runs, calls.",
+    ]
+    if sources:
+        lines.append(f"playbooks: [{', '.join(map(_quoted, sorted(sources)))}]")
+    else:
+        lines.append("# No playbook names these alerts: name the file of the one that is to.")
+        lines.append("playbooks: []")
+    lines.append("tests:")
+    for number, alert in enumerate(explained, start=1):
+        lines += _test(alert, number)
+    return "\n".join(lines) + "\n"
+
+
+def _naming(explained: ExplainedAlert) -> list[Explanation]:
+    """The playbooks that name the alertname."""
+    return [each for each in explained.playbooks if each.names_alert]
+
+
+def _test(explained: ExplainedAlert, number: int) -> Iterator[str]:
+    alert = explained.alert
+    reacting = [each for each in explained.playbooks if each.decision is not None]
+    names = " and ".join(each.playbook for each in reacting) or "no playbook"
+    yield f"  - name: {_quoted(f'{alert.name or number}: {names}')}"
+    yield "    alerts:"
+    yield "      - alert:"
+    yield f"          labels: {_mapping(alert.labels)}"
+    if alert.annotations:
+        yield f"          annotations: {_mapping(alert.annotations)}"
+    if alert.status is AlertStatus.RESOLVED:
+        yield "        status: resolved"
+    yield "    expect:"
+    if not reacting:
+        yield "      decisions: []"
+        return
+    yield "      decisions:"
+    for each in reacting:
+        target = f", target: {_quoted(each.target)}" if each.target else ""
+        yield f"        - {{playbook: {_quoted(each.playbook)}{target}, decision: {each.decision}}}"
+
+
+def _mapping(values: Mapping[str, str]) -> str:
+    return "{" + ", ".join(f"{_quoted(name)}: {_quoted(value)}" for name, value in sorted(values.items())) + "}"
+
+
+def _quoted(text: str) -> str:
+    """The text in YAML's double quotes: JSON's, with what is not printable escaped as YAML can read it."""
+    written = json.dumps(text, ensure_ascii=False)
+    return "".join(letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in written)

@@ -1,0 +1,111 @@
+"""Reading alerts in the forms in which people have them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tests.support.clocks import START
+from trainmedic_server import errors
+from trainmedic_server.domain.alert import AlertStatus
+from trainmedic_server.server import given_alerts
+
+BEGAN = "2020-01-01T10:00:00Z"
+LABELS = {"alertname": "GPUTemperatureHigh", "node": "n1"}
+OF_API = {
+    "annotations": {"summary": "hot"},
+    "endsAt": "2199-01-01T00:00:00.000Z",
+    "fingerprint": "0123456789abcdef",
+    "receivers": [{"name": "trainmedic"}],
+    "startsAt": BEGAN,
+    "status": {"inhibitedBy": [], "silencedBy": [], "state": "active"},
+    "updatedAt": BEGAN,
+    "generatorURL": "http://prometheus/graph",
+    "labels": LABELS,
+}
+"""As Alertmanager 0.27 answers ``GET /api/v2/alerts``, and amtool prints."""
+ITEM = {
+    "run_id": "r",
+    "timestamp": BEGAN,
+    "alert_name": "GPUTemperatureHigh",
+    "alert_labels": LABELS,
+    "status": "failed",
+}
+RUN = {
+    **ITEM,
+    "alerts": [
+        {"fingerprint": "f", "status": "resolved", "labels": LABELS, "annotations": {}, "starts_at": BEGAN,
+         "ends_at": "2020-01-01T11:00:00Z", "resolved_at": "2020-01-01T11:00:00Z"}
+    ],
+}  # fmt: skip
+HEARD = {"alert_name": "GPUTemperatureHigh", "labels": LABELS, "status": "firing", "starts_at": BEGAN, "reactions": []}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"version": "4", "alerts": [{"status": "firing", "labels": LABELS, "startsAt": BEGAN}]},
+        {"alerts": [{"status": "firing", "labels": LABELS, "startsAt": BEGAN}]},
+        {"labels": LABELS, "startsAt": BEGAN},
+        [{"labels": LABELS, "startsAt": BEGAN}],
+        OF_API,
+        [OF_API],
+        {"status": "success", "data": {"alerts": [{"labels": LABELS, "state": "firing", "activeAt": BEGAN}]}},
+        RUN,
+        [RUN],
+        [ITEM],
+        {"items": [ITEM], "next": None},
+        HEARD,
+        {"items": [HEARD], "next": None},
+    ],
+    ids=["webhook", "no version", "alert", "alerts", "api", "api list", "prometheus", "run", "runs", "items", "history",
+         "heard", "heard page"],
+)  # fmt: skip
+def test_each_form_gives_the_same_alert(document: Any) -> None:
+    """Its labels, that it fires, and since when."""
+    (alert,) = given_alerts.read(document, START)
+    assert (alert.labels, alert.status) == (LABELS, AlertStatus.FIRING)
+    assert alert.starts_at.isoformat() == "2020-01-01T10:00:00+00:00"
+
+
+def test_what_is_not_said_is_that_it_fires_since_now() -> None:
+    """Name and labels are enough."""
+    (alert,) = given_alerts.read({"labels": LABELS}, START)
+    assert (alert.status, alert.starts_at) == (AlertStatus.FIRING, START)
+
+
+@pytest.mark.parametrize(
+    "alert",
+    [
+        {**OF_API, "endsAt": "2020-01-01T11:00:00Z"},
+        {"labels": LABELS, "status": "resolved"},
+        {**HEARD, "status": "resolved"},
+    ],
+)
+def test_what_has_resolved_stays_resolved(alert: Mapping[str, Any]) -> None:
+    """Alertmanager's API says so by an end that is past."""
+    (read,) = given_alerts.read(alert, START)
+    assert read.status is AlertStatus.RESOLVED
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ([], "no alert in it"),
+        ({"alertname": "A"}, "no form in which alerts are known"),
+        (3, "no form"),
+        ({"items": []}, "no form"),
+        ({"labels": {"a": 1}}, "labels.a: must be a string"),
+        ([{"labels": LABELS, "startsAt": "soon"}], "startsAt"),
+        ([3], "must be an object"),
+        ([{"labels": LABELS}] * 1001, "at most 1000"),
+        ({"status": "success", "data": {"result": []}}, "no form"),
+    ],
+)
+def test_what_is_no_alert_is_refused(document: Any, said: str) -> None:
+    """With what is wrong."""
+    with pytest.raises(errors.PayloadError) as refused:
+        given_alerts.read(document, START)
+    assert said in str(refused.value), refused.value
