@@ -30,7 +30,7 @@ from trainmedic_server.engine.service import Engine
 from trainmedic_server.logs.rule import RuleSet
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.limits import EngineLimits
-from trainmedic_server.ports.store import HistoryFilter, RunRecord
+from trainmedic_server.ports.store import HistoryFilter
 from trainmedic_server.simulation import (
     expectations,
     log_expectations,
@@ -109,6 +109,18 @@ def run_file(path: Path, actions: Actions, identity: IdentityLabels = IdentityLa
         for index in range(len(suite.spec.tests))
     ]
     return FileResult(path, tuple(results))
+
+
+def played(test: TestEntry, playbooks: Sequence[YamlPlaybook], actions: Actions) -> Observations:
+    """What there is to see at the end of a test, whatever it expects. Raises `virtual_time.Stalled`."""
+    catalog = StaticCatalog(playbooks, actions)
+    scenario = _Scenario(test, catalog, _LogParts(RuleSet(), {}), actions, telemetry.Metrics())
+
+    async def play() -> Observations:
+        await scenario.play()
+        return await scenario.observe()
+
+    return virtual_time.run(play())
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,9 +306,7 @@ class _Scenario:
 
     async def _check(self, check: Check, path: DocumentPath) -> None:
         await self._run_until_idle()
-        observed = Observations(
-            self.decisions, await self._records(), self.script.calls, self.engine.controls, self.unmatched
-        )
+        observed = await self.observe()
         when = "at the end" if check.at is None else f"at {duration.write(check.at)}"
         in_logs = log_expectations.differences(check, await self.logs.findings())
         on_job = log_expectations.verdict_differences(check.verdict, self.logs.verdict()) if check.verdict else ()
@@ -304,10 +314,11 @@ class _Scenario:
             message = f"{when}, {path_text(difference.path)}: expected {difference.expected}, got {difference.got}"
             self.fail((*path, *difference.path), message)
 
-    async def _records(self) -> list[RunRecord]:
-        """Every item of the history with its events, oldest first."""
-        records = [await self.store.record(run.id) for run in await self._runs()]
-        return [record for record in reversed(records) if record is not None]
+    async def observe(self) -> Observations:
+        """What has happened so far; every item of the history with its events, oldest first."""
+        stored = [await self.store.record(run.id) for run in await self._runs()]
+        records = [record for record in reversed(stored) if record is not None]
+        return Observations(self.decisions, records, self.script.calls, self.engine.controls, self.unmatched)
 
 
 def _is_busy(run: Run) -> bool:
