@@ -51,6 +51,14 @@ class Aftermath:
         the same line of later is a finding of its own."""
         return self._chapters[line.origin.stream, line.origin.rank]
 
+    def forgotten(self) -> set[str]:
+        """Return the ids of findings after which the training went on, and forget them."""
+        gone, self.outlived = self.outlived, set()
+        for each in gone:
+            self.followed.pop(each, None)
+            self._loose.pop(each, None)
+        return gone
+
     def found(self, line: Line, findings: list[Finding]) -> None:
         """Take what rules found in a line."""
         for finding in findings:
@@ -71,16 +79,18 @@ class Aftermath:
     def _take(self, line: Line, is_timed: bool) -> None:
         stream = line.origin.stream
         if line.record and line.record.get("event") == "step":
-            waiting = self._steps[stream]
-            waiting.update(waiting.keys())
-            self._went_on(stream, {each for each, steps in waiting.items() if steps >= _STEPS})
+            if waiting := self._steps.get(stream):
+                waiting.update(waiting.keys())
+                self._went_on(stream, {each for each, steps in waiting.items() if steps >= _STEPS})
             self._take_loss(line)
             return
-        if _ENDING.search(line.text[:400]):
-            return
-        if line.origin.rank is None:
-            self._took_nobodys(stream)
+        is_nobodys = line.origin.rank is None
         open_ = self._open.get((stream, line.origin.rank))
+        # Most lines come while nothing is open, and need no second look.
+        if not (open_ or (is_nobodys and self._steps.get(stream))) or _ENDING.search(line.text[:400]):
+            return
+        if is_nobodys:
+            self._took_nobodys(stream)
         if not open_:
             return
         self.followed.update(open_.keys())

@@ -22,14 +22,18 @@ _CTIME = re.compile(r"\b[A-Z][a-z]{2} ([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d):(\d\
 _SYSLOG = re.compile(r"^(?:<\d{1,3}>)?([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d) ")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _SEARCHED = 120
+_OF_DAY = re.compile(rb"\d\d:\d\d:\d\d")
+"""Is in all of them, and most lines have none."""
 
 
-def of_line(text: str, written: datetime) -> datetime | None:
+def of_line(raw: bytes, written: datetime) -> datetime | None:
     """The time that a line says in whichever form, in UTC; None where it says none.
 
     `written` is when its file was last changed: a line without a year is of the last year in which it is not later.
     """
-    head = text[:_SEARCHED]
+    if not _OF_DAY.search(raw, 0, _SEARCHED * 4):
+        return None
+    head = raw[: _SEARCHED * 4].decode(errors="replace")[:_SEARCHED]
     for numbers in _readings(head, written):
         try:
             return datetime(*numbers, tzinfo=UTC)

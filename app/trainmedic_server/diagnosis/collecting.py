@@ -7,18 +7,16 @@ is in them.
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
-from statistics import median
 from typing import Any
 
 from trainmedic_server.diagnosis import clock_guess, exits
 from trainmedic_server.diagnosis.aftermath import Aftermath
 from trainmedic_server.diagnosis.exits import Exit
-from trainmedic_server.diagnosis.facts import Facts, RankFacts
-from trainmedic_server.diagnosis.slow import RankStep
+from trainmedic_server.diagnosis.facts import Facts
+from trainmedic_server.diagnosis.rank_seen import RankSeen
 from trainmedic_server.domain.finding import Finding, Origin, TimeSource
 from trainmedic_server.logs.assembly import LineAssembler
 from trainmedic_server.logs.line import Line
@@ -26,11 +24,11 @@ from trainmedic_server.logs.matcher import LineMatch
 from trainmedic_server.logs.rule import KERNEL_SOURCES, TEXT_SOURCES, RuleSet
 from trainmedic_server.logs.tracker import FindingTracker
 
-_TABLE_LINE = re.compile(
-    r"^\W*(?:\[\d+\]:\s*$|(?:time|host|rank|exitcode|error_file|traceback|msg)\s*:|.*(?:Root Cause|Failures).*:\s*$)"
-)
-_EXIT_LINE = ("exitcode:", "exits with return code", "srun: error:", "CalledProcessError")
-_STEPS_KEPT = 100
+_TABLE_LINE = re.compile(r"\W*(?:\[\d+\]:\s*$|(?:time|host|rank|exitcode|error_file|traceback|msg)\s*:)")
+_EXIT_LINE = re.compile(r"exitcode:|exits with return code|srun: error:|CalledProcessError")
+_MOST_EXITS = 100_000
+_MOST_NEW, _MOST_FINDINGS = 2_000, 50_000
+"""Findings after which it is looked whether some can be dropped, and that are kept. A rank has a handful of them."""
 _OF_PROGRAMS = re.compile(
     rb"(?:(?:<\d{1,3}>)?\d? ?(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|\d{4}-\d\d-\d\dT[\d:.+Z-]{8,24}) "
     rb"[\w.-]{1,255} (?!kernel(?:\[\d+\])?[: ])[A-Za-z_][\w./()@-]*(?:\[\d+\])?: "
@@ -41,38 +39,11 @@ _OF_PROGRAMS = re.compile(
 and the journal with its name, else with the number of another facility than the kernel's."""
 _OTHER_RANK = re.compile(rb"\[rank(\d{1,5})\]:")
 _MOST_TABLE_LINES, _LONGEST_TABLE_LINE = 50_000, 300
-
-
-@dataclass(slots=True)
-class _Seen:
-    """What is known of a rank so far."""
-
-    known: RankFacts = field(default_factory=RankFacts)
-    parts: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=_STEPS_KEPT))
-    """Of its last steps the seconds of data, compute and wait."""
-    memory_ratio: float | None = None
-
-    def line(self, at: datetime) -> None:
-        if self.known.last_line_at is None or at > self.known.last_line_at:
-            self.known = replace(self.known, last_line_at=at)
-
-    def step(self, step: int, at: datetime) -> None:
-        if self.known.last_step is None or step >= self.known.last_step:
-            self.known = replace(self.known, last_step=step, last_step_at=at)
-
-    def divided(self, record: Mapping[str, Any]) -> None:
-        """A record may tell how a step's time divides."""
-        parts = [record.get(name) for name in ("data_s", "compute_s", "wait_s")]
-        numbers = [float(part) for part in parts if isinstance(part, int | float) and 0 <= part < 1e6]
-        if len(numbers) == 3:
-            self.parts.append((numbers[0], numbers[1], numbers[2]))
-            ratio = record.get("gpu_memory_ratio")
-            self.memory_ratio = float(ratio) if isinstance(ratio, int | float) else self.memory_ratio
-
-    def rank_step(self) -> RankStep:
-        """The medians of its last steps."""
-        data, compute, wait = (median(part) for part in zip(*self.parts, strict=True))
-        return RankStep(data, compute, wait, self.memory_ratio, self.known.node)
+_SOURCES_OF = {
+    **{source: (source, *(other for other in TEXT_SOURCES if other != source)) for source in TEXT_SOURCES},
+    **{source: (source,) for source in KERNEL_SOURCES},
+}
+"""By the source of a stream, by whose rules its lines are tried, in this order."""
 
 
 class Collector:
@@ -82,9 +53,10 @@ class Collector:
         """Raises ValueError or Malformed for a rule that cannot be compiled."""
         self._tracker = FindingTracker(rule_set)
         self._findings: dict[str, Finding] = {}
+        self._cleared_at = 0  # how many there were when the last were dropped
         self._exits: list[Exit] = []
         self._tables: dict[Origin, list[str]] = {}
-        self._ranks: dict[int, _Seen] = {}
+        self._ranks: dict[int, RankSeen] = {}
         self._kernel_read: set[str] = set()
         self._last_step_at: datetime | None = None
         self._world_size: int | None = None
@@ -104,7 +76,7 @@ class Collector:
                 place += len(physical) + 1
                 continue
             # A line without a time came when the one before it did.
-            guessed = clock_guess.of_line(physical[:400].decode(errors="replace"), written)
+            guessed = clock_guess.of_line(physical, written)
             is_known = is_known or guessed is not None
             last = guessed or last + timedelta(microseconds=1)
             rank = _rank_said(physical) if origin.rank is not None else None
@@ -128,9 +100,10 @@ class Collector:
         self._exits.append(ended)
 
     def rank(self, rank: int, **known: Any) -> None:
-        """Take what is known of a rank: members of `RankFacts`."""
-        seen = self._ranks.setdefault(rank, _Seen())
-        seen.known = replace(seen.known, **known)
+        """Take what is known of a rank: members of `RankSeen`."""
+        seen = self._ranks.setdefault(rank, RankSeen())
+        for name, value in known.items():
+            setattr(seen, name, value)
 
     def world_size(self, size: int) -> None:
         """Take how many ranks the job has."""
@@ -142,7 +115,7 @@ class Collector:
         return Facts(
             findings=sorted(self._findings.values(), key=lambda finding: finding.first_at),
             exits=_without_repeats(tables, self._exits),
-            ranks={rank: seen.known for rank, seen in sorted(self._ranks.items())},
+            ranks={rank: seen.facts() for rank, seen in sorted(self._ranks.items())},
             world_size=self._world_size,
             kernel_read=frozenset(self._kernel_read),
             last_step_at=self._last_step_at,
@@ -170,26 +143,40 @@ class Collector:
         before = self._findings.get(finding.id)
         error = before.clock_error if before else 0.0
         self._findings[finding.id] = replace(finding, clock_error=max(error, finding.clock_error))
+        if len(self._findings) - self._cleared_at > _MOST_NEW:
+            self._clear()
+
+    def _clear(self) -> None:
+        """Drop what the training went on after, and of more than anybody can look at the oldest."""
+        for each in self._aftermath.forgotten():
+            self._findings.pop(each, None)
+        if len(self._findings) > _MOST_FINDINGS:
+            newest = sorted(self._findings.values(), key=lambda finding: finding.last_at)[-_MOST_FINDINGS // 2 :]
+            self._findings = {finding.id: finding for finding in newest}
+        self._cleared_at = len(self._findings)
 
     def _found(self, line: Line) -> list[Finding]:
         """What the rules find. A file may hold what a training, a launcher and Slurm print, one among the other."""
-        rank = line.origin.rank
-        # Each rank of a shared stream has findings of its own, so that it is known when each of them failed.
-        chapter = self._aftermath.chapter(line)
-        is_shared = rank is not None or chapter
-        origin = replace(line.origin, generation=f"rank {rank} {chapter}") if is_shared else line.origin
-        sources = (
-            origin.source,
-            *(s for s in TEXT_SOURCES if s != origin.source and origin.source not in KERNEL_SOURCES),
-        )
-        nothing = LineMatch()
+        sources = _SOURCES_OF.get(line.origin.source) or (line.origin.source, *TEXT_SOURCES)
+        if self._tracker.matcher.is_quiet(line, sources):
+            return []
         for source in sources:
-            tried = replace(line, origin=replace(origin, source=source))
-            match = self._tracker.matcher.match(tried)
-            if match.rule is not None or match.ended or match.refused:
-                return self._tracker.take(_of_its_own(tried, match), match)
-            nothing = match
-        return self._tracker.take(line, nothing)
+            match = self._tracker.matcher.match(line, source)
+            if match.rule is not None or match.ended:
+                return self._tracker.take(self._tried(line, source, match), match)
+            if match.refused:
+                if self._tracker.counts_rows:
+                    self._tracker.take(self._tried(line, source, match), match)
+                break
+        return []
+
+    def _tried(self, line: Line, source: str, match: LineMatch) -> Line:
+        """The line as one of that source, in which each rank of a shared stream has findings of its own, so that it is
+        known when each of them failed."""
+        origin, chapter = line.origin, self._aftermath.chapter(line)
+        is_shared = origin.rank is not None or chapter
+        generation = f"rank {origin.rank} {chapter}" if is_shared else origin.generation
+        return _of_its_own(replace(line, origin=replace(origin, source=source, generation=generation)), match)
 
     def _note_beginning(self, line: Line, has_time: bool, is_trouble: bool) -> None:
         """A log that begins with the trouble does not show when the job began."""
@@ -200,13 +187,12 @@ class Collector:
     def _of_job(self, line: Line, has_time: bool) -> None:
         record = line.record or {}
         rank = line.origin.rank if line.origin.rank is not None else _whole(record.get("rank"))
-        seen = self._ranks.setdefault(rank, _Seen()) if rank is not None else None
-        if seen:
+        seen = None
+        if rank is not None:
+            seen = self._ranks.get(rank) or self._ranks.setdefault(rank, RankSeen())
             seen.line(line.at)
-            if isinstance(record.get("node"), str) and not seen.known.node:
-                seen.known = replace(seen.known, node=record["node"])
-            elif line.origin.node and not seen.known.node:
-                seen.known = replace(seen.known, node=line.origin.node)
+            said = record.get("node")
+            seen.node = seen.node or (said if isinstance(said, str) else line.origin.node)
         step = _whole(record.get("step"))
         # Of a line without a time nobody knows more than its place; `Aftermath` goes by that.
         if record.get("event") == "step" and step is not None and has_time:
@@ -215,10 +201,10 @@ class Collector:
                 seen.step(step, line.at)
                 seen.divided(record)
         for text in line.text.splitlines() if not record else ():
-            if _TABLE_LINE.match(text[:_LONGEST_TABLE_LINE]):
+            if _TABLE_LINE.match(text[:_LONGEST_TABLE_LINE]) or _is_heading(text[:_LONGEST_TABLE_LINE]):
                 kept = self._tables.setdefault(line.origin, [])
                 kept.extend([text[:_LONGEST_TABLE_LINE]] if len(kept) < _MOST_TABLE_LINES else [])
-            if any(word in text for word in _EXIT_LINE):
+            if _EXIT_LINE.search(text) and len(self._exits) < _MOST_EXITS:
                 self._exits += [
                     replace(ended, at=line.at if line.time_source is TimeSource.LINE else None)
                     for ended in exits.launcher_line(text, line.origin.node)
@@ -233,6 +219,11 @@ def _of_its_own(line: Line, match: LineMatch) -> Line:
         return line
     generation = f"{line.origin.generation} {line.at:%Y%m%d%H%M} {match.fields.get('pid', '')}"
     return replace(line, origin=replace(line.origin, generation=generation))
+
+
+def _is_heading(text: str) -> bool:
+    """Whether it is a heading of a table of failures."""
+    return ("Root Cause" in text or "Failures" in text) and text.rstrip().endswith(":")
 
 
 def _rank_said(physical: bytes) -> int | None:

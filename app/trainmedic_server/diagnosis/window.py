@@ -45,7 +45,8 @@ def relevant(facts: Facts) -> Relevant:
     own = [f for f in facts.findings if f.origin.source not in TRUSTED_SOURCES and f.shape not in facts.healthy_shapes]
     has_failed = any(f.role is Role.CASCADE for f in own) or any(ended.is_failure for ended in facts.exits)
     recovered = [f for f in own if f.role is Role.ROOT and _went_on(f, facts, has_failed)]
-    open_ = [finding for finding in own if finding not in recovered]
+    well = {finding.id for finding in recovered}
+    open_ = [finding for finding in own if finding.id not in well]
     roots = sorted((f for f in open_ if f.role is Role.ROOT and _says_why(f)), key=lambda f: f.first_at)
     cascades = sorted((f for f in open_ if f.role is Role.CASCADE), key=lambda f: f.first_at)
     ended = _first_sign([*roots, *cascades], facts)

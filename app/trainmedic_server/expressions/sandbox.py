@@ -103,7 +103,7 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        if isinstance(obj, Mapping):
+        if type(obj) is dict or isinstance(obj, Mapping):
             return self._member(obj, attribute)
         if isinstance(obj, jinja2.Undefined):
             str(obj)  # raises with the reason
@@ -140,7 +140,11 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
         if not (is_of_mapping or type(obj) is PlainFunction or name in _readable(owner)):
             raise jinja2.TemplateRuntimeError("only methods of values can be called")
         meter = work_meter.current()
-        meter.weigh((args, kwargs) if is_of_mapping else (owner, args, kwargs))
+        if not (is_of_mapping or owner is None):
+            meter.weigh(owner)
+        meter.weigh(args)
+        if kwargs:
+            meter.weigh(kwargs)
         if isinstance(owner, str):
             _tell_cost(meter, owner, name, args)
         made = obj(*args, **kwargs)

@@ -120,6 +120,9 @@ class _SourceRules:
         self.literals = LiteralSet(tuple(by_literal))
         self._by_literal = list(by_literal.values())
 
+    def has_literal(self, text: bytes) -> bool:
+        return bool(self.literals.present(text))
+
     def candidates(self, text: bytes) -> list[_ReadyRule]:
         present = self.literals.present(text)
         if not present:
@@ -139,22 +142,36 @@ class LineMatcher:
         """Raises ValueError or Malformed for a rule that ``catalog.log_rules`` would have refused."""
         self._ready = [_ReadyRule(rule) for rule in rule_set.rules]
         self._by_source: dict[str, _SourceRules] = {}
+        self._of_any: dict[tuple[str, ...], _SourceRules] = {}
 
-    def match(self, line: Line) -> LineMatch:
-        """Return which rule takes the line, and what it took from it."""
-        rules = self._of_source(line.origin.source)
-        if line.record is None:
-            return self._match_words(rules, line.text, line)
-        words = _told_by(line.record)
-        match = self._match_words(rules, words, line) if words else _NOTHING
-        return match if match.rule is not None else self._match_record(rules, line, line.record)
+    def match(self, line: Line, source: str | None = None) -> LineMatch:
+        """Return which rule takes the line, and what it took from it; as if it were of `source`, if one is given."""
+        source = line.origin.source if source is None else source
+        rules = self._of_source(source)
+        words = line.text if line.record is None else _told_by(line.record)
+        match = self._match_words(rules, words, source) if words else _NOTHING
+        if line.record is None or match.rule is not None:
+            return match
+        return self._match_record(rules, source, line.record)
 
-    def _match_words(self, rules: _SourceRules, words: str, line: Line) -> LineMatch:
+    def is_quiet(self, line: Line, sources: tuple[str, ...]) -> bool:
+        """Return whether no rule of any of these sources can take the line: one look at it, in place of one for each
+        source."""
+        rules = self._of_any.get(sources)
+        if rules is None:
+            of_any = (ready for ready in self._ready if not set(sources).isdisjoint(ready.rule.sources))
+            rules = self._of_any[sources] = _SourceRules(of_any)
+        if line.record is not None and str(line.record.get("event")) in rules.over_records:
+            return False
+        words = line.text if line.record is None else _told_by(line.record)
+        return not words or not rules.has_literal(words.encode(errors="replace")[:LONGEST])
+
+    def _match_words(self, rules: _SourceRules, words: str, source: str) -> LineMatch:
         if words.startswith(OWN_MARK):
             return _NOTHING
         text = words.encode(errors="replace")[:LONGEST]
         candidates = rules.candidates(text)
-        return self._match_text(candidates, text, line) if candidates else _NOTHING
+        return self._match_text(candidates, text, source) if candidates else _NOTHING
 
     def _of_source(self, source: str) -> _SourceRules:
         rules = self._by_source.get(source)
@@ -162,7 +179,7 @@ class LineMatcher:
             rules = self._by_source[source] = _SourceRules(each for each in self._ready if source in each.rule.sources)
         return rules
 
-    def _match_text(self, candidates: list[_ReadyRule], text: bytes, line: Line) -> LineMatch:
+    def _match_text(self, candidates: list[_ReadyRule], text: bytes, source: str) -> LineMatch:
         near, ended, taken, is_known = [], [], LineMatch(), False
         for ready in candidates:
             over = _ended(ready, text)
@@ -175,23 +192,23 @@ class LineMatcher:
                 continue
             is_known = True
             if taken.rule is None and not ready.is_excepted(text):
-                taken = self._taken(ready, *match, text, line)
+                taken = self._taken(ready, *match, text, source)
         if is_known or ended:
             near = []  # somebody knows the wording, also where it then does not count
         return replace(taken, near=tuple(near), ended=tuple(ended))
 
-    def _taken(self, ready: _ReadyRule, found: Found, pattern: LinePattern, text: bytes, line: Line) -> LineMatch:
+    def _taken(self, ready: _ReadyRule, found: Found, pattern: LinePattern, text: bytes, source: str) -> LineMatch:
         fields = {name: value[:LONGEST_FIELD] for name, value in found.groups.items()}
         # Of a rule over records the condition is asked of those.
-        if not (ready.rule.record or ready.holds(fields, line.origin.source)):
+        if not (ready.rule.record or ready.holds(fields, source)):
             return _NOTHING
         role, cause = pattern.role or ready.rule.role, pattern.cause or ready.rule.cause
         return LineMatch(ready.rule, role, cause, fields, start=len(text[: found.start].decode(errors="replace")))
 
-    def _match_record(self, rules: _SourceRules, line: Line, record: Mapping[str, Any]) -> LineMatch:
+    def _match_record(self, rules: _SourceRules, source: str, record: Mapping[str, Any]) -> LineMatch:
         refused: list[str] = []
         for ready in sorted(rules.over_records.get(str(record.get("event")), ()), key=_precedence):
-            holds = ready.holds(record, line.origin.source)
+            holds = ready.holds(record, source)
             if holds:
                 return LineMatch(ready.rule, ready.rule.role, ready.rule.cause, record, refused=tuple(refused))
             if holds is not None:

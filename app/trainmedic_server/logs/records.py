@@ -39,6 +39,8 @@ _NUMBERS = frozenset({*_STEP_MEMBERS, "learning_rate", "epoch"})
 """Members whose numbers some trainers write as text."""
 _LONGEST_DICTIONARY = 2048
 _UNFINITE = {"nan": "nan", "inf": "inf", "+inf": "inf", "-inf": "-inf", "infinity": "inf", "-infinity": "-inf"}
+_PLAIN_MEMBER = r"'[\w ./()%-]{1,60}': ?(?:-?(?:0|[1-9]\d{0,17})(?:\.\d{1,20})?(?:e[+-]?\d{1,3})?|'[\w ./:%+-]{0,60}')"
+_PLAIN_DICTIONARY = re.compile(rf"\{{{_PLAIN_MEMBER}(?:, ?{_PLAIN_MEMBER}){{0,63}}\}}", re.ASCII)
 _PYTHON_WORD = re.compile(r"(?<=[:\s,\[(])(-?)(nan|inf)(?=[\s,\])}])")
 _OF = re.compile(r"(\d{1,12})/\d{1,12}")
 _MEGATRON = re.compile(r"(?:\[[^\]]{1,40}\] )? ?iteration +(\d{1,12}) */ *\d{1,12} \|")
@@ -71,10 +73,16 @@ def _braced(text: str) -> dict[str, Any] | None:
             value = json.loads(text)
         elif text.startswith("{'") and len(text) <= _LONGEST_DICTIONARY and _STEP_MEMBER.search(text):
             # As Python prints a dictionary, in which nan and inf are no literals.
-            value = ast.literal_eval(_PYTHON_WORD.sub(r"'\g<1>\g<2>'", text))
+            value = _plain_dictionary(text) or ast.literal_eval(_PYTHON_WORD.sub(r"'\g<1>\g<2>'", text))
     except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
         return None
     return _named(value) if isinstance(value, dict) else None
+
+
+def _plain_dictionary(text: str) -> Any:
+    """Return a dictionary that has nothing but short words and decimal numbers, which is a tenth of the work; None for
+    every other."""
+    return json.loads(text.replace("'", '"')) if _PLAIN_DICTIONARY.fullmatch(text) else None
 
 
 def _named(value: Mapping[Any, Any]) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ It reads no clock: what lasts (`for`, silence) is counted by the times that it i
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -24,7 +25,8 @@ from trainmedic_server.logs.observation import FindingIdentity, GpuLookup
 from trainmedic_server.logs.rule import UNTIL_ATTEMPT, LogRule, RuleSet
 
 MOST_OPEN = 2_000
-"""Findings that are followed at once; of more, the one that was quiet longest is forgotten."""
+"""Findings that are followed at once; of more, those that were quiet longest are forgotten."""
+_AT_ONCE = MOST_OPEN // 16
 MOST_RANKS = 4_096
 """Of one finding, in one stream."""
 _EVERY = timedelta(seconds=1)
@@ -49,6 +51,11 @@ class _Followed:
     def is_counted(self) -> bool:
         return not self.waiting
 
+    @property
+    def is_row(self) -> bool:
+        """Whether its first lines are counted, in a row."""
+        return bool(self.waiting) and self.rule.count is not None and self.rule.count.in_a_row
+
 
 def _no_gpu(_: str) -> str | None:
     return None
@@ -61,6 +68,8 @@ class FindingTracker:
         """Raises ValueError or Malformed for a rule that cannot be compiled."""
         self._gpu_of = gpu_of
         self._followed: dict[_Key, _Followed] = {}
+        self._rows: set[_Key] = set()
+        """Those whose first lines are counted in a row."""
         self.lines_taken: Counter[str] = Counter()
         """Lines by the rule that took them."""
         self.lines_near: Counter[str] = Counter()
@@ -71,6 +80,11 @@ class FindingTracker:
     def matcher(self) -> LineMatcher:
         """The matcher of the rules in force."""
         return self._matcher
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether lines are counted in a row just now, which one that a rule refuses would break."""
+        return bool(self._rows)
 
     @property
     def rule_set(self) -> RuleSet:
@@ -89,6 +103,7 @@ class FindingTracker:
         rules = rule_set.by_name
         kept = ((key, followed) for key, followed in self._followed.items() if followed.rule.name in rules)
         self._followed = {key: replace(followed, rule=rules[followed.rule.name]) for key, followed in kept}
+        self._rows = {key for key, followed in self._followed.items() if followed.is_row}
 
     def feed(self, line: Line) -> list[Finding]:
         """Take the next line; return findings that begin with it, and those that it ends. Repeats are told by
@@ -122,7 +137,7 @@ class FindingTracker:
                 followed.has_changed, followed.told_at = False, now
                 due.append(finding)
             elif not rule.until and not followed.has_changed and now - finding.last_at > _silence(rule):
-                del self._followed[key]
+                self._forget(key)
         return due
 
     def changed(self) -> list[Finding]:
@@ -140,7 +155,7 @@ class FindingTracker:
         key = _key(rule, line.origin, match.role, match.cause, whose)
         followed = self._followed.get(key)
         if followed is not None and _is_past(followed, line.at):
-            del self._followed[key]
+            self._forget(key)
             followed = None
         if followed is not None and followed.is_counted:
             # A flood of one line costs little: of a repeat nothing is kept but that it came.
@@ -155,7 +170,10 @@ class FindingTracker:
             followed.waiting.append(new)
             followed.finding = new
         if rule.count is not None and not _count(followed, rule):
+            if rule.count.in_a_row:
+                self._rows.add(key)
             return None
+        self._rows.discard(key)
         if rule.lasting:
             return None
         followed.is_told = True
@@ -163,15 +181,20 @@ class FindingTracker:
 
     def _bound(self) -> None:
         if len(self._followed) >= MOST_OPEN:
-            quietest = min(self._followed, key=lambda key: self._followed[key].finding.last_at)
-            del self._followed[quietest]
+            # Some at once, so that looking for them costs little where each line is a finding of its own.
+            for key in heapq.nsmallest(_AT_ONCE, self._followed, lambda key: self._followed[key].finding.last_at):
+                self._forget(key)
+
+    def _forget(self, key: _Key) -> None:
+        del self._followed[key]
+        self._rows.discard(key)
 
     def _break_rows(self, line: Line, names: tuple[str, ...]) -> None:
+        if not self._rows:
+            return
         stream = observation.stream_key(line.origin)
-        for key in [key for key in self._followed if key[0] == stream and key[1] in names]:
-            followed = self._followed[key]
-            if followed.waiting and followed.rule.count is not None and followed.rule.count.in_a_row:
-                del self._followed[key]
+        for key in [key for key in self._rows if key[0] == stream and key[1] in names]:
+            self._forget(key)
 
     # --- ending ---------------------------------------------------------------------------------
 
@@ -183,7 +206,7 @@ class FindingTracker:
             own = followed.finding.fields
             if any(own.get(name, value) != value for name, value in fields.items()):
                 continue
-            del self._followed[key]
+            self._forget(key)
             if followed.is_told:
                 last_at = max(followed.finding.last_at, line.at)
                 done.append(replace(followed.finding, is_over=True, last_at=last_at))
@@ -208,6 +231,8 @@ class FindingTracker:
                 whose = FindingIdentity(finding.target, finding.labels)
                 key = _key(followed.rule, finding.origin, finding.role, finding.cause, whose)
                 self._followed[key] = followed
+                if followed.is_row:
+                    self._rows.add(key)
 
 
 def _key(rule: LogRule, origin: Origin, role: Role | None, cause: CauseClass | None, whose: FindingIdentity) -> _Key:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from trainmedic_server.logs import records
 from trainmedic_server.logs.records import record_of
 
 
@@ -81,3 +82,25 @@ def test_any_other_text_is_no_record_and_no_error(text: str) -> None:
     """Whatever a line holds, it is not evaluated."""
     record = record_of(text)
     assert record is None or record.keys() <= {"event", "loss"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{'loss': 0.0, 'grad_norm': -2.5e-3, 'epoch': 0.53, 'step': 12}",
+        "{'loss': 2.1,'learning_rate': '1e-05', 'what': 'a b/c'}",
+        "{'train_loss': 1e5}",
+        "{'loss': 01}",
+        "{'loss': true}",
+        "{'loss': 1.0, 'a': {'b': 2}}",
+        "{'loss': 1.0, 'a': \"it's\"}",
+        "{'loss': 1.0, 'a\\n': 2}",
+        "{'loss': 1_000}",
+        "{'loss': 1.0, 'loss': 2.0}",
+    ],
+)
+def test_the_quick_way_reads_what_python_reads(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dictionary as Python prints it, or as only somebody who imitates it does."""
+    quick = record_of(text)
+    monkeypatch.setattr(records, "_plain_dictionary", lambda _: None)
+    assert quick == record_of(text)

@@ -56,6 +56,20 @@ def test_a_line_means_nothing_else_where_another_source_prints_it(entry: dict[st
         assert names <= {entry["rule"]}, source
 
 
+def test_a_line_is_only_quiet_where_no_rule_of_any_source_can_take_it() -> None:
+    """The one look in place of three finds all that the three would find; and most lines are quiet by it."""
+    count = quiet = 0
+    for entry in CORPUS:
+        for line in lines(entry["text"], entry["source"]):
+            is_quiet = MATCHER.is_quiet(line, SOURCES)
+            found = [
+                match for source in SOURCES if (match := MATCHER.match(line, source)) and (match.rule or match.ended)
+            ]
+            assert not (is_quiet and found), entry["id"]
+            count, quiet = count + 1, quiet + is_quiet
+    assert 0 < quiet < count
+
+
 @pytest.mark.parametrize("rule", RULES.rules, ids=[rule.name for rule in RULES.rules])
 def test_each_rule_has_two_lines_and_two_that_are_like_them(rule: Any) -> None:
     """A rule without reviewed examples does not ship."""

@@ -1,0 +1,58 @@
+"""What the lines of one rank have told of it so far. Changed with each line, so it is no value; `facts` makes one."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from statistics import median
+from typing import Any
+
+from trainmedic_server.diagnosis.facts import RankFacts
+from trainmedic_server.diagnosis.slow import RankStep
+
+_STEPS_KEPT = 100
+
+
+@dataclass(slots=True)
+class RankSeen:
+    """What is known of a rank so far."""
+
+    node: str = ""
+    gpu: str | None = None
+    pid: int | None = None
+    last_step: int | None = None
+    last_step_at: datetime | None = None
+    last_line_at: datetime | None = None
+    memory_ratio: float | None = None
+    parts: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=_STEPS_KEPT))
+    """Of its last steps the seconds of data, compute and wait."""
+
+    def line(self, at: datetime) -> None:
+        """Take the time of a line."""
+        if self.last_line_at is None or at > self.last_line_at:
+            self.last_line_at = at
+
+    def step(self, step: int, at: datetime) -> None:
+        """Take a step that it completed."""
+        if self.last_step is None or step >= self.last_step:
+            self.last_step, self.last_step_at = step, at
+
+    def divided(self, record: Mapping[str, Any]) -> None:
+        """A record may tell how a step's time divides."""
+        parts = [record.get(name) for name in ("data_s", "compute_s", "wait_s")]
+        numbers = [float(part) for part in parts if isinstance(part, int | float) and 0 <= part < 1e6]
+        if len(numbers) == 3:
+            self.parts.append((numbers[0], numbers[1], numbers[2]))
+            ratio = record.get("gpu_memory_ratio")
+            self.memory_ratio = float(ratio) if isinstance(ratio, int | float) else self.memory_ratio
+
+    def facts(self) -> RankFacts:
+        """What is known by now."""
+        return RankFacts(self.node, self.gpu, self.pid, self.last_step, self.last_step_at, self.last_line_at)
+
+    def rank_step(self) -> RankStep:
+        """The medians of its last steps, of which it has told at least one."""
+        data, compute, wait = (median(part) for part in zip(*self.parts, strict=True))
+        return RankStep(data, compute, wait, self.memory_ratio, self.node)

@@ -1,0 +1,55 @@
+"""From lines to facts: what is kept of them is bounded, however long a log is."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tests.unit.diagnosis.test_scenes import shipped_rules
+from trainmedic_server.diagnosis import collecting
+from trainmedic_server.diagnosis.collecting import Collector
+from trainmedic_server.diagnosis.judge import diagnose
+from trainmedic_server.domain.finding import CauseClass, Origin
+
+_WRITTEN = datetime(2026, 5, 4, 12, tzinfo=UTC)
+
+
+def _caught(number: int) -> list[str]:
+    raised = ["Traceback (most recent call last):", '  File "a.py", line 1, in f', f"ValueError: sample {number}"]
+    return raised + ["{'loss': 2.1, 'epoch': 0.1}"] * 3
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds that a test comes to in a moment."""
+    monkeypatch.setattr(collecting, "_MOST_NEW", 100)
+    monkeypatch.setattr(collecting, "_MOST_FINDINGS", 400)
+
+
+def test_what_a_training_caught_does_not_pile_up() -> None:
+    """An exception after another that the steps prove to be harmless, and one at last that ends it."""
+    caught = [line.encode() for number in range(500) for line in _caught(number)]
+    last = [line.encode() for line in [*_caught(0)[:2], "KeyError: 'labels'"]]
+    collector = Collector(shipped_rules())
+    collector.stream(Origin("training", rank=3, stream="a"), [*caught, *last], _WRITTEN)
+    facts = collector.facts()
+    assert len(facts.findings) < 110
+    assert len(facts.outlived) < 110
+    verdict = diagnose(facts)
+    assert (verdict.cause, verdict.ranks) == (CauseClass.CODE, (3,))
+    assert "KeyError" in verdict.evidence[0].line
+
+
+def test_a_kernel_that_kills_without_end_does_not_pile_up() -> None:
+    """Each kill is of a process of its own; the newest are kept."""
+    began = datetime(2026, 5, 3, tzinfo=UTC)
+    lines = [
+        f"kern  :err   : {(began + timedelta(seconds=number)).isoformat()} Out of memory: Killed process {number} (a)"
+        for number in range(1_000)
+    ]
+    collector = Collector(shipped_rules())
+    collector.stream(Origin("kernel", node="node-1", stream="k"), [line.encode() for line in lines], _WRITTEN)
+    findings = collector.facts().findings
+    assert 190 < len(findings) <= 5110
+    assert findings[-1].fields["pid"] == "999"
