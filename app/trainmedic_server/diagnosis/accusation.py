@@ -107,9 +107,10 @@ def clock_of(finding: Finding) -> str:
 
 
 def evidence_of(finding: Finding, why: str) -> Evidence:
-    """A finding as evidence."""
+    """A finding as evidence; without a time where that is only guessed."""
     origin = finding.origin
-    return Evidence(why, finding.line, origin.source, origin.node, rank_of(finding), finding.first_at, finding.rule)
+    at = finding.first_at if moment_of(finding).is_known else None
+    return Evidence(why, finding.line, origin.source, origin.node, rank_of(finding), at, finding.rule)
 
 
 def rank_of(finding: Finding) -> int | None:

@@ -62,12 +62,15 @@ class Collector:
         self._world_size: int | None = None
         self._first_at: datetime | None = None  # of the first line of the job with a time
         self._began_at: datetime | None = None
+        self._nobodys: set[str] = set()  # streams with lines of whichever rank
         self._aftermath = Aftermath()
 
     def stream(self, origin: Origin, raw: Iterable[bytes], written: datetime) -> None:
         """Take all lines of one stream, each without its line feed; `written` is when it was last changed."""
         if origin.source == "kernel":
             self._kernel_read.add(origin.node)
+        elif origin.rank is not None:
+            self.rank(origin.rank, was_read=True)
         # A file with one rank's name may hold what others print as well, each line with its rank.
         assemblers = {origin.rank: LineAssembler(origin)}
         last, place, is_known = written, 0, False
@@ -117,6 +120,7 @@ class Collector:
             exits=_without_repeats(tables, self._exits),
             ranks={rank: seen.facts() for rank, seen in sorted(self._ranks.items())},
             world_size=self._world_size,
+            nobodys=tuple(sorted(self._nobodys)),
             kernel_read=frozenset(self._kernel_read),
             last_step_at=self._last_step_at,
             steps={rank: seen.rank_step() for rank, seen in sorted(self._ranks.items()) if seen.parts},
@@ -188,11 +192,13 @@ class Collector:
         record = line.record or {}
         rank = line.origin.rank if line.origin.rank is not None else _whole(record.get("rank"))
         seen = None
-        if rank is not None:
+        if rank is None and line.origin.source != "launcher":
+            self._nobodys.add(line.origin.stream)
+        elif rank is not None:
             seen = self._ranks.get(rank) or self._ranks.setdefault(rank, RankSeen())
             seen.line(line.at)
-            said = record.get("node")
-            seen.node = seen.node or (said if isinstance(said, str) else line.origin.node)
+            seen.was_read = True
+            seen.on(line.origin.node, record.get("node"))
         step = _whole(record.get("step"))
         # Of a line without a time nobody knows more than its place; `Aftermath` goes by that.
         if record.get("event") == "step" and step is not None and has_time:
@@ -206,7 +212,7 @@ class Collector:
                 kept.extend([text[:_LONGEST_TABLE_LINE]] if len(kept) < _MOST_TABLE_LINES else [])
             if _EXIT_LINE.search(text) and len(self._exits) < _MOST_EXITS:
                 self._exits += [
-                    replace(ended, at=line.at if line.time_source is TimeSource.LINE else None)
+                    _placed(ended, line.origin, line.at if line.time_source is TimeSource.LINE else None)
                     for ended in exits.launcher_line(text, line.origin.node)
                 ]
 
@@ -236,7 +242,14 @@ def _whole(value: Any) -> int | None:
 
 
 def _table(origin: Origin, lines: list[str]) -> list[Exit]:
-    return exits.torchrun_table("\n".join(lines), origin.node)
+    return [_placed(ended, origin, ended.at) for ended in exits.torchrun_table("\n".join(lines), origin.node)]
+
+
+def _placed(ended: Exit, origin: Origin, at: datetime | None) -> Exit:
+    """With how sure it is where the process was: by the place of the log, or as a launcher says it of its own node.
+    What stands where a training prints as well can be the training's."""
+    by_launcher = origin.source == "launcher" and origin.rank is None and ended.teller == "torchrun"
+    return replace(ended, at=at, is_node_sure=by_launcher or (bool(origin.node) and ended.node == origin.node))
 
 
 def _without_repeats(tables: list[Exit], others: list[Exit]) -> list[Exit]:

@@ -28,6 +28,8 @@ class Exit:
     rank: int | None = None
     local_rank: int | None = None
     node: str = ""
+    is_node_sure: bool = False
+    """Not only the job's own word says so."""
     pid: int | None = None
     at: datetime | None = None
     """Aware, UTC where the teller says it so; a launcher's table has the node's local time, which is taken for UTC."""
@@ -55,6 +57,11 @@ class Exit:
             return signal_name(self.signal)
         return "no exit code" if self.code is None else f"exit code {self.code}"
 
+    @property
+    def manner(self) -> str:
+        """``by SIGKILL``, ``with exit code 1``."""
+        return f"{'with' if self.signal is None else 'by'} {self.how}"
+
 
 def signal_name(number: int) -> str:
     """``SIGKILL`` of 9."""
@@ -72,9 +79,9 @@ def meaning(ended: Exit) -> tuple[CauseClass, str]:
         case signal.SIGBUS:
             return CauseClass.DATA, "memory that is shared between processes, as with data loaders, was not there"
         case signal.SIGKILL:
-            return CauseClass.UNKNOWN, "somebody killed it: a person, a scheduler, or the kernel for want of memory"
+            return CauseClass.UNKNOWN, "a person, a scheduler, or the kernel for want of memory killed it"
         case None:
-            return CauseClass.UNKNOWN, "it ended with an error that it did not print where it was read"
+            return CauseClass.UNKNOWN, ended.said or "why was not printed where it was read"
         case _:
             return CauseClass.UNKNOWN, "a signal ended it"
 

@@ -26,6 +26,11 @@ class RankFacts:
     last_step_at: datetime | None = None
     last_line_at: datetime | None = None
     """Of whatever it printed last; None where it printed nothing that was read."""
+    was_read: bool = False
+    """A log of its own was read, whatever is in it."""
+    is_node_sure: bool = True
+    """Somebody else than the job says on which node it ran: the place of its log, its agent, or the launcher. What a
+    job prints, or writes beside its log, can name any node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,10 @@ class Facts:
     """The ids of findings after which the training certainly went on."""
     followed: Mapping[str, int] = field(default_factory=dict)
     """How many ordinary lines the same rank, or stream, printed after a finding, by its id."""
+    knows_what_was_read: bool = True
+    """Whether it is known of which ranks lines were read."""
+    nobodys: tuple[str, ...] = ()
+    """The job's logs that were read in which lines do not say of which rank they are."""
     kernel_read: frozenset[str] | None = frozenset()
     """The nodes whose kernel log was read over that time; None where nobody knows."""
     gone_nodes: Mapping[str, datetime] = field(default_factory=dict)
@@ -79,8 +88,8 @@ class Facts:
         return tuple(sorted(rank for rank, known in self.ranks.items() if node and known.node == node))
 
     @property
-    def unread_ranks(self) -> tuple[int, ...]:
-        """The ranks of which no line was read, as far as it is known how many there are; ascending."""
+    def silent_ranks(self) -> tuple[int, ...]:
+        """The ranks of which no line is known, as far as it is known how many there are; ascending."""
         known = self.recorder.silent if self.recorder else ()
         count = max([self.world_size or 0, *(rank + 1 for rank in (*self.ranks, *known))], default=0)
         lines = {rank for rank, state in self.ranks.items() if state.last_line_at is not None}
@@ -91,6 +100,11 @@ class Facts:
         """When a step was completed last, by any rank; None where no step is known."""
         own = [known.last_step_at for known in self.ranks.values() if known.last_step_at is not None]
         return max([*own, *([self.last_step_at] if self.last_step_at else [])], default=None)
+
+    def is_sure_of(self, node: str) -> bool:
+        """Whether it is known, otherwise than by the job's own word, that something of the job ran on `node`."""
+        of_ranks = any(known.node == node and known.is_node_sure for known in self.ranks.values())
+        return bool(node) and (of_ranks or any(ended.node == node and ended.is_node_sure for ended in self.exits))
 
     @property
     def nodes(self) -> frozenset[str]:

@@ -42,17 +42,30 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     has_both = leading.cause is CauseClass.NUMERICS and any(f.cause is not leading.cause for f in relevant.roots)
     is_sure = is_sure and not has_both and leading.cause not in _NEVER_SURE_BY_LINE and not _was_killed(leading)
     # An exception can be what became of another one, on a rank of which nothing was read.
-    is_sure = is_sure and not (leading.cause is CauseClass.CODE and facts.unread_ranks)
+    is_sure = is_sure and not (leading.cause is CauseClass.CODE and facts.silent_ranks)
     yield Accusation(
         Witness.LINE,
         _cause_of_line(leading, facts),
         Confidence.HIGH if is_sure else Confidence.MEDIUM,
-        tuple(evidence_of(finding, "no line that can be where it began is earlier") for finding in alike[:8]),
+        (
+            evidence_of(leading, _step_of(leading) or "the first line that can be the reason"),
+            *(evidence_of(f, "the same at about the same time") for f in [f for f in alike if f is not leading][:7]),
+        ),
         ranks,
         facts.node_of(rank_of(leading)) or leading.origin.node,
         moment=moment_of(leading),
         fingerprint=f"{leading.cause}:{leading.rule}:{leading.shape}",
     )
+
+
+def _step_of(finding: Finding) -> str:
+    """What a record of a step says, for people; empty for every other line."""
+    fields = finding.fields
+    if fields.get("event") != "step":
+        return ""
+    named = {"loss": "the loss", "grad_norm": "the gradient norm"}
+    told = [f"{name} is {fields[key]}" for key, name in named.items() if fields.get(key)]
+    return f"in step {fields.get('step', '?')} {' and '.join(told)}" if told else ""
 
 
 def _is_soon_after(finding: Finding, leading: Finding) -> bool:

@@ -7,6 +7,7 @@ dumps nothing: who has the files gets more by `trainmedic diagnose --dir`.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from trainmedic_server.diagnosis import exits
@@ -79,6 +80,7 @@ def facts(
         findings=sorted((known.as_finding for known in findings), key=lambda finding: finding.first_at),
         exits=_exits(findings, excerpts),
         ranks=known_ranks,
+        knows_what_was_read=False,
         kernel_read=None,
         gone_nodes=gone_nodes,
         earlier=[Earlier(verdict.attempt or 0, verdict.fingerprint) for verdict in earlier],
@@ -92,9 +94,14 @@ def _exits(findings: Sequence[KnownFinding], excerpts: Sequence[KnownExcerpt]) -
     for each in excerpts:
         node = each.key.node or nodes.get(each.finding_id, "")
         for ended in exits.torchrun_table("\n".join(each.excerpt.lines), node):
-            tables[node, ended.pid] = ended
-        lines += [ended for line in each.excerpt.lines for ended in exits.launcher_line(line, node)]
+            tables[node, ended.pid] = replace(ended, is_node_sure=ended.node == node)
+        lines += [ended for line in each.excerpt.lines for ended in _lines(line, node)]
     if not excerpts:
-        lines = [e for known in findings for e in exits.launcher_line(known.line, known.origin.node)]
+        lines = [e for known in findings for e in _lines(known.line, known.origin.node)]
     known_pids = {ended.pid for ended in tables.values()}
     return list(dict.fromkeys([*tables.values(), *(e for e in lines if e.pid is None or e.pid not in known_pids)]))
+
+
+def _lines(line: str, node: str) -> list[Exit]:
+    """What a launcher's line says, which was read on `node`; another one that it names is its own word."""
+    return [replace(e, is_node_sure=bool(node) and e.node == node) for e in exits.launcher_line(line, node)]

@@ -113,7 +113,7 @@ def _merged(leader: Accusation, same: Sequence[Accusation]) -> Accusation:
             is_trusted=leader.is_trusted or other.is_trusted,
             names_node=leader.names_node or other.names_node,
             confidence=Confidence.HIGH if raised and _is_worth(leader, other) else leader.confidence,
-            evidence=leader.evidence + other.evidence,
+            evidence=leader.evidence + other.evidence if cause is leader.cause else other.evidence + leader.evidence,
             fingerprint=other.fingerprint if cause is not leader.cause else leader.fingerprint,
         )
     return leader
@@ -141,7 +141,9 @@ def _nobody(facts: Facts, counting: Relevant) -> Verdict:
     """Nobody can be named. That there is a hang can still be said."""
     hang = next((finding for finding in counting.cascades if finding.cause is CauseClass.HANG), None)
     by_rule = {finding.rule: finding for finding in reversed(counting.cascades)}
-    evidence = [evidence_of(finding, "a victim's line; it names no culprit") for finding in by_rule.values()]
+    evidence = [
+        evidence_of(finding, "a victim, which waited for somebody or lost its peer") for finding in by_rule.values()
+    ]
     if facts.recorder and facts.recorder.waits and not facts.recorder.absent:
         wait = facts.recorder.waits[0]
         came = f"all {len(wait.waiting)} ranks with a dump came to {wait.operation} number {wait.number}"
@@ -153,10 +155,10 @@ def _nobody(facts: Facts, counting: Relevant) -> Verdict:
     return Verdict(
         cause=cause,
         confidence=Confidence.LOW,
-        summary=wording.nobody(cause, facts),
+        summary=wording.nobody(cause, facts, has_failed=bool(counting.roots or counting.cascades)),
         advice=advice.what_to_do(cause, Confidence.LOW, before, names_node=False),
         evidence=tuple(evidence),
-        missing=tuple(wording.missing(facts)),
+        missing=tuple(wording.missing(facts, is_sure=False)),
         same_before=before,
         fingerprint=str(cause),
     )
@@ -176,7 +178,7 @@ def _verdict(leader: Accusation, against: Sequence[Evidence], facts: Facts, coun
         gpu=leader.gpu if node else None,
         evidence=_without_repeats(evidence),
         against=_without_repeats(against),
-        missing=tuple(wording.missing(facts)),
+        missing=tuple(wording.missing(facts, is_sure=leader.confidence is Confidence.HIGH)),
         same_before=before,
         fingerprint=leader.fingerprint,
     )

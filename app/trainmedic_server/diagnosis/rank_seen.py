@@ -20,11 +20,13 @@ class RankSeen:
     """What is known of a rank so far."""
 
     node: str = ""
+    is_node_sure: bool = False
     gpu: str | None = None
     pid: int | None = None
     last_step: int | None = None
     last_step_at: datetime | None = None
     last_line_at: datetime | None = None
+    was_read: bool = False
     memory_ratio: float | None = None
     parts: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=_STEPS_KEPT))
     """Of its last steps the seconds of data, compute and wait."""
@@ -33,6 +35,13 @@ class RankSeen:
         """Take the time of a line."""
         if self.last_line_at is None or at > self.last_line_at:
             self.last_line_at = at
+
+    def on(self, node: str, said: object) -> None:
+        """Take the node of its log, and the one that it says itself, which only counts where nobody else says it."""
+        if node and not self.is_node_sure:
+            self.node, self.is_node_sure = node, True
+        elif not self.node and isinstance(said, str):
+            self.node = said
 
     def step(self, step: int, at: datetime) -> None:
         """Take a step that it completed."""
@@ -50,7 +59,16 @@ class RankSeen:
 
     def facts(self) -> RankFacts:
         """What is known by now."""
-        return RankFacts(self.node, self.gpu, self.pid, self.last_step, self.last_step_at, self.last_line_at)
+        return RankFacts(
+            node=self.node,
+            is_node_sure=self.is_node_sure,
+            gpu=self.gpu,
+            pid=self.pid,
+            last_step=self.last_step,
+            last_step_at=self.last_step_at,
+            last_line_at=self.last_line_at,
+            was_read=self.was_read,
+        )
 
     def rank_step(self) -> RankStep:
         """The medians of its last steps, of which it has told at least one."""

@@ -30,7 +30,9 @@ def on_purpose(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
         Witness.PURPOSE,
         CauseClass.PREEMPTION,
         worth,
-        tuple(evidence_of(finding, "the end was wanted, and nothing failed before it") for _, finding in told[:4]),
+        tuple(
+            evidence_of(finding, "somebody wanted the end, and nothing had failed before") for _, finding in told[:4]
+        ),
         moment=moment_of(leading),
         fingerprint=f"{CauseClass.PREEMPTION}:{leading.rule}",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trainmedic_server.diagnosis import wording
 from trainmedic_server.diagnosis.accusation import Accusation, Witness, evidence_of, rank_of
 from trainmedic_server.diagnosis.facts import Facts
 from trainmedic_server.diagnosis.verdict import Confidence, Evidence
@@ -27,7 +28,8 @@ def left_behind(facts: Facts, counting: Relevant) -> Iterator[Accusation]:
     behind = {rank for rank, step in steps.items() if step < furthest}
     if len(behind) > _MOST_BEHIND * len(steps):
         return
-    why = f"the others completed step {furthest}, and it had come to step {min(steps[rank] for rank in behind)}"
+    least = min(steps[rank] for rank in behind)
+    why = f"the others completed step {furthest}, and {wording.ranks(behind)} had come to step {least}"
     nodes = {facts.node_of(rank) for rank in behind}
     yield Accusation(
         Witness.STRAGGLER,
@@ -48,13 +50,16 @@ def not_timed_out(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     others = everybody - victims
     if not victims or not others or len(others) > _MOST_BEHIND * len(everybody):
         return
-    why = f"{len(victims)} of {len(everybody)} ranks timed out in a collective, and these did not"
+    why = f"{len(victims)} of {len(everybody)} ranks timed out in a collective, and {wording.ranks(others)} did not"
     nodes = {facts.node_of(rank) for rank in others}
     yield Accusation(
         Witness.TIMED_OUT,
         CauseClass.HANG,
         Confidence.MEDIUM if len(others) == 1 else Confidence.LOW,
-        (Evidence(why, source="training", at=timed_out[0].first_at), evidence_of(timed_out[0], "a victim's line")),
+        (
+            Evidence(why, source="training", at=timed_out[0].first_at),
+            evidence_of(timed_out[0], "one of those that waited in vain, a victim"),
+        ),
         frozenset(others),
         nodes.pop() if len(nodes) == 1 else "",
         moment=None,

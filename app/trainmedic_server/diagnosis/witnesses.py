@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from trainmedic_server.diagnosis import exits
+from trainmedic_server.diagnosis import exits, wording
 from trainmedic_server.diagnosis.accusation import Accusation, Moment, Witness, evidence_of, moment_of, rank_of
 from trainmedic_server.diagnosis.clock_guess import UNKNOWN
 from trainmedic_server.diagnosis.exits import Exit
@@ -49,7 +49,7 @@ def kernel(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
                 Witness.KERNEL,
                 finding.cause,
                 _worth_of_kernel(finding, gpu, facts, relevant),
-                (evidence_of(finding, f"the kernel of {finding.origin.node or 'a node'} reported it"),),
+                (evidence_of(finding, _reported(finding)),),
                 ranks,
                 finding.origin.node,
                 gpu,
@@ -58,6 +58,10 @@ def kernel(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
                 names_node=_is_nodes_fault(finding, relevant, facts),
                 fingerprint=f"{finding.cause}:{finding.rule}",
             )
+
+
+def _reported(finding: Finding) -> str:
+    return f"the {finding.origin.source.replace('-', ' ')} of {finding.origin.node or 'a node'} reported it"
 
 
 def _worth_of_kernel(finding: Finding, gpu: str | None, facts: Facts, relevant: Relevant) -> Confidence:
@@ -77,10 +81,10 @@ def _placed(finding: Finding, facts: Facts, relevant: Relevant) -> Moment:
 
 
 def _is_the_jobs(finding: Finding, facts: Facts, relevant: Relevant) -> bool:
-    """Whether the node whose kernel wrote it is known to be one of the job's: as a rank was there, as a launcher or a
-    process of it says, or as the program had an error of its card at that time."""
+    """Whether the node whose kernel wrote it is known to be one of the job's: as a rank's log or a launcher was there,
+    or as the program had an error of its card at that time."""
     node, pid = finding.origin.node, finding.fields.get("detail", "") + finding.line
-    if node in facts.nodes or any(node and node == ended.node for ended in facts.exits):
+    if facts.is_sure_of(node):
         return True
     if any(ended.pid and f"pid={ended.pid}," in pid for ended in facts.exits):
         return True
@@ -154,7 +158,7 @@ def _out_of_memory(finding: Finding, facts: Facts) -> Accusation:
     if not killed and not loaders and by_pid:
         ranks = by_pid
     evidence = [evidence_of(finding, "the kernel killed a process for want of memory")]
-    evidence += [_evidence_of_exit(ended, "it was killed on that node") for ended in named]
+    evidence += [_evidence_of_exit(ended, "a process of the job was killed on that node") for ended in named]
     evidence += [evidence_of(other, "the process that was killed was its data loader") for other in loaders]
     is_ours = bool(by_pid or loaders) or any(pid and str(ended.pid) == pid for ended in named)
     is_likely = (bool(named) or not facts.exits) and bool(_OF_TRAININGS.match(finding.fields.get("process", "")))
@@ -200,7 +204,10 @@ def recorder(facts: Facts) -> Iterator[Accusation]:
         return
     if reading.differing:
         wait = next(wait for wait in reading.waits if wait.differing)
-        why = f"they called another operation than the others as number {wait.number} of {wait.group.description}"
+        why = (
+            f"{wording.ranks(reading.differing)} called another operation than the others as number {wait.number} of "
+            f"{wait.group.description or wait.group.name}"
+        )
         evidence = (Evidence(why, source="flight recorder", at=wait.since),)
         yield Accusation(
             Witness.RECORDER, CauseClass.CODE, Confidence.HIGH, evidence, frozenset(reading.differing),
@@ -212,8 +219,8 @@ def recorder(facts: Facts) -> Iterator[Accusation]:
         return
     first = next(wait for wait in reading.waits if set(wait.absent) & set(culprits))
     why = (
-        f"of {len(first.group.ranks)} ranks in {first.group.description or first.group.name}, {_few(first.waiting)} "
-        f"wait in {first.operation} number {first.number}, which {_few(first.absent)} have not called"
+        f"{len(first.waiting)} of the {len(first.group.ranks)} ranks of {first.group.description or first.group.name} "
+        f"wait in {first.operation} number {first.number}, which {wording.ranks(first.absent)} did not call"
     )
     nodes = {facts.node_of(rank) for rank in culprits}
     yield Accusation(
@@ -226,11 +233,6 @@ def recorder(facts: Facts) -> Iterator[Accusation]:
         moment=Moment(first.since, 1.0) if first.since else None,
         fingerprint="hang:flight-recorder",
     )
-
-
-def _few(ranks: Sequence[int]) -> str:
-    shown = ", ".join(str(rank) for rank in ranks[:8])
-    return f"{shown} and {len(ranks) - 8} more" if len(ranks) > 8 else shown
 
 
 def gone_nodes(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
@@ -269,18 +271,21 @@ def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     hard = [ended for ended in firsts if ended.signal is not None]
     chosen = hard or firsts
     by_rank = {_rank_of_exit(ended, facts): ended for ended in reversed(chosen)}
+    printed = {rank_of(finding) for finding in relevant.roots}
     if not chosen or len(by_rank) > max(1, _MOST_TO_ACCUSE * len(facts.ranks)):
         return
     for rank, ended in by_rank.items():
         cause, why = exits.meaning(ended)
+        if ended.signal is None and not ended.said and rank in printed:
+            why = "after it printed an error"
         confirming = _told_out_of_memory(ended, facts, relevant) if ended.signal == signal.SIGKILL else []
         if confirming:
-            cause, why = CauseClass.HOST_MEMORY, "it was killed for want of memory, as the scheduler says"
+            cause, why = CauseClass.HOST_MEMORY, "the scheduler says that it was killed for want of memory"
         yield Accusation(
             Witness.EXIT,
             cause,
             _worth_of_exit(bool(hard) and len(by_rank) == 1, bool(confirming)),
-            (_evidence_of_exit(ended, f"it ended first, by {ended.how}: {why}"), *confirming),
+            (_evidence_of_exit(ended, f"it ended first, {ended.manner}: {why}"), *confirming),
             frozenset() if rank is None else frozenset({rank}),
             facts.node_of(rank) or ended.node,
             fingerprint=f"{cause}:exit:{ended.how}",

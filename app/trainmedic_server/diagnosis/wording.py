@@ -1,48 +1,68 @@
-"""A verdict's sentences for people."""
+"""A verdict's sentences for people, who read them at night and have not seen the job before."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from trainmedic_server.diagnosis.accusation import Accusation
 from trainmedic_server.diagnosis.facts import Facts
+from trainmedic_server.diagnosis.verdict import Confidence
 from trainmedic_server.domain.finding import CauseClass
 
 _CAUSES = {
     CauseClass.GPU: "A GPU failed",
-    CauseClass.GPU_MEMORY: "The memory of a GPU did not suffice",
-    CauseClass.HOST_MEMORY: "The memory of the machine, or what the job may use of it, did not suffice",
+    CauseClass.GPU_MEMORY: "A GPU ran out of memory",
+    CauseClass.HOST_MEMORY: "The machine, or the job's share of it, ran out of memory",
     CauseClass.NETWORK: "The network failed",
-    CauseClass.STORAGE: "Storage failed, or is full",
+    CauseClass.STORAGE: "Storage failed or is full, as seen",
     CauseClass.DATA: "Reading the data failed",
     CauseClass.CODE: "The program failed",
-    CauseClass.NUMERICS: "The loss or the gradients are no numbers any more, or exploded",
+    CauseClass.NUMERICS: "The loss or the gradients exploded or are no numbers any more",
     CauseClass.NODE: "A machine failed",
-    CauseClass.PREEMPTION: "Somebody ended it on purpose",
+    CauseClass.PREEMPTION: "Somebody, or a scheduler, ended it",
     CauseClass.HANG: "It hangs",
     CauseClass.UNKNOWN: "Why it failed is not known",
 }
+_DOUBTS = {Confidence.MEDIUM: "Probably", Confidence.LOW: "Perhaps"}
 _MOST_NAMED = 8
+_LONGEST_WORDS = 200
 
 
 def summary(leader: Accusation, facts: Facts) -> str:
-    """One sentence: what, where, and by whose word."""
-    ranks = sorted(leader.ranks)
-    nodes = sorted({node for rank in ranks if (node := facts.node_of(rank))} or ({leader.node} - {""}))
-    where = f" on rank{'s' if len(ranks) > 1 else ''} {few([str(rank) for rank in ranks])}" if ranks else ""
-    where += f" ({few(nodes)})" if where and nodes else f" on {few(nodes)}" if nodes else ""
-    if leader.cause is CauseClass.UNKNOWN and where:
-        where = f"; of{where.removeprefix(' on')}"
-    return f"{_CAUSES[leader.cause]}{where}: {leader.evidence[0].why}."
+    """One sentence: what, where, and the words that say so."""
+    named = sorted(leader.ranks)
+    nodes = sorted({node for rank in named if (node := facts.node_of(rank))} or ({leader.node} - {""}))
+    on = f" ({few(nodes)})" if nodes else ""
+    first = leader.evidence[0]
+    # Of a process that ended a launcher's line says less than what that means.
+    is_told_better = first.source == "exit" or first.line.startswith("{")
+    words = first.why if is_told_better or not first.line else first.line.partition("\n")[0][:_LONGEST_WORDS]
+    words = words.rstrip(". ")
+    if leader.cause is CauseClass.UNKNOWN and named and words.startswith("it "):
+        return f"Why it failed is not known; {ranks(named)}{on} {words.removeprefix('it ')}."
+    if leader.cause is CauseClass.HANG and named:
+        return f"It hangs, and where that began is {ranks(named)}{on}: {words}."
+    where = f" on {ranks(named)}{on}" if named else f" on {few(nodes)}" if nodes else ""
+    head = _CAUSES[leader.cause] if where else _CAUSES[leader.cause].removesuffix(", as seen")
+    said = f"{head}{where}: {words}."
+    return said if leader.confidence is Confidence.HIGH else f"{_DOUBTS[leader.confidence]} {said[0].lower()}{said[1:]}"
 
 
-def nobody(cause: CauseClass, facts: Facts) -> str:
+def nobody(cause: CauseClass, facts: Facts, *, has_failed: bool) -> str:
     """The sentence where no rank can be named."""
     if cause is CauseClass.HANG:
         return "It hangs, and nothing that was read says who did not come: those that timed out are victims."
-    if not facts.findings and not facts.exits:
-        return "Nothing was found that says why it ended."
+    if not has_failed and not any(ended.is_failure for ended in facts.exits):
+        return "Nothing that was read says that it failed, or why it ended."
     return "What was found says how it ended, and not why."
+
+
+def ranks(numbers: Collection[int]) -> str:
+    """``rank 3``, ``ranks 3 and 4``."""
+    *others, last = [str(number) for number in sorted(numbers)] or ["?"]
+    if len(others) + 1 > _MOST_NAMED:
+        return f"ranks {few([*others, last])}"
+    return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
 
 
 def few(names: Sequence[str]) -> str:
@@ -51,20 +71,31 @@ def few(names: Sequence[str]) -> str:
     return f"{shown} and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else shown
 
 
-def missing(facts: Facts) -> Iterator[str]:
-    """What would have told more."""
-    if facts.recorder is not None and facts.recorder.silent:
-        yield f"no flight recorder dump of rank {few([str(rank) for rank in facts.recorder.silent])}"
-    elif facts.recorder is None:
-        yield "no flight recorder dumps"
+def missing(facts: Facts, *, is_sure: bool) -> Iterator[str]:
+    """What would have told more. To a verdict that is sure only what nobody could read would add anything."""
     for name, reason in list(facts.refused_dumps.items())[:_MOST_NAMED]:
         yield f"the dump {name} was not read: {reason}"
+    if is_sure:
+        return
+    if facts.recorder is not None and facts.recorder.silent:
+        yield f"no flight recorder dump of {ranks(facts.recorder.silent)}"
+    elif facts.recorder is None:
+        yield "no flight recorder dumps"
     read = facts.kernel_read
     if read is not None and (unread := sorted(facts.nodes - read)):
         yield f"the kernel log of {few(unread)} was not read"
     elif read is not None and not read:
         yield "no kernel log was read"
-    if facts.unread_ranks:
-        yield f"what rank {few([str(rank) for rank in facts.unread_ranks])} printed"
+    yield from _lines(facts)
     if not facts.exits:
-        yield "how the processes ended"
+        yield "how the processes ended, as a launcher prints it"
+
+
+def _lines(facts: Facts) -> Iterator[str]:
+    silent = [rank for rank in facts.silent_ranks if not (rank in facts.ranks and facts.ranks[rank].was_read)]
+    if not silent or not facts.knows_what_was_read:
+        return
+    if facts.nobodys:
+        yield f"which lines of {few(facts.nobodys)} are of {ranks(silent)}: they do not say so"
+    else:
+        yield f"what {ranks(silent)} printed"

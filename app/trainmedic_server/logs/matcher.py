@@ -20,6 +20,7 @@ from trainmedic_server.domain.xids import xid
 from trainmedic_server.expressions.evaluation import Expression
 from trainmedic_server.expressions.regexes import Found, LiteralSet, SearchPattern
 from trainmedic_server.expressions.sandbox import PlainFunction
+from trainmedic_server.logs import records
 from trainmedic_server.logs.line import LONGEST, Line
 from trainmedic_server.logs.rule import LinePattern, LogRule, RuleSet
 
@@ -63,7 +64,7 @@ class LineMatch:
     near: tuple[str, ...] = ()
     """Rules one of whose literals is in a line that no pattern of any rule knows: perhaps a wording that drifted."""
     start: int = 0
-    """The character of the text at which the pattern was found."""
+    """The character at which the pattern was found: of the text, or of a record's words."""
     ended: tuple[tuple[LogRule, Mapping[str, str]], ...] = ()
     """Rules one of whose ends the line is, each with what the end's groups took."""
     refused: tuple[str, ...] = ()
@@ -71,8 +72,6 @@ class LineMatch:
 
 
 _NOTHING = LineMatch()
-_NO_WORDS = frozenset({"step", "epoch", "evaluation", "detected"})
-"""Events of which a record has numbers alone, or says by itself what it means."""
 
 
 class _ReadyRule:
@@ -148,7 +147,7 @@ class LineMatcher:
         """Return which rule takes the line, and what it took from it; as if it were of `source`, if one is given."""
         source = line.origin.source if source is None else source
         rules = self._of_source(source)
-        words = line.text if line.record is None else _told_by(line.record)
+        words = line.text if line.record is None else records.words_of(line.record)
         match = self._match_words(rules, words, source) if words else _NOTHING
         if line.record is None or match.rule is not None:
             return match
@@ -163,7 +162,7 @@ class LineMatcher:
             rules = self._of_any[sources] = _SourceRules(of_any)
         if line.record is not None and str(line.record.get("event")) in rules.over_records:
             return False
-        words = line.text if line.record is None else _told_by(line.record)
+        words = line.text if line.record is None else records.words_of(line.record)
         return not words or not rules.has_literal(words.encode(errors="replace")[:LONGEST])
 
     def _match_words(self, rules: _SourceRules, words: str, source: str) -> LineMatch:
@@ -214,14 +213,6 @@ class LineMatcher:
             if holds is not None:
                 refused.append(ready.rule.name)
         return LineMatch(refused=tuple(refused)) if refused else _NOTHING
-
-
-def _told_by(record: Mapping[str, Any]) -> str:
-    """Return what a record of an event says in words; rules over text are tried on that before those over records."""
-    if record.get("event") in _NO_WORDS:
-        return ""
-    error = ": ".join(str(record[name]) for name in ("error", "reason", "message") if record.get(name))
-    return "\n".join(each for each in (str(record.get("traceback") or ""), error) if each)
 
 
 def _ended(ready: _ReadyRule, text: bytes) -> Mapping[str, str] | None:

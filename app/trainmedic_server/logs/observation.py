@@ -17,7 +17,7 @@ from trainmedic_server.domain import gpu_names
 from trainmedic_server.domain.finding import Finding, Origin
 from trainmedic_server.domain.finding_codec import LARGEST_RANK
 from trainmedic_server.domain.target import Target, TargetKind
-from trainmedic_server.logs import rendering, shapes
+from trainmedic_server.logs import records, rendering, shapes
 from trainmedic_server.logs.line import Line
 from trainmedic_server.logs.masks import masked
 from trainmedic_server.logs.matcher import LineMatch
@@ -62,7 +62,9 @@ def seen(line: Line, match: LineMatch, of: FindingIdentity) -> Finding:
     assert rule is not None
     assert role is not None
     assert cause is not None
-    shown = _telling(line.text, _start(line.text, match))
+    # Of a record that has words the pattern was found in those.
+    text = (records.words_of(line.record) if line.record else "") or line.text
+    shown = _telling(text, _start(text, match))
     return Finding(
         id=_id(line, rule),
         rule=rule.name,

@@ -33,6 +33,8 @@ _NAMES: Mapping[str, str] = {
     "consumed samples": "consumed_samples",
     "loss scale": "loss_scale",
 }
+_NO_WORDS = frozenset({"step", "epoch", "evaluation", "detected"})
+"""Events of which a record has numbers alone, or says by itself what it means."""
 _STEP_MEMBERS = frozenset({"loss", "grad_norm", "eval_loss"})
 _STEP_MEMBER = re.compile("'(?:train_|eval_)?loss'|'grad_norm'")
 _NUMBERS = frozenset({*_STEP_MEMBERS, "learning_rate", "epoch"})
@@ -61,6 +63,15 @@ def record_of(text: str) -> dict[str, Any] | None:
     if "step:" in text[:80] and "loss:" in text and (match := _TITAN.search(text[:1024])):
         return _titan(match)
     return None
+
+
+def words_of(record: Mapping[str, Any]) -> str:
+    """Return what a record of an event says in words; rules over text are tried on that before those over records.
+    Empty where it has none."""
+    if record.get("event") in _NO_WORDS:
+        return ""
+    error = ": ".join(str(record[name]) for name in ("error", "reason", "message") if record.get(name))
+    return "\n".join(each for each in (str(record.get("traceback") or ""), error) if each)
 
 
 def _braced(text: str) -> dict[str, Any] | None:

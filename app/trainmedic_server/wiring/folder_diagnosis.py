@@ -114,7 +114,7 @@ def _take_error(file: FolderFile, collector: Collector) -> None:
     ended = exits.error_file(raw, rank=origin.rank, local_rank=origin.local_rank, node=origin.node)
     if ended is None:
         return
-    collector.exit(ended)
+    collector.exit(replace(ended, is_node_sure=bool(origin.node)))
     written: datetime = ended.at or file.written
     stack = exits.call_stack(raw)
     collector.stream(replace(origin, source="training"), stack.encode(errors="replace").split(b"\n"), written)
