@@ -16,6 +16,7 @@ from trainmedic_server.ports.effects import EffectRecords, EventPositions
 from trainmedic_server.ports.findings import FindingRecords
 from trainmedic_server.ports.messages import StoredMessages
 from trainmedic_server.ports.present import StoredAgentLives
+from trainmedic_server.ports.sessions import StoredSessions
 from trainmedic_server.ports.verdicts import StoredVerdicts
 
 T = TypeVar("T")
@@ -190,6 +191,11 @@ class Transaction(Protocol):
     @property
     def messages(self) -> StoredMessages:
         """What people are to be told, and were told."""
+        ...
+
+    @property
+    def sessions(self) -> StoredSessions:
+        """The browsers that are signed in to the console."""
         ...
 
     # orders, events, controls, playbook versions

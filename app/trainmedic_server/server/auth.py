@@ -2,7 +2,8 @@
 
 Tokens come as ``Authorization: Bearer <token>``, or as the password of Basic with any user name, so
 that Alertmanager's ``http_config`` works either way. They are compared by hash, in constant time,
-over all tokens. Without tokens every client is ``anonymous`` and may do everything; wiring refuses to
+over all tokens. A browser comes with the cookie of a session that a token began, or by a proxy that vouches for it.
+Without tokens and proxies every client is ``anonymous`` and may do everything; wiring refuses to
 listen like that anywhere but on loopback (`check_exposure`).
 """
 
@@ -25,12 +26,17 @@ from starlette.requests import HTTPConnection, Request
 from trainmedic_server import telemetry
 from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.server import tokens
+from trainmedic_server.server.browser_sessions import Sessions
 from trainmedic_server.server.connection_table import Standing
+from trainmedic_server.server.identity import TrustedProxies
 from trainmedic_server.server.problems import HttpProblem
 from trainmedic_server.server.sites import refuse_other_sites
 from trainmedic_server.server.tokens import Token, TokenRole
 
 _REREAD_SECONDS = 5.0
+_VOUCHED = "trainmedic.principal"
+"""The member of a request's scope by which the console, inside this process, asks in the name of whom it serves. No
+client can set it: what comes over a connection is in other members."""
 _CHALLENGE = 'Bearer realm="trainmedic", Basic realm="trainmedic", charset="UTF-8"'
 
 log = telemetry.logger(__name__)
@@ -72,7 +78,11 @@ class Authenticator:
         accepted: Sequence[Token] = (),
         file: Path | None = None,
         monotonic: Callable[[], float] = time.monotonic,
+        proxies: TrustedProxies = TrustedProxies(()),
     ) -> None:
+        self.proxies = proxies
+        self.sessions: Sessions | None = None
+        """Set by wiring, where browsers can sign in."""
         self._tokens = tuple(accepted)
         self._file = file
         self._monotonic = monotonic
@@ -80,19 +90,25 @@ class Authenticator:
         self._reread_at = monotonic() + _REREAD_SECONDS
 
     @classmethod
-    def from_file(cls, file: Path) -> Authenticator:
+    def from_file(cls, file: Path, proxies: TrustedProxies = TrustedProxies(())) -> Authenticator:
         """Raises ConfigurationError, naming file, line and field."""
-        return cls(tokens.read(file), file)
+        return cls(tokens.read(file), file, proxies=proxies)
 
     @property
     def has_tokens(self) -> bool:
-        return bool(self._tokens)
+        """Whether clients have to say who they are: by a token, or by a proxy that vouches for them."""
+        return bool(self._tokens) or self.proxies.are_set
 
-    def require(self, request: HTTPConnection, role: TokenRole) -> Principal:
-        """The principal that sends the request. Raises HttpProblem, 401 or 403, where it may not act as `role`."""
-        if role is not TokenRole.VIEWER:
+    def require(self, request: HTTPConnection, role: TokenRole, *, acts: bool | None = None) -> Principal:
+        """The principal that sends the request. Raises HttpProblem, 401 or 403, where it may not act as `role`.
+
+        `acts` says whether the request changes something, which no other site's page may; by default all do but a
+        viewer's.
+        """
+        acts = role is not TokenRole.VIEWER if acts is None else acts
+        if acts:
             refuse_other_sites(request)
-        principal = self._principal(request.headers.get("authorization"))
+        principal = request.scope.get(_VOUCHED) or self._principal(request, acts)
         if principal is not ANONYMOUS:
             _vouch(request, principal)
         if not principal.may(role):
@@ -107,22 +123,47 @@ class Authenticator:
             )
         return principal
 
-    def _principal(self, authorization: str | None) -> Principal:
+    def token_of(self, presented: bytes) -> Token | None:
+        """The token whose text is `presented`; None where there is none such."""
         if self._file is not None:
             self._reread()
-        if not self._tokens:
-            return ANONYMOUS
-        presented = _presented(authorization)
-        if presented is None:
-            raise _unauthenticated("A token is needed: as Bearer, or as the password of Basic.")
         digest = hashlib.sha256(presented).digest()
         match: Token | None = None
         for token in self._tokens:  # all of them, so that the time taken does not reveal which one matched
             if hmac.compare_digest(digest, token.digest):
                 match = token
+        return match
+
+    def _principal(self, request: HTTPConnection, acts: bool) -> Principal:
+        if self._file is not None:
+            self._reread()
+        if not self.has_tokens:
+            return ANONYMOUS
+        presented = _presented(request.headers.get("authorization"))
+        if presented is None:
+            principal = self._in_session(request, acts) or self._behind_proxy(request)
+            if principal is None:
+                raise _unauthenticated("A token is needed: as Bearer, or as the password of Basic.")
+            return principal
+        match = self.token_of(presented)
         if match is None:
             raise _unauthenticated("The token is not known.")
         return Principal(match.name, match.roles, match.jobs, match.groups)
+
+    def _in_session(self, request: HTTPConnection, acts: bool) -> Principal | None:
+        """Whose browser it is. Its rights are those that its token has now, but for deliveries, which no browser
+        sends."""
+        session = self.sessions.of(request.headers.get("cookie")) if self.sessions else None
+        token = next((each for each in self._tokens if session and each.digest.hex() == session.token), None)
+        if token is None or token.jobs is not None:
+            return None
+        if acts and "origin" not in request.headers:
+            raise HttpProblem(HTTPStatus.FORBIDDEN, "A browser that acts says of which page it is.", closes=True)
+        return Principal(token.name, token.roles - {TokenRole.WEBHOOK})
+
+    def _behind_proxy(self, request: HTTPConnection) -> Principal | None:
+        user = self.proxies.user_of(request)
+        return Principal(*user) if user is not None else None
 
     def _reread(self) -> None:
         now = self._monotonic()
@@ -141,11 +182,18 @@ class Authenticator:
             log.info("tokens file read again", tokens=len(self._tokens))
 
 
-def requires(authenticator: Authenticator, role: TokenRole) -> Callable[[Request], Awaitable[Principal]]:
+def vouched(principal: Principal) -> dict[str, Principal]:
+    """The member of a scope that makes a request within this process `principal`'s."""
+    return {_VOUCHED: principal}
+
+
+def requires(
+    authenticator: Authenticator, role: TokenRole, *, acts: bool | None = None
+) -> Callable[[Request], Awaitable[Principal]]:
     """A dependency for FastAPI that lets a request through whose sender has `role`."""
 
     async def authenticated(request: Request) -> Principal:
-        return authenticator.require(request, role)
+        return authenticator.require(request, role, acts=acts)
 
     return authenticated
 

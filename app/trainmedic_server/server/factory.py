@@ -32,12 +32,15 @@ from trainmedic_server.server import (
     problems,
     reports,
     schemas,
+    sessions,
     status,
     webhook,
 )
 from trainmedic_server.server.ascii_json import AsciiJson
 from trainmedic_server.server.auth import Authenticator
 from trainmedic_server.server.body import BodyReader
+from trainmedic_server.server.console.app import ConsoleApp
+from trainmedic_server.server.console.build import console
 from trainmedic_server.server.engine import CatalogPort, EnginePort, JobLivesPort, LogRulesPort
 from trainmedic_server.server.event_feed import EventFeed
 from trainmedic_server.server.limits import ServerLimits
@@ -89,13 +92,12 @@ def create_app(
     verdicts: VerdictSource | None = None,
     external_url: str = "",
 ) -> FastAPI:
-    """The API; `allowed_hosts` are names that it answers to without tokens.
-
+    """The API and the console; `allowed_hosts` are names that it answers to without tokens.
     Its ``state.feed`` is the `EventFeed` of its event streams, for `listener.serve` to close. ``redis_caveat`` is what
     ``/ready`` says of a Redis that answers and should not be relied on."""
     bodies = BodyReader(limits)
     handle = webhook.endpoint(engine, auth, bodies, clock, metrics)
-    app = _Api(_Boundary(webhook.WebhookApp(handle), metrics), SiteCheck(allowed_hosts, lambda: not auth.has_tokens))
+    app = _Api(webhook.WebhookApp(handle), SiteCheck(allowed_hosts, lambda: not auth.has_tokens), metrics)
     reads = ReadTurns(limits.reads, limits.waiting_reads, "pages of the history")
     feed = app.state.feed = EventFeed(runs, limits.poll_seconds, limits.streams, metrics)
     webhook.declare(app.router, handle)
@@ -103,6 +105,7 @@ def create_app(
         *history.routers(runs, found.history, standing, auth, clock, limits, reads, metric_history is not None),
         *explanations.routers(engine, catalog, alerts, auth, bodies, clock, limits, reads),
         *found.routers(auth, clock, bodies, reads),
+        *sessions.routers(auth),
         events.router(feed, auth, limits),
         *operations.routers(engine, job_lives, catalog, runs, standing.present, bus, auth, bodies, reads, external_url),
         jobs.router(bus, cluster_topology, clock, auth),
@@ -111,28 +114,33 @@ def create_app(
         status.router(engine, store, bus, catalog, log_rules, clock, clock_watch, metrics, limits, redis_caveat),
     ):
         app.include_router(routes)
-    problems.register(app)
+    app.pages = console(app.answer, feed, auth, bodies, clock, limits, metrics)
     app.add_middleware(_Boundary, metrics=metrics)
     return _described(app)
 
 
 class _Api(FastAPI):
-    """Sends deliveries straight to `deliveries`, past FastAPI's middleware and routing; the rest is FastAPI's.
+    """Sends deliveries straight to `deliveries`, past FastAPI's middleware and routing, and what a browser asks for to
+    the console; the rest is FastAPI's.
 
-    Before either, `sites` checks for whom the request was meant.
+    Before any, `sites` checks for whom the request was meant.
     """
 
-    def __init__(self, deliveries: ASGIApp, sites: SiteCheck) -> None:
+    pages: ConsoleApp
+
+    def __init__(self, deliveries: ASGIApp, sites: SiteCheck, metrics: telemetry.Metrics) -> None:
         super().__init__(
             title="Trainmedic",
             version=__version__,
             description=_DESCRIPTION,
+            docs_url=None,
             redoc_url=None,
             default_response_class=AsciiJson,
             redirect_slashes=False,
         )
-        self._deliveries = deliveries
+        self._deliveries = _Boundary(deliveries, metrics)
         self._sites = sites
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -143,8 +151,14 @@ class _Api(FastAPI):
                 return
         if webhook.WebhookApp.takes(scope):
             await self._deliveries(scope, receive, send)
+        elif scope["type"] == "http" and self.pages.takes(scope):
+            await _Boundary(self.pages, self._metrics)(scope, receive, send)
         else:
-            await super().__call__(scope, receive, send)
+            await self.answer(scope, receive, send)
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer as the API, whatever the client prefers to be shown."""
+        await super().__call__(scope, receive, send)
 
 
 class _Boundary:
@@ -179,7 +193,8 @@ class _Boundary:
 
 
 def _described(app: FastAPI) -> FastAPI:
-    """`app`, made to complete its OpenAPI document, which it builds once, when it is first asked for."""
+    """`app`, made to answer errors as it documents them, and to complete its OpenAPI document, which it builds once,
+    when it is first asked for."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -188,6 +203,7 @@ def _described(app: FastAPI) -> FastAPI:
             app.openapi_schema = document
         return app.openapi_schema
 
+    problems.register(app)
     app.openapi = openapi  # type: ignore[method-assign]
     rendered: list[bytes] = []
 

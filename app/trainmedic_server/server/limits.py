@@ -27,6 +27,7 @@ class ServerLimits:
     ``poll_seconds``: the time between two queries of the history for new events while a client listens.
     ``stall_seconds``: the time after which a client of a stream that takes nothing is disconnected.
     ``streams``: event streams at one time; each costs a connection, not a thread or a query.
+    ``viewers``: pages of the console that are told what changes; what they are told is rendered once for all.
     ``exports``: whole histories streamed at one time; each holds some runs, and takes turns on the loop.
     ``log_searches``: answers with lines of logs streamed at one time, followed ones among them; each asks agents or a
     store for pages of them.
@@ -42,9 +43,10 @@ class ServerLimits:
     parsed_bytes: int = 2 * MIB
     body_seconds: float = 30.0
     heartbeat_seconds: float = 15.0
-    poll_seconds: float = 0.25
+    poll_seconds: float = 0.1
     stall_seconds: float = 30.0
     streams: int = 200
+    viewers: int = 300
     exports: int = 10
     log_searches: int = 20
     reads: int = 3

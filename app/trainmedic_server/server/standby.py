@@ -33,6 +33,8 @@ _FORWARDED = b"trainmedic-handed-on"
 # Headers that concern one connection (RFC 9110, section 7.6.1), and those that the client library sets itself. The
 # Host stays, so that the leader can tell for which site the request was made.
 _OF_ONE_HOP = {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect"}
+# Whom a proxy vouches for is believed by the proxy's address, and the leader sees only this server's.
+_NOT_HANDED_ON = _OF_ONE_HOP | {b"x-forwarded-user", b"x-forwarded-groups"}
 # Event streams send something every 15 s; a delivery is answered long before 60 s.
 _TIMEOUT = httpx.Timeout(60.0, connect=2.0, pool=5.0)
 _CONNECTIONS = 300
@@ -157,7 +159,7 @@ class Standby:
         """Send the request to `leader_address` and its response to the client, until that ends or the client leaves."""
         body_read = asyncio.Event()
         target = httpx.URL(scheme="http", netloc=leader_address.encode(), raw_path=_raw_path(scope))
-        headers = [(name, value) for name, value in scope["headers"] if name.lower() not in _OF_ONE_HOP]
+        headers = [(name, value) for name, value in scope["headers"] if name.lower() not in _NOT_HANDED_ON]
         request = self._client.build_request(
             scope["method"], target, headers=[*headers, (_FORWARDED, b"1")], content=_body(receive, body_read)
         )

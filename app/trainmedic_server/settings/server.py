@@ -25,6 +25,7 @@ from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.settings import sources
+from trainmedic_server.settings.access import AccessSettings
 from trainmedic_server.settings.explanations import explain
 from trainmedic_server.settings.sources import PREFIX, SettingSource
 from trainmedic_server.settings.telling import TellingSettings
@@ -44,7 +45,7 @@ from trainmedic_server.settings.values import (
 )
 
 
-class ServerSettings(TellingSettings):
+class ServerSettings(TellingSettings, AccessSettings):
     """Everything that can be set of a server when it starts."""
 
     host: Annotated[str, SettingSource("TRAINMEDIC_HOST", "--host")] = Field(
@@ -299,7 +300,8 @@ def _source(name: str) -> SettingSource:
     return next(part for part in ServerSettings.model_fields[name].metadata if isinstance(part, SettingSource))
 
 
-_NAMES = sorted(ServerSettings.model_fields, key=TellingSettings.model_fields.__contains__)
+_PARTS = (AccessSettings, TellingSettings)
+_NAMES = sorted(ServerSettings.model_fields, key=lambda name: [name in part.model_fields for part in _PARTS])
 SOURCES: Mapping[str, SettingSource] = {name: _source(name) for name in _NAMES}
 """The source of each setting, by its field's name, in the order of the documentation."""
 

@@ -51,7 +51,9 @@ from trainmedic_server.ports.metric_history import MetricHistory
 from trainmedic_server.ports.outside import Notifier
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.server import auth, factory, listener
+from trainmedic_server.server.browser_sessions import Sessions
 from trainmedic_server.server.findings import FindingsApi
+from trainmedic_server.server.identity import TrustedProxies
 from trainmedic_server.server.limits import ConnectionLimits, ServerLimits
 from trainmedic_server.server.log_lines import LogLinesApi
 from trainmedic_server.server.now import NowApi
@@ -154,8 +156,7 @@ class TrainmedicServer:
         written = file_inventory.load(settings.inventory) if settings.inventory else WrittenTopology()
 
         async with contextlib.AsyncExitStack() as stack:
-            store = await asyncio.to_thread(self._store, session)
-            stack.push_async_callback(store.close)
+            store = await self._opened(stack, session, authenticator)
             redis_url, redis_caveat = await self._redis(stack)
             signer, alerts = signer_of(settings), self._alertmanager(stack)
             # The engine is made below, because it needs the bus; replies come once both have started.
@@ -245,9 +246,27 @@ class TrainmedicServer:
     def _authenticator(self) -> auth.Authenticator:
         """The tokens that are set. Raises ConfigurationError where the address must not be served with them."""
         settings = self._settings
-        authenticator = auth.Authenticator.from_file(settings.tokens) if settings.tokens else auth.Authenticator()
+        proxies = TrustedProxies(settings.trusted_proxies, settings.operator_groups)
+        if settings.tokens:
+            authenticator = auth.Authenticator.from_file(settings.tokens, proxies)
+        else:
+            authenticator = auth.Authenticator(proxies=proxies)
         auth.check_exposure(settings.host, authenticator.has_tokens, settings.allow_anonymous)
         return authenticator
+
+    async def _opened(
+        self,
+        stack: contextlib.AsyncExitStack,
+        session: postgresql.LockSession | None,
+        authenticator: auth.Authenticator,
+    ) -> SqlStore:
+        """The run store, which `stack` closes; and, where people have to say who they are, those who are signed in."""
+        store = await asyncio.to_thread(self._store, session)
+        stack.push_async_callback(store.close)
+        if authenticator.has_tokens:
+            authenticator.sessions = Sessions(store, self._clock)
+            await authenticator.sessions.load()
+        return store
 
     def _connections(self) -> ConnectionLimits:
         return ConnectionLimits(per_client=self._settings.connections_per_client)

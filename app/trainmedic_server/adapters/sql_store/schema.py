@@ -1,5 +1,5 @@
 """The tables of the run store, but for those of findings (``finding_tables``), ``verdicts``, measured
-``effects`` and ``messages``.
+``effects``, ``messages`` and ``sessions``.
 
 The tables come into being through ``migrations``; a test holds the two together. Every index
 says which question it answers; one that answers none costs each webhook a write.
@@ -11,12 +11,13 @@ import sqlalchemy as sa
 
 from trainmedic_server.adapters.sql_store import finding_tables as finding_tables  # so that they are in the registry
 from trainmedic_server.adapters.sql_store import messages as messages
+from trainmedic_server.adapters.sql_store import sessions as sessions
 from trainmedic_server.adapters.sql_store.columns import JsonColumn, Serial, Text, partial_index
 from trainmedic_server.adapters.sql_store.columns import TimeColumn as TimeColumn
 from trainmedic_server.adapters.sql_store.columns import metadata as metadata
 from trainmedic_server.domain.run import OPEN, Status
 
-HEAD = "0011"
+HEAD = "0012"
 """The revision of the schema that this code reads and writes."""
 
 alerts = sa.Table(
@@ -150,6 +151,8 @@ events = sa.Table(
     sqlite_autoincrement=True,
 )
 """A ``seq`` is never used again, also after the last event was pruned: readers resume after one."""
+# who did what: the audit
+partial_index("ix_events_people", events.c.seq, where="actor <> 'trainmedic'")
 
 controls = sa.Table(
     "controls",

@@ -20,6 +20,7 @@ from trainmedic_server.adapters.sql_store.findings import SqlFindings
 from trainmedic_server.adapters.sql_store.messages import SqlMessages
 from trainmedic_server.adapters.sql_store.pending_writes import Flusher, PendingWrites
 from trainmedic_server.adapters.sql_store.present import SqlAgentLives
+from trainmedic_server.adapters.sql_store.sessions import SqlSessions
 from trainmedic_server.adapters.sql_store.verdicts import SqlVerdicts
 from trainmedic_server.adapters.sql_store.writer_cache import WriterCache
 from trainmedic_server.domain.alert import AlertRecord, Identity
@@ -114,6 +115,10 @@ class SqlTransaction(Transaction):
     @property
     def messages(self) -> SqlMessages:
         return SqlMessages(self._guarded_connection)
+
+    @property
+    def sessions(self) -> SqlSessions:
+        return SqlSessions(self._guarded_connection)
 
     def _guarded_connection(self) -> sa.Connection:
         """Return the connection, for statements on tables for which nothing waits and nothing is remembered."""

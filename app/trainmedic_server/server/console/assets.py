@@ -1,0 +1,60 @@
+"""The console's static files, under names that change with their content, so that browsers keep them for ever."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.responses import Response
+
+PREFIX = "/static/"
+_DIRECTORY = Path(__file__).with_name("static")
+_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """One file, as it is and compressed."""
+
+    url: str
+    media_type: str
+    content: bytes
+    compressed: bytes
+
+
+class Assets:
+    """All files, read once."""
+
+    def __init__(self, directory: Path = _DIRECTORY) -> None:
+        self._by_name = {path.name: _asset(path) for path in sorted(directory.iterdir()) if path.suffix in _TYPES}
+        self._by_url: Mapping[str, Asset] = {asset.url: asset for asset in self._by_name.values()}
+
+    def url(self, name: str) -> str:
+        """The address of the file that is called `name` in the directory."""
+        return self._by_name[name].url
+
+    @property
+    def all(self) -> Mapping[str, Asset]:
+        return self._by_name
+
+    def response(self, path: str, accepts_gzip: bool) -> Response | None:
+        """The file at `path`; None where there is none."""
+        asset = self._by_url.get(path)
+        if asset is None:
+            return None
+        headers = {"Cache-Control": "public, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
+        if accepts_gzip:
+            headers["Content-Encoding"] = "gzip"
+        return Response(
+            asset.compressed if accepts_gzip else asset.content, media_type=asset.media_type, headers=headers
+        )
+
+
+def _asset(path: Path) -> Asset:
+    content = path.read_bytes()
+    mark = hashlib.sha256(content).hexdigest()[:12]
+    url = f"{PREFIX}{path.stem}.{mark}{path.suffix}"
+    return Asset(url, _TYPES[path.suffix], content, gzip.compress(content, 9, mtime=0))

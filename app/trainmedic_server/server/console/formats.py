@@ -1,0 +1,186 @@
+"""How values are written for people: the filters and tests of the console's templates. Pure functions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from markupsafe import Markup, escape
+
+from trainmedic_server.domain.plain_text import visible
+
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+_MARKS = {
+    "running": ("●", "going"),
+    "waiting": ("◐", "going"),
+    "awaiting_approval": ("◆", "asks"),
+    "succeeded": ("✓", "good"),
+    "failed": ("✕", "bad"),
+    "timed_out": ("✕", "bad"),
+    "unknown": ("?", "bad"),
+    "cancelled": ("■", "calm"),
+    "rejected": ("■", "calm"),
+    "observed": ("○", "calm"),
+    "not_started": ("⊘", "calm"),
+    "skipped": ("–", "calm"),
+    "pending": ("·", "calm"),
+    "applied": ("✓", "good"),
+    "done": ("✓", "good"),
+    "armed": ("↶", "going"),
+    "available": ("↶", "calm"),
+    "firing": ("▲", "bad"),
+    "resolved": ("✓", "good"),
+}
+_WORDS = {
+    "awaiting_approval": "asks",
+    "not_started": "held back",
+    "observed": "observed",
+    "timed_out": "timed out",
+    "target_unknown": "no target",
+    "target_ambiguous": "target unclear",
+    "target_busy": "target busy",
+    "concurrency_limited": "too many at once",
+    "rate_limited": "too many lately",
+    "breaker_open": "breaker open",
+    "observe_only": "observes only",
+}
+
+
+def moment(value: Any) -> datetime | None:
+    """The time that an RFC 3339 text names; None for nothing."""
+    if value is None or value == "":
+        return None
+    if isinstance(value, datetime):
+        return value
+    try:
+        return datetime.fromisoformat(str(value))
+    except ValueError:
+        return None
+
+
+def span(value: Any) -> str:
+    """A length of time in two units at the most: ``1 min 30 s``. `value` is seconds or a timedelta."""
+    if value is None:
+        return "–"
+    seconds = value.total_seconds() if isinstance(value, timedelta) else float(value)
+    if 0 < abs(seconds) < 1:
+        return f"{seconds * 1000:.0f} ms"
+    left, parts = round(abs(seconds)), []
+    for size, unit in _UNITS:
+        count, left = divmod(left, size)
+        if count:
+            parts.append(f"{count} {unit}")
+        elif parts:
+            break
+        if len(parts) == 2:
+            break
+    return ("−" if seconds < 0 else "") + (" ".join(parts) or "0 s")
+
+
+def age(value: Any, now: datetime) -> str:
+    """How long ago, or until when: ``4 min``, ``in 3 min``."""
+    at = moment(value)
+    if at is None:
+        return "–"
+    seconds = (now - at).total_seconds()
+    for size, unit in _UNITS:
+        if abs(seconds) >= size or size == 1:
+            amount = f"{int(abs(seconds) // size)} {unit}"
+            return f"in {amount}" if seconds <= -1 else amount
+    return "0 s"
+
+
+def clock_time(value: Any, now: datetime | None = None) -> str:
+    """The time of day in UTC, with the day where it is another one than `now`'s."""
+    at = moment(value)
+    if at is None:
+        return "–"
+    at = at.astimezone(UTC)
+    is_today = now is None or at.date() == now.astimezone(UTC).date()
+    return at.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M")
+
+
+def when(value: Any, now: datetime, *, ahead: bool = False) -> Markup:
+    """An age as a ``<time>`` element, which the script keeps current."""
+    at = moment(value)
+    if at is None:
+        return Markup("–")
+    exact = at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return Markup('<time datetime="{}" title="{}" data-age>{}</time>').format(at.isoformat(), exact, age(at, now))
+
+
+def status_mark(value: Any) -> Markup:
+    """A status as a shape and a word, in the colour of its kind."""
+    text = str(value)
+    shape, kind = _MARKS.get(text, ("·", "calm"))
+    return Markup('<span class="st {}"><span aria-hidden="true">{}</span> {}</span>').format(kind, shape, words(text))
+
+
+def words(value: Any) -> str:
+    """A name of the API as words: ``target_busy`` is ``target busy``."""
+    text = str(value)
+    return _WORDS.get(text, text.replace("_", " "))
+
+
+def tail(run_id: Any) -> str:
+    """The end of a run's id, by which people tell runs apart."""
+    return str(run_id)[-6:]
+
+
+def safe_link(value: Any) -> str | None:
+    """`value` where it is an address that a browser may be sent to; None for any other text."""
+    text = str(value or "")
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        return None
+    return text if parts.scheme in ("http", "https") and parts.netloc else None
+
+
+def segment(value: Any) -> str:
+    """A text as one segment of a path."""
+    return quote(str(value), safe="")
+
+
+def plain(value: Any) -> str:
+    """A value of a step in one line: texts as they are, others as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def pairs(value: Any, limit: int = 200) -> Markup:
+    """A mapping as ``name=value`` pieces."""
+    if not isinstance(value, Mapping) or not value:
+        return Markup('<span class="dim">–</span>')
+    pieces = [
+        Markup('<span class="kv"><span class="k">{}</span>={}</span>').format(
+            finish(str(name)), finish(_cut(plain(held), limit))
+        )
+        for name, held in value.items()
+    ]
+    return Markup(" ").join(pieces)
+
+
+def finish(value: Any) -> Any:
+    """What stands in a page for a value: text from outside loses what cannot be seen."""
+    if value is None:
+        return ""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return visible(value, keep="\n\t")
+    return value
+
+
+def share(part: float, whole: float) -> int:
+    """Percent of `whole`, from 0 to 100."""
+    return max(0, min(100, round(100 * part / whole))) if whole > 0 else 0
+
+
+def lines(value: Any) -> Markup:
+    """A text with a ``<br>`` at each line's end."""
+    return Markup("<br>").join(escape(finish(line)) for line in str(value).splitlines())
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"

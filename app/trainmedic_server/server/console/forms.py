@@ -1,0 +1,108 @@
+"""What people send from pages: each form asks the API's own call, and leads back to the page that it was on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import urlencode
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from trainmedic_server.server.auth import Authenticator, Principal
+from trainmedic_server.server.body import BodyReader
+from trainmedic_server.server.console.inner_api import InnerApi
+from trainmedic_server.server.console.sign_in import local_path, read_form
+from trainmedic_server.server.problems import HttpProblem
+from trainmedic_server.server.tokens import TokenRole
+
+Fields = Mapping[str, str]
+_RUN = re.compile(r"/console/runs/(?P<run>[0-9A-Za-z_-]{1,64})/(?P<kind>approve|reject|cancel|undo|close_undo|retry)")
+_PLAYBOOK = re.compile(r"/console/playbooks/(?P<name>[^/]{1,200})/mode")
+_SESSION = re.compile(r"/console/sessions/(?P<session>[0-9a-f-]{36})/end")
+_DONE = {
+    "approve": "Approved.",
+    "reject": "Rejected.",
+    "cancel": "Cancelled; what it owes is taken back.",
+    "undo": "The undo is ordered.",
+    "close_undo": "The duty is closed.",
+    "retry": "Started again.",
+}
+
+
+class Forms:
+    """Every form acts in the name of who sends it, and none is taken from another site's page."""
+
+    def __init__(self, auth: Authenticator, api: InnerApi, bodies: BodyReader) -> None:
+        self._auth = auth
+        self._api = api
+        self._bodies = bodies
+
+    async def take(self, request: Request) -> Response:
+        """Do what a form says. Raises HttpProblem."""
+        principal = self._auth.require(request, TokenRole.VIEWER, acts=True)
+        fields = await read_form(self._bodies, request)
+        path = request.url.path
+        done = await self._do(principal, path, fields)
+        onward = local_path(fields.get("next"))
+        mark = "&" if "?" in onward else "?"
+        return RedirectResponse(f"{onward}{mark}{urlencode({'done': done})}", HTTPStatus.SEE_OTHER)
+
+    async def _do(self, principal: Principal, path: str, fields: Fields) -> str:
+        """Carry it out, and say so in a sentence."""
+        if match := _RUN.fullmatch(path):
+            kind = match["kind"]
+            runs = [match["run"], *(each for each in fields.get("also", "").split() if each)]
+            for run_id in runs:
+                await self._api.ask(principal, "POST", f"/runs/{run_id}/{kind}", body=_noted(fields))
+            return _DONE[kind] if len(runs) == 1 else f"{len(runs)} runs: {_DONE[kind].lower()}"
+        if match := _SESSION.fullmatch(path):
+            await self._api.ask(principal, "DELETE", f"/sessions/{match['session']}")
+            return "The session is ended."
+        if match := _PLAYBOOK.fullmatch(path):
+            body = _given(fields, "mode", "note", "until", "for")
+            await self._api.ask(principal, "POST", f"/playbooks/{match['name']}/mode", body=body)
+            return "Its mode is set."
+        taken = _ORDERS.get(path)
+        if taken is None:
+            raise HttpProblem(HTTPStatus.NOT_FOUND, "There is no such form.")
+        return await taken(self._api, principal, fields)
+
+
+async def _pause(api: InnerApi, principal: Principal, fields: Fields) -> str:
+    body: dict[str, Any] = _given(fields, "playbook", "node", "job", "for", "note", "starts")
+    if labels := fields.get("labels", "").strip():
+        pairs = [piece.partition("=") for piece in labels.replace(",", " ").split()]
+        body["labels"] = {name: value for name, _, value in pairs}
+    await api.ask(principal, "POST", "/pause", body=body)
+    return "Paused."
+
+
+async def _resume(api: InnerApi, principal: Principal, fields: Fields) -> str:
+    body: dict[str, Any] = _given(fields, "id", "note")
+    if fields.get("breaker"):
+        body["breaker"] = True
+    await api.ask(principal, "POST", "/resume", body=body)
+    return "The breaker is closed." if fields.get("breaker") else "Resumed."
+
+
+async def _test_channel(api: InnerApi, principal: Principal, fields: Fields) -> str:
+    await api.ask(principal, "POST", "/channels/test", body=_given(fields, "channel"))
+    return "A test was sent."
+
+
+_ORDERS: Mapping[str, Callable[[InnerApi, Principal, Fields], Awaitable[str]]] = {
+    "/console/pause": _pause,
+    "/console/resume": _resume,
+    "/console/channels/test": _test_channel,
+}
+
+
+def _noted(fields: Fields) -> dict[str, str]:
+    return {"note": fields.get("note", "").strip()}
+
+
+def _given(fields: Fields, *names: str) -> dict[str, str]:
+    return {name: value for name in names if (value := fields.get(name, "").strip())}

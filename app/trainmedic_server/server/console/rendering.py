@@ -1,0 +1,70 @@
+"""Fills in the console's templates. What comes from outside is escaped; templates come from the package alone."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Mapping
+from typing import Any
+
+from jinja2 import ChainableUndefined, Environment, FileSystemBytecodeCache, PackageLoader
+from starlette.responses import Response
+
+from trainmedic_server import __version__
+from trainmedic_server.ports.outside import Clock
+from trainmedic_server.server.console import formats
+from trainmedic_server.server.console.assets import Assets
+
+CONTENT_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+SECURITY_HEADERS = {
+    "Content-Security-Policy": CONTENT_POLICY,
+    "Referrer-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+}
+_COMPRESSED_FROM = 600
+_FILTERS = ("span", "words", "tail", "pairs", "plain", "segment", "lines", "status_mark", "safe_link")
+
+
+class Renderer:
+    """Renders templates by name."""
+
+    def __init__(self, clock: Clock, assets: Assets, cache: FileSystemBytecodeCache | None = None) -> None:
+        self._clock = clock
+        self._environment = Environment(
+            loader=PackageLoader("trainmedic_server.server.console", "templates"),
+            autoescape=True,
+            # An older part of the API may lack what a template shows where it is there.
+            undefined=ChainableUndefined,
+            finalize=formats.finish,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            auto_reload=False,
+            bytecode_cache=cache,
+        )
+        for name in _FILTERS:
+            self._environment.filters[name] = getattr(formats, name)
+        self._environment.filters["when"] = lambda value: formats.when(value, clock.now())
+        self._environment.filters["clock"] = lambda value: formats.clock_time(value, clock.now())
+        self._environment.filters["moment"] = formats.moment
+        self._environment.globals.update(asset=assets.url, version=__version__, share=formats.share)
+
+    def text(self, template: str, **names: Any) -> str:
+        """The template, filled in."""
+        return self._environment.get_template(template).render(now=self._clock.now(), **names)
+
+    def part(self, template: str, macro: str, *arguments: Any) -> str:
+        """One macro of a template, for what is sent to pages that are open."""
+        module = self._environment.get_template(template).module
+        return str(getattr(module, macro)(*arguments))
+
+
+def page(text: str, status: int = 200, *, accepts_gzip: bool = False, headers: Mapping[str, str] = {}) -> Response:
+    """A page as a response, with the headers that bound what a browser does with it."""
+    content = text.encode("utf-8", "replace")
+    more = {"Cache-Control": "no-store", "Vary": "Accept, Accept-Encoding, Cookie", **SECURITY_HEADERS, **headers}
+    if accepts_gzip and len(content) > _COMPRESSED_FROM:
+        content = gzip.compress(content, 5)
+        more["Content-Encoding"] = "gzip"
+    return Response(content, status, more, media_type="text/html")

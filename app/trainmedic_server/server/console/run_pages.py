@@ -1,0 +1,153 @@
+"""The pages about runs: the list, and one run's story."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+from starlette.responses import RedirectResponse, Response
+
+from trainmedic_server.domain.run import Status
+from trainmedic_server.server.console.page_request import PageRequest
+from trainmedic_server.server.problems import HttpProblem
+
+_PAGE = 60
+_DEFAULT_SINCE = "24h"
+_FILTERS = (
+    *("status", "playbook", "decision", "node", "gpu", "job", "alertname", "since", "until", "owes_undo"),
+    *("target", "open", "by"),
+)
+_SHORT = {"alert": "alertname", "owed": "owes_undo"}
+SAVED = (
+    ("Last 24 h", ""),
+    ("Open", "open=true&since="),
+    ("Failed 24 h", "status=failed&since=24h"),
+    ("Owed", "owes_undo=true&since="),
+    ("Held back", "status=not_started&since=24h"),
+)
+
+
+async def runs(page: PageRequest) -> Response:
+    """The list, newest first, from a cursor on."""
+    chosen, text = _conditions(page.query)
+    api_query = {**chosen, "limit": str(_PAGE)}
+    if cursor := page.query.get("cursor"):
+        api_query["cursor"] = cursor
+    listed = await page.get("/history", [pair for name, value in api_query.items() for pair in _pairs(name, value)])
+    more = urlencode({**chosen, "cursor": listed["next"]}) if listed["next"] else ""
+    books = await page.get("/playbooks")
+    return await page.page(
+        "runs.html",
+        title="Runs",
+        live="" if cursor else "runs",
+        groups=list(_folded(listed["items"])),
+        more=more,
+        chosen=chosen,
+        text=text,
+        statuses=[status.value for status in Status],
+        playbooks=[book["name"] for book in books["items"]],
+        saved=SAVED,
+        api_text=urlencode(chosen),
+        cli="trainmedic history" + "".join(f" --{_flag(name)} {shlex.quote(value)}" for name, value in chosen.items()),
+    )
+
+
+async def run(page: PageRequest) -> Response:
+    """One run, from the alert to what was given back."""
+    shown = await page.get(f"/history/{page.parameters['run']}")
+    return await page.page(
+        "run.html",
+        title=f"{shown['playbook']} on {shown['target'] or 'no target'}",
+        live=f"run:{shown['run_id']}",
+        **await story(page.get_or, shown),
+    )
+
+
+async def story(get_or: Any, shown: Mapping[str, Any]) -> dict[str, Any]:
+    """What the template of a run needs beside the run: its neighbours on the target, and whether its playbook is
+    another one by now."""
+    book = await get_or(None, f"/playbooks/{shown['playbook']}")
+    before, after = await _neighbours(get_or, shown)
+    return {
+        "run": shown,
+        "changed_since": bool(book) and book["version"] != shown["version"],
+        "before": before,
+        "after": after,
+        "beats": beats(shown["events"]),
+    }
+
+
+async def short(page: PageRequest) -> Response:
+    """``/r/<part of an id>`` leads to the run."""
+    shown = await page.get(f"/history/{page.parameters['run']}")
+    return RedirectResponse(f"/runs/{shown['run_id']}", 303)
+
+
+def beats(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The events that a timeline shows: many alike in a row count as one."""
+    shown: list[Mapping[str, Any]] = []
+    for kind, alike in itertools.groupby(events, key=lambda event: (event["kind"], event["data"].get("step"))):
+        row = list(alike)
+        if kind[0] in ("alert_repeated", "joined", "attempt_waits") and len(row) > 1:
+            shown.append({**row[-1], "times": len(row)})
+        else:
+            shown += row
+    return shown
+
+
+async def _neighbours(get_or: Any, shown: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """The runs before and after this one on its target, among the newest hundred there."""
+    where = {name: shown[name] for name in ("node", "gpu", "job") if shown[name]}
+    if not where:
+        return None, None
+    listed = await get_or({"items": []}, "/history", {**where, "limit": "100"})
+    ids = [item["run_id"] for item in listed["items"] if item["target"] == shown["target"]]
+    if shown["run_id"] not in ids:
+        return None, None
+    place = ids.index(shown["run_id"])
+    return (ids[place + 1] if place + 1 < len(ids) else None), (ids[place - 1] if place else None)
+
+
+def _conditions(query: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    """The filters of the API that are asked for, by field or as ``name:value`` in the text field; and that text."""
+    chosen = {name: value for name in _FILTERS if (value := query.get(name, "").strip())}
+    text = query.get("q", "").strip()
+    for word in text.split():
+        name, colon, value = word.partition(":")
+        name = _SHORT.get(name, name)
+        if colon and value and name in _FILTERS:
+            chosen[name] = value
+        elif word:
+            message = f"“{word}” is not a filter; there are {', '.join(_FILTERS)}, written as name:value"
+            raise HttpProblem(422, message, problems=[("q", message)])
+    if "since" not in query and not text and not chosen.keys() - {"since"}:
+        chosen["since"] = _DEFAULT_SINCE
+    return chosen, text
+
+
+def _pairs(name: str, value: str) -> list[tuple[str, str]]:
+    parts = value.split(",") if name in ("status", "playbook", "decision") else [value]
+    return [(name, part) for part in parts if part]
+
+
+def _flag(name: str) -> str:
+    return {"alertname": "alert", "owes_undo": "owes-undo"}.get(name, name)
+
+
+def _folded(items: list[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
+    """Decisions not to start of one playbook, reason and minute, three or more of them, as one group."""
+
+    def mark(item: Mapping[str, Any]) -> tuple[str, ...]:
+        if item["status"] != Status.NOT_STARTED.value:
+            return (item["run_id"],)
+        return item["playbook"], item["decision"], item["alert_name"], item["timestamp"][:16]
+
+    for number, (_, members) in enumerate(itertools.groupby(items, key=mark)):
+        row = list(members)
+        if len(row) > 2:
+            yield {"runs": row, "mark": f"g{number}"}
+        else:
+            yield from ({"runs": [each], "mark": ""} for each in row)

@@ -1,0 +1,279 @@
+// The console's own script: what is live, keys, the dialogs and the palette. Every page works without it but for these.
+// @ts-check
+const $ = (/** @type {string} */ what, from = document) => /** @type {any} */ (from.querySelector(what));
+const $$ = (/** @type {string} */ what, from = document) => /** @type {any[]} */ ([...from.querySelectorAll(what)]);
+const body = document.body;
+const here = () => location.pathname + location.search;
+/** Tell who listens, politely. */
+const say = (/** @type {string} */ text) => { const said = $("#said"); if (said) said.textContent = text; };
+
+// -- ages ---------------------------------------------------------------------------------------------------------
+const UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
+function age(/** @type {number} */ seconds) {
+  for (const [size, unit] of UNITS) {
+    if (Math.abs(seconds) >= size || size === 1) {
+      const amount = `${Math.floor(Math.abs(seconds) / Number(size))} ${unit}`;
+      return seconds <= -1 ? `in ${amount}` : amount;
+    }
+  }
+  return "";
+}
+function ages() {
+  for (const time of $$("time[data-age]")) {
+    const text = age((Date.now() - Date.parse(time.dateTime)) / 1000);
+    if (time.textContent !== text) time.textContent = text;
+  }
+}
+setInterval(ages, 5000);
+
+// -- changing a page in place -------------------------------------------------------------------------------------
+/** Make `old` like `fresh`, keeping the elements that are the same, so that focus and scroll stay. */
+function become(/** @type {any} */ old, /** @type {any} */ fresh) {
+  if (old.nodeType !== fresh.nodeType || old.nodeName !== fresh.nodeName || old.id !== fresh.id) return old.replaceWith(fresh);
+  if (old.nodeType !== 1) { if (old.data !== fresh.data) old.data = fresh.data; return; }
+  if (old.isEqualNode(fresh)) return;
+  if (old.contains(document.activeElement) && /^(INPUT|SELECT|TEXTAREA)$/.test(old.nodeName)) return;
+  for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name) && !(name === "open" && old.nodeName === "DETAILS")) old.removeAttribute(name);
+  for (const { name, value } of [...fresh.attributes]) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  const byId = new Map([...old.children].filter((each) => each.id).map((each) => [each.id, each]));
+  let at = old.firstChild;
+  for (const next of [...fresh.childNodes]) {
+    const same = next.id ? byId.get(next.id) : at && !at.id && at.nodeName === next.nodeName ? at : null;
+    if (!same) { old.insertBefore(next, at); continue; }
+    if (same === at) at = at.nextSibling; else old.insertBefore(same, at);
+    become(same, next);
+  }
+  while (at) { const after = at.nextSibling; at.remove(); at = after; }
+}
+const parsed = (/** @type {string} */ html) => { const held = document.createElement("template"); held.innerHTML = html; return held.content; };
+function put(/** @type {string} */ id, /** @type {string} */ html) {
+  const old = document.getElementById(id);
+  if (!old) return;
+  const fresh = old.cloneNode(false);
+  /** @type {any} */ (fresh).append(parsed(html));
+  become(old, fresh);
+  mark();
+}
+async function look() {
+  const answer = await fetch(here(), { headers: { Accept: "text/html" } });
+  if (!answer.ok) return;
+  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  for (const id of ["head", "now", "list", "story"]) {
+    const fresh = page.getElementById(id), old = document.getElementById(id);
+    if (fresh && old) become(old, document.importNode(fresh, true));
+  }
+  waiting.clear();
+  mark(); showLive();
+}
+
+// -- live -----------------------------------------------------------------------------------------------------------
+/** @type {Map<string, string>} */
+const waiting = new Map();
+let isLive = false;
+function showLive() {
+  const dot = $("[data-live-dot]");
+  if (!dot) return;
+  dot.classList.toggle("is-live", isLive);
+  $(".live-word", dot).textContent = isLive ? "live" : "not live";
+}
+/** Whether a row belongs into the list that is shown, as far as its filters can be told here. */
+function belongs(/** @type {any} */ row) {
+  const asked = new URLSearchParams(location.search);
+  return ["alertname", "playbook", "status", "decision", "node", "job", "target"].every((name) => {
+    const value = asked.get(name);
+    return !value || value.split(",").includes(row.dataset[name] || "");
+  });
+}
+function rows(/** @type {Record<string, string>} */ pieces) {
+  for (const [id, html] of Object.entries(pieces)) {
+    const fresh = parsed(`<table><tbody>${html}</tbody></table>`).querySelector("tr");
+    const old = document.getElementById(id);
+    if (!fresh) continue;
+    if (old) { if (old.className) fresh.className = old.className; if (old.dataset.of) fresh.dataset.of = old.dataset.of; become(old, fresh); }
+    else if (belongs(fresh)) waiting.set(id, html);
+  }
+  const bar = $(".newbar");
+  if (bar && waiting.size) {
+    bar.hidden = false;
+    bar.textContent = `${waiting.size} new · press . to show`;
+    say(`${waiting.size} new runs`);
+  }
+}
+function take() {
+  if (!waiting.size) return;
+  const into = $("#rows");
+  const none = $(".none", into);
+  if (none) none.remove();
+  for (const [, html] of [...waiting].sort()) into.prepend($("tr", /** @type {any} */ (parsed(`<table><tbody>${html}</tbody></table>`))));
+  waiting.clear();
+  const bar = $(".newbar");
+  if (bar) bar.hidden = true;
+  mark();
+}
+function listen() {
+  if (!body.dataset.seq) return;
+  const topics = ["head", body.dataset.live].filter(Boolean).join(",");
+  const source = new EventSource(`/console/live?topics=${encodeURIComponent(topics)}&after=${body.dataset.seq}`);
+  const on = (/** @type {string} */ kind, /** @type {(data: any) => void} */ act) =>
+    source.addEventListener(kind, (event) => act(JSON.parse(/** @type {MessageEvent} */ (event).data)));
+  source.onopen = () => { isLive = true; showLive(); };
+  source.onerror = () => { isLive = false; showLive(); };
+  on("head", (pieces) => { put("head", pieces.head); showLive(); });
+  on("runs", rows);
+  on("now", (pieces) => put("now", pieces.now));
+  on("run", (pieces) => put("story", pieces.story));
+  on("reload", () => { if (body.dataset.live) look(); });
+  addEventListener("pagehide", () => source.close());
+  addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); });
+}
+
+// -- rows and keys --------------------------------------------------------------------------------------------------
+let chosen = "";
+const shown = () => $$("main .list tbody tr[id], main .list tbody tr.group").filter((row) => row.offsetParent !== null);
+const row = () => chosen && document.getElementById(chosen);
+function mark() {
+  for (const each of $$("tr.at")) if (each.id !== chosen) each.classList.remove("at");
+  const at = row();
+  if (at) at.classList.add("at");
+}
+function move(/** @type {number} */ by) {
+  const all = shown().filter((each) => each.id);
+  const next = all[Math.min(all.length - 1, Math.max(0, all.findIndex((each) => each.id === chosen) + by))];
+  if (!next) return;
+  chosen = next.id;
+  mark();
+  next.scrollIntoView({ block: "nearest" });
+  const link = $("a.open", next);
+  if (link) link.focus({ preventScroll: true });
+}
+/** The form of an act: in the chosen row, else the only one of its kind on the page. */
+function act(/** @type {string} */ key) {
+  const within = row() || (shown().some((each) => each.id) ? null : document);
+  const button = (within && $(`[data-act="${key}"]`, within)) || ($$(`[data-act="${key}"]`).length === 1 && $(`[data-act="${key}"]`));
+  if (button && !body.classList.contains("viewer")) ask(button.form);
+}
+function ask(/** @type {HTMLFormElement} */ form) {
+  const dialog = $("#ask"), inner = $("form", dialog);
+  inner.action = form.action;
+  $("h2", dialog).textContent = form.dataset.ask;
+  $(".ask-what", dialog).textContent = form.dataset.what || "";
+  for (const old of $$("[data-kept]", inner)) old.remove();
+  for (const field of $$("input", form)) {
+    if (field.name === "next") inner.elements.next.value = field.value || here();
+    else { const kept = field.cloneNode(); kept.type = "hidden"; kept.dataset.kept = ""; inner.append(kept); }
+  }
+  inner.elements.note.required = form.dataset.needsNote !== undefined;
+  dialog.showModal();
+  inner.elements.note.focus();
+}
+async function copy(/** @type {string} */ text, /** @type {string} */ what) {
+  try { await navigator.clipboard.writeText(text); say(`${what} copied`); }
+  catch { prompt("Copy it:", text); }
+}
+let goes = 0;
+const KEYS = {
+  "/": () => { const field = $(".filter-text"); if (field) { field.focus(); field.select(); return true; } },
+  j: () => move(1), k: () => move(-1),
+  a: () => act("a"), x: () => act("x"), u: () => act("u"), c: () => act("c"),
+  ".": () => { if (waiting.size) take(); else look(); },
+  "[": () => { const link = $("[data-before]"); if (link) link.click(); },
+  "]": () => { const link = $("[data-after]"); if (link) link.click(); },
+  y: () => copy(location.href, "The link is"),
+  Y: () => { const button = $("[data-cli]") || $("[data-copy]"); if (button) copy(button.dataset.copy, "The command is"); },
+  "?": () => $("#keys").showModal(),
+};
+addEventListener("keydown", (event) => {
+  const target = /** @type {HTMLElement} */ (event.target);
+  if ((event.ctrlKey || event.metaKey) && event.key === "k") { event.preventDefault(); palette(); return; }
+  if (event.ctrlKey || event.metaKey || event.altKey || $("dialog[open]")) return;
+  if (/^(INPUT|SELECT|TEXTAREA)$/.test(target.nodeName)) { if (event.key === "Escape") target.blur(); return; }
+  if (goes > Date.now()) {
+    goes = 0;
+    const link = $(`nav a[data-key="${CSS.escape(event.key)}"]`);
+    if (link) { event.preventDefault(); link.click(); }
+    return;
+  }
+  if (event.key === "g") { goes = Date.now() + 1500; return; }
+  const does = KEYS[/** @type {keyof typeof KEYS} */ (event.key)];
+  if (does) { event.preventDefault(); does(); }
+});
+
+// -- palette --------------------------------------------------------------------------------------------------------
+/** @type {{name: string, kind: string, href: string}[] | null} */
+let places = null;
+async function known() {
+  const list = async (/** @type {string} */ path) => {
+    try { const answer = await fetch(path, { headers: { Accept: "application/json" } }); return answer.ok ? (await answer.json()).items : []; }
+    catch { return []; }
+  };
+  const [runs, jobs, nodes, books] = await Promise.all(["/history?limit=200", "/jobs", "/agents", "/playbooks"].map(list));
+  const place = (/** @type {string} */ kind, /** @type {string} */ at) => (/** @type {any} */ each) => ({ kind, name: each.name, href: at + encodeURIComponent(each.name) });
+  return [
+    ...$$("nav a[data-key]").map((link) => ({ kind: "page", name: link.textContent, href: link.getAttribute("href") })),
+    ...jobs.map(place("job", "/jobs/")), ...nodes.map(place("node", "/nodes/")), ...books.map(place("playbook", "/playbooks/")),
+    ...runs.map((/** @type {any} */ run) => ({ kind: "run", name: `${run.playbook} ${run.target || ""} ${run.run_id}`, href: `/runs/${run.run_id}` })),
+  ];
+}
+async function palette() {
+  const dialog = $("#palette"), field = $("input", dialog);
+  if (!dialog || dialog.open) return;
+  field.value = "";
+  dialog.showModal();
+  field.focus();
+  places = places || await known();
+  fill();
+}
+function fill() {
+  const list = $("#palette ul"), words = $("#palette-text").value.toLowerCase().split(/\s+/);
+  const fits = (places || []).filter((place) => words.every((/** @type {string} */ word) => `${place.kind} ${place.name}`.toLowerCase().includes(word)));
+  list.replaceChildren(...fits.slice(0, 40).map((place, index) => {
+    const line = document.createElement("li"), kind = document.createElement("span"), name = document.createElement("a");
+    line.setAttribute("role", "option"); line.setAttribute("aria-selected", String(index === 0));
+    kind.className = "dim"; kind.textContent = place.kind; name.textContent = place.name; name.href = place.href; name.tabIndex = -1;
+    line.append(kind, name);
+    line.onclick = () => { location.href = place.href; };
+    return line;
+  }));
+}
+const finder = $("#palette-text");
+if (finder) {
+  finder.addEventListener("input", fill);
+  finder.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
+    const all = $$("#palette li"), at = all.findIndex((each) => each.getAttribute("aria-selected") === "true");
+    if (event.key === "Enter" && all[at]) { event.preventDefault(); all[at].click(); }
+    const by = event.key === "ArrowDown" ? 1 : event.key === "ArrowUp" ? -1 : 0;
+    if (by && all[at + by]) {
+      event.preventDefault();
+      all[at].setAttribute("aria-selected", "false"); all[at + by].setAttribute("aria-selected", "true");
+      all[at + by].scrollIntoView({ block: "nearest" });
+    }
+  });
+}
+
+// -- clicks and forms -------------------------------------------------------------------------------------------------
+addEventListener("click", (event) => {
+  const button = /** @type {HTMLElement} */ (event.target).closest("[data-do], [data-copy]");
+  if (!(button instanceof HTMLElement)) return;
+  if (button.dataset.copy) return copy(button.dataset.copy, "It is");
+  switch (button.dataset.do) {
+    case "palette": return palette();
+    case "help": return $("#keys").showModal();
+    case "close": return /** @type {any} */ (button.closest("dialog")).close();
+    case "take": return take();
+    case "unfold": {
+      const group = /** @type {HTMLElement} */ (button.closest("tr")).dataset.group;
+      const opens = button.getAttribute("aria-expanded") !== "true";
+      button.setAttribute("aria-expanded", String(opens));
+      for (const each of $$(`tr[data-of="${group}"]`)) each.classList.toggle("shown", opens);
+    }
+  }
+});
+addEventListener("submit", (event) => {
+  const form = /** @type {HTMLFormElement} */ (event.target);
+  if (form.dataset.ask !== undefined) { event.preventDefault(); ask(form); }
+});
+addEventListener("htmx:afterSwap", () => { waiting.clear(); ages(); mark(); });
+const address = new URL(location.href);
+if (address.searchParams.has("done")) { address.searchParams.delete("done"); history.replaceState(null, "", address); }
+ages();
+listen();

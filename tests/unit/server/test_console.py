@@ -1,0 +1,129 @@
+"""What the console answers and what the API does, on the same paths; without a socket."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tests.support.api_world import World, alert, payload
+from trainmedic_server.server.console.assets import Assets
+from trainmedic_server.server.negotiation import preferred
+
+HTML = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+STATIC = Path(__file__).parents[3] / "app/trainmedic_server/server/console/static"
+
+
+async def test_a_browser_gets_the_page_and_everything_else_the_answer() -> None:
+    """On the same path, by what the client accepts; and by an ending, for links."""
+    async with World().client() as client:
+        await client.post("/webhook", json=payload())
+        run = (await client.get("/history")).json()["items"][0]["run_id"]
+        for path, api_path in (
+            ("/runs", "/history"),
+            (f"/runs/{run}", f"/history/{run}"),
+        ):
+            page = await client.get(path, headers=HTML)
+            assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+            plain = await client.get(api_path)
+            for accept in ("*/*", "application/json"):
+                assert (await client.get(path, headers={"accept": accept})).content == plain.content
+            assert (await client.get(f"{path}.json", headers=HTML)).content == plain.content
+        table = await client.get("/runs.csv", headers=HTML)
+        assert table.headers["content-type"].startswith("text/csv")
+
+
+async def test_pages_say_how_far_a_browser_may_trust_them() -> None:
+    """The policy binds every answer of the console; pages are not kept, files are for ever."""
+    async with World().client() as client:
+        for path in ("/", "/runs", "/docs", "/nothing-here", "/runs?q=nonsense"):
+            answer = await client.get(path, headers=HTML)
+            if answer.headers["content-type"].startswith("text/html"):
+                assert answer.headers["content-security-policy"] == POLICY
+                assert answer.headers["referrer-policy"] == "same-origin"
+                assert answer.headers["x-content-type-options"] == "nosniff"
+                assert answer.headers["cache-control"] == "no-store"
+        (sheet,) = re.findall(r'rel="stylesheet" href="([^"]+)"', (await client.get("/", headers=HTML)).text)
+        kept = await client.get(sheet)
+        assert "immutable" in kept.headers["cache-control"]
+        assert (await client.get("/static/console.000000000000.css")).status_code == 404
+
+
+async def test_text_from_outside_stays_text() -> None:
+    """A label that would be a script, an annotation that would be a link to one, and characters that cannot be seen."""
+    evil = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\u202e"
+    hostile = alert(
+        labels={"alertname": "GPUHot", "node": "node-1", "note": evil},
+        annotations={"summary": evil, "dashboard": "javascript:alert(3)"},
+        generatorURL="javascript:alert(4)",
+    )
+
+    class Seen(HTMLParser):
+        tags: list[str] = []  # noqa: RUF012
+        links: list[str] = []  # noqa: RUF012
+
+        def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+            self.tags.append(tag)
+            self.links += [value or "" for name, value in attributes if name in ("href", "src", "action")]
+            assert not [name for name, _ in attributes if name.startswith("on") or name == "style"]
+
+    async with World().client() as client:
+        await client.post("/webhook", json=payload(hostile))
+        run = (await client.get("/history")).json()["items"][0]["run_id"]
+        for path in ("/runs", f"/runs/{run}", "/"):
+            page = (await client.get(path, headers=HTML)).text
+            seen = Seen()
+            seen.feed(page)
+            assert page.count("<script") == 2
+            assert [link for link in seen.links if not link.startswith(("/", "#"))] == []
+            assert "\u202e" not in page
+
+
+async def test_the_reference_of_the_api_needs_nothing_from_elsewhere() -> None:
+    """Each call is in it, with a line of curl."""
+    world = World()
+    async with world.client() as client:
+        page = (await client.get("/docs", headers={"accept": "*/*"})).text
+    assert not re.findall(r'(?:src|href)="(?:https?:)?//', page)
+    for path, methods in world.app.openapi()["paths"].items():
+        for method in methods:
+            assert f"<b>{method.upper()}</b> <code>{path}</code>" in page
+
+
+def test_the_files_stay_within_the_budget() -> None:
+    """30 kB of script in all, 8 kB of it our own, and 12 kB of style, compressed."""
+    sizes = {name: len(asset.compressed) for name, asset in Assets().all.items()}
+    assert sizes["console.js"] <= 8_000
+    assert sum(size for name, size in sizes.items() if name.endswith(".js")) <= 30_000
+    assert sizes["console.css"] <= 12_000
+
+
+def test_the_vendored_script_is_the_one_that_was_released() -> None:
+    """By its checksum, with its licence beside it."""
+    digest = hashlib.sha256((STATIC / "htmx-2.0.10.min.js").read_bytes()).hexdigest()
+    assert digest == "71ea67185bfa8c98c39d31717c6fce5d852370fcdfd129db4543774d3145c0de"
+    assert (STATIC / "htmx-LICENSE.txt").read_text().startswith("Zero-Clause BSD")
+
+
+async def test_a_page_is_compressed_for_who_takes_it() -> None:
+    """And is the same page."""
+    async with World().client() as client:
+        answer = await client.get("/runs", headers={**HTML, "accept-encoding": "gzip"})
+        assert answer.headers["content-encoding"] == "gzip"
+        plain = await client.get("/runs", headers={**HTML, "accept-encoding": "identity"})
+    assert answer.text == plain.text
+    assert len(gzip.compress(answer.content)) < 25_000
+
+
+@pytest.mark.parametrize("accept", ["*/*", "application/json", "", "text/html;q=0.1,application/json"])
+def test_a_client_that_wants_no_page_gets_none(accept: str) -> None:
+    """curl's ``*/*`` is no wish for a page."""
+    assert preferred(accept, ("application/json", "text/html")) == "application/json"

@@ -1,0 +1,198 @@
+"""Who gets in to the console: sessions that a token begins, and what a proxy vouches for; without a socket."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.api_world import World, payload
+from tests.support.clocks import ManualClock
+from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
+from trainmedic_server.server.auth import Authenticator
+from trainmedic_server.server.browser_sessions import COOKIE, LASTS, Sessions
+from trainmedic_server.server.identity import TrustedProxies
+from trainmedic_server.server.tokens import Token, TokenRole
+
+HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+FORM = {"origin": "http://trainmedic", **HTML}
+
+
+def token(name: str, secret: str, role: TokenRole, jobs: tuple[str, ...] | None = None) -> Token:
+    return Token(name, hashlib.sha256(secret.encode()).digest(), frozenset({role}), jobs)
+
+
+TOKENS = [
+    token("am", "hook", TokenRole.WEBHOOK),
+    token("vera", "look", TokenRole.VIEWER),
+    token("ann", "op", TokenRole.OPERATOR),
+    token("train", "of-a-job", TokenRole.VIEWER, ("llm-*",)),
+]
+
+
+def world(**changes: Any) -> tuple[World, ManualClock]:
+    clock = ManualClock()
+    auth = Authenticator(TOKENS, **changes)
+    auth.sessions = Sessions(InMemoryStore(), clock)
+    return World(auth=auth), clock
+
+
+async def sign_in(client: httpx.AsyncClient, secret: str, **more: str) -> httpx.Response:
+    return await client.post("/login", data={"token": secret, **more}, headers=FORM)
+
+
+async def test_a_token_begins_a_session_of_twelve_hours() -> None:
+    """Its cookie opens pages and the API; the secret in it is nowhere kept, and over with the time."""
+    here, clock = world()
+    async with here.client() as client:
+        assert (await client.get("/runs?status=failed", headers=HTML)).headers["location"] == (
+            "/login?next=%2Fruns%3Fstatus%3Dfailed"
+        )
+        answer = await sign_in(client, "op", next="/runs?status=failed")
+        cookie = answer.headers["set-cookie"].lower()
+        assert (answer.status_code, answer.headers["location"]) == (303, "/runs?status=failed")
+        assert all(part in cookie for part in ("httponly", "samesite=strict", "max-age=43200", "path=/"))
+        assert "secure" not in cookie
+        assert (await client.get("/runs", headers=HTML)).status_code == 200
+        assert (await client.get("/history")).status_code == 200
+        (session,) = (await client.get("/sessions")).json()["items"]
+        assert (session["name"], session["address"]) == ("ann", "192.0.2.7")
+        assert client.cookies[COOKIE] not in str(here.auth.sessions.__dict__)
+        clock.sleep(LASTS.total_seconds())
+        assert (await client.get("/history")).status_code == 401
+
+
+async def test_a_browser_that_speaks_tls_keeps_the_cookie_to_it() -> None:
+    """It says so itself, in the origin of its page."""
+    here, _ = world()
+    async with here.client() as client:
+        headers = {**HTML, "origin": "https://trainmedic"}
+        answer = await client.post("/login", data={"token": "op"}, headers=headers)
+    assert "secure" in answer.headers["set-cookie"].lower()
+
+
+@pytest.mark.parametrize("onward", ["https://evil.example/", "//evil.example", "/\\evil.example", "javascript:x", ""])
+async def test_no_sign_in_leads_to_another_site(onward: str) -> None:
+    """Whatever the link says that somebody was sent."""
+    here, _ = world()
+    async with here.client() as client:
+        assert (await sign_in(client, "op", next=onward)).headers["location"] == "/"
+
+
+@pytest.mark.parametrize("secret", ["hook", "of-a-job", "wrong", ""])
+async def test_a_token_that_may_not_look_begins_no_session(secret: str) -> None:
+    """Those for deliveries and for single jobs, and what is none."""
+    here, _ = world()
+    async with here.client() as client:
+        answer = await sign_in(client, secret)
+    assert (answer.status_code, "set-cookie" in answer.headers) == (403, False)
+    assert 'role="alert"' in answer.text
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://trainmedic:81", None])
+async def test_a_session_acts_for_pages_of_this_server_alone(origin: str | None) -> None:
+    """A browser that acts names the page; one of another site has no session's rights, nor has one that is silent."""
+    here, _ = world()
+    async with here.client() as client:
+        run = (await client.post("/webhook", json=payload(), headers={"authorization": "Bearer hook"})).json()["runs"][
+            0
+        ]
+        await sign_in(client, "op")
+        other = {"origin": origin} if origin else {}
+        for path in (f"/runs/{run['run_id']}/cancel", "/console/pause", "/pause"):
+            assert (await client.post(path, headers=other)).status_code == 403
+        ended = await client.delete("/sessions/01a20537-6cfd-7602-aa3d-8beb42025fc5", headers=other)
+        assert ended.status_code == 403
+        assert not here.engine.controls.paused
+
+
+async def test_a_viewer_looks_and_does_not_act() -> None:
+    """By the console's forms as little as by the API."""
+    here, _ = world()
+    async with here.client() as client:
+        await sign_in(client, "look")
+        answer = await client.post("/console/pause", data={"note": "x"}, headers=FORM)
+        assert (answer.status_code, here.engine.controls.paused) == (403, False)
+
+
+async def test_sessions_end_by_people_and_with_their_token() -> None:
+    """A viewer ends and sees its own; an operator any; a token that is gone takes its sessions along."""
+    here, _ = world()
+    async with here.client() as vera, here.client() as ann:
+        await sign_in(vera, "look")
+        await sign_in(ann, "op")
+        all_of_them = (await ann.get("/sessions")).json()["items"]
+        assert [each["name"] for each in all_of_them] == ["vera", "ann"]
+        assert [each["name"] for each in (await vera.get("/sessions")).json()["items"]] == ["vera"]
+        of_vera, of_ann = (each["id"] for each in all_of_them)
+        same = {"origin": "http://trainmedic"}
+        assert (await vera.delete(f"/sessions/{of_ann}", headers=same)).status_code == 404
+        assert (await ann.delete(f"/sessions/{of_vera}", headers=same)).status_code == 204
+        assert (await vera.get("/history")).status_code == 401
+        here.auth._tokens = tuple(TOKENS[:2])
+        assert (await ann.get("/history")).status_code == 401
+
+
+async def test_signing_out_ends_the_session() -> None:
+    """And not only in this browser."""
+    here, _ = world()
+    async with here.client() as client:
+        await sign_in(client, "op")
+        secret = client.cookies[COOKIE]
+        assert (await client.post("/logout", headers=FORM)).headers["location"] == "/login"
+        assert (await client.get("/history", headers={"cookie": f"{COOKIE}={secret}"})).status_code == 401
+
+
+async def test_sessions_outlive_a_restart() -> None:
+    """They are in the run store."""
+    store, clock = InMemoryStore(), ManualClock()
+    secret = await Sessions(store, clock).begin(TOKENS[2], "192.0.2.7", "a browser")
+    later = Sessions(store, clock)
+    await later.load()
+    session = later.of(f"other=1; {COOKIE}={secret}")
+    assert session is not None
+    assert session.name == "ann"
+    assert secret not in repr(session)
+
+
+async def test_a_token_has_twenty_sessions_at_the_most() -> None:
+    """The oldest gives way."""
+    sessions = Sessions(InMemoryStore(), ManualClock())
+    secrets = [await sessions.begin(TOKENS[2], "", "") for _ in range(21)]
+    assert sessions.of(f"{COOKIE}={secrets[0]}") is None
+    assert len(sessions.all()) == 20
+
+
+PROXIES = TrustedProxies([ipaddress.ip_network("192.0.2.0/24")], ["oncall"])
+
+
+@pytest.mark.parametrize(
+    ("headers", "sees", "acts"),
+    [
+        ({}, 401, 401),
+        ({"x-forwarded-user": "ann@example.org"}, 200, 403),
+        ({"x-forwarded-user": "ann", "x-forwarded-groups": "dev, oncall"}, 200, 200),
+        ({"x-forwarded-user": "trainmedic", "x-forwarded-groups": "oncall"}, 401, 401),
+        ({"x-forwarded-user": "a b", "x-forwarded-groups": "oncall"}, 401, 401),
+    ],
+)
+async def test_a_trusted_proxy_says_who_somebody_is(headers: dict[str, str], sees: int, acts: int) -> None:
+    """And by their groups, who may act; nobody passes for the server itself."""
+    here, _ = world(proxies=PROXIES)
+    async with here.client() as client:
+        assert (await client.get("/history", headers=headers)).status_code == sees
+        assert (await client.post("/pause", headers={**headers, "origin": "http://trainmedic"})).status_code == acts
+    if acts == 200:
+        assert here.engine.controls.paused_by == "ann"
+
+
+async def test_anybody_else_says_it_in_vain() -> None:
+    """The headers count on connections from the proxy's addresses alone."""
+    elsewhere = TrustedProxies([ipaddress.ip_network("198.51.100.7")], ["oncall"])
+    here, _ = world(proxies=elsewhere)
+    async with here.client() as client:
+        answer = await client.get("/history", headers={"x-forwarded-user": "ann", "x-forwarded-groups": "oncall"})
+    assert answer.status_code == 401
