@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from trainmedic_server.adapters import dump_reader, log_folder
 from trainmedic_server.adapters.log_folder import FolderFile, Kind
-from trainmedic_server.diagnosis import exits
+from trainmedic_server.diagnosis import exits, merged_attempts
 from trainmedic_server.diagnosis.collecting import Collector
 from trainmedic_server.diagnosis.facts import Earlier
 from trainmedic_server.diagnosis.flight_recorder import absentees
@@ -21,6 +22,8 @@ from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.logs.rule import KERNEL_SOURCES, RuleSet
 
 _LARGEST_DOCUMENT = 1024 * 1024
+_MOST_MERGED = 8
+"""Attempts in one file that are diagnosed, the newest ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +63,65 @@ def diagnose_folder(directory: Path, rule_set: RuleSet, job: str | None = None) 
     files = [file for file in folder.files if not job or file.origin.job in (job, None)]
     if not files:
         raise ConfigurationError(f"{directory}: there are no logs and no dumps")
-    numbers: list[int] = sorted({file.origin.attempt for file in files if file.origin.attempt is not None})
     left_out = dict(folder.left_out)
     verdicts: list[AttemptVerdict] = []
-    attempts: list[int | None] = [*numbers] or [None]
-    for number in attempts:
+    for number, parts in _attempts(files, left_out):
         earlier = [Earlier(each.attempt or 0, each.verdict.fingerprint) for each in verdicts]
-        of_attempt = [file for file in files if _is_of(file, number, numbers)]
-        verdict = _attempt(of_attempt, rule_set, earlier, left_out)
+        verdict = _attempt(parts, rule_set, earlier, left_out)
         verdicts.append(AttemptVerdict(job or (jobs[0] if jobs else None), number, verdict))
     return FolderDiagnosis(tuple(verdicts), len(files), left_out)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The lines of a file that are one attempt's."""
+
+    file: FolderFile
+    first: int = 0
+    """Counted from 0."""
+    beyond: int | None = None
+    """The first line that is another attempt's."""
+
+    def lines(self) -> Iterator[bytes]:
+        return islice(log_folder.lines_of(self.file), self.first, self.beyond)
+
+
+def _attempts(files: Sequence[FolderFile], left_out: dict[str, str]) -> list[tuple[int | None, list[_Part]]]:
+    """The attempts, the oldest first: by where the files lie, or else by what stands in them."""
+    numbers = sorted({file.origin.attempt for file in files if file.origin.attempt is not None})
+    if numbers:
+        return [(number, [_Part(file) for file in files if _is_of(file, number, numbers)]) for number in numbers]
+    begins = {file.path: _beginnings(file, left_out) for file in files if _may_be_merged(file)}
+    count = 1 + max((len(each) for each in begins.values()), default=0)
+    if count == 1:
+        return [(None, [_Part(file) for file in files])]
+    # The newest attempt is the last one of each file, whichever attempts it has.
+    return [
+        (count - back, [part for file in files if (part := _part(file, begins.get(file.path), back))])
+        for back in reversed(range(min(count, _MOST_MERGED)))
+    ]
+
+
+def _may_be_merged(file: FolderFile) -> bool:
+    return file.kind is Kind.LINES and file.origin.source not in KERNEL_SOURCES
+
+
+def _beginnings(file: FolderFile, left_out: dict[str, str]) -> list[int]:
+    try:
+        return merged_attempts.beginnings(log_folder.lines_of(file))
+    except OSError as error:
+        left_out[file.origin.stream] = error.strerror or str(error)
+        return []
+
+
+def _part(file: FolderFile, begins: Sequence[int] | None, back: int) -> _Part | None:
+    """What a file has of the attempt that is so many before the newest. What is no log of the job's counts for each,
+    but for dumps and errors, which are the newest one's."""
+    if begins is None:
+        return _Part(file) if file.kind in (Kind.LINES, Kind.SOURCES) or not back else None
+    edges = [0, *begins, None]
+    place = len(begins) - back
+    return _Part(file, edges[place] or 0, edges[place + 1]) if place >= 0 else None
 
 
 def _is_of(file: FolderFile, attempt: int | None, attempts: Sequence[int]) -> bool:
@@ -80,15 +132,15 @@ def _is_of(file: FolderFile, attempt: int | None, attempts: Sequence[int]) -> bo
 
 
 def _attempt(
-    files: Sequence[FolderFile], rule_set: RuleSet, earlier: Sequence[Earlier], left_out: dict[str, str]
+    parts: Sequence[_Part], rule_set: RuleSet, earlier: Sequence[Earlier], left_out: dict[str, str]
 ) -> Verdict:
-    collector = Collector(rule_set)
+    collector, files = Collector(rule_set), [part.file for part in parts]
     # Who a rank is has to be known before its lines are read.
-    for file in sorted(files, key=lambda file: file.kind is not Kind.SOURCES):
+    for part in sorted(parts, key=lambda part: part.file.kind is not Kind.SOURCES):
         try:
-            _take(file, collector)
+            _take(part, collector)
         except OSError as error:
-            left_out[file.origin.stream] = error.strerror or str(error)
+            left_out[part.file.origin.stream] = error.strerror or str(error)
     dumps, refused = dump_reader.read_files([file.path for file in files if file.kind is Kind.DUMP])
     names = {file.path: file.origin.stream for file in files}
     reading = absentees.read_together(dumps) if dumps else None
@@ -96,10 +148,11 @@ def _attempt(
     return diagnose(collector.facts(recorder=reading, refused_dumps=refused_dumps, earlier=earlier))
 
 
-def _take(file: FolderFile, collector: Collector) -> None:
+def _take(part: _Part, collector: Collector) -> None:
+    file = part.file
     match file.kind:
         case Kind.LINES:
-            collector.stream(file.origin, log_folder.lines_of(file), file.written)
+            collector.stream(file.origin, part.lines(), file.written)
         case Kind.ERROR:
             _take_error(file, collector)
         case Kind.SOURCES:

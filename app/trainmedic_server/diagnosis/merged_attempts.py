@@ -1,0 +1,87 @@
+"""Several attempts of a job in one log: at which lines a new one begins.
+
+Where a script starts a launcher again and again, or a pod, a Slurm job or torchrun itself starts its processes anew,
+all of them print into one file. What ended an earlier attempt must not be taken for what ended the newest. A new one
+begins where a launcher starts after one that has failed, where a launcher says that it starts the processes again,
+where records have the number of another attempt, and where the steps of a training that had failed go back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_FAILED = re.compile(
+    rb"ChildFailedError|failed \(exitcode: -?\d|Root Cause \(first observed failure\)|exits with return code = -?[1-9]"
+    rb"|returned non-zero exit status|died with <Signals|srun: error: .{1,200}: tasks? |CANCELLED AT "
+    rb"|(?:Worker group|Local worker group|worker group).{0,40}FAILED"
+)
+_STARTS = re.compile(
+    rb"Setting OMP_NUM_THREADS environment variable for each process|WORLD INFO DICT|[Ss]tarting elastic_operator"
+    rb"|initializing torch ?elastic|restart_count=0\b"
+)
+_AGAIN = re.compile(rb"will restart worker group|restart_count=[1-9]\d{0,5}\b|Restarting worker group")
+_ATTEMPT = re.compile(rb'"attempt": ?(\d{1,6})\b')
+_STEP = re.compile(
+    rb'"(?:step|global_step|current_steps)": ?(\d{1,12})\b|\biteration +(\d{1,12}) */ *\d'
+    rb"|^(?:\[[^]]{1,40}\] ?)?step: *(\d{1,12}) "
+)
+_HINTS = re.compile(
+    rb"FAILED|ChildFailed|exitcode|Root Cause|return code|exit status|Signals|srun: error|CANCELLED|OMP_NUM|WORLD INFO"
+    rb"|elastic|restart"
+)
+_SEARCHED = 2048
+
+
+class AttemptWatch:
+    """Takes the physical lines of one stream, in their order."""
+
+    def __init__(self) -> None:
+        self._has_failed = False
+        self._attempt: int | None = None
+        self._last_step = 0
+
+    def begins(self, raw: bytes) -> bool:
+        """Take the next line; return whether a new attempt begins with it."""
+        raw = raw[:_SEARCHED]
+        if _HINTS.search(raw):
+            return self._by_launcher(raw)
+        if raw.lstrip()[:1] == b"{" and (found := _ATTEMPT.search(raw)):
+            attempt, before = int(found[1]), self._attempt
+            self._attempt = max(attempt, before or 0)
+            if before is not None and attempt > before:
+                self._restart()
+                return True
+        return self._by_step(raw)
+
+    def _by_launcher(self, raw: bytes) -> bool:
+        if _AGAIN.search(raw):
+            # torchrun says it twice: that it will, and then that it has.
+            is_new = self._has_failed or b"will restart" in raw
+            self._restart()
+            return is_new
+        if self._has_failed and _STARTS.search(raw):
+            self._restart()
+            return True
+        self._has_failed = self._has_failed or _FAILED.search(raw) is not None
+        return False
+
+    def _by_step(self, raw: bytes) -> bool:
+        found = _STEP.search(raw)
+        if not found:
+            return False
+        step = int(next(group for group in found.groups() if group))
+        is_back = self._has_failed and step < self._last_step
+        if is_back:
+            self._restart()
+        self._last_step = max(step, self._last_step)
+        return is_back
+
+    def _restart(self) -> None:
+        self._has_failed, self._last_step = False, 0
+
+
+def beginnings(lines: Iterable[bytes]) -> list[int]:
+    """The numbers of the lines, counted from 0, with which another attempt than the first begins; ascending."""
+    watch = AttemptWatch()
+    return [number for number, raw in enumerate(lines) if watch.begins(raw)]
