@@ -20,6 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from trainmedic_server.domain.job_life import JobLife, LifeState
+from trainmedic_server.domain.run import Run, Status
 
 # From a fast commit (1 ms) to a step that waits for a slow action (30 min).
 _LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
@@ -159,6 +160,8 @@ class Metrics:
         self.undos_delayed = gauge(
             "trainmedic_undos_delayed", "Runs with an undo that was tried, did not succeed and is still owed."
         )
+        self.runs_asking = gauge("trainmedic_runs_awaiting_approval", "Runs that wait for a person's answer.")
+        self.agents_lost = gauge("trainmedic_agents_lost", "Agents that were there in the last day and are not.")
         self.leases = gauge("trainmedic_leases", "Effects that last only while they are renewed.")
         self.working = gauge("trainmedic_working", "1 while this server works, 0 while it stands by for another.")
         self.paused = gauge("trainmedic_paused", "1 while an operator has paused the server.")
@@ -175,6 +178,17 @@ class Metrics:
         self.log_rule_errors = gauge("trainmedic_log_rule_errors", "Files of log rules that could not be loaded.")
         self.playbooks_loaded = gauge("trainmedic_playbooks_loaded", "Playbooks that are loaded.")
         self.playbook_errors = gauge("trainmedic_playbook_errors", "Playbook files that could not be loaded.")
+
+    def show_run(self, before: Run | None, after: Run) -> None:
+        """Bring the gauges of runs that ask, and of owed and delayed undos, up to date with a run that has changed."""
+        counted = (self.undos_owed, self.undos_delayed, self.runs_asking)
+        earlier = _gauged(before) if before is not None else (False, False, False)
+        for gauge, was, now in zip(counted, earlier, _gauged(after), strict=True):
+            gauge.inc(now - was)
+
+
+def _gauged(run: Run) -> tuple[bool, bool, bool]:
+    return run.owes_undo, run.delayed_undo is not None, run.status is Status.AWAITING_APPROVAL
 
 
 def configure_logging(level: str = "INFO", stream: TextIO | None = None) -> None:

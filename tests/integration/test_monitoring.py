@@ -59,6 +59,13 @@ ALERTS = {
     "LogShippingLosesLines": "warning",
     "LogShippingStuck": "warning",
     "FindingsNotTold": "critical",
+    "TrainmedicDown": "critical",
+    "TrainmedicStoreAway": "critical",
+    "TrainmedicRedisAway": "critical",
+    "AgentLost": "warning",
+    "ApprovalWaiting": "warning",
+    "BreakerOpen": "critical",
+    "MessagesNotSent": "critical",
 }
 
 OF_VERDICTS = {"TrainingFailed"}

@@ -99,6 +99,7 @@ class AgentWatch:
         for name in changes.forget:
             del lives[name]
         lives |= {life.name: life for life in changes.save}
+        self._metrics.agents_lost.set(sum(life.lost_at is not None for life in lives.values()))
 
     def _missing(self, absent: Collection[str]) -> list[str]:
         """Those of the absent that were so for too long. While the server was held up they could not be heard."""

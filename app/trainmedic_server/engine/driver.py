@@ -73,12 +73,6 @@ class DriverServices:
         url, topology = limits.external_url, self.topology
         return PlanningContext(playbook, self.actions, self.new_id, limits.max_age, since, url, topology)
 
-    def count_undos(self, before: Run | None, after: Run) -> None:
-        """Bring the gauges of owed and delayed undos up to date with a run that has changed."""
-        owed, delayed = (before.owes_undo, before.delayed_undo is not None) if before is not None else (False, False)
-        self.metrics.undos_owed.inc(after.owes_undo - owed)
-        self.metrics.undos_delayed.inc((after.delayed_undo is not None) - delayed)
-
     def count_closed(self, run: Run) -> None:
         """Count and log that a run has closed."""
         self.metrics.open_runs.dec()
@@ -304,7 +298,7 @@ class Driver:
         for action, command_id in attempts.ended_between(before, after):
             if self._services.actions.action_class(action) is not None:
                 self._services.actions.get(action).outcome_saved(command_id)
-        self._services.count_undos(before, after)
+        self._services.metrics.show_run(before, after)
         if closes:
             self._services.count_closed(after)
             if after.decision is not before.decision:

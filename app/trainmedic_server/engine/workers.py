@@ -84,7 +84,7 @@ class Workers:
         for snapshot in snapshots:
             if snapshot is not None:
                 self._services.metrics.open_runs.inc(snapshot.run.is_open)
-                self._services.count_undos(None, snapshot.run)
+                self._services.metrics.show_run(None, snapshot.run)
                 await self._recover_run(snapshot, down_for)
         if unfinished:
             log.info("resumed unfinished runs", count=len(unfinished), down_for=duration.write(down_for))
@@ -116,7 +116,7 @@ class Workers:
     async def _close(self, run: Run, closing: RunPlan) -> Run:
         await self._services.recorder.record(closing.run, run, closing.events)
         self._services.count_closed(closing.run)
-        self._services.count_undos(run, closing.run)
+        self._services.metrics.show_run(run, closing.run)
         return closing.run
 
     def _draft(self, run: Run, outside: OutsideState, playbook: CompiledPlaybook | None) -> RunDraft:

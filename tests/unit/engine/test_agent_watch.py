@@ -42,12 +42,13 @@ class Watching:
 
     def begin(self) -> None:
         """Start a server on the same store."""
+        self.metrics = telemetry.Metrics()
         clock = self.clock
         self.watch = AgentWatch(
             self.redis,
             self.store,
             clock,
-            telemetry.Metrics(),
+            self.metrics,
             lambda span: clock.now() - span,
             lambda: (clock.now() - self._began).total_seconds(),
         )
@@ -78,10 +79,12 @@ async def test_an_agent_that_is_silent_for_a_minute_is_lost_since_it_was_heard_o
     assert await watching.lost() == []
     await watching.go_on(PATIENCE)
     [life], _ = await watching.store.lost(heard - KEPT)
+    assert watching.metrics.registry.get_sample_value("trainmedic_agents_lost") == 1
     assert (life.name, life.seen_at) == ("node-2", heard)
     watching.redis.there.add("node-2")
     await watching.go_on(LOOK_EVERY)
     assert await watching.lost() == []
+    assert watching.metrics.registry.get_sample_value("trainmedic_agents_lost") == 0
     assert await watching.told() == [("agent_lost", "node-2"), ("agent_returned", "node-2")]
 
 

@@ -525,3 +525,18 @@ async def test_mode_observe_leaves_out_what_depends_on_the_end(world: MakeWorld)
     messages = {step.id: step.message for step in (await w.run()).steps}
     assert messages["look"] == "is for a run that succeeds"
     assert messages["cry"] == "is for a run that fails"
+
+
+async def test_runs_that_ask_are_counted_until_they_are_answered(world: MakeWorld) -> None:
+    """Over a restart too."""
+    w = world(LINKED)
+    await w.post(w.alert(node="n1"))
+
+    def asking() -> float | None:
+        return w.metrics.registry.get_sample_value("trainmedic_runs_awaiting_approval")
+
+    assert asking() == 1
+    await w.restart(1)
+    assert asking() == 1
+    await w.engine.order((await w.run()).id, OrderKind.APPROVE, "ann")
+    assert asking() == 0
