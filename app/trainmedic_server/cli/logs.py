@@ -6,8 +6,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import click
 
@@ -125,7 +126,7 @@ def _tested(files: Sequence[Path], results: list[suite.FileResult]) -> Iterator[
 @rules_option
 @click.option("--matched", is_flag=True, help="Only lines that a rule takes, ends with, or nearly takes.")
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def explain(file: BinaryIO, source: str, paths: Sequence[Path], matched: bool, output: str) -> None:
+def explain(file: BufferedIOBase, source: str, paths: Sequence[Path], matched: bool, output: str) -> None:
     """Say of each line of a log which rule takes it, with which fields, and which rules come near.
 
     FILE is a log as its program wrote it; - reads standard input. A rule comes near where its literal is in the line

@@ -11,7 +11,8 @@ from datetime import datetime, timedelta
 
 from trainmedic_server.domain.finding import Origin, TimeSource
 from trainmedic_server.logs import blocks, kernel_text, prefixes, raw_text, records, times
-from trainmedic_server.logs.blocks import BlockKind, Continuation
+from trainmedic_server.logs.blocks import TRACEBACK, BlockKind, Continuation
+from trainmedic_server.logs.learned_prefixes import LearnedPrefixes
 from trainmedic_server.logs.line import LONGEST, Line
 
 PATIENCE = timedelta(seconds=5)
@@ -81,6 +82,7 @@ class LineAssembler:
         self._number = 0
         self._open: dict[str, _OpenBlock] = {}
         self._divided: dict[str, _DividedLine] = {}
+        self._learned = LearnedPrefixes()
 
     @property
     def oldest_place(self) -> int | None:
@@ -114,16 +116,40 @@ class LineAssembler:
             text, places, number = whole.text, whole.places, whole.number
             is_cut = is_cut or len(text) > LONGEST
             text = text[:LONGEST]
-        origin = self._origin_of(prefixed)
-        line = self._line(text, prefixed.at, arrived, places[0], origin, is_cut, number)
-        return self._joined(line, prefixed.key, arrived, places)
+        origin, at, key = self._origin_of(prefixed), prefixed.at, prefixed.key
+        if self._learned or text.rstrip().endswith(TRACEBACK):
+            at = at or times.said_by(text, None)
+            text, learned = self._learned.split(text)
+            key = self._key_of(text, key, learned)
+        line = self._line(text, at, arrived, places[0], origin, is_cut, number)
+        return self._joined(line, key, arrived, places)
 
     def flush(self, now: datetime | None = None) -> list[Line]:
         """Return the blocks that have waited long enough by `now`; without it all, for nothing more comes."""
         due = [key for key, block in self._open.items() if now is None or now - block.last_arrived >= block.patience()]
         if now is None:
             self._divided.clear()
-        return [self._open.pop(key).line() for key in due]
+        return [self._closed(key).line() for key in due]
+
+    def _key_of(self, text: str, key: str, learned: str) -> str:
+        """The key of the block that a line belongs to. Who logs a traceback as one message of several lines has put a
+        prefix before its first line alone."""
+        if learned:
+            whole = f"{key}\0{learned}"
+            if whole not in self._open and not text.startswith(TRACEBACK):
+                return key  # its traceback was let go
+            return whole
+        if text.startswith("  ") and key not in self._open:
+            for other, block in self._open.items():
+                if other.startswith(f"{key}\0") and len(block.texts) == 1:
+                    self._open[key] = self._closed(other)
+                    break
+        return key
+
+    def _closed(self, key: str) -> _OpenBlock:
+        """The block of a key, which is open no more."""
+        self._learned.forget(key.partition("\0")[2])
+        return self._open.pop(key)
 
     def _line(
         self,
@@ -151,16 +177,16 @@ class LineAssembler:
             if verdict is not Continuation.NO:
                 block.add(line.text, places, arrived)
                 if verdict is Continuation.LAST or block.is_full:
-                    done.append(self._open.pop(key).line())
+                    done.append(self._closed(key).line())
                 return done
-            done.append(self._open.pop(key).line())
+            done.append(self._closed(key).line())
         kind = None if line.record is not None else blocks.kind_of(line.text)
         if kind is None:
             done.append(line)
             return done
         self._open[key] = _OpenBlock(kind, line, arrived, [line.text], places, len(line.text.encode()))
         if len(self._open) > _MOST_OPEN:
-            done.append(self._open.pop(next(iter(self._open))).line())
+            done.append(self._closed(next(iter(self._open))).line())
         return done
 
     def _whole(self, prefixed: prefixes.Prefixed, place: int) -> _DividedLine | None:

@@ -1,4 +1,5 @@
-"""What those who passed a line on have put before it: Kubernetes, torchrun, torch, srun, Ray. It is taken off, and what
+"""What those who passed a line on have put before it: Kubernetes, torchrun, torch, srun, Ray, mpirun, kubectl, docker
+compose. It is taken off, and what
 it says of the rank is kept.
 
 The prefixes of the kernel's log are in ``kernel_text``.
@@ -20,6 +21,10 @@ _TAGGED_RANK = re.compile(r"\[rank(\d{1,6})\]:[ ]?")
 _TORCHRUN = re.compile(r"\[[A-Za-z_][A-Za-z_-]{0,30}(\d{1,4})\]:[ ]?")
 _SRUN = re.compile(r" {0,5}(\d{1,6}): ")
 _RAY = re.compile(r"\([A-Za-z_][\w.<>:]{0,80} pid=\d{1,8}(?:, ip=[0-9a-fA-F.:]{3,45})?\) ?")
+_MPIRUN = re.compile(r"\[\d{1,9},(\d{1,6})\]<std(?:out|err)>:")
+_KUBECTL = re.compile(r"\[pod/[a-z0-9.-]{1,253}/[a-z0-9.-]{1,63}\] ")
+_COMPOSE = re.compile(r"[A-Za-z0-9][\w.-]{0,127}[_-]\d{1,5} +\| ")
+_COMPOSE_WITHIN = 140
 _FIRST = frozenset("([{ 0123456789")
 
 
@@ -40,14 +45,19 @@ class Prefixed:
 
 def split(text: str, source: str) -> Prefixed:
     """Return a line of a training, a launcher or Slurm without its prefixes."""
-    if not text or text[0] not in _FIRST:
+    is_composed = " | " in text[:_COMPOSE_WITHIN]
+    if not text or (text[0] not in _FIRST and not is_composed):
         return Prefixed(text)
     prefixed = _container(text)
     text = prefixed.text
-    if not text or text[0] not in _FIRST:
+    if not text or (text[0] not in _FIRST and not is_composed):
         return prefixed
     rank, local_rank, end = None, None, 0
-    if match := _SRUN.match(text):
+    if match := (_COMPOSE if is_composed else _KUBECTL).match(text):
+        end = match.end()
+    if match := _MPIRUN.match(text, end):
+        rank, end = int(match[1]), match.end()
+    elif match := _SRUN.match(text, end):
         rank, end = int(match[1]) if source == "slurm" else None, match.end()
     if match := _RAY.match(text, end):
         end = match.end()

@@ -6,6 +6,7 @@ at no more than it keeps.
 
 from __future__ import annotations
 
+import codecs
 import re
 
 from trainmedic_server.logs.line import LONGEST
@@ -24,17 +25,34 @@ def text_of(raw: bytes, longest: int = LONGEST) -> tuple[str, bool]:
     """Return the text of a line without its line feed, and whether a part of it was left out, for it has more than
     `longest` bytes."""
     is_cut = False
+    if b"\0" in raw:
+        raw = _of_utf16(raw[: 4 * longest])
     if b"\r" in raw:
         raw = _shown(raw)
     if len(raw) > longest * 2:
         raw, is_cut = raw[: longest * 2], True
     if b"\x1b" in raw:
         raw = _ESCAPE.sub(b"", raw)
+    raw = raw.removeprefix(codecs.BOM_UTF8)
     if not raw.isascii() or _CONTROL.search(raw) is not None:
         raw = _CONTROL.sub(b"", raw)
     if len(raw) > longest:
         return raw[:longest].decode("utf-8", "ignore" if _is_utf8(raw) else "replace"), True
     return raw.decode("utf-8", "replace"), is_cut
+
+
+def _of_utf16(raw: bytes) -> bytes:
+    """Return a line of a file of UTF-16 as UTF-8; every other as it is.
+
+    Such a file is cut at the byte of the line feed, of which a half is then left at one end of each line.
+    """
+    body = raw.removeprefix(codecs.BOM_UTF16_LE).removeprefix(codecs.BOM_UTF16_BE)
+    if len(body) % 2:
+        body = body[1:] if body[0] == 0 else body[:-1]
+    for codec, high, low in (("utf-16-le", body[1::2], body[::2]), ("utf-16-be", body[::2], body[1::2])):
+        if high.count(0) * 2 > len(high) and low.count(0) * 8 < len(low):
+            return body.decode(codec, "replace").encode("utf-8", "replace")
+    return raw
 
 
 def _is_utf8(raw: bytes) -> bool:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from io import BufferedIOBase
 from typing import Any
 
 from trainmedic_server.domain.finding import Origin
 from trainmedic_server.logs.assembly import LineAssembler
-from trainmedic_server.logs.line import Line
+from trainmedic_server.logs.line import LONGEST, Line
 from trainmedic_server.logs.matcher import LineMatch, LineMatcher
 from trainmedic_server.logs.rule import RuleSet
 
@@ -39,13 +40,35 @@ class LineExplanation:
         }
 
 
-def explain(raw: Iterable[bytes], source: str, rules: RuleSet, now: datetime) -> Iterator[LineExplanation]:
+_PIECE = 256 * 1024
+
+
+def lines_of(file: BufferedIOBase) -> Iterator[bytes]:
+    """Yield the physical lines of a file; of one that is longer than rules see, the beginning. A file of one enormous
+    line takes no more memory than others."""
+    begun, is_skipping = b"", False
+    while piece := file.read1(_PIECE):
+        *whole, rest = piece.split(b"\n")
+        for line in whole:
+            if not is_skipping:
+                yield (begun + line)[: LONGEST + 1]
+            begun, is_skipping = b"", False
+        if not is_skipping:
+            begun += rest
+        if len(begun) > LONGEST:
+            yield begun[: LONGEST + 1]
+            begun, is_skipping = b"", True
+    if begun:
+        yield begun
+
+
+def explain(file: BufferedIOBase, source: str, rules: RuleSet, now: datetime) -> Iterator[LineExplanation]:
     """Yield an explanation of each physical line, in their order. Raises ValueError for a rule that is none."""
     matcher, assembler = LineMatcher(rules), LineAssembler(Origin(source))
     waiting: dict[int, Line] = {}
     number = told = 0
-    for number, physical in enumerate(raw, start=1):
-        for line in assembler.feed(physical.rstrip(b"\n"), now, number):
+    for number, physical in enumerate(lines_of(file), start=1):
+        for line in assembler.feed(physical, now, number):
             waiting[line.number] = line
         until = (assembler.oldest_place or number + 1) - 1
         yield from _told(waiting, told, until, matcher)

@@ -32,11 +32,24 @@ ValueError: no"""
         ),
         (b"real message\r 20%|## | 2/10 [00:02]", "real message  20%|## | 2/10 [00:02]"),
         (b"windows line\r", "windows line"),
+        (b"\xef\xbb\xbfwith a mark", "with a mark"),
     ],
 )
 def test_a_line_is_what_a_person_would_see(raw: bytes, text: str) -> None:
     """Colours, NUL, what is no UTF-8 and redrawn bars are gone or replaced."""
     assert line(raw).text == text
+
+
+@pytest.mark.parametrize("codec", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_a_file_of_utf16_is_read(codec: str) -> None:
+    """As PowerShell writes it: with a mark at its beginning or without, and with carriage returns."""
+    written = f"größer\r\n{TRACEBACK}\r\nend".replace("\n", "\r\n").replace("\r\r", "\r")
+    assert [each.text for each in lines(written.encode(codec))] == ["größer", TRACEBACK, "end"]
+
+
+def test_a_hole_of_a_truncated_file_is_no_utf16() -> None:
+    """It has NULs in front."""
+    assert line(b"\0" * 101 + b"after the hole").text == "after the hole"
 
 
 def test_a_long_line_is_cut_and_says_so() -> None:
@@ -67,6 +80,12 @@ def test_a_cut_does_not_divide_a_character() -> None:
         ("(RayWorkerWrapper pid=4009, ip=10.0.0.7) hello", "training", "hello", None, None),
         ("2025-01-01T00:00:00.123456789Z stderr F hello", "training", "hello", None, None),
         ("[INFO] not a prefix", "training", "[INFO] not a prefix", None, None),
+        ("[1,3]<stderr>:hello", "launcher", "hello", 3, None),
+        ("[pod/llm-0/trainer] hello", "launcher", "hello", None, None),
+        ("[train/loss] 0.3", "training", "[train/loss] 0.3", None, None),
+        ("trainer-1  | hello", "launcher", "hello", None, None),
+        ("trainer-1  | [rank3]: hello", "launcher", "hello", 3, None),
+        ("loss | 0.3", "training", "loss | 0.3", None, None),
     ],
 )
 def test_prefixes_are_taken_off(written: str, source: str, text: str, rank: int | None, local_rank: int | None) -> None:
@@ -239,3 +258,51 @@ def test_the_two_lines_of_an_old_oom_kill_are_one() -> None:
     pair = "Memory cgroup out of memory: Kill process 4015 (python) score 1923 or sacrifice child\nKilled process 4015 (python) total-vm:32812kB"
     made = lines("\n".join(f"[12.5] {each}" for each in pair.split("\n")), "kernel")
     assert [each.text for each in made] == [pair]
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "[1,3]<stderr>:",
+        "trainer-1  | ",
+        "[pod/llm-0/trainer] ",
+        "gpu-07: ",
+        "12:00:{n:02d} ",
+        "2026-05-04 12:00:{n:02d},{n}12 ",
+        "[gpu-07 rank 3] ",
+        "2026-05-04T12:00:{n:02d}.{n}00001Z gpu-07 | ",
+        "1777896{n:03d}.{n} ",
+    ],
+)
+def test_a_traceback_is_joined_behind_any_prefix(prefix: str) -> None:
+    """Its lines stand as they were printed, also while another prints the same in between; what follows is no part."""
+    written = []
+    for n, printed in enumerate([*TRACEBACK.splitlines(), "next line"]):
+        written += [prefix.format(n=n) + printed, f"other-host: {printed}"]
+    texts = [each.text for each in lines("\n".join(written), "launcher")]
+    assert texts.count(TRACEBACK) == 2
+    assert len(texts) == 4
+
+
+def test_a_chained_traceback_behind_a_prefix_is_one() -> None:
+    """Its empty lines have lost the blank after the prefix."""
+    chained = f"{TRACEBACK}\n\nDuring handling of the above exception, another exception occurred:\n\n{TRACEBACK}"
+    written = "\n".join(f"gpu-07: {printed}".rstrip() for printed in chained.splitlines())
+    assert [each.text for each in lines(written, "launcher")] == [chained]
+
+
+def test_a_traceback_that_was_logged_as_one_message_has_its_prefix_once() -> None:
+    """As the logging of many programs writes it."""
+    written = f"2026-05-04 12:00:00,123 ERROR train: {TRACEBACK}"
+    (made,) = lines(written)
+    assert made.text == TRACEBACK
+
+
+def test_prefixes_are_forgotten_with_their_tracebacks() -> None:
+    """Lines that come long after one, with what stood before it, are lines like others."""
+    assembler = LineAssembler(origin())
+    for number, printed in enumerate(TRACEBACK.splitlines()):
+        assert assembler.feed(f"gpu-07: {printed}".encode(), NOW, number) == []
+    assert [each.text for each in assembler.flush(NOW + PATIENCE)] == [TRACEBACK]
+    (after,) = assembler.feed(b"gpu-07: hello", NOW + PATIENCE, 10)
+    assert after.text == "gpu-07: hello"
