@@ -99,6 +99,11 @@ class MemoryHistory:
         chosen = [event for event in chosen if since <= event.at < until and job in (None, event.data.get("job"))]
         return sorted(chosen, key=lambda event: event.at)[-limit:]
 
+    async def acts_of_people(self, before: int | None, actor: str | None, limit: int) -> list[Event]:
+        chosen = [event for event in reversed(self.events) if event.actor != "trainmedic"]
+        chosen = [event for event in chosen if before is None or (event.seq or 0) < before]
+        return [event for event in chosen if actor in (None, event.actor)][:limit]
+
     async def last_seq(self) -> int:
         return len(self.events)
 

@@ -336,6 +336,11 @@ class History(Protocol):
         about this job, or about any. Of more than `limit`, the newest."""
         ...
 
+    async def acts_of_people(self, before: int | None, actor: str | None, limit: int) -> list[Event]:
+        """Return the events whose actor is not the server, newest first: those with a smaller `seq` than `before`, and
+        of one actor where that is given."""
+        ...
+
     async def last_seq(self) -> int: ...
     async def playbook_counts(self) -> dict[str, dict[str, int]]:
         """Return runs by playbook and status."""

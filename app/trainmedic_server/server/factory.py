@@ -21,7 +21,7 @@ from trainmedic_server.ports.store import History, RunStore
 from trainmedic_server.ports.verdicts import VerdictSource
 from trainmedic_server.reports.compiling import ReportCompiler
 from trainmedic_server.server import (
-    events,
+    audit,
     explanations,
     findings,
     history,
@@ -106,7 +106,7 @@ def create_app(
         *explanations.routers(engine, catalog, alerts, auth, bodies, clock, limits, reads),
         *found.routers(auth, clock, bodies, reads),
         *sessions.routers(auth),
-        events.router(feed, auth, limits),
+        *audit.routers(runs, feed, auth, limits, reads),
         *operations.routers(engine, job_lives, catalog, runs, standing.present, bus, auth, bodies, reads, external_url),
         jobs.router(bus, cluster_topology, clock, auth),
         lines.router(auth, clock, limits),

@@ -95,6 +95,14 @@ class SqlHistory(History):
             before = (page[-1].at, page[-1].seq or 0)
         return newest_first[::-1]
 
+    async def acts_of_people(self, before: int | None, actor: str | None, limit: int) -> list[Event]:
+        statement = sa.select(events).where(sa.text("actor <> 'trainmedic'")).order_by(events.c.seq.desc()).limit(limit)
+        if before is not None:
+            statement = statement.where(events.c.seq < before)
+        if actor is not None:
+            statement = statement.where(events.c.actor == actor)
+        return await self._read(lambda connection: [mapping.event_of(row) for row in connection.execute(statement)])
+
     async def last_seq(self) -> int:
         return await self._read(lambda connection: connection.execute(_LAST_SEQ).scalar() or 0)
 

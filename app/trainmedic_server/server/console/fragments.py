@@ -8,7 +8,6 @@ from typing import Any
 from trainmedic_server.server.auth import ANONYMOUS
 from trainmedic_server.server.console import run_pages
 from trainmedic_server.server.console.inner_api import InnerApi
-from trainmedic_server.server.console.now_page import now_parts
 from trainmedic_server.server.console.rendering import Renderer
 from trainmedic_server.server.console.standing import ServerStanding
 
@@ -33,8 +32,8 @@ class Fragments:
             case ("runs", _, _):
                 return await self._rows(run_ids)
             case ("now", _, _):
-                text = self._renderer.text("now_parts.html", **await now_parts(self._get_or))
-                return {"now": text}
+                standing = await self._standing.now()
+                return {"now": self._renderer.text("now_parts.html", standing=standing)}
             case ("run", _, run_id):
                 shown = await self._get_or(None, f"/history/{run_id}")
                 if shown is None:

@@ -48,7 +48,9 @@ class Renderer:
         self._environment.filters["when"] = lambda value: formats.when(value, clock.now())
         self._environment.filters["clock"] = lambda value: formats.clock_time(value, clock.now())
         self._environment.filters["moment"] = formats.moment
-        self._environment.globals.update(asset=assets.url, version=__version__, share=formats.share)
+        self._environment.globals.update(
+            asset=assets.url, version=__version__, share=formats.share, moment_of=formats.moment
+        )
 
     def text(self, template: str, **names: Any) -> str:
         """The template, filled in."""

@@ -8,9 +8,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import urlencode
 
+from markupsafe import Markup
 from starlette.responses import RedirectResponse, Response
 
 from trainmedic_server.domain.run import Status
+from trainmedic_server.server.console import formats
 from trainmedic_server.server.console.page_request import PageRequest
 from trainmedic_server.server.problems import HttpProblem
 
@@ -77,6 +79,7 @@ async def story(get_or: Any, shown: Mapping[str, Any]) -> dict[str, Any]:
         "before": before,
         "after": after,
         "beats": beats(shown["events"]),
+        "effect_svg": effect_svg(shown.get("effect")),
     }
 
 
@@ -96,6 +99,35 @@ def beats(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         else:
             shown += row
     return shown
+
+
+def effect_svg(effect: Mapping[str, Any] | None) -> Markup:
+    """The metric around the act, as a curve with the act and the limit marked; nothing where there are no points."""
+    series = [(at, value) for at, value in (effect or {}).get("series") or [] if value is not None]
+    if effect is None or len(series) < 2:
+        return Markup("")
+    times, values = [at for at, _ in series], [value for _, value in series]
+    limit = effect.get("limit")
+    seen = [*values, limit] if limit is not None else values
+    low, high = min(seen), max(seen)
+    wide, tall = (times[-1] - times[0]) or 1, (high - low) or 1
+
+    def across(at: float) -> float:
+        return float(round(600 * (at - times[0]) / wide, 1))
+
+    def down(value: float) -> float:
+        return float(round(88 - 80 * (value - low) / tall, 1))
+
+    points = " ".join(f"{across(at)},{down(value)}" for at, value in series)
+    marks = f'<line class="mark" x1="0" x2="600" y1="{down(limit)}" y2="{down(limit)}"/>' if limit is not None else ""
+    if (acted := formats.moment(effect.get("acted_at"))) is not None:
+        x = max(0.0, min(600.0, across(acted.timestamp())))
+        marks += f'<line class="mark" x1="{x}" x2="{x}" y1="0" y2="96"/>'
+    label = f"from {values[0]:g} to {values[-1]:g}; the upright line is the act"
+    return Markup(
+        '<svg class="effect" viewBox="0 0 600 96" preserveAspectRatio="none" role="img" aria-label="{}">{}'
+        '<polyline class="curve" points="{}"/></svg>'
+    ).format(label, Markup(marks), points)  # noqa: S704 - numbers that were written here
 
 
 async def _neighbours(get_or: Any, shown: Mapping[str, Any]) -> tuple[str | None, str | None]:

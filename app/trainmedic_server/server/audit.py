@@ -1,0 +1,127 @@
+"""``GET /audit``: what people did, as a page or as one file whose lines hold each other fast.
+
+In a file each line has the hash of the one before it, so that none can be changed, left out or put in between without
+all hashes after it being other ones. Who keeps the last hash of a file can tell by it that the file is the same.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Query
+
+from trainmedic_server.domain.plain_text import csv_cell, json_bytes
+from trainmedic_server.domain.run import Event
+from trainmedic_server.ports.store import History
+from trainmedic_server.server import events, views
+from trainmedic_server.server.auth import Authenticator, requires
+from trainmedic_server.server.event_feed import EventFeed
+from trainmedic_server.server.exports import CSV, NDJSON
+from trainmedic_server.server.limits import ServerLimits
+from trainmedic_server.server.negotiation import preferred
+from trainmedic_server.server.problems import responses
+from trainmedic_server.server.query_types import Name, PageLimit
+from trainmedic_server.server.read_turns import ReadTurns
+from trainmedic_server.server.streaming import StreamedResponse
+from trainmedic_server.server.tokens import TokenRole
+from trainmedic_server.server.view import View
+
+_BATCH = 500
+_FIRST_HASH = "0" * 64
+_COLUMNS = ("seq", "at", "actor", "kind", "run_id", "data", "previous", "hash")
+_TEXT = {"schema": {"type": "string"}}
+
+
+class ActPage(View):
+    """What people did, newest first. ``next`` is the `before` of the page after this one; null on the last."""
+
+    items: list[views.EventView]
+    next: int | None
+
+
+def routers(
+    history: History, feed: EventFeed, auth: Authenticator, limits: ServerLimits, reads: ReadTurns
+) -> tuple[APIRouter, ...]:
+    """Events as they happen, and what people did."""
+    return events.router(feed, auth, limits), router(history, auth, limits, reads)
+
+
+def router(history: History, auth: Authenticator, limits: ServerLimits, reads: ReadTurns) -> APIRouter:
+    routes = APIRouter(tags=["history"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
+    turns = ReadTurns(limits.exports, 0, "exports")
+
+    @routes.get(
+        "/audit",
+        summary="What people did",
+        response_model=ActPage,
+        responses={200: {"content": dict.fromkeys((NDJSON, CSV), _TEXT)}, **responses(401, 403, 422, 503)},
+    )
+    async def acts(
+        by: Annotated[Name | None, Query(description="Of this person alone.")] = None,
+        before: Annotated[int | None, Query(ge=1, le=(1 << 63) - 1, description="`next` of the page before.")] = None,
+        limit: PageLimit = 100,
+        accept: Annotated[str | None, Header(include_in_schema=False)] = None,
+    ) -> Any:
+        """Approvals, orders, pauses, sign-ins: every event whose actor is not the server.
+
+        With `Accept: application/x-ndjson` or `text/csv` all of it, the newest first, each line with the SHA-256 of
+        itself and of the hash of the line before.
+        """
+        kind = preferred(accept, ("application/json", NDJSON, CSV))
+        if kind != "application/json":
+            await turns.acquire()
+
+            async def stop() -> None:
+                turns.release()
+
+            return StreamedResponse(_chained(history, by, kind), kind, limits.stall_seconds, stop)
+        async with reads.take():
+            acts_read = await history.acts_of_people(before, by, limit)
+        following = acts_read[-1].seq if len(acts_read) == limit else None
+        return ActPage(items=[views.event(each) for each in acts_read], next=following)
+
+    return routes
+
+
+def line_hash(previous: str, entry: dict[str, Any]) -> str:
+    """The hash of a line: of the hash before it, and of its members as JSON with sorted names."""
+    ordered = {name: entry[name] for name in sorted(entry)}
+    return hashlib.sha256(previous.encode() + json_bytes(ordered)).hexdigest()
+
+
+async def _chained(history: History, by: str | None, kind: str) -> AsyncGenerator[bytes, None]:
+    previous, before = _FIRST_HASH, None
+    if kind == CSV:
+        yield _record(list(_COLUMNS))
+    while True:
+        batch = await history.acts_of_people(before, by, _BATCH)
+        lines: list[bytes] = []
+        for event in batch:
+            entry = _entry(event)
+            digest = line_hash(previous, entry)
+            whole = {**entry, "previous": previous, "hash": digest}
+            previous = digest
+            is_table = kind == CSV
+            lines.append(
+                _record([csv_cell(whole[name]) for name in _COLUMNS]) if is_table else json_bytes(whole) + b"\n"
+            )
+        if lines:
+            yield b"".join(lines)
+        if len(batch) < _BATCH:
+            return
+        before = batch[-1].seq
+
+
+def _entry(event: Event) -> dict[str, Any]:
+    shown = views.event(event).model_dump(mode="json")
+    return {name: shown[name] for name in ("seq", "at", "actor", "kind", "run_id", "data")}
+
+
+def _record(cells: list[str]) -> bytes:
+    record = io.StringIO()
+    csv.writer(record, lineterminator="\r\n").writerow(cells)
+    return record.getvalue().encode()

@@ -1,0 +1,21 @@
+"""The pages about playbooks."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from trainmedic_server.server.console.page_request import PageRequest
+
+
+async def playbooks(page: PageRequest) -> Response:
+    """All that are loaded, and files that could not be."""
+    listed = await page.get("/playbooks")
+    return await page.page("playbooks.html", title="Playbooks", items=listed["items"], errors=listed["errors"])
+
+
+async def playbook(page: PageRequest) -> Response:
+    """One: its text with a mark at each line, and what it did."""
+    name = page.parameters["playbook"]
+    shown = await page.get(f"/playbooks/{name}")
+    runs = await page.get("/history", {"playbook": name, "limit": "50"})
+    return await page.page("playbook.html", title=f"Playbook {name}", book=shown, runs=runs["items"])

@@ -1,0 +1,93 @@
+"""The pages about places: jobs with their ranks, nodes with their GPUs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from starlette.responses import Response
+
+from trainmedic_server.server.console.page_request import PageRequest
+from trainmedic_server.server.problems import HttpProblem
+
+_RUNS = "50"
+_RACK = re.compile(r"(?P<rack>.+?)[-_.]?\d+$")
+
+
+async def jobs(page: PageRequest) -> Response:
+    """Every job that is connected, and those that were lost."""
+    listed = await page.get("/jobs")
+    present = await page.standing.now()
+    return await page.page(
+        "jobs.html",
+        title="Jobs",
+        jobs=listed["items"],
+        changed=_changed(present.document),
+        lost=_lost(present.document, "job"),
+    )
+
+
+async def job(page: PageRequest) -> Response:
+    """One job, by rank."""
+    name = page.parameters["job"]
+    listed = await page.get("/jobs")
+    shown = next((each for each in listed["items"] if each["name"] == name), None)
+    runs = await page.get("/history", {"job": name, "limit": _RUNS})
+    if shown is None and not runs["items"]:
+        raise HttpProblem(404, f"No job {name} is connected, and no run was on one of that name.")
+    diagnosis = await page.get_or(None, f"/jobs/{name}/diagnosis")
+    return await page.page(
+        "job.html", title=f"Job {name}", name=name, job=shown, runs=runs["items"], diagnosis=diagnosis
+    )
+
+
+async def nodes(page: PageRequest) -> Response:
+    """Every node, by rack as far as the names tell."""
+    agents = (await page.get("/agents"))["items"]
+    present = await page.standing.now()
+    racks: dict[str, list[Mapping[str, Any]]] = {}
+    for agent in sorted(agents, key=lambda each: _natural(each["name"])):
+        match = _RACK.fullmatch(agent["name"])
+        racks.setdefault(match["rack"] if match else agent["name"], []).append(agent)
+    changed = _changed(present.document)
+    return await page.page(
+        "nodes.html", title="Nodes and GPUs", racks=racks, changed=changed, lost=_lost(present.document, "agent")
+    )
+
+
+async def node(page: PageRequest) -> Response:
+    """One node: what its agent says, and what was done there."""
+    name = page.parameters["node"]
+    agents = (await page.get("/agents"))["items"]
+    agent = next((each for each in agents if each["name"] == name), None)
+    runs = await page.get("/history", {"node": name, "limit": _RUNS})
+    if agent is None and not runs["items"]:
+        raise HttpProblem(404, f"No agent of a node {name} is connected, and no run was on one of that name.")
+    present = await page.standing.now()
+    return await page.page(
+        "node.html",
+        title=f"Node {name}",
+        name=name,
+        agent=agent,
+        runs=runs["items"],
+        changed=_changed(present.document),
+    )
+
+
+def _changed(document: Mapping[str, Any] | None) -> dict[str, list[Mapping[str, Any]]]:
+    """What is changed now, by target."""
+    by_target: dict[str, list[Mapping[str, Any]]] = {}
+    for change in (document or {}).get("changed", []):
+        by_target.setdefault(change["target"], []).append(change)
+    return by_target
+
+
+def _lost(document: Mapping[str, Any] | None, kind: str) -> list[Mapping[str, Any]]:
+    lost: Iterable[Mapping[str, Any]] = (document or {}).get("lost", [])
+    return [each for each in lost if each["kind"] == kind]
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """A key by which node-10 comes after node-9."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name) if part]

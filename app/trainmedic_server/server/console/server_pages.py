@@ -1,0 +1,46 @@
+"""The pages about the server itself: settings and health, who did what, and what it was worth."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+from starlette.responses import Response
+
+from trainmedic_server.server.console.page_request import PageRequest
+
+_SPANS = ("24h", "7d", "30d", "90d")
+
+
+async def settings(page: PageRequest) -> Response:
+    """Mode, pauses, breaker, sessions, playbook errors, health."""
+    ready = await page.get("/ready")
+    pauses = await page.get_or({"items": []}, "/pauses")
+    sessions = await page.get_or(None, "/sessions")
+    books = await page.get("/playbooks")
+    health = await page.get("/health")
+    return await page.page(
+        "settings.html",
+        title="Settings",
+        ready=ready,
+        pauses=pauses["items"],
+        sessions=sessions["items"] if sessions else None,
+        errors=books["errors"],
+        health=health,
+        present=(await page.standing.now(fresh=True)).document,
+    )
+
+
+async def report(page: PageRequest) -> Response:
+    """What failures cost, and what repairs came to."""
+    since = page.query.get("since", "7d")
+    document = await page.get("/report", {"since": since})
+    return await page.page("report.html", title="Report", report=document, since=since, spans=_SPANS)
+
+
+async def audit(page: PageRequest) -> Response:
+    """Who did what, the newest first."""
+    query: list[tuple[str, Any]] = [(name, page.query[name]) for name in ("by", "before") if page.query.get(name)]
+    listed = await page.get("/audit", query)
+    more = urlencode({**dict(query), "before": listed["next"]}) if listed["next"] else ""
+    return await page.page("audit.html", title="Audit", items=listed["items"], by=page.query.get("by", ""), more=more)
