@@ -15,8 +15,10 @@ from datetime import timedelta
 from typing import Any
 
 from trainmedic_server.domain import links
+from trainmedic_server.domain.approval import Terms
 from trainmedic_server.domain.message import Message, MessageKind, Severity
-from trainmedic_server.domain.run import Event, Run, Status, StepState, StepStatus
+from trainmedic_server.domain.plain_text import json_text
+from trainmedic_server.domain.run import Event, Run, Status, StepStatus
 
 SOON = timedelta(seconds=10)
 """How long a message waits for others of its topic."""
@@ -42,6 +44,8 @@ class Draft:
     """How long it waits before it may be sent."""
     once: str = ""
     """What is told once only, however many events say it; empty where each event is told."""
+    to: str | None = None
+    """The one channel for it, where the playbook names it."""
 
 
 Told = Mapping[str, set[MessageKind]]
@@ -58,8 +62,9 @@ def written(event: Event, run: Run | None, told: Told) -> Draft | None:
 
 
 KINDS = frozenset(
-    {"approval_requested", "approved", "rejected", "approval_ended", "closed", "alert_resolved", "undo_delayed",
-     "undo_done", "undo_closed", "breaker_opened", "breaker_closed", "paused", "resumed", "server_started"}
+    {"approval_requested", "approval_reminded", "approval_escalated", "approved", "rejected", "approval_ended",
+     "closed", "alert_resolved", "undo_delayed", "undo_done", "undo_closed",
+     "breaker_opened", "breaker_closed", "paused", "resumed", "server_started"}
 )  # fmt: skip
 """The events that people may be told of."""
 
@@ -103,19 +108,41 @@ def of_broken_playbooks(problems: Sequence[str]) -> Draft:
 def _asked(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
     question = event.data.get("message") or "May this run act?"
     until = event.data.get("deadline")
-    would = [f"- {step.id}: {step.action}" for step in run.steps if _is_ahead(step)]
     lines = [
         f"{run.playbook} on {run.target_key} asks, because of {run.alert_name}: {question}",
-        *(["If approved, these are next, each where its condition holds:", *would] if would else []),
+        *_ahead(run, str(event.data.get("step"))),
+        *_whom(event.data),
         f"It waits until {until}." if until else "It waits until it is answered.",
         f"trainmedic runs approve {run.id}",
         f"trainmedic runs reject {run.id}",
     ]
-    return Draft(MessageKind.APPROVAL, run.playbook, f"{run.target_key}: {question}", "\n".join(lines), run.id)
+    title = f"{_AGAIN.get(event.kind, '')}{run.target_key}: {question}"
+    return Draft(MessageKind.APPROVAL, run.playbook, title, "\n".join(lines), run.id, to=event.data.get("to"))
 
 
-def _is_ahead(step: StepState) -> bool:
-    return step.kind == "action" and step.phase == "steps" and step.status is StepStatus.PENDING
+_AGAIN = {"approval_reminded": "Reminder: ", "approval_escalated": "Nobody has answered: "}
+
+
+def _ahead(run: Run, step_id: str) -> list[str]:
+    """What an approval would let happen, as it was rendered when the question was asked."""
+    asking = next((step for step in run.steps if step.id == step_id and step.kind == "approve"), None)
+    terms = Terms.of(asking) if asking is not None else Terms()
+    if not terms.steps:
+        return []
+    gpus = f" ({_count(terms.gpus, 'GPU')})" if terms.gpus else ""
+    lines = [f"If approved{gpus}:"]
+    for step in terms.steps:
+        params = f" {json_text(dict(step.params))}" if step.params else ""
+        lines.append(f"- {step.id}: {step.action}{params}{f' ({step.note})' if step.note else ''}")
+    return lines
+
+
+def _whom(data: Mapping[str, Any]) -> list[str]:
+    """Who has to approve, where that is not anybody alone."""
+    by, count = data.get("by") or (), data.get("count") or 1
+    if not by and count == 1:
+        return []
+    return [f"{_count(count, 'approval')} needed{' of ' if by else ''}{', '.join(by)}."]
 
 
 def _closed(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
@@ -154,10 +181,19 @@ def _answered(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
     if MessageKind.APPROVAL not in told:
         return None
     if event.kind == "approval_ended":
-        how = "nobody answered in time" if event.data.get("outcome") == "timed_out" else "the alert resolved"
-        return _follow_up(run, f"no answer is needed any more: {how}")
+        how = _ENDED.get(str(event.data.get("outcome")))
+        return _follow_up(run, how) if how is not None else None
     note = event.data.get("note")
     return _follow_up(run, f"{event.kind} by {event.actor}{f': {note}' if note else ''}")
+
+
+_ENDED = {
+    "resolved": "no answer is needed any more: the alert has resolved",
+    "timed_out": "nobody has answered in time",
+    "rejected_by_timeout": "nobody has answered in time, which rejects it",
+    "approved_by_timeout": "nobody has answered in time, which approves it",
+    "unanswered": "nobody has answered in time; it is asked again later",
+}
 
 
 def _resolved(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
@@ -238,6 +274,8 @@ _OF_SERVER: Mapping[str, Callable[[Event], Draft | None]] = {
 }
 _OF_RUN: Mapping[str, Callable[[Event, Run, set[MessageKind]], Draft | None]] = {
     "approval_requested": _asked,
+    "approval_reminded": _asked,
+    "approval_escalated": _asked,
     "approved": _answered,
     "rejected": _answered,
     "approval_ended": _answered,

@@ -145,13 +145,14 @@ class MessageTeller:
         rule = self._rules[draft.kind]
         if not rule.is_on:
             return []
+        channels = (draft.to,) if draft.to in self._channels else rule.channels or self._channels
         link = links.run_link(self._external_url, draft.run_id) if draft.run_id else self._external_url
         return [
             Message(
                 f"{name}/{draft.kind}/{channel}", channel, draft.kind, rule.severity, draft.topic,
                 draft.title, draft.text, at, at + draft.hold, draft.run_id, link,
             )
-            for channel in rule.channels or self._channels
+            for channel in channels
         ]  # fmt: skip
 
     # --- from messages to people ----------------------------------------------------------------

@@ -110,7 +110,7 @@ async def test_a_question_is_asked_with_what_would_be_done_and_where_to_answer(b
     run = await t.world.run()
     ((title, text, to, severity),) = t.channels.sent
     assert (title, to, severity) == ("[warning] node:n1: Cap n1?", "oncall", Severity.WARNING)
-    assert "- cap: test.cap" in text
+    assert '- cap: test.cap {"amount": 1.0}' in text
     assert run.step(("steps", 0)).deadline.isoformat() in text
     assert f"trainmedic runs approve {run.id}" in text
     assert text.endswith(f"run {run.id[-8:]} · https://medic.example/runs/{run.id}")
@@ -124,6 +124,22 @@ async def test_who_has_decided_is_told_to_those_who_were_asked(begin: Any) -> No
     await t.world.engine.order((await t.world.run()).id, OrderKind.REJECT, "ann", "not now")
     await t.world.pass_time(15)
     assert t.channels.titles[1:] == ["[info] Re: asking on node:n1: rejected by ann: not now"]
+
+
+async def test_a_question_goes_where_the_playbook_says_and_is_told_again(begin: Any) -> None:
+    """As a reminder, and then to those whom it names for when nobody answers."""
+    question = """{message: "Cap?", to: chat, by: [ann], count: 1, remind: 10m,
+      escalate: {by: [bob], to: pager, timeout: 20m, on_timeout: reject}}, timeout: 30m, on_timeout: escalate"""
+    t = await begin(ASKING.replace('"Cap {{ target.node }}?", timeout: 30m', question), names=("chat", "pager", "mail"))
+    await t.world.post(t.world.alert(node="n1"))
+    await t.world.pass_time(3600)
+    asked = [(title, to) for title, _, to, _ in t.channels.sent if not title.startswith("[info]")]
+    assert asked[0] == ("[warning] node:n1: Cap?", "chat")
+    assert asked[1] == ("[warning] Reminder: node:n1: Cap?", "chat")
+    assert ("[warning] Nobody has answered: node:n1: Cap?", "pager") in asked
+    assert "1 approval needed of ann." in t.channels.sent[0][1]
+    ended = [title for title in t.channels.titles if title.startswith("[info] Re:")]
+    assert ended[-1] == "[info] Re: asking on node:n1: nobody has answered in time, which rejects it"
 
 
 async def test_what_was_answered_at_once_is_not_asked(begin: Any) -> None:
