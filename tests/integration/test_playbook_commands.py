@@ -81,6 +81,21 @@ def test_the_schema_is_a_json_schema(directory: Path) -> None:
     assert "steps" in json.dumps(schema)
 
 
+def test_a_path_without_playbooks_ends_with_2(directory: Path) -> None:
+    """A CI with a wrong path is not green."""
+    (directory / "empty").mkdir()
+    done = playbook(directory, "check", "playbooks", "empty")
+    assert (done.returncode, done.stderr) == (2, "Error: There is no playbook in empty.\n")
+
+
+def test_two_playbooks_for_one_alert_are_a_warning(directory: Path) -> None:
+    """Printed, and no mistake."""
+    (directory / "playbooks" / "other.yaml").write_text(GOOD.replace("slow-down", "other"))
+    done = playbook(directory, "check")
+    assert done.returncode == 0
+    assert "'other' (playbooks/other.yaml:2) and 'slow-down' both act on the alert GradientExplosion" in done.stdout
+
+
 def test_an_alert_is_explained(directory: Path) -> None:
     """The target, the decision and the parameters; read from standard input here."""
     labels = {"alertname": "GradientExplosion", "severity": "critical", "job_name": "llm-1"}

@@ -35,6 +35,9 @@ class BasicAction:
     harmful: ClassVar[bool] = True
     default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
     Params: ClassVar[type[BaseModel]]
+    outputs: ClassVar[frozenset[str]] = frozenset()
+    """The keys that its output can have on a target other than a job, so that a playbook which reads another one is
+    refused when it is loaded. Empty where that is not known."""
 
     def __init__(self, services: Services) -> None:
         self.services = services

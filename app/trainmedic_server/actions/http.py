@@ -153,6 +153,7 @@ class HttpRequest(Irreversible, BasicAction):
     summary: ClassVar[str] = "Make one HTTP call."
     default_timeout: ClassVar[timedelta] = timedelta(seconds=10)
     Params: ClassVar[type[BaseModel]] = HttpParams
+    outputs: ClassVar[frozenset[str]] = frozenset({"status", "headers", "body", "json"})
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(HttpParams, call.params)

@@ -47,6 +47,20 @@ class GpuPowerLimit(PlacedAction):
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.GPU, TargetKind.JOB})
     default_timeout: ClassVar[timedelta] = timedelta(seconds=30)
     Params: ClassVar[type[BaseModel]] = PowerLimitParams
+    outputs: ClassVar[frozenset[str]] = frozenset(
+        {"gpu", "requested_watts", "limit_watts", "previous_watts", "default_watts", "min_watts", "max_watts"}
+        | {
+            "draw_watts",
+            "clamped",
+            "lease_seconds",
+            "lease_until",
+            "note",
+            "nothing_to_undo",
+            "known",
+            "reason",
+            "gpus",
+        }
+    )
     per_gpu: ClassVar[bool] = True
     lease: ClassVar[timedelta] = LEASE
 
@@ -161,6 +175,10 @@ class NodeFacts(Irreversible, PlacedAction):
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.NODE, TargetKind.GPU, TargetKind.JOB})
     harmful: ClassVar[bool] = False
     default_timeout: ClassVar[timedelta] = timedelta(seconds=15)
+    outputs: ClassVar[frozenset[str]] = frozenset(
+        {"node", "cpu", "memory", "swap", "disks", "uptime_seconds", "driver", "gpu_problems", "gpus_known", "problems"}
+        | {"gpu", "gpus"}
+    )
 
 
 ACTIONS: tuple[type[Action], ...] = (GpuPowerLimit, DiskClean, NodeFacts)

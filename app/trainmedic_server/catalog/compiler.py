@@ -7,7 +7,7 @@ those in others; a playbook is made only where there is none.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -24,13 +24,14 @@ from trainmedic_server.domain.playbook import (
     MOST_MATCHERS,
     MOST_STEPS,
     PHASES,
+    ActionStep,
     Playbook,
     TargetParts,
     UndoTrigger,
     default_id,
 )
 from trainmedic_server.domain.problems import DocumentPath, FileProblem, did_you_mean
-from trainmedic_server.domain.target import IdentityLabels
+from trainmedic_server.domain.target import IdentityLabels, TargetKind
 from trainmedic_server.expressions import evaluation, template_syntax
 from trainmedic_server.expressions.evaluation import Expression, TextTemplate, ValueTemplate
 from trainmedic_server.expressions.template_syntax import Malformed
@@ -144,6 +145,7 @@ class _Compilation:
             for index, entry in enumerate(raw[phase][:MOST_STEPS] if isinstance(raw.get(phase), list) else ())
         ]
         ids = [step_id for *_, step_id in entries]
+        outputs: dict[str, Collection[str]] = {}
         for position, (phase, index, entry, step_id) in enumerate(entries):
             if not isinstance(entry, dict):
                 continue
@@ -155,8 +157,25 @@ class _Compilation:
                 self._problem((phase, index, "id"), f"the id {step_id!r} is used by an earlier step")
             before = [earlier for of, *_, earlier in entries[:position] if of in ("steps", phase)]
             later = [other for other in ids if other not in (*before, step_id)]
-            names = VisibleNames(STEP_NAMES, self._vars, self._kind, before, later)
+            names = VisibleNames(STEP_NAMES, self._vars, self._kind, before, outputs, later)
+            outputs.update(self._outputs(entry, step_id))
             yield (phase, index), self._step(entry, (phase, index), step_id, names)
+
+    def _outputs(self, entry: Mapping[str, Any], step_id: str) -> Iterator[tuple[str, Collection[str]]]:
+        """The keys that the output of a step can have, where its action says so for this kind of target."""
+        name = entry.get("action")
+        action = self.actions.action_class(name) if isinstance(name, str) else None
+        keys = getattr(action, "outputs", None)
+        if keys and self._kind is not None and self._kind is not TargetKind.JOB:
+            yield step_id, keys
+
+    def _misplaced(self, action: type[Action], entry: Mapping[str, Any], path: DocumentPath) -> None:
+        """Parameters that stand beside ``action`` in place of below ``with``."""
+        for key in entry:
+            if key in action.Params.model_fields and key not in ActionStep.model_fields and key != "with":
+                misplaced = self.document.problem((*path, key), f"{key!r} belongs under 'with'", at_key=True)
+                self.problems = [each for each in self.problems if not _is_of_key(each, misplaced, key)]
+                self.problems.append(misplaced)
 
     def _approval(self, written: Any) -> dict[tuple[str, int], CompiledStep]:
         """The question of mode approve."""
@@ -188,6 +207,7 @@ class _Compilation:
             self._problem((*path, "action"), f"there is no action {entry['action']!r}{hint}")
             return CompiledStep(step_id, when, template)
         self._suits(action, entry, path)
+        self._misplaced(action, entry, path)
         fixed = self._params(action, raw, path)
         return CompiledStep(step_id, when, template, action.Params, fixed)
 
@@ -314,6 +334,12 @@ def can_be_undone(action: type[Action]) -> bool:
     """
     returned = getattr(action.inverse, "__annotations__", {}).get("return", "")
     return returned is not None and returned != "None"
+
+
+def _is_of_key(problem: FileProblem, at: FileProblem, key: str) -> bool:
+    """Whether a problem says no more than that this key is not known there."""
+    place = (problem.line, problem.column) == (at.line, at.column)
+    return place and problem.message.startswith(f"unknown key {key!r}")
 
 
 def _id_of(entry: Any, index: int, phase: str) -> str:

@@ -5,9 +5,11 @@ Callers: the compiler (playbooks, actions' parameters) and the reader of playboo
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
@@ -172,7 +174,23 @@ def _words(detail: ErrorDetails, model: type[BaseModel]) -> str:
         return f"{shown(value)} {_IDENTIFIER if described else 'does not match ' + str(context.get('pattern'))}"
     if kind in ("too_short", "string_too_short"):
         return "must not be empty"
+    if kind in ("tuple_type", "list_type") and isinstance(value, dict):
+        return f"must be a list{_as_list(loc, value)}"
+    if kind in ("int_parsing", "float_parsing") and isinstance(value, str) and (number := _NUMBER.match(value)):
+        return f"{_PLAIN[kind]}; write {number[1]}"
     return _PLAIN.get(kind) or detail["msg"].replace("Input should be ", "must be ").replace("Value error, ", "")
+
+
+_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*\D{1,8}$")
+"""A number with its unit."""
+
+
+def _as_list(loc: Sequence[int | str], value: Mapping[Any, Any]) -> str:
+    """How a mapping that should be a list is written as one."""
+    if loc and loc[-1] == "matchers":
+        entries = (f"{name}={json.dumps(str(text), ensure_ascii=False)}" for name, text in islice(value.items(), 3))
+        return f": [{', '.join(repr(entry) for entry in entries)}]"
+    return "; each entry begins with '- '" if loc and loc[-1] in PHASES else ""
 
 
 def allowed_keys(model: Any, loc: Sequence[int | str]) -> Collection[str]:

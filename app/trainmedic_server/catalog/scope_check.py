@@ -43,6 +43,8 @@ class VisibleNames:
     vars: Mapping[str, Any] = field(default_factory=dict)
     kind: TargetKind | None = None
     steps: Collection[str] = ()
+    outputs: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """By step: the keys that its output can have, where they are known."""
     later: Collection[str] = ()
 
 
@@ -68,6 +70,7 @@ def check(tree: nodes.Template, scope: VisibleNames, text: str) -> list[str]:
             if mistake is not None and mistake not in wrong:
                 wrong.append(mistake)
     wrong.extend(_unknown_statuses(tree))
+    wrong.extend(_texts_beside_numbers(tree))
     return wrong
 
 
@@ -113,6 +116,8 @@ def _unknown_member(parts: tuple[str, ...], scope: VisibleNames) -> str | None:
             return _unknown_step(member, scope)
         case ("steps", _):
             return _missing("a step has no", member, _STEP)
+        case ("steps", step, "output") if step in scope.outputs:
+            return _missing(f"the output of step {step!r} has no", member, scope.outputs[step])
         case ("alert",):
             return _missing("an alert has no", member, _ALERT)
         case ("run",):
@@ -162,6 +167,33 @@ def _unknown_statuses(tree: nodes.Template) -> Iterator[str]:
                 if value not in list(StepStatus):
                     near = did_you_mean(str(value), StepStatus) or f"; there are {', '.join(StepStatus)}"
                     yield f"{value!r} is no status of a step{near}"
+
+
+_COMPARISONS = {"gt": ">", "gteq": ">=", "lt": "<", "lteq": "<=", "eq": "==", "ne": "!="}
+
+
+def _texts_beside_numbers(tree: nodes.Template) -> Iterator[str]:
+    """Comparisons of a label or an annotation, which is always text, with a number."""
+    for compare in tree.find_all(nodes.Compare):
+        operands = [compare.expr, *(operand.expr for operand in compare.ops)]
+        for left, operand, right in zip(operands, compare.ops, operands[1:], strict=False):
+            sign = _COMPARISONS.get(operand.op)
+            for text, number in ((left, right), (right, left)):
+                parts = _chain(text)
+                if sign is None or parts is None or not _is_text(parts) or not _is_number(number):
+                    continue
+                name = ".".join(parts)
+                yield f"{name} is text and is compared with a number by {sign}; write {name} | float"
+
+
+def _is_text(parts: tuple[str, ...]) -> bool:
+    return parts[-2:-1] in (("labels",), ("annotations",)) and parts[:-2] in ((), ("alert",))
+
+
+def _is_number(node: nodes.Node) -> bool:
+    if isinstance(node, (nodes.Neg, nodes.Pos)):
+        return _is_number(node.node)
+    return isinstance(node, nodes.Const) and type(node.value) in (int, float)
 
 
 def _constants(node: nodes.Node) -> Iterator[Any]:

@@ -39,6 +39,10 @@ _LONGEST_NUMBER = 500
 MAX_DEPTH = 60
 """Well within the recursion limit of Python, for whatever walks through the value."""
 
+_UNQUOTED = 'what begins with {{ must be in quotes: percent: "{{ vars.percent }}"'
+_BRACES = re.compile(r"(?:^|[:\-,\[{])\s*\{\{")
+_KEY = re.compile(r"\s*([\w.-]+)\s*:")
+
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _INT = re.compile(r"[-+]?[0-9]+")
@@ -120,9 +124,10 @@ def read(text: str, source: str) -> tuple[list[YamlDocument], list[FileProblem]]
             FileProblem(source, line, column, f"character {shown(chr(error.character))} is not allowed in YAML")
         ]
     except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
+        is_unclosed = (error.context or "").startswith("while parsing a flow")
+        mark = (error.context_mark if is_unclosed else None) or error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-        return [], [FileProblem(source, line, column, _plain(error))]
+        return [], [FileProblem(source, line, column, _plain(error, text.splitlines()))]
     except Exception as error:  # whatever the YAML library makes of a text is a mistake of that text
         return [], [FileProblem(source, 1, 1, f"not YAML: {type(error).__name__}")]
     return documents, reader.problems
@@ -204,6 +209,9 @@ class _Reader:
 
     def _key(self, top: _Frame, event: NodeEvent) -> None:
         if not isinstance(event, ScalarEvent):
+            index = event.start_mark.index
+            if "{{" in (self.text[index - 1 : index + 1], self.text[index : index + 2]):
+                raise _Refused(_UNQUOTED, event)
             raise _Refused("a key must be plain text", event)
         self._refuse_tag(event)
         self._refuse_half_a_character(event)
@@ -310,11 +318,21 @@ def _line_column(text: str, index: int) -> tuple[int, int]:
     return text.count("\n", 0, index) + 1, index - (text.rfind("\n", 0, index) + 1) + 1
 
 
-def _plain(error: MarkedYAMLError) -> str:
-    problem = (error.problem or "not YAML").strip()
+def _plain(error: MarkedYAMLError, lines: list[str]) -> str:
+    """The mistake in words that do not suppose that one knows how YAML is parsed."""
+    problem, context = (error.problem or "not YAML").strip(), (error.context or "").strip()
+    line = lines[error.problem_mark.line] if error.problem_mark and error.problem_mark.line < len(lines) else ""
+    begin = error.context_mark.line + 1 if error.context_mark else 1
+    opening = lines[begin - 1] if begin <= len(lines) else ""
+    if _BRACES.search(opening if context.startswith("while parsing a flow") else line):
+        return _UNQUOTED
+    if context.startswith("while parsing a flow"):
+        opened = "[" if "sequence" in context else "{"
+        return f"the '{opened}' is not closed"
+    if "expected <block end>" in problem and (key := _KEY.match(line)):
+        return f"{key[1]!r} stands under nothing: indent it as the keys of the entry that begins on line {begin} are"
     if "mapping values are not allowed here" in problem:
         return "a ': ' is not allowed here; put the text in quotes, or check the indentation"
     if "cannot start any token" in problem and "\\t" in problem:
         return "YAML is indented with spaces, not tabs"
-    context = (error.context or "").strip()
     return f"{problem} ({context})" if context else problem

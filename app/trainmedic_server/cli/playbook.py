@@ -37,13 +37,16 @@ def playbook() -> None:
 def check(paths: Sequence[Path]) -> None:
     """Check playbooks and the form of their tests.
 
-    Each mistake is told with file, line and column. Ends with 1 where there is one.
+    Each mistake is told with file, line and column. Ends with 1 where there is one, and with 2 where PATH has no
+    playbook. A warning, such as that two playbooks act on the same alert, changes nothing of that.
     """
     checked = check_paths(playbook_roots(paths), registry.specs_only())
-    for problem in checked.problems:
+    for problem in (*checked.problems, *checked.warnings):
         click.echo(visible(str(problem), keep="\n"))
     if checked.problems:
         raise exits.Failure(_count(len(checked.problems), "mistake"))
+    if checked.empty:
+        raise exits.InvalidInput(f"There is no playbook in {', '.join(map(str, checked.empty))}.")
     click.echo(f"{_count(len(checked.playbooks), 'playbook')}, no mistake.")
 
 

@@ -106,7 +106,7 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
         if type(obj) is dict or isinstance(obj, Mapping):
             return self._member(obj, attribute)
         if isinstance(obj, jinja2.Undefined):
-            str(obj)  # raises with the reason
+            return obj  # a member of what is not there is not there either, until a `default` or a use that raises
         if attribute in _readable(obj):
             return getattr(obj, attribute)
         if isinstance(obj, tuple) and attribute in getattr(obj, "_fields", ()):
@@ -116,6 +116,8 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
         return self.undefined(obj=obj, name=attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
+        if isinstance(obj, jinja2.Undefined):
+            return obj
         if isinstance(obj, Mapping) and isinstance(argument, str):
             return self._member(obj, argument)
         work_meter.current().weigh(argument)  # hashing a tuple goes through all that is in it

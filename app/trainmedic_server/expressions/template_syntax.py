@@ -7,7 +7,7 @@ wherever a loop, a comparison or a hash must be counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jinja2
@@ -95,7 +95,8 @@ def _expression(text: str) -> nodes.Expr:
     parser = Parser(ENVIRONMENT, text, state="variable")
     expression = parser.parse_expression()
     if not parser.stream.eos:
-        raise Malformed(f"{shown(text)}: unexpected {shown(parser.stream.current.value)}")
+        sign = str(parser.stream.current.value)
+        raise Malformed(f"{shown(text)}: unexpected {shown(sign)}{_SIGNS.get(sign, '')}")
     return expression
 
 
@@ -141,9 +142,25 @@ def _made(make: Callable[[], T], text: str) -> T:
         raise Malformed(f"{shown(text)}: {_reason(error)}") from None
 
 
+_SIGNS = {
+    "=": "; two values are compared with ==",
+    "&&": "; write 'and'",
+    "||": "; write 'or'",
+    "!": "; write 'not', or != between two values",
+    "$": "; names have no $ here: labels.gpu",
+}
+"""What is written in other languages, and what to write here."""
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    return did_you_mean(name, names) or f"; there are {', '.join(sorted(names))}"
+
+
 def _reason(error: Exception) -> str:
     words = error.msg if isinstance(error, SyntaxError) else str(getattr(error, "message", None) or error)
-    return cut(words) or type(error).__name__
+    hint = next((hint for sign, hint in _SIGNS.items() if words.endswith(f"got {sign[0]!r}")), "")
+    hint = hint or next((hint for sign, hint in _SIGNS.items() if f"unexpected char {sign[0]!r}" in words), "")
+    return (cut(words) or type(error).__name__) + hint
 
 
 def _check_size(tree: nodes.Node, text: str) -> None:
@@ -165,9 +182,9 @@ def _wrong_with(node: nodes.Node) -> str | None:
         word = "a recursive loop" if isinstance(node, nodes.For) else type(node).__name__.lower()
         return f"{_REFUSED_WORDS.get(word, word)} is not possible in a playbook"
     if isinstance(node, nodes.Filter) and node.name not in sandbox.FILTERS:
-        return f"there is no filter {node.name!r}{did_you_mean(node.name, sandbox.FILTERS)}"
+        return f"there is no filter {node.name!r}{_nearest(node.name, sandbox.FILTERS)}"
     if isinstance(node, nodes.Test) and node.name not in sandbox.TESTS:
-        return f"there is no test {node.name!r}{did_you_mean(node.name, sandbox.TESTS)}"
+        return f"there is no test {node.name!r}{_nearest(node.name, sandbox.TESTS)}"
     number = node.value if isinstance(node, nodes.Const) else None
     if isinstance(number, int) and number.bit_length() > work_meter.LARGEST_NUMBER_BITS:
         return "a number is too long"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainmedic_server.catalog import loader
+from trainmedic_server.catalog import loader, overlaps
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
@@ -24,6 +24,10 @@ class CheckResult:
 
     playbooks: tuple[YamlPlaybook, ...]
     problems: tuple[FileProblem, ...]
+    warnings: tuple[FileProblem, ...] = ()
+    """Of playbooks that can be loaded, and perhaps do not do what is meant."""
+    empty: tuple[Path, ...] = ()
+    """Directories and files without any playbook or problem."""
 
 
 def check(roots: Sequence[Path], actions: Actions, identity: IdentityLabels = IdentityLabels()) -> CheckResult:
@@ -34,7 +38,15 @@ def check(roots: Sequence[Path], actions: Actions, identity: IdentityLabels = Id
     problems = list(library.problems)
     for path in tests:
         problems.extend(suite_format.read(path)[1])
-    return CheckResult(tuple(library.all()), tuple(sorted(set(problems))))
+    playbooks = tuple(library.all())
+    sources = [Path(source) for source in (*(each.source for each in playbooks), *(each.file for each in problems))]
+    empty = tuple(root for root in roots if root not in tests and not any(_is_in(source, root) for source in sources))
+    warnings = tuple(overlaps.warnings(playbooks, actions))
+    return CheckResult(playbooks, tuple(sorted(set(problems))), warnings, empty)
+
+
+def _is_in(file: Path, root: Path) -> bool:
+    return file == root or root in file.parents
 
 
 def check_log_rules(roots: Sequence[Path]) -> tuple[RuleSet, tuple[FileProblem, ...]]:

@@ -11,7 +11,7 @@ from enum import Enum
 
 from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.problems import DocumentPath
-from trainmedic_server.domain.run import Controls, StepState, Undo
+from trainmedic_server.domain.run import Controls, Status, StepState, Undo
 from trainmedic_server.ports.store import RunRecord
 from trainmedic_server.simulation.scripted import RecordedCall
 from trainmedic_server.simulation.suite_format import Check, RunExpected, StepExpected, UndoExpected
@@ -70,6 +70,14 @@ def differences(check: Check, observed: Observations) -> Iterator[Difference]:
             yield from equal((*path, "undo"), expected_call.undo, call.undo)
     yield from equal(("paused",), check.paused, observed.controls.paused)
     yield from equal(("breaker_open",), check.breaker_open, observed.controls.breaker_open)
+
+
+def failed_runs(observed: Observations, besides: str) -> Iterator[str]:
+    """Why each run failed that did, where `besides` does not say so: the reason is often that of the difference."""
+    for record in observed.runs:
+        run = record.run
+        if run.status is Status.FAILED and run.message not in besides:
+            yield f"{run.playbook} {_target(record)} failed: {run.message}"
 
 
 def _run(path: DocumentPath, expected: RunExpected, record: RunRecord) -> Iterator[Difference]:

@@ -312,7 +312,8 @@ class _Scenario:
         on_job = log_expectations.verdict_differences(check.verdict, self.logs.verdict()) if check.verdict else ()
         for difference in (*expectations.differences(check, observed), *in_logs, *on_job):
             message = f"{when}, {path_text(difference.path)}: expected {difference.expected}, got {difference.got}"
-            self.fail((*path, *difference.path), message)
+            failed = "".join(f"\n      {text}" for text in expectations.failed_runs(observed, message))
+            self.fail((*path, *difference.path), message + failed)
 
     async def observe(self) -> Observations:
         """What has happened so far; every item of the history with its events, oldest first."""

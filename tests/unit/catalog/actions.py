@@ -89,16 +89,33 @@ class Tell(_Base):
             raise ValueError("a message holds no secret")
 
 
+class NoParams(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Read(_Base):
+    """It says which keys its output can have."""
+
+    name: ClassVar[str] = "test.read"
+    harmful: ClassVar[bool] = False
+    Params: ClassVar[type[BaseModel]] = NoParams
+    outputs: ClassVar[frozenset[str]] = frozenset({"limit_watts", "draw_watts"})
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
+        return None
+
+
 class TestActions:
     """`ports.Actions` for checking only."""
 
     __test__ = False
 
     def names(self) -> Sequence[str]:
-        return ["test.rollback", "test.tell"]
+        return ["test.read", "test.rollback", "test.tell"]
 
     def action_class(self, name: str) -> type[Action] | None:
-        kinds: dict[str, type[Action]] = {"test.rollback": Rollback, "test.tell": Tell}
+        kinds: dict[str, type[Action]] = {"test.read": Read, "test.rollback": Rollback, "test.tell": Tell}
         return kinds.get(name)
 
     def get(self, name: str) -> Action:

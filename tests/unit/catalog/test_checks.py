@@ -84,11 +84,58 @@ def with_step(step: str) -> str:
             "an alert has no 'starts_at'; did you mean 'startsAt'",
         ),
         (with_step("{wait_for: resolved, when: labels.x | sotr}"), "there is no filter 'sotr'; did you mean 'sort'?"),
+        (with_step("{wait_for: resolved, when: labels.x | zzz}"), "there is no filter 'zzz'; there are abs, "),
+        (with_step("{wait_for: resolved, when: labels.x = 'a'}"), "unexpected '='; two values are compared with =="),
+        (with_step("{wait_for: resolved, when: labels.x && vars}"), "unexpected char '&' at 9; write 'and'"),
+        (with_step("{wait_for: resolved, when: labels.x || vars}"), "; write 'or'"),
+        (with_step("{wait_for: resolved, when: '!labels.x'}"), "; write 'not', or != between two values"),
+        (with_step("{approve: '{{ $labels.gpu }}'}"), "unexpected char '$' at 3; names have no $ here: labels.gpu"),
+        (
+            changed("  alert: T", "  when: labels.temp > 80\n  alert: T"),
+            "3:9: when: labels.temp is text and is compared with a number by >; write labels.temp | float",
+        ),
+        (with_step("{wait_for: resolved, when: -1.5 != alert.annotations.x}"), "alert.annotations.x is text"),
+        (
+            changed("  alert: T", "  matchers: {severity: critical}\n  alert: T"),
+            "3:13: on.matchers: must be a list: ['severity=\"critical\"']",
+        ),
+        (
+            changed("  - id: back", "  id: back").replace("    action", "  action").replace("    with", "  with"),
+            "steps: must be a list; each entry begins with '- '",
+        ),
+        (with_step("{action: test.rollback, with: {steps_back: 80%}}"), "must be a whole number; write 80"),
+        (with_step("{action: test.tell, message: a}"), "9:25: 'message' belongs under 'with'"),
     ],
 )
 def test_a_mistake_is_told_at_its_place(text: str, told: str) -> None:
     """Line and column count from 1; names are compared with what would be right there."""
     assert any(told in problem for problem in problems_of(text)), problems_of(text)
+
+
+def test_a_misplaced_parameter_is_told_once() -> None:
+    """Not as an unknown key too."""
+    told = problems_of(with_step("{action: test.tell, message: a}"))
+    assert not any("unknown key" in problem for problem in told), told
+
+
+def test_labels_are_compared_with_numbers_once_they_are_numbers() -> None:
+    """And with text, and step outputs with either."""
+    for when in ("labels.temp | float > 80", "labels.temp == '80'", "steps.back.output.x > 80", "labels | length > 80"):
+        assert problems_of(with_step(f'{{wait_for: resolved, when: "{when}"}}')) == []
+
+
+def test_a_key_that_no_output_has_is_told_where_the_action_says_which_there_are() -> None:
+    """Of a job, whose outputs are by node, nothing is said."""
+    of_gpu = changed("target: job", "target: gpu").replace("test.rollback", "test.read").replace("steps_back: 100", "")
+    read = of_gpu + "  - {approve: '{{ steps.back.output.limit_wats }}'}\n"
+    told = "the output of step 'back' has no 'limit_wats'; did you mean 'limit_watts'?"
+    assert any(told in problem for problem in problems_of(read)), problems_of(read)
+    assert problems_of(read.replace("limit_wats", "limit_watts")) == []
+    assert (
+        problems_of(read.replace("output.limit_wats", "output.get('x', 1)").replace("'{{", '"{{').replace("}}'", '}}"'))
+        == []
+    )
+    assert problems_of(read.replace("target: gpu", "target: job")) == []
 
 
 def test_an_action_is_refused_for_a_target_that_it_cannot_work_on() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from trainmedic_server import errors
 from trainmedic_server.expressions import template_syntax
-from trainmedic_server.expressions.evaluation import Expression, ValueTemplate
+from trainmedic_server.expressions.evaluation import Expression, TextTemplate, ValueTemplate
 from trainmedic_server.expressions.template_syntax import Malformed
 
 SCOPE: dict[str, Any] = {
@@ -131,3 +131,16 @@ def test_what_is_no_template_is_refused(text: str, told: str) -> None:
     with pytest.raises(Malformed) as caught:
         ValueTemplate(text, "with")
     assert told in str(caught.value)
+
+
+def test_a_default_holds_for_what_is_missing_at_any_depth() -> None:
+    """The first member that is missing is the reason where there is no default."""
+    scope = {"gpu": {"name": "H100"}, "labels": {}}
+    missing = "gpu.ecc.volatile['uncorrected']"
+    assert Expression(f"{missing} | default(0)", "when").evaluate(scope) == 0
+    assert not Expression(f"{missing} | default(0) > 0", "when").holds(scope)
+    assert not Expression(f"{missing} is defined", "when").holds(scope)
+    assert TextTemplate("{{ labels.a.b | default('x') }}", "text").evaluate(scope) == "x"
+    for text in (f"{missing} > 0", missing, f"{missing} is none or {missing}", f"{missing}.get('a')", f"not {missing}"):
+        with pytest.raises(errors.ExpressionError, match="there is no 'ecc' here"):
+            Expression(text, "when").evaluate(scope)

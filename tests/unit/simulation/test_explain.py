@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -154,3 +155,52 @@ def test_check_reads_tests_too(tmp_path: Path) -> None:
     assert result.playbooks == ()
     assert {Path(problem.file).name for problem in result.problems} == {"cap.yaml", "cap_test.yaml"}
     assert check.test_files([tmp_path]) == [tmp_path / "cap_test.yaml"]
+
+
+def checked(tmp_path: Path, *playbooks: str) -> check.CheckResult:
+    for number, playbook in enumerate(playbooks):
+        (tmp_path / f"p{number}.yaml").write_text(playbook.replace("playbook: cap", f"playbook: p{number}"))
+    return check.check([tmp_path], SimulatedActions())
+
+
+def matching(*matchers: str) -> str:
+    return PLAYBOOK.replace("{alert: Hot}", json.dumps({"alert": ["Hot", "Cold"], "matchers": matchers}))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "overlap"),
+    [
+        (PLAYBOOK, PLAYBOOK, True),
+        (PLAYBOOK, matching('severity="critical"'), True),
+        (matching('severity=~"warning|critical"'), matching('severity="critical"', 'rack="1"'), True),
+        (matching('severity="warning"'), matching('severity="critical"'), False),
+        (matching('severity=~"warning|info"'), matching('severity!~"w.*|info"'), False),
+        (PLAYBOOK, PLAYBOOK.replace("alert: Hot", "alert: Cold"), False),
+        (PLAYBOOK, PLAYBOOK.replace("target: node", "mode: observe\ntarget: node"), False),
+    ],
+)
+def test_two_playbooks_that_both_act_on_an_alert_are_a_warning(
+    tmp_path: Path, first: str, second: str, overlap: bool
+) -> None:
+    """Where their matchers leave room for an alert that both take; it names both, and is no mistake."""
+    result = checked(tmp_path, first, second)
+    assert (result.problems, len(result.playbooks)) == ((), 2)
+    told = [warning.message for warning in result.warnings]
+    assert bool(told) is overlap, told
+    assert not told or ("'p0' (" in told[0] and "'p1' both act on the alert Hot, one after the other" in told[0])
+
+
+def test_a_condition_may_tell_two_playbooks_apart(tmp_path: Path) -> None:
+    """Nobody can know before an alert comes; the warning says so."""
+    second = PLAYBOOK.replace("{alert: Hot}", "{alert: Hot, when: labels.rack is defined}")
+    [warning] = checked(tmp_path, PLAYBOOK, second).warnings
+    assert warning.message.endswith(", unless on.when tells them apart")
+
+
+def test_what_holds_no_playbook_is_named(tmp_path: Path) -> None:
+    """An empty directory, an empty file, and a path that is right."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty.yaml").write_text("# nothing\n")
+    (tmp_path / "cap.yaml").write_text(PLAYBOOK)
+    roots = [tmp_path / "empty", tmp_path / "empty.yaml", tmp_path / "cap.yaml"]
+    assert check.check(roots, SimulatedActions()).empty == tuple(roots[:2])

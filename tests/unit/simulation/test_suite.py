@@ -264,3 +264,12 @@ def test_many_tests_of_one_file_do_not_touch_each_other(run: Run) -> None:
     result = run("tests:\n" + "".join(test % number for number in range(50)))
     assert result.passed
     assert len(result.results) == 50
+
+
+def test_each_failure_says_why_the_run_failed(run: Run) -> None:
+    """The reason of a missing call is often that a step before it failed."""
+    playbook = PLAYBOOK.replace("amount: 80", "amount: '{{ labels.rack | float }}'")
+    tests = f"alerts: [{{alert: {HOT}}}]\nexpect: {{calls: [test.cap, test.cap]}}\n"
+    for told in failures(run(one(tests), playbook)):
+        assert "cap node:n1 failed: step cap: " in told, told
+        assert told.endswith("there is no 'rack' here"), told

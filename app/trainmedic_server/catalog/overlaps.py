@@ -1,0 +1,67 @@
+"""Finds playbooks that would both act on one alert, which each of them does without regard to the other.
+
+What can be told from their texts alone is told: two that react to one alertname, with matchers that some alert can
+satisfy both, of which each changes something. What ``on.when`` tells apart nobody can know before an alert comes; where
+one of them has it, that is said. Who calls it: ``simulation.check``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+
+from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
+from trainmedic_server.catalog.matchers import Matcher
+from trainmedic_server.domain.playbook import ActionStep, Mode
+from trainmedic_server.domain.problems import FileProblem
+from trainmedic_server.ports.actions import Actions
+
+_WORDS = re.compile(r"[\w -]+(\|[\w -]+)*")
+"""A regular expression that is a list of words."""
+
+
+def warnings(playbooks: Sequence[YamlPlaybook], actions: Actions) -> Iterator[FileProblem]:
+    """A warning at the second of each pair that would both act."""
+    by_alertname: dict[str, list[YamlPlaybook]] = {}
+    for playbook in playbooks:
+        if _acts(playbook, actions):
+            for name in dict.fromkeys(playbook.definition.on.alertnames):
+                by_alertname.setdefault(name, []).append(playbook)
+    for name, rivals in by_alertname.items():
+        for first, second in itertools.combinations(rivals, 2):
+            if _both_match(first.matchers, second.matchers):
+                yield FileProblem(second.source, second.line, 1, _told(name, first, second))
+
+
+def _told(alertname: str, first: YamlPlaybook, second: YamlPlaybook) -> str:
+    names = f"{first.definition.name!r} ({first.source}:{first.line}) and {second.definition.name!r}"
+    has_condition = first.condition is not None or second.condition is not None
+    unless = ", unless on.when tells them apart" if has_condition else ""
+    return f"warning: {names} both act on the alert {alertname}, one after the other{unless}"
+
+
+def _acts(playbook: YamlPlaybook, actions: Actions) -> bool:
+    """Whether it changes something by itself; what an action that is not known here does is not known either."""
+    if playbook.definition.mode is Mode.OBSERVE:
+        return False
+    classes = (actions.action_class(step.action) for step in playbook.definition.steps if isinstance(step, ActionStep))
+    return any(action is not None and action.harmful for action in classes)
+
+
+def _both_match(first: Sequence[Matcher], second: Sequence[Matcher]) -> bool:
+    """Whether labels can satisfy both, as far as values are written out."""
+    labels = {matcher.label for matcher in first} & {matcher.label for matcher in second}
+    for label in labels:
+        of_label = [matcher for matcher in (*first, *second) if matcher.label == label]
+        values = [value for matcher in of_label for value in _values(matcher)]
+        if values and not any(all(matcher.matches({label: value}) for matcher in of_label) for value in values):
+            return False
+    return True
+
+
+def _values(matcher: Matcher) -> list[str]:
+    """The values that it allows, where these are written out."""
+    if matcher.operator == "=":
+        return [matcher.value]
+    return matcher.value.split("|") if matcher.operator == "=~" and _WORDS.fullmatch(matcher.value) else []
