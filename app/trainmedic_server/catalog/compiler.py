@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from jinja2 import nodes
 from pydantic import BaseModel, ValidationError
 
-from trainmedic_server.catalog import attachments, definition_check, matchers, model_errors, scope_check
+from trainmedic_server.catalog import action_steps, attachments, definition_check, matchers, model_errors, scope_check
 from trainmedic_server.catalog.allowance import Allowance, TooLarge
 from trainmedic_server.catalog.compiled_playbook import CompiledStep, YamlPlaybook
 from trainmedic_server.catalog.scope_check import ALERT_NAMES, STEP_NAMES, VisibleNames
@@ -24,14 +24,13 @@ from trainmedic_server.domain.playbook import (
     MOST_MATCHERS,
     MOST_STEPS,
     PHASES,
-    ActionStep,
     Playbook,
     TargetParts,
     UndoTrigger,
     default_id,
 )
 from trainmedic_server.domain.problems import DocumentPath, FileProblem, did_you_mean
-from trainmedic_server.domain.target import IdentityLabels, TargetKind
+from trainmedic_server.domain.target import IdentityLabels
 from trainmedic_server.expressions import evaluation, template_syntax
 from trainmedic_server.expressions.evaluation import Expression, TextTemplate, ValueTemplate
 from trainmedic_server.expressions.template_syntax import Malformed
@@ -158,24 +157,8 @@ class _Compilation:
             before = [earlier for of, *_, earlier in entries[:position] if of in ("steps", phase)]
             later = [other for other in ids if other not in (*before, step_id)]
             names = VisibleNames(STEP_NAMES, self._vars, self._kind, before, outputs, later)
-            outputs.update(self._outputs(entry, step_id))
+            outputs[step_id] = action_steps.output_keys(entry, self.actions, self._kind)
             yield (phase, index), self._step(entry, (phase, index), step_id, names)
-
-    def _outputs(self, entry: Mapping[str, Any], step_id: str) -> Iterator[tuple[str, Collection[str]]]:
-        """The keys that the output of a step can have, where its action says so for this kind of target."""
-        name = entry.get("action")
-        action = self.actions.action_class(name) if isinstance(name, str) else None
-        keys = getattr(action, "outputs", None)
-        if keys and self._kind is not None and self._kind is not TargetKind.JOB:
-            yield step_id, keys
-
-    def _misplaced(self, action: type[Action], entry: Mapping[str, Any], path: DocumentPath) -> None:
-        """Parameters that stand beside ``action`` in place of below ``with``."""
-        for key in entry:
-            if key in action.Params.model_fields and key not in ActionStep.model_fields and key != "with":
-                misplaced = self.document.problem((*path, key), f"{key!r} belongs under 'with'", at_key=True)
-                self.problems = [each for each in self.problems if not _is_of_key(each, misplaced, key)]
-                self.problems.append(misplaced)
 
     def _approval(self, written: Any) -> dict[tuple[str, int], CompiledStep]:
         """The question of mode approve."""
@@ -207,7 +190,7 @@ class _Compilation:
             self._problem((*path, "action"), f"there is no action {entry['action']!r}{hint}")
             return CompiledStep(step_id, when, template)
         self._suits(action, entry, path)
-        self._misplaced(action, entry, path)
+        self.problems = action_steps.with_misplaced(self.problems, action, entry, self.document, path)
         fixed = self._params(action, raw, path)
         return CompiledStep(step_id, when, template, action.Params, fixed)
 
@@ -334,12 +317,6 @@ def can_be_undone(action: type[Action]) -> bool:
     """
     returned = getattr(action.inverse, "__annotations__", {}).get("return", "")
     return returned is not None and returned != "None"
-
-
-def _is_of_key(problem: FileProblem, at: FileProblem, key: str) -> bool:
-    """Whether a problem says no more than that this key is not known there."""
-    place = (problem.line, problem.column) == (at.line, at.column)
-    return place and problem.message.startswith(f"unknown key {key!r}")
 
 
 def _id_of(entry: Any, index: int, phase: str) -> str:

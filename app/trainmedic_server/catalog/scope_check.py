@@ -116,7 +116,7 @@ def _unknown_member(parts: tuple[str, ...], scope: VisibleNames) -> str | None:
             return _unknown_step(member, scope)
         case ("steps", _):
             return _missing("a step has no", member, _STEP)
-        case ("steps", step, "output") if step in scope.outputs:
+        case ("steps", step, "output") if scope.outputs.get(step):
             return _missing(f"the output of step {step!r} has no", member, scope.outputs[step])
         case ("alert",):
             return _missing("an alert has no", member, _ALERT)
