@@ -74,6 +74,8 @@ class FindingTracker:
         """Lines by the rule that took them."""
         self.lines_near: Counter[str] = Counter()
         """Lines that hold a literal of a rule and none of its patterns, by rule: a wording may have drifted."""
+        self.begun: list[Finding] = []
+        """Findings that began with the last line, and are told once they have lasted."""
         self._use(rule_set)
 
     @property
@@ -112,6 +114,7 @@ class FindingTracker:
 
     def take(self, line: Line, match: LineMatch) -> list[Finding]:
         """Do what `feed` does, with a match that is known already."""
+        self.begun.clear()
         if match.near:
             self.lines_near.update(match.near)
         done = [over for rule, fields in match.ended for over in self._end(line, rule, fields)]
@@ -175,6 +178,7 @@ class FindingTracker:
             return None
         self._rows.discard(key)
         if rule.lasting:
+            self.begun.append(followed.finding)
             return None
         followed.is_told = True
         return followed.finding

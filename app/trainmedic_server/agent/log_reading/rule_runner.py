@@ -34,6 +34,10 @@ _MOST_UNWRITTEN = 2000
 """Findings in memory from which on nothing more is read until they could be written."""
 
 
+_MOST_HELD = 32
+"""Excerpts of findings that are told once they have lasted; of more, the oldest go."""
+
+
 class ReadStream(Protocol):
     """A stream that is read, as the runner needs it."""
 
@@ -75,6 +79,7 @@ class RuleRunner:
         self._positions: dict[str, Mapping[str, Any] | None] = {}
         self._outgoing: dict[str, OutgoingFinding] = {}
         self._latest: dict[str, Finding] = {}
+        self._held: dict[str, Excerpt] = {}
         self._has_begun = False
         self._committed_at = self._ticked_at = monotonic()
         self.is_first = store.is_new
@@ -114,6 +119,8 @@ class RuleRunner:
                     if not finding.is_over:
                         self._counters.finding(finding.rule)
                         self._await_excerpt(source.stream, finding, line.place)
+                for finding in tracker.begun:
+                    source.stream.excerpts = [*source.stream.excerpts, self._pending(finding, line.place, "")]
             self._positions[source.key] = {"place": place, "stream": source.stream.to_json()}
 
     def begin(self, source: ReadStream) -> None:
@@ -146,6 +153,9 @@ class RuleRunner:
         place = source.place_json()
         with self._lock:
             for pending, excerpt in found:
+                if excerpt is not None and not pending.update:
+                    self._hold(pending.finding_id, excerpt)
+                    continue
                 finding = self._latest.pop(pending.finding_id, None) or self._first_word(pending)
                 if excerpt is not None and finding is not None:
                     self._say(finding, excerpt)
@@ -165,7 +175,7 @@ class RuleRunner:
             if is_last or now - self._ticked_at >= _TICK_EVERY:
                 self._ticked_at = now
                 for finding in self._tracker.tick(self._now()):
-                    self._say(finding)
+                    self._say(finding, self._held.pop(finding.id, None))
             is_due = bool(self._outgoing) or self._has_begun or is_last or now - self._committed_at >= _COMMIT_EVERY
             if not self._store.is_new and not (is_due and (self._outgoing or self._positions)):
                 return
@@ -199,10 +209,16 @@ class RuleRunner:
 
     def _await_excerpt(self, stream: LineStream, finding: Finding, place: int) -> None:
         self._latest[finding.id] = finding
-        pending = PendingExcerpt(
-            finding.id, place, self._store.first_word(finding), self._monotonic() + EXCERPT_SECONDS
-        )
-        stream.excerpts = [*stream.excerpts, pending]
+        stream.excerpts = [*stream.excerpts, self._pending(finding, place, self._store.first_word(finding))]
+
+    def _pending(self, finding: Finding, place: int, update: str) -> PendingExcerpt:
+        return PendingExcerpt(finding.id, place, update, self._monotonic() + EXCERPT_SECONDS)
+
+    def _hold(self, finding_id: str, excerpt: Excerpt) -> None:
+        """Keep the lines around a finding until it has lasted: by then they may be gone."""
+        self._held[finding_id] = excerpt
+        if len(self._held) > _MOST_HELD:
+            self._held.pop(next(iter(self._held)))
 
     def _first_word(self, pending: PendingExcerpt) -> Finding | None:
         """What a process before this one has said first of the finding."""

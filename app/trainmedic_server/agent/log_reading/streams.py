@@ -28,7 +28,7 @@ class PendingExcerpt:
     finding_id: str
     place: int
     update: str
-    """What was said of it first, as ``finding_codec`` writes it."""
+    """What was said of it first, as ``finding_codec`` writes it; empty where it is told once it has lasted."""
     due: float = 0.0
     """By the monotonic clock; at once after a restart."""
 

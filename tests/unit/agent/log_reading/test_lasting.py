@@ -1,0 +1,51 @@
+"""The lines around what is told only once it has lasted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.unit.agent.log_reading.reading import RULES, Reading, policy_of
+from trainmedic_server.logs.rule import RuleSet
+
+LASTING = RuleSet(tuple(replace(rule, lasting=timedelta(minutes=1)) for rule in RULES.rules))
+
+
+@pytest.fixture
+def reading(tmp_path: Path) -> Iterator[Reading]:
+    reading = Reading(tmp_path / "state", policy_of(files=[f"{tmp_path}/*.log"]), LASTING)
+    reading.step()
+    yield reading
+    reading.kill()
+
+
+def test_they_are_kept_until_it_is_told(tmp_path: Path, reading: Reading) -> None:
+    """Also where the file is gone by then."""
+    (tmp_path / "a.log").write_text("before\nMARK 1\nafter\n")
+    reading.step()
+    reading.step(4.0)
+    assert reading.updates() == []
+    (tmp_path / "a.log").write_text("")
+    reading.step(60.0)
+    (update,) = reading.updates()
+    assert update.excerpt is not None
+    assert (update.excerpt.lines, update.excerpt.at) == (("before", "MARK 1", "after"), 1)
+
+
+def test_they_are_read_again_after_a_kill(tmp_path: Path, reading: Reading) -> None:
+    """Where they had not been read before it."""
+    (tmp_path / "a.log").write_text("before\nMARK 1\nafter\n")
+    reading.step()
+    reading.step(1.0)
+    reading.runner.settle(is_last=True)
+    reading.kill()
+    reading.start()
+    reading.step()
+    reading.step(60.0)
+    (update,) = reading.updates()
+    assert update.excerpt is not None
+    assert update.excerpt.lines == ("before", "MARK 1", "after")
