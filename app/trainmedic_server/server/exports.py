@@ -1,45 +1,46 @@
-"""The whole filtered history as one stream: NDJSON or CSV, a few streams at a time. Who calls it: ``history``."""
+"""A whole filtered list as one stream: NDJSON or CSV, a few streams at a time. Who calls it: ``history`` and
+``findings``."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Generic, TypeVar
 
 from fastapi import Response
 
 from trainmedic_server.domain.plain_text import csv_cell
-from trainmedic_server.domain.run import Run
-from trainmedic_server.ports.store import History, HistoryFilter
 from trainmedic_server.server import views
 from trainmedic_server.server.limits import KIB, ServerLimits
 from trainmedic_server.server.read_turns import ReadTurns
 from trainmedic_server.server.streaming import StreamedResponse
+from trainmedic_server.server.view import View
 
 NDJSON = "application/x-ndjson"
 CSV = "text/csv"
 _CHUNK_BYTES = 16 * KIB  # written at one go, between which other requests have their turn
-_COLUMNS = tuple(views.HistoryItem.model_fields)
+Item = TypeVar("Item")
 
 
-class HistoryExports:
-    """Streams runs, as many streams at one time as `limits` says."""
+class Exports(Generic[Item]):
+    """Streams items, as many streams at one time as `limits` says; each item as `view` shows it, by its `model`."""
 
-    def __init__(self, history: History, limits: ServerLimits) -> None:
-        self._history = history
+    def __init__(self, limits: ServerLimits, model: type[View], view: Callable[[Item], View]) -> None:
+        self._columns = tuple(model.model_fields)
+        self._view = view
         self._stall_seconds = limits.stall_seconds
         self._turns = ReadTurns(limits.exports, 0, "exports")
 
-    async def response(self, conditions: HistoryFilter, media_type: str) -> Response:
-        """The stream of the runs that meet `conditions`. Raises Saturated, StoreUnavailable.
+    async def response(self, items: AsyncIterator[Item], media_type: str) -> Response:
+        """The stream of `items`, which is read here alone. Raises Saturated, StoreUnavailable.
 
-        The first run is fetched before anything is sent, so that a store that does not answer still leads to a 503.
+        The first item is fetched before anything is sent, so that a store that does not answer still leads to a 503.
         """
-        write = _WRITERS[media_type]
+        write = {NDJSON: self._ndjson, CSV: self._csv}[media_type]
         await self._turns.acquire()
-        runs = self._history.stream(conditions)
         try:
-            first = await anext(runs, None)
+            first = await anext(items, None)
         except BaseException:
             self._turns.release()
             raise
@@ -49,40 +50,35 @@ class HistoryExports:
 
         async def stop() -> None:
             self._turns.release()
-            if isinstance(runs, AsyncGenerator):
-                await runs.aclose()
+            if isinstance(items, AsyncGenerator):
+                await items.aclose()
 
-        return StreamedResponse(_chunks(first, runs, write), media_type, self._stall_seconds, stop)
+        return StreamedResponse(_chunks(first, items, write), media_type, self._stall_seconds, stop)
+
+    def _ndjson(self, item: Item | None) -> bytes:
+        return b"" if item is None else views.one_line(self._view(item)) + b"\n"
+
+    def _csv(self, item: Item | None) -> bytes:
+        """The item as a CSV record (RFC 4180); the header where it is None."""
+        cells: list[str] = list(self._columns)
+        if item is not None:
+            members = self._view(item).model_dump(mode="json")
+            cells = [csv_cell(members[column]) for column in self._columns]
+        record = io.StringIO()
+        csv.writer(record, lineterminator="\r\n").writerow(cells)
+        return record.getvalue().encode()
 
 
 async def _chunks(
-    first: Run, others: AsyncIterator[Run], write: Callable[[Run | None], bytes]
+    first: Item, others: AsyncIterator[Item], write: Callable[[Item | None], bytes]
 ) -> AsyncGenerator[bytes, None]:
-    """The runs as `write` makes them, after the header, which it makes of None."""
+    """The items as `write` makes them, after the header, which it makes of None."""
     buffer = [write(None), write(first)]
     size = 0
-    async for run in others:
-        buffer.append(write(run))
+    async for item in others:
+        buffer.append(write(item))
         size += len(buffer[-1])
         if size >= _CHUNK_BYTES:
             yield b"".join(buffer)
             buffer, size = [], 0
     yield b"".join(buffer)
-
-
-def _ndjson(run: Run | None) -> bytes:
-    return b"" if run is None else views.one_line(views.item(run)) + b"\n"
-
-
-def _csv(run: Run | None) -> bytes:
-    """The run as a CSV record (RFC 4180); the header where `run` is None."""
-    cells: list[str] = list(_COLUMNS)
-    if run is not None:
-        members = views.item(run).model_dump(mode="json")
-        cells = [csv_cell(members[column]) for column in _COLUMNS]
-    record = io.StringIO()
-    csv.writer(record, lineterminator="\r\n").writerow(cells)
-    return record.getvalue().encode()
-
-
-_WRITERS: Mapping[str, Callable[[Run | None], bytes]] = {NDJSON: _ndjson, CSV: _csv}

@@ -104,7 +104,7 @@ def create_app(
     for routes in (
         *history.routers(runs, found.history, standing, auth, clock, limits, reads, metric_history is not None),
         *explanations.routers(engine, catalog, alerts, auth, bodies, clock, limits, reads),
-        *found.routers(auth, clock, bodies, reads),
+        *found.routers(auth, clock, bodies, reads, limits),
         *sessions.routers(auth),
         *audit.routers(runs, feed, auth, limits, reads),
         *operations.routers(engine, job_lives, catalog, runs, standing.present, bus, auth, bodies, reads, external_url),

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainmedic_server.domain.finding import Role
-from trainmedic_server.domain.known_finding import KeptJob
+from trainmedic_server.domain.known_finding import KeptJob, KnownFinding
 from trainmedic_server.errors import NotFound
 from trainmedic_server.ports.findings import FindingFilter, FindingHistory
 from trainmedic_server.ports.outside import Clock
@@ -21,6 +21,9 @@ from trainmedic_server.server.ascii_json import AsciiJson
 from trainmedic_server.server.auth import Authenticator, Principal, requires
 from trainmedic_server.server.body import BodyReader
 from trainmedic_server.server.engine import KeptJobsPort
+from trainmedic_server.server.exports import CSV, NDJSON, Exports
+from trainmedic_server.server.limits import ServerLimits
+from trainmedic_server.server.negotiation import preferred
 from trainmedic_server.server.problems import responses
 from trainmedic_server.server.query_types import Name, PageCursor, PageLimit, wrong_cursor
 from trainmedic_server.server.read_turns import ReadTurns
@@ -28,6 +31,8 @@ from trainmedic_server.server.times import TimeText, time_of
 from trainmedic_server.server.tokens import TokenRole
 from trainmedic_server.server.view import View
 
+_TEXT = {"schema": {"type": "string"}}
+_STREAMED = 200  # findings that are read at one go for a stream
 FindingId = Annotated[str, Path(pattern=r"^[0-9A-Za-z_-]{1,64}$", description="The finding's id.")]
 
 
@@ -72,28 +77,43 @@ class FindingsApi:
     kept_jobs: KeptJobsPort
     verdicts: VerdictHistory
 
-    def routers(self, auth: Authenticator, clock: Clock, bodies: BodyReader, reads: ReadTurns) -> list[APIRouter]:
+    def routers(
+        self, auth: Authenticator, clock: Clock, bodies: BodyReader, reads: ReadTurns, limits: ServerLimits
+    ) -> list[APIRouter]:
         return [
-            reading(self.history, auth, clock, reads),
+            reading(self.history, auth, clock, reads, limits),
             keeping(self.kept_jobs, auth, bodies),
             diagnoses.router(self.verdicts, auth, reads),
         ]
 
 
-def reading(history: FindingHistory, auth: Authenticator, clock: Clock, reads: ReadTurns) -> APIRouter:
+def reading(
+    history: FindingHistory, auth: Authenticator, clock: Clock, reads: ReadTurns, limits: ServerLimits
+) -> APIRouter:
     """The routes that read."""
     routes = APIRouter(tags=["findings"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
+    exports: Exports[KnownFinding] = Exports(limits, finding_views.FindingView, finding_views.finding)
 
     @routes.get(
         "/findings",
         summary="What log rules have found, newest first",
         response_model=finding_views.FindingPage,
-        responses=responses(401, 403, 422, 503),
+        responses={200: {"content": dict.fromkeys((NDJSON, CSV), _TEXT)}, **responses(401, 403, 422, 503)},
     )
     async def page(
-        conditions: FindingFilter = Depends(_filter(clock)), limit: PageLimit = 100, cursor: PageCursor = None
+        conditions: FindingFilter = Depends(_filter(clock)),
+        limit: PageLimit = 100,
+        cursor: PageCursor = None,
+        accept: Annotated[str | None, Header(include_in_schema=False)] = None,
     ) -> Response:
-        """A page of findings. One rule makes one finding about one target, however many ranks print its line."""
+        """A page of findings. One rule makes one finding about one target, however many ranks print its line.
+
+        With `Accept: application/x-ndjson` or `text/csv` the whole filtered result is streamed, and
+        `limit` and `cursor` have no meaning.
+        """
+        kind = preferred(accept, ("application/json", NDJSON, CSV))
+        if kind != "application/json":
+            return await exports.response(_all(history, conditions), kind)
         async with reads.take():
             try:
                 newest_first, next_cursor = await history.findings_page(conditions, limit, cursor)
@@ -116,6 +136,16 @@ def reading(history: FindingHistory, auth: Authenticator, clock: Clock, reads: R
             return AsciiJson.of(finding_views.detail(record))
 
     return routes
+
+
+async def _all(history: FindingHistory, conditions: FindingFilter) -> AsyncGenerator[KnownFinding, None]:
+    cursor: str | None = None
+    while True:
+        newest_first, cursor = await history.findings_page(conditions, _STREAMED, cursor)
+        for known in newest_first:
+            yield known
+        if cursor is None:
+            return
 
 
 def keeping(kept_jobs: KeptJobsPort, auth: Authenticator, bodies: BodyReader) -> APIRouter:

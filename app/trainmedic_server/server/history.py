@@ -16,7 +16,7 @@ from trainmedic_server.ports.store import History, HistoryFilter
 from trainmedic_server.server import finding_views, run_ids, views
 from trainmedic_server.server.ascii_json import AsciiJson
 from trainmedic_server.server.auth import Authenticator, requires
-from trainmedic_server.server.exports import CSV, NDJSON, HistoryExports
+from trainmedic_server.server.exports import CSV, NDJSON, Exports
 from trainmedic_server.server.limits import ServerLimits
 from trainmedic_server.server.negotiation import preferred
 from trainmedic_server.server.now import NowApi
@@ -57,7 +57,7 @@ def _router_of_runs(
     history: History, auth: Authenticator, clock: Clock, limits: ServerLimits, reads: ReadTurns
 ) -> APIRouter:
     routes = APIRouter(tags=["history"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
-    exports = HistoryExports(history, limits)
+    exports: Exports[Run] = Exports(limits, views.HistoryItem, views.item)
 
     @routes.get("/history", summary="Runs, newest first", response_model=views.HistoryPage, responses=_OF_PAGES)
     async def runs(
@@ -73,7 +73,7 @@ def _router_of_runs(
         """
         kind = preferred(accept, ("application/json", NDJSON, CSV))
         if kind != "application/json":
-            return await exports.response(conditions, kind)
+            return await exports.response(history.stream(conditions), kind)
         async with reads.take():
             try:
                 newest_first, next_cursor = await _page(history, conditions, limit, cursor, limits.page_bytes)

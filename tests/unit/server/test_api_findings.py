@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 from dataclasses import replace
 
 import pytest
@@ -64,6 +67,22 @@ async def test_a_wrong_filter_is_told(query: str) -> None:
     """It is no empty page."""
     async with World().client() as client:
         assert (await client.get(f"/findings?{query}")).status_code == 422
+
+
+async def test_all_of_them_come_as_one_stream() -> None:
+    """NDJSON and CSV, by the same filters, however small a page is."""
+    world = await with_findings()
+    async with world.client() as client:
+        items = (await client.get("/findings")).json()["items"]
+        lines = await client.get("/findings?limit=1", headers={"Accept": "application/x-ndjson"})
+        sheet = await client.get("/findings?job=job-0002", headers={"Accept": "text/csv"})
+        none = await client.get("/findings?job=nobody", headers={"Accept": "text/csv"})
+    assert [json.loads(line) for line in lines.text.splitlines()] == items
+    assert lines.headers["content-type"].startswith("application/x-ndjson")
+    (row,) = csv.DictReader(io.StringIO(sheet.text))
+    assert (row["id"], row["job"], row["suspected"]) == ("0002", "job-0002", "false")
+    assert json.loads(row["labels"]) == items[1]["labels"]
+    assert list(csv.reader(io.StringIO(none.text))) == [list(items[0])]
 
 
 async def test_one_finding_is_shown_with_the_lines_around_it() -> None:
