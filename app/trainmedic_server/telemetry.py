@@ -165,6 +165,7 @@ class Metrics:
         self.leases = gauge("trainmedic_leases", "Effects that last only while they are renewed.")
         self.working = gauge("trainmedic_working", "1 while this server works, 0 while it stands by for another.")
         self.paused = gauge("trainmedic_paused", "1 while an operator has paused the server.")
+        self.pauses = gauge("trainmedic_pauses", "Pauses in force, those of a playbook, node, job or label included.")
         self.breaker_open = gauge("trainmedic_breaker_open", "1 while the breaker is open.")
         self.messages_waiting = gauge(
             "trainmedic_messages_waiting", "Messages to people that were not sent yet.", ["channel"]

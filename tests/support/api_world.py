@@ -27,10 +27,12 @@ from trainmedic_server.domain.admission import Admission, PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertRecord, Delivery
 from trainmedic_server.domain.job_life import JobLife, LifeState
 from trainmedic_server.domain.log_search import LogQuery
+from trainmedic_server.domain.pause import EVERYTHING, OperatorPause, PauseOrder, Scope
 from trainmedic_server.domain.playbook import Mode, Playbook
 from trainmedic_server.domain.run import Controls, Decision, Event, OperatorOrder, OrderKind, Run, Status
 from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.domain.upcoming import Upcoming
+from trainmedic_server.engine import pausing
 from trainmedic_server.engine.explanation import ExplainedAlert
 from trainmedic_server.engine.kept_jobs import KeptJobs
 from trainmedic_server.ports.logs import LogBatch
@@ -193,12 +195,13 @@ class MemoryEngine:
         self.history.records[run_id] = replace(record, run=run, orders=(*record.orders, order))
         return run
 
-    async def pause(self, actor: str) -> Controls:
-        self.controls = replace(self.controls, paused=True, paused_by=actor, paused_at=START)
-        return self.controls
+    async def pause(self, actor: str, order: PauseOrder = PauseOrder()) -> tuple[Controls, OperatorPause]:
+        self.controls, pause, _ = pausing.begin(self.controls, order, actor, START, new_id)
+        return self.controls, pause
 
-    async def resume(self, actor: str) -> Controls:
-        self.controls = replace(self.controls, paused=False, paused_by=None, paused_at=None)
+    async def resume(self, actor: str, pause_id: str | None = None, scope: Scope = EVERYTHING) -> Controls:
+        chosen = pausing.chosen(pause_id, scope, self.controls.pauses)
+        self.controls, _ = pausing.end(self.controls, actor, START, chosen)
         return self.controls
 
     async def upcoming(self, run: Run, alerts: Sequence[AlertRecord]) -> Upcoming | None:

@@ -1,4 +1,4 @@
-"""``trainmedic status``, ``pause`` and ``resume``: the server as a whole."""
+"""``trainmedic status``: the server as a whole."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from trainmedic_server.cli import exits, story, table
+from trainmedic_server.cli import exits, pauses, story, table
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.domain.plain_text import json_text
 from trainmedic_server.domain.run import Status
@@ -43,32 +43,6 @@ def status(client: Client, output: str) -> None:
             click.echo(line)
     if not ready["ready"]:
         raise exits.Unreachable("The server is not ready.")
-
-
-@click.command()
-@server_options
-def pause(client: Client) -> None:
-    """Stop new repairs until 'trainmedic resume'. Webhooks are recorded, and undo still runs."""
-    click.echo(_controls(client.post("pause")))
-
-
-@click.command()
-@click.option("--breaker", is_flag=True, help="Close the breaker too.")
-@server_options
-def resume(client: Client, breaker: bool) -> None:
-    """Allow new repairs again. What came in between is not made up for."""
-    click.echo(_controls(client.post("resume", {"breaker": breaker})))
-
-
-def _controls(controls: Mapping[str, Any]) -> str:
-    """The pause and the breaker in one line."""
-    paused = "paused" if controls.get("paused") else "not paused"
-    if controls.get("paused_by"):
-        paused += f" by {table.plain(controls['paused_by'])} since {story.moment(controls.get('paused_at'))}"
-    if not controls.get("breaker_open"):
-        return f"{paused}, breaker closed"
-    reason = f" ({table.plain(controls['breaker_reason'])})" if controls.get("breaker_reason") else ""
-    return f"{paused}, breaker OPEN{reason}: close it with 'trainmedic resume --breaker'"
 
 
 def _open_runs(client: Client) -> dict[str, int]:
@@ -106,7 +80,7 @@ def _status_lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {'log rules':<11}{'ok' if rules.get('ok') else 'NOT OK'}: {table.plain(rules.get('detail'))}"
     if not ready.get("clock", {}).get("ok", True):
         yield f"  {'clock':<11}NOT OK: {table.plain(ready['clock'].get('detail'))}"
-    yield f"{'switches':<11}{_controls(ready)}"
+    yield f"{'switches':<11}{pauses.controls(ready)}"
     described_by = {
         "open_runs": _counts,
         "undos": _undos,

@@ -5,6 +5,7 @@ Who calls it: the preview of what a run would do, and pauses, which hold for a j
 
 from __future__ import annotations
 
+from trainmedic_server.domain import gpu_names
 from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.domain.topology import Topology
 
@@ -20,6 +21,20 @@ def nodes_of(target: Target, topology: Topology) -> frozenset[str]:
             return _nodes_of_job(target.job or "", topology)
         case _:
             return _NOWHERE
+
+
+def jobs_of(target: Target, topology: Topology) -> frozenset[str]:
+    """The jobs that run on a target, by any source; of a job itself."""
+    match target.kind:
+        case TargetKind.JOB:
+            return frozenset({target.job}) if target.job else _NOWHERE
+        case TargetKind.NODE:
+            used = topology.jobs_on_node(target.node or "")
+        case TargetKind.GPU:
+            used = topology.jobs_on_gpu(gpu_names.key(target.gpu or "", target.node or ""))
+        case _:
+            return _NOWHERE
+    return used.reported | used.observed
 
 
 def gpus_of(target: Target, topology: Topology) -> int | None:

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from trainmedic_server.domain.alert import Identity
+from trainmedic_server.domain.controls import Controls as Controls
 from trainmedic_server.domain.modes import Mode, UndoTrigger
 from trainmedic_server.domain.target import Target
 
@@ -241,6 +242,12 @@ class Run:
     """For a person: while it is open what it waits for or has last met with, then how it ended."""
     touched: tuple[str, ...] = field(default=(), compare=False)
     """The nodes on which it has changed something, or was about to, sorted by name. Only the history reads them."""
+    started_by: str | None = None
+    """The operator who started it by hand; None where an alert did."""
+    repeats: str | None = None
+    """The id of the run that it repeats, by an operator's order."""
+    request_key: str | None = None
+    """What the client that started it by hand named its request, so that a repeated one starts nothing again."""
 
     def step(self, key: tuple[str, int]) -> StepState:
         return next(step for step in self.steps if step.key == key)
@@ -329,20 +336,3 @@ class Event:
     """What else is to be told, as plain data; its members depend on the kind."""
     seq: int | None = None
     """Its place in the history, counted from 1 and given by the store; None before it is stored."""
-
-
-@dataclass(frozen=True, slots=True)
-class Controls:
-    """The switches that outlive a restart. Times are aware UTC datetimes."""
-
-    paused: bool = False
-    """Whether an operator has paused the server: it starts nothing and does no new harm; undos go on."""
-    paused_by: str | None = None
-    paused_at: datetime | None = None
-    breaker_open: bool = False
-    """Whether too many nodes were acted on, so that no run starts until an operator closes the breaker."""
-    breaker_opened_at: datetime | None = None
-    breaker_reason: str | None = None
-    """For a person: how many nodes of how many."""
-    alive_at: datetime | None = None
-    """The server's last heartbeat, by which a new start knows for how long it was down."""

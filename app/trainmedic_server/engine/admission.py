@@ -19,7 +19,8 @@ from trainmedic_server.domain.reaction import Reaction, merged
 from trainmedic_server.domain.run import PASSING, Controls, Decision, Event, Run, Status
 from trainmedic_server.domain.target import Target, Unresolved
 from trainmedic_server.domain.time_gaps import Ago
-from trainmedic_server.engine import guards, plan, scope, step_sequence
+from trainmedic_server.domain.topology import Topology
+from trainmedic_server.engine import guards, pausing, plan, scope, step_sequence
 from trainmedic_server.engine.matching import Candidate, Key, MatchedAlert, PreparedDelivery
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.playbooks import CompiledPlaybook
@@ -44,6 +45,8 @@ class AdmissionFacts:
     """Within the breaker's window."""
     known_nodes: set[str]
     """All that the store and the topology have, with those that these deliveries name."""
+    topology: Topology = field(default_factory=Topology)
+    """By which pauses of nodes and jobs find whom they are about."""
 
 
 @dataclass(slots=True)
@@ -179,12 +182,15 @@ class Admitter:
             return guards.GuardDecision(Decision(target.reason), target.why)
         if candidate.key in self._facts.open_runs:
             return guards.GuardDecision(Decision.JOINED)
-        definition = candidate.playbook.definition
-        mode = Mode.stricter(definition.mode, self._limits.mode)
+        definition, controls = candidate.playbook.definition, self._facts.controls
+        mode, why = self._mode(candidate.playbook)
         facts = self._guard_facts(candidate.key)
+        pause = pausing.holding(controls, definition.name, target, alert.labels, self._now, self._facts.topology)
         outcome = guards.decide(
-            definition.guards, mode, facts, self._facts.controls, self._limits, alert.starts_at, self._now, self._ago
+            definition.guards, mode, facts, controls, self._limits, alert.starts_at, self._now, self._ago, pause
         )
+        if outcome.decision is Decision.OBSERVE_ONLY:
+            return replace(outcome, why=why)
         if outcome.decision is Decision.STARTED and target.node is not None:
             reason = guards.trips_breaker(
                 {target.node}, self._facts.nodes_acted_on, self._facts.known_nodes, self._limits
@@ -193,6 +199,12 @@ class Admitter:
                 self._open_breaker(reason)
                 return guards.GuardDecision(Decision.BREAKER_OPEN, reason)
         return outcome
+
+    def _mode(self, playbook: CompiledPlaybook) -> tuple[Mode, str]:
+        """How far the playbook's runs may go, and who has said so for a while."""
+        mode = Mode.stricter(playbook.definition.mode, self._limits.mode)
+        order = pausing.observing(self._facts.controls, playbook.definition.name, self._now)
+        return (mode, "") if order is None else (Mode.OBSERVE, order.why(self._now))
 
     def _guard_facts(self, key: Key) -> GuardFacts:
         """What the store knows, with what was decided in this transaction added."""
@@ -227,7 +239,7 @@ class Admitter:
 
     def _new_run(self, record: AlertRecord, candidate: Candidate, outcome: guards.GuardDecision) -> Run:
         playbook, decision = candidate.playbook, outcome.decision
-        mode = Mode.stricter(playbook.definition.mode, self._limits.mode)
+        mode, _ = self._mode(playbook)
         starts = decision in (Decision.STARTED, Decision.OBSERVE_ONLY)
         run = Run(
             id=self._new_id(),
@@ -249,7 +261,8 @@ class Admitter:
             url = self._limits.external_url
             names = scope.build(run, playbook, [record.alert], hindsight=False, external_url=url)
             run = replace(plan.observe(run, playbook, names), status=Status.OBSERVED)
-            run = replace(run, message=f"would have applied {run.action_taken or 'nothing'}")
+            would = f"would have applied {run.action_taken or 'nothing'}"
+            run = replace(run, message=f"{would}; {outcome.why}" if outcome.why else would)
         return run
 
     def _count(self, candidate: Candidate, run: Run) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 
 from trainmedic_server.domain.alert import AlertRecord, AlertStatus, Identity
 from trainmedic_server.domain.target import Target
 from trainmedic_server.domain.time_gaps import Ago
+from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import admission, matching
 from trainmedic_server.engine.admission import AdmissionFacts
 from trainmedic_server.engine.matching import PreparedDelivery
@@ -19,7 +20,7 @@ def read(
     prepared: Sequence[PreparedDelivery],
     limits: EngineLimits,
     ago: Ago,
-    nodes_of_topology: Set[str],
+    topology: Topology,
 ) -> AdmissionFacts:
     """Read everything that the decisions on these deliveries need, in a fixed number of queries."""
     alerts = [alert for entry in prepared for alert in entry.delivery.alerts]
@@ -41,5 +42,6 @@ def read(
         guards=tx.guard_facts(keys, admission.counted_since(playbooks.values(), ago)) if keys else {},
         controls=tx.controls(),
         nodes_acted_on=tx.nodes_acted_on(ago(limits.breaker_window)) if nodes else set(),
-        known_nodes=tx.known_nodes() | nodes | nodes_of_topology if nodes else set(),
+        known_nodes=tx.known_nodes() | nodes | topology.nodes if nodes else set(),
+        topology=topology,
     )

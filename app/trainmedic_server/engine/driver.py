@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -21,63 +21,23 @@ import structlog
 from pydantic import BaseModel
 
 from trainmedic_server import errors, telemetry
-from trainmedic_server.domain.run import Controls, Decision, Event, OrderKind, Run, Status, StepState
-from trainmedic_server.domain.topology import Topology
+from trainmedic_server.domain.pause import OperatorPause
+from trainmedic_server.domain.run import Decision, Event, OrderKind, Run, Status, StepState
 from trainmedic_server.engine import attempts, plan, steps
-from trainmedic_server.engine.breaker import Breaker
-from trainmedic_server.engine.locks import TargetLocks
+from trainmedic_server.engine.driver_services import DriverServices
 from trainmedic_server.engine.plan_values import (
     AttemptOutcome,
     Idle,
     OutsideState,
     PerformAttempt,
-    PlanningContext,
     RunDraft,
     RunPlan,
     Wait,
 )
-from trainmedic_server.engine.recorder import Recorder
-from trainmedic_server.engine.timeline import Timeline
-from trainmedic_server.ports.actions import Actions, Call, Clearance
-from trainmedic_server.ports.fence import Fence
-from trainmedic_server.ports.limits import EngineLimits
-from trainmedic_server.ports.outside import Clock
+from trainmedic_server.ports.actions import Call, Clearance
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 log = telemetry.logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class DriverServices:
-    """What every driver works with. Made by ``service``."""
-
-    recorder: Recorder
-    locks: TargetLocks
-    actions: Actions
-    clock: Clock
-    timeline: Timeline
-    limits: EngineLimits
-    metrics: telemetry.Metrics
-    new_id: Callable[[], str]
-    controls: Callable[[], Controls]
-    """Returns the current switches."""
-    breaker: Breaker
-    """Asked before each attempt that changes something."""
-    fence: Fence
-    """Called right before each attempt."""
-    topology: Callable[[], Topology] = Topology
-    """Returns what is known of nodes, jobs and GPUs."""
-
-    def planning_context(self, playbook: CompiledPlaybook | None) -> PlanningContext:
-        limits, since = self.limits, self.timeline.set_forward_since
-        url, topology = limits.external_url, self.topology
-        return PlanningContext(playbook, self.actions, self.new_id, limits.max_age, since, url, topology)
-
-    def count_closed(self, run: Run) -> None:
-        """Count and log that a run has closed."""
-        self.metrics.open_runs.dec()
-        self.metrics.runs.labels(run.playbook, str(run.status)).inc()
-        log.info("run closed", status=str(run.status), decision=str(run.decision), message=run.message)
 
 
 class Driver:
@@ -96,6 +56,8 @@ class Driver:
         self._services = services
         self._context = services.planning_context(playbook)
         self._received_at = received_at
+        self._touches: set[str] = set()
+        """The nodes that its attempts were found to touch."""
         self._touched = asyncio.Event()
         self._plans = asyncio.Condition()
 
@@ -201,10 +163,11 @@ class Driver:
         if refused is not None:
             return refused
         async with self._services.locks.acting(claim, *attempts.targets_of(self.run, act, actions)) as waited:
-            if not act.undo and self._services.controls().paused and steps.is_harmful(actions, name):
-                return None  # paused since it was recorded; planning holds it back
             try:
                 touched = attempts.nodes_touched(self.run, act, actions)
+                self._touches |= touched
+                if not act.undo and steps.is_harmful(actions, name) and self._pause() is not None:
+                    return None  # paused since it was recorded; planning holds it back
                 has_acted = steps.has_acted_before(self.run, self.run.step(act.key), actions)
                 barred = await self._services.breaker.why_barred(self.run, touched, has_acted=has_acted)
             except errors.ConfigurationError as problem:
@@ -273,7 +236,7 @@ class Driver:
             snapshot = await self._services.recorder.snapshot(self.run.id)
             if snapshot is not None and OutsideState(snapshot.alerts, snapshot.orders).last(OrderKind.CANCEL):
                 return "stop"
-        return "hold" if self._services.controls().paused else "go_on"
+        return "hold" if self._pause() is not None else "go_on"
 
     async def _report_wait(self, state: StepState, reason: str) -> None:
         """Record what an attempt waits for, so that people can see why nothing happens."""
@@ -317,7 +280,7 @@ class Driver:
             snapshot = await self._services.recorder.snapshot(self.run.id)
             if snapshot is not None:
                 self._outside = OutsideState(snapshot.alerts, snapshot.orders)
-        self._outside = self._outside.under(self._services.controls())
+        self._outside = self._outside.under(self._services.controls(), self._pause())
 
     async def _rest(self, until: datetime | None, *others: asyncio.Future[None]) -> None:
         """Wait until touched, until the moment has come, or until one of `others` is done."""
@@ -337,6 +300,9 @@ class Driver:
     async def _notify_planned(self) -> None:
         async with self._plans:
             self._plans.notify_all()
+
+    def _pause(self) -> OperatorPause | None:
+        return self._services.pause_of(self.run, self._touches)
 
     def _event(self, kind: str, **data: object) -> Event:
         return Event(kind, self._now(), self.run.id, data=data)

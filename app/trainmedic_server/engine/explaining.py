@@ -55,9 +55,7 @@ class Explainer:
         playbooks = [by_name[name] for name in sorted(by_name)]
         delivery = explanation.prepared(self._catalog.for_alert, alerts, topology)
         ago = self._timeline.by_clock()
-        facts = await self._store.transact(
-            lambda tx: admission_facts.read(tx, [delivery], self._limits, ago, topology.nodes)
-        )
+        facts = await self._store.transact(lambda tx: admission_facts.read(tx, [delivery], self._limits, ago, topology))
         now = at or self._clock.now()
         context = ExplainContext(self._actions, self._limits, now, ago, self._holder, is_live=True)
         return explanation.explain(playbooks, delivery, facts, context)

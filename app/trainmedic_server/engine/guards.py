@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from trainmedic_server.domain import duration
+from trainmedic_server.domain.pause import OperatorPause
 from trainmedic_server.domain.playbook import Guards, Mode
 from trainmedic_server.domain.run import Controls, Decision
 from trainmedic_server.domain.time_gaps import Ago
@@ -36,10 +37,12 @@ def decide(
     starts_at: datetime,
     now: datetime,
     ago: Ago,
+    pause: OperatorPause | None = None,
 ) -> GuardDecision:
-    """Whether a run may start now, apart from the breaker's count (see `trips_breaker`). `ago` counts back from now."""
-    if controls.paused:
-        return GuardDecision(Decision.PAUSED, f"paused by {controls.paused_by}")
+    """Whether a run may start now, apart from the breaker's count (see `trips_breaker`). `ago` counts back from now;
+    `pause` is the one that would hold the run (`pausing.holding`)."""
+    if pause is not None:
+        return GuardDecision(Decision.PAUSED, pause.why(now))
     age = now - starts_at
     if age > limits.max_age:
         return GuardDecision(

@@ -1,4 +1,5 @@
-"""The heartbeat: the server notes that it is alive, and what it has noticed about the time.
+"""The heartbeat: the server notes that it is alive, what it has noticed about the time, and the pauses that have begun
+or ended by themselves.
 
 By the last heartbeat a new start knows for how long no server was up. Who calls it: ``service``. Not here: what
 follows from the time (``timeline``), or what the machine's clock is believed (`ports.outside.ClockWatch`).
@@ -14,6 +15,7 @@ from trainmedic.wire.steady_time import ClockStep
 from trainmedic_server import telemetry
 from trainmedic_server.domain.run import Controls, Event
 from trainmedic_server.domain.time_gaps import TimeGap
+from trainmedic_server.engine import pausing
 from trainmedic_server.engine.timeline import Timeline
 from trainmedic_server.ports.outside import Clock, ClockWatch
 from trainmedic_server.ports.store import Transaction
@@ -54,8 +56,10 @@ class Heartbeat:
         if self._set_back_by:
             # Else an alert would seem to be heard of, and its run's undo not be due, until the clock has caught up.
             tx.heard_no_later_than(now)
-        tx.append(self._events)
-        alive = replace(tx.controls(), alive_at=now)
+        controls = tx.controls()
+        controls, events = pausing.settle(controls, controls.alive_at, now)
+        tx.append([*self._events, *events])
+        alive = replace(controls, alive_at=now)
         tx.save_controls(alive)
         return alive
 

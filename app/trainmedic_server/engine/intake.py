@@ -124,7 +124,7 @@ class DeliveryIntake:
 
     def _decide_and_write(self, tx: Transaction, prepared: Sequence[PreparedDelivery]) -> AdmittedBatch:
         now, ago = self._clock.now(), self._timeline.by_clock()
-        facts = admission_facts.read(tx, prepared, self._limits, ago, self._topology().nodes)
+        facts = admission_facts.read(tx, prepared, self._limits, ago, self._topology())
         admitting = Admitter(facts, self._limits, self._new_id, now, ago)
         replies = tuple(admitting.admit(entry) for entry in prepared)
         changes = admitting.changes

@@ -241,7 +241,7 @@ class LeaseRecovery:
         needed = [effect for effect in effects if _is_needed(run, effect.command_id)]
         if not needed:
             return []
-        reason = obstacle(tx, run, prepared.fires, self._limits.mode)
+        reason = obstacle(tx, run, prepared.fires, self._limits.mode, self._clock.now())
         started: list[LeasedEffect] = []
         for effect in needed if reason is None else ():
             if last_event(tx, run.id, STARTED, effect.command_id) > last_event(tx, run.id, DONE, effect.command_id):

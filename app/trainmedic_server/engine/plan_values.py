@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from trainmedic_server.domain.alert import AlertRecord
+from trainmedic_server.domain.pause import OperatorPause
 from trainmedic_server.domain.run import (
     Controls,
     Decision,
@@ -37,17 +38,21 @@ class OutsideState:
     """Those tied to the run: the one that it was started for, then those that joined."""
     orders: tuple[OperatorOrder, ...] = ()
     """Oldest first."""
-    paused: bool = False
-    """Whether the server is paused."""
+    pause: OperatorPause | None = None
+    """The pause that holds the run; None where none does."""
     breaker: str | None = None
     """Why the breaker is open; None while it is closed."""
 
-    def under(self, controls: Controls) -> OutsideState:
-        """This state, with the switches as `controls` has them."""
+    @property
+    def paused(self) -> bool:
+        return self.pause is not None
+
+    def under(self, controls: Controls, pause: OperatorPause | None) -> OutsideState:
+        """This state, with the switches as `controls` has them, and the pause that holds the run."""
         breaker = (controls.breaker_reason or "the breaker is open") if controls.breaker_open else None
-        if (self.paused, self.breaker) == (controls.paused, breaker):
+        if (self.pause, self.breaker) == (pause, breaker):
             return self
-        return replace(self, paused=controls.paused, breaker=breaker)
+        return replace(self, pause=pause, breaker=breaker)
 
     @property
     def resolved(self) -> bool:
@@ -188,11 +193,16 @@ class RunDraft:
             self.run = replace(self.run, status=status, waiting_on=waiting_on)
 
     def suspend_until_resumed(self) -> Wait:
-        """Suspend the run until an operator resumes the paused server."""
+        """Suspend the run until the pause that holds it ends."""
+        pause = self.outside.pause
+        assert pause is not None
+        why = pause.why(self.now)
         if self.run.waiting_on != "resume":
-            self.add_event("waiting_for_resume")
+            self.add_event("waiting_for_resume", pause=pause.id, why=why)
         self.set_status(Status.WAITING, "resume")
-        return Wait()
+        if self.run.message != why:
+            self.run = replace(self.run, message=why)
+        return Wait(pause.until(self.now))
 
     def refuse(self, decision: Decision, reason: str) -> None:
         """Refuse the run: it must not begin to act. ``plan`` then closes it."""

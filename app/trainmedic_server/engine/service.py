@@ -17,14 +17,15 @@ from trainmedic.wire import envelope
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.admission import Admission
 from trainmedic_server.domain.alert import Alert, AlertRecord, Delivery
+from trainmedic_server.domain.pause import EVERYTHING, OperatorPause, PauseOrder, Scope
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Controls, Event, OperatorOrder, OrderKind, Run
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.domain.upcoming import Upcoming
-from trainmedic_server.engine import orders, upcoming
+from trainmedic_server.engine import orders, pausing, upcoming
 from trainmedic_server.engine.admission import AdmissionChanges
 from trainmedic_server.engine.breaker import Breaker
-from trainmedic_server.engine.driver import DriverServices
+from trainmedic_server.engine.driver_services import DriverServices
 from trainmedic_server.engine.explaining import Explainer
 from trainmedic_server.engine.explanation import ExplainedAlert
 from trainmedic_server.engine.heartbeat import Heartbeat
@@ -49,6 +50,9 @@ log = telemetry.logger(__name__)
 
 class Engine:
     """From alerts to repairs. Made by wiring; `start` before use, `stop` after."""
+
+    _in_force: frozenset[str] = frozenset()
+    """The ids of the pauses that were in force when the switches were last looked at."""
 
     def __init__(
         self,
@@ -88,14 +92,14 @@ class Engine:
         self._intake = DeliveryIntake(
             store, catalog, clock, timeline, limits, metrics, topology, self._new_id, self._on_admitted
         )
-        holder = services.locks.holder
+        self._locks = services.locks
+        holder = self._locks.holder
         self._explainer = Explainer(store, catalog, actions, clock, timeline, limits, topology, holder)
         self._silent_alerts = SilentAlerts(store, clock, timeline, limits, metrics, alert_source, self._workers.touch)
         lease_recovery = LeaseRecovery(
             store, clock, timeline, limits, metrics, services.locks, alert_source, self._workers.playbook_of, fence
         )
         self._leases = LeaseRenewer(store, actions, clock, timeline, limits, metrics, lease_recovery)
-        self._locks = services.locks
         self._mode = limits.mode
         self._loops: list[asyncio.Task[None]] = []
         self._last_id = (0, 0)
@@ -185,27 +189,36 @@ class Engine:
 
         await self._store.transact(work)
 
-    async def pause(self, actor: str) -> Controls:
-        """Keep runs from starting and from acting until `resume`. Undos go on."""
-        now = self._clock.now()
-        return await self._change(
-            lambda controls: replace(controls, paused=True, paused_by=actor, paused_at=now),
-            Event("paused", now, actor=actor),
-        )
+    async def pause(self, actor: str, order: PauseOrder = PauseOrder()) -> tuple[Controls, OperatorPause]:
+        """Keep the runs that the order names from starting and from acting, or from anything but being recorded, until
+        it ends or `resume`. Undos go on. Raises Conflict, StoreUnavailable."""
+        made: list[OperatorPause] = []
 
-    async def resume(self, actor: str) -> Controls:
-        """Allow runs to start and to act again."""
-        return await self._change(
-            lambda controls: replace(controls, paused=False, paused_by=None, paused_at=None),
-            Event("resumed", self._clock.now(), actor=actor),
-        )
+        def change(controls: Controls) -> tuple[Controls, Sequence[Event]]:
+            changed, pause, events = pausing.begin(controls, order, actor, self._clock.now(), self._new_id)
+            made[:] = [pause]
+            return changed, events
+
+        return await self._change(change), made[0]
+
+    async def resume(self, actor: str, pause_id: str | None = None, scope: Scope = EVERYTHING) -> Controls:
+        """End the pause of this id, those of this scope, or, without either, all that hold runs back now. Raises
+        NotFound, StoreUnavailable."""
+
+        def change(controls: Controls) -> tuple[Controls, Sequence[Event]]:
+            return pausing.end(controls, actor, self._clock.now(), pausing.chosen(pause_id, scope, controls.pauses))
+
+        return await self._change(change)
 
     async def close_breaker(self, actor: str) -> Controls:
         """Close the breaker by hand. What it kept from starting is not started now."""
-        return await self._change(
-            lambda controls: replace(controls, breaker_open=False, breaker_opened_at=None, breaker_reason=None),
-            Event("breaker_closed", self._clock.now(), actor=actor),
-        )
+
+        def change(controls: Controls) -> tuple[Controls, Sequence[Event]]:
+            closed = replace(controls, breaker_open=False, breaker_opened_at=None, breaker_reason=None)
+            event = Event("breaker_closed", self._clock.now(), actor=actor)
+            return closed, [event] if controls.breaker_open else []
+
+        return await self._change(change)
 
     def _on_admitted(self, changes: AdmissionChanges) -> None:
         if changes.controls is not None:
@@ -214,9 +227,9 @@ class Engine:
             self._workers.start(run, playbook, record)
         self._workers.touch(changes.touched)
 
-    async def _change(self, change: Callable[[Controls], Controls], *events: Event) -> Controls:
+    async def _change(self, change: Callable[[Controls], tuple[Controls, Sequence[Event]]]) -> Controls:
         def work(tx: Transaction) -> Controls:
-            changed = change(tx.controls())
+            changed, events = change(tx.controls())
             tx.save_controls(changed)
             tx.append(events)
             return changed
@@ -226,10 +239,12 @@ class Engine:
 
     def _put_in_force(self, controls: Controls) -> None:
         """Apply these switches, which are durable, in all drivers."""
-        before, self._controls = self._controls, controls
+        before, self._controls = (self._controls.breaker_open, self._in_force), controls
+        self._in_force = pausing.in_force(controls, self._clock.now())
         self._metrics.paused.set(controls.paused)
+        self._metrics.pauses.set(len(self._in_force))
         self._metrics.breaker_open.set(controls.breaker_open)
-        if (before.paused, before.breaker_open) != (controls.paused, controls.breaker_open):
+        if before != (controls.breaker_open, self._in_force):
             self._workers.touch_all()
 
     async def _beat_for_ever(self) -> None:

@@ -5,11 +5,15 @@ Who calls it: ``lease_recovery``, whose docstring says the rules and why.
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.playbook import Guards
 from trainmedic_server.domain.run import Event, OrderKind, Run, Status
 from trainmedic_server.domain.time_gaps import Ago
+from trainmedic_server.domain.topology import Topology
+from trainmedic_server.engine import pausing
 from trainmedic_server.ports.store import Transaction
 
 LOST, STARTED, HELD, DONE = "lease_lost", "set_again_started", "set_again_held", "set_again_done"
@@ -17,7 +21,7 @@ LOST, STARTED, HELD, DONE = "lease_lost", "set_again_started", "set_again_held",
 _ENDED_BY_PERSON = (OrderKind.CANCEL, OrderKind.UNDO, OrderKind.CLOSE_UNDO)
 
 
-def obstacle(tx: Transaction, run: Run, fires: bool | None, mode: Mode) -> str | None:
+def obstacle(tx: Transaction, run: Run, fires: bool | None, mode: Mode, now: datetime) -> str | None:
     """Why nothing of the run may be set again; None if it may."""
     controls = tx.controls()
     orders = tx.orders_of([run.id]).get(run.id, ())
@@ -30,8 +34,10 @@ def obstacle(tx: Transaction, run: Run, fires: bool | None, mode: Mode) -> str |
         return "the mode is not enforce"
     if any(step.kind == "approve" for step in run.steps):
         return "a person approved it once, and not for a second time"
-    if controls.paused:
-        return f"the server is paused by {controls.paused_by}"
+    nodes = tx.touched_nodes(run.id) if controls.pauses else ()
+    pause = pausing.holding(controls, run.playbook, run.target, run.alert_labels, now, Topology(), nodes)
+    if pause is not None:
+        return f"the server is {pause.why(now)}"
     if controls.breaker_open:
         return controls.breaker_reason or "the breaker is open"
     if fires is None:

@@ -15,7 +15,8 @@ from trainmedic_server.domain import duration
 from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.run import Decision, Run
 from trainmedic_server.engine import plan
-from trainmedic_server.engine.driver import Driver, DriverServices
+from trainmedic_server.engine.driver import Driver
+from trainmedic_server.engine.driver_services import DriverServices
 from trainmedic_server.engine.plan_values import OutsideState, RunDraft, RunPlan
 from trainmedic_server.engine.recorder import RunSnapshot
 from trainmedic_server.ports.ending import end_tasks
@@ -96,7 +97,8 @@ class Workers:
 
     async def _recover_run(self, snapshot: RunSnapshot, down_for: timedelta) -> None:
         run, playbook = snapshot.run, None
-        outside = OutsideState(snapshot.alerts, snapshot.orders).under(self._services.controls())
+        services = self._services
+        outside = OutsideState(snapshot.alerts, snapshot.orders).under(services.controls(), services.pause_of(run))
         try:
             playbook = await self.playbook_of(run)
         except errors.StoreUnavailable:

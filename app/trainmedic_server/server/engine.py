@@ -16,6 +16,7 @@ from trainmedic_server.domain.alert import Alert, AlertRecord, Delivery
 from trainmedic_server.domain.job_life import JobLife
 from trainmedic_server.domain.known_finding import KeptJob
 from trainmedic_server.domain.modes import Mode
+from trainmedic_server.domain.pause import EVERYTHING, OperatorPause, PauseOrder, Scope
 from trainmedic_server.domain.problems import FileProblem
 from trainmedic_server.domain.run import Controls, OrderKind, Run
 from trainmedic_server.domain.upcoming import Upcoming
@@ -46,8 +47,14 @@ class EnginePort(Protocol):
         StoreUnavailable."""
         ...
 
-    async def pause(self, actor: str) -> Controls: ...
-    async def resume(self, actor: str) -> Controls: ...
+    async def pause(self, actor: str, order: PauseOrder = PauseOrder()) -> tuple[Controls, OperatorPause]:
+        """The switches, and the pause. Raises Conflict, StoreUnavailable."""
+        ...
+
+    async def resume(self, actor: str, pause_id: str | None = None, scope: Scope = EVERYTHING) -> Controls:
+        """End one pause, those of a scope, or all that hold now. Raises NotFound, StoreUnavailable."""
+        ...
+
     async def close_breaker(self, actor: str) -> Controls: ...
 
     async def upcoming(self, run: Run, alerts: Sequence[AlertRecord]) -> Upcoming | None:

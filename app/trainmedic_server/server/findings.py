@@ -19,6 +19,7 @@ from trainmedic_server.ports.verdicts import VerdictHistory
 from trainmedic_server.server import diagnoses, finding_views, operations
 from trainmedic_server.server.ascii_json import AsciiJson
 from trainmedic_server.server.auth import Authenticator, Principal, requires
+from trainmedic_server.server.bodies import body_schema, read_body
 from trainmedic_server.server.body import BodyReader
 from trainmedic_server.server.engine import KeptJobsPort
 from trainmedic_server.server.exports import CSV, NDJSON, Exports
@@ -168,11 +169,11 @@ def keeping(kept_jobs: KeptJobsPort, auth: Authenticator, bodies: BodyReader) ->
         summary="Keep what is known of a job, however old it gets",
         response_model=KeptJobView,
         responses=responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
-        openapi_extra=operations.body_schema(KeepBody),
+        openapi_extra=body_schema(KeepBody),
     )
     async def keep(request: Request, job: str, actor: Principal = Depends(operator)) -> KeptJobView:
         """Its findings, excerpts and verdicts, or those of one attempt, outlive the retention."""
-        body = await operations.read_body(bodies, request, KeepBody)
+        body = await read_body(bodies, request, KeepBody)
         return _view(await kept_jobs.keep(operations.job_name(job), body.attempt, actor.name, body.note.strip()))
 
     @routes.post(
@@ -180,11 +181,11 @@ def keeping(kept_jobs: KeptJobsPort, auth: Authenticator, bodies: BodyReader) ->
         summary="Let what is known of a job be deleted once it is old",
         response_model=KeptJobList,
         responses=responses(400, 401, 403, 404, 408, 413, 415, 422, 503),
-        openapi_extra=operations.body_schema(ReleaseBody),
+        openapi_extra=body_schema(ReleaseBody),
     )
     async def release(request: Request, job: str, actor: Principal = Depends(operator)) -> KeptJobList:
         """Takes back one lock; the answer has those that are left of the job."""
-        body = await operations.read_body(bodies, request, ReleaseBody)
+        body = await read_body(bodies, request, ReleaseBody)
         await kept_jobs.release(job, body.attempt, actor.name)
         return KeptJobList(items=[_view(each) for each in await kept_jobs.all() if each.job == job])
 

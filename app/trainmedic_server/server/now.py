@@ -152,7 +152,7 @@ class NowApi:
         return NowView(
             at=now,
             mode=self._engine.mode,
-            paused=pauses_of(controls),
+            paused=pauses_of(controls, now),
             breaker=breaker_of(controls),
             approvals=asked.items,
             changed=list(_changes([*open_runs, *owing], alerts)),
@@ -194,11 +194,19 @@ def router(now: NowApi, auth: Authenticator, reads: ReadTurns) -> APIRouter:
     return routes
 
 
-def pauses_of(controls: Controls) -> list[PauseLine]:
-    """The orders not to act that are in force."""
-    if not controls.paused:
-        return []
-    return [PauseLine(scope="everything", by=controls.paused_by, since=controls.paused_at)]
+def pauses_of(controls: Controls, now: datetime) -> list[PauseLine]:
+    """The orders not to act, or to observe only, that are in force."""
+    return [
+        PauseLine(
+            scope=f"{pause.scope}{', observe only' if pause.observe else ''}",
+            by=pause.by,
+            since=max(pause.at, (pause.window(now) or (pause.starts_at, None))[0]),
+            note=pause.note,
+            until=pause.until(now),
+        )
+        for pause in controls.pauses
+        if pause.is_in_force(now)
+    ]
 
 
 def breaker_of(controls: Controls) -> BreakerView:

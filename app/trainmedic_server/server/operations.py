@@ -1,38 +1,36 @@
-"""The routes for operators: orders to runs, pause and resume, and the lists of playbooks and agents."""
+"""The routes for operators: orders to runs, and the lists of playbooks and agents."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import APIRouter, Depends, Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from trainmedic.wire.notice import NAME
 from trainmedic_server.domain import contradictions
 from trainmedic_server.domain.job_life import LifeState
 from trainmedic_server.domain.playbook import Mode
-from trainmedic_server.domain.run import Controls, OrderKind
+from trainmedic_server.domain.run import OrderKind
 from trainmedic_server.domain.topology import AgentTopology
-from trainmedic_server.errors import NotFound, PayloadError
-from trainmedic_server.ports.outside import CommandBus
+from trainmedic_server.errors import NotFound
+from trainmedic_server.ports.outside import Clock, CommandBus
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.present import Present
 from trainmedic_server.ports.store import History
-from trainmedic_server.server import approvals, run_ids, views
+from trainmedic_server.server import approvals, pauses, run_ids, views
 from trainmedic_server.server.auth import Authenticator, Principal, requires
-from trainmedic_server.server.body import BodyReader, parse_json
+from trainmedic_server.server.bodies import body_schema, read_body
+from trainmedic_server.server.body import BodyReader
 from trainmedic_server.server.engine import CatalogPort, EnginePort, JobLivesPort
-from trainmedic_server.server.limits import KIB
+from trainmedic_server.server.now import NowApi
 from trainmedic_server.server.presences import PresenceView, members_of
 from trainmedic_server.server.problems import responses
 from trainmedic_server.server.read_turns import ReadTurns
 from trainmedic_server.server.run_ids import RunId
 from trainmedic_server.server.tokens import TokenRole
-
-_BODY_BYTES = 16 * KIB
-_Body = TypeVar("_Body", bound=BaseModel)
 
 
 class OrderBody(BaseModel):
@@ -68,27 +66,6 @@ class JobLifeView(BaseModel):
     state: LifeState
     since: datetime
     reason: str
-
-
-class ResumeBody(BaseModel):
-    """What else to set right."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"breaker": True}]})
-
-    breaker: bool = Field(False, strict=True, description="Close the breaker too.")
-
-
-class ControlsView(BaseModel):
-    """The switches."""
-
-    model_config = ConfigDict(from_attributes=True)
-
-    paused: bool
-    paused_by: str | None
-    paused_at: datetime | None
-    breaker_open: bool
-    breaker_opened_at: datetime | None
-    breaker_reason: str | None
 
 
 class PlaybookSummary(BaseModel):
@@ -136,17 +113,19 @@ def routers(
     lives: JobLivesPort,
     catalog: CatalogPort,
     history: History,
-    present: Present,
+    standing: NowApi,
     bus: CommandBus,
     auth: Authenticator,
     bodies: BodyReader,
     reads: ReadTurns,
     external_url: str,
+    clock: Clock,
 ) -> tuple[APIRouter, ...]:
-    """All routes of this module, and that of the approvals."""
+    """All routes of this module, and those of approvals and pauses."""
     return (
+        *pauses.routers(engine, catalog, auth, bodies, clock),
         approvals.router(history, auth, reads, external_url),
-        orders(engine, present, auth, bodies),
+        orders(engine, standing.present, auth, bodies),
         overview(catalog, history, bus, auth, reads),
         job_orders(lives, auth, bodies),
     )
@@ -174,7 +153,7 @@ def job_orders(lives: JobLivesPort, auth: Authenticator, bodies: BodyReader) -> 
 
 
 def orders(engine: EnginePort, present: Present, auth: Authenticator, bodies: BodyReader) -> APIRouter:
-    """The routes ``POST /runs/{id}/approve`` and so on, ``/pause`` and ``/resume``."""
+    """The routes ``POST /runs/{id}/approve`` and so on."""
     operator = requires(auth, TokenRole.OPERATOR)
     routes = APIRouter(tags=["operations"])
 
@@ -195,29 +174,6 @@ def orders(engine: EnginePort, present: Present, auth: Authenticator, bodies: Bo
     for kind, summary in _ORDERS.items():
         order_route(kind, summary, OrderBody)
     order_route(OrderKind.CLOSE_UNDO, "End the duty to take back what a run did", CloseBody)
-
-    @routes.post(
-        "/pause",
-        summary="Do no new harm",
-        response_model=ControlsView,
-        responses=responses(401, 403, 503),
-    )
-    async def pause(actor: Principal = Depends(operator)) -> Controls:
-        """The kill switch: nothing new is done until `/resume`; undo still runs."""
-        return await engine.pause(actor.name)
-
-    @routes.post(
-        "/resume",
-        summary="Go on",
-        response_model=ControlsView,
-        responses=responses(400, 401, 403, 408, 413, 415, 422, 503),
-        openapi_extra=body_schema(ResumeBody),
-    )
-    async def resume(request: Request, actor: Principal = Depends(operator)) -> Controls:
-        """End the pause and, where asked, close the breaker. What queued up meanwhile is not replayed."""
-        body = await read_body(bodies, request, ResumeBody)
-        controls = await engine.resume(actor.name)
-        return await engine.close_breaker(actor.name) if body.breaker else controls
 
     return routes
 
@@ -281,30 +237,11 @@ _ORDERS = {
 }
 
 
-async def read_body(bodies: BodyReader, request: Request, model: type[_Body]) -> _Body:
-    """The optional body as `model`. It is read here and not by FastAPI, which sets no limit and reads it
-    before it authenticates the caller."""
-    async with bodies.read(request, _BODY_BYTES) as raw:
-        document = parse_json(raw) if raw.strip() else {}
-    try:
-        return model.model_validate(document, strict=True)
-    except ValidationError as error:
-        raise PayloadError.at(
-            [(".".join(str(part) for part in problem["loc"]), problem["msg"]) for problem in error.errors()[:20]]
-        ) from None
-
-
 def job_name(text: str) -> str:
     """The name of a job that stands in a path. Raises NotFound where no job can have it."""
     if not NAME.match(text):
         raise NotFound("No job can have that name.")
     return text
-
-
-def body_schema(model: type[BaseModel]) -> dict[str, Any]:
-    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
-    is_required = any(field.is_required() for field in model.model_fields.values())
-    return {"requestBody": {"required": is_required, "content": {"application/json": {"schema": schema}}}}
 
 
 def _summary(playbook: CompiledPlaybook, counts: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:

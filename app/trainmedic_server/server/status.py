@@ -19,6 +19,7 @@ from trainmedic_server.ports.store import RunStore
 from trainmedic_server.server import problems
 from trainmedic_server.server.engine import CatalogPort, EnginePort, LogRulesPort
 from trainmedic_server.server.limits import ServerLimits
+from trainmedic_server.server.pauses import PauseView, pause_views
 
 
 class Health(BaseModel):
@@ -58,8 +59,9 @@ class Ready(BaseModel):
     clock: Dependency = Field(
         Dependency(ok=True, detail=_FOLLOWED), description="The machine's clock; `ready` does not depend on it."
     )
-    paused: bool
+    paused: bool = Field(description="Whether everything is paused; `pauses` has those of a part, too.")
     breaker_open: bool
+    pauses: list[PauseView] = Field(default_factory=list, description="What is paused, or will be, by whom and why.")
 
 
 _READY_RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -103,7 +105,8 @@ def router(
         While only Redis is away webhooks are taken and recorded all the same, so a probe that decides
         where deliveries go should rather ask `/health`.
         """
-        readiness = await _readiness(engine, store, bus, catalog, log_rules, watch, limits.check_seconds, redis_caveat)
+        seconds, now = limits.check_seconds, clock.now()
+        readiness = await _readiness(engine, store, bus, catalog, log_rules, watch, seconds, redis_caveat, now)
         if not readiness.ready:
             response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
         return readiness
@@ -131,6 +134,7 @@ async def _readiness(
     watch: ClockWatch,
     seconds: float,
     redis_caveat: str,
+    now: datetime,
 ) -> Ready:
     """Ask every dependency at once; one that has not answered after `seconds` is not ok."""
     store_state, redis_state = await asyncio.gather(
@@ -152,6 +156,7 @@ async def _readiness(
         clock=_clock(watch.ahead),
         paused=controls.paused,
         breaker_open=controls.breaker_open,
+        pauses=pause_views(controls, now),
     )
 
 

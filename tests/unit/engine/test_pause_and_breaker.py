@@ -234,7 +234,7 @@ async def test_what_the_breaker_called_off_starts_anew_when_its_alert_is_reporte
 async def test_a_delivery_and_a_pause_at_the_same_moment_agree(world: MakeWorld) -> None:
     """Whoever is first, nothing harmful is begun after pause has returned."""
     w = world(CAP)
-    _, controls = await asyncio.gather(w.post(w.alert(gpu="0", node="n1")), w.engine.pause("alice"))
+    _, (controls, _) = await asyncio.gather(w.post(w.alert(gpu="0", node="n1")), w.engine.pause("alice"))
     begun = w.calls()
     assert controls.paused
     await w.pass_time(60)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -224,6 +225,7 @@ async def test_pausing_and_the_breaker_are_told_with_who_did_it(begin: Any) -> N
     await t.world.pass_time(15)
     await t.world.engine.resume("bob")
     await t.world.pass_time(70)
+    await t.world.store.transact(lambda tx: tx.save_controls(replace(tx.controls(), breaker_open=True)))
     await t.world.engine.close_breaker("ann")
     await t.world.pass_time(15)
     assert t.channels.titles == [

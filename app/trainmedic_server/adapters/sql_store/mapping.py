@@ -7,12 +7,14 @@ Rows are taken apart by place and not by name: a storm takes apart many.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of, time_of
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Identity
 from trainmedic_server.domain.job_life import JobLife, LifeState
+from trainmedic_server.domain.pause import OperatorPause
 from trainmedic_server.domain.playbook import APPROVAL, PHASES, Mode, UndoTrigger
 from trainmedic_server.domain.reaction import Reaction
 from trainmedic_server.domain.run import (
@@ -92,12 +94,16 @@ def run_row(run: Run) -> tuple[Any, ...]:
         run.waiting_on,
         run.message,
         run.is_open or run.owes_undo,
+        run.started_by,
+        run.repeats,
+        run.request_key,
     )
 
 
 def run_of(row: Row, steps: Sequence[StepState]) -> Run:
     run_id, playbook, version, kind, node, gpu, job, _, mode, status, decision, *rest = row
-    fingerprint, starts_at, alert_name, alert_labels, created_at, ended_at, acted_at, waiting_on, message, _ = rest
+    fingerprint, starts_at, alert_name, alert_labels, created_at, ended_at, acted_at, *rest = rest
+    waiting_on, message, _, started_by, repeats, request_key = rest
     return Run(
         id=run_id,
         playbook=playbook,
@@ -115,6 +121,9 @@ def run_of(row: Row, steps: Sequence[StepState]) -> Run:
         acted_at=acted_at,
         waiting_on=waiting_on,
         message=message,
+        started_by=started_by,
+        repeats=repeats,
+        request_key=request_key,
     )
 
 
@@ -295,8 +304,10 @@ def controls_row(controls: Controls) -> tuple[Any, ...]:
         controls.breaker_opened_at,
         controls.breaker_reason,
         controls.alive_at,
+        [pause.as_data() for pause in controls.pauses],
     )
 
 
 def controls_of(row: Row) -> Controls:
-    return Controls(*row[1:])
+    *switches, pauses = row[1:]
+    return replace(Controls(*switches), pauses=tuple(OperatorPause.of_data(each) for each in pauses or ()))

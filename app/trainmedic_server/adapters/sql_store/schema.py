@@ -17,7 +17,7 @@ from trainmedic_server.adapters.sql_store.columns import TimeColumn as TimeColum
 from trainmedic_server.adapters.sql_store.columns import metadata as metadata
 from trainmedic_server.domain.run import OPEN, Status
 
-HEAD = "0012"
+HEAD = "0013"
 """The revision of the schema that this code reads and writes."""
 
 alerts = sa.Table(
@@ -65,6 +65,9 @@ runs = sa.Table(
     sa.Column("waiting_on", Text),
     sa.Column("message", Text, nullable=False),
     sa.Column("unfinished", sa.Boolean, nullable=False),
+    sa.Column("started_by", Text),
+    sa.Column("repeats", Text),
+    sa.Column("request_key", Text),
 )
 """``unfinished``: open, or closed and owing an undo."""
 
@@ -165,8 +168,9 @@ controls = sa.Table(
     sa.Column("breaker_opened_at", TimeColumn),
     sa.Column("breaker_reason", Text),
     sa.Column("alive_at", TimeColumn),
+    sa.Column("pauses", JsonColumn),
 )
-"""One row, with id 1."""
+"""One row, with id 1. ``paused`` and what follows it say what ``pauses`` come to, also for an earlier release."""
 
 time_gaps = sa.Table(
     "time_gaps",
@@ -266,6 +270,8 @@ partial_index(
 partial_index("ix_runs_started", runs.c.playbook, runs.c.created_at, runs.c.status, where=_WAS_STARTED)
 # at most one run is open per playbook and target, whoever writes
 partial_index("uq_runs_open", runs.c.playbook, runs.c.target_key, where=_IS_OPEN, unique=True)
+# one run for a request by hand, however often it is repeated
+partial_index("uq_runs_request", runs.c.request_key, where="request_key IS NOT NULL", unique=True)
 # what a new start has to go on with
 partial_index("ix_runs_unfinished", runs.c.created_at, runs.c.id, where="unfinished = 1", postgresql="unfinished")
 

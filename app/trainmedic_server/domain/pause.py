@@ -1,0 +1,157 @@
+"""A pause: what an operator wants left alone, from when to when, and why. Pure.
+
+Who calls it: ``engine.pausing`` asks whether one holds for a run; the store keeps them with the switches (`Controls`).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from trainmedic_server.domain import duration
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Which runs a pause is about: those for which all that is given holds; every run where nothing is."""
+
+    playbook: str | None = None
+    """A shell pattern for names of playbooks."""
+    node: str | None = None
+    """A shell pattern for names of nodes, of which the run touches one: as its target, or through a job."""
+    job: str | None = None
+    """A shell pattern for names of jobs: the run's target, or one that runs on it."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels that the run's alert has."""
+
+    @property
+    def is_everything(self) -> bool:
+        return not (self.playbook or self.node or self.job or self.labels)
+
+    def __str__(self) -> str:
+        parts = [(name, getattr(self, name)) for name in ("playbook", "node", "job")]
+        words = [f"{name} {pattern}" for name, pattern in parts if pattern]
+        words += [f"label {name}={value}" for name, value in sorted(self.labels.items())]
+        return ", ".join(words) or "everything"
+
+    def covers(self, playbook: str, nodes: Collection[str], jobs: Collection[str], labels: Mapping[str, str]) -> bool:
+        """Whether it is about a run of this playbook, which touches these nodes and jobs, for an alert with these
+        labels."""
+        return (
+            (self.playbook is None or fnmatch.fnmatchcase(playbook, self.playbook))
+            and (self.node is None or any(fnmatch.fnmatchcase(node, self.node) for node in nodes))
+            and (self.job is None or any(fnmatch.fnmatchcase(job, self.job) for job in jobs))
+            and all(labels.get(name) == value for name, value in self.labels.items())
+        )
+
+
+EVERYTHING = Scope()
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorPause:
+    """A pause. Times are aware UTC datetimes."""
+
+    id: str
+    """Eight letters and digits, unique among those that are kept."""
+    by: str
+    """Who ordered it: the name that belongs to the token."""
+    at: datetime
+    """When it was ordered."""
+    starts_at: datetime
+    """When it begins; of one that recurs, when its first window does."""
+    ends_at: datetime | None = None
+    """When it ends; None where a person ends it. Of one that recurs, when its first window does."""
+    every: timedelta | None = None
+    """How often its window comes again; None for once."""
+    scope: Scope = EVERYTHING
+    note: str = ""
+    """Why, for people."""
+    observe: bool = False
+    """Whether the runs that it covers are not held back, but only recorded as in mode observe."""
+
+    def window(self, now: datetime) -> tuple[datetime, datetime | None] | None:
+        """The window that is open at this moment, or the next one; None where the pause is over."""
+        if self.every is None or self.ends_at is None or now < self.ends_at:
+            return None if self.ends_at is not None and now >= self.ends_at else (self.starts_at, self.ends_at)
+        length = self.ends_at - self.starts_at
+        begins = self.starts_at + ((now - self.starts_at) // self.every) * self.every
+        if now >= begins + length:
+            begins += self.every
+        return begins, begins + length
+
+    def is_in_force(self, now: datetime) -> bool:
+        window = self.window(now)
+        return window is not None and window[0] <= now
+
+    def is_over(self, now: datetime) -> bool:
+        return self.window(now) is None
+
+    def until(self, now: datetime) -> datetime | None:
+        """When the open or next window ends; None where a person ends it."""
+        window = self.window(now)
+        return window[1] if window is not None else None
+
+    def without_this_window(self, now: datetime) -> OperatorPause | None:
+        """The pause from its next window on; None where it has none."""
+        window = self.window(now)
+        if self.every is None or window is None or window[1] is None:
+            return None
+        return replace(self, starts_at=window[0] + self.every, ends_at=window[1] + self.every)
+
+    def why(self, now: datetime) -> str:
+        """For a person: who, what, until when, and why."""
+        what = "observe only, said" if self.observe else "paused"
+        scope = "" if self.scope.is_everything or self.observe else f" for {self.scope}"
+        end = self.until(now)
+        until = f" until {end:%Y-%m-%d %H:%M:%SZ}" if end else ""
+        return f"{what} by {self.by}{scope}{until}" + (f": {self.note}" if self.note else "")
+
+    def as_data(self) -> dict[str, Any]:
+        """The pause as plain data, for events and the store."""
+        return {
+            "id": self.id,
+            "by": self.by,
+            "at": self.at.isoformat(),
+            "starts_at": self.starts_at.isoformat(),
+            "ends_at": self.ends_at.isoformat() if self.ends_at else None,
+            "every": duration.write(self.every) if self.every else None,
+            "playbook": self.scope.playbook,
+            "node": self.scope.node,
+            "job": self.scope.job,
+            "labels": dict(self.scope.labels),
+            "note": self.note,
+            "observe": self.observe,
+        }
+
+    @classmethod
+    def of_data(cls, data: Mapping[str, Any]) -> OperatorPause:
+        """The pause that `as_data` wrote."""
+        return cls(
+            id=data["id"],
+            by=data["by"],
+            at=datetime.fromisoformat(data["at"]),
+            starts_at=datetime.fromisoformat(data["starts_at"]),
+            ends_at=datetime.fromisoformat(data["ends_at"]) if data["ends_at"] else None,
+            every=duration.parse(data["every"]) if data["every"] else None,
+            scope=Scope(data["playbook"], data["node"], data["job"], data["labels"]),
+            note=data["note"],
+            observe=data["observe"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PauseOrder:
+    """What an operator orders: a pause, before it has an id. Times are aware UTC datetimes."""
+
+    scope: Scope = EVERYTHING
+    note: str = ""
+    starts_at: datetime | None = None
+    """When it begins; None for now."""
+    length: timedelta | None = None
+    """How long it lasts; None until a person ends it."""
+    every: timedelta | None = None
+    observe: bool = False

@@ -1,0 +1,65 @@
+"""What every driver works with, and what it counts. Made by ``service``, used by ``driver`` and ``workers``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+
+from trainmedic_server import telemetry
+from trainmedic_server.domain.pause import OperatorPause
+from trainmedic_server.domain.run import Controls, Run
+from trainmedic_server.domain.topology import Topology
+from trainmedic_server.engine import pausing
+from trainmedic_server.engine.breaker import Breaker
+from trainmedic_server.engine.locks import TargetLocks
+from trainmedic_server.engine.plan_values import PlanningContext
+from trainmedic_server.engine.recorder import Recorder
+from trainmedic_server.engine.timeline import Timeline
+from trainmedic_server.ports.actions import Actions
+from trainmedic_server.ports.fence import Fence
+from trainmedic_server.ports.limits import EngineLimits
+from trainmedic_server.ports.outside import Clock
+from trainmedic_server.ports.playbooks import CompiledPlaybook
+
+log = telemetry.logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DriverServices:
+    """What every driver works with. Made by ``service``."""
+
+    recorder: Recorder
+    locks: TargetLocks
+    actions: Actions
+    clock: Clock
+    timeline: Timeline
+    limits: EngineLimits
+    metrics: telemetry.Metrics
+    new_id: Callable[[], str]
+    controls: Callable[[], Controls]
+    """Returns the current switches."""
+    breaker: Breaker
+    """Asked before each attempt that changes something."""
+    fence: Fence
+    """Called right before each attempt."""
+    topology: Callable[[], Topology] = Topology
+    """Returns what is known of nodes, jobs and GPUs."""
+
+    def planning_context(self, playbook: CompiledPlaybook | None) -> PlanningContext:
+        limits, since = self.limits, self.timeline.set_forward_since
+        url, topology = limits.external_url, self.topology
+        return PlanningContext(playbook, self.actions, self.new_id, limits.max_age, since, url, topology)
+
+    def pause_of(self, run: Run, nodes: Set[str] = frozenset()) -> OperatorPause | None:
+        """The pause that holds the run now, which touches `nodes` beside its target's; None where none does."""
+        controls = self.controls()
+        if not controls.pauses:
+            return None
+        now, topology = self.clock.now(), self.topology()
+        return pausing.holding(controls, run.playbook, run.target, run.alert_labels, now, topology, nodes)
+
+    def count_closed(self, run: Run) -> None:
+        """Count and log that a run has closed."""
+        self.metrics.open_runs.dec()
+        self.metrics.runs.labels(run.playbook, str(run.status)).inc()
+        log.info("run closed", status=str(run.status), decision=str(run.decision), message=run.message)

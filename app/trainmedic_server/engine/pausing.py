@@ -1,0 +1,173 @@
+"""Pauses: whether one holds for a run, and how they begin and end. Pure.
+
+A pause is compared with what a run would touch, as far as that is known: the nodes of its target, or those of its job,
+those that an attempt of it names, and the jobs on them. Whether it is in force follows from the time alone, so no kill
+can keep one from beginning or ending. Who calls it: ``admission``, ``driver``, ``set_again``; ``service`` for orders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from trainmedic_server import errors
+from trainmedic_server.domain import places
+from trainmedic_server.domain.pause import EVERYTHING, OperatorPause, PauseOrder, Scope
+from trainmedic_server.domain.run import Controls, Event
+from trainmedic_server.domain.target import Target
+from trainmedic_server.domain.topology import Topology
+
+MOST = 200
+"""Pauses at once: each decision looks at all of them."""
+
+
+def holding(
+    controls: Controls,
+    playbook: str,
+    target: Target | None,
+    labels: Mapping[str, str],
+    now: datetime,
+    topology: Topology,
+    nodes: Collection[str] = (),
+) -> OperatorPause | None:
+    """The pause that holds a run back now, of several the one that ends last; None where there is none.
+
+    `nodes` are those that it touches beside its target's.
+    """
+    candidates = [pause for pause in controls.pauses if not pause.observe and pause.is_in_force(now)]
+    if not candidates:
+        return None
+    touched = set(nodes) | (places.nodes_of(target, topology) if target else set())
+    jobs = places.jobs_of(target, topology) if target else frozenset[str]()
+    held = [pause for pause in candidates if pause.scope.covers(playbook, touched, jobs, labels)]
+    return max(held, key=lambda pause: (pause.until(now) is None, pause.until(now) or now), default=None)
+
+
+def observing(controls: Controls, playbook: str, now: datetime) -> OperatorPause | None:
+    """The order by which the playbook's runs are only recorded; None where there is none."""
+    pauses = (pause for pause in controls.pauses if pause.observe and pause.is_in_force(now))
+    return next((pause for pause in pauses if pause.scope.covers(playbook, (), (), {})), None)
+
+
+def begin(
+    controls: Controls, order: PauseOrder, actor: str, now: datetime, new_id: Callable[[], str]
+) -> tuple[Controls, OperatorPause, list[Event]]:
+    """The switches with the pause that is ordered; one for the same runs that is in force gives way to it.
+
+    Raises Conflict where there are too many.
+    """
+    starts_at = max(order.starts_at or now, now)
+    ends_at = starts_at + order.length if order.length else None
+    given = {"every": order.every, "scope": order.scope, "note": order.note, "observe": order.observe}
+    replaced = [
+        pause
+        for pause in controls.pauses
+        if starts_at == now
+        and (pause.scope, pause.observe, pause.every) == (order.scope, order.observe, order.every)
+        and pause.is_in_force(now)
+    ]
+    kept = [pause for pause in controls.pauses if pause not in replaced]
+    if len(kept) >= MOST:
+        raise errors.Conflict(f"there are {len(kept)} pauses already; end some of them")
+    pause_id = replaced[0].id if replaced else _fresh_id(controls, new_id)
+    pause = OperatorPause(pause_id, actor, now, starts_at, ends_at, **given)  # type: ignore[arg-type]
+    told = _told(pause)
+    event = (
+        Event("mode_changed", now, actor=actor, data=told)
+        if order.observe
+        else Event("paused", now, actor=actor, data=told)
+    )
+    return as_of(replace(controls, pauses=(*kept, pause)), now), pause, [event]
+
+
+def end(
+    controls: Controls, actor: str, now: datetime, wanted: Callable[[OperatorPause], bool] | None = None
+) -> tuple[Controls, list[Event]]:
+    """The switches without the pauses that are `wanted`, or, with None, without those that hold runs back now. Of
+    these, one that recurs comes again with its next window."""
+    kept: list[OperatorPause] = []
+    events: list[Event] = []
+    for pause in controls.pauses:
+        is_ended = wanted(pause) if wanted is not None else not pause.observe and pause.is_in_force(now)
+        rest = pause.without_this_window(now) if wanted is None else None
+        if not is_ended or rest is not None:
+            kept.append(rest if is_ended and rest is not None else pause)
+        if is_ended and pause.observe:
+            events.append(Event("mode_changed", now, actor=actor, data=_told(pause) | {"mode": "as written"}))
+        elif is_ended:
+            events.append(Event("resumed", now, actor=actor, data=_told(pause)))
+    return as_of(replace(controls, pauses=tuple(kept)), now), events
+
+
+def settle(controls: Controls, since: datetime | None, now: datetime) -> tuple[Controls, list[Event]]:
+    """The switches as they are by now, and what has begun or ended by itself since this was last looked at.
+
+    A server that was paused by an earlier release, which knew no scopes, stays paused.
+    """
+    if controls.paused and not any(pause.scope.is_everything and not pause.observe for pause in controls.pauses):
+        since_then = controls.paused_at or now
+        inherited = OperatorPause("earlier0", controls.paused_by or "anonymous", since_then, since_then)
+        controls = replace(controls, pauses=(*controls.pauses, inherited))
+    events: list[Event] = []
+    for pause in controls.pauses:
+        was, is_now = since is not None and pause.is_in_force(since), pause.is_in_force(now)
+        if is_now and not was and pause.at != pause.starts_at:
+            events.append(Event("pause_began", now, data=_told(pause)))
+        elif was and not is_now:
+            events.append(Event("pause_ended", now, data=_told(pause)))
+    left = tuple(pause for pause in controls.pauses if not pause.is_over(now))
+    return as_of(replace(controls, pauses=left), now), events
+
+
+def in_force(controls: Controls, now: datetime) -> frozenset[str]:
+    """The ids of the pauses that are in force."""
+    return frozenset(pause.id for pause in controls.pauses if pause.is_in_force(now))
+
+
+def as_of(controls: Controls, now: datetime) -> Controls:
+    """The switches, which say that everything is paused where it is."""
+    total = next(
+        (
+            pause
+            for pause in controls.pauses
+            if pause.scope.is_everything and not pause.observe and pause.is_in_force(now)
+        ),
+        None,
+    )
+    by, at = (total.by, max(total.at, total.starts_at)) if total else (None, None)
+    if (controls.paused, controls.paused_by, controls.paused_at) == (total is not None, by, at):
+        return controls
+    return replace(controls, paused=total is not None, paused_by=by, paused_at=at)
+
+
+def chosen(
+    pause_id: str | None, scope: Scope, pauses: Sequence[OperatorPause]
+) -> Callable[[OperatorPause], bool] | None:
+    """Which pauses an operator ends: the one of this id, those of this scope, or, with None, all that hold now.
+
+    Raises NotFound where there is none of that id or scope.
+    """
+    if pause_id is None and scope == EVERYTHING:
+        return None
+    matching = [
+        pause.id for pause in pauses if (pause.id == pause_id if pause_id is not None else pause.scope == scope)
+    ]
+    if not matching:
+        raise errors.NotFound(f"there is no pause {pause_id}" if pause_id else f"there is no pause of {scope}")
+    return lambda pause: pause.id in matching
+
+
+def _fresh_id(controls: Controls, new_id: Callable[[], str]) -> str:
+    taken = {pause.id for pause in controls.pauses}
+    while (pause_id := new_id()[-8:]) in taken:
+        pass
+    return pause_id
+
+
+def _told(pause: OperatorPause) -> dict[str, object]:
+    """What events say of a pause: what is given of it."""
+    data = pause.as_data()
+    told = {"pause": data.pop("id"), "scope": str(pause.scope), "until": data.pop("ends_at")}
+    del data["at"], data["by"]
+    return {name: value for name, value in (told | data).items() if value not in (None, "", {}, False)}
