@@ -12,7 +12,7 @@ import functools
 import logging
 import sys
 from collections.abc import Collection, Iterator, Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -20,6 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from trainmedic_server.domain.job_life import JobLife, LifeState
+from trainmedic_server.domain.plain_text import visible
 from trainmedic_server.domain.run import Run, Status
 
 # From a fast commit (1 ms) to a step that waits for a slow action (30 min).
@@ -192,8 +193,9 @@ def _gauged(run: Run) -> tuple[bool, bool, bool]:
     return run.owes_undo, run.delayed_undo is not None, run.status is Status.AWAITING_APPROVAL
 
 
-def configure_logging(level: str = "INFO", stream: TextIO | None = None) -> None:
-    """Send every log line, ours and the libraries', to `stream` (standard error) as one JSON object."""
+def configure_logging(level: str = "INFO", stream: TextIO | None = None, *, readable: bool = False) -> None:
+    """Send every log line, ours and the libraries', to `stream` (standard error): as one JSON object, or with
+    `readable` as a person at a terminal reads it."""
     shared: list[structlog.types.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -213,7 +215,7 @@ def configure_logging(level: str = "INFO", stream: TextIO | None = None) -> None
             foreign_pre_chain=shared,
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.JSONRenderer(),
+                _readable() if readable else structlog.processors.JSONRenderer(),
             ],
         )
     )
@@ -222,6 +224,24 @@ def configure_logging(level: str = "INFO", stream: TextIO | None = None) -> None
     root.setLevel(level)
     for noisy in ("httpx", "httpcore", "alembic", "apprise", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _readable() -> structlog.types.Processor:
+    """Lines for a terminal, with the time of day in UTC. What outsiders have put into a line does not steer it."""
+    render = structlog.dev.ConsoleRenderer(
+        colors=False, pad_event_to=30, exception_formatter=structlog.dev.plain_traceback, sort_keys=False
+    )
+
+    def rendered(log: Any, method: str, event: structlog.types.EventDict) -> str:
+        del event["logger"]
+        moment, shown = str(event.pop("timestamp")), {name: _shown(value) for name, value in event.items()}
+        return str(render(log, method, {**shown, "timestamp": moment[11:19]}))
+
+    return rendered
+
+
+def _shown(value: Any) -> Any:
+    return visible(value, keep="\n") if isinstance(value, str) else value
 
 
 def logger(name: str) -> structlog.stdlib.BoundLogger:

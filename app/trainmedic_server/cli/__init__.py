@@ -7,6 +7,7 @@ only speak to a server do not wait for the server's libraries.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ class _CommandEntry:
 _COMMANDS: Mapping[str, _CommandEntry] = {
     "serve": _CommandEntry("serve", "Start the server."),
     "agent": _CommandEntry("agent", "Run the agent of a node, check what it would do, or give back what it holds."),
-    "status": _CommandEntry("operations", "Show whether the server is well, and what it is doing."),
+    "status": _CommandEntry("status", "Show whether the server is well, and what it is doing."),
     "now": _CommandEntry("now", "Show what waits for you, what is changed, what comes next, and what is lost."),
     "history": _CommandEntry("history", "Show what was done, and why."),
     "why": _CommandEntry("why", "Say what happened to an alert, or why nothing did, and what would happen now."),
@@ -45,13 +46,14 @@ _COMMANDS: Mapping[str, _CommandEntry] = {
     "keep": _CommandEntry("findings", "Keep what is known of a job, however old it gets."),
     "approvals": _CommandEntry("approvals", "Show what waits for people, and what would be done."),
     "runs": _CommandEntry("runs", "Approve, reject, cancel or undo a run."),
-    "jobs": _CommandEntry("jobs", "Say that a job which is gone was meant to end."),
+    "jobs": _CommandEntry("jobs", "List the training jobs, or say that one which is gone was meant to end."),
+    "agents": _CommandEntry("connected", "List the node agents, and those that are lost."),
     "report": _CommandEntry("report", "Show what the time of a job came to, or what failures cost over all jobs."),
     "pause": _CommandEntry("pauses", "Stop new repairs, all or some, for a while or until further notice."),
     "pauses": _CommandEntry("pauses", "Show what is paused, until when, and why."),
     "resume": _CommandEntry("pauses", "Allow new repairs again."),
     "probe": _CommandEntry("probe", "Measure how fast nodes that do not train can speak with each other."),
-    "playbook": _CommandEntry("playbook", "Check, explain and test playbooks, without a server."),
+    "playbook": _CommandEntry("playbook", "List playbooks; check, explain and test them without a server."),
     "logs": _CommandEntry("logs", "Show the lines of a job, or check, explain and test log rules."),
     "diagnose": _CommandEntry("diagnose", "Say who began a failure of a job, and why."),
     "key": _CommandEntry("key", "Print the signing key of one job or node."),
@@ -72,6 +74,16 @@ class LazyGroup(click.Group):
         command = getattr(importlib.import_module(f"{__name__}.{entry.module}"), cmd_name)
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does; a name that nothing has is answered with those that are near, as it does for options."""
+        if args and not args[0].startswith("-") and args[0] not in _COMMANDS and not ctx.resilient_parsing:
+            near = difflib.get_close_matches(args[0], _COMMANDS)
+            hint = f" Did you mean {' or '.join(near)}?" if near else ""
+            ctx.fail(f"No such command {args[0]!r}.{hint}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands from the table, without importing them."""

@@ -186,11 +186,13 @@ def _detail(response: httpx.Response) -> str:
 
 
 def _parse(lines: Iterator[str]) -> Iterator[ServerSentEvent]:
-    """The messages of an event stream (WHATWG HTML, section 9.2.6)."""
-    last_id, event, data = "", "message", list[str]()
+    """The messages of an event stream (WHATWG HTML, section 9.2.6); an id alone, which says where a stream begins, is
+    one without data."""
+    last_id, told_id, event, data = "", "", "message", list[str]()
     for line in lines:
         if not line:
-            if data:
+            if data or last_id != told_id:
+                told_id = last_id
                 yield ServerSentEvent(last_id, event, "\n".join(data))
             event, data = "message", []
             continue

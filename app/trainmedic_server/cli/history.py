@@ -9,15 +9,15 @@ from __future__ import annotations
 import csv
 import itertools
 import json
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import click
 
-from trainmedic_server.cli import exits, story, table
+from trainmedic_server.cli import exits, run_rows, story, table
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.times import TimeParam
 from trainmedic_server.domain.plain_text import csv_cell, json_text
@@ -29,30 +29,53 @@ _PAGE = 1000  # items; the most that the server gives at once
 _COLUMNS = (
     "run_id", "timestamp", "alert_name", "alert_labels", "playbook", "target", "node", "gpu", "job", "mode", "status",
     "decision", "action_taken", "success", "message", "duration_ms", "touched", "owes_undo", "undo_error", "undone_at",
+    "waiting_on", "deadline", "approved_by", "decided_at",
 )  # fmt: skip
-_HEADER = ("RUN", "TIME", "ALERT", "PLAYBOOK", "TARGET", "STATUS", "WHAT")
+_MOST_FOLDED = 20
+"""So many times as many items as rows are read for a table, where many of them fold into one."""
 # Fixed while following, where the rows to come are not known; the last column takes what is left.
-_WIDTHS = (36, 20, 24, 28, 26, 17, 0)
+_WIDTHS = (6, 8, 20, 20, 22, 15, 11, 0)
 _LONGEST_PAUSE_SECONDS = 30.0
 
 Item = Mapping[str, Any]
 
 
+def _once(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> str | None:
+    """The one value of an option that has no meaning twice, so that no value is dropped without a word."""
+    if len(values) > 1:
+        raise click.BadParameter("is given more than once", ctx=ctx, param=param)
+    return values[0] if values else None
+
+
+def _any_of(*names: str, help: str = "") -> Callable[[Any], Any]:
+    """An option that can be repeated: any of its values will do."""
+    return click.option(*names, multiple=True, metavar="NAME", help=help)
+
+
 def _choice(option: str, metavar: str, values: Sequence[str]) -> Callable[[Any], Any]:
-    """An option that takes one of `values`, which its help lists."""
-    return click.option(option, type=click.Choice(values), metavar=metavar, help=f"One of {', '.join(values)}.")
+    """An option that takes some of `values`, which its help lists."""
+    help = f"One of {', '.join(values)}."
+    return click.option(option, type=click.Choice(values), metavar=metavar, multiple=True, help=help)
 
 
+def _time(option: str, help: str) -> Callable[[Any], Any]:
+    return click.option(option, type=TimeParam(), metavar="TIME", multiple=True, callback=_once, help=help)
+
+
+_DECISIONS = [decision.value for decision in Decision if decision not in (Decision.JOINED, Decision.DUPLICATE)]
 _FILTERS = (
-    click.option("--alert", "alertname", metavar="NAME", help="The alert's name."),
-    click.option("--playbook", metavar="NAME"),
+    _any_of("--alert", "alertname", help="The alert's name. This and each option with NAME can be repeated."),
+    _any_of("--playbook"),
     _choice("--status", "STATUS", [status.value for status in Status]),
-    _choice("--decision", "REASON", [decision.value for decision in Decision]),
-    click.option("--node", metavar="NAME"),
-    click.option("--gpu", metavar="ID"),
-    click.option("--job", metavar="NAME"),
-    click.option("--since", type=TimeParam(), metavar="TIME", help="From then on: a time, or how long ago (90m, 7d)."),
-    click.option("--until", type=TimeParam(), metavar="TIME", help="Before then."),
+    _choice("--decision", "REASON", _DECISIONS),
+    _any_of("--node", help="The target's node, or one that a run on a job has touched."),
+    _any_of("--gpu", help="Alone, or with its node: node-1/0."),
+    _any_of("--job"),
+    _any_of("--target", help="As the table has it, such as job:llm-1."),
+    _any_of("--by", help="Who approved, rejected, cancelled or undid it."),
+    _time("--since", "From then on: a time, or how long ago (90m, 7d)."),
+    _time("--until", "Before then."),
+    click.option("--open", flag_value="true", default=None, help="Runs that are not closed."),
     click.option("--owes-undo", flag_value="true", default=None, help="Closed runs that still owe an undo."),
 )
 
@@ -65,7 +88,8 @@ def _filters(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.group(invoke_without_command=True)
 @_filters
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most so many runs.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most so many rows.")
+@click.option("--each", is_flag=True, help="A row for each decision, also where many say the same.")
 @click.option("--all", "everything", is_flag=True, help="All that match, however many.")
 @click.option("--output", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
 @click.option("--follow", "-f", is_flag=True, help="Then show what happens, until interrupted.")
@@ -73,28 +97,32 @@ def _filters(command: Callable[..., None]) -> Callable[..., None]:
 def history(
     client: Client,
     limit: int,
+    each: bool,
     everything: bool,
     output: str,
     follow: bool,
-    **filters: str | None,
+    **filters: Any,
 ) -> None:
     """Show what was done, and why: runs and decisions not to start one, newest first.
 
     \b
-    trainmedic history --status failed --since 1d
+    trainmedic history --status failed --status rejected --since 1d
     trainmedic history --job llm-1 --output csv --all > llm-1.csv
     trainmedic history show 019c1415-6c05-7c11-9a0d-6f1d2e3c4b5a
     """
     if click.get_current_context().invoked_subcommand is not None:
         return
-    conditions = {name: value for name, value in filters.items() if value is not None}
+    conditions = {name: value for name, value in filters.items() if value}
     if follow:
         if output == "csv":
             raise click.UsageError("--follow goes with --output table or json")
         _follow(client, conditions, limit, as_json=output == "json")
         return
-    items = _items(client, conditions, None if everything else limit)
-    {"table": _print_table, "json": _print_json, "csv": _print_csv}[output](items)
+    most = None if everything else limit
+    if output == "table":
+        _print_table(client, conditions, most, each)
+    else:
+        {"json": _print_json, "csv": _print_csv}[output](_items(client, conditions, most))
 
 
 @history.command()
@@ -118,11 +146,11 @@ def run_path(run_id: str) -> str:
     return run_id
 
 
-def _items(client: Client, conditions: Mapping[str, str], limit: int | None) -> Iterator[Item]:
+def _items(client: Client, conditions: Mapping[str, Any], limit: int | None, page_size: int = _PAGE) -> Iterator[Item]:
     """The newest items that meet the conditions, page by page; all of them where `limit` is None."""
     cursor, left = None, limit
     while left is None or left > 0:
-        size = _PAGE if left is None else min(left, _PAGE)
+        size = page_size if left is None else min(left, page_size)
         page = client.get("history", {**conditions, "limit": size} | ({"cursor": cursor} if cursor else {}))
         yield from page["items"]
         cursor = page["next"]
@@ -131,21 +159,32 @@ def _items(client: Client, conditions: Mapping[str, str], limit: int | None) -> 
             return
 
 
-def _print_table(items: Iterator[Item]) -> None:
-    lines = [_cells(item) for item in items]
-    if not lines:
+def _print_table(client: Client, conditions: Mapping[str, Any], limit: int | None, each: bool) -> None:
+    """The newest rows. What folds into one row counts once, so that decisions in their hundreds push nothing out."""
+    at = datetime.now(UTC).isoformat()
+    if each:
+        rows = [run_rows.Row(item) for item in _items(client, conditions, limit)]
+    else:
+        rows = _folded_rows(client, conditions, limit)
+    if not rows:
         click.echo("No run matches.", err=True)
         return
-    for line in table.rows(_HEADER, lines, _terminal_width()):
+    for line in table.rows(run_rows.HEADER, [run_rows.cells(row, at) for row in rows[:limit]], table.width()):
         click.echo(line)
 
 
-def _cells(item: Item) -> tuple[object, ...]:
-    """An item's row. The last cell says why nothing began, or what was done and how it ended."""
-    reason = item["decision"] if item["status"] == Status.NOT_STARTED else item.get("action_taken")
-    summary = ": ".join(part for part in (reason, item.get("message")) if part) or "-"
-    columns = ("alert_name", "playbook", "target", "status")
-    return (item["run_id"], story.moment(item["timestamp"]), *(item[column] for column in columns), summary)
+def _folded_rows(client: Client, conditions: Mapping[str, Any], limit: int | None) -> list[run_rows.Row]:
+    """As many rows as are asked for, of as many pages as that takes."""
+    most, page_size = (None, _PAGE) if limit is None else (limit * _MOST_FOLDED, min(max(limit, 100), _PAGE))
+    items: list[Item] = []
+    rows: list[run_rows.Row] = []
+    for item in _items(client, conditions, most, page_size):
+        items.append(item)
+        if limit is not None and len(items) % page_size == 0:
+            rows = run_rows.folded(items)
+            if len(rows) > limit:
+                return rows[:limit]
+    return run_rows.folded(items)
 
 
 def _print_json(items: Iterator[Item]) -> None:
@@ -164,14 +203,15 @@ def _print_csv(items: Iterator[Item]) -> None:
         writer.writerow([csv_cell(item.get(column)) for column in _COLUMNS])
 
 
-def _follow(client: Client, conditions: Mapping[str, str], limit: int, as_json: bool) -> None:
+def _follow(client: Client, conditions: Mapping[str, Any], limit: int, as_json: bool) -> None:
     """Print the newest runs, oldest first, and then every event of runs that match."""
     items = {item["run_id"]: item for item in reversed(list(_items(client, conditions, limit)))}
+    at = datetime.now(UTC).isoformat()
     if not as_json:
-        click.echo(table.fit(_HEADER, _WIDTHS, _terminal_width()))
+        click.echo(table.fit(run_rows.HEADER, _WIDTHS, table.width()))
     for item in items.values():
-        row = [table.plain(cell) for cell in _cells(item)]
-        click.echo(json_text(item) if as_json else table.fit(row, _WIDTHS, _terminal_width()))
+        row = [table.plain(cell) for cell in run_rows.cells(run_rows.Row(item), at)]
+        click.echo(json_text(item) if as_json else table.fit(row, _WIDTHS, table.width()))
     for event in _endless_events(client):
         about = _item_of(client, event, items)
         if conditions and (about is None or not _matches(about, conditions)):
@@ -186,7 +226,7 @@ def _endless_events(client: Client) -> Iterator[dict[str, Any]]:
         try:
             for message in client.events(last_id):
                 last_id = message.id or last_id
-                event = json.loads(message.data)
+                event = json.loads(message.data) if message.data else None
                 if isinstance(event, dict):
                     yield event
         except exits.Unreachable as error:
@@ -209,19 +249,19 @@ def _item_of(client: Client, event: Mapping[str, Any], items: dict[str, Item]) -
     return items[run_id]
 
 
-def _matches(item: Item, conditions: Mapping[str, str]) -> bool:
+def _matches(item: Item, conditions: Mapping[str, Any]) -> bool:
     """Whether a run meets the conditions; those on what changes while it runs (its status) are not looked at."""
     members = {"alertname": "alert_name"}
-    steady = (name for name in conditions if name not in ("status", "since", "until", "owes_undo"))
-    return all(item.get(members.get(name, name)) == conditions[name] for name in steady)
+    steady = ("alertname", "playbook", "decision", "job", "target")
+    same = all(item.get(members.get(name, name)) in conditions[name] for name in steady if name in conditions)
+    nodes = {item.get("node"), *item.get("touched", ())}
+    on_node = "node" not in conditions or not nodes.isdisjoint(conditions["node"])
+    named = {item.get("gpu"), f"{item.get('node')}/{item.get('gpu')}"}
+    on_gpu = "gpu" not in conditions or any(gpu.removeprefix("gpu:") in named for gpu in conditions["gpu"])
+    return same and on_node and on_gpu
 
 
 def _event_line(event: Mapping[str, Any], item: Item | None) -> str:
     about = f"{table.plain(item['playbook'])} {table.plain(item['target'])}  " if item else ""
-    run_id = table.plain(event.get("run_id")).ljust(36)
-    return f"{run_id}  {story.moment(event.get('at'))}  {about}{story.describe(event)}"
-
-
-def _terminal_width() -> int:
-    """The terminal's width; practically unlimited where the output goes to a file or another program."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
+    run_id = table.short_id(event.get("run_id")).ljust(8)
+    return f"{story.moment(event.get('at'))}  {run_id}  {about}{story.describe(event)}"

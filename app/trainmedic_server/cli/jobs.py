@@ -1,4 +1,4 @@
-"""``trainmedic jobs``: what an operator says of a training job."""
+"""``trainmedic jobs``: which training jobs there are, and what an operator says of one."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ import click
 
 from trainmedic_server.cli import table
 from trainmedic_server.cli.client import Client, server_options
+from trainmedic_server.cli.connected import list_jobs, output_option
 
 
-@click.group()
-def jobs() -> None:
-    """Say that a job which is gone was meant to end. Who did it is recorded, by the token's name."""
+@click.group(invoke_without_command=True)
+@output_option
+@server_options
+def jobs(client: Client, output: str) -> None:
+    """List the training jobs that are connected, or say that one which is gone was meant to end."""
+    if click.get_current_context().invoked_subcommand is None:
+        list_jobs(client, output)
 
 
 @jobs.command()
@@ -20,6 +25,6 @@ def jobs() -> None:
 @click.option("--note", required=True, metavar="TEXT", help="Who has ended it, and why; kept in the history.")
 @server_options
 def end(client: Client, job: str, note: str) -> None:
-    """Say that a job which is gone was meant to end, so that TrainingGone ends."""
+    """Say that a job which is gone was meant to end, so that TrainingGone ends. Who did it is recorded."""
     life = client.post(f"jobs/{quote(job)}/end", {"note": note})
     click.echo(f"{table.plain(life.get('name'))}: {table.plain(life.get('state'))}")

@@ -73,7 +73,8 @@ def show_lines(client: Client, job: str, output: str, follow: bool, kernel: bool
 
 def _followed(client: Client, path: str, params: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for event in client.events(None, path, {**params, "follow": "true"}):
-        yield json.loads(event.data)
+        if event.data:
+            yield json.loads(event.data)
     raise exits.Unreachable("the server has ended the stream")
 
 

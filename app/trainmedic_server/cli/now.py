@@ -12,7 +12,7 @@ from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.domain.plain_text import json_text
 
 Document = Mapping[str, Any]
-_SHOWN = 50
+_SHOWN = 20
 
 
 @click.command()
@@ -24,8 +24,9 @@ def now(client: Client, output: str) -> None:
     if output == "json":
         click.echo(json_text(standing, indent=2))
         return
+    width = table.width()
     for line in lines(standing):
-        click.echo(line)
+        click.echo(table.cut(line, width))
 
 
 def lines(standing: Document) -> Iterator[str]:
@@ -56,7 +57,8 @@ def switches(standing: Document, at: str) -> str:
     """Mode, pauses and breaker in one line."""
     paused = [_pause(pause, at) for pause in standing["paused"]]
     breaker = standing["breaker"]
-    state = f"OPEN: {table.plain(breaker['reason'])}" if breaker["open"] else "closed"
+    state = f"OPEN: {table.plain(breaker['reason'])}; 'trainmedic resume --breaker' closes it"
+    state = state if breaker["open"] else "closed"
     return f"mode {standing['mode']}; {'; '.join(paused) or 'not paused'}; breaker {state}"
 
 
@@ -78,9 +80,10 @@ def _approval(approval: Document, at: str) -> Iterator[str]:
     gpus = "" if approval["gpus"] is None else f"; {approval['gpus']} GPUs"
     nodes = f"; {len(approval['nodes'])} nodes" if approval["nodes"] else ""
     yield f"      asked {ages.ago(approval['asked_at'], at)}{until}{nodes}{gpus}"
-    for step in approval["steps"]:
-        note = f" ({table.plain(step['note'])})" if step["note"] else ""
-        yield f"      would do {table.plain(step['action'])} {story.data(step['params'])}".rstrip() + note
+    steps = approval["steps"]
+    if steps:
+        more = f", and {len(steps) - 1} more steps, which 'trainmedic approvals' shows" if len(steps) > 1 else ""
+        yield f"      would do {table.plain(steps[0]['action'])} {story.data(steps[0]['params'])}".rstrip() + more
 
 
 def _change(change: Document, at: str) -> Iterator[str]:
@@ -99,7 +102,7 @@ def _change(change: Document, at: str) -> Iterator[str]:
 
 def _running(run: Document, at: str) -> Iterator[str]:
     yield f"  {_name(run)}  {run['status']}  since {ages.ago(run['since'], at)}"
-    yield f"      {next_line(run['next'], at) or 'nothing is next'}"
+    yield f"      {story.next_line(run['next'], at) or 'nothing is next'}"
 
 
 def _lost(lost: Document, at: str) -> Iterator[str]:
@@ -109,28 +112,6 @@ def _lost(lost: Document, at: str) -> Iterator[str]:
 
 def _name(entry: Document) -> str:
     return f"{table.short_id(entry['run_id'])}  {table.plain(entry['target'])}  {table.plain(entry['playbook'])}"
-
-
-def next_line(upcoming: Document | None, at: str) -> str:
-    """What a run is at, waits for, and does next, in one line; empty where nothing is next."""
-    if not upcoming:
-        return ""
-    parts = [f"at {table.plain(upcoming['now'])}"] if upcoming["now"] else []
-    if upcoming["waits_for"]:
-        parts.append(f"waits for {table.plain(upcoming['waits_for'])}")
-    if upcoming["not_before"]:
-        parts.append(f"not before {ages.moment(upcoming['not_before'], at)}")
-    if upcoming["deadline"]:
-        parts.append(f"at the latest {ages.moment(upcoming['deadline'], at)}: {table.plain(upcoming['at_deadline'])}")
-    return "; ".join([*parts, _then(upcoming)])
-
-
-def _then(upcoming: Document) -> str:
-    note = f" ({table.plain(upcoming['note'])})" if upcoming["note"] else ""
-    if upcoming["step"] is None:
-        return f"then {table.plain(upcoming['outcome'] or 'unknown')}{note}"
-    what = upcoming["question"] or " ".join((upcoming["action"] or upcoming["kind"], story.data(upcoming["params"])))
-    return f"next {table.plain(upcoming['step'])}: {table.plain(what.strip())}{note}"
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import os
 import signal
@@ -16,6 +17,7 @@ import uvloop
 from trainmedic_server import telemetry
 from trainmedic_server.cli import exits
 from trainmedic_server.cli.setting_flags import setting_flag
+from trainmedic_server.domain.modes import Mode
 from trainmedic_server.errors import ConfigurationError, TrainmedicError
 from trainmedic_server.settings import server as settings
 from trainmedic_server.settings import server_defaults
@@ -39,13 +41,15 @@ def _flags(command: Callable[..., None]) -> Callable[..., None]:
 def serve(**flags: Any) -> None:
     """Start the server.
 
-    Every flag is an environment variable too, which the flag wins over. Log lines, JSON, go to
-    standard error. SIGTERM and SIGINT stop it cleanly: requests in work are finished, and what is
-    open goes on at the next start. A second signal ends it at once, which loses nothing either.
+    Every flag is an environment variable too, which the flag wins over. Log lines go to standard
+    error, as JSON where that is no terminal. SIGTERM and SIGINT stop it cleanly: requests in work are
+    finished, and what is open goes on at the next start. A second signal ends it at once, which loses
+    nothing either.
     """
     try:
         loaded = settings.load(flags, os.environ)
-        telemetry.configure_logging(loaded.log_level.upper())
+        readable = loaded.log_format == "text" or (loaded.log_format == "auto" and sys.stderr.isatty())
+        telemetry.configure_logging(loaded.log_level.upper(), readable=readable)
         for wrong, right in settings.misspelt(os.environ):
             log.warning("unknown variable; is it meant to be another?", variable=wrong, nearest=right)
         _tune_the_interpreter()
@@ -85,11 +89,19 @@ async def _run(loaded: settings.ServerSettings) -> None:
 
     for number in signals:
         loop.add_signal_handler(number, stop_now)
-    await TrainmedicServer(loaded).run(stop, _announce)
+    await TrainmedicServer(loaded).run(stop, functools.partial(_announce, loaded.mode))
 
 
-def _announce(host: str, port: int) -> None:
-    """Print the address where a person watches the terminal; elsewhere the log line says it."""
+_MEANS = {
+    Mode.OBSERVE: "nothing will be changed; what would be done is recorded",
+    Mode.APPROVE: "each run asks before it acts: trainmedic approvals",
+    Mode.ENFORCE: "runs act by themselves",
+}
+
+
+def _announce(mode: Mode, host: str, port: int) -> None:
+    """Print the address and the mode where a person watches the terminal; elsewhere the log line says it."""
     if sys.stderr.isatty():
         shown = f"[{host}]" if ":" in host else host
         click.echo(f"Trainmedic listens on http://{shown}:{port} (API: /docs). Stop it with Ctrl-C.", err=True)
+        click.echo(f"Mode {mode}: {_MEANS[mode]}.", err=True)

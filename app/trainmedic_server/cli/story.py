@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from trainmedic_server.cli import ages
 from trainmedic_server.cli.table import plain
 from trainmedic_server.domain.plain_text import json_text
 
@@ -47,7 +48,9 @@ def span(milliseconds: float | None) -> str:
 
 def data(values: Mapping[str, Any]) -> str:
     """The values as ``percent=80 reason="too hot"``, without those that are empty."""
-    return " ".join(f"{plain(name)}={_value(value)}" for name, value in values.items() if value not in (None, {}, []))
+    return " ".join(
+        f"{plain(name)}={_value(value)}" for name, value in values.items() if value not in (None, "", {}, [])
+    )
 
 
 def status(run: Document) -> str:
@@ -72,6 +75,29 @@ def lines(run: Document) -> Iterator[str]:
     for title, part in parts:
         if content := list(part):
             yield from ("", title, *content)
+
+
+def next_line(upcoming: Document | None, at: str) -> str:
+    """What a run is at, waits for, and does next, in one line; empty where nothing is next."""
+    if not upcoming:
+        return ""
+    parts = [f"at {plain(upcoming['now'])}"] if upcoming["now"] else []
+    if upcoming["waits_for"]:
+        parts.append(f"waits for {plain(upcoming['waits_for'])}")
+    if upcoming["not_before"]:
+        parts.append(f"not before {ages.moment(upcoming['not_before'], at)}")
+    if upcoming["deadline"]:
+        otherwise = plain(upcoming["at_deadline"])
+        parts.append(f"at the latest {ages.moment(upcoming['deadline'], at)}: {otherwise}")
+    return "; ".join([*parts, _then(upcoming)])
+
+
+def _then(upcoming: Document) -> str:
+    note = f" ({plain(upcoming['note'])})" if upcoming["note"] else ""
+    if upcoming["step"] is None:
+        return f"then {plain(upcoming['outcome'] or 'unknown')}{note}"
+    what = upcoming["question"] or " ".join((upcoming["action"] or upcoming["kind"], data(upcoming["params"])))
+    return f"next {plain(upcoming['step'])}: {plain(what.strip())}{note}"
 
 
 def finding_lines(finding: Document) -> Iterator[str]:
@@ -140,6 +166,8 @@ def _head(run: Document) -> Iterator[tuple[str, str]]:
         yield "owes", "an undo" + (f", not done yet: {plain(run['undo_error'])}" if run.get("undo_error") else "")
     if run.get("message"):
         yield "message", plain(run["message"])
+    if upcoming := next_line(run.get("next"), datetime.now(UTC).isoformat()):
+        yield "next", upcoming
 
 
 def _nodes(names: Sequence[str]) -> str:
@@ -157,11 +185,15 @@ def _alerts(run: Document) -> Iterator[str]:
             state = f"resolved {moment(alert['resolved_at'])} ({because})"
         else:
             state = plain(alert.get("status"))
-        yield f"  {plain(name)}  since {moment(alert.get('starts_at'))}, {state}, heard {alert.get('count', 1)} times"
+        yield f"  {plain(name)}  since {moment(alert.get('starts_at'))}, {state}, heard {_times(alert.get('count', 1))}"
         if labels:
             yield f"    labels       {data(labels)}"
         if alert.get("annotations"):
             yield f"    annotations  {data(alert['annotations'])}"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _steps(run: Document) -> Iterator[str]:

@@ -75,8 +75,9 @@ def trips_breaker(nodes: Set[str], acted_on: Set[str], known_nodes: Set[str], li
     count, total = len(acted_on) + len(new), len(known_nodes | nodes)
     if not new or count <= limits.breaker_min_nodes or count / total <= limits.breaker_share:
         return None
-    more = "one more" if len(new) == 1 else f"{len(new)} more"
+    allowed = max(limits.breaker_min_nodes, int(limits.breaker_share * total))
+    bound = f"{limits.breaker_share:.0%} of them, and {limits.breaker_min_nodes} in any case"
     return (
         f"{len(acted_on)} of {total} known nodes were acted on within {duration.write(limits.breaker_window)}; "
-        f"{more} would pass {limits.breaker_share:.0%}"
+        f"with {len(new)} more it would be {count}, and at most {allowed} may be ({bound})"
     )

@@ -37,6 +37,7 @@ from trainmedic_server.settings.values import (
     HostAndPort,
     HostName,
     HttpUrl,
+    LogFormat,
     PositiveDuration,
     RedisUrl,
     SigningKey,
@@ -264,7 +265,10 @@ class ServerSettings(TellingSettings, AccessSettings):
         "job of a pod. false where the account may not list pods.",
     )
     log_level: Annotated[AnyCaseLogLevel, SettingSource("TRAINMEDIC_LOG_LEVEL", "--log-level", "LEVEL")] = Field(
-        "info", description="Least level of the JSON log lines on standard error: debug, info, warning, error."
+        "info", description="Least level of the log lines on standard error: debug, info, warning, error."
+    )
+    log_format: Annotated[LogFormat, SettingSource("TRAINMEDIC_LOG_FORMAT", "--log-format", "FORMAT")] = Field(
+        "auto", description="Form of the log lines: json, text, or auto: text where a terminal shows them, else json."
     )
 
     @property

@@ -11,7 +11,7 @@ from typing import get_args
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.settings.server import SOURCES, ServerSettings
-from trainmedic_server.settings.values import LogLevel
+from trainmedic_server.settings.values import LogFormat, LogLevel
 
 
 def default_of(name: str) -> str:
@@ -28,4 +28,4 @@ def default_of(name: str) -> str:
 
 def choices_of(name: str) -> tuple[str, ...]:
     """The values that a setting can have, where they are few; else none."""
-    return {"mode": tuple(Mode), "log_level": get_args(LogLevel)}.get(name, ())
+    return {"mode": tuple(Mode), "log_level": get_args(LogLevel), "log_format": get_args(LogFormat)}.get(name, ())

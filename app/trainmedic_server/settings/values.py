@@ -103,6 +103,7 @@ def _external_url(value: str) -> str:
 
 
 LINE_STORES = ("loki", "victorialogs", "opensearch")
+LogFormat = Literal["auto", "json", "text"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 AnyCaseLogLevel = Annotated[LogLevel, BeforeValidator(_lower)]
 AnyCaseMode = Annotated[Mode, BeforeValidator(_lower)]

@@ -144,7 +144,7 @@ async def test_a_run_that_has_begun_fails_at_the_step_that_would_touch_too_many(
     _, barred = await w.runs()
     assert (barred.status, barred.decision) == (Status.FAILED, Decision.STARTED)
     assert barred.steps[1].status is StepStatus.FAILED
-    assert "10 more would pass 30%" in barred.message
+    assert "with 10 more it would be" in barred.message
     assert w.calls() == {"cap": 2, "spread": 1, "tell": 1, "uncap": 1}
 
 

@@ -1,4 +1,4 @@
-"""``trainmedic status``: the server as a whole."""
+"""``trainmedic status``: whether the server is well, may act, and what it is doing, in numbers."""
 
 from __future__ import annotations
 
@@ -8,57 +8,55 @@ from typing import Any
 
 import click
 
-from trainmedic_server.cli import exits, pauses, story, table
+from trainmedic_server.cli import exits, table
 from trainmedic_server.cli.client import Client, server_options
+from trainmedic_server.cli.now import switches
 from trainmedic_server.domain.plain_text import json_text
-from trainmedic_server.domain.run import Status
 
-_COUNTED_UP_TO = 1000  # runs in each status; one page of the history
-_SHOWN = 10  # undos that could not be carried out
+_SHOWN = 10
 
 
 @click.command()
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @server_options
 def status(client: Client, output: str) -> None:
-    """Show whether the server is well, and what it is doing.
+    """Show whether the server is well and may act, and what it is doing.
 
     Ends with 3 where the server answers that it is not ready.
     """
     ready = client.get("ready", {"any": "true"}, accept=(503,))
     if not isinstance(ready, dict) or "ready" not in ready:
         raise exits.Unreachable(f"{client.url} does not answer as Trainmedic does.")
+    now = _or_reason(functools.partial(client.get, "now"))
     report = {
         "server": client.url,
         "version": client.get("health").get("version"),
         "ready": ready,
-        "open_runs": _or_reason(lambda: _open_runs(client)),
-        "undos": _or_reason(lambda: _owed_undos(client)),
+        "now": now,
+        "open_runs": now if isinstance(now, str) else now["counts"]["open"],
+        "undos": now if isinstance(now, str) else _undos_of(now),
         **{part: _or_reason(functools.partial(client.get, part)) for part in ("playbooks", "agents", "jobs")},
     }
     if output == "json":
-        click.echo(json_text(report, indent=2))
+        click.echo(json_text({name: part for name, part in report.items() if name != "now"} | _switches(now), indent=2))
     else:
-        for line in _status_lines(report):
+        for line in _lines(report):
             click.echo(line)
     if not ready["ready"]:
         raise exits.Unreachable("The server is not ready.")
 
 
-def _open_runs(client: Client) -> dict[str, int]:
-    """How many runs are in each open status; each count ends at a page's length."""
-    open_statuses = [status.value for status in Status if status.is_open]
-    return {
-        status: len(client.get("history", {"status": status, "limit": _COUNTED_UP_TO})["items"])
-        for status in open_statuses
-    }
+def _switches(now: Any) -> dict[str, Any]:
+    """Whether the server may act, for programs."""
+    return {} if isinstance(now, str) else {name: now[name] for name in ("mode", "paused", "breaker", "lost")}
 
 
-def _owed_undos(client: Client) -> dict[str, Any]:
-    """How many closed runs still owe an undo, and those of them whose undo was tried and did not succeed."""
-    items = client.get("history", {"owes_undo": "true", "limit": _COUNTED_UP_TO})["items"]
-    delayed = [{name: item.get(name) for name in ("run_id", "undo_error")} for item in items if item.get("undo_error")]
-    return {"owed": len(items), "delayed": delayed}
+def _undos_of(now: Mapping[str, Any]) -> dict[str, Any]:
+    """How many closed runs still owe an undo, and those changes that could not be given back when that was tried."""
+    delayed = [
+        {name: change[name] for name in ("run_id", "undo_error")} for change in now["changed"] if change["undo_error"]
+    ]
+    return {"owed": now["counts"]["owing"], "delayed": delayed}
 
 
 def _or_reason(ask: Callable[[], Any]) -> Any:
@@ -69,8 +67,8 @@ def _or_reason(ask: Callable[[], Any]) -> Any:
         return error.message.splitlines()[0]
 
 
-def _status_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    ready = report["ready"]
+def _lines(report: Mapping[str, Any]) -> Iterator[str]:
+    ready, now = report["ready"], report["now"]
     yield f"{'server':<11}{report['server']}, version {table.plain(report['version'])}"
     yield f"{'ready':<11}{'yes' if ready['ready'] else 'NO'}"
     for part in ("store", "redis", "playbooks"):
@@ -80,13 +78,13 @@ def _status_lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {'log rules':<11}{'ok' if rules.get('ok') else 'NOT OK'}: {table.plain(rules.get('detail'))}"
     if not ready.get("clock", {}).get("ok", True):
         yield f"  {'clock':<11}NOT OK: {table.plain(ready['clock'].get('detail'))}"
-    yield f"{'switches':<11}{pauses.controls(ready)}"
-    described_by = {
+    yield f"{'switches':<11}{f'unknown: {table.plain(now)}' if isinstance(now, str) else switches(now, now['at'])}"
+    described_by: Mapping[str, Callable[[Any], str]] = {
         "open_runs": _counts,
         "undos": _undos,
         "playbooks": _playbooks,
-        "agents": _connected,
-        "jobs": _connected,
+        "agents": functools.partial(_connected, "agents", "agent", now),
+        "jobs": functools.partial(_connected, "jobs", "job", now),
     }
     for part, describe in described_by.items():
         reply = report[part]
@@ -95,14 +93,12 @@ def _status_lines(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(
-        f"{count}{'+' if count == _COUNTED_UP_TO else ''} {name.replace('_', ' ')}" for name, count in counts.items()
-    )
+    return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
 
 
 def _undos(undos: Mapping[str, Any]) -> str:
     owed, delayed = undos["owed"], undos["delayed"]
-    text = f"{owed}{'+' if owed == _COUNTED_UP_TO else ''} owed by closed runs"
+    text = f"{owed} owed by closed runs"
     if not delayed:
         return text
     shown = "".join(
@@ -113,11 +109,17 @@ def _undos(undos: Mapping[str, Any]) -> str:
 
 
 def _playbooks(reply: Mapping[str, Any]) -> str:
-    names = ", ".join(table.plain(item.get("name")) for item in reply.get("items", ())) or "none"
     wrong = len(reply.get("errors", ()))
-    return names + (f"; {wrong} errors, which 'trainmedic playbook check' shows" if wrong else "")
+    count = f"{len(reply.get('items', ()))} loaded: 'trainmedic playbook list'"
+    return count + (f"; {wrong} errors, which 'trainmedic playbook check' shows" if wrong else "")
 
 
-def _connected(reply: Mapping[str, Any]) -> str:
-    shown = [f"{table.plain(item.get('name'))} (seen {story.moment(item.get('last_seen'))})" for item in reply["items"]]
-    return ", ".join(shown) or "none connected"
+def _connected(command: str, kind: str, now: Any, reply: Mapping[str, Any]) -> str:
+    """How many there are; the names of the few that are lost."""
+    count = len(reply["items"])
+    text = f"{count} connected: 'trainmedic {command}'" if count else "none connected"
+    lost = [] if isinstance(now, str) else [each["name"] for each in now["lost"] if each["kind"] == kind]
+    if not lost:
+        return text
+    more = f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
+    return f"{text}; LOST within a day: {', '.join(map(table.plain, lost[:_SHOWN]))}{more}"

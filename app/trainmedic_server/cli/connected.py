@@ -1,0 +1,89 @@
+"""``trainmedic agents``, and the list of ``trainmedic jobs``: who is connected, and who is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+
+from trainmedic_server.cli import ages, table
+from trainmedic_server.cli.client import Client, server_options
+from trainmedic_server.domain.plain_text import json_text
+
+Document = Mapping[str, Any]
+output_option = click.option("--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+
+
+@click.command()
+@output_option
+@server_options
+def agents(client: Client, output: str) -> None:
+    """List the node agents that are connected, and those that were lost within a day."""
+    show(client, output, "agents", "agent", ("NODE", "SEEN", "GPUS", "VERSION", "DOUBTS"), _agent)
+
+
+def list_jobs(client: Client, output: str) -> None:
+    """Print the training jobs that are connected, and those that were lost within a day."""
+    show(client, output, "jobs", "job", ("JOB", "SEEN", "STEP", "GPUS", "NODES", "CAN", "DOUBTS"), _job)
+
+
+def show(
+    client: Client,
+    output: str,
+    path: str,
+    kind: str,
+    header: Sequence[str],
+    cells: Callable[[Document, str], Sequence[object]],
+) -> None:
+    """Print what `path` lists, and under it who of this kind is lost."""
+    items = client.get(path)["items"]
+    if output == "json":
+        click.echo(json_text(items, indent=2))
+        return
+    standing = client.get("now")
+    if items:
+        for line in table.rows(header, [cells(item, standing["at"]) for item in items], table.width()):
+            click.echo(line)
+    else:
+        click.echo(f"No {kind} is connected.", err=True)
+    for line in _lost(standing, kind):
+        click.echo(line)
+
+
+def _lost(standing: Document, kind: str) -> Iterator[str]:
+    for each in standing["lost"]:
+        if each["kind"] == kind:
+            since = ages.ago(each["since"], standing["at"])
+            yield f"LOST {table.plain(each['name'])}, since {since}: {table.plain(each['reason'])}"
+
+
+def _agent(item: Document, at: str) -> Sequence[object]:
+    details = item.get("details", {})
+    gpus = details.get("gpus")
+    return (
+        item["name"],
+        ages.age(item["last_seen"], at),
+        len(gpus) if isinstance(gpus, list) else "-",
+        details.get("version"),
+        "; ".join(item.get("doubts", ())) or "-",
+    )
+
+
+def _job(item: Document, at: str) -> Sequence[object]:
+    details = item.get("details", {})
+    able = details.get("capabilities")
+    return (
+        item["name"],
+        ages.age(item["last_seen"], at),
+        details.get("step"),
+        len(item["gpus"]) if item.get("gpus") else details.get("ranks"),
+        _few(item.get("nodes", ())),
+        ", ".join(name.removeprefix("job.") for name in able) if isinstance(able, list | dict) else "-",
+        "; ".join(item.get("doubts", ())) or "-",
+    )
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return ", ".join(names[:2]) + more or "-"
