@@ -111,8 +111,9 @@ def test_a_run_waits_and_is_approved_from_the_command_line(command_line: Command
     """The operator finds it in the history, lets it go on, and the note and the actor are kept."""
     run_id = command_line.alert("llm-approved")
     listed = command_line.run("history", "--status", "awaiting_approval", "--job", "llm-approved")
-    assert run_id in listed.out
-    approved = command_line.run("runs", "approve", run_id, "--note", "go ahead")
+    assert run_id[-8:] in listed.out
+    assert "asks" in listed.out
+    approved = command_line.run("runs", "approve", run_id[-8:], "--note", "go ahead")
     assert approved.code == 0, approved.err
     assert approved.out.startswith("ask-first job:llm-approved: ")
     story = command_line.run("history", "show", run_id).out
@@ -183,7 +184,7 @@ def test_pause_and_resume_are_shown_in_the_status(command_line: CommandLine) -> 
     assert command_line.run("pause").out.startswith("paused by ann since ")
     paused = command_line.run("status")
     assert paused.code == 0
-    assert "paused, breaker closed" in paused.out
+    assert "mode enforce; PAUSED by ann " in paused.out
     assert command_line.run("resume", "--breaker").out == "not paused, breaker closed\n"
 
 
@@ -204,6 +205,37 @@ def test_the_history_is_there_for_programs_too(command_line: CommandLine) -> Non
     assert json.loads(row["alert_labels"])["job_name"] == "llm-listed"
     assert json.loads(command_line.run("history", "--job", "none", "--output", "json").out) == []
     assert command_line.run("history", "--job", "none").err == "No run matches.\n"
+
+
+def test_repeated_options_add_up_or_are_refused(command_line: CommandLine) -> None:
+    """None is dropped without a word."""
+    first, second = command_line.alert("llm-first"), command_line.alert("llm-second")
+    both = command_line.run("history", "--job", "llm-first", "--job", "llm-second", "--output", "json")
+    assert [item["run_id"] for item in json.loads(both.out)] == [second, first]
+    open_ones = command_line.run("history", "--open", "--job", "llm-first")
+    assert first[-8:] in open_ones.out
+    refused = command_line.run("history", "--since", "1h", "--since", "2h")
+    assert (refused.code, "given more than once" in refused.err) == (2, True)
+
+
+def test_how_things_stand_and_who_is_there(command_line: CommandLine) -> None:
+    """What waits for a person is in `now`; the lists of playbooks, agents and jobs have their commands."""
+    run_id = command_line.alert("llm-now")
+    told = command_line.run("now").out
+    assert told.startswith("mode enforce; not paused; breaker closed; ")
+    assert f"{run_id[-8:]}  job:llm-now  ask-first  Is llm-now really in trouble?" in told
+    standing = json.loads(command_line.run("now", "--output", "json").out)
+    assert run_id in {approval["run_id"] for approval in standing["approvals"]}
+    assert "ask-first" in command_line.run("playbook", "list").out
+    assert command_line.run("agents").err == "No agent is connected.\n"
+    assert command_line.run("jobs").err == "No job is connected.\n"
+    assert "next tell: http.request" in command_line.run("history", "show", run_id[-8:]).out
+
+
+def test_a_misspelt_command_is_answered_with_the_nearest() -> None:
+    """As options are."""
+    wrong = CommandLine("").run("histroy")
+    assert (wrong.code, "Did you mean history?" in wrong.err) == (2, True)
 
 
 def test_a_limit_is_kept(command_line: CommandLine) -> None:
@@ -255,9 +287,9 @@ def test_following_shows_what_happens(command_line: CommandLine, tmp_path: Path)
             time.sleep(0.05)
         time.sleep(1)  # the stream is opened after the page was printed, and nothing tells when
         run_id = command_line.alert("llm-followed")
-        while f"{run_id}" not in log.read_text() and time.monotonic() < deadline:
+        while run_id[-8:] not in log.read_text() and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert run_id in log.read_text(), following.tail()
+        assert run_id[-8:] in log.read_text(), following.tail()
         assert "job:llm-followed" in log.read_text()
 
 
@@ -319,10 +351,11 @@ def test_bash_completes_commands_and_values(typed: str, offered: str) -> None:
 def test_the_filters_know_every_status_and_reason() -> None:
     """A wrong one ends with 2, and names those that there are."""
     choices = {parameter.name: parameter.type for parameter in history.history.params}
-    for name, values in (("status", Status), ("decision", Decision)):
+    findable = set(Decision) - {Decision.JOINED, Decision.DUPLICATE}
+    for name, values in (("status", set(Status)), ("decision", findable)):
         offered = choices[name]
         assert isinstance(offered, click.Choice)
-        assert set(offered.choices) == set(values)
+        assert set(offered.choices) == values
     refused = CommandLine("").run("history", "--status", "suceeded")
     assert refused.code == 2
     assert "'succeeded'" in refused.err

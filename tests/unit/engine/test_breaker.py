@@ -87,7 +87,7 @@ async def test_runs_on_jobs_are_stopped_before_they_touch_too_many_nodes(world: 
     assert all(run.acted_at is None and run.touched == () for run in others)
     assert [run.steps[0].undo.status for run in others if run.steps[0].undo] == [UndoStatus.DROPPED] * 4
     assert w.engine.controls.breaker_reason is not None
-    assert w.engine.controls.breaker_reason.startswith("10 of 50 known nodes were acted on within 10m; 10 more")
+    assert w.engine.controls.breaker_reason.startswith("10 of 50 known nodes were acted on within 10m; with 10 more")
     assert w.metrics.decisions.labels("spread", "breaker_open")._value.get() == 4
     [opened] = [event for event in await w.store.events_after(0, 1000) if event.kind == "breaker_opened"]
     assert opened.data["run_id"] == others[0].id

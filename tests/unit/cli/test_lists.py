@@ -1,0 +1,131 @@
+"""The tables of the command line: what they fit, what they fold, and in which words they tell what became of a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from trainmedic_server.cli import ages, history, run_rows, table
+from trainmedic_server.cli.client import Client, ServerSentEvent, _parse
+from trainmedic_server.cli.exits import Unreachable
+
+AT = "2026-01-31T12:00:00Z"
+
+
+def item(number: int = 0, **changes: Any) -> dict[str, Any]:
+    """An item of the history, as the API gives it."""
+    made: dict[str, Any] = {
+        "run_id": f"019c1415-6c05-7c11-9a0d-{number:012x}",
+        "timestamp": "2026-01-31T11:53:00Z",
+        "alert_name": "GPUTemperatureHigh",
+        "alert_labels": {},
+        "playbook": "gpu-temperature-high",
+        "target": f"gpu:node-{number}/GPU-5f3a2c1e-0d6b-4a52-9d6e-0f2b8d1c7a90",
+        "status": "succeeded",
+        "decision": "started",
+        "action_taken": "gpu.power_limit",
+        "message": "applied gpu.power_limit",
+        "duration_ms": 184_210,
+        "waiting_on": None,
+        "owes_undo": False,
+        "undone_at": None,
+    }
+    return {**made, **changes}
+
+
+def held_back(number: int, **changes: Any) -> dict[str, Any]:
+    reason = f"16 runs are open, at most 16; {number}"
+    closed = {"status": "not_started", "decision": "concurrency_limited", "action_taken": None, "duration_ms": 0}
+    return item(number, **{**closed, "message": reason, **changes})
+
+
+def test_two_hundred_rows_fit_120_columns() -> None:
+    """With the longest names that are usual; every column keeps something, and the last at least what is said first."""
+    items = [item(number, action_taken=None, message="the alert had not resolved in time") for number in range(200)]
+    lines = table.rows(run_rows.HEADER, [run_rows.cells(row, AT) for row in run_rows.folded(items)], 120)
+    assert len(lines) == 201
+    assert max(map(len, lines)) <= 120
+    assert lines[1].startswith("7 min  00000000  GPUTemperature")
+    assert "the alert had not reso" in lines[1]
+
+
+def test_decisions_that_say_the_same_are_one_row() -> None:
+    """So that what is open is not pushed off the first page; others, and those of another hour, have their own."""
+    waiting = item(99, status="waiting", waiting_on="resolved", duration_ms=None)
+    other = held_back(50, decision="cooldown")
+    late = held_back(60, timestamp="2026-01-31T10:40:00Z")
+    rows = run_rows.folded([*(held_back(number) for number in range(48)), waiting, other, late])
+    assert [row.others for row in rows] == [47, 0, 0, 0]
+    cells = [run_rows.cells(row, AT) for row in rows]
+    assert cells[0][1:7] == ("×48", "GPUTemperatureHigh", "gpu-temperature-high", "48 targets", "held back", "-")
+    assert cells[1][5] == "waits: alert"
+    assert cells[2][4] == other["target"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "result"),
+    [
+        ({"status": "waiting", "waiting_on": "target"}, "waits: target"),
+        ({"status": "waiting", "waiting_on": "resolved"}, "waits: alert"),
+        ({"status": "waiting", "waiting_on": "retry"}, "waits: retry"),
+        ({"status": "waiting", "waiting_on": "resume"}, "waits: resume"),
+        ({"status": "awaiting_approval", "waiting_on": "approval"}, "asks"),
+        ({"status": "failed", "owes_undo": True}, "failed, owes"),
+        ({"status": "cancelled", "undone_at": AT}, "cancelled, undone"),
+        ({"status": "not_started"}, "held back"),
+        ({}, "succeeded"),
+    ],
+)
+def test_what_became_of_a_run_is_told_in_a_word(changes: dict[str, Any], result: str) -> None:
+    """What an open run waits for is told apart, and what was taken back does not read as applied."""
+    assert run_rows.result(item(**changes)) == result
+
+
+def test_nothing_is_told_twice() -> None:
+    """Nor does a failed run begin with the message that told of it, as if that had been the repair."""
+    assert run_rows.what(item()) == "applied gpu.power_limit"
+    failed = item(status="failed", action_taken="notify", message="step cap: no agent on node 'node-3' is connected")
+    assert run_rows.what(failed) == "step cap: no agent on node 'node-3' is connected; did notify"
+    assert run_rows.what(item(message="")) == "gpu.power_limit"
+
+
+@pytest.mark.parametrize(
+    ("text", "ago", "moment"),
+    [
+        ("2026-01-31T11:53:00Z", "7 min ago", "11:53Z (7 min ago)"),
+        ("2026-01-31T11:59:18Z", "42 s ago", "11:59Z (42 s ago)"),
+        ("2026-01-29T11:00:00Z", "2 d ago", "11:00Z (2 d ago)"),
+        ("2026-01-31T12:30:00Z", "in 30 min", "12:30Z (in 30 min)"),
+        (AT, "now", "12:00Z (now)"),
+        (None, "-", "-"),
+    ],
+)
+def test_times_are_told_by_how_far_away_they_are(text: str | None, ago: str, moment: str) -> None:
+    """In the unit that suits them."""
+    assert ages.ago(text, AT) == ago
+    assert ages.moment(text, AT) == moment
+
+
+class CutOff(Client):
+    """A server that is restarted before anything has happened, and then tells what did meanwhile."""
+
+    def __init__(self) -> None:
+        self.asked: list[str | None] = []
+
+    def events(self, last_id: str | None, path: str = "events", params: Any = None) -> Iterator[ServerSentEvent]:
+        self.asked.append(last_id)
+        if len(self.asked) == 1:
+            yield from _parse(iter(["retry: 2000", "id: 7", "", ": still here", ""]))
+            raise Unreachable("the connection broke")
+        yield from _parse(iter(["id: 8", "event: observe_only", f"data: {json.dumps({'seq': 8})}", ""]))
+
+
+def test_following_goes_on_from_where_it_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a restart of a server on which nothing had happened yet: no event is missed."""
+    monkeypatch.setattr(history.time, "sleep", lambda seconds: None)
+    client = CutOff()
+    assert next(history._endless_events(client)) == {"seq": 8}
+    assert client.asked == [None, "7"]
