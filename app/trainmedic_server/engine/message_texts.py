@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from trainmedic_server.domain import links
@@ -64,7 +64,8 @@ def written(event: Event, run: Run | None, told: Told) -> Draft | None:
 KINDS = frozenset(
     {"approval_requested", "approval_reminded", "approval_escalated", "approved", "rejected", "approval_ended",
      "closed", "alert_resolved", "undo_delayed", "undo_done", "undo_closed",
-     "breaker_opened", "breaker_closed", "paused", "resumed", "server_started"}
+     "breaker_opened", "breaker_closed", "paused", "resumed", "pause_began", "pause_ended", "mode_changed",
+     "server_started"}
 )  # fmt: skip
 """The events that people may be told of."""
 
@@ -244,17 +245,25 @@ def _breaker_closed(event: Event) -> Draft:
 
 
 def _paused(event: Event) -> Draft:
-    return Draft(MessageKind.PAUSE, SERVER, f"Paused by {event.actor}{_circumstances(event.data)}")
+    words = {"paused": f"Paused by {event.actor}", "resumed": f"Resumed by {event.actor}"}
+    began = "A pause has begun" if event.kind == "pause_began" else "A pause is over"
+    return Draft(MessageKind.PAUSE, SERVER, f"{words.get(event.kind, began)}{_circumstances(event)}")
 
 
-def _resumed(event: Event) -> Draft:
-    return Draft(MessageKind.PAUSE, SERVER, f"Resumed by {event.actor}{_circumstances(event.data)}")
+def _observing(event: Event) -> Draft:
+    """A playbook that is kept to observing is as good as paused."""
+    acts_again = event.data.get("mode") == "as written"
+    what = "lets it act as written again" if acts_again else "keeps it to observing"
+    return Draft(MessageKind.PAUSE, SERVER, f"{event.actor} {what}{_circumstances(event)}")
 
 
-def _circumstances(data: Mapping[str, Any]) -> str:
-    """What is paused, until when and why, as far as that was said."""
-    parts = [f"{name} {data[name]}" for name in ("playbook", "node", "job") if data.get(name)]
-    parts += [f"until {data['until']}"] if data.get("until") else []
+def _circumstances(event: Event) -> str:
+    """What is paused, from when where that is later, until when, and why; as far as that was said."""
+    data = event.data
+    parts = [str(data["scope"])] if data.get("scope") else []
+    if data.get("starts_at") and datetime.fromisoformat(str(data["starts_at"])) > event.at:
+        parts.append(f"from {data['starts_at']}")
+    parts += [f"{name} {data[name]}" for name in ("until", "every") if data.get(name)]
     said = f" ({', '.join(parts)})" if parts else ""
     return f"{said}: {data['note']}" if data.get("note") else said
 
@@ -269,7 +278,10 @@ _OF_SERVER: Mapping[str, Callable[[Event], Draft | None]] = {
     "breaker_opened": _opened,
     "breaker_closed": _breaker_closed,
     "paused": _paused,
-    "resumed": _resumed,
+    "resumed": _paused,
+    "pause_began": _paused,
+    "pause_ended": _paused,
+    "mode_changed": _observing,
     "server_started": _started,
 }
 _OF_RUN: Mapping[str, Callable[[Event, Run, set[MessageKind]], Draft | None]] = {

@@ -92,13 +92,19 @@ class MessageTeller:
 
     # --- from events to messages ----------------------------------------------------------------
 
+    async def begin(self) -> int:
+        """Find the place from which on there is to tell, if that is not known yet, and return it. What comes after the
+        first call is told, whatever happens. Raises StoreUnavailable."""
+        if self._read_up_to is None:
+            newest = await self._history.last_seq()
+            self._read_up_to = await self._store.transact(lambda tx: _first_place(tx, newest))
+        return self._read_up_to
+
     async def gather(self) -> int:
         """Make messages of what is new; return how many events that were. Raises StoreUnavailable."""
         now = self._clock.now()
+        begin = await self.begin()
         newest = await self._history.last_seq()
-        if self._read_up_to is None:
-            self._read_up_to = await self._store.transact(lambda tx: _first_place(tx, newest))
-        begin = self._read_up_to
         news: list[Event] = []
         if newest > begin:
             news = await self._history.events_of_kinds(message_texts.KINDS, begin, newest, _AT_ONCE)

@@ -63,6 +63,7 @@ async def telling(
         problems=problems,
         fence=store.fence,
     )
+    await teller.begin()
     task = asyncio.create_task(teller.run(), name="messages")
     try:
         yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ import pytest
 from tests.unit.engine.world import World
 from trainmedic_server import errors
 from trainmedic_server.domain.message import DEFAULT_RULES, Severity, parse_rules
+from trainmedic_server.domain.pause import PauseOrder, Scope
 from trainmedic_server.domain.problems import FileProblem
 from trainmedic_server.domain.run import OrderKind
 from trainmedic_server.engine import telling
@@ -229,10 +230,24 @@ async def test_pausing_and_the_breaker_are_told_with_who_did_it(begin: Any) -> N
     await t.world.engine.close_breaker("ann")
     await t.world.pass_time(15)
     assert t.channels.titles == [
-        "[info] Paused by ann",
-        "[info] Resumed by bob",
+        "[info] Paused by ann (everything)",
+        "[info] Resumed by bob (everything)",
         "[critical] The breaker was closed by ann",
     ]
+
+
+async def test_a_pause_is_told_with_what_until_when_and_why(begin: Any) -> None:
+    """And when it is over by itself."""
+    t = await begin(CAPPING)
+    order = PauseOrder(Scope(node="n1"), length=timedelta(minutes=30), note="new fans")
+    _, pause = await t.world.engine.pause("ann", order)
+    await t.world.pass_time(15)
+    assert pause.ends_at is not None
+    until = t.channels.titles[0].partition("until ")[2].partition(")")[0]
+    assert datetime.fromisoformat(until) == pause.ends_at
+    assert t.channels.titles == [f"[info] Paused by ann (node n1, until {until}): new fans"]
+    await t.world.pass_time(1900)
+    assert t.channels.titles[1:] == [f"[info] A pause is over (node n1, until {until}): new fans"]
 
 
 async def test_a_playbook_that_cannot_be_loaded_is_told_once_until_it_is_mended(begin: Any) -> None:
@@ -393,7 +408,7 @@ async def test_what_happened_before_anybody_was_to_be_told_is_not_told(world: Ma
     await w.engine.pause("bob")
     await w.pass_time(30)
     await second.kill()
-    assert channels.titles == ["[info] Paused by bob"]
+    assert channels.titles == ["[info] Paused by bob (everything)"]
 
 
 async def test_a_server_of_several_says_that_it_has_taken_over(world: MakeWorld) -> None:

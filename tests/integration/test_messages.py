@@ -1,0 +1,80 @@
+"""Messages to people from a whole server: they outlive a kill, and tell no secret."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.live import Server
+from tests.support.messages import delivery
+from tests.support.programs import eventually, free_port
+
+PLAYBOOK = """
+playbook: ask
+on: {alert: Spike}
+target: job
+steps:
+  - {id: ask, approve: "Go back?"}
+"""
+SECRET = "T0pS3cret"
+"""A part of the notification URLs."""
+
+
+class Sink:
+    """A service that takes Apprise's JSON notifications, and keeps their titles and texts."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[str, str]] = []
+        taken = self.taken
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                taken.append((body["title"], body["message"]))
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                """Print nothing."""
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self.server.server_address[1]
+
+
+@pytest.fixture
+def sink() -> Iterator[Sink]:
+    made = Sink()
+    serving = threading.Thread(target=made.server.serve_forever)
+    serving.start()
+    yield made
+    made.server.shutdown()
+    serving.join()
+    made.server.server_close()
+
+
+def test_a_question_reaches_people_once_though_the_server_is_killed(tmp_path: Path, redis_url: str, sink: Sink) -> None:
+    """Killed before it was sent, and again after that. A service that is down keeps it from nobody else; its URL is in
+    no log line."""
+    urls = f"chat=json://127.0.0.1:{sink.port}/{SECRET} dead=json://127.0.0.1:{free_port()}/{SECRET}"
+    options = ("--redis", redis_url, "--external-url", "https://medic.example")
+    with Server(tmp_path, PLAYBOOK, *options, environment={"TRAINMEDIC_NOTIFY_URLS": urls}) as server:
+        (started,) = server.ask("/webhook", delivery("Spike", "llm")).body["runs"]
+        server.kill()
+        assert sink.taken == []
+        server.start()
+        eventually(lambda: sink.taken, 25, "a message")
+        server.kill()
+        server.start()
+        time.sleep(4)  # what is due when a server starts is sent at once
+    ((asked, text),) = sink.taken
+    assert asked == "[warning] job:llm: Go back?"
+    assert text.endswith(f"https://medic.example/runs/{started['run_id']}")
+    logs = "".join(path.read_text() for path in tmp_path.glob("server-*.log"))
+    assert "messages are held up" in logs
+    assert SECRET not in logs
