@@ -10,12 +10,14 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
+from typing import Protocol
 
 from trainmedic_server import telemetry
 from trainmedic_server.domain.run import Event, Run, Status
 from trainmedic_server.errors import MetricsUnavailable, NotFound
 from trainmedic_server.ports.metric_history import MetricHistory
 from trainmedic_server.ports.store import History, HistoryFilter
+from trainmedic_server.ports.tallies import TallySource
 from trainmedic_server.ports.verdicts import NoVerdicts, VerdictSource
 from trainmedic_server.reports.failures import JOB_EVENTS
 from trainmedic_server.reports.fleet import FleetReport, RunTally, fleet_report
@@ -29,6 +31,8 @@ from trainmedic_server.reports.job_report import (
     job_report,
     repair_record,
 )
+from trainmedic_server.reports.playbook_tallies import PlaybookTallies
+from trainmedic_server.reports.worth import PERSON_AFTER, WorthTally
 
 MOST_RUNS = 20_000
 """Runs that are read for one report, the newest. They are counted and not kept."""
@@ -42,15 +46,24 @@ NO_PROMETHEUS = "no Prometheus is set (--prometheus-url)"
 log = telemetry.logger(__name__)
 
 
+class ReportHistory(History, TallySource, Protocol):
+    """Reads what was done, and counts it."""
+
+
 class ReportCompiler:
     """``metrics`` is None where no Prometheus is set."""
 
     def __init__(
-        self, history: History, metrics: MetricHistory | None = None, verdicts: VerdictSource | None = None
+        self,
+        history: ReportHistory,
+        tallies: PlaybookTallies,
+        metrics: MetricHistory | None = None,
+        verdicts: VerdictSource | None = None,
     ) -> None:
         self._history = history
         self._metrics = metrics
         self._verdicts = verdicts or NoVerdicts()
+        self._tallies = tallies
 
     async def job(self, job: str, since: datetime, until: datetime) -> JobReport:
         """The report on one job. Raises NotFound where nobody has heard of it in that time, StoreUnavailable."""
@@ -71,15 +84,19 @@ class ReportCompiler:
         records = JobRecords(events, repairs, count, verdicts, left_out)
         return job_report(job, since, until, figures, records, no_metrics)
 
-    async def fleet(self, since: datetime, until: datetime) -> FleetReport:
-        """The report on all jobs. Raises StoreUnavailable."""
+    async def fleet(
+        self, since: datetime, until: datetime, person_after: timedelta = PERSON_AFTER
+    ) -> FleetReport:
+        """The report on all jobs; `person_after` is when a person would have repaired what was repaired. Raises
+        StoreUnavailable."""
         left_out: dict[str, str] = {}
         events = await self._events(since, until, left_out)
-        runs = RunTally()
+        runs = RunTally(WorthTally(await self._history.effects_between(since, until, MOST_RUNS), person_after))
         async for run in self._runs(HistoryFilter(since=since, until=until), left_out):
             runs.add(run)
         verdicts = await self._verdicts.verdicts(since, until)
-        return fleet_report(since, until, events, runs, verdicts, left_out)
+        tallies = await self._tallies.between(since, until)
+        return fleet_report(since, until, events, runs, tallies, verdicts, left_out)
 
     async def _events(
         self, since: datetime, until: datetime, left_out: dict[str, str], job: str | None = None
@@ -94,7 +111,7 @@ class ReportCompiler:
         count = 0
         async for run in self._history.stream(matching):
             if count == MOST_RUNS:
-                left_out["repairs"] = f"only the newest {MOST_RUNS} runs were read"
+                left_out["repaired"] = f"only the newest {MOST_RUNS} runs were read"
                 return
             count += 1
             yield run

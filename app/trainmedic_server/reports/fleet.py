@@ -5,20 +5,22 @@ It rests on the run store alone, so it covers the time that the store keeps.
 
 from __future__ import annotations
 
-import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from trainmedic_server.domain.alert import Identity
 from trainmedic_server.domain.run import Event, Run, Status
 from trainmedic_server.domain.target import TargetKind
+from trainmedic_server.ports.tallies import PlaybookTally
 from trainmedic_server.ports.verdicts import VerdictRecord
 from trainmedic_server.reports.failures import FAILED, GONE, FailureRecord, failures_of
 from trainmedic_server.reports.job_report import TimeRange
+from trainmedic_server.reports.worth import CauseRepairs, GpuHoursKept, RepairTotal, WorthTally, repair_total
 
 MOST_NODES = 50
+CAME_BACK_WITHIN = timedelta(days=1)
 UNKNOWN = "unknown"
 """The cause of a failure on which there is no verdict."""
 
@@ -52,21 +54,10 @@ class NodeTotal:
     """Those jobs."""
     touched: int
     """Runs that have changed something on it."""
-
-
-@dataclass(frozen=True, slots=True)
-class RepairTotal:
-    """What the runs of one playbook came to."""
-
-    playbook: str
-    runs: int
-    succeeded: int
-    failed: int
-    observed: int
-    """Runs that only recorded what they would do."""
-    open: int
-    median_seconds: float | None
-    """From the admission to the end, of those that succeeded."""
+    mtbi_seconds: float | None
+    """The mean time between interruptions: the time of the report by how many alerts and verdicts it had."""
+    came_back: int
+    """Runs that were started on it within a day after one on it had succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +69,10 @@ class FleetReport:
     nodes: tuple[NodeTotal, ...]
     """Those with two troubles or more, the worst first."""
     repairs: tuple[RepairTotal, ...]
+    """By playbook."""
+    repaired: tuple[CauseRepairs, ...]
+    """By cause; those with most runs first."""
+    gpu_hours_kept: GpuHoursKept
     unknown: Mapping[str, str]
     """Why a part is empty, or incomplete, by its name."""
 
@@ -87,21 +82,17 @@ class _Node:
     alerts: set[Identity] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
     touched: int = 0
-
-
-@dataclass(slots=True)
-class _Repairs:
-    statuses: Counter[Status] = field(default_factory=Counter)
-    lengths: list[float] = field(default_factory=list)
-    """Seconds, of those that succeeded."""
+    came_back: int = 0
+    begun_next: datetime | None = None
+    """When the run on it after the one that is read was created; runs are read newest first."""
 
 
 class RunTally:
-    """Counts runs as they are read, so that none of them is kept."""
+    """Counts runs as they are read, newest first, so that none of them is kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, worth: WorthTally) -> None:
         self._nodes: dict[str, _Node] = defaultdict(_Node)
-        self._repairs: dict[str, _Repairs] = defaultdict(_Repairs)
+        self.worth = worth
 
     def add(self, run: Run) -> None:
         target = run.target
@@ -110,47 +101,41 @@ class RunTally:
             self._nodes[target.node].names.add(run.alert_name)
         for node in run.touched:
             self._nodes[node].touched += 1
-        if run.status is Status.NOT_STARTED:
+        self.worth.add(run)
+        if run.status in (Status.NOT_STARTED, Status.OBSERVED):
             return
-        repairs = self._repairs[run.playbook]
-        repairs.statuses[run.status] += 1
-        if run.status is Status.SUCCEEDED and run.ended_at is not None:
-            repairs.lengths.append((run.ended_at - run.created_at).total_seconds())
+        on = {target.node} if target is not None and target.node is not None else set()
+        for name in on.union(run.touched):
+            node = self._nodes[name]
+            if run.status is Status.SUCCEEDED and run.ended_at is not None and node.begun_next is not None:
+                node.came_back += node.begun_next - run.ended_at < CAME_BACK_WITHIN
+            node.begun_next = run.created_at
 
-    def nodes(self, verdicts: Sequence[VerdictRecord]) -> list[NodeTotal]:
+    def nodes(self, verdicts: Sequence[VerdictRecord], time: timedelta) -> list[NodeTotal]:
         """Those with two troubles or more, the worst first."""
         jobs: dict[str, list[str]] = defaultdict(list)
         for verdict in verdicts:
             if verdict.node is not None:
                 jobs[verdict.node].append(verdict.job)
         totals = [
-            _node_total(name, self._nodes.get(name, _Node()), jobs.get(name, []))
+            _node_total(name, self._nodes.get(name, _Node()), jobs.get(name, []), time)
             for name in self._nodes.keys() | jobs.keys()
         ]
         troubled = [total for total in totals if total.alerts + total.verdicts >= 2]
         return sorted(troubled, key=lambda total: (-total.verdicts, -total.alerts, total.node))[:MOST_NODES]
 
-    def repairs(self) -> list[RepairTotal]:
-        return [_repair_total(name, repairs) for name, repairs in sorted(self._repairs.items())]
 
-
-def _node_total(name: str, node: _Node, jobs: Sequence[str]) -> NodeTotal:
-    names, of_jobs = tuple(sorted(node.names)), tuple(sorted(set(jobs)))
-    return NodeTotal(name, len(node.alerts), names, len(jobs), of_jobs, node.touched)
-
-
-def _repair_total(playbook: str, repairs: _Repairs) -> RepairTotal:
-    statuses = repairs.statuses
-    succeeded, observed = statuses[Status.SUCCEEDED], statuses[Status.OBSERVED]
-    still_open = sum(count for status, count in statuses.items() if status.is_open)
-    return RepairTotal(
-        playbook=playbook,
-        runs=statuses.total(),
-        succeeded=succeeded,
-        failed=statuses.total() - succeeded - observed - still_open,
-        observed=observed,
-        open=still_open,
-        median_seconds=statistics.median(repairs.lengths) if repairs.lengths else None,
+def _node_total(name: str, node: _Node, jobs: Sequence[str], time: timedelta) -> NodeTotal:
+    interruptions = len(node.alerts) + len(jobs)
+    return NodeTotal(
+        node=name,
+        alerts=len(node.alerts),
+        alert_names=tuple(sorted(node.names)),
+        verdicts=len(jobs),
+        jobs=tuple(sorted(set(jobs))),
+        touched=node.touched,
+        mtbi_seconds=time.total_seconds() / interruptions if interruptions else None,
+        came_back=node.came_back,
     )
 
 
@@ -159,6 +144,7 @@ def fleet_report(
     until: datetime,
     events: Sequence[Event],
     runs: RunTally,
+    tallies: Mapping[str, PlaybookTally],
     verdicts: Sequence[VerdictRecord],
     left_out: Mapping[str, str],
 ) -> FleetReport:
@@ -171,8 +157,10 @@ def fleet_report(
         TimeRange(since, until),
         len(failures),
         tuple(_causes(failures)),
-        tuple(runs.nodes(verdicts)),
-        tuple(runs.repairs()),
+        tuple(runs.nodes(verdicts, until - since)),
+        tuple(repair_total(playbook, tally) for playbook, tally in sorted(tallies.items())),
+        tuple(runs.worth.causes()),
+        runs.worth.gpu_hours([seconds for tally in tallies.values() for seconds in tally.person_seconds]),
         unknown,
     )
 

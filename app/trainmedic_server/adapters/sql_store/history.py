@@ -17,10 +17,12 @@ from typing import TypeVar
 import sqlalchemy as sa
 
 from trainmedic_server import errors
-from trainmedic_server.adapters.sql_store import database, effects, history_cursor, mapping, queries
+from trainmedic_server.adapters.sql_store import database, effects, history_cursor, mapping, queries, tallies
 from trainmedic_server.adapters.sql_store.history_page import page_select
-from trainmedic_server.adapters.sql_store.schema import TimeColumn, events, runs
+from trainmedic_server.adapters.sql_store.schema import TimeColumn, events
+from trainmedic_server.domain.effect import EffectVerdict
 from trainmedic_server.domain.run import Event, Run
+from trainmedic_server.ports.tallies import PlaybookTally, TallySource
 from trainmedic_server.ports.store import History, HistoryFilter, RunRecord
 
 T = TypeVar("T")
@@ -35,12 +37,9 @@ _EVENTS_AFTER = (
     sa.select(events).where(events.c.seq > sa.bindparam("after")).order_by(events.c.seq).limit(sa.bindparam("limit"))
 )
 _LAST_SEQ = sa.select(sa.func.max(events.c.seq))
-_COUNTS = sa.select(runs.c.playbook, runs.c.status, sa.func.count().label("runs")).group_by(
-    runs.c.playbook, runs.c.status
-)
 
 
-class SqlHistory(History):
+class SqlHistory(History, TallySource):
     """The history, read by threads that only read."""
 
     def __init__(self, engine: sa.Engine) -> None:
@@ -106,11 +105,11 @@ class SqlHistory(History):
     async def last_seq(self) -> int:
         return await self._read(lambda connection: connection.execute(_LAST_SEQ).scalar() or 0)
 
-    async def playbook_counts(self) -> dict[str, dict[str, int]]:
-        counts: dict[str, dict[str, int]] = {}
-        for row in await self._read(lambda connection: connection.execute(_COUNTS).all()):
-            counts.setdefault(row.playbook, {})[row.status] = row.runs
-        return counts
+    async def tally(self, since: datetime, until: datetime) -> dict[str, PlaybookTally]:
+        return await self._read(lambda connection: tallies.tally(connection, since, until))
+
+    async def effects_between(self, since: datetime, until: datetime, limit: int) -> dict[str, EffectVerdict]:
+        return await self._read(lambda connection: tallies.verdicts(connection, since, until, limit))
 
     def stop_reading(self) -> None:
         """Let the reads that run end, then close the connections. Blocks until then."""

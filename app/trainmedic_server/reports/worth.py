@@ -1,0 +1,179 @@
+"""What repairs were worth: by playbook and by cause, how often they helped, and the GPU-hours that they kept. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from trainmedic_server.domain.effect import EffectVerdict
+from trainmedic_server.domain.run import Run, Status
+from trainmedic_server.domain.target import TargetKind
+from trainmedic_server.ports.tallies import PlaybookTally
+
+PERSON_AFTER = timedelta(minutes=30)
+"""After which a person would have repaired it, unless whoever asks says otherwise."""
+FORMULA = "sum over the runs that helped of GPUs × max(time to a person − time to repair, 0)"
+_BAD_ENDS = (Status.FAILED, Status.CANCELLED, Status.REJECTED)
+
+
+@dataclass(frozen=True, slots=True)
+class RepairTotal:
+    """What the runs of one playbook came to."""
+
+    playbook: str
+    runs: int
+    """Runs, without decisions not to start one."""
+    started: int
+    """Those of them that could act: all but the observed ones."""
+    succeeded: int
+    failed: int
+    """Failed, cancelled or rejected."""
+    observed: int
+    """Runs that only recorded what they would do."""
+    open: int
+    helped: int
+    """Measured: the alert's metric was better ten minutes after the act."""
+    no_change: int
+    worse: int
+    not_measured: int
+    timed_out: int
+    """Runs in which something did not end in time."""
+    rejected: int
+    undone_by_hand: int
+    held_back: int
+    """Decisions not to start."""
+    repeated: int
+    """Misfires: started within an hour after a run of it on the same target had ended."""
+    median_seconds: float | None
+    """From the admission to the end, of those that succeeded."""
+    median_person_seconds: float | None
+    """From a question to a person's answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class CauseRepairs:
+    """What the runs for one cause came to."""
+
+    cause: str
+    """The alert's label ``cause``; without one, its name."""
+    runs: int
+    succeeded: int
+    failed: int
+    helped: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuHoursKept:
+    """An estimate, with what it rests on."""
+
+    gpu_hours: float
+    runs: int
+    """Those that are in it: measured to have helped, ended, and on a known number of GPUs."""
+    uncounted: int
+    """Runs that succeeded and are not in it, because one of these is not known."""
+    person_after_seconds: float
+    """The assumption: when a person would have repaired it."""
+    median_person_seconds: float | None
+    """For comparison: how long people took to answer when they were asked; None where nobody was."""
+    formula: str
+    assumptions: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Cause:
+    runs: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    helped: int = 0
+
+
+@dataclass(slots=True)
+class WorthTally:
+    """Counts runs as they are read. ``effects`` are the measured verdicts, by run."""
+
+    effects: Mapping[str, EffectVerdict]
+    person_after: timedelta = PERSON_AFTER
+    _causes: dict[str, _Cause] = field(default_factory=lambda: defaultdict(_Cause))
+    _gpu_seconds: float = 0.0
+    _counted: int = 0
+    _uncounted: int = 0
+
+    def add(self, run: Run) -> None:
+        """Count a run; a decision not to start, or one in mode observe, counts for nothing."""
+        if run.status in (Status.NOT_STARTED, Status.OBSERVED):
+            return
+        has_helped = self.effects.get(run.id) is EffectVerdict.HELPED
+        cause = self._causes[run.alert_labels.get("cause") or run.alert_name]
+        cause.runs += 1
+        cause.succeeded += run.status is Status.SUCCEEDED
+        cause.failed += run.status in _BAD_ENDS
+        cause.helped += has_helped
+        gpus = _gpus_of(run)
+        if has_helped and run.ended_at is not None and gpus is not None:
+            kept = self.person_after - (run.ended_at - run.created_at)
+            self._gpu_seconds += gpus * max(kept.total_seconds(), 0.0)
+            self._counted += 1
+        elif run.status is Status.SUCCEEDED:
+            self._uncounted += 1
+
+    def causes(self) -> list[CauseRepairs]:
+        """Those with most runs first."""
+        totals = [
+            CauseRepairs(name, cause.runs, cause.succeeded, cause.failed, cause.helped)
+            for name, cause in self._causes.items()
+        ]
+        return sorted(totals, key=lambda total: (-total.runs, total.cause))
+
+    def gpu_hours(self, person_seconds: Sequence[float]) -> GpuHoursKept:
+        minutes = self.person_after.total_seconds() / 60
+        return GpuHoursKept(
+            gpu_hours=round(self._gpu_seconds / 3600, 3),
+            runs=self._counted,
+            uncounted=self._uncounted,
+            person_after_seconds=self.person_after.total_seconds(),
+            median_person_seconds=statistics.median(person_seconds) if person_seconds else None,
+            formula=FORMULA,
+            assumptions=(
+                f"a person would have repaired it {minutes:g} min after the alert (person_after)",
+                "until then none of the GPUs would have done useful work",
+                "the GPUs are the ranks that answered a command to the job, or the one GPU of the target",
+                "helped is what was measured; a metric that recovered by itself counts as well",
+            ),
+        )
+
+
+def _gpus_of(run: Run) -> int | None:
+    """On how many GPUs the run's target works; None where that is not known."""
+    if run.target is None:
+        return None
+    if run.target.kind is TargetKind.GPU:
+        return 1
+    ranks = [step.output.get("ranks") for step in run.steps]
+    return max((count for count in ranks if isinstance(count, int)), default=None)
+
+
+def repair_total(playbook: str, tally: PlaybookTally) -> RepairTotal:
+    statuses, effects = tally.statuses, tally.effects
+    return RepairTotal(
+        playbook=playbook,
+        runs=statuses.total() - statuses[Status.NOT_STARTED],
+        started=tally.started,
+        succeeded=statuses[Status.SUCCEEDED],
+        failed=sum(statuses[status] for status in _BAD_ENDS),
+        observed=statuses[Status.OBSERVED],
+        open=sum(count for status, count in statuses.items() if status.is_open),
+        helped=effects[EffectVerdict.HELPED],
+        no_change=effects[EffectVerdict.NO_CHANGE],
+        worse=effects[EffectVerdict.WORSE],
+        not_measured=effects[EffectVerdict.NOT_MEASURED],
+        timed_out=tally.timed_out,
+        rejected=statuses[Status.REJECTED],
+        undone_by_hand=tally.undone_by_hand,
+        held_back=statuses[Status.NOT_STARTED],
+        repeated=tally.repeated,
+        median_seconds=statistics.median(tally.repair_seconds) if tally.repair_seconds else None,
+        median_person_seconds=statistics.median(tally.person_seconds) if tally.person_seconds else None,
+    )
