@@ -209,15 +209,6 @@ async def test_events_come_in_the_order_of_their_numbers(store: SqlStore) -> Non
     assert await store.last_seq() == 3
 
 
-async def test_runs_are_counted_by_playbook_and_status(store: SqlStore) -> None:
-    """Decisions not to start included."""
-    await add(store, run(), closed(1), closed(2), not_started(3), closed(4, playbook="rollback"))
-    assert await store.playbook_counts() == {
-        "cool": {"running": 1, "succeeded": 2, "not_started": 1},
-        "rollback": {"succeeded": 1},
-    }
-
-
 async def test_steps_of_a_listed_run_are_its_own(store: SqlStore) -> None:
     """A page's runs have their steps, in order, ``on_failure`` last."""
     steps = (values.step(0), values.step(1), values.step(0, "on_failure"))

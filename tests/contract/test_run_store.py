@@ -247,7 +247,8 @@ async def test_a_closed_store_is_unavailable(store: SqlStore) -> None:
         store.record("x"),
         store.events_after(0, 1),
         store.last_seq(),
-        store.playbook_counts(),
+        store.tally(at(0), at(1)),
+        store.effects_between(at(0), at(1), 1),
     ]
     for call in calls:
         with pytest.raises(errors.StoreUnavailable):

@@ -25,6 +25,7 @@ from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
 from trainmedic_server.domain.admission import Admission, PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertRecord, Delivery
+from trainmedic_server.domain.effect import EffectVerdict
 from trainmedic_server.domain.job_life import JobLife, LifeState
 from trainmedic_server.domain.log_search import LogQuery
 from trainmedic_server.domain.pause import EVERYTHING, OperatorPause, PauseOrder, Scope
@@ -38,6 +39,7 @@ from trainmedic_server.engine.kept_jobs import KeptJobs
 from trainmedic_server.ports.logs import LogBatch
 from trainmedic_server.ports.outside import NoClockWatch, Presence
 from trainmedic_server.ports.store import HistoryFilter, RunRecord, values_of
+from trainmedic_server.ports.tallies import PlaybookTally
 from trainmedic_server.server.auth import Authenticator
 from trainmedic_server.server.factory import create_app
 from trainmedic_server.server.findings import FindingsApi
@@ -109,8 +111,17 @@ class MemoryHistory:
     async def last_seq(self) -> int:
         return len(self.events)
 
-    async def playbook_counts(self) -> dict[str, dict[str, int]]:
-        return {"cool": {"succeeded": 3}}
+    async def tally(self, since: datetime, until: datetime) -> dict[str, PlaybookTally]:
+        tallies: dict[str, PlaybookTally] = {}
+        for run in self.newest_first(HistoryFilter(since=since, until=until)):
+            tally = tallies.setdefault(run.playbook, PlaybookTally())
+            tally.statuses[run.status] += 1
+            if run.status is Status.SUCCEEDED and run.ended_at is not None:
+                tally.repair_seconds.append((run.ended_at - run.created_at).total_seconds())
+        return tallies
+
+    async def effects_between(self, since: datetime, until: datetime, limit: int) -> dict[str, EffectVerdict]:
+        return {record.run.id: record.effect.verdict for record in self.records.values() if record.effect}
 
 
 def _is_wanted(run: Run, conditions: HistoryFilter) -> bool:

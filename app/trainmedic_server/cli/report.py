@@ -14,6 +14,7 @@ import click
 from trainmedic_server.cli import exits, story, table
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.times import TimeParam
+from trainmedic_server.cli.worth import worth_lines
 from trainmedic_server.domain.plain_text import json_text
 
 _SHOWN = 10
@@ -22,20 +23,31 @@ _LOST = ("failures", "restarts", "redone", "checkpoints", "evaluations", "repair
 
 @click.command()
 @click.argument("job", metavar="[JOB]", required=False)
-@click.option("--fleet", is_flag=True, help="Over all jobs, instead of one.")
-@click.option("--since", type=TimeParam(), metavar="TIME", help="From then on.  [default: 24h, or 7d with --fleet]")
+@click.option("--fleet", is_flag=True, help="Over all jobs; so it is without JOB.")
+@click.option("--since", type=TimeParam(), metavar="TIME", help="From then on.  [default: 24h of a job, 7d of all]")
 @click.option("--until", type=TimeParam(), metavar="TIME", help="Until then.  [default: now]")
+@click.option("--person-after", metavar="DURATION", help="When a person would have repaired it.  [default: 30m]")
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @server_options
-def report(client: Client, job: str | None, fleet: bool, since: str | None, until: str | None, output: str) -> None:
+def report(
+    client: Client,
+    job: str | None,
+    fleet: bool,
+    since: str | None,
+    until: str | None,
+    person_after: str | None,
+    output: str,
+) -> None:
     """Show what the time of a job came to: how well its GPUs were used, how much of its time went into training, what
-    held it up, and how it failed. With --fleet: why jobs failed and what that cost, and which nodes keep failing.
+    held it up, and how it failed. Without JOB, over all jobs: why they failed and what that cost, which nodes keep
+    failing, and what repairs were worth.
 
     A time is a time (2026-01-31T12:00:00Z) or how long ago (90m, 7d). What is not known is '-', with the reason.
     """
-    if (job is None) != fleet:
-        raise exits.InvalidInput("Give the name of a job, or --fleet for all of them.")
-    times = {name: time for name, time in (("since", since), ("until", until)) if time is not None}
+    if job is not None and (fleet or person_after):
+        raise exits.InvalidInput("--fleet and --person-after are of the report over all jobs; leave out the job.")
+    given = (("since", since), ("until", until), ("person_after", person_after))
+    times = {name: time for name, time in given if time is not None}
     document = client.get("report" if job is None else f"jobs/{quote(job)}/report", times)
     if output == "json":
         click.echo(json_text(document, indent=2))
@@ -84,28 +96,7 @@ def _fleet_lines(report: Mapping[str, Any]) -> Iterator[str]:
     if causes:
         yield from table.rows(("CAUSE", "FAILURES", "JOBS", "DOWN", "GPU-HOURS", "NOT COUNTED"), causes, 100)
     yield ""
-    nodes = [
-        (node["node"], node["alerts"], node["verdicts"], node["touched"], ", ".join(node["alert_names"]))
-        for node in report.get("nodes", ())
-    ]
-    yield "nodes that keep failing:" + ("" if nodes else " none")
-    if nodes:
-        yield from table.rows(("NODE", "ALERTS", "VERDICTS", "TOUCHED", "WHICH"), nodes, 120)
-    yield ""
-    repairs = [
-        (
-            repair["playbook"],
-            repair["runs"],
-            repair["succeeded"],
-            repair["failed"],
-            repair["observed"],
-            _span(repair["median_seconds"]),
-        )
-        for repair in report.get("repairs", ())
-    ]
-    yield "repairs:" + ("" if repairs else " none") + _because(unknown.get("repairs"))
-    if repairs:
-        yield from table.rows(("PLAYBOOK", "RUNS", "SUCCEEDED", "FAILED", "OBSERVED", "MEDIAN"), repairs, 120)
+    yield from worth_lines(report)
 
 
 def _range(report: Mapping[str, Any]) -> str:

@@ -16,8 +16,9 @@ from trainmedic_server import telemetry
 from trainmedic_server.domain.run import Event, Run, Status
 from trainmedic_server.errors import MetricsUnavailable, NotFound
 from trainmedic_server.ports.metric_history import MetricHistory
+from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import History, HistoryFilter
-from trainmedic_server.ports.tallies import TallySource
+from trainmedic_server.ports.tallies import PlaybookTally, TallySource
 from trainmedic_server.ports.verdicts import NoVerdicts, VerdictSource
 from trainmedic_server.reports.failures import JOB_EVENTS
 from trainmedic_server.reports.fleet import FleetReport, RunTally, fleet_report
@@ -56,14 +57,14 @@ class ReportCompiler:
     def __init__(
         self,
         history: ReportHistory,
-        tallies: PlaybookTallies,
         metrics: MetricHistory | None = None,
         verdicts: VerdictSource | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        self._history = history
+        self.history = history
         self._metrics = metrics
         self._verdicts = verdicts or NoVerdicts()
-        self._tallies = tallies
+        self._tallies = PlaybookTallies(history, clock)
 
     async def job(self, job: str, since: datetime, until: datetime) -> JobReport:
         """The report on one job. Raises NotFound where nobody has heard of it in that time, StoreUnavailable."""
@@ -84,34 +85,38 @@ class ReportCompiler:
         records = JobRecords(events, repairs, count, verdicts, left_out)
         return job_report(job, since, until, figures, records, no_metrics)
 
-    async def fleet(
-        self, since: datetime, until: datetime, person_after: timedelta = PERSON_AFTER
-    ) -> FleetReport:
+    async def fleet(self, since: datetime, until: datetime, person_after: timedelta = PERSON_AFTER) -> FleetReport:
         """The report on all jobs; `person_after` is when a person would have repaired what was repaired. Raises
         StoreUnavailable."""
         left_out: dict[str, str] = {}
         events = await self._events(since, until, left_out)
-        runs = RunTally(WorthTally(await self._history.effects_between(since, until, MOST_RUNS), person_after))
-        async for run in self._runs(HistoryFilter(since=since, until=until), left_out):
+        runs = RunTally(WorthTally(await self.history.effects_between(since, until, MOST_RUNS), person_after))
+        async for run in self._runs(HistoryFilter(since=since, until=until), left_out, "repaired"):
             runs.add(run)
         verdicts = await self._verdicts.verdicts(since, until)
         tallies = await self._tallies.between(since, until)
         return fleet_report(since, until, events, runs, tallies, verdicts, left_out)
 
+    async def counts_of_late(self) -> dict[str, PlaybookTally]:
+        """What the runs of each playbook came to in the last 30 days. Raises StoreUnavailable."""
+        return await self._tallies.of_late()
+
     async def _events(
         self, since: datetime, until: datetime, left_out: dict[str, str], job: str | None = None
     ) -> list[Event]:
-        events = await self._history.events_of_jobs(JOB_EVENTS, since, until, MOST_EVENTS, job)
+        events = await self.history.events_of_jobs(JOB_EVENTS, since, until, MOST_EVENTS, job)
         if len(events) == MOST_EVENTS:
             left_out["failures"] = f"only the newest {MOST_EVENTS} events of jobs were read"
         return events
 
-    async def _runs(self, matching: HistoryFilter, left_out: dict[str, str]) -> AsyncIterator[Run]:
-        """The runs, newest first, up to `MOST_RUNS`."""
+    async def _runs(
+        self, matching: HistoryFilter, left_out: dict[str, str], part: str = "repairs"
+    ) -> AsyncIterator[Run]:
+        """The runs, newest first, up to `MOST_RUNS`; `part` of the report lacks the others."""
         count = 0
-        async for run in self._history.stream(matching):
+        async for run in self.history.stream(matching):
             if count == MOST_RUNS:
-                left_out["repaired"] = f"only the newest {MOST_RUNS} runs were read"
+                left_out[part] = f"only the newest {MOST_RUNS} runs were read"
                 return
             count += 1
             yield run

@@ -106,10 +106,10 @@ class RunTally:
             return
         on = {target.node} if target is not None and target.node is not None else set()
         for name in on.union(run.touched):
-            node = self._nodes[name]
-            if run.status is Status.SUCCEEDED and run.ended_at is not None and node.begun_next is not None:
-                node.came_back += node.begun_next - run.ended_at < CAME_BACK_WITHIN
-            node.begun_next = run.created_at
+            of_node = self._nodes[name]
+            if run.status is Status.SUCCEEDED and run.ended_at is not None and of_node.begun_next is not None:
+                of_node.came_back += of_node.begun_next - run.ended_at < CAME_BACK_WITHIN
+            of_node.begun_next = run.created_at
 
     def nodes(self, verdicts: Sequence[VerdictRecord], time: timedelta) -> list[NodeTotal]:
         """Those with two troubles or more, the worst first."""

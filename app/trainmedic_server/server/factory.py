@@ -17,9 +17,9 @@ from trainmedic_server.domain.topology import ClusterTopology
 from trainmedic_server.ports.heard_alerts import HeardAlerts
 from trainmedic_server.ports.metric_history import MetricHistory
 from trainmedic_server.ports.outside import Clock, ClockWatch, CommandBus
-from trainmedic_server.ports.store import History, RunStore
+from trainmedic_server.ports.store import RunStore
 from trainmedic_server.ports.verdicts import VerdictSource
-from trainmedic_server.reports.compiling import ReportCompiler
+from trainmedic_server.reports.compiling import ReportCompiler, ReportHistory
 from trainmedic_server.server import (
     audit,
     explanations,
@@ -74,7 +74,7 @@ def create_app(
     *,
     engine: EnginePort,
     job_lives: JobLivesPort,
-    runs: History,
+    runs: ReportHistory,
     alerts: HeardAlerts,
     standing: now.NowApi,
     found: findings.FindingsApi,
@@ -98,10 +98,10 @@ def create_app(
     """The API and the console; `allowed_hosts` are names that it answers to without tokens.
     Its ``state.feed`` is the `EventFeed` of its event streams, for `listener.serve` to close. ``redis_caveat`` is what
     ``/ready`` says of a Redis that answers and should not be relied on."""
-    bodies = BodyReader(limits)
+    bodies, reads = BodyReader(limits), ReadTurns(limits.reads, limits.waiting_reads, "pages of the history")
     handle = webhook.endpoint(engine, auth, bodies, clock, metrics)
     app = _Api(webhook.WebhookApp(handle), SiteCheck(allowed_hosts, lambda: not auth.has_tokens), metrics)
-    reads = ReadTurns(limits.reads, limits.waiting_reads, "pages of the history")
+    sums = ReportCompiler(runs, metric_history, verdicts, clock)
     feed = app.state.feed = EventFeed(runs, limits.poll_seconds, limits.streams, metrics)
     webhook.declare(app.router, handle)
     for routes in (
@@ -110,10 +110,10 @@ def create_app(
         *found.routers(auth, clock, bodies, reads, limits),
         *sessions.routers(auth),
         *audit.routers(runs, feed, auth, limits, reads),
-        *operations.routers(engine, job_lives, catalog, runs, standing, bus, auth, bodies, reads, external_url, clock),
+        *operations.routers(engine, job_lives, catalog, sums, standing, bus, auth, bodies, reads, external_url, clock),
         jobs.router(bus, cluster_topology, clock, auth),
         lines.router(auth, clock, limits),
-        reports.router(ReportCompiler(runs, metric_history, verdicts), auth, clock),
+        reports.router(sums, auth, clock),
         status.router(engine, store, bus, catalog, log_rules, clock, clock_watch, metrics, limits, redis_caveat),
     ):
         app.include_router(routes)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict, Field
@@ -19,7 +19,9 @@ from trainmedic_server.errors import NotFound
 from trainmedic_server.ports.outside import Clock, CommandBus
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.present import Present
-from trainmedic_server.ports.store import History
+from trainmedic_server.ports.tallies import PlaybookTally
+from trainmedic_server.reports import worth
+from trainmedic_server.reports.compiling import ReportCompiler
 from trainmedic_server.server import approvals, pauses, run_ids, views
 from trainmedic_server.server.auth import Authenticator, Principal, requires
 from trainmedic_server.server.bodies import body_schema, read_body
@@ -31,6 +33,8 @@ from trainmedic_server.server.problems import responses
 from trainmedic_server.server.read_turns import ReadTurns
 from trainmedic_server.server.run_ids import RunId
 from trainmedic_server.server.tokens import TokenRole
+
+CountsOfLate: TypeAlias = Callable[[], Awaitable[Mapping[str, PlaybookTally]]]
 
 
 class OrderBody(BaseModel):
@@ -77,7 +81,11 @@ class PlaybookSummary(BaseModel):
     alerts: list[str] = Field(description="The alertnames that it reacts to.")
     source: str = Field(description="The file that it came from.")
     version: str = Field(description="Hash of its text.")
-    runs: dict[str, int] = Field(description="Its runs in the history, by status.", examples=[{"succeeded": 12}])
+    runs: dict[str, int] = Field(
+        description="Its runs of the last 30 days, and decisions not to start one, by status.",
+        examples=[{"succeeded": 12}],
+    )
+    last_30_days: worth.RepairTotal = Field(description="What they came to; up to a quarter of an hour old.")
 
 
 class PlaybookView(PlaybookSummary):
@@ -112,7 +120,7 @@ def routers(
     engine: EnginePort,
     lives: JobLivesPort,
     catalog: CatalogPort,
-    history: History,
+    compiler: ReportCompiler,
     standing: NowApi,
     bus: CommandBus,
     auth: Authenticator,
@@ -124,9 +132,9 @@ def routers(
     """All routes of this module, and those of approvals and pauses."""
     return (
         *pauses.routers(engine, catalog, auth, bodies, clock),
-        approvals.router(history, auth, reads, external_url),
+        approvals.router(compiler.history, auth, reads, external_url),
         orders(engine, standing.present, auth, bodies),
-        overview(catalog, history, bus, auth, reads),
+        overview(catalog, compiler.counts_of_late, bus, auth, reads),
         job_orders(lives, auth, bodies),
     )
 
@@ -179,7 +187,7 @@ def orders(engine: EnginePort, present: Present, auth: Authenticator, bodies: Bo
 
 
 def overview(
-    catalog: CatalogPort, history: History, bus: CommandBus, auth: Authenticator, reads: ReadTurns
+    catalog: CatalogPort, counts_of_late: CountsOfLate, bus: CommandBus, auth: Authenticator, reads: ReadTurns
 ) -> APIRouter:
     """The routes ``GET /playbooks`` and ``/agents``."""
     routes = APIRouter(tags=["operations"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
@@ -193,7 +201,7 @@ def overview(
     async def playbooks() -> PlaybookList:
         """Each with its source, its version and how its runs ended; and why files were not loaded."""
         async with reads.take():
-            counts = await history.playbook_counts()
+            counts = await counts_of_late()
         return PlaybookList(
             items=[PlaybookSummary(**_summary(playbook, counts)) for playbook in catalog.all()],
             errors=[LoadProblemView.model_validate(problem) for problem in catalog.problems],
@@ -210,7 +218,7 @@ def overview(
         if playbook is None:
             raise NotFound("No playbook of that name is loaded; GET /playbooks says which are, and which files failed.")
         async with reads.take():
-            counts = await history.playbook_counts()
+            counts = await counts_of_late()
         return PlaybookView(**_summary(playbook, counts), text=playbook.text)
 
     @routes.get(
@@ -244,8 +252,9 @@ def job_name(text: str) -> str:
     return text
 
 
-def _summary(playbook: CompiledPlaybook, counts: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+def _summary(playbook: CompiledPlaybook, counts: Mapping[str, PlaybookTally]) -> dict[str, Any]:
     spec = playbook.definition
+    tally = counts.get(spec.name, PlaybookTally())
     return {
         "name": spec.name,
         "summary": spec.summary,
@@ -253,5 +262,6 @@ def _summary(playbook: CompiledPlaybook, counts: Mapping[str, Mapping[str, int]]
         "alerts": list(spec.on.alertnames),
         "source": playbook.source,
         "version": playbook.version,
-        "runs": dict(counts.get(spec.name, {})),
+        "runs": {status.value: count for status, count in sorted(tally.statuses.items())},
+        "last_30_days": worth.repair_total(spec.name, tally),
     }

@@ -8,9 +8,10 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Response
+from fastapi import APIRouter, Depends, Path, Query, Response
 from pydantic import TypeAdapter
 
+from trainmedic_server.domain import duration
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.reports.compiling import LONGEST, ReportCompiler
 from trainmedic_server.reports.fleet import FleetReport
@@ -29,6 +30,10 @@ _JOB = TypeAdapter(JobReport)
 _FLEET = TypeAdapter(FleetReport)
 
 JobName = Annotated[str, Path(min_length=1, max_length=253, pattern=r"^[^\s\x00-\x1f\x7f]+$")]
+
+PersonAfter = Annotated[
+    str, Query(max_length=20, description="When a person would have repaired what was repaired, such as 30m.")
+]
 
 
 def router(compiler: ReportCompiler, auth: Authenticator, clock: Clock) -> APIRouter:
@@ -57,13 +62,24 @@ def router(compiler: ReportCompiler, auth: Authenticator, clock: Clock) -> APIRo
         response_model=FleetReport,
         responses=responses(401, 403, 422, 503),
     )
-    async def fleet_report(since: TimeText = "7d", until: TimeText = "0s") -> Response:
-        """Causes of failures with the GPU-hours that they cost, nodes that keep failing, and what repairs came to."""
+    async def fleet_report(
+        since: TimeText = "7d", until: TimeText = "0s", person_after: PersonAfter = "30m"
+    ) -> Response:
+        """Causes of failures with the GPU-hours that they cost, nodes that keep failing, what repairs were worth."""
         begin, end = _range(since, until, clock)
+        person = _duration(person_after)
         async with turns.take():
-            return AsciiJson(_FLEET.dump_python(await compiler.fleet(begin, end), mode="json"))
+            return AsciiJson(_FLEET.dump_python(await compiler.fleet(begin, end, person), mode="json"))
 
     return routes
+
+
+def _duration(text: str) -> timedelta:
+    """Raises HttpProblem."""
+    try:
+        return duration.parse(text)
+    except ValueError as error:
+        raise HttpProblem(422, f"person_after: {error}", problems=[("query.person_after", str(error))]) from None
 
 
 def _range(since: str, until: str, clock: Clock) -> tuple[datetime, datetime]:

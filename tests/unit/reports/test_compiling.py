@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection
+from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 
 from tests.support.clocks import START
 from trainmedic_server.domain.alert import Identity
+from trainmedic_server.domain.effect import EffectVerdict
 from trainmedic_server.domain.modes import Mode
-from trainmedic_server.domain.run import Decision, Event, Run, Status
+from trainmedic_server.domain.run import Decision, Event, Run, Status, StepState, StepStatus
 from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.ports.store import HistoryFilter
+from trainmedic_server.ports.tallies import PlaybookTally
 from trainmedic_server.ports.verdicts import VerdictRecord
 from trainmedic_server.reports import compiling
 from trainmedic_server.reports.compiling import ReportCompiler
@@ -46,6 +50,7 @@ class Kept:
     def __init__(self, runs: list[Run], events: list[Event] | None = None) -> None:
         self.runs = runs
         self.events = events or []
+        self.effects: dict[str, EffectVerdict] = {}
 
     async def stream(self, matching: HistoryFilter) -> AsyncIterator[Run]:
         for each in self.runs:
@@ -55,6 +60,19 @@ class Kept:
         self, kinds: Collection[str], since: datetime, until: datetime, limit: int, job: str | None = None
     ) -> list[Event]:
         return self.events[-limit:]
+
+    async def tally(self, since: datetime, until: datetime) -> dict[str, PlaybookTally]:
+        tallies: dict[str, PlaybookTally] = {}
+        for each in self.runs:
+            if since <= each.created_at < until:
+                tally = tallies.setdefault(each.playbook, PlaybookTally())
+                tally.statuses[each.status] += 1
+                if each.status is Status.SUCCEEDED and each.ended_at is not None:
+                    tally.repair_seconds.append((each.ended_at - each.created_at).total_seconds())
+        return tallies
+
+    async def effects_between(self, since: datetime, until: datetime, limit: int) -> dict[str, EffectVerdict]:
+        return self.effects
 
 
 class Judged:
@@ -90,11 +108,11 @@ async def test_more_than_can_be_read_is_said(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(compiling, "MOST_RUNS", 5)
     monkeypatch.setattr(compiling, "MOST_EVENTS", 2)
     history = Kept([run(number) for number in range(6)], failed("llm-1", 2))
-    for report in (
-        await ReportCompiler(history).job("llm-1", SINCE, START),  # type: ignore[arg-type]
-        await ReportCompiler(history).fleet(SINCE, START),  # type: ignore[arg-type]
+    for report, part in (
+        (await ReportCompiler(history).job("llm-1", SINCE, START), "repairs"),  # type: ignore[arg-type]
+        (await ReportCompiler(history).fleet(SINCE, START), "repaired"),  # type: ignore[arg-type]
     ):
-        assert report.unknown["repairs"] == "only the newest 5 runs were read"
+        assert report.unknown[part] == "only the newest 5 runs were read"
         assert report.unknown["failures"] == "only the newest 2 events of jobs were read"
 
 
@@ -134,6 +152,50 @@ async def test_a_repair_that_is_open_or_only_observed_has_neither_succeeded_nor_
     (total,) = report.repairs
     assert (total.runs, total.succeeded, total.failed, total.observed, total.open) == (6, 2, 2, 1, 1)
     assert total.median_seconds == 1.5
+
+
+def on_job(number: int, ranks: int | None, minutes: float, **changes: Any) -> Run:
+    """A run on a job that answered with so many ranks and took so long."""
+    output = {} if ranks is None else {"ranks": ranks}
+    step = StepState("steps", 0, "act", "action", "job.scale_lr", StepStatus.SUCCEEDED, output=output)
+    made = replace(run(number), target=Target(TargetKind.JOB, job="llm-1"), steps=(step,), **changes)
+    return replace(made, ended_at=made.created_at + timedelta(minutes=minutes))
+
+
+async def test_gpu_hours_are_kept_by_runs_that_were_measured_to_help() -> None:
+    """GPUs by the time that a person would have taken longer; what is not known is not counted, and said."""
+    kept = Kept([on_job(1, 16, 6), on_job(2, 16, 45), on_job(3, 8, 1), on_job(4, None, 1), on_job(5, 64, 1)])
+    kept.effects = {f"run-{number}": EffectVerdict.HELPED for number in (1, 2, 4)}
+    kept.effects["run-5"] = EffectVerdict.NO_CHANGE
+    report = await ReportCompiler(kept).fleet(SINCE, START, timedelta(minutes=36))  # type: ignore[arg-type]
+    hours = report.gpu_hours_kept
+    assert (hours.gpu_hours, hours.runs, hours.uncounted) == (8.0, 2, 3)
+    assert hours.person_after_seconds == 36 * 60
+    assert hours.assumptions[0] == "a person would have repaired it 36 min after the alert (person_after)"
+    assert "GPUs ×" in hours.formula
+
+
+async def test_repairs_are_counted_by_cause_and_observed_ones_are_none() -> None:
+    """The cause is what the alert says of it, else its name."""
+    observed = on_job(3, 8, 1, status=Status.OBSERVED)
+    failed_one = on_job(2, 8, 1, status=Status.FAILED, alert_labels={"cause": "gpu"})
+    kept = Kept([on_job(1, 8, 1, alert_labels={"cause": "gpu"}), failed_one, observed, on_job(4, 8, 1)])
+    kept.effects = {"run-1": EffectVerdict.HELPED}
+    report = await ReportCompiler(kept).fleet(SINCE, START)  # type: ignore[arg-type]
+    assert [(each.cause, each.runs, each.succeeded, each.failed, each.helped) for each in report.repaired] == [
+        ("gpu", 2, 1, 1, 1),
+        ("GPUHot", 1, 1, 0, 0),
+    ]
+
+
+async def test_a_node_that_needs_help_again_within_a_day_came_back() -> None:
+    """Its mean time between interruptions is the time of the report by its alerts."""
+    hours = (1, 3, 30, 80)
+    began = [START - timedelta(hours=hour) for hour in hours]
+    runs = [replace(run(number), created_at=at, ended_at=at + timedelta(minutes=5)) for number, at in enumerate(began)]
+    report = await ReportCompiler(Kept(runs)).fleet(START - timedelta(hours=100), START)  # type: ignore[arg-type]
+    (node,) = report.nodes
+    assert (node.alerts, node.came_back, node.mtbi_seconds) == (4, 1, 25 * 3600)
 
 
 def event(kind: str, minutes: float, reason: str = "") -> Event:

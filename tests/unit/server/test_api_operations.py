@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+from datetime import timedelta
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.contract.run_store_values import closed
 from tests.support.api_world import START, Problem, World, payload
 from trainmedic_server import __version__, errors
 from trainmedic_server.domain.run import Controls
 from trainmedic_server.ports.outside import Presence
+from trainmedic_server.ports.store import RunRecord
 from trainmedic_server.server.auth import Authenticator
 from trainmedic_server.server.tokens import Token, TokenRole
 
@@ -120,6 +123,9 @@ async def test_every_path_asks_for_its_role(method: str, path: str, needed: Toke
 async def test_playbooks_are_listed_with_counts_and_load_errors() -> None:
     """A file that could not be loaded is named with its place, beside those that were."""
     world = World()
+    for number in range(3):
+        made = closed(number, created_at=START - timedelta(minutes=1), ended_at=START)
+        world.history.records[made.id] = RunRecord(made, (), ())
     world.catalog.problems.append(Problem("playbooks/bad.yaml", 3, 7, "unknown key 'stesp'; did you mean 'steps'?"))
     async with world.client() as client:
         listed = (await client.get("/playbooks")).json()
@@ -128,6 +134,7 @@ async def test_playbooks_are_listed_with_counts_and_load_errors() -> None:
     (item,) = listed["items"]
     assert (item["name"], item["version"], item["source"]) == ("cool", "v1", "playbooks/cool.yaml")
     assert (item["alerts"], item["runs"]) == (["GPUHot"], {"succeeded": 3})
+    assert (item["last_30_days"]["started"], item["last_30_days"]["median_seconds"]) == (3, 60.0)
     assert listed["errors"][0] == {
         "file": "playbooks/bad.yaml",
         "line": 3,

@@ -22,8 +22,8 @@ from trainmedic_server.adapters.sql_store.history_page import page_select
 from trainmedic_server.adapters.sql_store.schema import TimeColumn, events
 from trainmedic_server.domain.effect import EffectVerdict
 from trainmedic_server.domain.run import Event, Run
-from trainmedic_server.ports.tallies import PlaybookTally, TallySource
 from trainmedic_server.ports.store import History, HistoryFilter, RunRecord
+from trainmedic_server.ports.tallies import PlaybookTally, TallySource
 
 T = TypeVar("T")
 

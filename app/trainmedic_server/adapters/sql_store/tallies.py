@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
 
 from trainmedic_server.adapters.sql_store.effects import effects
-from trainmedic_server.adapters.sql_store.schema import TimeColumn, orders, runs, steps, was_started
+from trainmedic_server.adapters.sql_store.schema import TimeColumn, orders, runs, steps
 from trainmedic_server.domain.effect import EffectVerdict
 from trainmedic_server.domain.run import OrderKind, Status, StepStatus
 from trainmedic_server.ports.tallies import PlaybookTally
@@ -25,6 +26,10 @@ def _microseconds(column: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
 
 
 _earlier = runs.alias("earlier")
+# As constants, so that the partial indexes of started runs serve.
+_WAS_STARTED, _EARLIER_WAS_STARTED = (
+    sa.text(f"{table}.status <> '{Status.NOT_STARTED.value}'") for table in (runs.name, _earlier.name)
+)
 _TIMED_OUT = sa.exists().where(steps.c.run_id == runs.c.id, steps.c.status == StepStatus.TIMED_OUT.value)
 _UNDONE = sa.exists().where(orders.c.run_id == runs.c.id, orders.c.kind == OrderKind.UNDO.value)
 _REPEATED = sa.exists().where(
@@ -33,28 +38,26 @@ _REPEATED = sa.exists().where(
     _microseconds(_earlier.c.ended_at) <= _microseconds(runs.c.created_at),
     _microseconds(_earlier.c.ended_at)
     >= _microseconds(runs.c.created_at) - int(REPEATED_WITHIN.total_seconds()) * _SECOND,
-    _earlier.c.status.notin_([Status.NOT_STARTED.value, Status.OBSERVED.value]),
+    _EARLIER_WAS_STARTED,
+    _earlier.c.status != Status.OBSERVED.value,
 )
-_HELD_BACK = (
-    sa.select(runs.c.playbook, sa.func.count().label("runs"))
-    .where(runs.c.status == Status.NOT_STARTED.value, _IN_TIME)
-    .group_by(runs.c.playbook)
-)
+# Playbook by playbook, because the indexes that have all that is asked for begin with it.
+_OF_PLAYBOOK = runs.c.playbook == sa.bindparam("playbook")
+_NEXT_PLAYBOOK = sa.select(sa.func.min(runs.c.playbook)).where(runs.c.playbook > sa.bindparam("after"))
+_HELD_BACK = sa.select(sa.func.count()).where(_OF_PLAYBOOK, runs.c.status == Status.NOT_STARTED.value, _IN_TIME)
 _STARTED = sa.select(
-    runs.c.playbook,
     runs.c.status,
     _microseconds(runs.c.created_at).label("created_at"),
     _microseconds(runs.c.ended_at).label("ended_at"),
     _TIMED_OUT.label("timed_out"),
     _UNDONE.label("undone"),
     _REPEATED.label("repeated"),
-).where(was_started, _IN_TIME)
+).where(_OF_PLAYBOOK, _WAS_STARTED, _IN_TIME)
+_BEGAN, _ENDED = _microseconds(steps.c.started_at).label("began"), _microseconds(steps.c.ended_at).label("ended")
 _ANSWERED = (
-    sa.select(
-        runs.c.playbook, _microseconds(steps.c.started_at).label("began"), _microseconds(steps.c.ended_at).label("ended")
-    )
+    sa.select(_BEGAN, _ENDED)
     .join(steps, steps.c.run_id == runs.c.id)
-    .where(was_started, _IN_TIME, steps.c.kind == "approve")
+    .where(_OF_PLAYBOOK, _WAS_STARTED, _IN_TIME, steps.c.kind == "approve")
     .where(steps.c.status.in_([StepStatus.SUCCEEDED.value, StepStatus.REJECTED.value]))
     .where(steps.c.started_at.is_not(None), steps.c.ended_at.is_not(None))
 )
@@ -73,25 +76,40 @@ _VERDICTS = (
 
 def tally(connection: sa.Connection, since: datetime, until: datetime) -> dict[str, PlaybookTally]:
     """What the runs that were created in this time came to."""
-    tallies: dict[str, PlaybookTally] = defaultdict(PlaybookTally)
     time = {"since": since, "until": until}
-    for row in connection.execute(_HELD_BACK, time):
-        tallies[row.playbook].statuses[Status.NOT_STARTED] = row.runs
-    for row in connection.execute(_STARTED, time):
-        of_playbook, status = tallies[row.playbook], Status(row.status)
-        of_playbook.statuses[status] += 1
-        if status is Status.OBSERVED:
-            continue
-        of_playbook.timed_out += bool(row.timed_out)
-        of_playbook.undone_by_hand += bool(row.undone)
-        of_playbook.repeated += bool(row.repeated)
-        if status is Status.SUCCEEDED and row.ended_at is not None:
-            of_playbook.repair_seconds.append((row.ended_at - row.created_at) / _SECOND)
-    for row in connection.execute(_ANSWERED, time):
-        tallies[row.playbook].person_seconds.append((row.ended - row.began) / _SECOND)
+    tallies: dict[str, PlaybookTally] = defaultdict(PlaybookTally)
+    for playbook in _playbooks(connection):
+        of_playbook = _tally_of(connection, {**time, "playbook": playbook})
+        if of_playbook.statuses:
+            tallies[playbook] = of_playbook
     for row in connection.execute(_EFFECTS, time):
         tallies[row.playbook].effects[EffectVerdict(row.verdict)] += row.runs
     return dict(tallies)
+
+
+def _playbooks(connection: sa.Connection) -> Iterator[str]:
+    """All that have runs, each found by one look into an index."""
+    playbook: str | None = ""
+    while (playbook := connection.execute(_NEXT_PLAYBOOK, {"after": playbook}).scalar()) is not None:
+        yield playbook
+
+
+def _tally_of(connection: sa.Connection, which: Mapping[str, Any]) -> PlaybookTally:
+    tally = PlaybookTally()
+    if held_back := connection.execute(_HELD_BACK, which).scalar_one():
+        tally.statuses[Status.NOT_STARTED] = held_back
+    for row in connection.execute(_STARTED, which):
+        status = Status(row.status)
+        tally.statuses[status] += 1
+        if status is Status.OBSERVED:
+            continue
+        tally.timed_out += bool(row.timed_out)
+        tally.undone_by_hand += bool(row.undone)
+        tally.repeated += bool(row.repeated)
+        if status is Status.SUCCEEDED and row.ended_at is not None:
+            tally.repair_seconds.append((row.ended_at - row.created_at) / _SECOND)
+    tally.person_seconds += [(row.ended - row.began) / _SECOND for row in connection.execute(_ANSWERED, which)]
+    return tally
 
 
 def verdicts(connection: sa.Connection, since: datetime, until: datetime, limit: int) -> dict[str, EffectVerdict]:

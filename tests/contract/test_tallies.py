@@ -1,0 +1,70 @@
+"""`ports.tallies`: what every run store promises of the counts by playbook."""
+
+from __future__ import annotations
+
+from tests.contract import run_store_values as values
+from tests.contract.run_store_values import at, closed, gpu, heard, not_started, run
+from trainmedic_server.adapters.sql_store.store import SqlStore
+from trainmedic_server.domain.effect import Effect, EffectVerdict
+from trainmedic_server.domain.run import OperatorOrder, OrderKind, Run, Status, StepStatus
+from trainmedic_server.ports.tallies import PlaybookTally
+
+
+async def add(store: SqlStore, *runs: Run) -> None:
+    await store.transact(lambda tx: tx.save_alerts([heard()]))
+    await store.transact(lambda tx: tx.add_runs(runs))
+
+
+async def test_runs_are_counted_by_playbook_and_status_in_a_time(store: SqlStore) -> None:
+    """Decisions not to start included; `since` inclusive and `until` exclusive."""
+    before, after = closed(0, gpu(7)), closed(60, gpu(8))
+    await add(store, before, run(5), closed(1), closed(2), not_started(3), closed(4, playbook="rollback"), after)
+    tallies = await store.tally(at(1), at(60))
+    assert {name: dict(tally.statuses) for name, tally in tallies.items()} == {
+        "cool": {Status.RUNNING: 1, Status.SUCCEEDED: 2, Status.NOT_STARTED: 1},
+        "rollback": {Status.SUCCEEDED: 1},
+    }
+    assert tallies["cool"].started == 3
+    assert await store.tally(at(100), at(200)) == {}
+
+
+async def test_what_became_of_runs_is_counted(store: SqlStore) -> None:
+    """Each once, however many of its steps timed out or how often it was ordered to be undone."""
+    late = tuple(values.step(index, status=StepStatus.TIMED_OUT) for index in range(2))
+    asked = values.step(kind="approve", action=None, status=StepStatus.SUCCEEDED, started_at=at(1), ended_at=at(4))
+    slow = closed(1, gpu(1), ended_at=at(3), steps=late)
+    answered = closed(1, gpu(2), steps=(asked,))
+    observed = closed(1, gpu(3), status=Status.OBSERVED, steps=late)
+    await add(store, slow, answered, observed)
+    orders = [OperatorOrder(f"o{number}", slow.id, OrderKind.UNDO, "ann", at(5)) for number in range(2)]
+    for order in orders:
+        await store.transact(lambda tx, order=order: tx.add_order(order))  # type: ignore[misc]
+    known = Effect(slow.id, "cool", at(1), None, EffectVerdict.HELPED)
+    await store.transact(lambda tx: tx.effects.save([known]))
+    tally = (await store.tally(at(0), at(60)))["cool"]
+    assert (tally.timed_out, tally.undone_by_hand, tally.started) == (1, 1, 2)
+    assert tally.person_seconds == [180.0]
+    assert 120.0 in tally.repair_seconds
+    assert tally.effects == {EffectVerdict.HELPED: 1}
+    assert await store.effects_between(at(0), at(60), 9) == {slow.id: EffectVerdict.HELPED}
+    assert await store.effects_between(at(2), at(60), 9) == {}
+
+
+async def test_a_run_within_an_hour_of_the_last_on_its_target_is_repeated(store: SqlStore) -> None:
+    """Of the same playbook, counted from when that one ended; the first of them may be before the time in question."""
+    first, soon = closed(0, ended_at=at(10)), closed(69, ended_at=at(70))
+    later, elsewhere = closed(131, ended_at=at(132)), closed(69, gpu(9), ended_at=at(70))
+    other = closed(72, playbook="rollback", ended_at=at(73))
+    await add(store, first, soon, later, elsewhere, other)
+    tallies = await store.tally(at(60), at(200))
+    assert {name: tally.repeated for name, tally in tallies.items()} == {"cool": 1, "rollback": 0}
+
+
+def test_tallies_add_up() -> None:
+    """Days make a month."""
+    total, day = PlaybookTally(), PlaybookTally(timed_out=1, repair_seconds=[1.0])
+    day.statuses[Status.FAILED] = 2
+    for _ in range(3):
+        total.add(day)
+    assert (total.timed_out, total.started, total.repair_seconds) == (3, 6, [1.0, 1.0, 1.0])
+    assert (day.timed_out, day.started) == (1, 2)
