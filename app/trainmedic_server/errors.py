@@ -15,6 +15,7 @@ The tree::
     ├── StoreUnavailable            the run store cannot be reached or written
     ├── BusUnavailable              Redis cannot be reached
     ├── MetricsUnavailable          Prometheus cannot be reached, or does not answer the question
+    │   └── MetricsRefused          Prometheus takes the question for wrong, and would the next time
     ├── LogsUnavailable             nobody who keeps the lines of logs can be asked
     ├── LogQueryRefused             what is asked of logs makes no sense to who keeps them
     ├── JournalUnavailable          the agent's journal cannot be read or written
@@ -123,6 +124,10 @@ class BusUnavailable(TrainmedicError):
 
 class MetricsUnavailable(TrainmedicError):
     """Prometheus cannot be reached, or does not answer the question."""
+
+
+class MetricsRefused(MetricsUnavailable):
+    """Prometheus takes the question for wrong, and would the next time."""
 
 
 class LogsUnavailable(TrainmedicError):

@@ -98,6 +98,9 @@ class Metrics:
         self.truncated = counter("trainmedic_truncated_alerts", "Alerts that Alertmanager left out of a delivery.")
         self.decisions = counter("trainmedic_decisions", "Decisions, by playbook and reason.", ["playbook", "reason"])
         self.runs = counter("trainmedic_runs", "Runs that closed, by playbook and outcome.", ["playbook", "status"])
+        self.effects = counter(
+            "trainmedic_effects", "Runs whose effect was measured, by playbook and verdict.", ["playbook", "verdict"]
+        )
         self.undos = counter("trainmedic_undos", "Undo duties, by outcome.", ["status"])
 
     def _add_counters(self) -> None:
@@ -112,6 +115,9 @@ class Metrics:
         self.store_errors = counter("trainmedic_store_errors", "Failed calls of the run store.")
         self.bus_errors = counter("trainmedic_bus_errors", "Failed calls of Redis.")
         self.prometheus_errors = counter("trainmedic_prometheus_errors", "Failed questions to Prometheus.")
+        self.event_errors = counter(
+            "trainmedic_event_errors", "Failed tries to hand on events, by listener.", ["listener"]
+        )
         self.loop_errors = counter(
             "trainmedic_loop_errors", "Unexpected errors that a background loop survived.", ["loop"]
         )

@@ -41,6 +41,19 @@ class Past:
                     lines += self._samples(name, dict(labels), course)
         return "\n".join([*lines, "# EOF", ""])
 
+    def into(self, data: Path, scratch: Path) -> None:
+        """Make it the past of a Prometheus that keeps its data there; `scratch` is a directory for a file."""
+        written = scratch / "past.om"
+        written.write_text(self.written())
+        data.mkdir(parents=True)
+        made = subprocess.run(
+            ["promtool", "tsdb", "create-blocks-from", "openmetrics", "--quiet", written, data],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert made.returncode == 0, made.stdout + made.stderr
+
     def _samples(self, name: str, labels: Mapping[str, str], course: Course) -> Iterator[str]:
         text = ",".join(f'{label}="{value}"' for label, value in labels.items())
         for number in range(math.floor(self.seconds / self.every) + 1):
@@ -54,17 +67,7 @@ class Past:
 @contextmanager
 def prometheus_of(past: Past, directory: Path) -> Iterator[str]:
     """The URL of a Prometheus that remembers `past`, and scrapes nothing."""
-    written = directory / "past.om"
-    written.write_text(past.written())
-    data = directory / "prometheus" / "data"
-    data.mkdir(parents=True)
-    made = subprocess.run(
-        ["promtool", "tsdb", "create-blocks-from", "openmetrics", "--quiet", written, data],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert made.returncode == 0, made.stdout + made.stderr
+    past.into(directory / "prometheus" / "data", directory)
     config = directory / "prometheus.yml"
     config.write_text("global: {scrape_interval: 1h}\n")
     program: Program

@@ -1,5 +1,5 @@
 """Prometheus's own query API (version 1), or that of whatever answers alike; implements
-`ports.metric_history.MetricHistory`.
+`ports.metric_history.MetricHistory` and `AlertRules`.
 
 Authentication is as with the Alertmanager: a user name and password in the URL are sent as Basic, the content of a
 token file as Bearer. The file is read for each call, so that it may be renewed.
@@ -12,19 +12,22 @@ import json
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlencode, urlsplit, urlunsplit
 
 from trainmedic_server.adapters.httpx_caller import HttpxCaller, read_secret
-from trainmedic_server.errors import ActionFailure, ConfigurationError, MetricsUnavailable
-from trainmedic_server.ports.metric_history import MOST_POINTS, MetricHistory, MetricSeries
+from trainmedic_server.errors import ActionFailure, ConfigurationError, MetricsRefused, MetricsUnavailable
+from trainmedic_server.ports.metric_history import MOST_POINTS, AlertRule, MetricsAndRules, MetricSeries
+from trainmedic_server.ports.outside import HttpReply
+
+T = TypeVar("T")
 
 TIMEOUT = timedelta(seconds=10)
 BODY_LIMIT = 32 * 1024 * 1024
 """Some 1.2 million points."""
 
 
-class PrometheusApi(MetricHistory):
+class PrometheusApi(MetricsAndRules):
     """One Prometheus."""
 
     def __init__(self, url: str, token_file: Path | None = None, on_error: Callable[[], None] = lambda: None) -> None:
@@ -56,23 +59,25 @@ class PrometheusApi(MetricHistory):
             "step": f"{every.total_seconds():.3f}",
             "timeout": f"{TIMEOUT.total_seconds():g}s",
         }
+        # A query may be longer than a URL.
+        body = urlencode(fields).encode()
+        return _read(await self._call("POST", "/api/v1/query_range", body), _all_series)
+
+    async def rules_of(self, alertname: str) -> Sequence[AlertRule]:
+        query = urlencode({"type": "alert", "rule_name[]": alertname, "exclude_alerts": "true"})
         try:
-            # A query may be longer than a URL.
-            reply = await self._http.call(
-                "POST", f"{self._base}/api/v1/query_range", await self._headers(), urlencode(fields).encode(), TIMEOUT
-            )
+            rules = _read(await self._call("GET", f"/api/v1/rules?{query}", None), _all_rules)
+        except MetricsUnavailable:
+            self._on_error()
+            raise
+        # Those before 2.46 know no such condition, and answer with all.
+        return [rule for name, rule in rules if name == alertname]
+
+    async def _call(self, method: str, path: str, body: bytes | None) -> HttpReply:
+        try:
+            return await self._http.call(method, f"{self._base}{path}", await self._headers(), body, TIMEOUT)
         except ActionFailure as error:
             raise MetricsUnavailable(f"Prometheus does not answer: {error}") from error
-        try:
-            answer = json.loads(reply.body)
-            if reply.status == 200 and answer["status"] == "success":
-                return [_series(entry) for entry in answer["data"]["result"]]
-            reason = str(answer.get("error"))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            if reply.status == 200:
-                raise MetricsUnavailable("what Prometheus answers cannot be read, or is too long") from error
-            reason = reply.body.strip()
-        raise MetricsUnavailable(f"Prometheus refuses: status {reply.status}: {reason[:200]}")
 
     async def close(self) -> None:
         await self._http.close()
@@ -84,6 +89,33 @@ class PrometheusApi(MetricHistory):
         elif self._basic is not None:
             headers["Authorization"] = f"Basic {self._basic}"
         return headers
+
+
+def _read(reply: HttpReply, read: Callable[[Any], T]) -> T:
+    """What `read` makes of the answer's data. Raises MetricsUnavailable."""
+    try:
+        answer = json.loads(reply.body)
+        if reply.status == 200 and answer["status"] == "success":
+            return read(answer["data"])
+        reason = str(answer.get("error"))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        if reply.status == 200:
+            raise MetricsUnavailable("what Prometheus answers cannot be read, or is too long") from error
+        reason = reply.body.strip()
+    kind = MetricsRefused if reply.status in (400, 422) else MetricsUnavailable
+    raise kind(f"Prometheus refuses: status {reply.status}: {reason[:200]}")
+
+
+def _all_series(data: Any) -> list[MetricSeries]:
+    return [_series(entry) for entry in data["result"]]
+
+
+def _all_rules(data: Any) -> list[tuple[str, AlertRule]]:
+    rules = [rule for group in data["groups"] for rule in group["rules"] if rule["type"] == "alerting"]
+    return [
+        (rule["name"], AlertRule(str(rule["query"]), {str(k): str(v) for k, v in rule.get("labels", {}).items()}))
+        for rule in rules
+    ]
 
 
 def _series(entry: dict[str, Any]) -> MetricSeries:

@@ -14,12 +14,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trainmedic_server import errors
 from trainmedic_server.catalog import model_errors
+from trainmedic_server.catalog.effect_query import EffectQuery
 from trainmedic_server.catalog.matchers import Matcher
 from trainmedic_server.domain import job_lookup
 from trainmedic_server.domain import target as targets
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.playbook import Playbook
 from trainmedic_server.domain.problems import DocumentPath, path_text
+from trainmedic_server.domain.run import Run
 from trainmedic_server.domain.target import IdentityLabels, Target, TargetKind, Unresolved
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.expressions.evaluation import Expression, TextTemplate, ValueTemplate
@@ -65,6 +67,12 @@ class YamlPlaybook:
     parts: Mapping[str, Expression | TextTemplate | str] = field(default_factory=dict)
     steps: Mapping[tuple[str, int], CompiledStep] = field(default_factory=dict)
     identity: IdentityLabels = _BUILT_IN_CHAIN
+    effect: EffectQuery | None = None
+
+    def effect_query(self, run: Run) -> str | None:
+        """Return what is asked to measure the run's effect; None where the alert's rule says it. Raises
+        ExpressionError."""
+        return self.effect.rendered(run, self.definition.vars) if self.effect else None
 
     def match(self, alert: Alert) -> Match:
         """Return whether it reacts to this alert: alertname, matchers, ``when``, in this order."""

@@ -14,9 +14,18 @@ from typing import Any, TypeVar
 from jinja2 import nodes
 from pydantic import BaseModel, ValidationError
 
-from trainmedic_server.catalog import action_steps, attachments, definition_check, matchers, model_errors, scope_check
+from trainmedic_server.catalog import (
+    action_steps,
+    attachments,
+    definition_check,
+    effect_query,
+    matchers,
+    model_errors,
+    scope_check,
+)
 from trainmedic_server.catalog.allowance import Allowance, TooLarge
 from trainmedic_server.catalog.compiled_playbook import CompiledStep, YamlPlaybook
+from trainmedic_server.catalog.raw_texts import is_sure, texts
 from trainmedic_server.catalog.scope_check import ALERT_NAMES, STEP_NAMES, VisibleNames
 from trainmedic_server.catalog.yaml_text import YamlDocument
 from trainmedic_server.domain.playbook import (
@@ -81,6 +90,7 @@ class _Compilation:
         condition = self._expression(trigger.get("when"), ("on", "when"), before_run)
         parts = self._parts(raw.get("target"), before_run)
         steps = dict(self._steps(raw)) | self._approval(raw.get("approval"))
+        effect = self._effect(raw.get("effect"))
         self._constants(self._vars, ("vars",))
         if isinstance(definition, Playbook):
             for path, message in definition_check.problems(definition):
@@ -99,6 +109,7 @@ class _Compilation:
             parts=parts,
             steps=steps,
             identity=self.identity,
+            effect=effect,
         )
 
     # --- what it reacts to ----------------------------------------------------------------------
@@ -123,6 +134,16 @@ class _Compilation:
             for name, text in written.items()
             if name in TargetParts.model_fields and isinstance(text, str)
         }
+
+    def _effect(self, written: Any) -> effect_query.EffectQuery | None:
+        if not isinstance(written, dict) or not isinstance(written.get("query"), str):
+            return None
+        path, names = ("effect", "query"), VisibleNames(effect_query.NAMES, self._vars, self._kind)
+        query = effect_query.compiled(written["query"], lambda text: self._text(text, path, names))
+        if isinstance(query, str):
+            self._problem(path, f"query: {query}")
+            return None
+        return query
 
     def _constants(self, value: Any, path: DocumentPath) -> None:
         """Variables are constants: a template in one would not be rendered, which nobody expects."""
@@ -228,9 +249,9 @@ class _Compilation:
         here.
         """
         place = (*path, "with")
-        templates = [inner for inner, text in _texts(raw, ()) if evaluation.is_template(text)]
+        templates = [inner for inner, text in texts(raw, ()) if evaluation.is_template(text)]
         filled = evaluation.with_variables(raw, self._vars)
-        unknown = [inner for inner, text in _texts(filled, ()) if evaluation.is_template(text)]
+        unknown = [inner for inner, text in texts(filled, ()) if evaluation.is_template(text)]
         faults: list[model_errors.ValidationFault] = []
         params: BaseModel | None = None
         try:
@@ -238,9 +259,7 @@ class _Compilation:
         except ValidationError as error:
             wrong = model_errors.faults(error, action.Params, filled)
             # A number that a template makes where text is wanted is written out.
-            faults = [
-                fault for fault in wrong if _is_sure(fault, templates if fault.type == "string_type" else unknown)
-            ]
+            faults = [fault for fault in wrong if is_sure(fault, templates if fault.type == "string_type" else unknown)]
             self.problems.extend(model_errors.problems(self.document, place, faults))
         if isinstance(action, TemplateChecked) and (templates or not faults):
             try:
@@ -272,7 +291,7 @@ class _Compilation:
         """Return the parameters, compiled; None where a template among them is wrong."""
         fine = [
             self._compiled(text, inner, names, template_syntax.parse_template, lambda: True)
-            for inner, text in _texts(raw, path)
+            for inner, text in texts(raw, path)
             if evaluation.is_template(text)
         ]
         if not all(fine):
@@ -324,23 +343,3 @@ def _id_of(entry: Any, index: int, phase: str) -> str:
     if isinstance(written, str) and written:
         return written
     return default_id(index, phase)
-
-
-def _texts(value: Any, path: DocumentPath) -> Iterator[tuple[DocumentPath, str]]:
-    if isinstance(value, dict):
-        for key, each in value.items():
-            yield from _texts(each, (*path, key))
-    elif isinstance(value, list):
-        for index, each in enumerate(value):
-            yield from _texts(each, (*path, index))
-    elif isinstance(value, str):
-        yield path, value
-
-
-def _is_sure(fault: model_errors.ValidationFault, templates: list[tuple[str | int, ...]]) -> bool:
-    """Return whether a fault of the raw parameters will still be one when the templates are rendered."""
-    if fault.type in ("missing", "extra_forbidden"):
-        return True
-    return not any(
-        fault.path[: len(template)] == template or template[: len(fault.path)] == fault.path for template in templates
-    )

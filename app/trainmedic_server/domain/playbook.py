@@ -111,6 +111,14 @@ class Retry(_Model):
     """The longest wait."""
 
 
+class MeasuredEffect(_Model):
+    """By what is measured whether a run has helped, in place of what the alert's rule compares."""
+
+    query: str = Field(min_length=1, max_length=4096, description="PromQL; templates stand within its quotes.")
+    better: Literal["lower", "higher"]
+    """Which way the metric gets better."""
+
+
 class _Step(_Model):
     id: Identifier | None = Field(None, description="For steps.<id> in expressions; step-<n> by default.")
     when: Expression | None = Field(None, description="Skip the step unless this holds.")
@@ -256,6 +264,8 @@ class Playbook(_Model):
     """What a run does, in order."""
     on_success: tuple[Step, ...] = Field((), max_length=MOST_STEPS, description="Run when the run succeeds.")
     on_failure: tuple[Step, ...] = Field((), max_length=MOST_STEPS, description="Run when the run fails.")
+    effect: MeasuredEffect | None = None
+    """By what is measured whether it helped; None: by what the alert's rule compares."""
     files: dict[str, str] = Field(
         default_factory=dict,
         description="Templates that steps name, by file name. One that is not given here is read from the playbook's "

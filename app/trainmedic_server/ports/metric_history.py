@@ -29,3 +29,24 @@ class MetricHistory(Protocol):
         """Return what `query` was at `begin` and each `every` after it, up to `end`; a time without a value has no
         point. Raises MetricsUnavailable, ValueError where these are more than `MOST_POINTS`."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class AlertRule:
+    """A rule by which Prometheus raises alerts."""
+
+    expression: str
+    labels: Mapping[str, str]
+    """What it adds to its alerts; a value may be a template of Prometheus's."""
+
+
+class AlertRules(Protocol):
+    """Knows by which rules alerts are raised."""
+
+    async def rules_of(self, alertname: str) -> Sequence[AlertRule]:
+        """Return the rules that raise alerts of this name. Raises MetricsUnavailable."""
+        ...
+
+
+class MetricsAndRules(MetricHistory, AlertRules, Protocol):
+    """A Prometheus."""

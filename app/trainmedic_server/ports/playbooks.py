@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from trainmedic_server.domain.alert import Alert
+from trainmedic_server.domain.run import Run
 from trainmedic_server.domain.target import Target, Unresolved
 from trainmedic_server.domain.topology import Topology
 
@@ -53,6 +54,11 @@ class CompiledPlaybook(Protocol):
 
     def target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved:
         """Return the target that the alert names, or why it names none."""
+        ...
+
+    def effect_query(self, run: Run) -> str | None:
+        """Return what is asked to measure the run's effect; None where the alert's rule says it. Raises
+        ExpressionError."""
         ...
 
     def when(self, phase: str, index: int, scope: Scope) -> bool:

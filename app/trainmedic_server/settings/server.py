@@ -187,8 +187,8 @@ class ServerSettings(TellingSettings, AccessSettings):
         HttpUrl | None, SettingSource("TRAINMEDIC_PROMETHEUS_URL", "--prometheus-url", "URL", secret=True)
     ] = Field(
         None,
-        description="URL of the Prometheus that scrapes jobs, agents and this server, for reports. None by default: "
-        "reports then have what the run store knows.",
+        description="URL of the Prometheus that scrapes jobs, agents and this server, for reports, and to measure "
+        "whether repairs helped. None by default: reports then have what the run store knows.",
     )
     prometheus_token: Annotated[
         ExpandedPath | None, SettingSource("TRAINMEDIC_PROMETHEUS_TOKEN_FILE", "--prometheus-token", "FILE")

@@ -47,7 +47,6 @@ from trainmedic_server.errors import BusUnavailable
 from trainmedic_server.ports.actions import Actions, Services
 from trainmedic_server.ports.cluster import Cluster
 from trainmedic_server.ports.fence import Fence
-from trainmedic_server.ports.metric_history import MetricHistory
 from trainmedic_server.ports.outside import Notifier
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.server import auth, factory, listener
@@ -61,6 +60,7 @@ from trainmedic_server.server.standby import Standby, SwitchableApp
 from trainmedic_server.server.whereabouts import Whereabouts
 from trainmedic_server.settings.server import ServerSettings
 from trainmedic_server.wiring import telling
+from trainmedic_server.wiring.after_the_act import after_the_act, opened_prometheus
 from trainmedic_server.wiring.background import background, prune_for_ever
 from trainmedic_server.wiring.findings import FindingParts, log_rule_library
 from trainmedic_server.wiring.log_source import log_source
@@ -164,16 +164,17 @@ class TrainmedicServer:
             bus = RedisBus(redis_url, clock, metrics, signer, on_late_reply=late, fence=store.fence)
             cluster, cluster_topology = await self._cluster(stack, store.fence)
             services = await self._services(stack, bus, alerts, cluster, cluster_topology)
+            prometheus = opened_prometheus(settings, stack, metrics.prometheus_errors.inc)
             actions = registry.build(services)
             catalog, rules = await self._loaded(actions)
             is_needed = functools.partial(asks_for_jobs, catalog, rules)
             topology = TopologyWatch(bus, clock, metrics, is_needed, written, cluster_topology)
-            where, fence, source = topology.topology, store.fence, log_source(settings.log_store, stack, bus, clock)
-            engine = Engine(store, catalog, actions, clock, settings.limits, metrics, where, alerts, fence, clock)
+            where, source = topology.topology, log_source(settings.log_store, stack, bus, clock)
+            engine = Engine(store, catalog, actions, clock, settings.limits, metrics, where, alerts, store.fence, clock)
             job_lives = await self._start_work(stack, bus, store, topology, engine)
             parts = FindingParts(settings, redis_url, store, bus, engine, rules, where, alerts, clock, metrics, signer)
             await stack.enter_async_context(parts.started())
-            await self._start_upkeep(stack, catalog, store, engine, services.notifier)
+            await self._start_upkeep(stack, catalog, store, engine, services.notifier, prometheus)
             yield factory.create_app(
                 engine=engine,
                 job_lives=job_lives,
@@ -193,7 +194,7 @@ class TrainmedicServer:
                 clock=clock,
                 clock_watch=clock,
                 allowed_hosts=(settings.host, *settings.allowed_hosts),
-                metric_history=self._metric_history(stack),
+                metric_history=prometheus,
                 verdicts=store,
                 external_url=settings.limits.external_url,
                 limits=ServerLimits(body_bytes=settings.max_body, large_bytes=max(4 * settings.max_body, 32 << 20)),
@@ -206,13 +207,15 @@ class TrainmedicServer:
         store: SqlStore,
         engine: Engine,
         notifier: Notifier | None,
+        prometheus: PrometheusApi | None,
     ) -> None:
-        """Start what tells people, loads playbooks again, and deletes what is old."""
+        """Start what tells people and programs, measures, loads playbooks again, and deletes what is old."""
         settings, clock, metrics = self._settings, self._clock, self._metrics
         tell = telling.telling(settings, store, notifier, clock, metrics, lambda: catalog.problems)
         await stack.enter_async_context(tell)
+        after = await after_the_act(settings, store, catalog, prometheus, clock, metrics, stack)
         pruning = prune_for_ever(store, clock, metrics, lambda: engine.ago(settings.retention))
-        for work, name in ((catalog.watch(), "playbooks"), (pruning, "retention")):
+        for work, name in ((catalog.watch(), "playbooks"), (pruning, "retention"), *after):
             await stack.enter_async_context(background(work, name))
 
     async def _loaded(self, actions: Actions) -> tuple[Library, LogRuleLibrary]:
@@ -309,15 +312,6 @@ class TrainmedicServer:
             cluster=cluster,
             cluster_topology=cluster_topology,
         )
-
-    def _metric_history(self, stack: contextlib.AsyncExitStack) -> MetricHistory | None:
-        settings = self._settings
-        if settings.prometheus is None:
-            return None
-        url, on_error = settings.prometheus.get_secret_value(), self._metrics.prometheus_errors.inc
-        prometheus = PrometheusApi(url, settings.prometheus_token, on_error)
-        stack.push_async_callback(prometheus.close)
-        return prometheus
 
     def _alertmanager(self, stack: contextlib.AsyncExitStack) -> AlertmanagerApi | None:
         """The Alertmanager that is set."""

@@ -207,3 +207,24 @@ def test_the_version_is_of_the_documents_own_text() -> None:
     assert playbook_of(f"# a comment before\n{PLAYBOOK}").version == alone.version
     assert playbook_of(PLAYBOOK.replace("100", "101")).version != alone.version
     assert playbook_of(alone.text).version == alone.version
+
+
+@pytest.mark.parametrize(
+    ("effect", "told"),
+    [
+        ("{query: 'up{a=\"{{ labels.a }}\"}', better: lower}", None),
+        ("{query: \"up{a='{{ target.job }}-{{ vars.n }}'}\", better: higher}", None),
+        ("{query: 'up{{ labels.a }}', better: lower}", "must stand within double or single quotes"),
+        ("{query: 'up{a=`{{ labels.a }}`}', better: lower}", "must stand within double or single quotes"),
+        ("{query: 'up # \" {{ labels.a }}', better: lower}", "must stand within double or single quotes"),
+        ("{query: 'up{a=\"{% if 1 %}x{% endif %}\"}', better: lower}", "only values"),
+        ("{query: 'up{a=\"{{ steps.x.output }}\"}', better: lower}", "there is no name 'steps' here"),
+        ("{query: 'up{a=\"{{ target.gpu }}\"}', better: lower}", "a target of kind job has no 'gpu'"),
+        ("{query: up}", "'better' is missing"),
+        ("{query: up, better: more}", "more"),
+    ],
+)
+def test_the_query_of_an_effect_has_values_within_quotes_alone(effect: str, told: str | None) -> None:
+    """There they are escaped; anywhere else a label could change the query."""
+    problems = problems_of(f"effect: {effect}\nvars: {{n: 1}}\n{PLAYBOOK}")
+    assert problems == [] if told is None else any(told in problem for problem in problems), problems

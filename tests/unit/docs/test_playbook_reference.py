@@ -40,6 +40,7 @@ def rows(text: str) -> set[str]:
         ("on", [playbook.Trigger]),
         ("target", [playbook.TargetParts]),
         ("guards", [playbook.Guards]),
+        ("effect", [playbook.MeasuredEffect]),
         ("steps", [playbook.ActionStep, playbook.WaitStep, playbook.ApproveStep]),
     ],
 )

@@ -1,0 +1,61 @@
+"""The query by which a playbook has its effect measured: PromQL, in whose quoted strings templates may stand.
+
+What a template makes is escaped for the string that it stands in, so that no label ends the string; a template that
+stands anywhere else is a mistake, found when the playbook is loaded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainmedic_server.domain import promql
+from trainmedic_server.domain.run import Run
+from trainmedic_server.errors import ExpressionError
+from trainmedic_server.expressions.evaluation import Expression, TextTemplate
+
+NAMES = ("labels", "target", "vars")
+"""In scope in a query."""
+_TEMPLATE = re.compile(r"(\{\{.*?\}\})", re.DOTALL)
+_TARGET = ("kind", "key", "node", "gpu", "job")
+
+Template = Expression | TextTemplate | str
+
+
+@dataclass(frozen=True, slots=True)
+class EffectQuery:
+    """Pieces of a query: what is written, and in between templates."""
+
+    pieces: Sequence[Template]
+
+    def rendered(self, run: Run, variables: Mapping[str, Any]) -> str:
+        """The query for this run. Raises ExpressionError."""
+        target = run.target
+        members = {name: str(value) for name in _TARGET if (value := getattr(target, name, None)) is not None}
+        scope = {"labels": dict(run.alert_labels), "target": members, "vars": variables}
+        made = [
+            piece if isinstance(piece, str) else promql.escaped(str(piece.evaluate(scope))) for piece in self.pieces
+        ]
+        query = "".join(made)
+        if len(query) > promql.LONGEST_QUERY:
+            raise ExpressionError(f"the query of effect is longer than {promql.LONGEST_QUERY} characters")
+        return query
+
+
+def compiled(text: str, compile_template: Callable[[str], Template]) -> EffectQuery | str:
+    """The query, or what is wrong with it. `compile_template` compiles ``{{ … }}``, and tells of mistakes in it."""
+    pieces: list[Template] = []
+    before = ""
+    for place, piece in enumerate(_TEMPLATE.split(text)):
+        if place % 2 == 0:
+            if "{%" in piece or "{#" in piece:
+                return "only values, as {{ target.job }}, can stand in a query"
+            pieces.append(piece)
+            before += piece
+        elif promql.is_within_quotes(before):
+            pieces.append(compile_template(piece))
+        else:
+            return f'{piece} must stand within double or single quotes, as in {{job_name="{piece}"}}'
+    return EffectQuery(tuple(pieces))

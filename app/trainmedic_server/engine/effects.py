@@ -1,0 +1,177 @@
+"""Measures what became of an alert's metric when a run had acted: it records what is due, and measures it later.
+
+`EffectRecorder` listens to the events: the first act of a run makes an effect that is due ten minutes later. It is in
+the run store, so a restart or an outage of Prometheus loses none; Prometheus remembers the past, and is asked for all
+of it at one go. Nothing here is between a run and its acts.
+
+Who calls it: ``wiring`` runs both. Not here: what the verdict rests on (``domain.effect``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from trainmedic_server import errors, telemetry
+from trainmedic_server.domain import effect as effects
+from trainmedic_server.domain import promql
+from trainmedic_server.domain.effect import Effect
+from trainmedic_server.domain.run import Event, Run
+from trainmedic_server.ports.metric_history import AlertRule, MetricsAndRules, MetricSeries
+from trainmedic_server.ports.outside import Clock
+from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook
+from trainmedic_server.ports.store import RunStore, Transaction
+
+ACTED = frozenset({"step_started", "step_resumed"})
+"""The events by which it is known that a run may have acted for the first time."""
+SETTLES = timedelta(seconds=30)
+"""After the last moment that is asked for: the scrape must have come in."""
+GIVE_UP_AFTER = timedelta(days=1)
+"""Since the act: a Prometheus that is away for longer than that has no verdict waiting for it."""
+_AGAIN = timedelta(minutes=1)
+_LOOK_EVERY = timedelta(seconds=5)
+_AT_ONCE = 20
+_MOST_BRANCHES = 4
+"""Of a rule that are tried, each with a question."""
+
+log = telemetry.logger(__name__)
+
+
+class EffectRecorder:
+    """Records which effects are due; implements `event_teller.EventListener`."""
+
+    name = "effects"
+    at_once = 500
+
+    def __init__(self, store: RunStore, catalog: Catalog) -> None:
+        self._store = store
+        self._catalog = catalog
+
+    async def take(self, events: Sequence[Event]) -> None:
+        run_ids = {event.run_id for event in events if event.run_id is not None and event.kind in ACTED}
+        if not run_ids:
+            return
+        runs, known = await self._store.transact(lambda tx: (tx.runs(run_ids), tx.effects.of_runs(run_ids)))
+        new = [await self._due(run, run.acted_at) for run in runs if run.acted_at is not None and run.id not in known]
+        if new:
+            await self._store.transact(lambda tx: tx.effects.save(new))
+
+    async def _due(self, run: Run, acted_at: datetime) -> Effect:
+        effect = Effect(run.id, run.playbook, acted_at, acted_at + effects.AFTER + SETTLES)
+        playbook = await self._playbook_of(run)
+        measured = playbook.definition.effect if playbook else None
+        if playbook is None or measured is None:
+            return effect
+        try:
+            query = playbook.effect_query(run)
+        except errors.ExpressionError as error:
+            return replace(effect, origin="playbook").not_measured(str(error))
+        return replace(effect, origin="playbook", query=query, better=measured.better)
+
+    async def _playbook_of(self, run: Run) -> CompiledPlaybook | None:
+        """The version that the run works with; None where there is none any more."""
+        loaded = self._catalog.get(run.playbook)
+        if loaded is not None and loaded.version == run.version:
+            return loaded
+        text = await self._store.transact(lambda tx: tx.playbook_text(run.playbook, run.version))
+        try:
+            return self._catalog.compile(text, run.playbook) if text is not None else None
+        except errors.PlaybookError:
+            return None
+
+
+class EffectMeasuring:
+    """Measures what is due, by asking Prometheus."""
+
+    def __init__(self, store: RunStore, prometheus: MetricsAndRules, clock: Clock, metrics: telemetry.Metrics) -> None:
+        self._store = store
+        self._prometheus = prometheus
+        self._clock = clock
+        self._metrics = metrics
+
+    async def run(self) -> None:
+        """Measure what is due, until cancelled."""
+        while True:
+            try:
+                while await self.measure():
+                    pass
+            except errors.TrainmedicError as error:
+                log.warning("effects could not be measured; trying again", error=str(error))
+            except Exception:  # the loop's boundary: one effect must not end the measuring of others
+                self._metrics.loop_errors.labels("effects").inc()
+                log.exception("measuring effects failed; trying again")
+            await asyncio.sleep(_LOOK_EVERY.total_seconds())
+
+    async def measure(self) -> int:
+        """Measure what is due once, up to a bound; return how many those were. Raises StoreUnavailable."""
+        due = await self._store.transact(self._due)
+        is_away: str | None = None
+        done: list[Effect] = []
+        for effect, run in due:
+            try:
+                done.append(self._later(effect, is_away) if is_away else await self._measured(effect, run))
+            except errors.MetricsRefused as error:
+                done.append(effect.not_measured(str(error)))
+            except errors.MetricsUnavailable as error:
+                is_away = str(error)
+                done.append(self._later(effect, is_away))
+        if done:
+            await self._store.transact(lambda tx: tx.effects.save(done))
+        for effect in done:
+            if effect.due_at is None:
+                self._metrics.effects.labels(effect.playbook, effect.verdict.value).inc()
+        return len(due)
+
+    def _due(self, tx: Transaction) -> list[tuple[Effect, Run]]:
+        due = tx.effects.due(self._clock.now(), _AT_ONCE)
+        runs = {run.id: run for run in tx.runs([effect.run_id for effect in due])}
+        return [(effect, runs[effect.run_id]) for effect in due if effect.run_id in runs]
+
+    def _later(self, effect: Effect, reason: str) -> Effect:
+        now = self._clock.now()
+        if now - effect.acted_at > GIVE_UP_AFTER:
+            return effect.not_measured(reason)
+        return replace(effect, due_at=now + _AGAIN, reason=reason)
+
+    async def _measured(self, effect: Effect, run: Run) -> Effect:
+        """The effect with its verdict. Raises MetricsUnavailable."""
+        if effect.query is not None:
+            series = await self._read(effect.query, effect.acted_at)
+            return _of_series(effect, series, None) or effect.not_measured("the playbook's query has no series")
+        rules = [rule for rule in await self._prometheus.rules_of(run.alert_name) if _is_of(rule, run)]
+        branches = [(rule, each) for rule in rules for each in promql.comparisons(rule.expression)][:_MOST_BRANCHES]
+        if not branches:
+            why = "compares nothing that could be measured" if rules else "is not known to Prometheus"
+            return effect.not_measured(f"the rule of {run.alert_name} {why}; name a query in the playbook's effect")
+        best: Effect | None = None
+        for rule, comparison in branches:
+            labels = {name: value for name, value in run.alert_labels.items() if name not in rule.labels}
+            labels.pop("alertname", None)
+            query = promql.narrowed(comparison.query, labels)
+            if len(query) > promql.LONGEST_QUERY:
+                continue
+            series = await self._read(query, effect.acted_at)
+            found = _of_series(replace(effect, query=comparison.query), series, comparison)
+            if found is not None and found.verdict is not effects.EffectVerdict.NOT_MEASURED:
+                return found
+            best = best or found
+        return best or effect.not_measured("no series of the alert's rule agrees with the alert's labels")
+
+    async def _read(self, query: str, acted_at: datetime) -> Sequence[MetricSeries]:
+        begin, end = acted_at - effects.BEFORE, acted_at + effects.AFTER
+        return await self._prometheus.read(query, begin, end, effects.EVERY)
+
+
+def _is_of(rule: AlertRule, run: Run) -> bool:
+    """Whether the alert has what the rule adds to its alerts, as far as that is no template."""
+    fixed = {name: value for name, value in rule.labels.items() if "{{" not in value}
+    return all(run.alert_labels.get(name) == value for name, value in fixed.items())
+
+
+def _of_series(effect: Effect, series: Sequence[MetricSeries], comparison: promql.Comparison | None) -> Effect | None:
+    """The effect by the one series that there is; None where there is none."""
+    if len(series) > 1:
+        return effect.not_measured(f"the query gives {len(series)} series where one is needed")
+    return effects.measured(effect, series[0].points, comparison) if series else None

@@ -1,0 +1,45 @@
+"""What the server does with what was done: measures whether it helped, and tells programs outside of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from trainmedic_server import telemetry
+from trainmedic_server.adapters.prometheus_api import PrometheusApi
+from trainmedic_server.adapters.sql_store.store import SqlStore
+from trainmedic_server.engine.effects import EffectMeasuring, EffectRecorder
+from trainmedic_server.engine.event_teller import EventListener, EventTeller
+from trainmedic_server.ports.outside import Clock
+from trainmedic_server.ports.playbooks import Catalog
+from trainmedic_server.settings.server import ServerSettings
+
+
+def opened_prometheus(
+    settings: ServerSettings, stack: contextlib.AsyncExitStack, on_error: Callable[[], None]
+) -> PrometheusApi | None:
+    """The Prometheus that is set; `stack` closes it."""
+    if settings.prometheus is None:
+        return None
+    prometheus = PrometheusApi(settings.prometheus.get_secret_value(), settings.prometheus_token, on_error)
+    stack.push_async_callback(prometheus.close)
+    return prometheus
+
+
+async def after_the_act(
+    settings: ServerSettings,
+    store: SqlStore,
+    catalog: Catalog,
+    prometheus: PrometheusApi | None,
+    clock: Clock,
+    metrics: telemetry.Metrics,
+    stack: contextlib.AsyncExitStack,
+) -> list[tuple[Coroutine[Any, Any, None], str]]:
+    """The loops to run, each with its name; `stack` closes what they use. Raises StoreUnavailable."""
+    loops: list[tuple[Coroutine[Any, Any, None], str]] = []
+    listeners: list[EventListener] = []
+    if prometheus is not None:
+        listeners.append(EffectRecorder(store, catalog))
+        loops.append((EffectMeasuring(store, prometheus, clock, metrics).run(), "effects due"))
+    return [*loops, *((EventTeller(store, store, each, metrics).run(), each.name) for each in listeners)]
