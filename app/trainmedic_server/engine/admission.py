@@ -300,6 +300,8 @@ class Admitter:
 
 def _with_reactions(record: AlertRecord, decisions: Sequence[PlaybookDecision], matched: MatchedAlert) -> AlertRecord:
     """Return the record with what the playbooks made of the report that it has taken in."""
+    if not (decisions or matched.misses):
+        return record
     made = [Reaction(made.playbook, made.decision, made.why, made.run_id) for made in decisions]
     reactions = merged(record.reactions, (*made, *matched.misses))
     return record if reactions == record.reactions else replace(record, reactions=reactions)

@@ -70,6 +70,7 @@ class DeliveryIntake:
         self._on_admitted = on_admitted
         self._kept: set[tuple[str, str]] = set()
         self._matching = asyncio.Lock()
+        self._kept_from_a_run = {name: metrics.unmatched_alerts.labels(name) for name in matching.KEPT_FROM_A_RUN}
         metrics.queue_depth.set_function(lambda: len(self._queue))
         self._queue: Batcher[Delivery, Admission] = Batcher(
             self._admit,
@@ -156,7 +157,7 @@ class DeliveryIntake:
             for alert, matched in zip(entry.delivery.alerts, entry.matched, strict=True):
                 self._metrics.alerts.labels(str(alert.status)).inc()
                 if alert.status is AlertStatus.FIRING and (kept_by := matched.kept_from_a_run_by):
-                    self._metrics.unmatched_alerts.labels(kept_by).inc()
+                    self._kept_from_a_run[kept_by].inc()
         for reply in admitted.replies:
             for run in reply.runs:
                 self._metrics.decisions.labels(run.playbook, str(run.decision)).inc()

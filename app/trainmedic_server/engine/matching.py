@@ -31,6 +31,10 @@ class Candidate:
         return (self.playbook.definition.name, self.target.key if isinstance(self.target, Target) else "")
 
 
+KEPT_FROM_A_RUN = ("alertname", "conditions", "failure", "target")
+"""What can keep all playbooks from deciding on a run for an alert."""
+
+
 @dataclass(frozen=True, slots=True)
 class MatchedAlert:
     """What the playbooks that name an alert's alertname make of it, before anything is asked of the store."""

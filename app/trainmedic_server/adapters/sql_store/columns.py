@@ -54,6 +54,8 @@ class JsonColumn(TypeDecorator[Any]):
     def process_result_value(self, value: str | None, dialect: sa.Dialect) -> Any:
         if value == "{}":
             return {}
+        if value == "[]":
+            return []
         return None if value is None else json.loads(value)
 
 

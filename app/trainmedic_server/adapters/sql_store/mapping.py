@@ -42,7 +42,7 @@ _NO_UNDO = (None,) * 11
 
 
 def alert_row(record: AlertRecord) -> tuple[Any, ...]:
-    alert = record.alert
+    alert, made = record.alert, record.reactions
     return (
         alert.fingerprint,
         alert.starts_at,
@@ -57,8 +57,8 @@ def alert_row(record: AlertRecord) -> tuple[Any, ...]:
         record.resolved_at,
         record.resolved_because,
         alert.name,
-        [(each.playbook, each.decision, each.reason, each.run_id) for each in record.reactions],
-        record.has_reaction,
+        [(each.playbook, each.decision, each.reason, each.run_id) for each in made] if made else [],
+        record.has_reaction if made else False,
     )
 
 
@@ -66,7 +66,7 @@ def alert_of(row: Row) -> AlertRecord:
     fingerprint, starts_at, status, labels, annotations, ends_at, generator_url, first, last, *rest = row
     count, resolved_at, resolved_because, _, reactions, _ = rest
     alert = Alert(fingerprint, AlertStatus(status), labels, annotations, starts_at, ends_at, generator_url)
-    made = tuple(Reaction(*reaction) for reaction in reactions or ())
+    made = tuple([Reaction(*reaction) for reaction in reactions]) if reactions else ()
     return AlertRecord(alert, first, last, count, resolved_at, resolved_because, made)
 
 

@@ -12,7 +12,7 @@ depends_on = None
 
 Text = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 
-_PAGE = ["first_heard_at", "fingerprint", "starts_at"]
+_PAGE = ["first_heard_at"]
 # What is known of earlier alerts: the runs, and decisions not to start one, that they led to.
 _OF_TIES = """
 FROM run_alerts JOIN runs ON runs.id = run_alerts.run_id
