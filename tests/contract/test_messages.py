@@ -42,8 +42,12 @@ async def test_it_is_known_of_what_people_were_told(store: SqlStore) -> None:
     ids = ["run-1", "run-2", "run-3"]
     told = {"run-1": {MessageKind.RUN_FAILED}, "run-2": {MessageKind.APPROVAL}}
     assert await store.transact(lambda tx: tx.messages.kinds_told(ids)) == told
-    await store.transact(lambda tx: tx.messages.forget_sent_before(NOW + timedelta(seconds=1)))
+    await store.transact(lambda tx: tx.messages.forget_before(NOW + timedelta(seconds=1)))
     assert await store.transact(lambda tx: tx.messages.kinds_told(ids)) == {"run-1": {MessageKind.RUN_FAILED}}
+    assert await store.transact(lambda tx: tx.messages.waiting("oncall", 10)) == [failed, unsent]
+    await store.transact(lambda tx: tx.messages.forget_before(NOW + timedelta(seconds=3)))
+    assert await store.transact(lambda tx: tx.messages.waiting("oncall", 10)) == [unsent]
+    await store.transact(lambda tx: tx.messages.add([failed]))
     await store.transact(lambda tx: tx.messages.note_sent([failed.id], NOW))
     await store.transact(lambda tx: tx.messages.forget_sent(MessageKind.RUN_FAILED))
     assert await store.transact(lambda tx: tx.messages.kinds_told(ids)) == {}

@@ -186,7 +186,7 @@ class MessageTeller:
             await self._give_up([message for message in waiting if message.at < now - KEPT_WAITING], channel)
             raise failure
         if count:
-            await self._store.transact(lambda tx: tx.messages.forget_sent_before(now - KEPT))
+            await self._store.transact(lambda tx: tx.messages.forget_before(now - KEPT))
         return count
 
     def _due(self, channel: str, waiting: Sequence[Message], now: datetime) -> list[list[Message]]:

@@ -88,8 +88,9 @@ class SqlMessages(StoredMessages):
         statement = sa.delete(messages).where(messages.c.sent_at.is_not(None), messages.c.kind == kind)
         self._connection().execute(statement)
 
-    def forget_sent_before(self, moment: datetime) -> None:
-        self._connection().execute(sa.delete(messages).where(messages.c.sent_at < moment))
+    def forget_before(self, moment: datetime) -> None:
+        for is_old in (messages.c.sent_at < moment, sa.and_(_WAITING, messages.c.at < moment)):
+            self._connection().execute(sa.delete(messages).where(is_old))
 
 
 def _message(row: sa.RowMapping) -> Message:
