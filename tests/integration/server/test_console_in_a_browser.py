@@ -1,0 +1,172 @@
+"""The console in Chromium: what people do there, and what their browser is kept from.
+
+One server and one browser serve all tests.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import axe_playwright_python
+import pytest
+from playwright.sync_api import Browser, Page, Playwright, expect, sync_playwright
+
+from tests.support.console_lab import Lab, console_lab
+
+AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
+PAGES = ("/", "/runs", "/approvals", "/alerts", "/explain", "/playbooks", "/playbooks/cool", "/jobs", "/nodes")
+MORE = ("/nodes/node-1", "/audit", "/settings", "/report", "/docs")
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with console_lab() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def playwright() -> Iterator[Playwright]:
+    with sync_playwright() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def browser(playwright: Playwright) -> Iterator[Browser]:
+    """Debian's Chromium. Without its sandbox, which root cannot have, and with nothing but this server to reach."""
+    browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+    yield browser
+    browser.close()
+
+
+class Watched:
+    """A signed-in browser; what it complained of, and whom else it asked, is noted."""
+
+    def __init__(self, browser: Browser, lab: Lab, secret: str, **options: Any) -> None:
+        self.context = browser.new_context(**options)
+        self.page = self.context.new_page()
+        self.complaints: list[str] = []
+        self.elsewhere: list[str] = []
+        self.page.on("console", lambda message: self._note(message.type, message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda request: self._asked(request.url, lab.url))
+        self.page.goto(f"{lab.url}/login")
+        self.page.fill("#token", secret)
+        self.page.click("button.primary")
+        expect(self.page).to_have_url(f"{lab.url}/")
+
+    def _note(self, kind: str, text: str) -> None:
+        if kind in ("error", "warning"):
+            self.complaints.append(text)
+
+    def _asked(self, url: str, ours: str) -> None:
+        if not url.startswith((ours, "data:")):
+            self.elsewhere.append(url)
+
+
+@pytest.fixture(params=["op"])
+def seen(request: pytest.FixtureRequest, browser: Browser, lab: Lab) -> Iterator[Watched]:
+    """A browser that has complained of nothing when the test is over, and asked nobody else."""
+    watched = Watched(browser, lab, request.param)
+    yield watched
+    watched.context.close()
+    assert (watched.complaints, watched.elsewhere) == ([], [])
+
+
+@pytest.mark.parametrize("seen", ["op", "look"], indirect=True)
+def test_every_page_is_shown_to_viewer_and_operator_and_no_text_takes_it_over(seen: Watched, lab: Lab) -> None:
+    """Labels, annotations and what agents say hold scripts; none of them runs."""
+    run = lab.fire(note="<script>document.title='taken'</script>")
+    for path in (*PAGES, *MORE, f"/runs/{run}"):
+        answer = seen.page.goto(lab.url + path)
+        assert answer is not None
+        assert answer.status == 200, path
+        expect(seen.page.locator("h1").first).to_be_attached()
+        expect(seen.page).to_have_title(re.compile("Trainmedic$"))
+        assert "taken" not in seen.page.title()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nobody_is_kept_from_reading_a_page(browser: Browser, lab: Lab, scheme: Any) -> None:
+    """axe finds nothing to mend, in either theme."""
+    run = lab.fire(node="node-2")
+    watched = Watched(browser, lab, "op", color_scheme=scheme)
+    try:
+        for path in (*PAGES, "/audit", "/settings", "/report", f"/runs/{run}"):
+            watched.page.goto(lab.url + path)
+            # By the debugger, which the page's policy does not bind.
+            watched.page.evaluate(AXE)
+            found = watched.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+            assert [(path, each["id"], each["nodes"][0]["html"]) for each in found["violations"]] == []
+    finally:
+        watched.context.close()
+
+
+def test_a_new_run_is_told_of_at_once_and_moves_no_row(seen: Watched, lab: Lab) -> None:
+    """It waits under a bar until a person takes it in."""
+    lab.fire(node="node-3")
+    seen.page.goto(f"{lab.url}/runs")
+    expect(seen.page.locator(".live-word")).to_have_text("live")
+    first = seen.page.locator("#rows tr[id]").first
+    place = first.bounding_box()
+    began = time.monotonic()
+    fired = lab.fire(node="node-4")
+    expect(seen.page.locator(".newbar")).to_be_visible(timeout=5000)
+    assert time.monotonic() - began < 3
+    expect(seen.page.locator("#said")).to_have_text(re.compile("1 new run"))
+    assert seen.page.locator(f"#run-{fired}").count() == 0
+    after = first.bounding_box()
+    assert place is not None
+    assert after is not None
+    assert after["x"] == place["x"]
+    seen.page.keyboard.press(".")
+    expect(seen.page.locator(f"#run-{fired}")).to_be_visible()
+
+
+def test_a_run_is_cancelled_by_keyboard_with_a_note(seen: Watched, lab: Lab) -> None:
+    """A key asks, Enter confirms; who did it is recorded."""
+    run = lab.fire(node="node-5")
+    seen.page.goto(f"{lab.url}/runs/{run}")
+    seen.page.keyboard.press("c")
+    expect(seen.page.locator("#ask")).to_be_visible()
+    seen.page.keyboard.type("the fan was replaced")
+    seen.page.keyboard.press("Enter")
+    expect(seen.page.locator(".notice")).to_contain_text("Cancelled")
+    (order,) = lab.world.history.records[run].orders
+    assert (order.kind, order.actor, order.note) == ("cancel", "operator", "the fan was replaced")
+
+
+def test_keys_lead_from_page_to_page(seen: Watched, lab: Lab) -> None:
+    """And the palette finds a playbook by a part of its name."""
+    page = seen.page
+    page.keyboard.press("g")
+    page.keyboard.press("r")
+    expect(page).to_have_url(f"{lab.url}/runs")
+    page.keyboard.press("/")
+    expect(page.locator("#filter-text")).to_be_focused()
+    page.keyboard.press("Escape")
+    page.keyboard.press("Control+k")
+    page.keyboard.type("playbook ool")
+    expect(page.locator("#palette li").first).to_contain_text("cool")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(f"{lab.url}/playbooks/cool")
+
+
+def test_without_script_pages_say_the_same(browser: Browser, lab: Lab) -> None:
+    """All but what is live."""
+    run = lab.fire(node="node-6")
+    context = browser.new_context(java_script_enabled=False)
+    try:
+        page: Page = context.new_page()
+        page.goto(f"{lab.url}/login?next=/runs")
+        page.fill("#token", "op")
+        page.click("button.primary")
+        expect(page.locator(f"#run-{run}")).to_be_visible()
+        page.click(f"#run-{run} a.open")
+        page.click("text=Cancel")
+        expect(page.locator(".notice")).to_contain_text("Cancelled")
+    finally:
+        context.close()

@@ -1,0 +1,80 @@
+"""A server with the console, in a thread of its own, for tests that look at it in a browser."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from tests.support.api_world import START, World, alert, payload
+from tests.support.clocks import StoppedClock
+from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
+from trainmedic_server.ports.outside import Presence
+from trainmedic_server.server.auth import Authenticator
+from trainmedic_server.server.browser_sessions import Sessions
+from trainmedic_server.server.tokens import Token, TokenRole
+
+TOKENS = {"hook": TokenRole.WEBHOOK, "look": TokenRole.VIEWER, "op": TokenRole.OPERATOR}
+HOSTILE = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
+
+
+@dataclass(frozen=True)
+class Lab:
+    """Where the server is, and its world."""
+
+    url: str
+    world: World
+
+    def fire(self, node: str = "node-1", **labels: str) -> str:
+        """Deliver an alert; the id of its run."""
+        entry = alert(
+            labels={"alertname": "GPUHot", "node": node, **labels},
+            fingerprint=hashlib.sha256(repr((node, labels)).encode()).hexdigest()[:16],
+            annotations={"summary": HOSTILE, "dashboard": "javascript:document.title='taken'"},
+            generatorURL="javascript:document.title='taken'",
+        )
+        answer = httpx.post(
+            f"{self.url}/webhook", json=payload(entry), headers={"authorization": "Bearer hook"}, timeout=10
+        )
+        return str(answer.json()["runs"][0]["run_id"])
+
+
+def _world() -> World:
+    tokens = [
+        Token(role.value, hashlib.sha256(secret.encode()).digest(), frozenset({role}))
+        for secret, role in TOKENS.items()
+    ]
+    auth = Authenticator(tokens)
+    auth.sessions = Sessions(InMemoryStore(), StoppedClock())
+    world = World(auth=auth)
+    gpus: list[dict[str, Any]] = [{"index": number, "uuid": f"GPU-{number}"} for number in range(8)]
+    world.bus.present = [Presence("node-1", START, {"gpus": gpus, "version": HOSTILE})]
+    return world
+
+
+@contextmanager
+def console_lab() -> Iterator[Lab]:
+    """The server, while the block lasts."""
+    started: Future[Lab] = Future()
+    stop: Future[None] = Future()
+
+    async def run() -> None:
+        world = _world()
+        async with world.served() as address:
+            started.set_result(Lab(address.url, world))
+            await asyncio.wrap_future(stop)
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread.start()
+    try:
+        yield started.result(30)
+    finally:
+        stop.set_result(None)
+        thread.join(30)
