@@ -41,6 +41,7 @@ from trainmedic_server.ports.outside import NoClockWatch, Presence
 from trainmedic_server.ports.store import HistoryFilter, RunRecord, values_of
 from trainmedic_server.ports.tallies import PlaybookTally
 from trainmedic_server.server.auth import Authenticator
+from trainmedic_server.server.browser_sessions import Sessions
 from trainmedic_server.server.factory import create_app
 from trainmedic_server.server.findings import FindingsApi
 from trainmedic_server.server.limits import ConnectionLimits, ServerLimits
@@ -336,6 +337,7 @@ class World:
     findings: InMemoryStore = field(default_factory=InMemoryStore)
 
     def __post_init__(self) -> None:
+        self.auth.sessions = self.auth.sessions or Sessions(InMemoryStore(), StoppedClock())
         self.engine = MemoryEngine(self.history)
         self.lives = MemoryLives()
         self.log_rules = LogRuleLibrary(())

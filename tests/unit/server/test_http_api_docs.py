@@ -19,7 +19,7 @@ def blocks(language: str) -> list[str]:
 
 def test_every_call_is_in_the_table() -> None:
     """And nothing else is."""
-    named = set(re.findall(r"`((?:GET|POST) /[^`]*)`", PAGE.split("## Tokens")[0]))
+    named = set(re.findall(r"`((?:GET|POST|DELETE) /[^`]*)`", PAGE.split("## Tokens")[0]))
     paths = World().app.openapi()["paths"]
     assert named == {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
 
