@@ -19,10 +19,12 @@ from trainmedic_server.expressions import template_syntax
 
 ALERT_NAMES = ("alert", "labels", "annotations", "vars")
 """In scope before a run exists: in ``on.when`` and in the parts of a target."""
-STEP_NAMES = ("alert", "alerts", "labels", "annotations", "target", "vars", "steps", "run")
+STEP_NAMES = ("alert", "alerts", "labels", "annotations", "target", "job", "vars", "steps", "run")
 
 _ALERT = ("name", "status", "labels", "annotations", "startsAt", "endsAt", "generatorURL", "fingerprint")
 _STEP = ("status", "params", "output", "error", "attempts")
+_JOB = ("name", "verdict")
+_VERDICT = ("cause", "confidence", "advice", "node", "ranks")
 _RUN = ("id", "playbook", "mode", "message", "created_at", "url")
 _TARGET = {
     TargetKind.GPU: ("kind", "key", "node", "gpu"),
@@ -61,8 +63,11 @@ def kind_of(target: Any) -> TargetKind | None:
 
 def check(tree: nodes.Template, scope: VisibleNames, text: str) -> list[str]:
     """Return what is wrong with the names in `tree`; `text` is what was written. Raises Malformed."""
-    unknown = template_syntax.free_names(tree, text) - set(scope.names)
+    names = template_syntax.free_names(tree, text)
+    unknown = names - set(scope.names)
     wrong = [_unknown_name(name, scope, text) for name in sorted(unknown)]
+    if "job" in names - unknown and scope.kind not in (None, TargetKind.JOB):
+        wrong.append(f"there is no job here: the target is a {scope.kind}")
     assigned = {name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"}
     for parts in chains(tree):
         if parts[0] not in assigned:
@@ -122,6 +127,10 @@ def _unknown_member(parts: tuple[str, ...], scope: VisibleNames) -> str | None:
             return _missing("an alert has no", member, _ALERT)
         case ("run",):
             return _missing("a run has no", member, _RUN)
+        case ("job",):
+            return _missing("a job has no", member, _JOB)
+        case ("job", "verdict"):
+            return _missing("a verdict has no", member, _VERDICT)
         case ("target",) if scope.kind is not None:
             article = f"a target of kind {scope.kind} has no"
             return _missing(article, member, _TARGET[scope.kind])

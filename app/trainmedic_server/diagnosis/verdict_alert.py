@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from trainmedic_server.domain.alert import Alert
+from trainmedic_server.domain.job_verdict import JobVerdict
+
 ALERTNAME = "TrainingFailed"
 
 
@@ -25,3 +28,11 @@ def annotations_of(verdict: Mapping[str, Any]) -> dict[str, str]:
     said["ranks"] = ", ".join(str(rank) for rank in verdict.get("ranks", ())[:100])
     said["same_before"] = str(verdict.get("same_before", 0))
     return {name: text for name, text in said.items() if text}
+
+
+def verdict_of(alert: Alert) -> JobVerdict | None:
+    """Return the verdict that an alert tells; None where it tells none."""
+    if alert.name != ALERTNAME or alert.labels.get("source") != "diagnosis":
+        return None
+    ranks = [rank for rank in alert.annotations.get("ranks", "").replace(" ", "").split(",") if rank.isdecimal()]
+    return JobVerdict.of({**alert.annotations, **alert.labels, "node": alert.labels.get("node"), "ranks": ranks})

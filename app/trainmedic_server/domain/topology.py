@@ -21,6 +21,7 @@ from itertools import chain, islice
 from typing import Any, NamedTuple, TypeAlias
 
 from trainmedic_server.domain import gpu_names
+from trainmedic_server.domain.job_verdict import JobVerdict
 
 MOST_ENTRIES = 200_000
 """Ranks or GPUs that are taken in at most, whatever is in Redis: they are some tens of MB."""
@@ -243,6 +244,8 @@ class Topology:
     jobs: JobTopology = field(default_factory=JobTopology)
     agents: AgentTopology = field(default_factory=AgentTopology)
     cluster: ClusterTopology = field(default_factory=ClusterTopology)
+    verdicts: Mapping[str, JobVerdict] = field(default_factory=dict)
+    """By job, for those that failed within the last hour, who began it and why."""
 
     @property
     def nodes(self) -> Set[str]:

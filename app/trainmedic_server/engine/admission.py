@@ -258,8 +258,8 @@ class Admitter:
             message=outcome.why,
         )
         if decision is Decision.OBSERVE_ONLY:
-            url = self._limits.external_url
-            names = scope.build(run, playbook, [record.alert], hindsight=False, external_url=url)
+            url, verdicts = self._limits.external_url, self._facts.topology.verdicts
+            names = scope.build(run, playbook, [record.alert], hindsight=False, external_url=url, verdicts=verdicts)
             run = replace(plan.observe(run, playbook, names), status=Status.OBSERVED)
             would = f"would have applied {run.action_taken or 'nothing'}"
             run = replace(run, message=f"{would}; {outcome.why}" if outcome.why else would)

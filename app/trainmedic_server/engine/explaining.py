@@ -57,7 +57,9 @@ class Explainer:
         ago = self._timeline.by_clock()
         facts = await self._store.transact(lambda tx: admission_facts.read(tx, [delivery], self._limits, ago, topology))
         now = at or self._clock.now()
-        context = ExplainContext(self._actions, self._limits, now, ago, self._holder, is_live=True)
+        context = ExplainContext(
+            self._actions, self._limits, now, ago, self._holder, is_live=True, verdicts=topology.verdicts
+        )
         return explanation.explain(playbooks, delivery, facts, context)
 
     def explain_for_a_test(self, alerts: Sequence[Alert]) -> tuple[ExplainedAlert, ...]:

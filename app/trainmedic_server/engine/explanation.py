@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
+from trainmedic_server.domain.job_verdict import JobVerdict
 from trainmedic_server.domain.playbook import Guards, Mode
 from trainmedic_server.domain.run import Controls, Decision
 from trainmedic_server.domain.target import Target
@@ -84,6 +85,8 @@ class ExplainContext:
     ago: Ago
     holder: Callable[[Target], str | None] = lambda target: None
     """The run that holds a target, or one that overlaps it."""
+    verdicts: Mapping[str, JobVerdict] = field(default_factory=dict)
+    """By job, who began a failure of the last hour, and why."""
     is_live: bool = False
     """Whether what the guards look at is known."""
 
@@ -132,9 +135,14 @@ def alone(
 ) -> tuple[ExplainedAlert, ...]:
     """Return an explanation for each alert as if there were nothing else: no run before, no switch, no other target."""
     delivery = prepared(playbooks_for, alerts, topology)
-    facts = AdmissionFacts({}, {}, {}, {}, {}, Controls(), set(), matching.nodes_named([delivery]))
+    facts = AdmissionFacts({}, {}, {}, {}, {}, Controls(), set(), matching.nodes_named([delivery]), topology)
     playbooks = [playbook for alert in alerts for playbook in playbooks_for(alert.name)]
-    return explain(playbooks, delivery, facts, ExplainContext(actions, limits, now, lambda span: now - span))
+    return explain(
+        playbooks,
+        delivery,
+        facts,
+        ExplainContext(actions, limits, now, lambda span: now - span, verdicts=topology.verdicts),
+    )
 
 
 def for_a_test(
@@ -188,7 +196,7 @@ def _reacting(
         target=target.key,
         waits_for=context.holder(target) if explanation.decision is Decision.STARTED else None,
         guards=_guards(definition.guards, facts, context.ago),
-        steps=forecast.step_plans(playbook, context.actions, alert, target, mode, context.now),
+        steps=forecast.step_plans(playbook, context.actions, alert, target, mode, context.now, context.verdicts),
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from trainmedic_server import errors
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.alert import Alert
+from trainmedic_server.domain.job_verdict import JobVerdict
 from trainmedic_server.domain.playbook import ActionStep, ApproveStep, Mode, UndoTrigger
 from trainmedic_server.domain.run import Decision, Run, Status, StepState
 from trainmedic_server.domain.target import Target
@@ -57,21 +58,27 @@ class StepPlan:
 
 
 def step_plans(
-    playbook: CompiledPlaybook, actions: Actions, alert: Alert, target: Target, mode: Mode, now: datetime
+    playbook: CompiledPlaybook,
+    actions: Actions,
+    alert: Alert,
+    target: Target,
+    mode: Mode,
+    now: datetime,
+    verdicts: Mapping[str, JobVerdict],
 ) -> tuple[StepPlan, ...]:
     """What would become of each step, those of ``on_success`` and ``on_failure`` included."""
-    names = _scope(playbook, alert, target, mode, now)
+    run = _imagined(playbook, alert, target, mode, now)
+    names = scope.build(run, playbook, [alert], hindsight=False, verdicts=verdicts)
     states = step_sequence.initial_steps(playbook, ask_first=False)
     return tuple(_step_plan(playbook, actions, names, state) for state in states)
 
 
-def _scope(playbook: CompiledPlaybook, alert: Alert, target: Target, mode: Mode, now: datetime) -> Scope:
-    """The names that expressions can use before any step has run."""
-    run = Run(
+def _imagined(playbook: CompiledPlaybook, alert: Alert, target: Target, mode: Mode, now: datetime) -> Run:
+    """The run as it would begin."""
+    return Run(
         _RUN_ID, playbook.definition.name, playbook.version, target, mode, Status.RUNNING, Decision.STARTED,
         alert.identity, alert.name, alert.labels, now,
     )  # fmt: skip
-    return scope.build(run, playbook, [alert], hindsight=False)
 
 
 def _step_plan(playbook: CompiledPlaybook, actions: Actions, names: Scope, state: StepState) -> StepPlan:

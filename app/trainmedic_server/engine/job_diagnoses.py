@@ -20,13 +20,16 @@ from trainmedic_server.diagnosis.facts import RankFacts
 from trainmedic_server.diagnosis.judge import diagnose
 from trainmedic_server.domain.alert import Alert, AlertStatus, fingerprint
 from trainmedic_server.domain.job_life import LifeState
+from trainmedic_server.domain.job_verdict import JobVerdict
 from trainmedic_server.domain.known_finding import KnownExcerpt, KnownFinding
 from trainmedic_server.domain.known_verdict import KnownVerdict
 from trainmedic_server.domain.topology import ranks_in
+from trainmedic_server.engine.job_verdicts import JobVerdicts
 from trainmedic_server.engine.node_watch import PresenceSource
 from trainmedic_server.ports.findings import AlertTeller, FindingFilter, FindingHistory
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import RunStore
+from trainmedic_server.ports.verdicts import VerdictSource
 
 SETTLING = timedelta(seconds=5)
 """Between the first sign of a failure and its verdict: what all nodes printed has to arrive."""
@@ -45,13 +48,13 @@ _AT_ONCE, _MOST_EARLIER, _MOST_EXCERPTS, _MOST_PAST = 50, 50, 16, 500
 log = telemetry.logger(__name__)
 
 
-class DiagnosisStore(RunStore, FindingHistory, Protocol):
+class DiagnosisStore(RunStore, FindingHistory, VerdictSource, Protocol):
     """The run store, with the findings' excerpts."""
 
 
 class JobDiagnoses:
-    """Watches for failures. `repeat_every` is the time after which an alert that fires is told again; `ids` returns a
-    new id each time."""
+    """Watches for failures. `repeat_every` is the time after which an alert that fires is told again; `verdicts` takes
+    what playbooks are told; `ids` returns a new id each time."""
 
     def __init__(
         self,
@@ -62,6 +65,7 @@ class JobDiagnoses:
         metrics: telemetry.Metrics,
         repeat_every: timedelta,
         ids: Callable[[], str] = envelope.new_id,
+        verdicts: JobVerdicts | None = None,
     ) -> None:
         self._store = store
         self._source = source
@@ -69,6 +73,8 @@ class JobDiagnoses:
         self._clock = clock
         self._metrics = metrics
         self._repeat_every = repeat_every
+        self._verdicts = verdicts or JobVerdicts(clock)
+        self._has_loaded = False
         self._ids = ids
         self._looked_at: datetime | None = None
         """When the presences were read last."""
@@ -91,6 +97,9 @@ class JobDiagnoses:
 
     async def look(self) -> None:
         """Look once, and tell what is due. Raises TrainmedicError."""
+        if not self._has_loaded:
+            await self._verdicts.load(self._store)
+            self._has_loaded = True
         if self._looked_at is None or self._clock.now() - self._looked_at >= _PRESENCES_EVERY:
             await self._look_where_jobs_are()
         findings, lives = await self._store.transact(lambda tx: (tx.findings.all_open(), tx.job_lives()))
@@ -161,6 +170,7 @@ class JobDiagnoses:
             tell_at=known.tell_at or now,
         )
         await self._store.transact(lambda tx: tx.verdicts.save([made]))
+        self._verdicts.take(job, made.began_at, JobVerdict.of(plain))
         log.info("a job failed", job=job, cause=made.cause, confidence=made.confidence, verdict=verdict.summary)
         if made.node and made.node != known.node:
             await self._suspect(made.node, now)

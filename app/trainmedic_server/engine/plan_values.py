@@ -212,5 +212,7 @@ class RunDraft:
         """The names for this run's expressions. They are built on first access, because most steps have no
         expression."""
         run, playbook, alerts = self.run, self.playbook, [record.alert for record in self.outside.alerts]
-        url = self.context.external_url
-        return scope.LazyScope(lambda: scope.build(run, playbook, alerts, external_url=url))
+        url, topology = self.context.external_url, self.context.topology
+        return scope.LazyScope(
+            lambda: scope.build(run, playbook, alerts, external_url=url, verdicts=topology().verdicts)
+        )

@@ -1,17 +1,20 @@
 """The names that a playbook's expressions and templates can use, as plain data.
 
-They are ``alert, alerts, labels, annotations, target, vars, steps, run``. Pure.
+They are ``alert, alerts, labels, annotations, target, job, vars, steps, run``. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from trainmedic.wire.envelope import write_time
+from trainmedic_server.diagnosis import verdict_alert
 from trainmedic_server.domain import links
 from trainmedic_server.domain.alert import Alert
+from trainmedic_server.domain.job_verdict import JobVerdict
 from trainmedic_server.domain.run import Run, StepState
 from trainmedic_server.domain.target import Target
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
@@ -59,8 +62,22 @@ def of_step(step: StepState) -> dict[str, Any]:
     }
 
 
+def of_job(target: Target | None, alert: Alert, verdicts: Mapping[str, JobVerdict]) -> dict[str, Any]:
+    """What is known of the job that is the target: by the alert itself where that tells a verdict, so that it is the
+    same for the whole run."""
+    job = target.job if target is not None else None
+    verdict = verdict_alert.verdict_of(alert) or verdicts.get(job or "") or JobVerdict()
+    return {"name": job, "verdict": verdict.as_data()}
+
+
 def build(
-    run: Run, playbook: CompiledPlaybook, alerts: Sequence[Alert], *, hindsight: bool = True, external_url: str = ""
+    run: Run,
+    playbook: CompiledPlaybook,
+    alerts: Sequence[Alert],
+    *,
+    hindsight: bool = True,
+    external_url: str = "",
+    verdicts: Mapping[str, JobVerdict] = MappingProxyType({}),
 ) -> Scope:
     """The scope for the steps of `run`. The first of `alerts` is the one that the run was started for.
 
@@ -75,6 +92,7 @@ def build(
         "labels": dict(first.labels),
         "annotations": dict(first.annotations),
         "target": of_target(run.target),
+        "job": of_job(run.target, first, verdicts),
         "vars": dict(playbook.definition.vars),
         "steps": steps,
         "run": {

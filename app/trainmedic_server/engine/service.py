@@ -100,6 +100,7 @@ class Engine:
             store, clock, timeline, limits, metrics, services.locks, alert_source, self._workers.playbook_of, fence
         )
         self._leases = LeaseRenewer(store, actions, clock, timeline, limits, metrics, lease_recovery)
+        self._topology = topology
         self._mode = limits.mode
         self._loops: list[asyncio.Task[None]] = []
         self._last_id = (0, 0)
@@ -119,7 +120,7 @@ class Engine:
         """What the run does next; None where it is over. Raises StoreUnavailable."""
         playbook = await self._workers.playbook_for_reading(run) if run.is_open else None
         holder = self._locks.holder(run.target) if run.waiting_on == "target" and run.target is not None else None
-        return upcoming.of_run(run, playbook, alerts, holder)
+        return upcoming.of_run(run, playbook, alerts, holder, self._topology().verdicts)
 
     async def start(self, took_over_as: str | None = None) -> None:
         """Resume the runs that an earlier process left, then start the loops. Raises StoreUnavailable.

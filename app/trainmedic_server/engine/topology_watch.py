@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from trainmedic_server import telemetry
+from trainmedic_server.domain.job_verdict import JobVerdict
 from trainmedic_server.domain.topology import (
     AgentTopology,
     ClusterTopology,
@@ -33,7 +34,8 @@ log = telemetry.logger(__name__)
 
 
 class TopologyWatch:
-    """`is_needed` says whether any playbook works on jobs; `cluster` what is known of a cluster."""
+    """`is_needed` says whether any playbook works on jobs; `cluster` what is known of a cluster, `verdicts`
+    who began the failures of jobs."""
 
     def __init__(
         self,
@@ -43,6 +45,7 @@ class TopologyWatch:
         is_needed: Callable[[], bool],
         written: WrittenTopology,
         cluster: Callable[[], ClusterTopology],
+        verdicts: Callable[[], Mapping[str, JobVerdict]] = dict,
     ) -> None:
         self._bus = bus
         self._clock = clock
@@ -50,6 +53,7 @@ class TopologyWatch:
         self._is_needed = is_needed
         self._written = written
         self._cluster = cluster
+        self._verdicts = verdicts
         self._jobs = JobTopology()
         self._agents = AgentTopology()
         self._presences: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
@@ -57,7 +61,7 @@ class TopologyWatch:
 
     def topology(self) -> Topology:
         """The topology as it was last read."""
-        return Topology(self._written, self._jobs, self._agents, self._cluster())
+        return Topology(self._written, self._jobs, self._agents, self._cluster(), self._verdicts())
 
     async def watch(self) -> None:
         """Keep the topology up to date until cancelled."""

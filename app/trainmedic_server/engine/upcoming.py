@@ -8,13 +8,15 @@ Who calls it: ``service``, for the API.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from trainmedic_server import errors
 from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.approval import Terms
+from trainmedic_server.domain.job_verdict import JobVerdict
 from trainmedic_server.domain.playbook import APPROVAL, ApproveStep, WaitStep
 from trainmedic_server.domain.run import Run, StepState, StepStatus, Undo, UndoStatus
 from trainmedic_server.domain.upcoming import Upcoming
@@ -23,10 +25,14 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope, Step
 
 
 def of_run(
-    run: Run, playbook: CompiledPlaybook | None, alerts: Sequence[AlertRecord], holder: str | None = None
+    run: Run,
+    playbook: CompiledPlaybook | None,
+    alerts: Sequence[AlertRecord],
+    holder: str | None = None,
+    verdicts: Mapping[str, JobVerdict] = MappingProxyType({}),
 ) -> Upcoming | None:
     """What the run does next; None where it is over. `playbook` is None where it cannot be read; `holder` is the run
-    that has its target now."""
+    that has its target now, `verdicts` what is known of jobs that failed."""
     if not run.is_open:
         return _next_undo(run, alerts)
     if playbook is None:
@@ -35,9 +41,11 @@ def of_run(
     at = step_sequence.next_step(run, playbook, failed)
     if at is None:
         return Upcoming(outcome="failed" if failed else "succeeded")
+    firing = [record.alert for record in alerts]
+    names = scope.LazyScope(lambda: scope.build(run, playbook, firing, verdicts=verdicts))
     if at.status is StepStatus.PENDING:
-        return replace(_first_of(run, playbook, alerts, _from(run, at), failed is not None), **_hold(run, holder))
-    then = _first_of(run, playbook, alerts, _from(run, at)[1:], failed is not None)
+        return replace(_first_of(playbook, names, _from(run, at), failed is not None), **_hold(run, holder))
+    then = _first_of(playbook, names, _from(run, at)[1:], failed is not None)
     return replace(then, now=at.id, **_at_step(at, step_sequence.step_definition(playbook, at), alerts))
 
 
@@ -87,11 +95,8 @@ def _resolution_of(alerts: Sequence[AlertRecord]) -> str:
     return f"{', '.join(names) or 'the alert'} to resolve"
 
 
-def _first_of(
-    run: Run, playbook: CompiledPlaybook, alerts: Sequence[AlertRecord], steps: Sequence[StepState], has_failed: bool
-) -> Upcoming:
+def _first_of(playbook: CompiledPlaybook, names: Scope, steps: Sequence[StepState], has_failed: bool) -> Upcoming:
     """The first of these steps whose condition holds, or may."""
-    names = scope.LazyScope(lambda: scope.build(run, playbook, [record.alert for record in alerts]))
     for state in steps:
         note = None
         definition = step_sequence.step_definition(playbook, state)

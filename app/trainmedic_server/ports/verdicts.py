@@ -27,6 +27,8 @@ class VerdictRecord:
     summary: str = ""
     """One sentence for a person."""
     advice: str = ""
+    ranks: tuple[int, ...] = ()
+    """Where it began, ascending."""
 
 
 class VerdictSource(Protocol):

@@ -40,6 +40,16 @@ def _read_ranks(value: Any) -> Any:
 Ranks = Annotated[tuple[int, ...], BeforeValidator(_read_ranks)]
 
 
+class VerdictGiven(_Model):
+    """The verdict that the server has on the job, for playbooks that ask for `job.verdict`."""
+
+    cause: CauseClass
+    confidence: Confidence = Confidence.HIGH
+    advice: Advice = Advice.RESTART
+    node: str | None = None
+    ranks: Ranks = ()
+
+
 class JobEntry(_Model):
     """The job of a test: which ranks are on which node, and the UUIDs of nodes' GPUs by their PCI address."""
 
@@ -49,6 +59,7 @@ class JobEntry(_Model):
     nodes: dict[str, Ranks] = {"node-1": (0,)}
     gpus: dict[str, dict[str, str]] = {}
     fails: Duration | None = Field(None, description="When it fails: ten seconds later its verdict is an alert.")
+    verdict: VerdictGiven | None = Field(None, description="The newest verdict on it, of within the last hour.")
 
     def node_of(self, rank: int) -> str:
         """The rank's node; the first where none is given it."""

@@ -22,6 +22,7 @@ from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine.finding_intake import FindingIntake
 from trainmedic_server.engine.finding_teller import FindingTeller, IntakeTeller
 from trainmedic_server.engine.job_diagnoses import JobDiagnoses
+from trainmedic_server.engine.job_verdicts import JobVerdicts
 from trainmedic_server.engine.node_watch import NodeWatch
 from trainmedic_server.engine.service import Engine
 from trainmedic_server.errors import BusUnavailable
@@ -58,6 +59,7 @@ class FindingParts:
     clock: Clock
     metrics: telemetry.Metrics
     signer: Signer | None
+    verdicts: JobVerdicts
 
     @contextlib.asynccontextmanager
     async def started(self) -> AsyncIterator[None]:
@@ -84,7 +86,9 @@ class FindingParts:
         handing_out = RedisLogRules(
             self.redis_url, lambda: self.rules.rule_set, lambda: nodes.agents, clock, metrics, self.signer, store.fence
         )
-        diagnoses = JobDiagnoses(store, self.bus, self._taker(), clock, metrics, self._again_after())
+        diagnoses = JobDiagnoses(
+            store, self.bus, self._taker(), clock, metrics, self._again_after(), verdicts=self.verdicts
+        )
         loops = (
             diagnoses.watch(),
             nodes.watch(),

@@ -78,6 +78,9 @@ def with_step(step: str) -> str:
         (with_step("{wait_for: resolved, when: steps.back.statsu}"), "a step has no 'statsu'; did you mean 'status'?"),
         (with_step("{wait_for: resolved, when: 'steps.back.status == \"ok\"'}"), "'ok' is no status of a step"),
         (with_step("{wait_for: resolved, when: vars.x}"), "the playbook has no variable 'x'"),
+        (with_step("{wait_for: resolved, when: job.verdict.couse}"), "a verdict has no 'couse'; did you mean 'cause'?"),
+        (with_step("{wait_for: resolved, when: job.verdikt}"), "a job has no 'verdikt'; did you mean 'verdict'?"),
+        (changed("  alert: T", "  when: job.verdict.node\n  alert: T"), "there is no name 'job' here"),
         (with_step("{wait_for: resolved, when: target.gpu}"), "a target of kind job has no 'gpu'"),
         (
             with_step("{wait_for: resolved, when: alert.starts_at}"),

@@ -273,3 +273,28 @@ def test_each_failure_says_why_the_run_failed(run: Run) -> None:
     for told in failures(run(one(tests), playbook)):
         assert "cap node:n1 failed: step cap: " in told, told
         assert told.endswith("there is no 'rack' here"), told
+
+
+ASKS = """\
+playbook: cap
+on: {alert: Hot}
+target: job
+steps:
+  - {id: of_card, when: 'job.verdict.cause == "gpu" and 9 in job.verdict.ranks', action: test.tell, with: {text: card}}
+  - {id: without, when: not job.verdict.cause, action: test.tell, with: {text: none}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("job", "steps"),
+    [
+        ("{name: llm-1, verdict: {cause: gpu, node: n1, ranks: [8-9]}}", "{of_card: succeeded, without: skipped}"),
+        ("{name: other, verdict: {cause: gpu, ranks: [9]}}", "{of_card: skipped, without: succeeded}"),
+        ("{name: llm-1}", "{of_card: skipped, without: succeeded}"),
+    ],
+)
+def test_the_verdict_on_the_target_is_given(run: Run, job: str, steps: str) -> None:
+    """A playbook on any alert of a job asks for it, and none is no error."""
+    alert = "{alert: {labels: {alertname: Hot, job_name: llm-1}}}"
+    result = run(one(f"job: {job}\nalerts: [{alert}]\nexpect: {{runs: [{{steps: {steps}}}]}}\n"), playbook=ASKS)
+    assert failures(result) == []

@@ -70,6 +70,7 @@ def record_of(known: KnownVerdict) -> VerdictRecord:
         gpu=plain.get("gpu"),
         summary=str(plain.get("summary", "")),
         advice=str(plain.get("advice", "")),
+        ranks=tuple(plain.get("ranks") or ()),
     )
 
 

@@ -1,0 +1,66 @@
+"""The verdicts that playbooks are told of: the newest of each job, while it counts."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from tests.support.clocks import START, ManualClock
+from tests.unit.diagnosis.test_job_diagnoses import World
+from trainmedic_server.diagnosis import verdict_alert
+from trainmedic_server.domain.alert import Alert, AlertStatus
+from trainmedic_server.domain.job_verdict import JobVerdict
+from trainmedic_server.domain.target import Target, TargetKind
+from trainmedic_server.engine import scope
+from trainmedic_server.engine.job_diagnoses import JobDiagnoses
+from trainmedic_server.engine.job_verdicts import JobVerdicts
+from trainmedic_server.telemetry import Metrics
+
+GPU, CODE = JobVerdict("gpu", "high", "isolate_node", "node-2", (9,)), JobVerdict("code", "medium", "restart")
+JOB = Target(TargetKind.JOB, job="llm-1")
+
+
+def _alert(name: str = "TrainingLossSpike", **labels: str) -> Alert:
+    at: datetime = START
+    return Alert("f", AlertStatus.FIRING, {"alertname": name, **labels}, {"ranks": "3, 5", "advice": "stop"}, at, None)
+
+
+def test_the_newest_of_each_job_counts_for_an_hour() -> None:
+    """One that comes late of an earlier failure does not take its place."""
+    clock = ManualClock()
+    verdicts = JobVerdicts(clock)
+    verdicts.take("llm-1", START, GPU)
+    verdicts.take("llm-1", START - timedelta(minutes=5), CODE)
+    assert verdicts.current() == {"llm-1": GPU}
+    clock.sleep(3601)
+    assert verdicts.current() == {}
+
+
+def test_a_run_sees_the_verdict_on_its_job_and_else_nothing_is_an_error() -> None:
+    """Of another job, or of a target that is no job, there is none."""
+    assert scope.of_job(JOB, _alert(), {"llm-1": GPU})["verdict"]["node"] == "node-2"
+    for target in (JOB, Target(TargetKind.NODE, node="llm-2"), None):
+        empty = scope.of_job(target, _alert(), {"llm-2": GPU})["verdict"]
+        assert empty == {"cause": None, "confidence": None, "advice": None, "node": None, "ranks": []}
+
+
+def test_the_alert_of_a_verdict_says_it_for_the_whole_run() -> None:
+    """Whatever is found out later; and only the server's own alert does."""
+    told = _alert("TrainingFailed", source="diagnosis", cause="code", confidence="high")
+    assert verdict_alert.verdict_of(told) == JobVerdict("code", "high", "stop", None, (3, 5))
+    assert scope.of_job(JOB, told, {"llm-1": GPU})["verdict"]["cause"] == "code"
+    assert verdict_alert.verdict_of(_alert("TrainingFailed", cause="gpu", node="n")) is None
+
+
+async def test_a_verdict_that_is_made_is_there_at_once_and_after_a_restart() -> None:
+    """The playbooks on its alert see it; a server that starts later takes it from the store."""
+    world = World()
+    verdicts, later = JobVerdicts(world.clock), JobVerdicts(world.clock)
+    every = timedelta(minutes=1)
+    watching = JobDiagnoses(world.store, world, world, world.clock, Metrics(), every, verdicts=verdicts)  # type: ignore[arg-type]
+    await world.find("f1", ranks=frozenset({2}))
+    world.clock.sleep(11)
+    await watching.look()
+    (made,) = verdicts.current().values()
+    assert (made.cause, made.advice) == ("unknown", "restart")
+    await later.load(world.store)
+    assert later.current() == verdicts.current()
