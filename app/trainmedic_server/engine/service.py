@@ -100,8 +100,7 @@ class Engine:
             store, clock, timeline, limits, metrics, services.locks, alert_source, self._workers.playbook_of, fence
         )
         self._leases = LeaseRenewer(store, actions, clock, timeline, limits, metrics, lease_recovery)
-        self._topology = topology
-        self._mode = limits.mode
+        self._topology, self._mode = topology, limits.mode
         self._loops: list[asyncio.Task[None]] = []
         self._last_id = (0, 0)
         self._id_lock = threading.Lock()

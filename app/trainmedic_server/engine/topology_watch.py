@@ -15,7 +15,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from trainmedic_server import telemetry
-from trainmedic_server.domain.job_verdict import JobVerdict
 from trainmedic_server.domain.topology import (
     AgentTopology,
     ClusterTopology,
@@ -23,6 +22,7 @@ from trainmedic_server.domain.topology import (
     Topology,
     WrittenTopology,
 )
+from trainmedic_server.engine.job_verdicts import JobVerdicts
 from trainmedic_server.errors import BusUnavailable
 from trainmedic_server.ports.outside import Clock, CommandBus, Presence
 
@@ -34,8 +34,7 @@ log = telemetry.logger(__name__)
 
 
 class TopologyWatch:
-    """`is_needed` says whether any playbook works on jobs; `cluster` what is known of a cluster, `verdicts`
-    who began the failures of jobs."""
+    """`is_needed` says whether any playbook works on jobs; `cluster` what is known of a cluster."""
 
     def __init__(
         self,
@@ -45,7 +44,6 @@ class TopologyWatch:
         is_needed: Callable[[], bool],
         written: WrittenTopology,
         cluster: Callable[[], ClusterTopology],
-        verdicts: Callable[[], Mapping[str, JobVerdict]] = dict,
     ) -> None:
         self._bus = bus
         self._clock = clock
@@ -53,7 +51,8 @@ class TopologyWatch:
         self._is_needed = is_needed
         self._written = written
         self._cluster = cluster
-        self._verdicts = verdicts
+        self.verdicts = JobVerdicts(clock)
+        """Who began the failures of jobs; ``job_diagnoses`` puts it in."""
         self._jobs = JobTopology()
         self._agents = AgentTopology()
         self._presences: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
@@ -61,7 +60,7 @@ class TopologyWatch:
 
     def topology(self) -> Topology:
         """The topology as it was last read."""
-        return Topology(self._written, self._jobs, self._agents, self._cluster(), self._verdicts())
+        return Topology(self._written, self._jobs, self._agents, self._cluster(), self.verdicts.current())
 
     async def watch(self) -> None:
         """Keep the topology up to date until cancelled."""

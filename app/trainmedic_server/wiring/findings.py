@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -18,13 +18,12 @@ from trainmedic_server.adapters.redis_log_rules import RedisLogRules
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.catalog import log_rule_roots
 from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
-from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine.finding_intake import FindingIntake
 from trainmedic_server.engine.finding_teller import FindingTeller, IntakeTeller
 from trainmedic_server.engine.job_diagnoses import JobDiagnoses
-from trainmedic_server.engine.job_verdicts import JobVerdicts
 from trainmedic_server.engine.node_watch import NodeWatch
 from trainmedic_server.engine.service import Engine
+from trainmedic_server.engine.topology_watch import TopologyWatch
 from trainmedic_server.errors import BusUnavailable
 from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.findings import AlertTeller
@@ -54,12 +53,11 @@ class FindingParts:
     bus: RedisBus
     engine: Engine
     rules: LogRuleLibrary
-    topology: Callable[[], Topology]
+    topology: TopologyWatch
     alertmanager: AlertmanagerApi | None
     clock: Clock
     metrics: telemetry.Metrics
     signer: Signer | None
-    verdicts: JobVerdicts
 
     @contextlib.asynccontextmanager
     async def started(self) -> AsyncIterator[None]:
@@ -74,7 +72,7 @@ class FindingParts:
         intake = FindingIntake(
             store,
             lambda: self.rules.rule_set,
-            self.topology,
+            self.topology.topology,
             nodes,
             clock,
             engine.ago,
@@ -87,7 +85,7 @@ class FindingParts:
             self.redis_url, lambda: self.rules.rule_set, lambda: nodes.agents, clock, metrics, self.signer, store.fence
         )
         diagnoses = JobDiagnoses(
-            store, self.bus, self._taker(), clock, metrics, self._again_after(), verdicts=self.verdicts
+            store, self.bus, self._taker(), clock, metrics, self._again_after(), verdicts=self.topology.verdicts
         )
         loops = (
             diagnoses.watch(),
