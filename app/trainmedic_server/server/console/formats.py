@@ -163,6 +163,11 @@ def pairs(value: Any, limit: int = 200) -> Markup:
     return Markup(" ").join(pieces)
 
 
+def without(value: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A mapping but for one name."""
+    return {key: held for key, held in value.items() if key != name}
+
+
 def finish(value: Any) -> Any:
     """What stands in a page for a value: text from outside loses what cannot be seen."""
     if value is None:

@@ -88,15 +88,9 @@ async def _resume(api: InnerApi, principal: Principal, fields: Fields) -> str:
     return "The breaker is closed." if fields.get("breaker") else "Resumed."
 
 
-async def _test_channel(api: InnerApi, principal: Principal, fields: Fields) -> str:
-    await api.ask(principal, "POST", "/channels/test", body=_given(fields, "channel"))
-    return "A test was sent."
-
-
 _ORDERS: Mapping[str, Callable[[InnerApi, Principal, Fields], Awaitable[str]]] = {
     "/console/pause": _pause,
     "/console/resume": _resume,
-    "/console/channels/test": _test_channel,
 }
 
 

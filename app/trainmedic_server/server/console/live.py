@@ -50,10 +50,12 @@ class LiveBoard:
         self._limits = limits
         self._metrics = metrics
         self._wanted: Counter[str] = Counter()
+        self._since: dict[str, int] = {}
+        """Of each topic that is wanted: every piece of it for events after this one is kept, or was sent."""
         self._viewers = 0
         self._pieces: deque[Piece] = deque(maxlen=_KEPT_PIECES)
         self._begins_after = 0
-        """Every piece of what was asked for since, for events after this one, is kept."""
+        """Every piece that was rendered for events after this one is kept."""
         self._seq = 0
         self._published = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
@@ -73,6 +75,8 @@ class LiveBoard:
             begun = asyncio.Event()
             self._reader = asyncio.create_task(self._read(begun), name="console")
             await begun.wait()
+        for topic in topics:
+            self._since.setdefault(topic, self._seq)
 
     async def leave(self, topics: Collection[str]) -> None:
         """Remove a listener; with the last one the reader ends."""
@@ -89,7 +93,7 @@ class LiveBoard:
         clock = asyncio.get_running_loop().time
         position, sent_at = after, clock()
         yield f"retry: {_RETRY_MILLISECONDS}\n\n".encode()
-        if after < self._begins_after:
+        if after < max(self._begins_after, *(self._since.get(topic, self._seq) for topic in topics)):
             # Some events came before anybody asked for pieces; one look at the page's own address brings all.
             position = self._seq
             yield b"id: %d\nevent: reload\ndata: {}\n\n" % position
@@ -113,6 +117,7 @@ class LiveBoard:
         self._viewers -= 1
         self._wanted.subtract(topics)
         self._wanted += Counter()  # forgets those that nobody wants any more
+        self._since = {topic: seq for topic, seq in self._since.items() if topic in self._wanted}
 
     async def _read(self, begun: asyncio.Event) -> None:
         position: int | None = None

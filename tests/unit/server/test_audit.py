@@ -1,0 +1,53 @@
+"""``GET /audit``: what people did, and that a file of it cannot be changed unseen."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+from tests.support.api_world import World, payload
+from trainmedic_server.domain.run import Event
+from trainmedic_server.server.audit import line_hash
+
+
+async def world_with_acts() -> World:
+    world = World()
+    for number, actor in enumerate(["ann", "trainmedic", "bob", "ann"]):
+        event = world.history.append("paused", None, note=f"=cmd {number}")
+        world.history.events[-1] = Event(event.kind, event.at, None, actor, event.data, event.seq)
+    return world
+
+
+async def test_what_the_server_did_is_left_out_and_the_newest_comes_first() -> None:
+    """By pages, and of one person."""
+    async with (await world_with_acts()).client() as client:
+        first = (await client.get("/audit?limit=2")).json()
+        assert [(each["seq"], each["actor"]) for each in first["items"]] == [(4, "ann"), (3, "bob")]
+        second = (await client.get(f"/audit?limit=2&before={first['next']}")).json()
+        assert [each["seq"] for each in second["items"]] == [1]
+        assert second["next"] is None
+        assert [each["seq"] for each in (await client.get("/audit?by=ann")).json()["items"]] == [4, 1]
+
+
+async def test_each_line_of_a_file_holds_the_one_before() -> None:
+    """So that none can be changed, left out or put in between."""
+    async with (await world_with_acts()).client() as client:
+        await client.post("/webhook", json=payload())
+        text = (await client.get("/audit", headers={"accept": "application/x-ndjson"})).text
+    previous = "0" * 64
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert len(lines) == 3
+    for line in lines:
+        told, before = line.pop("hash"), line.pop("previous")
+        assert (before, told) == (previous, line_hash(previous, line))
+        previous = told
+
+
+async def test_a_table_runs_no_formula() -> None:
+    """Notes are people's own words."""
+    async with (await world_with_acts()).client() as client:
+        text = (await client.get("/audit", headers={"accept": "text/csv"})).text
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert [row["seq"] for row in rows] == ["4", "3", "1"]
+    assert [row["previous"] for row in rows[1:]] == [row["hash"] for row in rows[:-1]]

@@ -1,0 +1,93 @@
+"""What open pages are told: each piece rendered once, however many look; and none that somebody missed is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Collection, Mapping
+
+import pytest
+
+from tests.support.api_world import MemoryHistory
+from trainmedic_server.errors import Saturated
+from trainmedic_server.server.console.live import LiveBoard
+from trainmedic_server.server.event_feed import EventFeed
+from trainmedic_server.server.limits import ServerLimits
+from trainmedic_server.telemetry import Metrics
+
+LIMITS = ServerLimits(poll_seconds=0.01, viewers=3, heartbeat_seconds=5)
+
+
+class Rendered:
+    """Counts what was rendered."""
+
+    def __init__(self) -> None:
+        self.topics: list[str] = []
+
+    async def render(self, topic: str, run_ids: Collection[str]) -> Mapping[str, str]:
+        self.topics.append(topic)
+        return {topic: f"{topic} after {sorted(run_ids)}"}
+
+
+def board() -> tuple[LiveBoard, MemoryHistory, Rendered]:
+    history, rendered, metrics = MemoryHistory(), Rendered(), Metrics()
+    feed = EventFeed(history, LIMITS.poll_seconds, 5, metrics)
+    return LiveBoard(feed, rendered.render, LIMITS, metrics), history, rendered
+
+
+async def told(lines: AsyncGenerator[bytes, None]) -> bytes:
+    return await asyncio.wait_for(anext(lines), 5)
+
+
+async def test_a_piece_is_rendered_once_for_all_who_look() -> None:
+    """Three viewers, one rendering; and a run's page is told of its own run alone."""
+    live, history, rendered = board()
+    topics = frozenset({"head", "run:a"})
+    for _ in range(3):
+        await live.join(topics)
+    viewers = [live.lines(0, topics) for _ in range(3)]
+    for viewer in viewers:
+        assert b"retry:" in await told(viewer)
+    waiting = [asyncio.create_task(told(viewer)) for viewer in viewers]
+    history.append("started", "b")
+    pieces = await asyncio.gather(*waiting)
+    assert len(set(pieces)) == 1
+    assert pieces[0].startswith(b"id: 1\nevent: head\n")
+    assert rendered.topics == ["head"]
+    with pytest.raises(Saturated):
+        await live.join(topics)
+    for viewer in viewers:
+        await viewer.aclose()
+        await live.leave(topics)
+
+
+async def test_a_page_that_was_away_too_long_is_told_to_look_again() -> None:
+    """What came before anybody asked for pieces was never rendered."""
+    live, history, _ = board()
+    for _ in range(5):
+        history.append("started", "a")
+    topics = frozenset({"head"})
+    await live.join(topics)
+    viewer = live.lines(2, topics)
+    await told(viewer)
+    assert await told(viewer) == b"id: 5\nevent: reload\ndata: {}\n\n"
+    await viewer.aclose()
+    await live.leave(topics)
+
+
+async def test_a_topic_that_nobody_asked_for_before_is_looked_at_again() -> None:
+    """A page that joins others names the last event it has; pieces of its topic may never have been rendered."""
+    live, history, rendered = board()
+    early, late = frozenset({"head"}), frozenset({"head", "runs"})
+    await live.join(early)
+    first = live.lines(0, early)
+    await told(first)
+    history.append("started", "a")
+    await told(first)
+    await live.join(late)
+    second = live.lines(0, late)
+    await told(second)
+    assert b"event: reload" in await told(second)
+    assert rendered.topics == ["head"]
+    for viewer, topics in ((first, early), (second, late)):
+        await viewer.aclose()
+        await live.leave(topics)
