@@ -118,6 +118,9 @@ class Metrics:
         self.event_errors = counter(
             "trainmedic_event_errors", "Failed tries to hand on events, by listener.", ["listener"]
         )
+        self.events_left_out = counter(
+            "trainmedic_events_left_out", "Events that the receiver of --events-to takes for wrong."
+        )
         self.loop_errors = counter(
             "trainmedic_loop_errors", "Unexpected errors that a background loop survived.", ["loop"]
         )

@@ -26,6 +26,7 @@ from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.settings import sources
 from trainmedic_server.settings.access import AccessSettings
+from trainmedic_server.settings.doors import DoorSettings
 from trainmedic_server.settings.explanations import explain
 from trainmedic_server.settings.sources import PREFIX, SettingSource
 from trainmedic_server.settings.telling import TellingSettings
@@ -46,7 +47,7 @@ from trainmedic_server.settings.values import (
 )
 
 
-class ServerSettings(TellingSettings, AccessSettings):
+class ServerSettings(DoorSettings, TellingSettings, AccessSettings):
     """Everything that can be set of a server when it starts."""
 
     host: Annotated[str, SettingSource("TRAINMEDIC_HOST", "--host")] = Field(

@@ -7,8 +7,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from trainmedic_server import telemetry
+from trainmedic_server.adapters.cloud_events import CloudEvents
+from trainmedic_server.adapters.grafana_annotations import GrafanaAnnotations
 from trainmedic_server.adapters.prometheus_api import PrometheusApi
 from trainmedic_server.adapters.sql_store.store import SqlStore
+from trainmedic_server.adapters.web_door import WebDoor
 from trainmedic_server.engine.effects import EffectMeasuring, EffectRecorder
 from trainmedic_server.engine.event_teller import EventListener, EventTeller
 from trainmedic_server.ports.outside import Clock
@@ -42,4 +45,14 @@ async def after_the_act(
     if prometheus is not None:
         listeners.append(EffectRecorder(store, catalog))
         loops.append((EffectMeasuring(store, prometheus, clock, metrics).run(), "effects due"))
+    if settings.events_to is not None:
+        door = WebDoor(settings.events_to.get_secret_value(), settings.events_token, "the receiver of events")
+        stack.push_async_callback(door.close)
+        # Without an address of its own, the store's identity tells two clusters' events apart.
+        source = settings.external_url or f"urn:trainmedic:{await store.identity()}"
+        listeners.append(CloudEvents(door, source, settings.events_kinds, metrics.events_left_out.inc))
+    if settings.grafana is not None:
+        door = WebDoor(settings.grafana.get_secret_value(), settings.grafana_token, "Grafana")
+        stack.push_async_callback(door.close)
+        listeners.append(GrafanaAnnotations(door, store, settings.external_url))
     return [*loops, *((EventTeller(store, store, each, metrics).run(), each.name) for each in listeners)]

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store import database, effects, history_cursor, mapping, queries, tallies
 from trainmedic_server.adapters.sql_store.history_page import page_select
-from trainmedic_server.adapters.sql_store.schema import TimeColumn, events
+from trainmedic_server.adapters.sql_store.schema import TimeColumn, events, identity
 from trainmedic_server.domain.effect import EffectVerdict
 from trainmedic_server.domain.run import Event, Run
 from trainmedic_server.ports.store import History, HistoryFilter, RunRecord
@@ -110,6 +110,10 @@ class SqlHistory(History, TallySource):
 
     async def effects_between(self, since: datetime, until: datetime, limit: int) -> dict[str, EffectVerdict]:
         return await self._read(lambda connection: tallies.verdicts(connection, since, until, limit))
+
+    async def identity(self) -> str:
+        """What tells this store from others, and what copies of it have in common."""
+        return await self._read(lambda connection: str(connection.execute(sa.select(identity.c.id)).scalar_one()))
 
     def stop_reading(self) -> None:
         """Let the reads that run end, then close the connections. Blocks until then."""

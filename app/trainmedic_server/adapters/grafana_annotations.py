@@ -1,0 +1,89 @@
+"""Writes what was done into Grafana's graphs: a region from a run's first act until it has given everything back.
+
+Everything about Grafana's API (``/api/annotations``) is here. A run's annotation is found by its tag ``run:…``, so no
+id of Grafana's is kept, and an event that is taken again changes nothing. Implements ``engine.event_teller``'s
+listener.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+from urllib.parse import urlencode
+
+from trainmedic_server import telemetry
+from trainmedic_server.adapters.web_door import WebDoor
+from trainmedic_server.domain.links import run_link
+from trainmedic_server.domain.run import Event, Run, UndoStatus
+from trainmedic_server.errors import PermanentFailure
+from trainmedic_server.ports.store import RunStore
+
+TELLING = frozenset({"step_started", "step_resumed", "closed", "undo_done", "undo_closed"})
+"""The events after which a run's annotation may begin or end."""
+_LONGEST_TAG = 100
+"""What Grafana's database keeps of one."""
+
+log = telemetry.logger(__name__)
+
+
+class GrafanaAnnotations:
+    """One Grafana."""
+
+    name = "grafana"
+    at_once = 100
+
+    def __init__(self, door: WebDoor, store: RunStore, external_url: str) -> None:
+        self._door = door
+        self._store = store
+        self._external_url = external_url
+
+    async def take(self, events: Sequence[Event]) -> None:
+        run_ids = {event.run_id for event in events if event.run_id is not None and event.kind in TELLING}
+        runs = await self._store.transact(lambda tx: tx.runs(run_ids)) if run_ids else []
+        for run in runs:
+            if run.acted_at is None:
+                continue
+            try:
+                await self._write(run, run.acted_at)
+            except PermanentFailure as error:
+                log.warning("an annotation is left out", run_id=run.id, error=str(error))
+
+    async def _write(self, run: Run, acted_at: datetime) -> None:
+        ended_at = given_back_at(run)
+        tag = f"run:{run.id}"[:_LONGEST_TAG]
+        query = urlencode([("tags", "trainmedic"), ("tags", tag), ("type", "annotation"), ("limit", "1")])
+        found = await self._door.send("GET", f"/api/annotations?{query}", None)
+        if not found:
+            await self._door.send("POST", "/api/annotations", self._annotation(run, acted_at, ended_at, tag))
+        elif ended_at is not None:
+            change = {"timeEnd": _milliseconds(ended_at), "text": self._text(run)}
+            await self._door.send("PATCH", f"/api/annotations/{int(found[0]['id'])}", change)
+
+    def _annotation(self, run: Run, acted_at: datetime, ended_at: datetime | None, tag: str) -> dict[str, Any]:
+        target = run.target
+        parts = [("job", target.job), ("node", target.node)] if target else []
+        tags = ["trainmedic", f"playbook:{run.playbook}", *(f"{name}:{value}" for name, value in parts if value), tag]
+        end = {} if ended_at is None else {"timeEnd": _milliseconds(ended_at)}
+        cut = [each[:_LONGEST_TAG] for each in tags]
+        return {"time": _milliseconds(acted_at), **end, "tags": cut, "text": self._text(run)}
+
+    def _text(self, run: Run) -> str:
+        """What Grafana shows, as HTML, in which nothing of the alert is markup."""
+        said = html.escape(f"{run.playbook} on {run.target_key}: {run.action_taken or run.status}")
+        link = run_link(self._external_url, run.id)
+        return f'<a href="{html.escape(link)}">{said}</a>' if link else said
+
+
+def given_back_at(run: Run) -> datetime | None:
+    """When the last of what the run changed was given back, or when it closed; None while it is open or owes one."""
+    if run.is_open or run.owes_undo:
+        return None
+    done = [step.undo.attempts[-1] for step in run.steps if step.undo and step.undo.status is UndoStatus.DONE]
+    moments = [attempt.ended_at for attempt in done if attempt.ended_at is not None]
+    return max(moments, default=run.ended_at)
+
+
+def _milliseconds(moment: datetime) -> int:
+    return round(moment.timestamp() * 1000)

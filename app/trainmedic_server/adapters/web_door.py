@@ -1,0 +1,57 @@
+"""One HTTP server that is told what was done: its URL, its token, and what its answers mean for who tells it.
+
+Who uses it: ``cloud_events`` and ``grafana_annotations``.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from trainmedic_server.adapters.httpx_caller import HttpxCaller, read_secret
+from trainmedic_server.errors import PermanentFailure, TemporaryFailure
+
+_TIMEOUT = timedelta(seconds=10)
+_TAKEN_FOR_WRONG = frozenset({400, 413, 422})
+"""Statuses that say that what was sent is wrong, and would be the next time."""
+
+
+class WebDoor:
+    """Sends JSON. A user name and password in the URL are sent as Basic, the content of the token file as Bearer."""
+
+    def __init__(self, url: str, token_file: Path | None, what: str) -> None:
+        """``what`` names the server in errors."""
+        parts = urlsplit(url)
+        user, _, host = parts.netloc.rpartition("@")
+        self._url = urlunsplit((parts.scheme, host, parts.path, parts.query, ""))
+        self._basic = base64.b64encode(unquote(user).encode()).decode() if user else None
+        self._token_file = token_file
+        self._what = what
+        self._http = HttpxCaller()
+
+    async def send(self, method: str, path: str, document: Any, media_type: str = "application/json") -> Any:
+        """Return the answer's JSON, None where it is none. Raises PermanentFailure where the server takes what it is
+        sent for wrong, TemporaryFailure or OutcomeUnknown where it did not take it."""
+        headers = {"Content-Type": media_type}
+        if self._token_file is not None:
+            headers["Authorization"] = f"Bearer {await read_secret(self._token_file, f'the token for {self._what}')}"
+        elif self._basic is not None:
+            headers["Authorization"] = f"Basic {self._basic}"
+        body = json.dumps(document).encode() if document is not None else None
+        reply = await self._http.call(
+            method, f"{self._url.rstrip('/') if path else self._url}{path}", headers, body, _TIMEOUT
+        )
+        if 200 <= reply.status < 300:
+            try:
+                return json.loads(reply.body)
+            except ValueError:
+                return None
+        failure = PermanentFailure if reply.status in _TAKEN_FOR_WRONG else TemporaryFailure
+        raise failure(f"{self._what} answers with status {reply.status}")
+
+    async def close(self) -> None:
+        await self._http.close()
