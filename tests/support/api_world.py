@@ -191,7 +191,7 @@ class MemoryEngine:
         self.explained += [(alert, at) for alert in alerts]
         return tuple(ExplainedAlert(alert, ()) for alert in alerts)
 
-    def explain_for_a_test(self, alerts: Sequence[Alert]) -> tuple[ExplainedAlert, ...]:
+    async def explain_for_a_test(self, alerts: Sequence[Alert]) -> tuple[ExplainedAlert, ...]:
         return tuple(ExplainedAlert(alert, ()) for alert in alerts)
 
     async def order(

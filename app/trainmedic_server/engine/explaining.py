@@ -5,6 +5,7 @@ It changes nothing. Who calls it: ``service``. Not here: the explanation itself 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
@@ -53,15 +54,25 @@ class Explainer:
         names = {alert.name for alert in alerts}
         by_name = {each.definition.name: each for name in names for each in self._catalog.for_alert(name)}
         playbooks = [by_name[name] for name in sorted(by_name)]
-        delivery = explanation.prepared(self._catalog.for_alert, alerts, topology)
+        # In threads, because a thousand alerts take a second, in which webhooks want to be answered.
+        delivery = await asyncio.to_thread(explanation.prepared, self._catalog.for_alert, alerts, topology)
         ago = self._timeline.by_clock()
         facts = await self._store.transact(lambda tx: admission_facts.read(tx, [delivery], self._limits, ago, topology))
         now = at or self._clock.now()
+        targets = (candidate.target for candidate in delivery.candidates)
+        holders = {target.key: self._holder(target) for target in targets if isinstance(target, Target)}
         context = ExplainContext(
-            self._actions, self._limits, now, ago, self._holder, is_live=True, verdicts=topology.verdicts
+            self._actions,
+            self._limits,
+            now,
+            ago,
+            holder=lambda target: holders.get(target.key),
+            is_live=True,
+            verdicts=topology.verdicts,
         )
-        return explanation.explain(playbooks, delivery, facts, context)
+        return await asyncio.to_thread(explanation.explain, playbooks, delivery, facts, context)
 
-    def explain_for_a_test(self, alerts: Sequence[Alert]) -> tuple[ExplainedAlert, ...]:
+    async def explain_for_a_test(self, alerts: Sequence[Alert]) -> tuple[ExplainedAlert, ...]:
         """Return what a test of the playbooks would see of each alert."""
-        return explanation.for_a_test(self._catalog.for_alert, alerts, self._actions, self._limits)
+        playbooks_for, actions, limits = self._catalog.for_alert, self._actions, self._limits
+        return await asyncio.to_thread(explanation.for_a_test, playbooks_for, alerts, actions, limits)

@@ -151,9 +151,9 @@ class Engine:
         """
         return await self._explainer.explain(alerts, at)
 
-    def explain_for_a_test(self, alerts: Sequence[Alert]) -> tuple[ExplainedAlert, ...]:
+    async def explain_for_a_test(self, alerts: Sequence[Alert]) -> tuple[ExplainedAlert, ...]:
         """Say what a test of the playbooks would see of each alert, whatever the server knows."""
-        return self._explainer.explain_for_a_test(alerts)
+        return await self._explainer.explain_for_a_test(alerts)
 
     async def order(
         self, run_id: str, kind: OrderKind, actor: str, note: str = "", groups: frozenset[str] = frozenset()

@@ -36,7 +36,7 @@ class EnginePort(Protocol):
         """Say what would be done about these alerts now, and change nothing. Raises StoreUnavailable."""
         ...
 
-    def explain_for_a_test(self, alerts: Sequence[Alert]) -> tuple[ExplainedAlert, ...]:
+    async def explain_for_a_test(self, alerts: Sequence[Alert]) -> tuple[ExplainedAlert, ...]:
         """Say what a test of the playbooks would see of each alert."""
         ...
 

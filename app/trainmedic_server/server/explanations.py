@@ -120,7 +120,7 @@ async def explain(
 ) -> ExplainView:
     """What the server would do about the alerts now. Raises StoreUnavailable."""
     explained = await engine.explain(alerts, at)
-    test = test_text.write(engine.explain_for_a_test(alerts)) if with_test else None
+    test = test_text.write(await engine.explain_for_a_test(alerts)) if with_test else None
     return view(explained, heard_alerts.alertnames(catalog), at or now, engine.controls, engine.mode, test)
 
 
