@@ -259,7 +259,7 @@ def test_a_dashboard_names_only_metrics_that_there_are(
     assert named - {"gpu_id"} <= offered | HELP.keys()
 
 
-@pytest.mark.parametrize("file", ["dashboard.json", "dashboards/jobs.json"])
+@pytest.mark.parametrize("file", ["dashboards/server.json", "dashboards/jobs.json"])
 def test_every_panel_of_a_dashboard_is_a_query_that_prometheus_takes(tmp_path: Path, file: str) -> None:
     """promtool parses each, with Grafana's variables filled in; panels do not overlap."""
     dashboard = json.loads((charts.CHART / "files" / file).read_text())

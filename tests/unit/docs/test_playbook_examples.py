@@ -26,3 +26,12 @@ def test_each_example_is_a_playbook(text):
 def test_no_example_is_left_out():
     """All of the guide's YAML is looked at."""
     assert len(EXAMPLES) == GUIDE.read_text().count("```yaml") > 5
+
+
+def test_every_shipped_playbook_is_in_the_guide_and_no_other() -> None:
+    """Its table has one row for each."""
+    table = GUIDE.read_text().partition("## The shipped playbooks")[2].partition("\n## ")[0]
+    listed = re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE)
+    folder = GUIDE.parents[2] / "playbooks"
+    shipped = [path.stem for path in folder.glob("*.yaml") if not path.stem.endswith(("_test", "_template"))]
+    assert sorted(listed) == sorted(shipped)
