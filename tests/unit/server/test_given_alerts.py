@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.clocks import START
 from trainmedic_server import errors
@@ -109,3 +112,32 @@ def test_what_is_no_alert_is_refused(document: Any, said: str) -> None:
     with pytest.raises(errors.PayloadError) as refused:
         given_alerts.read(document, START)
     assert said in str(refused.value), refused.value
+
+
+_KEYS = st.sampled_from(
+    [
+        "alerts",
+        "items",
+        "data",
+        "labels",
+        "alert_labels",
+        "status",
+        "startsAt",
+        "endsAt",
+        "run_id",
+        "version",
+        "timestamp",
+    ]
+)
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.sampled_from(["4", "firing", "resolved", BEGAN, "x", ""]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(document=_VALUES)
+def test_whatever_is_given_is_read_or_refused(document: Any) -> None:
+    """Nothing else comes of it."""
+    with contextlib.suppress(errors.PayloadError):
+        assert given_alerts.read(document, START) is not None
