@@ -23,8 +23,9 @@ from trainmedic_server.domain.topology import (
     WrittenTopology,
 )
 from trainmedic_server.engine.job_verdicts import JobVerdicts
+from trainmedic_server.engine.node_watch import PresenceSource
 from trainmedic_server.errors import BusUnavailable
-from trainmedic_server.ports.outside import Clock, CommandBus, Presence
+from trainmedic_server.ports.outside import Clock, Presence
 
 REFRESH_EVERY = timedelta(seconds=5)
 """As often as a job writes its presence."""
@@ -38,14 +39,15 @@ class TopologyWatch:
 
     def __init__(
         self,
-        bus: CommandBus,
+        presences: PresenceSource,
         clock: Clock,
         metrics: telemetry.Metrics,
         is_needed: Callable[[], bool],
         written: WrittenTopology,
         cluster: Callable[[], ClusterTopology],
     ) -> None:
-        self._bus = bus
+        self.presences = presences
+        """For others that read them as well."""
         self._clock = clock
         self._metrics = metrics
         self._is_needed = is_needed
@@ -79,7 +81,7 @@ class TopologyWatch:
         if not self._is_needed():
             self._forget()
             return
-        jobs, agents = await asyncio.gather(self._bus.jobs(), self._bus.agents())
+        jobs, agents = await asyncio.gather(self.presences.jobs(), self.presences.agents())
         presences = (
             {job.name: job.details.get("placement") for job in jobs},
             {agent.name: agent.details.get("gpus") for agent in agents},

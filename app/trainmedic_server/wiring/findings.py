@@ -12,7 +12,6 @@ from trainmedic.wire import envelope
 from trainmedic.wire.signing import Signer
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.alertmanager_api import AlertmanagerApi
-from trainmedic_server.adapters.redis_bus import RedisBus
 from trainmedic_server.adapters.redis_findings import RedisFindings
 from trainmedic_server.adapters.redis_log_rules import RedisLogRules
 from trainmedic_server.adapters.sql_store.store import SqlStore
@@ -50,7 +49,6 @@ class FindingParts:
     settings: ServerSettings
     redis_url: str
     store: SqlStore
-    bus: RedisBus
     engine: Engine
     rules: LogRuleLibrary
     topology: TopologyWatch
@@ -63,7 +61,7 @@ class FindingParts:
     async def started(self) -> AsyncIterator[None]:
         """Run them while the block lasts. Raises StoreUnavailable."""
         clock, metrics, store, engine = self.clock, self.metrics, self.store, self.engine
-        nodes = NodeWatch(self.bus, store, clock, metrics)
+        nodes = NodeWatch(self.topology.presences, store, clock, metrics)
         await nodes.start()
         with contextlib.suppress(BusUnavailable, TimeoutError):  # `watch` tries again
             async with asyncio.timeout(_FIRST_LOOK_SECONDS):
@@ -84,8 +82,9 @@ class FindingParts:
         handing_out = RedisLogRules(
             self.redis_url, lambda: self.rules.rule_set, lambda: nodes.agents, clock, metrics, self.signer, store.fence
         )
+        presences, verdicts = self.topology.presences, self.topology.verdicts
         diagnoses = JobDiagnoses(
-            store, self.bus, self._taker(), clock, metrics, self._again_after(), verdicts=self.topology.verdicts
+            store, presences, self._taker(), clock, metrics, self._again_after(), verdicts=verdicts
         )
         loops = (
             diagnoses.watch(),

@@ -42,6 +42,7 @@ from trainmedic_server.engine.agent_watch import AgentWatch
 from trainmedic_server.engine.job_watch import JobWatch
 from trainmedic_server.engine.kept_jobs import KeptJobs
 from trainmedic_server.engine.service import Engine
+from trainmedic_server.engine.shared_presences import SharedPresences
 from trainmedic_server.engine.topology_watch import TopologyWatch
 from trainmedic_server.errors import BusUnavailable
 from trainmedic_server.ports.actions import Actions, Services
@@ -168,11 +169,11 @@ class TrainmedicServer:
             actions = registry.build(services)
             catalog, rules = await self._loaded(actions)
             is_needed = functools.partial(asks_for_jobs, catalog, rules)
-            watch = TopologyWatch(bus, clock, metrics, is_needed, written, cluster_topology)
+            watch = TopologyWatch(SharedPresences(bus), clock, metrics, is_needed, written, cluster_topology)
             where, source = watch.topology, log_source(settings.log_store, stack, bus, clock)
             engine = Engine(store, catalog, actions, clock, settings.limits, metrics, where, alerts, store.fence, clock)
             job_lives = await self._start_work(stack, bus, store, watch, engine)
-            parts = FindingParts(settings, redis_url, store, bus, engine, rules, watch, alerts, clock, metrics, signer)
+            parts = FindingParts(settings, redis_url, store, engine, rules, watch, alerts, clock, metrics, signer)
             await stack.enter_async_context(parts.started())
             await self._start_upkeep(stack, catalog, store, engine, services.notifier, prometheus)
             yield factory.create_app(

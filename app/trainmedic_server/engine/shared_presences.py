@@ -1,0 +1,67 @@
+"""One reader of presences for several loops: what one has read, the others take, while it is fresh.
+
+Who calls it: ``topology_watch``, ``node_watch`` and ``job_diagnoses``, each every five seconds from the server's start.
+Not those that judge whether a job or an agent lives (``job_watch``, ``agent_watch``): for them it matters when Redis
+answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Sequence
+
+from trainmedic_server.engine.node_watch import PresenceSource
+from trainmedic_server.ports.jobs import ArrivedNotice
+from trainmedic_server.ports.outside import Presence
+
+FRESH_FOR = 2.0
+"""Seconds. Presences are written every five."""
+
+
+class _Reading:
+    """One kind of presence, as it was read last."""
+
+    def __init__(self, read: Callable[[], Awaitable[list[Presence]]], elapsed: Callable[[], float]) -> None:
+        self._read = read
+        self._elapsed = elapsed
+        self._turn = asyncio.Lock()
+        self._known: list[Presence] = []
+        self._read_at: float | None = None
+
+    async def fresh(self) -> list[Presence]:
+        async with self._turn:  # who comes while it is read takes what is read
+            if self._read_at is None or self._elapsed() - self._read_at >= FRESH_FOR:
+                self._known, self._read_at = await self._read(), self._elapsed()
+            return self._known
+
+
+class SharedPresences:
+    """A source of presences that asks another one at most every two seconds. A failure is not kept."""
+
+    def __init__(self, source: PresenceSource, elapsed: Callable[[], float] | None = None) -> None:
+        """`elapsed` counts seconds and cannot be set."""
+        elapsed = elapsed or asyncio.get_running_loop().time
+        self._source = source
+        self._jobs = _Reading(source.jobs, elapsed)
+        self._launchers = _Reading(source.launchers, elapsed)
+        self._agents = _Reading(source.agents, elapsed)
+
+    async def jobs(self) -> list[Presence]:
+        """As of the source. Raises BusUnavailable."""
+        return await self._jobs.fresh()
+
+    async def launchers(self) -> list[Presence]:
+        """As of the source. Raises BusUnavailable."""
+        return await self._launchers.fresh()
+
+    async def agents(self) -> list[Presence]:
+        """As of the source. Raises BusUnavailable."""
+        return await self._agents.fresh()
+
+    def notices(self) -> Sequence[ArrivedNotice]:
+        """As of the source."""
+        return self._source.notices()
+
+    def discard_notices(self, entries: Collection[bytes]) -> None:
+        """As of the source."""
+        self._source.discard_notices(entries)

@@ -1,0 +1,53 @@
+"""One reader of presences for several loops."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.support.clocks import START
+from trainmedic_server.engine.shared_presences import FRESH_FOR, SharedPresences
+from trainmedic_server.errors import BusUnavailable
+from trainmedic_server.ports.outside import Presence
+
+
+class Source:
+    """Counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.is_away = False
+
+    async def jobs(self) -> list[Presence]:
+        self.asked += 1
+        await asyncio.sleep(0)
+        if self.is_away:
+            raise BusUnavailable("Redis is away")
+        return [Presence(f"job-{self.asked}", START)]
+
+    launchers = agents = jobs
+
+
+async def test_loops_that_look_together_cost_one_look() -> None:
+    """Also while it is under way; the next round reads again."""
+    source, now = Source(), 0.0
+    shared = SharedPresences(source, lambda: now)  # type: ignore[arg-type]
+    looks = await asyncio.gather(*(shared.jobs() for _ in range(3)))
+    assert ([[each.name for each in look] for look in looks], source.asked) == ([["job-1"]] * 3, 1)
+    now = FRESH_FOR
+    assert [each.name for each in await shared.jobs()] == ["job-2"]
+    await shared.agents()
+    assert source.asked == 3
+
+
+async def test_a_failure_is_told_to_each_and_not_kept() -> None:
+    """The next one asks again, and what was read before is not taken for what is there."""
+    source = Source()
+    source.is_away = True
+    shared = SharedPresences(source, lambda: 0.0)  # type: ignore[arg-type]
+    for _ in range(2):
+        with pytest.raises(BusUnavailable):
+            await shared.jobs()
+    source.is_away = False
+    assert len(await shared.jobs()) == 1
