@@ -180,7 +180,7 @@ class Collector:
         origin, chapter = line.origin, self._aftermath.chapter(line)
         is_shared = origin.rank is not None or chapter
         generation = f"rank {origin.rank} {chapter}" if is_shared else origin.generation
-        return _of_its_own(replace(line, origin=replace(origin, source=source, generation=generation)), match)
+        return _of_its_own(line._replace(origin=replace(origin, source=source, generation=generation)), match)
 
     def _note_beginning(self, line: Line, has_time: bool, is_trouble: bool) -> None:
         """A log that begins with the trouble does not show when the job began."""
@@ -224,7 +224,7 @@ def _of_its_own(line: Line, match: LineMatch) -> Line:
     if line.origin.source not in KERNEL_SOURCES or rule is None or rule.ends or rule.count or rule.lasting:
         return line
     generation = f"{line.origin.generation} {line.at:%Y%m%d%H%M} {match.fields.get('pid', '')}"
-    return replace(line, origin=replace(line.origin, generation=generation))
+    return line._replace(origin=replace(line.origin, generation=generation))
 
 
 def _is_heading(text: str) -> bool:

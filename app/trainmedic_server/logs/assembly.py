@@ -58,7 +58,7 @@ class _OpenBlock:
         texts = self.texts
         while len(texts) > 1 and not texts[-1].strip():
             texts = texts[:-1]
-        return replace(self.first, text="\n".join(texts), is_cut=self.first.is_cut or self.left_out > 0)
+        return self.first._replace(text="\n".join(texts), is_cut=self.first.is_cut or self.left_out > 0)
 
 
 @dataclass(slots=True)

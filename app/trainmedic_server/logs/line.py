@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainmedic_server.domain.finding import Origin, TimeSource
 
@@ -13,9 +12,9 @@ LONGEST = 8 * 1024
 """Bytes of a line that rules see; the rest is left out, and `Line.is_cut` says so."""
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A line, or a block of lines that belong together, such as a traceback.
+class Line(NamedTuple):
+    """A line, or a block of lines that belong together, such as a traceback. A tuple, because one is made of each line
+    that is read.
 
     `text` is UTF-8 that was read with replacements, without colours, without what redraws a progress bar, and without
     the prefixes of those who passed it on; of a block it has all lines, with line feeds between them.

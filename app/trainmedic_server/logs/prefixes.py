@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainmedic_server.logs import times
 
@@ -28,8 +27,7 @@ _COMPOSE_WITHIN = 140
 _FIRST = frozenset("([{ 0123456789")
 
 
-@dataclass(frozen=True, slots=True)
-class Prefixed:
+class Prefixed(NamedTuple):
     """The text behind the prefixes, and what they said."""
 
     text: str
@@ -69,7 +67,7 @@ def split(text: str, source: str) -> Prefixed:
             rank, end = int(inner[1]), inner.end()
     if not end:
         return prefixed
-    return replace(prefixed, text=text[end:], rank=rank, local_rank=local_rank, key=text[:end].rstrip())
+    return prefixed._replace(text=text[end:], rank=rank, local_rank=local_rank, key=text[:end].rstrip())
 
 
 def _container(text: str) -> Prefixed:

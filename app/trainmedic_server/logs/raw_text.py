@@ -16,7 +16,7 @@ _ESCAPE = re.compile(
     rb"|[PX^_][^\x1b]{0,512}(?:\x1b\\)?|[ -/]?[0-~])?"
 )
 _PROGRESS = re.compile(rb"\d%\||\d(?:it|s|B|batch|step|example)s?/s|\ds/(?:it|batch|step)|\?it/s")
-_CONTROL = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]")
+_CONTROLS = bytes(byte for byte in (*range(32), 127) if byte not in b"\t\n")
 _REDRAWN = 8
 """Pieces of a line with carriage returns that are looked at, from its end."""
 
@@ -24,6 +24,9 @@ _REDRAWN = 8
 def text_of(raw: bytes, longest: int = LONGEST) -> tuple[str, bool]:
     """Return the text of a line without its line feed, and whether a part of it was left out, for it has more than
     `longest` bytes."""
+    cleaned = raw.translate(None, _CONTROLS)
+    if len(cleaned) == len(raw) <= longest and raw.isascii():
+        return raw.decode("ascii"), False  # as nearly every line is
     is_cut = False
     if b"\0" in raw:
         raw = _of_utf16(raw[: 4 * longest])
@@ -33,9 +36,7 @@ def text_of(raw: bytes, longest: int = LONGEST) -> tuple[str, bool]:
         raw, is_cut = raw[: longest * 2], True
     if b"\x1b" in raw:
         raw = _ESCAPE.sub(b"", raw)
-    raw = raw.removeprefix(codecs.BOM_UTF8)
-    if not raw.isascii() or _CONTROL.search(raw) is not None:
-        raw = _CONTROL.sub(b"", raw)
+    raw = raw.removeprefix(codecs.BOM_UTF8).translate(None, _CONTROLS)
     if len(raw) > longest:
         return raw[:longest].decode("utf-8", "ignore" if _is_utf8(raw) else "replace"), True
     return raw.decode("utf-8", "replace"), is_cut

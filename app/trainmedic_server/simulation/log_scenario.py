@@ -7,7 +7,7 @@ Nothing of it is a stand-in but the way between node and server. Who calls it: `
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from trainmedic_server import telemetry
@@ -170,7 +170,7 @@ class LogScenario:
 
     async def _read(self, reader: _NodeReader, lines: Sequence[Line]) -> None:
         # In a test it is the test that says when a line is printed, whatever stands in it.
-        timed = [replace(line, at=self._clock.now(), time_source=TimeSource.LINE) for line in lines]
+        timed = [line._replace(at=self._clock.now(), time_source=TimeSource.LINE) for line in lines]
         for line in timed:
             self._collector.line(line)
         await self._send(reader, [finding for line in timed for finding in reader.tracker.feed(line)])

@@ -27,7 +27,7 @@ UUID = "GPU-509665ad-b600-ac93-3616-d754b23d636d"
 def at(seconds: float, text: str, source: str = "training", place: int | None = None, **members: object) -> Line:
     """A line that is read so many seconds after `NOW`."""
     spot = int(seconds * 1000) if place is None else place
-    return replace(line(text, source, **members), at=NOW + seconds * SECOND, place=spot)
+    return line(text, source, **members)._replace(at=NOW + seconds * SECOND, place=spot)
 
 
 def kernel_rule(name: str, pattern: str, contains: str, **members: Any) -> LogRule:
