@@ -3,9 +3,10 @@
 Three figures: lines of a training with all that is done to them (decoding, prefixes, records, blocks, rules, findings);
 the rules alone on lines that are ready; and what a hostile line of 1 MB costs for each KB. Beside the first two stand
 ``grep -P`` with all patterns as one, which is what a careful person would write, and Python's `re` with the patterns
-one after another, as a simple log agent does it.
+one after another, as a simple log agent does it; and mtail with a counter for each pattern, where one is named
+(``apt-get download mtail`` and ``dpkg -x`` give one without installing it).
 
-    python -m benchmarks.log_rules [--lines 200000]
+    python -m benchmarks.log_rules [--lines 200000] [--mtail mtail]
 """
 
 from __future__ import annotations
@@ -47,8 +48,10 @@ def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lines", type=int, default=200_000, help="lines of the log that is read (200,000)")
+    parser.add_argument("--mtail", metavar="PROGRAM", help="an mtail, to be tried on the same lines")
     telemetry.configure_logging("CRITICAL")
-    lines = written(parser.parse_args().lines)
+    arguments = parser.parse_args()
+    lines = written(arguments.lines)
     rules = shipped()
     ours = rate(lambda: read(lines, FindingTracker(rules)), len(lines))
     alone = rate(lambda: match(lines, rules), len(lines))
@@ -59,6 +62,10 @@ def main() -> None:
     print(f"log rules: {ours:.0f} lines a second and core, with all that is done to them; {ours / grep:.2f} of grep -P")
     print(f"rules alone: {alone:.0f} lines a second; {alone / grep:.2f} of grep -P, {alone / simple:.0f} x re by turns")
     print(f"grep -P with all patterns as one: {grep:.0f} lines a second; re by turns: {simple:.0f}")
+    if arguments.mtail:
+        print(
+            f"mtail with a counter for each pattern: {mtail_rate(arguments.mtail, lines, patterns):.0f} lines a second"
+        )
     print(f"({len(rules.rules)} rules, {len(patterns)} patterns, {len(lines)} lines, one in {EVERY} taken by a rule)")
     for name, cost in hostile(rules):
         print(f"hostile line of 1 MB, {name}: {cost:.2f} us for each KB")
@@ -123,6 +130,31 @@ def grepped(lines: Sequence[bytes], patterns: Sequence[str]) -> int:
         file.flush()
         argv = ["grep", "-c", "-a", "-P", joined, file.name]
         return int(subprocess.run(argv, capture_output=True, check=False, env={"LC_ALL": "C"}).stdout or 0)
+
+
+def mtail_rate(program: str, lines: Sequence[bytes], patterns: Sequence[str]) -> float:
+    """Lines per second of processor time of mtail, without what it takes to start."""
+    return len(lines) / max(mtail_seconds(program, lines, patterns) - mtail_seconds(program, [], patterns), 1e-9)
+
+
+def mtail_seconds(program: str, lines: Sequence[bytes], patterns: Sequence[str]) -> float:
+    """Processor time that one run of mtail over these lines takes."""
+    with tempfile.TemporaryDirectory() as directory:
+        log, rules = Path(directory, "a.log"), Path(directory, "rules.mtail")
+        log.write_bytes(b"".join(line + b"\n" for line in lines))
+        names = {}
+        for number, pattern in enumerate(pattern for pattern in patterns if "\n" not in pattern):
+            # Its patterns end at a slash, and its groups would need names that no two patterns share.
+            plain = re.sub(r"\(\?P<\w+>", "(?:", pattern.replace("(?m)", "")).replace("/", r"\/")
+            names[f"c{number}"] = plain
+        declared = "".join(f"counter {name}\n" for name in names)
+        rules.write_text(declared + "".join(f"/{pattern}/ {{\n  {name}++\n}}\n" for name, pattern in names.items()))
+        argv = [program, "--one_shot", "--logs", str(log), "--progs", str(rules), "--logtostderr"]
+        began = child_seconds()
+        done = subprocess.run(argv, capture_output=True, text=True, check=True)
+        assert "compile error" not in done.stderr, done.stderr
+        assert not lines or re.search(r"\"Value\": [1-9]", done.stdout), "it has counted nothing"
+        return child_seconds() - began
 
 
 def one_by_one(lines: Sequence[bytes], patterns: Sequence[str]) -> int:
