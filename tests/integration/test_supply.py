@@ -66,6 +66,8 @@ def test_the_wheels_have_their_bills_within_and_beside(tmp_path: Path) -> None:
             assert within in wheel.read(f"{name}.dist-info/RECORD").decode()
             assert not [path for path in wheel.namelist() if path.startswith(("tests", "build"))]
             assert f"{name.partition('-')[0]}/py.typed" in wheel.namelist()
+            if name.startswith("trainmedic_server"):
+                _has_console(wheel)
 
 
 def small_environment(directory: Path) -> Path:
@@ -80,6 +82,16 @@ def small_environment(directory: Path) -> Path:
     source = {"url": "file:///src", "dir_info": {}}
     (packages / "trainmedic_server-0.1.0.dist-info" / "direct_url.json").write_text(json.dumps(source))
     return directory / "bin" / "python"
+
+
+def _has_console(wheel: zipfile.ZipFile) -> None:
+    """All that its pages are made of, in less than 250 kB."""
+    inside = "trainmedic_server/server/console"
+    here = ROOT / "app" / inside
+    wanted = {f"{inside}/{path.relative_to(here)}" for path in here.glob("[ts]*/*") if path.suffix != ".py"}
+    assert len(wanted) > 20
+    assert wanted <= set(wheel.namelist())
+    assert sum(info.compress_size for info in wheel.infolist() if info.filename.startswith(inside)) < 250_000
 
 
 def test_the_bill_of_an_image_lists_python_and_debian_packages_too(tmp_path: Path) -> None:
