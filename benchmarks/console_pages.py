@@ -74,12 +74,12 @@ async def pages(client: httpx.AsyncClient) -> None:
 
 async def told(url: str, seq: str, ready: asyncio.Semaphore, seen: asyncio.Queue[float] | None) -> None:
     """One open page; where `seen` is given, notes when it was sent a run's row."""
-    async with httpx.AsyncClient(base_url=url, timeout=None) as client:
-        async with client.stream("GET", f"/console/live?topics=head,runs&after={seq}") as answer:
-            ready.release()
-            async for line in answer.aiter_lines():
-                if seen is not None and line == "event: runs":
-                    seen.put_nowait(time.perf_counter())
+    path = f"/console/live?topics=head,runs&after={seq}"
+    async with httpx.AsyncClient(base_url=url, timeout=None) as client, client.stream("GET", path) as answer:
+        ready.release()
+        async for line in answer.aiter_lines():
+            if seen is not None and line == "event: runs":
+                seen.put_nowait(time.perf_counter())
 
 
 async def deliveries(client: httpx.AsyncClient, first: int, seen: asyncio.Queue[float] | None) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainmedic.wire.notice import NAME
@@ -70,6 +70,9 @@ class JobLifeView(BaseModel):
     state: LifeState
     since: datetime
     reason: str
+
+
+Counted = Annotated[bool, Query(description="false: without its runs, which takes a moment in a long history.")]
 
 
 class PlaybookSummary(BaseModel):
@@ -198,10 +201,10 @@ def overview(
         response_model=PlaybookList,
         responses=responses(401, 403, 503),
     )
-    async def playbooks() -> PlaybookList:
+    async def playbooks(counted: Counted = True) -> PlaybookList:
         """Each with its source, its version and how its runs ended; and why files were not loaded."""
         async with reads.take():
-            counts = await counts_of_late()
+            counts = await counts_of_late() if counted else {}
         return PlaybookList(
             items=[PlaybookSummary(**_summary(playbook, counts)) for playbook in catalog.all()],
             errors=[LoadProblemView.model_validate(problem) for problem in catalog.problems],
@@ -213,12 +216,12 @@ def overview(
         response_model=PlaybookView,
         responses=responses(401, 403, 404, 503),
     )
-    async def playbook(name: str) -> PlaybookView:
+    async def playbook(name: str, counted: Counted = True) -> PlaybookView:
         playbook = catalog.get(name)
         if playbook is None:
             raise NotFound("No playbook of that name is loaded; GET /playbooks says which are, and which files failed.")
         async with reads.take():
-            counts = await counts_of_late()
+            counts = await counts_of_late() if counted else {}
         return PlaybookView(**_summary(playbook, counts), text=playbook.text)
 
     @routes.get(

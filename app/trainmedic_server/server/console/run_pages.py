@@ -13,6 +13,7 @@ from starlette.responses import RedirectResponse, Response
 
 from trainmedic_server.domain.run import Status
 from trainmedic_server.server.console import formats
+from trainmedic_server.server.console.book_pages import UNCOUNTED
 from trainmedic_server.server.console.page_request import PageRequest
 from trainmedic_server.server.problems import HttpProblem
 
@@ -40,7 +41,7 @@ async def runs(page: PageRequest) -> Response:
         api_query["cursor"] = cursor
     listed = await page.get("/history", [pair for name, value in api_query.items() for pair in _pairs(name, value)])
     more = urlencode({**chosen, "cursor": listed["next"]}) if listed["next"] else ""
-    books = await page.get("/playbooks")
+    books = await page.get("/playbooks", UNCOUNTED)
     return await page.page(
         "runs.html",
         title="Runs",
@@ -71,7 +72,7 @@ async def run(page: PageRequest) -> Response:
 async def story(get_or: Any, shown: Mapping[str, Any]) -> dict[str, Any]:
     """What the template of a run needs beside the run: its neighbours on the target, and whether its playbook is
     another one by now."""
-    book = await get_or(None, f"/playbooks/{shown['playbook']}")
+    book = await get_or(None, f"/playbooks/{shown['playbook']}", UNCOUNTED)
     before, after = await _neighbours(get_or, shown)
     return {
         "run": shown,

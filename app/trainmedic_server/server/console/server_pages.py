@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 
 from starlette.responses import Response
 
+from trainmedic_server.server.console.book_pages import UNCOUNTED
 from trainmedic_server.server.console.page_request import PageRequest
 
 _SPANS = ("24h", "7d", "30d", "90d")
@@ -17,7 +18,7 @@ async def settings(page: PageRequest) -> Response:
     ready = await page.get("/ready")
     pauses = await page.get_or({"items": []}, "/pauses")
     sessions = await page.get_or(None, "/sessions")
-    books = await page.get("/playbooks")
+    books = await page.get("/playbooks", UNCOUNTED)
     health = await page.get("/health")
     return await page.page(
         "settings.html",
@@ -27,14 +28,15 @@ async def settings(page: PageRequest) -> Response:
         sessions=sessions["items"] if sessions else None,
         errors=books["errors"],
         health=health,
-        present=(await page.standing.now(fresh=True)).document,
+        present=(await page.standing.now()).document,
     )
 
 
 async def report(page: PageRequest) -> Response:
-    """What failures cost, and what repairs came to."""
+    """What failures cost, and what repairs came to. It takes a while in a long history, so the page asks for it once
+    its frame is there."""
     since = page.query.get("since", "7d")
-    document = await page.get("/report", {"since": since})
+    document = await page.get("/report", {"since": since}) if "whole" in page.query else None
     return await page.page("report.html", title="Report", report=document, since=since, spans=_SPANS)
 
 
