@@ -24,7 +24,7 @@ from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
 from trainmedic_server.domain.admission import Admission, PlaybookDecision
-from trainmedic_server.domain.alert import Alert, AlertRecord, Delivery
+from trainmedic_server.domain.alert import Alert, AlertRecord, Delivery, Identity
 from trainmedic_server.domain.effect import EffectVerdict
 from trainmedic_server.domain.job_life import JobLife, LifeState
 from trainmedic_server.domain.log_search import LogQuery
@@ -34,6 +34,8 @@ from trainmedic_server.domain.run import Controls, Decision, Event, OperatorOrde
 from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.domain.upcoming import Upcoming
 from trainmedic_server.engine import pausing
+from trainmedic_server.engine.admission_changes import ByHand
+from trainmedic_server.engine.by_hand import Started, StartOrder
 from trainmedic_server.engine.explanation import ExplainedAlert
 from trainmedic_server.engine.kept_jobs import KeptJobs
 from trainmedic_server.ports.logs import LogBatch
@@ -218,6 +220,31 @@ class MemoryEngine:
 
     async def upcoming(self, run: Run, alerts: Sequence[AlertRecord]) -> Upcoming | None:
         return Upcoming(step="cap", kind="action", action="gpu.power_limit") if run.is_open else None
+
+    async def start_run(self, order: StartOrder, by: ByHand) -> Started:
+        if order.playbook != "cool":
+            raise errors.NotFound(f"no playbook {order.playbook} is loaded")
+        labels = {"alertname": "StartedByHand", **order.labels}
+        run = Run(
+            id=new_id(),
+            playbook=order.playbook,
+            version="v1",
+            target=order.target,
+            mode=Mode.ENFORCE,
+            status=Status.RUNNING,
+            decision=Decision.STARTED,
+            alert=Identity("by-hand-1", START),
+            alert_name="StartedByHand",
+            alert_labels=labels,
+            created_at=START,
+            started_by=by.actor,
+        )
+        if not order.dry_run:
+            self.history.records[run.id] = RunRecord(run, (), ())
+        return Started(run, ())
+
+    async def retry(self, run_id: str, by: ByHand) -> Started:
+        raise errors.NotFound(f"there is no run {run_id}")
 
     async def close_breaker(self, actor: str) -> Controls:
         self.controls = replace(self.controls, breaker_open=False)

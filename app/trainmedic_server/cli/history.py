@@ -30,6 +30,7 @@ _COLUMNS = (
     "run_id", "timestamp", "alert_name", "alert_labels", "playbook", "target", "node", "gpu", "job", "mode", "status",
     "decision", "action_taken", "success", "message", "duration_ms", "touched", "owes_undo", "undo_error", "undone_at",
     "waiting_on", "deadline", "approved_by", "decided_at",
+    "started_by", "repeats",
 )  # fmt: skip
 _MOST_FOLDED = 20
 """So many times as many items as rows are read for a table, where many of them fold into one."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
 import click
 
-from trainmedic_server.cli import story, table
+from trainmedic_server.cli import exits, story, table
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.history import run_path
+from trainmedic_server.cli.pauses import labels_of
 
 
 @click.group()
 def runs() -> None:
-    """Approve, reject, cancel or undo a run, or close its undo. Who did it is recorded, by the token's name."""
+    """Approve, reject, cancel, undo, start or try again a run. Who did it is recorded, by the token's name."""
 
 
 def _order(kind: str, summary: str, needs_note: bool = False) -> click.Command:
@@ -25,6 +30,54 @@ def _order(kind: str, summary: str, needs_note: bool = False) -> click.Command:
         click.echo(f"{table.plain(run.get('playbook'))} {table.plain(run.get('target'))}: {story.status(run)}{owed}")
 
     return order
+
+
+@runs.command()
+@click.argument("run_id", metavar="RUN")
+@click.option("--note", default="", metavar="TEXT", help="Why; kept in the history.")
+@server_options
+def retry(client: Client, run_id: str, note: str) -> None:
+    """Try again what ended without success, while its alert still fires."""
+    _show(client.post(f"runs/{run_path(run_id)}/retry", {"note": note, "key": str(uuid.uuid4())}))
+
+
+@runs.command()
+@click.argument("playbook")
+@click.option("--target", required=True, metavar="KIND:NAME", help="Such as job:llm-1, node:node-1, gpu:node-1/0.")
+@click.option(
+    "--label", "labels", multiple=True, metavar="NAME=VALUE", callback=labels_of, help="The alert must have it."
+)
+@click.option("--dry-run", is_flag=True, help="Do nothing: show what would be done, or what bars it.")
+@click.option("--key", metavar="TEXT", help="A name for this request: given again, it starts nothing again.")
+@click.option("--note", default="", metavar="TEXT", help="Why; kept in the history.")
+@server_options
+def start(client: Client, key: str | None, **wanted: Any) -> None:
+    """Have a playbook run on a target, by the same guards as for an alert.
+
+    It is tied to the alert that fires for it, if one does; else what it changes stays until 'trainmedic runs undo'.
+
+    \b
+    trainmedic runs start training-loss-spike --target job:llm-1 --dry-run
+    """
+    _show(client.post("runs", {**wanted, "key": key or str(uuid.uuid4())}))
+
+
+def _show(started: Mapping[str, Any]) -> None:
+    """What became of a start. Ends with 1 where something bars it."""
+    is_dry, decision = started["run"] is None, started["decision"]
+    for step in started["steps"]:
+        note = f"  ({table.plain(step['note'])})" if step.get("note") else ""
+        click.echo(f"  {table.plain(step['id'])}: {table.plain(step['action'])}  {story.data(step['params'])}{note}")
+    what = f"{table.plain(started['playbook'])} {table.plain(started['target'])}"
+    if decision not in ("started", "observe_only"):
+        raise exits.Failure(f"{what}: {'would not start' if is_dry else 'not started'}: {decision}: {started['why']}")
+    waits = f", and waits for run {table.plain(started['waits_for'])}" if started.get("waits_for") else ""
+    begins = "would only be recorded" if decision == "observe_only" else "would start"
+    if is_dry:
+        click.echo(f"{what}: {begins}, mode {started['mode']}, for {table.plain(started['alert_name'])}{waits}")
+    else:
+        again = ", started by this request before" if started["repeated"] else ""
+        click.echo(f"{what}: {story.status(started['run'])}, run {table.plain(started['run']['run_id'])}{again}{waits}")
 
 
 runs.add_command(_order("approve", "Let a run that waits for approval go on."))

@@ -20,6 +20,10 @@ _FNV_PRIME = 1099511628211
 _64_BITS = (1 << 64) - 1
 
 
+BY_HAND = "by-hand-"
+"""How the fingerprint begins of what stands in place of an alert where a person started a run and none fires."""
+
+
 class AlertStatus(StrEnum):
     """The status of one alert, in Alertmanager's words."""
 

@@ -11,7 +11,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from trainmedic_server.domain.alert import Identity
+from trainmedic_server.domain.alert import BY_HAND, Identity
 from trainmedic_server.domain.controls import Controls as Controls
 from trainmedic_server.domain.modes import Mode, UndoTrigger
 from trainmedic_server.domain.target import Target
@@ -260,6 +260,11 @@ class Run:
     def target_key(self) -> str:
         """The key of its target; empty where it has none."""
         return self.target.key if self.target else ""
+
+    @property
+    def has_alert(self) -> bool:
+        """False where a person started it and no alert fires that could resolve."""
+        return not self.alert.fingerprint.startswith(BY_HAND)
 
     @property
     def is_open(self) -> bool:

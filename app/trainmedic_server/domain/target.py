@@ -55,6 +55,23 @@ class Target:
             case TargetKind.CLUSTER:
                 return "cluster"
 
+    @classmethod
+    def of_key(cls, key: str) -> Target:
+        """The target with this `key`. Raises ValueError."""
+        kind, _, name = key.partition(":")
+        node, _, gpu = name.partition("/")
+        is_fine = all(map(str.isprintable, key)) and len(name.encode()) <= LONGEST_NAME
+        match kind:
+            case "cluster" if not name and key == "cluster":
+                return cls(TargetKind.CLUSTER)
+            case "job" if name and is_fine:
+                return cls(TargetKind.JOB, job=name)
+            case "node" if name and is_fine:
+                return cls(TargetKind.NODE, node=name)
+            case "gpu" if node and gpu and is_fine:
+                return cls(TargetKind.GPU, node=node, gpu=gpu)
+        raise ValueError(f"{key!r} is not a target, such as job:llm-1, node:node-1, gpu:node-1/0 or cluster")
+
     def overlaps(self, other: Target) -> bool:
         """Whether two runs on these targets could change the same thing.
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from trainmedic_server import errors
 from trainmedic_server.domain.admission import Admission, PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Identity
 from trainmedic_server.domain.playbook import Mode
@@ -21,6 +22,7 @@ from trainmedic_server.domain.target import Target, Unresolved
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import guards, pausing, plan, scope, step_sequence
+from trainmedic_server.engine.admission_changes import AdmissionChanges, ByHand
 from trainmedic_server.engine.matching import Candidate, Key, MatchedAlert, PreparedDelivery
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.playbooks import CompiledPlaybook
@@ -49,22 +51,6 @@ class AdmissionFacts:
     """By which pauses of nodes and jobs find whom they are about."""
 
 
-@dataclass(slots=True)
-class AdmissionChanges:
-    """What is to be written, and, in the last two fields, what is to be done once it is durable."""
-
-    records: dict[Identity, AlertRecord] = field(default_factory=dict)
-    runs: list[Run] = field(default_factory=list)
-    links: list[tuple[str, Identity]] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
-    nodes: set[str] = field(default_factory=set)
-    controls: Controls | None = None
-    started: list[tuple[Run, CompiledPlaybook, AlertRecord]] = field(default_factory=list)
-    """The runs to drive."""
-    touched: set[str] = field(default_factory=set)
-    """The ids of runs whose drivers have to read what has changed."""
-
-
 class Admitter:
     """Decides on deliveries, one after the other, into one set of `AdmissionChanges`."""
 
@@ -78,7 +64,24 @@ class Admitter:
         self._ago = ago
         self._started: Counter[str] = Counter()
         self._opened: Counter[str] = Counter()
+        self._by_hand: ByHand | None = None
         self.changes = AdmissionChanges()
+
+    def start(self, record: AlertRecord, candidate: Candidate, order: ByHand) -> Run:
+        """Start a run because a person wants it, by the same guards; return it, or the record of why it did not start.
+
+        Its alert may be of any age. Raises Conflict where one of the playbook is open on the target.
+        """
+        outcome = self._guard(replace(record.alert, starts_at=self._now), candidate)
+        if outcome.decision is Decision.JOINED:
+            open_run = self._facts.open_runs[candidate.key]
+            raise errors.Conflict(f"run {open_run} of {candidate.key[0]} on {candidate.key[1]} is open")
+        self._by_hand = order
+        if record.identity not in self._facts.records:
+            self._keep(record)
+        run = self._add_run(record, candidate, outcome)
+        self._by_hand = None
+        return run
 
     def admit(self, prepared: PreparedDelivery) -> Admission:
         """Decide on one delivery."""
@@ -223,14 +226,18 @@ class Admitter:
         run = self._new_run(record, candidate, outcome)
         self.changes.runs.append(run)
         self._link(run.id, record, LinkedRun(run.id, *candidate.key, str(run.status), run.decision))
-        self._add_event(
-            run.id,
-            str(run.decision),
-            alert=record.alert.name,
-            playbook=run.playbook,
-            target=candidate.key[1],
-            why=outcome.why,
-        )
+        data: dict[str, object] = {
+            "alert": record.alert.name,
+            "playbook": run.playbook,
+            "target": candidate.key[1],
+            "why": outcome.why,
+        }
+        if self._by_hand is None:
+            self._add_event(run.id, str(run.decision), **data)
+        else:
+            data |= {"by_hand": True, "repeats": run.repeats, "note": self._by_hand.note}
+            event = Event(str(run.decision), self._now, run.id, self._by_hand.actor, data)
+            self.changes.events.append(event)
         if run.status is not Status.NOT_STARTED:
             self._count(candidate, run)
         if run.is_open:
@@ -257,6 +264,9 @@ class Admitter:
             ended_at=None if decision is Decision.STARTED else self._now,
             message=outcome.why,
         )
+        if self._by_hand is not None:
+            order = self._by_hand
+            run = replace(run, started_by=order.actor, repeats=order.repeats, request_key=order.key)
         if decision is Decision.OBSERVE_ONLY:
             url, verdicts = self._limits.external_url, self._facts.topology.verdicts
             names = scope.build(run, playbook, [record.alert], hindsight=False, external_url=url, verdicts=verdicts)

@@ -18,7 +18,8 @@ from trainmedic_server.domain.reaction import NoReaction
 from trainmedic_server.domain.run import Event
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import admission_facts, matching
-from trainmedic_server.engine.admission import AdmissionChanges, Admitter
+from trainmedic_server.engine.admission import Admitter
+from trainmedic_server.engine.admission_changes import AdmissionChanges
 from trainmedic_server.engine.batching import Batcher
 from trainmedic_server.engine.matching import MatchedAlert, PreparedDelivery
 from trainmedic_server.engine.timeline import Timeline
@@ -130,14 +131,7 @@ class DeliveryIntake:
         replies = tuple(admitting.admit(entry) for entry in prepared)
         changes = admitting.changes
         self._keep_playbooks(tx, prepared, changes)
-        tx.save_alerts(list(changes.records.values()))
-        tx.add_runs(changes.runs)
-        tx.link(changes.links)
-        tx.append(changes.events)
-        if changes.nodes:
-            tx.remember_nodes(changes.nodes, now)
-        if changes.controls is not None:
-            tx.save_controls(changes.controls)
+        changes.write(tx, now)
         return AdmittedBatch(replies, changes)
 
     def _keep_playbooks(self, tx: Transaction, prepared: Sequence[PreparedDelivery], changes: AdmissionChanges) -> None:

@@ -35,6 +35,7 @@ from datetime import timedelta
 from typing import TypeAlias
 
 from trainmedic_server import errors, telemetry
+from trainmedic_server.domain.alert import BY_HAND
 from trainmedic_server.domain.playbook import Guards
 from trainmedic_server.domain.run import Event, Run, UndoStatus
 from trainmedic_server.domain.target import Target
@@ -210,6 +211,8 @@ class LeaseRecovery:
         alerts = await self._store.transact(lambda tx: tx.alerts_of([run_id]).get(run_id, []))
         silent_since = self._timeline.ago(self._limits.assume_resolved_after)
         firing = [alert for alert in alerts if not alert.is_resolved and alert.last_heard_at >= silent_since]
+        if any(alert.alert.fingerprint.startswith(BY_HAND) for alert in firing):
+            return True
         if self._source is not None:
             try:
                 for alert in firing:

@@ -75,8 +75,9 @@ def why_stale(draft: RunDraft) -> str | None:
 
 
 def newest_beginning(run: Run, outside: OutsideState) -> datetime:
-    """When the newest of the run's alerts that still fire began."""
-    return max((record.alert.starts_at for record in outside.alerts if not record.is_resolved), default=run.created_at)
+    """When the newest of the run's alerts that still fire began, or a person started the run."""
+    began = [record.alert.starts_at for record in outside.alerts if not record.is_resolved]
+    return max([*began, run.created_at] if run.started_by else began, default=run.created_at)
 
 
 def has_begun(run: Run) -> bool:

@@ -23,8 +23,9 @@ from trainmedic_server.domain.run import Controls, Event, OperatorOrder, OrderKi
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.domain.upcoming import Upcoming
 from trainmedic_server.engine import orders, pausing, upcoming
-from trainmedic_server.engine.admission import AdmissionChanges
+from trainmedic_server.engine.admission_changes import AdmissionChanges, ByHand
 from trainmedic_server.engine.breaker import Breaker
+from trainmedic_server.engine.by_hand import HandStarter, Started, StartOrder
 from trainmedic_server.engine.driver_services import DriverServices
 from trainmedic_server.engine.explaining import Explainer
 from trainmedic_server.engine.explanation import ExplainedAlert
@@ -94,7 +95,9 @@ class Engine:
         )
         self._locks = services.locks
         holder = self._locks.holder
-        self._explainer = Explainer(store, catalog, actions, clock, timeline, limits, topology, holder)
+        known = (store, catalog, actions, clock, timeline, limits)
+        self._explainer = Explainer(*known, topology, holder)
+        self._starter = HandStarter(*known, metrics, topology, self._new_id, holder, self._on_admitted)
         self._silent_alerts = SilentAlerts(store, clock, timeline, limits, metrics, alert_source, self._workers.touch)
         lease_recovery = LeaseRecovery(
             store, clock, timeline, limits, metrics, services.locks, alert_source, self._workers.playbook_of, fence
@@ -171,6 +174,15 @@ class Engine:
         if run is None:
             raise errors.NotFound(f"there is no run {run_id}")
         return run
+
+    async def start_run(self, order: StartOrder, by: ByHand) -> Started:
+        """Start a run by hand, or say what that would come to. Raises NotFound, Conflict, StoreUnavailable."""
+        return await self._starter.start(order, by)
+
+    async def retry(self, run_id: str, by: ByHand) -> Started:
+        """Start another run for the alert of one that ended without success. Raises NotFound, Conflict,
+        StoreUnavailable."""
+        return await self._starter.retry(run_id, by)
 
     async def record_late_reply(self, reply: envelope.Reply) -> None:
         """Record a reply to a command whose outcome was given up as unknown.

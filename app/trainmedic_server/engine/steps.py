@@ -207,6 +207,10 @@ def _was_held_up(run: Run) -> bool:
 
 
 def _wait(draft: RunDraft, state: StepState, definition: WaitStep) -> Wait | None:
+    if not draft.run.has_alert and not draft.outside.resolved:
+        draft.end(state, StepStatus.SKIPPED, message="it was started by hand, and no alert fires that could resolve")
+        draft.add_event("step_skipped", step=state.id, when="started by hand: there is no alert")
+        return None
     if draft.outside.resolved:
         draft.end(state, StepStatus.SUCCEEDED, started_at=state.started_at or draft.now)
         draft.add_event("wait_ended", step=state.id, outcome="resolved", because=draft.outside.resolved_because)

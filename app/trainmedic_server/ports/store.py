@@ -159,6 +159,10 @@ class Transaction(Protocol):
         tied to an alert that has not resolved; in no order."""
         ...
 
+    def run_of_request(self, key: str) -> str | None:
+        """Return the run that a person started by the request of this name."""
+        ...
+
     def run_of_command(self, command_id: str) -> str | None:
         """Return the run whose step or undo has this as its current command."""
         ...

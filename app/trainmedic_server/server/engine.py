@@ -20,6 +20,8 @@ from trainmedic_server.domain.pause import EVERYTHING, OperatorPause, PauseOrder
 from trainmedic_server.domain.problems import FileProblem
 from trainmedic_server.domain.run import Controls, OrderKind, Run
 from trainmedic_server.domain.upcoming import Upcoming
+from trainmedic_server.engine.admission_changes import ByHand
+from trainmedic_server.engine.by_hand import Started, StartOrder
 from trainmedic_server.engine.explanation import ExplainedAlert
 from trainmedic_server.logs.rule import RuleSet
 from trainmedic_server.ports.playbooks import CompiledPlaybook
@@ -45,6 +47,14 @@ class EnginePort(Protocol):
     ) -> Run:
         """The run after the order of an operator, who is in `groups`. Raises NotFound, Conflict, NotEntitled,
         StoreUnavailable."""
+        ...
+
+    async def start_run(self, order: StartOrder, by: ByHand) -> Started:
+        """Start a run by hand, or say what that would come to. Raises NotFound, Conflict, StoreUnavailable."""
+        ...
+
+    async def retry(self, run_id: str, by: ByHand) -> Started:
+        """Start another run for the alert of one that ended without success. Raises as `start_run`."""
         ...
 
     async def pause(self, actor: str, order: PauseOrder = PauseOrder()) -> tuple[Controls, OperatorPause]:

@@ -40,6 +40,8 @@ ITEM: dict[str, Any] = {
     "deadline": None,
     "approved_by": [],
     "decided_at": None,
+    "started_by": None,
+    "repeats": None,
 }
 
 EVENT: dict[str, Any] = {

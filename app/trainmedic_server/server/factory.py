@@ -34,6 +34,7 @@ from trainmedic_server.server import (
     reports,
     schemas,
     sessions,
+    starts,
     status,
     webhook,
 )
@@ -65,6 +66,8 @@ _READ_BY_HANDLERS = (
     pauses.PauseBody,
     pauses.ModeBody,
     pauses.ResumeBody,
+    starts.StartBody,
+    starts.RetryBody,
     findings.KeepBody,
     findings.ReleaseBody,
 )

@@ -22,7 +22,7 @@ from trainmedic_server.ports.present import Present
 from trainmedic_server.ports.tallies import PlaybookTally
 from trainmedic_server.reports import worth
 from trainmedic_server.reports.compiling import ReportCompiler
-from trainmedic_server.server import approvals, pauses, run_ids, views
+from trainmedic_server.server import approvals, pauses, run_ids, starts, views
 from trainmedic_server.server.auth import Authenticator, Principal, requires
 from trainmedic_server.server.bodies import body_schema, read_body
 from trainmedic_server.server.body import BodyReader
@@ -132,9 +132,10 @@ def routers(
     external_url: str,
     clock: Clock,
 ) -> tuple[APIRouter, ...]:
-    """All routes of this module, and those of approvals and pauses."""
+    """All routes of this module, and those of approvals, pauses and starts by hand."""
     return (
         *pauses.routers(engine, catalog, auth, bodies, clock),
+        starts.router(engine, standing.present, auth, bodies),
         approvals.router(compiler.history, auth, reads, external_url),
         orders(engine, standing.present, auth, bodies),
         overview(catalog, compiler.counts_of_late, bus, auth, reads),

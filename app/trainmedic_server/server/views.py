@@ -57,6 +57,8 @@ class HistoryItem(View):
     )
     approved_by: list[str] = Field(description="Who has approved what it asked, in order.")
     decided_at: datetime | None = Field(description="When people last approved or rejected what it asked.")
+    started_by: str | None = Field(description="Who started it by hand; null where an alert did.")
+    repeats: str | None = Field(description="The run that it tries again, by a person's order.")
 
 
 class HistoryPage(View):
@@ -240,4 +242,6 @@ def _line(run: Run) -> dict[str, Any]:
         "deadline": run_lines.deadline_of(run),
         "approved_by": list(approval.approved_by(run)),
         "decided_at": run_lines.decided_at(run),
+        "started_by": run.started_by,
+        "repeats": run.repeats,
     }

@@ -327,3 +327,27 @@ async def test_a_playbook_is_kept_to_observing_for_a_while() -> None:
         assert (await client.post("/playbooks/coool/mode", json=body)).status_code == 404
         assert (await client.post("/playbooks/cool/mode", json={"mode": "as_written"})).json()["pauses"] == []
         assert (await client.post("/playbooks/cool/mode", json={"mode": "as_written"})).status_code == 404
+
+
+async def test_a_playbook_is_started_by_hand_or_only_tried() -> None:
+    """What a dry run would do has no run; who starts one is on record."""
+    world = World()
+    async with world.client() as client:
+        would = await client.post("/runs", json={"playbook": "cool", "target": "gpu:node-1/0", "dry_run": True})
+        assert (would.status_code, would.json()["run"], would.json()["decision"]) == (200, None, "started")
+        assert world.history.records == {}
+        body = {"playbook": "cool", "target": "gpu:node-1/0", "labels": {"rack": "r3"}, "key": "k1", "note": "hot"}
+        made = (await client.post("/runs", json=body)).json()
+        assert (made["run"]["started_by"], made["run"]["target"]) == ("anonymous", "gpu:node-1/0")
+        assert (await client.post("/runs", json={**body, "playbook": "coool"})).status_code == 404
+        assert (await client.post("/runs/nothing/retry")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "target", ["gpu:node-1", "node:", "job", "rack:r3", "cluster:x", "job:a\nb", "node:" + "x" * 513]
+)
+async def test_a_target_that_names_nothing_is_refused(target: str) -> None:
+    """With the member that is wrong, and how one is written."""
+    async with World().client() as client:
+        answer = await client.post("/runs", json={"playbook": "cool", "target": target})
+    assert (answer.status_code, answer.json()["field"]) == (422, "target")

@@ -99,6 +99,7 @@ RUN_OF_COMMAND = (
     .union_all(sa.select(steps.c.run_id).where(steps.c.undo_command_id == _COMMAND))
     .limit(1)
 )
+RUN_OF_REQUEST = sa.select(runs.c.id).where(runs.c.request_key == sa.bindparam("key"))
 EVENTS_OF_KIND = (
     sa.select(*schema.events.columns)
     .where(schema.events.c.run_id == sa.bindparam("run"), schema.events.c.kind == sa.bindparam("kind"))

@@ -250,6 +250,10 @@ class SqlTransaction(GuardedTables, Transaction):
         connection = self._flushed_if(lambda pending: pending.targets or pending.fingerprints)
         return list(connection.execute(statements.RUNS_IN_EFFECT, {"actions": list(actions)}).scalars())
 
+    def run_of_request(self, key: str) -> str | None:
+        run_id: str | None = self._flushed_runs().execute(statements.RUN_OF_REQUEST, {"key": key}).scalar()
+        return run_id
+
     def run_of_command(self, command_id: str) -> str | None:
         run_id: str | None = self._flushed_runs().execute(statements.RUN_OF_COMMAND, {"command": command_id}).scalar()
         return run_id

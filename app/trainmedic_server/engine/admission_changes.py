@@ -1,0 +1,53 @@
+"""What an admission has decided, to be written in one transaction; and who starts a run by hand.
+
+Who calls it: ``admission`` makes it, ``intake`` and ``by_hand`` write it, ``service`` does what is to be done then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from trainmedic_server.domain.alert import AlertRecord, Identity
+from trainmedic_server.domain.run import Controls, Event, Run
+from trainmedic_server.ports.playbooks import CompiledPlaybook
+from trainmedic_server.ports.store import Transaction
+
+
+@dataclass(slots=True)
+class AdmissionChanges:
+    """What is to be written, and, in the last two fields, what is to be done once it is durable."""
+
+    records: dict[Identity, AlertRecord] = field(default_factory=dict)
+    runs: list[Run] = field(default_factory=list)
+    links: list[tuple[str, Identity]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    nodes: set[str] = field(default_factory=set)
+    controls: Controls | None = None
+    started: list[tuple[Run, CompiledPlaybook, AlertRecord]] = field(default_factory=list)
+    """The runs to drive."""
+    touched: set[str] = field(default_factory=set)
+    """The ids of runs whose drivers have to read what has changed."""
+
+    def write(self, tx: Transaction, now: datetime) -> None:
+        """Write all but the playbooks' texts."""
+        tx.save_alerts(list(self.records.values()))
+        tx.add_runs(self.runs)
+        tx.link(self.links)
+        tx.append(self.events)
+        if self.nodes:
+            tx.remember_nodes(self.nodes, now)
+        if self.controls is not None:
+            tx.save_controls(self.controls)
+
+
+@dataclass(frozen=True, slots=True)
+class ByHand:
+    """Who starts a run, and what else is to be on record of that."""
+
+    actor: str
+    note: str = ""
+    repeats: str | None = None
+    """The id of the run that it repeats."""
+    key: str | None = None
+    """How the client names its request."""

@@ -1,0 +1,226 @@
+"""Runs that a person starts: by the same guards, locks and breaker as those that alerts start, and on record as such.
+
+A run by hand is tied to the alert that fires for its playbook and target, where there is one: then it is as if that had
+started it. Where none fires something stands in its place that does not resolve: what the run changes stays until a
+person orders its undo, or ``assume_resolved_after`` has passed. Who calls it: ``service``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from trainmedic_server import errors, telemetry
+from trainmedic_server.domain.alert import BY_HAND, Alert, AlertRecord, AlertStatus, Delivery
+from trainmedic_server.domain.approval import StepAhead
+from trainmedic_server.domain.playbook import APPROVAL, Playbook, TargetParts
+from trainmedic_server.domain.run import Event, Run, Status, StepState
+from trainmedic_server.domain.target import Target, TargetKind
+from trainmedic_server.domain.topology import Topology
+from trainmedic_server.engine import admission_facts, preview, scope, step_sequence
+from trainmedic_server.engine.admission import Admitter
+from trainmedic_server.engine.admission_changes import AdmissionChanges, ByHand
+from trainmedic_server.engine.matching import Candidate, MatchedAlert, PreparedDelivery
+from trainmedic_server.engine.timeline import Timeline
+from trainmedic_server.ports.actions import Actions
+from trainmedic_server.ports.limits import EngineLimits
+from trainmedic_server.ports.outside import Clock
+from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook
+from trainmedic_server.ports.store import RunStore, Transaction
+
+ALERT_NAME = "StartedByHand"
+"""The alertname of what stands in place of an alert."""
+_MOST_FIRING = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class StartOrder:
+    """What a person wants to be run."""
+
+    playbook: str
+    """The name of a playbook that is loaded."""
+    target: Target
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels that the alert must have, or that stand in its place."""
+    dry_run: bool = False
+    """Whether nothing is to be done or recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What became of it, or would."""
+
+    run: Run
+    """The run, or the record of the decision not to start; of a dry run what would be either."""
+    steps: tuple[StepAhead, ...]
+    """What it does, as it was rendered when it was started."""
+    waits_for: str | None = None
+    """The run that holds its target; None where none does."""
+    is_repeated: bool = False
+    """Whether the same request had started it before."""
+
+
+class HandStarter:
+    """Starts runs for people. `on_admitted` is called with what a start has changed, once that is durable."""
+
+    def __init__(
+        self,
+        store: RunStore,
+        catalog: Catalog,
+        actions: Actions,
+        clock: Clock,
+        timeline: Timeline,
+        limits: EngineLimits,
+        metrics: telemetry.Metrics,
+        topology: Callable[[], Topology],
+        new_id: Callable[[], str],
+        holder: Callable[[Target], str | None],
+        on_admitted: Callable[[AdmissionChanges], None],
+    ) -> None:
+        self._store = store
+        self._catalog = catalog
+        self._actions = actions
+        self._clock = clock
+        self._timeline = timeline
+        self._limits = limits
+        self._metrics = metrics
+        self._topology = topology
+        self._new_id = new_id
+        self._holder = holder
+        self._on_admitted = on_admitted
+
+    async def start(self, order: StartOrder, by: ByHand) -> Started:
+        """Start a run, or say what that would come to. Raises NotFound, Conflict, StoreUnavailable."""
+        playbook = self._playbook(order.playbook)
+        kind = _kind_of(playbook.definition)
+        if kind is not order.target.kind:
+            raise errors.Conflict(f"{order.playbook} works on a {kind}, not on {order.target.key}")
+        topology = self._topology()
+
+        def work(tx: Transaction) -> tuple[Started, AdmissionChanges | None]:
+            earlier = _of_request(tx, by.key)
+            if earlier is not None:
+                return earlier, None
+            record = self._firing(tx, playbook, order, topology) or self._stand_in(order)
+            return self._decide(tx, playbook, order.target, record, by, topology, write=not order.dry_run)
+
+        return await self._done(work, order.target)
+
+    async def retry(self, run_id: str, by: ByHand) -> Started:
+        """Start another run for the alert of one that has ended without success, with the playbook as it is now.
+
+        Raises NotFound, Conflict where the run is open or has succeeded or its alert has resolved, StoreUnavailable.
+        """
+        topology = self._topology()
+        known = await self._store.transact(lambda tx: tx.run(run_id))
+        if known is None:
+            raise errors.NotFound(f"there is no run {run_id}")
+        playbook = self._playbook(known.playbook)
+
+        def work(tx: Transaction) -> tuple[Started, AdmissionChanges | None]:
+            earlier, run = _of_request(tx, by.key), tx.run(run_id)
+            if earlier is not None:
+                return earlier, None
+            if run is None:
+                raise errors.NotFound(f"there is no run {run_id}")
+            target, record = _to_repeat(run, tx.alerts_of([run.id]).get(run.id, []))
+            started, changes = self._decide(tx, playbook, target, record, by, topology, write=True)
+            tx.append([Event("retried", self._clock.now(), run.id, by.actor, {"run_id": started.run.id})])
+            return started, changes
+
+        return await self._done(work, known.target)
+
+    async def _done(
+        self, work: Callable[[Transaction], tuple[Started, AdmissionChanges | None]], target: Target | None
+    ) -> Started:
+        holder = self._holder(target) if target is not None else None
+        started, changes = await self._store.transact(work)
+        if changes is not None:
+            self._metrics.decisions.labels(started.run.playbook, str(started.run.decision)).inc()
+            self._on_admitted(changes)
+        return replace(started, waits_for=holder)
+
+    def _decide(
+        self,
+        tx: Transaction,
+        playbook: CompiledPlaybook,
+        target: Target,
+        record: AlertRecord,
+        by: ByHand,
+        topology: Topology,
+        *,
+        write: bool,
+    ) -> tuple[Started, AdmissionChanges | None]:
+        now, ago, candidate = self._clock.now(), self._timeline.by_clock(), Candidate(playbook, target)
+        delivery = Delivery("", now, "by hand", "", "", (record.alert,))
+        prepared = PreparedDelivery(delivery, (MatchedAlert((candidate,)),))
+        facts = admission_facts.read(tx, [prepared], self._limits, ago, topology)
+        admitting = Admitter(facts, self._limits, self._new_id, now, ago)
+        run = admitting.start(record, candidate, by)
+        steps = self._steps(run, playbook, record, topology)
+        if not write:
+            return Started(run, steps), None
+        tx.keep_playbook(run.playbook, run.version, playbook.text, now)
+        admitting.changes.write(tx, now)
+        return Started(run, steps), admitting.changes
+
+    def _steps(
+        self, run: Run, playbook: CompiledPlaybook, record: AlertRecord, topology: Topology
+    ) -> tuple[StepAhead, ...]:
+        names = scope.build(run, playbook, [record.alert], hindsight=False, external_url=self._limits.external_url)
+        whole = replace(run, steps=step_sequence.initial_steps(playbook, ask_first=False))
+        asking = StepState(APPROVAL, 0, APPROVAL, "approve")
+        return preview.steps_after(asking, whole, playbook, names, self._actions, topology)
+
+    def _playbook(self, name: str) -> CompiledPlaybook:
+        playbook = self._catalog.get(name)
+        if playbook is None:
+            raise errors.NotFound(f"no playbook {name} is loaded")
+        return playbook
+
+    def _firing(
+        self, tx: Transaction, playbook: CompiledPlaybook, order: StartOrder, topology: Topology
+    ) -> AlertRecord | None:
+        """The newest alert that fires for the playbook and target, with the labels that are asked for."""
+        names, fitting = playbook.definition.on.alertnames, []
+        for record in tx.firing(_MOST_FIRING):
+            alert = record.alert
+            has_labels = all(alert.labels.get(name) == value for name, value in order.labels.items())
+            reacts = alert.name in names and has_labels and playbook.match(alert).matched
+            if reacts and playbook.target_of(alert, topology) == order.target:
+                fitting.append(record)
+        return max(fitting, key=lambda record: record.alert.starts_at, default=None)
+
+    def _stand_in(self, order: StartOrder) -> AlertRecord:
+        now = self._clock.now()
+        target = order.target
+        named = {"job_name": target.job, "node": target.node, "gpu": target.gpu}
+        labels = {"alertname": ALERT_NAME, **{name: value for name, value in named.items() if value}, **order.labels}
+        alert = Alert(f"{BY_HAND}{self._new_id()[-12:]}", AlertStatus.FIRING, labels, {}, now)
+        return AlertRecord(alert, now, now)
+
+
+def _kind_of(definition: Playbook) -> TargetKind:
+    return definition.target.kind if isinstance(definition.target, TargetParts) else definition.target
+
+
+def _of_request(tx: Transaction, key: str | None) -> Started | None:
+    """What an earlier request of this name has started."""
+    run_id = tx.run_of_request(key) if key is not None else None
+    run = tx.run(run_id) if run_id is not None else None
+    return Started(run, (), is_repeated=True) if run is not None else None
+
+
+def _to_repeat(run: Run, alerts: list[AlertRecord]) -> tuple[Target, AlertRecord]:
+    """The target and the alert of a run that is tried again. Raises Conflict where there is nothing to try again."""
+    if run.is_open:
+        raise errors.Conflict(f"run {run.id} is open; it is {run.status}")
+    if run.status is Status.SUCCEEDED:
+        raise errors.Conflict(f"run {run.id} has succeeded; start the playbook anew, with 'runs start'")
+    if run.target is None:
+        raise errors.Conflict(f"run {run.id} has no target: {run.message}")
+    firing = [record for record in alerts if not record.is_resolved]
+    if not firing:
+        raise errors.Conflict(f"the alert of run {run.id} has resolved; start the playbook anew, with 'runs start'")
+    own = [record for record in firing if record.identity == run.alert]
+    return run.target, (own or firing)[0]
