@@ -94,10 +94,9 @@ class Engine:
             store, catalog, clock, timeline, limits, metrics, topology, self._new_id, self._on_admitted
         )
         self._locks = services.locks
-        holder = self._locks.holder
         known = (store, catalog, actions, clock, timeline, limits)
-        self._explainer = Explainer(*known, topology, holder)
-        self._starter = HandStarter(*known, metrics, topology, self._new_id, holder, self._on_admitted)
+        self._explainer = Explainer(*known, topology, self._locks.holder)
+        self._starter = HandStarter(*known, metrics, topology, self._new_id, self._locks.holder, self._on_admitted)
         self._silent_alerts = SilentAlerts(store, clock, timeline, limits, metrics, alert_source, self._workers.touch)
         lease_recovery = LeaseRecovery(
             store, clock, timeline, limits, metrics, services.locks, alert_source, self._workers.playbook_of, fence
