@@ -1,6 +1,6 @@
 """The console with 100,000 runs: first byte and size of each page, and what 200 viewers cost the webhook.
 
-    PYTHONPATH=.:app:sdk python benchmarks/console_pages.py [--runs 100000] [--viewers 200]
+    python -m benchmarks.console_pages [--runs 100000] [--viewers 200]
 
 It fills a store in a temporary directory, starts `trainmedic serve` on it, and asks each page 40 times: p95 of the
 time to the first byte is to be 100 ms or less, and a page 25 kB compressed or less. Then it delivers alerts one by one,
