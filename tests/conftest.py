@@ -25,6 +25,10 @@ from trainmedic_server.agent.journal import Journal
 hypothesis.settings.register_profile("trainmedic", deadline=None)
 hypothesis.settings.load_profile("trainmedic")
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell that runs the tests in the background ignores it, and programs that tests start would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Mapping, NamedTuple
 
 from trainmedic.job.pace import Interval, Pace
-from trainmedic.job.reported_values import ReportRecord, detached, number, whole
+from trainmedic.job.reported_values import ReportRecord, detached, deviation, number, whole
 
 HANG_FLOOR = 60.0
 """Seconds without a step that are never a hang: a slow read from a shared file system takes as long."""
@@ -338,17 +338,3 @@ class Window:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._progress.leave(time.perf_counter())
-
-
-def deviation(rate: float | None, expected: float | None) -> float | None:
-    """The difference of two rates as a fraction of the larger one: 0 to 1, the same up and down.
-
-    It is 1 if one of them is not a number.
-    """
-    if rate is None or expected is None:
-        return None
-    larger = max(abs(rate), abs(expected))
-    if larger == 0.0:
-        return 0.0
-    part = abs(rate - expected) / larger
-    return 1.0 if math.isnan(part) else min(part, 1.0)

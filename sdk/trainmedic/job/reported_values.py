@@ -120,3 +120,17 @@ def _copied(value: Any) -> Any:
         return clone() if callable(clone) else value
     except RuntimeError:  # its device has failed, which is not for a report to say
         return None
+
+
+def deviation(rate: float | None, expected: float | None) -> float | None:
+    """The difference of two rates as a fraction of the larger one: 0 to 1, the same up and down.
+
+    It is 1 if one of them is not a number.
+    """
+    if rate is None or expected is None:
+        return None
+    larger = max(abs(rate), abs(expected))
+    if larger == 0.0:
+        return 0.0
+    part = abs(rate - expected) / larger
+    return 1.0 if math.isnan(part) else min(part, 1.0)

@@ -29,8 +29,8 @@ from datetime import timedelta
 from typing import Any, Collection, Iterable, NamedTuple, Sequence
 
 from trainmedic.job.parameters import Rollback
-from trainmedic.job.progress import Progress, deviation
-from trainmedic.job.reported_values import ReportedValues, number
+from trainmedic.job.progress import Progress
+from trainmedic.job.reported_values import ReportedValues, deviation, number
 from trainmedic.wire import envelope
 
 REPORTS = 100

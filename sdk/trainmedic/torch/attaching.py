@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Mapping
@@ -92,7 +91,6 @@ def attach(
     rate, (budget, changes) = LearningRate(optimizer, scheduler), make_records(medic, storage, rollbacks)
     training = TrainingState(medic, parts, rate, source, storage, budget, changes, steps.accumulation or 1, steps)
     training.verifies, training.keep_global_batch = verify, keep_global_batch
-    medic.progress.begin_training(time.perf_counter())
     return Run(training, checkpoint_every, checkpoint_at_start, steps.accumulation is not None, memory_start=start)
 
 

@@ -5,7 +5,7 @@ rate that was changed there, and their last rate proves nothing. Most of them ca
 its number, which is used here. MultiplicativeLR and ChainedScheduler cannot; of them only a change since their last
 step is seen.
 
-Not here: changing a rate (``learning_rate``), how far two of them are apart (``trainmedic.job.progress``).
+Not here: changing a rate (``learning_rate``), how far two of them are apart (``trainmedic.job.reported_values``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Sequence
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR
 
-from trainmedic.job.progress import deviation
+from trainmedic.job.reported_values import deviation
 
 _AGREE = 1e-3  # rates that differ by less, as a part of the larger one, are the same
 _IN_A_ROW = 3  # readings

@@ -60,6 +60,7 @@ class Run:
         memory_start: MemoryStart | None = None,
     ) -> None:
         pause = LoopPause(training.medic)
+        training.medic.progress.begin_training(time.perf_counter())
         self.training = training
         training.memory = memory_start.memory if memory_start is not None else None
         training.accumulates = accumulates

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from trainmedic.job.progress import deviation
+from trainmedic.job.reported_values import deviation
 from trainmedic.torch.learning_rate import LearningRate
 
 # Schedulers warn where they are stepped without their optimizer.
