@@ -104,8 +104,7 @@ class Engine:
         self._leases = LeaseRenewer(store, actions, clock, timeline, limits, metrics, lease_recovery)
         self._topology, self._mode = topology, limits.mode
         self._loops: list[asyncio.Task[None]] = []
-        self._last_id = (0, 0)
-        self._id_lock = threading.Lock()
+        self._last_id, self._id_lock = (0, 0), threading.Lock()
 
     @property
     def controls(self) -> Controls:

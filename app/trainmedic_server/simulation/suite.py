@@ -254,7 +254,7 @@ class _Scenario:
     async def _order(self, entry: OrderEntry, path: DocumentPath) -> None:
         try:
             await self._carry_out(entry)
-        except (errors.Conflict, errors.NotFound) as error:
+        except (errors.Conflict, errors.NotEntitled, errors.NotFound) as error:
             if not entry.refused:
                 self.fail(path, f"at {duration.write(entry.at)} the order {entry.do} was refused: {error}")
             return
@@ -275,7 +275,7 @@ class _Scenario:
                 self.engine = await self._start()
             case _:
                 run = await self._newest(entry)
-                await self.engine.order(run.id, OrderKind(entry.do), entry.by, entry.note)
+                await self.engine.order(run.id, OrderKind(entry.do), entry.by, entry.note, frozenset(entry.groups))
 
     async def _newest(self, entry: OrderEntry) -> Run:
         """The newest run that fits the order. Raises NotFound."""

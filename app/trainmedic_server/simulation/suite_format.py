@@ -97,6 +97,7 @@ class OrderEntry(_Model):
     playbook: str | None = None
     target: str | None = None
     by: str = "operator"
+    groups: tuple[str, ...] = ()
     note: str = ""
     refused: bool = False
     down: Duration = timedelta(0)

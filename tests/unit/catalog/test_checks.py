@@ -231,3 +231,48 @@ def test_the_query_of_an_effect_has_values_within_quotes_alone(effect: str, told
     """There they are escaped; anywhere else a label could change the query."""
     problems = problems_of(f"effect: {effect}\nvars: {{n: 1}}\n{PLAYBOOK}")
     assert problems == [] if told is None else any(told in problem for problem in problems), problems
+
+
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [
+        ("{approve: {message: a, by: []}}", ""),
+        ("{approve: {message: a, cout: 2}}", "unknown key 'cout'; did you mean 'count'?"),
+        ("{approve: {message: a, count: 0}}", "count: must be greater than or equal to 1"),
+        ("{approve: {message: a, remind: 1h}, timeout: 30m}", "remind: must be shorter than the timeout"),
+        ("{approve: {message: a, remind: 0s}}", "remind: must be longer than 0s"),
+        ("{approve: {message: a, ask_again: 1h}}", "ask_again: means nothing without a timeout"),
+        (
+            "{approve: {message: a, ask_again: 1h}, timeout: 30m, on_timeout: approve}",
+            "ask_again: cannot go with on_timeout approve",
+        ),
+        ("{approve: a, on_timeout: reject}", "on_timeout: means nothing without a timeout"),
+        ("{approve: a, timeout: 30m, on_timeout: escalate}", "escalate needs 'escalate', which says who is asked next"),
+        (
+            "{approve: {message: a, escalate: {by: [b]}}, timeout: 30m}",
+            "escalate: needs on_timeout: escalate",
+        ),
+        ("{approve: {message: a, escalate: {by: [b]}}, timeout: 30m, on_timeout: escalate}", ""),
+    ],
+)
+def test_a_question_does_not_contradict_itself(step: str, told: str) -> None:
+    """Each mistake with its line and column; the question of mode approve is held to the same."""
+    problems = problems_of(with_step(step))
+    assert [told in problem and problem.startswith("9:") for problem in problems] == ([True] if told else [])
+
+
+@pytest.mark.parametrize(
+    ("approval", "told"),
+    [
+        ("{by: [a], count: 2, timeout: null}", ""),
+        ("{on_timeout: approve}", ""),
+        ("{ask_again: 1h, on_timeout: approve}", "ask_again: cannot go with on_timeout approve"),
+        ("{remind: 2h}", "remind: must be shorter than the timeout"),
+        ("{message: '{{ lables.x }}'}", "did you mean 'labels'"),
+        ("{tiemout: 1h}", "unknown key 'tiemout'; did you mean 'timeout'?"),
+    ],
+)
+def test_the_question_of_mode_approve_is_checked(approval: str, told: str) -> None:
+    """What is not written is a default that goes with the rest."""
+    problems = problems_of(changed("target: job", f"target: job\napproval: {approval}"))
+    assert [told in problem for problem in problems] == ([True] if told else [])

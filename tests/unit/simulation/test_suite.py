@@ -298,3 +298,24 @@ def test_the_verdict_on_the_target_is_given(run: Run, job: str, steps: str) -> N
     alert = "{alert: {labels: {alertname: Hot, job_name: llm-1}}}"
     result = run(one(f"job: {job}\nalerts: [{alert}]\nexpect: {{runs: [{{steps: {steps}}}]}}\n"), playbook=ASKS)
     assert failures(result) == []
+
+
+def test_an_approval_is_answered_by_whom_the_playbook_names(run: Run) -> None:
+    """By name or by group, and by as many as it asks for."""
+    asking = PLAYBOOK + "approval: {by: [hardware], count: 2}\n"
+    result = run(
+        one(f"""\
+mode: approve
+alerts: [{{alert: {HOT}}}]
+orders:
+  - {{do: approve, by: bob, refused: true}}
+  - {{at: 1m, do: approve, by: ann, groups: [hardware]}}
+  - {{at: 2m, do: approve, by: ann, groups: [hardware], refused: true}}
+  - {{at: 3m, do: approve, by: carl, groups: [hardware, on-call]}}
+expect:
+  - {{at: 2m, calls: []}}
+  - {{at: 3m, runs: [{{steps: {{approval: {{status: succeeded, output: {{approved_by: [ann, carl]}}}}}}}}]}}
+"""),
+        asking,
+    )
+    assert failures(result) == []
