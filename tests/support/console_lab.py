@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -16,6 +16,7 @@ import httpx
 from tests.support.api_world import START, World, alert, payload
 from tests.support.clocks import StoppedClock
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
+from trainmedic_server.domain.run import Status, StepState, StepStatus
 from trainmedic_server.ports.outside import Presence
 from trainmedic_server.server.auth import Authenticator
 from trainmedic_server.server.browser_sessions import Sessions
@@ -44,6 +45,15 @@ class Lab:
             f"{self.url}/webhook", json=payload(entry), headers={"authorization": "Bearer hook"}, timeout=10
         )
         return str(answer.json()["runs"][0]["run_id"])
+
+    def ask(self, node: str) -> str:
+        """Deliver an alert whose run then waits for a person; the run's id."""
+        run_id = self.fire(node)
+        record = self.world.history.records[run_id]
+        step = StepState("steps", 0, "sure", "approve", status=StepStatus.WAITING, message="Go on?", started_at=START)
+        run = replace(record.run, status=Status.AWAITING_APPROVAL, waiting_on="approval", steps=(step,))
+        self.world.history.records[run_id] = replace(record, run=run)
+        return run_id
 
 
 def _world() -> World:

@@ -159,11 +159,14 @@ class Authenticator:
             return None
         if acts and "origin" not in request.headers:
             raise HttpProblem(HTTPStatus.FORBIDDEN, "A browser that acts says of which page it is.", closes=True)
-        return Principal(token.name, token.roles - {TokenRole.WEBHOOK})
+        return Principal(token.name, token.roles - {TokenRole.WEBHOOK}, groups=token.groups)
 
     def _behind_proxy(self, request: HTTPConnection) -> Principal | None:
         user = self.proxies.user_of(request)
-        return Principal(*user) if user is not None else None
+        if user is None:
+            return None
+        name, roles, groups = user
+        return Principal(name, roles, groups=groups)
 
     def _reread(self) -> None:
         now = self._monotonic()

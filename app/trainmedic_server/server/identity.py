@@ -42,8 +42,8 @@ class TrustedProxies:
             return False
         return any(address in network for network in self._networks)
 
-    def user_of(self, request: HTTPConnection) -> tuple[str, frozenset[TokenRole]] | None:
-        """The name and roles of whom a proxy names; None where none does, or the name cannot be one."""
+    def user_of(self, request: HTTPConnection) -> tuple[str, frozenset[TokenRole], frozenset[str]] | None:
+        """The name, roles and groups of whom a proxy names; None where none does, or the name cannot be one."""
         users = request.headers.getlist(USER_HEADER)
         if len(users) != 1 or not self.speak_for(request):
             return None
@@ -51,6 +51,6 @@ class TrustedProxies:
         if not _NAME.fullmatch(name) or name.lower() in _OURS:
             return None
         given = ",".join(request.headers.getlist(GROUPS_HEADER))
-        groups = {group.strip() for group in given.split(",")}
+        groups = frozenset(group.strip() for group in given.split(",") if group.strip())
         roles = {TokenRole.VIEWER} | ({TokenRole.OPERATOR} if groups & self._operator_groups else set())
-        return name, frozenset(roles)
+        return name, frozenset(roles), groups

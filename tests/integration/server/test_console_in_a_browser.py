@@ -139,6 +139,20 @@ def test_a_run_is_cancelled_by_keyboard_with_a_note(seen: Watched, lab: Lab) -> 
     assert (order.kind, order.actor, order.note) == ("cancel", "operator", "the fan was replaced")
 
 
+def test_a_question_is_answered_by_keyboard(seen: Watched, lab: Lab) -> None:
+    """From the first page: choose the row, say yes, write why."""
+    run = lab.ask(node="node-7")
+    seen.page.goto(lab.url)
+    expect(seen.page.locator(f"#ask-{run}")).to_be_visible()
+    seen.page.keyboard.press("j")
+    seen.page.keyboard.press("a")
+    seen.page.keyboard.type("looks right")
+    seen.page.keyboard.press("Enter")
+    expect(seen.page.locator(".notice")).to_contain_text("Approved")
+    (order,) = lab.world.history.records[run].orders
+    assert (order.kind, order.actor, order.note) == ("approve", "operator", "looks right")
+
+
 def test_keys_lead_from_page_to_page(seen: Watched, lab: Lab) -> None:
     """And the palette finds a playbook by a part of its name."""
     page = seen.page

@@ -109,6 +109,18 @@ async def test_a_session_acts_for_pages_of_this_server_alone(origin: str | None)
         assert not here.engine.controls.paused
 
 
+async def test_a_form_leads_back_to_its_place_and_says_what_was_done() -> None:
+    """The sentence stands before the place on the page, or the server would not see it."""
+    here, _ = world()
+    async with here.client() as client:
+        await sign_in(client, "op")
+        order = {"node": "node-7", "for": "2h", "note": "new fans", "next": "/settings#pauses"}
+        answer = await client.post("/console/pause", data=order, headers=FORM)
+        assert answer.headers["location"] == "/settings?done=Paused.#pauses"
+        (pause,) = (await client.get("/pauses")).json()["items"]
+        assert (pause["node"], pause["note"], pause["by"]) == ("node-7", "new fans", "ann")
+
+
 async def test_a_viewer_looks_and_does_not_act() -> None:
     """By the console's forms as little as by the API."""
     here, _ = world()
@@ -187,6 +199,28 @@ async def test_a_trusted_proxy_says_who_somebody_is(headers: dict[str, str], see
         assert (await client.post("/pause", headers={**headers, "origin": "http://trainmedic"})).status_code == acts
     if acts == 200:
         assert here.engine.controls.paused_by == "ann"
+
+
+async def test_groups_go_along_with_a_session_and_with_a_proxys_user() -> None:
+    """Some questions may be answered by a group alone."""
+    here, _ = world(proxies=PROXIES)
+    here.auth._tokens = (
+        Token("bo", hashlib.sha256(b"b").digest(), frozenset({TokenRole.OPERATOR}), None, frozenset({"sre"})),
+    )
+    seen: list[frozenset[str]] = []
+    require = here.auth.require
+
+    def noted(*asked: Any, **options: Any) -> Any:
+        principal = require(*asked, **options)
+        seen.append(principal.groups)
+        return principal
+
+    here.auth.require = noted  # type: ignore[method-assign]
+    async with here.client() as client:
+        await client.get("/history", headers={"x-forwarded-user": "ann", "x-forwarded-groups": "dev, oncall"})
+        await sign_in(client, "b")
+        await client.get("/history")
+    assert seen == [frozenset({"dev", "oncall"}), frozenset({"sre"})]
 
 
 async def test_anybody_else_says_it_in_vain() -> None:

@@ -46,9 +46,10 @@ class Forms:
         fields = await read_form(self._bodies, request)
         path = request.url.path
         done = await self._do(principal, path, fields)
-        onward = local_path(fields.get("next"))
+        onward, _, place = local_path(fields.get("next")).partition("#")
         mark = "&" if "?" in onward else "?"
-        return RedirectResponse(f"{onward}{mark}{urlencode({'done': done})}", HTTPStatus.SEE_OTHER)
+        address = f"{onward}{mark}{urlencode({'done': done})}" + (f"#{place}" if place else "")
+        return RedirectResponse(address, HTTPStatus.SEE_OTHER)
 
     async def _do(self, principal: Principal, path: str, fields: Fields) -> str:
         """Carry it out, and say so in a sentence."""
