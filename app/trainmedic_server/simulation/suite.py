@@ -7,7 +7,7 @@ here: the format of tests (``suite_format``), and comparing (``expectations``). 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -53,6 +53,7 @@ from trainmedic_server.simulation.suite_format import (
     Suite,
     TestEntry,
 )
+from trainmedic_server.simulation.timeline import checks, timeline
 from trainmedic_server.simulation.virtual_time import BEGINNING, VirtualClock
 
 _SETTLE = timedelta(microseconds=1)
@@ -178,7 +179,7 @@ class _Scenario:
         self.scripted = ScriptedActions(self.actions, self.script, self.store, self.clock)
         self.engine = await self._start()
         self.logs = self._log_scenario()
-        for moment, path, entry in _timeline(self.test):
+        for moment, path, entry in timeline(self.test):
             await self._pass_until(BEGINNING + moment)
             match entry:
                 case LineEntry():
@@ -191,7 +192,7 @@ class _Scenario:
                     await self._check(entry, path)
             await self._run_until_idle()
         await self._to_the_end()
-        for path, check in _checks(self.test):
+        for path, check in checks(self.test):
             if check.at is None:
                 await self._check(check, path)
         await self.engine.stop()
@@ -331,22 +332,3 @@ def _is_busy(run: Run) -> bool:
         waits_for_somebody = run.waiting_on in ("approval", "resume", "resolved")
         return not waits_for_somebody or any(step.deadline and not step.status.is_final for step in run.steps)
     return any(step.undo and step.undo.status == "running" for step in run.steps)
-
-
-_Entry = LineEntry | AlertEntry | OrderEntry | Check
-
-
-def _timeline(test: TestEntry) -> list[tuple[timedelta, DocumentPath, _Entry]]:
-    """The entries that have a time, in its order; at one time first lines, then alerts, orders, and checks."""
-    entries: list[tuple[timedelta, DocumentPath, _Entry]] = []
-    for index, line in enumerate(test.lines):
-        entries.extend((line.at + line.every * number, ("lines", index), line) for number in range(line.times))
-    entries.extend((alert.at, ("alerts", index), alert) for index, alert in enumerate(test.alerts))
-    entries.extend((order.at, ("orders", index), order) for index, order in enumerate(test.orders))
-    entries.extend((check.at, path, check) for path, check in _checks(test) if check.at is not None)
-    return sorted(entries, key=lambda entry: entry[0])
-
-
-def _checks(test: TestEntry) -> Iterator[tuple[DocumentPath, Check]]:
-    for index, check in enumerate(test.expect):
-        yield ("expect", index), check
