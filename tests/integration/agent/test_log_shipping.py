@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.live import Server
 from tests.support.log_node import LogNode
 from tests.support.log_stores.loki_stand_in import LokiStandIn
@@ -19,13 +21,14 @@ from tests.support.log_stores.served import Served, certificate
 from tests.support.programs import PYTHON_PATH, eventually
 from trainmedic.wire.log_layout import AttemptLogs
 
+JOB = f"llm-{random.randrange(10**9)}"  # a real store may have the lines of an earlier time
 NONE = "playbook: none\non: {alert: Nothing}\ntarget: job\nsteps: [{id: a, action: job.checkpoint}]\n"
 
 
 def searched(server: Server, *options: str) -> list[dict[str, Any]]:
     """What ``trainmedic logs`` shows of the job."""
     url = f"http://127.0.0.1:{server.port}"
-    command = [sys.executable, "-m", "trainmedic_server", "logs", "--server", url, "--job", "llm-1", *options]
+    command = [sys.executable, "-m", "trainmedic_server", "logs", "--server", url, "--job", JOB, *options]
     environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
     answer = subprocess.run(
         [*command, "--output", "json"], env=environment, capture_output=True, text=True, timeout=60, check=True
@@ -33,50 +36,59 @@ def searched(server: Server, *options: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in answer.stdout.splitlines()]
 
 
+class WrittenLogs:
+    """Two files of a job, one of rank 7, that are written in turn: each line has a number."""
+
+    def __init__(self, directory: Path) -> None:
+        attempt = AttemptLogs.of(directory, JOB, 1)
+        attempt.path.mkdir(parents=True)
+        said = {"version": 1, "job": JOB, "attempt": 1, "rank": 7, "local_rank": 0, "node_rank": 1, "node": "n1"}
+        attempt.sources("n1", 0).write_text(json.dumps(said))
+        self.files = [attempt.launcher("n1"), attempt.ranks("n1") / "x_1" / "attempt_0" / "0" / "stderr.log"]
+        self.files[1].parent.mkdir(parents=True)
+        self.written = 0
+
+    def write(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            for file in self.files:
+                with file.open("a") as opened:
+                    level = "ERROR" if self.written % 5 == 0 else "step"
+                    opened.write(f"{datetime.now(UTC).isoformat()} {level} {self.written}\n")
+                self.written += 1
+            time.sleep(0.01)
+
+
+def numbers(lines: list[dict[str, Any]]) -> list[int]:
+    return [int(line["line"].rpartition(" ")[2]) for line in lines]
+
+
 def test_a_server_finds_each_line_once_whatever_was_killed(tmp_path: Path, redis_url: str) -> None:
     """The agent is killed three times and the store is away in between, while two files are written and
     one is rotated. Then the server's search has every line, once, in order; and some by rank and level."""
     rng = random.Random(11)
     store = LokiStandIn(has_tenants=True)
-    attempt = AttemptLogs.of(tmp_path / "logs", "llm-1", 1)
-    attempt.path.mkdir(parents=True)
-    said = {"version": 1, "job": "llm-1", "attempt": 1, "rank": 7, "local_rank": 0, "node_rank": 1, "node": "n1"}
-    attempt.sources("n1", 0).write_text(json.dumps(said))
-    files = [attempt.launcher("n1"), attempt.ranks("n1") / "x_1" / "attempt_0" / "0" / "stderr.log"]
-    files[1].parent.mkdir(parents=True)
+    logs = WrittenLogs(tmp_path / "logs")
     token = tmp_path / "token"
     token.write_text("s3cr3t\n")
-    written = 0
-
-    def write(seconds: float) -> None:
-        nonlocal written
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            for file in files:
-                with file.open("a") as opened:
-                    level = "ERROR" if written % 5 == 0 else "step"
-                    opened.write(f"{datetime.now(UTC).isoformat()} {level} {written}\n")
-                written += 1
-            time.sleep(0.01)
-
     with Served(store.app) as served:
         ship = {"url": served.url, "tenant": "training", "token_file": str(token)}
         with LogNode(tmp_path / "node", redis_url, roots=[str(tmp_path / "logs")], ship=ship) as node:
-            write(1.2)
+            logs.write(1.2)
             for turn in range(3):
-                write(rng.uniform(0.2, 0.8))
+                logs.write(rng.uniform(0.2, 0.8))
                 if turn == 1:
                     served.stop()
-                write(rng.uniform(0.0, 0.4))
+                logs.write(rng.uniform(0.0, 0.4))
                 node.kill()
-                write(0.1)
+                logs.write(0.1)
                 if turn == 2:
-                    files[1].rename(files[1].with_name("stderr.log.1"))
+                    logs.files[1].rename(logs.files[1].with_name("stderr.log.1"))
                 node.start(wait=False)
-                write(0.8)
+                logs.write(0.8)
                 if turn == 1:
                     served.start()
-            eventually(lambda: len(store.lines()) >= written, 60, f"{written} lines in the store")
+            eventually(lambda: len(store.lines()) >= logs.written, 60, f"{logs.written} lines in the store")
             metrics = node.metrics()
             assert "trainmedic_agent_log_shipped_lines_total" in metrics
             lost = [line for line in metrics.splitlines() if line.startswith("trainmedic_agent_log_ship_lost_")]
@@ -89,10 +101,33 @@ def test_a_server_finds_each_line_once_whatever_was_killed(tmp_path: Path, redis
         with Server(tmp_path / "server", NONE, environment=environment) as server:
             lines = searched(server)
             errors = searched(server, "--level", "error", "--rank", "7")
-    numbers = [int(line["line"].rpartition(" ")[2]) for line in lines]
-    assert numbers == list(range(written))
-    assert [int(line["line"].rpartition(" ")[2]) for line in errors] == list(range(5, written, 10))
+    assert numbers(lines) == list(range(logs.written))
+    assert numbers(errors) == list(range(5, logs.written, 10))
     assert {line["source"] for line in errors} == {"training"}
+
+
+@pytest.mark.parametrize(
+    "kind", ["loki", *(["victorialogs"] if "TRAINMEDIC_TEST_VICTORIALOGS_URL" in os.environ else [])]
+)
+def test_the_agent_and_the_server_agree_on_a_store(tmp_path: Path, redis_url: str, kind: str) -> None:
+    """What the one pushes, killed in between, the other finds there: each line once, in order, by rank and level.
+    The store is the real one that the environment names, else Loki's stand-in."""
+    logs = WrittenLogs(tmp_path / "logs")
+    with Served(LokiStandIn().app) as served:
+        address = os.environ.get(f"TRAINMEDIC_TEST_{kind.upper()}_URL", served.url)
+        ship = {"url": address, "kind": kind}
+        with LogNode(tmp_path / "node", redis_url, roots=[str(tmp_path / "logs")], ship=ship) as node:
+            logs.write(0.5)
+            node.kill()
+            logs.write(0.3)
+            node.start()
+            logs.write(0.2)
+            environment = {"TRAINMEDIC_REDIS_URL": redis_url, "TRAINMEDIC_LOG_STORE": f"{kind}+{address}"}
+            with Server(tmp_path / "server", NONE, environment=environment) as server:
+                eventually(lambda: len(searched(server)) >= logs.written, 30, "all lines")
+                assert numbers(searched(server)) == list(range(logs.written))
+                errors = searched(server, "--level", "error", "--rank", "7")
+    assert numbers(errors) == list(range(5, logs.written, 10))
 
 
 def test_a_store_behind_tls_is_known_by_the_policys_certificate(tmp_path: Path, redis_url: str) -> None:
