@@ -35,6 +35,15 @@ steps:
     action: http.request
     with: {url: "http://127.0.0.1:1/", method: GET}
 """
+GO_BACK = """
+playbook: go-back
+on: {alert: Jump}
+target: job
+steps:
+  - id: back
+    action: job.rollback
+    timeout: 10m
+"""
 
 
 @dataclass(frozen=True)
@@ -68,11 +77,11 @@ class CommandLine:
         path = {"PYTHONPATH": PYTHON_PATH, "COLUMNS": "300"}
         return {**inherited(), **path, "TRAINMEDIC_URL": self.url, "TRAINMEDIC_TOKEN": self.token, **more}
 
-    def alert(self, job: str, **annotations: str) -> str:
+    def alert(self, job: str, name: str = "Trouble", **annotations: str) -> str:
         """Have Alertmanager report trouble with a job; the run's id."""
         alert = {
             "status": "firing",
-            "labels": {"alertname": "Trouble", "job_name": job},
+            "labels": {"alertname": name, "job_name": job},
             "annotations": annotations,
             "startsAt": datetime.now(UTC).isoformat(),
             "fingerprint": hashlib.sha256(job.encode()).hexdigest()[:16],
@@ -87,6 +96,13 @@ class CommandLine:
             run_id: str = json.load(reply)["runs"][0]["run_id"]
             return run_id
 
+    def wait_for_line(self, run_id: str, part: str) -> None:
+        """Wait until the run's story has this in it."""
+        for _ in range(50):
+            if part in (shown := self.run("history", "show", run_id).out):
+                return
+        raise AssertionError(f"{part!r} is not in {shown}")
+
 
 @pytest.fixture(scope="module")
 def command_line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
@@ -94,6 +110,7 @@ def command_line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLi
     directory = tmp_path_factory.mktemp("server")
     (directory / "playbooks").mkdir()
     (directory / "playbooks" / "ask.yaml").write_text(PLAYBOOKS)
+    (directory / "playbooks" / "back.yaml").write_text(GO_BACK)
     entries = [
         {"name": name, "sha256": hashlib.sha256(token.encode()).hexdigest(), "roles": roles}
         for name, token, roles in (("ann", "act", ["operator", "webhook"]), ("vic", "look", ["viewer"]))
@@ -120,6 +137,16 @@ def test_a_run_waits_and_is_approved_from_the_command_line(command_line: Command
     assert "asks     Is llm-approved really in trouble?" in story
     assert "by ann" in story
     assert '"go ahead"' in story
+
+
+def test_what_is_cancelled_in_the_middle_of_a_step_is_said_to_end_with_it(command_line: CommandLine) -> None:
+    """Nobody is to wait for a next step that does not come, nor to believe that the order was lost."""
+    run_id = command_line.alert("llm-cancelled", "Jump")
+    command_line.wait_for_line(run_id, "at back")
+    ordered = command_line.run("runs", "cancel", run_id)
+    assert ordered.out.startswith("go-back job:llm-cancelled: running, and ends as soon as what is in work has ended")
+    assert "then cancelled (ann has ended it)" in command_line.run("history", "show", run_id).out
+    assert "then cancelled (ann has ended it)" in command_line.run("now").out
 
 
 def test_an_order_that_does_not_fit_is_refused_with_1(command_line: CommandLine) -> None:
@@ -192,7 +219,7 @@ def test_the_status_is_there_for_programs_too(command_line: CommandLine) -> None
     """One JSON document with everything that the text shows."""
     status = json.loads(command_line.run("status", "--output", "json").out)
     assert status["ready"]["ready"] is True
-    assert [item["name"] for item in status["playbooks"]["items"]] == ["ask-first"]
+    assert [item["name"] for item in status["playbooks"]["items"]] == ["ask-first", "go-back"]
 
 
 def test_the_history_is_there_for_programs_too(command_line: CommandLine) -> None:
@@ -316,7 +343,7 @@ def test_the_whole_help_can_be_read() -> None:
 def test_the_client_commands_do_not_load_the_server() -> None:
     """They start in a fraction of the time that the server's libraries take."""
     script = (
-        "import sys; from trainmedic_server.cli import completion, history, operations, runs;"
+        "import sys; from trainmedic_server.cli import completion, history, pauses, runs, status;"
         "print([name for name in ('fastapi', 'sqlalchemy', 'pydantic', 'redis') if name in sys.modules])"
     )
     done = subprocess.run(

@@ -218,7 +218,9 @@ class MemoryEngine:
         self.controls, _ = pausing.end(self.controls, actor, START, chosen)
         return self.controls
 
-    async def upcoming(self, run: Run, alerts: Sequence[AlertRecord]) -> Upcoming | None:
+    async def upcoming(
+        self, run: Run, alerts: Sequence[AlertRecord], orders: Sequence[OperatorOrder] = ()
+    ) -> Upcoming | None:
         return Upcoming(step="cap", kind="action", action="gpu.power_limit") if run.is_open else None
 
     async def start_run(self, order: StartOrder, by: ByHand) -> Started:

@@ -13,6 +13,8 @@ from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.history import run_path
 from trainmedic_server.cli.pauses import labels_of
 
+_OPEN = ("running", "waiting", "awaiting_approval")
+
 
 @click.group()
 def runs() -> None:
@@ -27,7 +29,10 @@ def _order(kind: str, summary: str, needs_note: bool = False) -> click.Command:
     def order(client: Client, run_id: str, note: str) -> None:
         run = client.post(f"runs/{run_path(run_id)}/{kind}", {"note": note})
         owed = ", owes an undo" if run.get("owes_undo") else ""
-        click.echo(f"{table.plain(run.get('playbook'))} {table.plain(run.get('target'))}: {story.status(run)}{owed}")
+        is_ending = kind in ("cancel", "undo") and run.get("status") in _OPEN
+        later = ", and ends as soon as what is in work has ended ('trainmedic now' says when)" if is_ending else ""
+        what = f"{table.plain(run.get('playbook'))} {table.plain(run.get('target'))}"
+        click.echo(f"{what}: {story.status(run)}{owed}{later}")
 
     return order
 

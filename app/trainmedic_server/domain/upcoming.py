@@ -37,4 +37,5 @@ class Upcoming:
     note: str | None = None
     """Why its condition or its parameters cannot be told yet."""
     outcome: str | None = None
-    """How the run ends where no step is left: ``succeeded`` or ``failed``."""
+    """How the run ends where no step is left: ``succeeded``, ``failed``, or ``cancelled`` where a person has
+    ended it and only what is in work is waited for."""

@@ -116,11 +116,16 @@ class Engine:
         """The server's mode."""
         return self._mode
 
-    async def upcoming(self, run: Run, alerts: Sequence[AlertRecord]) -> Upcoming | None:
-        """What the run does next; None where it is over. Raises StoreUnavailable."""
+    async def upcoming(
+        self, run: Run, alerts: Sequence[AlertRecord], orders: Sequence[OperatorOrder] = ()
+    ) -> Upcoming | None:
+        """What the run does next, by what people have told it (`orders`) too; None where it is over.
+
+        Raises StoreUnavailable.
+        """
         playbook = await self._workers.playbook_for_reading(run) if run.is_open else None
         holder = self._locks.holder(run.target) if run.waiting_on == "target" and run.target is not None else None
-        return upcoming.of_run(run, playbook, alerts, holder, self._topology().verdicts)
+        return upcoming.of_run(run, playbook, alerts, holder, self._topology().verdicts, orders)
 
     async def start(self, took_over_as: str | None = None) -> None:
         """Resume the runs that an earlier process left, then start the loops. Raises StoreUnavailable.

@@ -18,7 +18,7 @@ from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.approval import Terms
 from trainmedic_server.domain.job_verdict import JobVerdict
 from trainmedic_server.domain.playbook import APPROVAL, ApproveStep, WaitStep
-from trainmedic_server.domain.run import Run, StepState, StepStatus, Undo, UndoStatus
+from trainmedic_server.domain.run import OperatorOrder, OrderKind, Run, StepState, StepStatus, Undo, UndoStatus
 from trainmedic_server.domain.upcoming import Upcoming
 from trainmedic_server.engine import scope, step_sequence
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope, Step
@@ -30,9 +30,10 @@ def of_run(
     alerts: Sequence[AlertRecord],
     holder: str | None = None,
     verdicts: Mapping[str, JobVerdict] = MappingProxyType({}),
+    orders: Sequence[OperatorOrder] = (),
 ) -> Upcoming | None:
     """What the run does next; None where it is over. `playbook` is None where it cannot be read; `holder` is the run
-    that has its target now, `verdicts` what is known of jobs that failed."""
+    that has its target now, `verdicts` what is known of jobs that failed, `orders` what people have told the run."""
     if not run.is_open:
         return _next_undo(run, alerts)
     if playbook is None:
@@ -41,6 +42,9 @@ def of_run(
     at = step_sequence.next_step(run, playbook, failed)
     if at is None:
         return Upcoming(outcome="failed" if failed else "succeeded")
+    if ended_by := next((order for order in orders if order.kind in (OrderKind.CANCEL, OrderKind.UNDO)), None):
+        now = {"now": at.id, **_at_step(at, step_sequence.step_definition(playbook, at), alerts)}
+        return Upcoming(**now, outcome="cancelled", note=f"{ended_by.actor} has ended it")
     firing = [record.alert for record in alerts]
     names = scope.LazyScope(lambda: scope.build(run, playbook, firing, verdicts=verdicts))
     if at.status is StepStatus.PENDING:

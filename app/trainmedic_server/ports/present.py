@@ -10,6 +10,7 @@ from typing import Protocol
 from trainmedic_server.domain.agent_life import AgentLife
 from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.job_life import JobLife
+from trainmedic_server.domain.run import OperatorOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,10 @@ class Present(Protocol):
 
     async def alerts_of_runs(self, run_ids: Collection[str]) -> dict[str, list[AlertRecord]]:
         """Return the alerts tied to each run that has any, in the order of tying."""
+        ...
+
+    async def orders_of_runs(self, run_ids: Collection[str]) -> dict[str, list[OperatorOrder]]:
+        """Return what people have told each run that was told anything, in the order of telling."""
         ...
 
     async def runs_named(self, part: str, limit: int) -> list[str]:

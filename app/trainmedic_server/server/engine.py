@@ -18,7 +18,7 @@ from trainmedic_server.domain.known_finding import KeptJob
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.pause import EVERYTHING, OperatorPause, PauseOrder, Scope
 from trainmedic_server.domain.problems import FileProblem
-from trainmedic_server.domain.run import Controls, OrderKind, Run
+from trainmedic_server.domain.run import Controls, OperatorOrder, OrderKind, Run
 from trainmedic_server.domain.upcoming import Upcoming
 from trainmedic_server.engine.admission_changes import ByHand
 from trainmedic_server.engine.by_hand import Started, StartOrder
@@ -67,7 +67,9 @@ class EnginePort(Protocol):
 
     async def close_breaker(self, actor: str) -> Controls: ...
 
-    async def upcoming(self, run: Run, alerts: Sequence[AlertRecord]) -> Upcoming | None:
+    async def upcoming(
+        self, run: Run, alerts: Sequence[AlertRecord], orders: Sequence[OperatorOrder] = ()
+    ) -> Upcoming | None:
         """What the run does next; None where it is over. Raises StoreUnavailable."""
         ...
 

@@ -107,7 +107,7 @@ def _router_of_one(
             if record is None:
                 raise NotFound(f"There is no run {run_id}.")
             of_alerts = await finding_views.of_run(findings, record.alerts)
-            upcoming = await now.next_of(record.run, record.alerts)
+            upcoming = await now.next_of(record.run, record.alerts, record.orders)
             return AsciiJson.of(views.record(record, of_alerts, are_measured, upcoming))
 
     return routes

@@ -16,7 +16,7 @@ from pydantic import Field
 from trainmedic_server.domain import changes
 from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.modes import Mode
-from trainmedic_server.domain.run import Controls, Decision, Run, Status
+from trainmedic_server.domain.run import Controls, Decision, OperatorOrder, Run, Status
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.present import Present
 from trainmedic_server.ports.store import History, HistoryFilter
@@ -147,7 +147,8 @@ class NowApi:
         owing, _ = await self._history.page(HistoryFilter(owes_undo=True), MOST, None)
         counts = await self.present.open_counts()
         alerts = await self.present.alerts_of_runs([run.id for run in (*open_runs, *owing)])
-        nexts = {run.id: await self.next_of(run, alerts.get(run.id, ())) for run in open_runs}
+        orders = await self.present.orders_of_runs([run.id for run in open_runs])
+        nexts = {run.id: await self.next_of(run, alerts.get(run.id, ()), orders.get(run.id, ())) for run in open_runs}
         asked = await approvals(self._history, self._external_url)
         return NowView(
             at=now,
@@ -166,9 +167,11 @@ class NowApi:
             ),
         )
 
-    async def next_of(self, run: Run, alerts: Sequence[AlertRecord]) -> NextView | None:
+    async def next_of(
+        self, run: Run, alerts: Sequence[AlertRecord], orders: Sequence[OperatorOrder]
+    ) -> NextView | None:
         """What the run does next; None where it is over."""
-        upcoming = await self._engine.upcoming(run, alerts)
+        upcoming = await self._engine.upcoming(run, alerts, orders)
         return NextView.model_validate(upcoming) if upcoming is not None else None
 
     async def _lost(self, now: datetime) -> list[LostView]:

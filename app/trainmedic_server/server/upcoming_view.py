@@ -25,4 +25,4 @@ class NextView(View):
     params: dict[str, Any] = Field(description="Its parameters, rendered with what is known now.")
     question: str | None = Field(description="What it asks, where it is an approval.")
     note: str | None = Field(description="Why its condition or its parameters cannot be told yet.")
-    outcome: str | None = Field(description="How the run ends where no step is left: succeeded or failed.")
+    outcome: str | None = Field(description="How the run ends where no step is left: succeeded, failed, or cancelled.")

@@ -7,7 +7,7 @@ from datetime import timedelta
 from tests.unit.engine.books import CAP
 from tests.unit.engine.world import World
 from trainmedic_server.domain import changes
-from trainmedic_server.domain.run import Run
+from trainmedic_server.domain.run import OrderKind, Run
 from trainmedic_server.domain.upcoming import Upcoming
 
 ASK = """
@@ -36,7 +36,7 @@ steps:
 async def _next(world: World, run: Run) -> Upcoming | None:
     record = await world.store.record(run.id)
     assert record is not None
-    return await world.engine.upcoming(record.run, record.alerts)
+    return await world.engine.upcoming(record.run, record.alerts, record.orders)
 
 
 async def test_a_run_that_asks_says_what_it_would_do() -> None:
@@ -65,6 +65,20 @@ async def test_what_depends_on_an_outcome_says_so() -> None:
     assert told.params == {}
     assert told.note is not None
     assert told.note.startswith("only if steps.cap.output.done; its parameters depend on the run: ")
+    await world.engine.stop()
+
+
+async def test_a_run_that_was_cancelled_in_the_middle_of_a_step_has_no_next_step() -> None:
+    """What is in work is waited for; that the run goes on after it would not be true."""
+    world = World(ASK.replace('  - approve: "Cap {{ labels.node }}?"\n    timeout: 30m\n', ""))
+    await world.engine.start()
+    world.actions["cap"].outcomes.append("hang")
+    await world.post(world.alert(node="node-1", watts="300"))
+    await world.engine.order((await world.run()).id, OrderKind.CANCEL, "ann")
+    told = await _next(world, await world.run())
+    assert told is not None
+    assert (told.now, told.step, told.outcome, told.note) == ("cap", None, "cancelled", "ann has ended it")
+    assert told.deadline is not None
     await world.engine.stop()
 
 

@@ -14,6 +14,7 @@ from trainmedic_server.adapters.sql_store.schema import OPEN_STATUSES, agent_liv
 from trainmedic_server.domain.agent_life import AgentLife
 from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.job_life import JobLife, LifeState
+from trainmedic_server.domain.run import OperatorOrder
 from trainmedic_server.ports.present import OpenCounts, Present, StoredAgentLives
 
 _UNFINISHED = sa.select(runs.c.status, sa.func.count()).where(runs.c.unfinished).group_by(runs.c.status)
@@ -42,6 +43,9 @@ class SqlPresent(SqlHistory, Present):
 
     async def alerts_of_runs(self, run_ids: Collection[str]) -> dict[str, list[AlertRecord]]:
         return await self._read(partial(queries.alerts_of, run_ids=run_ids))
+
+    async def orders_of_runs(self, run_ids: Collection[str]) -> dict[str, list[OperatorOrder]]:
+        return await self._read(partial(queries.orders_of, run_ids=run_ids))
 
     async def runs_named(self, part: str, limit: int) -> list[str]:
         statement = (
