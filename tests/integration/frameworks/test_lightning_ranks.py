@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import RedisServer
 from tests.integration.frameworks.lightning_ranks import EPOCH, STEPS
+from tests.support.long_tests import some_of
 from tests.support.programs import PYTHON_PATH, Program
 
 PROGRAM = "tests.integration.frameworks.lightning_ranks"
@@ -24,7 +25,7 @@ def lines(directory: Path, job: str, rank: int) -> list[Line]:
     return [json.loads(line) for line in (directory / f"{job}-{rank}.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp"])
+@pytest.mark.parametrize("strategy", some_of(["ddp_spawn", "ddp"]))
 def test_each_rank_goes_back_to_its_place_in_the_data(shared_redis: RedisServer, tmp_path: Path, strategy: str) -> None:
     """One rollback repeats batches and losses to the bit; one with a skip goes on after the batches left out."""
     if shared_redis.process is None:

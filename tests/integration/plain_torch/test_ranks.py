@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.long_tests import some_of
 from tests.support.messages import make_command
 from tests.support.rank_processes import RankProcesses, ask, until_present
 from trainmedic.wire import envelope
@@ -52,7 +53,7 @@ def is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     )
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", some_of(["ddp", "fsdp"]))
 async def test_ranks_go_back_together_to_the_bit(
     kind: str, job: RankProcesses, bus: RedisBus, redis_server: Any
 ) -> None:
