@@ -123,6 +123,14 @@ class Authenticator:
             )
         return principal
 
+    def allows(self, request: HTTPConnection, role: TokenRole) -> bool:
+        """Whether it still may act as `role`: for what goes on after the request was let through."""
+        try:
+            self.require(request, role)
+        except HttpProblem:
+            return False
+        return True
+
     def token_of(self, presented: bytes) -> Token | None:
         """The token whose text is `presented`; None where there is none such."""
         if self._file is not None:
@@ -141,24 +149,24 @@ class Authenticator:
             return ANONYMOUS
         presented = _presented(request.headers.get("authorization"))
         if presented is None:
-            principal = self._in_session(request, acts) or self._behind_proxy(request)
+            principal = self._in_session(request) or self._behind_proxy(request)
             if principal is None:
                 raise _unauthenticated("A token is needed: as Bearer, or as the password of Basic.")
+            if acts and "cookie" in request.headers and "origin" not in request.headers:
+                raise HttpProblem(HTTPStatus.FORBIDDEN, "A browser that acts says of which page it is.", closes=True)
             return principal
         match = self.token_of(presented)
         if match is None:
             raise _unauthenticated("The token is not known.")
         return Principal(match.name, match.roles, match.jobs, match.groups)
 
-    def _in_session(self, request: HTTPConnection, acts: bool) -> Principal | None:
+    def _in_session(self, request: HTTPConnection) -> Principal | None:
         """Whose browser it is. Its rights are those that its token has now, but for deliveries, which no browser
         sends."""
         session = self.sessions.of(request.headers.get("cookie")) if self.sessions else None
         token = next((each for each in self._tokens if session and each.digest.hex() == session.token), None)
         if token is None or token.jobs is not None:
             return None
-        if acts and "origin" not in request.headers:
-            raise HttpProblem(HTTPStatus.FORBIDDEN, "A browser that acts says of which page it is.", closes=True)
         return Principal(token.name, token.roles - {TokenRole.WEBHOOK}, groups=token.groups)
 
     def _behind_proxy(self, request: HTTPConnection) -> Principal | None:

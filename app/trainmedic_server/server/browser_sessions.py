@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from http.cookies import CookieError, SimpleCookie
 from typing import Protocol, TypeVar
 
 from trainmedic.wire.envelope import new_id
@@ -24,7 +23,6 @@ from trainmedic_server.server.tokens import Token
 COOKIE = "trainmedic_session"
 LASTS = timedelta(hours=12)
 _SECRET_BYTES = 32
-_LONGEST_COOKIE = 4096
 _MOST_OF_NAME = 20
 """Sessions of one token; for one more, the oldest ends."""
 T = TypeVar("T")
@@ -51,9 +49,9 @@ class Sessions:
 
     def of(self, cookie_header: str | None) -> Session | None:
         """The session whose secret is in a request's ``Cookie``; None where there is none, or it is over."""
-        secret = _secret_in(cookie_header)
-        session = self._by_digest.get(_hash(secret)) if secret else None
-        return session if session is not None and session.ends_at > self._clock.now() else None
+        now = self._clock.now()
+        found = (self._by_digest.get(_hash(secret)) for secret in _secrets_in(cookie_header or ""))
+        return next((session for session in found if session is not None and session.ends_at > now), None)
 
     async def begin(self, token: Token, address: str, browser: str) -> str:
         """The secret of a new session. Raises StoreUnavailable."""
@@ -98,11 +96,9 @@ def _hash(secret: str) -> str:
     return hashlib.sha256(secret.encode("latin-1", "replace")).hexdigest()
 
 
-def _secret_in(cookie_header: str | None) -> str | None:
-    if not cookie_header or COOKIE not in cookie_header or len(cookie_header) > _LONGEST_COOKIE:
-        return None
-    try:
-        morsel = SimpleCookie(cookie_header).get(COOKIE)
-    except CookieError:
-        return None
-    return morsel.value if morsel is not None else None
+def _secrets_in(cookie_header: str) -> Iterator[str]:
+    """What the cookie may hold. Others of the same site stand beside it, in whatever form their makers chose."""
+    for piece in cookie_header.split(";"):
+        name, _, value = piece.strip().partition("=")
+        if name == COOKIE:
+            yield value

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from trainmedic_server.domain.run import Event
 from trainmedic_server.errors import StoreUnavailable
@@ -15,7 +15,7 @@ from trainmedic_server.server.auth import Authenticator, requires
 from trainmedic_server.server.event_feed import EventFeed
 from trainmedic_server.server.limits import MIB, ServerLimits
 from trainmedic_server.server.problems import responses
-from trainmedic_server.server.streaming import StreamedResponse
+from trainmedic_server.server.streaming import StreamedResponse, while_allowed
 from trainmedic_server.server.tokens import TokenRole
 
 EVENT_STREAM = "text/event-stream"
@@ -43,6 +43,7 @@ def router(feed: EventFeed, auth: Authenticator, limits: ServerLimits) -> APIRou
         },
     )
     async def events(
+        request: Request,
         after: Annotated[
             int | None, Query(ge=0, le=_LARGEST_SEQ, description="Begin after this event; 0 for all.")
         ] = None,
@@ -61,6 +62,7 @@ def router(feed: EventFeed, auth: Authenticator, limits: ServerLimits) -> APIRou
         begin = await feed.start_of(named)
         feed.join()
         chunks = _lines(feed, written, begin, run_id, limits.heartbeat_seconds, send_begin=named is None)
+        chunks = while_allowed(chunks, lambda: auth.allows(request, TokenRole.VIEWER))
         return StreamedResponse(chunks, EVENT_STREAM, limits.stall_seconds, on_close=feed.leave)
 
     return routes

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
+from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trainmedic_server import __version__, errors, telemetry
@@ -160,11 +161,26 @@ class _Api(FastAPI):
         elif scope["type"] == "http" and self.pages.takes(scope):
             await _Boundary(self.pages, self._metrics)(scope, receive, send)
         else:
-            await self.answer(scope, receive, send)
+            await self.answer(scope, receive, _of_one_caller(send))
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer as the API, whatever the client prefers to be shown."""
         await super().__call__(scope, receive, send)
+
+
+def _of_one_caller(send: Send) -> Send:
+    """`send`, which says of each answer that it is for whoever asked and as they asked: no cache may give it to
+    another, nor the answer in place of the page at the same address."""
+
+    async def marked(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            headers.setdefault("Cache-Control", "no-store")
+            headers.setdefault("X-Content-Type-Options", "nosniff")
+            headers.add_vary_header("Accept, Authorization, Cookie")
+        await send(message)
+
+    return marked
 
 
 class _Boundary:

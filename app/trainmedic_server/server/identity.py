@@ -40,7 +40,8 @@ class TrustedProxies:
             address = ipaddress.ip_address(request.client.host)
         except ValueError:
             return False
-        return any(address in network for network in self._networks)
+        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+        return any((mapped or address) in network for network in self._networks)
 
     def user_of(self, request: HTTPConnection) -> tuple[str, frozenset[TokenRole], frozenset[str]] | None:
         """The name, roles and groups of whom a proxy names; None where none does, or the name cannot be one."""

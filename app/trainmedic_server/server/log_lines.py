@@ -11,7 +11,7 @@ from datetime import timedelta
 from http import HTTPStatus
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from trainmedic_server.domain.log_search import LONGEST_GREP, LogLevel, LogQuery
 from trainmedic_server.domain.plain_text import json_bytes
@@ -24,7 +24,7 @@ from trainmedic_server.server.exports import NDJSON
 from trainmedic_server.server.limits import ServerLimits
 from trainmedic_server.server.problems import HttpProblem, responses
 from trainmedic_server.server.read_turns import ReadTurns
-from trainmedic_server.server.streaming import StreamedResponse
+from trainmedic_server.server.streaming import StreamedResponse, while_allowed
 from trainmedic_server.server.times import TimeText, time_of
 from trainmedic_server.server.tokens import TokenRole
 from trainmedic_server.server.whereabouts import Whereabouts
@@ -74,6 +74,7 @@ def _router(
         responses={200: _ANSWER, **responses(401, 403, 404, 422, 429, 503)},  # 404: a name that no path can have
     )
     async def lines(
+        request: Request,
         principal: Principal = Depends(viewer),
         asked: LogQuery = Depends(_query(clock)),
         limit: Annotated[
@@ -101,7 +102,8 @@ def _router(
             await stop()
             raise
         write, media_type = (_event, EVENT_STREAM) if follow else (_line, NDJSON)
-        return StreamedResponse(_written(first, batches, write), media_type, limits.stall_seconds, stop)
+        written = while_allowed(_written(first, batches, write), lambda: auth.allows(request, TokenRole.VIEWER))
+        return StreamedResponse(written, media_type, limits.stall_seconds, stop)
 
     return routes
 

@@ -68,6 +68,17 @@ class StreamedResponse(Response):
             raise ClientStalled from None
 
 
+async def while_allowed(chunks: AsyncGenerator[bytes, None], is_allowed: Callable[[], bool]) -> AsyncGenerator[bytes]:
+    """`chunks`, until the client may no longer have them; asked before each, of which a quiet stream sends some too."""
+    try:
+        async for chunk in chunks:
+            if not is_allowed():
+                return
+            yield chunk
+    finally:
+        await chunks.aclose()
+
+
 class ClientStalled(Exception):
     """Raised when the client of a stream does not read it."""
 

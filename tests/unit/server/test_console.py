@@ -5,8 +5,11 @@ from __future__ import annotations
 import gzip
 import hashlib
 import re
+import shlex
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -55,6 +58,40 @@ async def test_pages_say_how_far_a_browser_may_trust_them() -> None:
         kept = await client.get(sheet)
         assert "immutable" in kept.headers["cache-control"]
         assert (await client.get("/static/console.000000000000.css")).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/runs", "/runs.json", "/jobs", "/", "/nothing-here", "/openapi.json"])
+async def test_no_cache_gives_the_answer_in_place_of_the_page(path: str) -> None:
+    """Page and answer have one address, and each is for who asked."""
+    async with World().client() as client:
+        headers = (await client.get(path)).headers
+    assert (headers["cache-control"], headers["x-content-type-options"]) == ("no-store", "nosniff")
+    assert {"Accept", "Authorization", "Cookie"} <= set(headers["vary"].split(", "))
+
+
+async def test_what_a_page_offers_to_copy_is_one_command() -> None:
+    """Whatever a link or a label has put into it: what is pasted into a shell runs nothing else."""
+    evil = "x'; touch taken; echo '$(id)&"
+    hostile = alert(labels={"alertname": "GPUHot", "node": evil})
+    async with World().client() as client:
+        await client.post("/webhook", json=payload(hostile))
+        for path in ("/alerts", "/report", "/runs", f"/nodes/{quote(evil, safe='')}"):
+            asked = {"/alerts": "alertname", "/report": "since", "/runs": "q"}.get(path, "q")
+            value = f"node:{quote(evil)}" if path == "/runs" else evil
+            page = (await client.get(path, params={asked: value}, headers=HTML)).text
+            lines = [unescape(line) for line in re.findall(r'data-copy="([^"]*)"', page)]
+            assert {line.split()[0] for line in lines} == {"curl", "trainmedic"}, path
+            for line in lines:
+                assert not [each for each in shlex.shlex(line, punctuation_chars=True, posix=True) if each in ";&|"]
+
+
+async def test_the_link_to_the_answer_is_no_link_to_the_page() -> None:
+    """A browser that follows it prefers HTML, as always."""
+    async with World().client() as client:
+        for path in ("/", "/runs", "/approvals", "/alerts", "/playbooks", "/playbooks/cool", "/jobs", "/report"):
+            (link,) = re.findall(r'href="([^"]+)" data-json', (await client.get(path, headers=HTML)).text)
+            answer = await client.get(unescape(link), headers=HTML)
+            assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json"), link
 
 
 async def test_text_from_outside_stays_text() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import HTTPConnection
 
 from tests.support.api_world import World, payload
 from tests.support.clocks import ManualClock
@@ -109,14 +110,16 @@ async def test_a_session_acts_for_pages_of_this_server_alone(origin: str | None)
         assert not here.engine.controls.paused
 
 
-async def test_a_form_leads_back_to_its_place_and_says_what_was_done() -> None:
-    """The sentence stands before the place on the page, or the server would not see it."""
+async def test_a_form_leads_back_to_its_place_and_says_once_what_was_done() -> None:
+    """The browser carries it there; no link can have a page say that something was done."""
     here, _ = world()
     async with here.client() as client:
         await sign_in(client, "op")
         order = {"node": "node-7", "for": "2h", "note": "new fans", "next": "/settings#pauses"}
         answer = await client.post("/console/pause", data=order, headers=FORM)
-        assert answer.headers["location"] == "/settings?done=Paused.#pauses"
+        assert answer.headers["location"] == "/settings#pauses"
+        for path, said in (("/settings", 1), ("/settings", 0), ("/settings?done=Paused.", 0)):
+            assert (await client.get(path, headers=HTML)).text.count('role="status">Paused.') == said
         (pause,) = (await client.get("/pauses")).json()["items"]
         assert (pause["node"], pause["note"], pause["by"]) == ("node-7", "new fans", "ann")
 
@@ -170,6 +173,42 @@ async def test_sessions_outlive_a_restart() -> None:
     assert secret not in repr(session)
 
 
+@pytest.mark.parametrize("beside", ['prefs={"a": 1, "b": 2}', "two words", "long=" + 5000 * "x", f"{COOKIE}=old"])
+async def test_other_cookies_of_the_site_keep_nobody_out(beside: str) -> None:
+    """Whatever form their makers chose, and however long they are."""
+    here, _ = world()
+    async with here.client() as client:
+        await sign_in(client, "op")
+        secret = client.cookies[COOKIE]
+    async with here.client() as client:
+        for cookies in (f"{beside}; {COOKIE}={secret}", f"{COOKIE}={secret}; {beside}"):
+            assert (await client.get("/history", headers={"cookie": cookies})).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/events", "/console/live?topics=head"])
+async def test_a_stream_ends_with_the_session_that_opened_it(path: str) -> None:
+    """What is open when a person, the time or the tokens file ends a session is told nothing more."""
+    here, _ = world()
+    async with here.served() as address, httpx.AsyncClient(base_url=address.url, timeout=10) as client:
+        same = {"origin": address.url}
+        await client.post("/login", data={"token": "op"}, headers=same)
+        async with client.stream("GET", path) as stream:
+            lines = stream.aiter_lines()
+            assert (await anext(lines)).startswith("retry:")
+            await client.post("/logout", headers=same)
+            await client.post("/webhook", json=payload(), headers={"authorization": "Bearer hook"})
+            assert [line for line in [line async for line in lines] if "data:" in line] == []
+        assert (await client.get(path, headers=HTML)).status_code == 401
+
+
+async def test_a_part_of_a_page_sends_its_browser_to_sign_in() -> None:
+    """Where the session has ended meanwhile: the sign-in would else be put in the place of the part, or nothing."""
+    here, _ = world()
+    async with here.client() as client:
+        answer = await client.get("/runs?status=failed", headers={**HTML, "hx-request": "true"})
+    assert (answer.status_code, answer.headers["hx-redirect"]) == (401, "/login?next=%2Fruns%3Fstatus%3Dfailed")
+
+
 async def test_a_token_has_twenty_sessions_at_the_most() -> None:
     """The oldest gives way."""
     sessions = Sessions(InMemoryStore(), ManualClock())
@@ -199,6 +238,21 @@ async def test_a_trusted_proxy_says_who_somebody_is(headers: dict[str, str], see
         assert (await client.post("/pause", headers={**headers, "origin": "http://trainmedic"})).status_code == acts
     if acts == 200:
         assert here.engine.controls.paused_by == "ann"
+
+
+async def test_a_proxys_user_acts_by_a_page_of_this_server() -> None:
+    """The proxy knows browsers by a cookie, which comes along whatever page sends the request."""
+    here, _ = world(proxies=PROXIES)
+    ann = {"x-forwarded-user": "ann", "x-forwarded-groups": "oncall"}
+    async with here.client() as client:
+        assert (await client.post("/pause", headers={**ann, "cookie": "_oauth2_proxy=x"})).status_code == 403
+        assert (await client.post("/pause", headers=ann)).status_code == 200
+
+
+@pytest.mark.parametrize(("address", "is_one"), [("::ffff:192.0.2.7", True), ("::ffff:198.51.100.7", False)])
+def test_a_proxy_is_known_on_a_socket_of_both_families(address: str, is_one: bool) -> None:
+    """There an address of IPv4 is written as one of IPv6."""
+    assert PROXIES.speak_for(HTTPConnection({"type": "http", "headers": [], "client": (address, 1)})) is is_one
 
 
 async def test_groups_go_along_with_a_session_and_with_a_proxys_user() -> None:

@@ -91,7 +91,8 @@ class ConsoleApp:
             return False
         if any(route.always and route.pattern.fullmatch(path) for route in self._routes):
             return True
-        if _prefers_html(scope) and any(route.pattern.fullmatch(path) for route in self._routes):
+        is_page = _prefers_html(scope) and not path.endswith(tuple(_FORMS))
+        if is_page and any(route.pattern.fullmatch(path) for route in self._routes):
             return True
         _rename(scope)
         return False
@@ -138,9 +139,13 @@ class ConsoleApp:
 
     async def _problem(self, request: Request, problem: HttpProblem) -> Response:
         """The page that says what is wrong; who is not known is sent to sign in."""
-        if problem.status == HTTPStatus.UNAUTHORIZED and request.method in ("GET", "HEAD"):
+        is_page = request.method in ("GET", "HEAD") and not request.url.path.startswith("/console/")
+        if problem.status == HTTPStatus.UNAUTHORIZED and is_page:
             path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-            return RedirectResponse(f"/login?next={quote(path, safe='')}", HTTPStatus.SEE_OTHER)
+            sign_in = f"/login?next={quote(path, safe='')}"
+            if request.headers.get("hx-request"):  # a part of a page: the whole of it has to be asked for
+                return Response(status_code=HTTPStatus.UNAUTHORIZED, headers={"HX-Redirect": sign_in})
+            return RedirectResponse(sign_in, HTTPStatus.SEE_OTHER)
         text = self._parts.renderer.text(
             "problem.html", title=HTTPStatus(problem.status).phrase, problem=problem, path=request.url.path
         )

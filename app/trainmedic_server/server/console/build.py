@@ -27,7 +27,7 @@ from trainmedic_server.server.event_feed import EventFeed
 from trainmedic_server.server.events import EVENT_STREAM
 from trainmedic_server.server.limits import ServerLimits
 from trainmedic_server.server.problems import HttpProblem
-from trainmedic_server.server.streaming import StreamedResponse
+from trainmedic_server.server.streaming import StreamedResponse, while_allowed
 from trainmedic_server.server.tokens import TokenRole
 
 _TOPIC = re.compile(r"head|runs|now|run:[0-9A-Za-z_-]{1,64}")
@@ -58,13 +58,17 @@ def console(
         topics, after = _asked(request)
         await board.join(topics)
         return StreamedResponse(
-            board.lines(after, topics), EVENT_STREAM, limits.stall_seconds, on_close=lambda: board.leave(topics)
+            while_allowed(board.lines(after, topics), lambda: auth.allows(request, TokenRole.VIEWER)),
+            EVENT_STREAM,
+            limits.stall_seconds,
+            on_close=lambda: board.leave(topics),
         )
 
     raw = {("GET", "/console/live"): live, ("GET", "/login"): _nobody_signs_in}
     if auth.sessions is not None:
         sign_in = SignIn(auth, auth.sessions, renderer, bodies)
-        raw |= {("GET", "/login"): sign_in.show, ("POST", "/login"): sign_in.begin, ("POST", "/logout"): sign_in.end}
+        raw |= {("GET", "/login"): sign_in.show, ("HEAD", "/login"): sign_in.show}
+        raw |= {("POST", "/login"): sign_in.begin, ("POST", "/logout"): sign_in.end}
     return ConsoleApp(Parts(inner, auth, renderer, assets, standing), (*ROUTES, *OPEN_ROUTES), raw, forms.take)
 
 

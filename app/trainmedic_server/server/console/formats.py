@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -143,6 +144,17 @@ def safe_link(value: Any) -> str | None:
 def segment(value: Any) -> str:
     """A text as one segment of a path."""
     return quote(str(value), safe="")
+
+
+def shell(value: Any) -> str:
+    """A text as one word of a command that a person pastes into a shell."""
+    return shlex.quote(str(value))
+
+
+def as_json(address: str) -> str:
+    """The address at which a browser too is given the API's answer."""
+    path, mark, query = address.partition("?")
+    return f"{path}.json{mark}{query}"
 
 
 def plain(value: Any) -> str:

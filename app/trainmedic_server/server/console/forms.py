@@ -6,13 +6,13 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from trainmedic_server.server.auth import Authenticator, Principal
 from trainmedic_server.server.body import BodyReader
+from trainmedic_server.server.console import notices
 from trainmedic_server.server.console.inner_api import InnerApi
 from trainmedic_server.server.console.sign_in import local_path, read_form
 from trainmedic_server.server.problems import HttpProblem
@@ -22,14 +22,6 @@ Fields = Mapping[str, str]
 _RUN = re.compile(r"/console/runs/(?P<run>[0-9A-Za-z_-]{1,64})/(?P<kind>approve|reject|cancel|undo|close_undo|retry)")
 _PLAYBOOK = re.compile(r"/console/playbooks/(?P<name>[^/]{1,200})/mode")
 _SESSION = re.compile(r"/console/sessions/(?P<session>[0-9a-f-]{36})/end")
-_DONE = {
-    "approve": "Approved.",
-    "reject": "Rejected.",
-    "cancel": "Cancelled; what it owes is taken back.",
-    "undo": "The undo is ordered.",
-    "close_undo": "The duty is closed.",
-    "retry": "Started again.",
-}
 
 
 class Forms:
@@ -46,26 +38,22 @@ class Forms:
         fields = await read_form(self._bodies, request)
         path = request.url.path
         done = await self._do(principal, path, fields)
-        onward, _, place = local_path(fields.get("next")).partition("#")
-        mark = "&" if "?" in onward else "?"
-        address = f"{onward}{mark}{urlencode({'done': done})}" + (f"#{place}" if place else "")
-        return RedirectResponse(address, HTTPStatus.SEE_OTHER)
+        response = RedirectResponse(local_path(fields.get("next")), HTTPStatus.SEE_OTHER)
+        notices.leave(response, done)
+        return response
 
     async def _do(self, principal: Principal, path: str, fields: Fields) -> str:
-        """Carry it out, and say so in a sentence."""
+        """Carry it out, and say what was done."""
         if match := _RUN.fullmatch(path):
-            kind = match["kind"]
-            runs = [match["run"], *(each for each in fields.get("also", "").split() if each)]
-            for run_id in runs:
-                await self._api.ask(principal, "POST", f"/runs/{run_id}/{kind}", body=_noted(fields))
-            return _DONE[kind] if len(runs) == 1 else f"{len(runs)} runs: {_DONE[kind].lower()}"
+            await self._api.ask(principal, "POST", f"/runs/{match['run']}/{match['kind']}", body=_noted(fields))
+            return match["kind"]
         if match := _SESSION.fullmatch(path):
             await self._api.ask(principal, "DELETE", f"/sessions/{match['session']}")
-            return "The session is ended."
+            return "session"
         if match := _PLAYBOOK.fullmatch(path):
             body = _given(fields, "mode", "note", "until", "for")
             await self._api.ask(principal, "POST", f"/playbooks/{match['name']}/mode", body=body)
-            return "Its mode is set."
+            return "mode"
         taken = _ORDERS.get(path)
         if taken is None:
             raise HttpProblem(HTTPStatus.NOT_FOUND, "There is no such form.")
@@ -78,7 +66,7 @@ async def _pause(api: InnerApi, principal: Principal, fields: Fields) -> str:
         pairs = [piece.partition("=") for piece in labels.replace(",", " ").split()]
         body["labels"] = {name: value for name, _, value in pairs}
     await api.ask(principal, "POST", "/pause", body=body)
-    return "Paused."
+    return "pause"
 
 
 async def _resume(api: InnerApi, principal: Principal, fields: Fields) -> str:
@@ -86,7 +74,7 @@ async def _resume(api: InnerApi, principal: Principal, fields: Fields) -> str:
     if fields.get("breaker"):
         body["breaker"] = True
     await api.ask(principal, "POST", "/resume", body=body)
-    return "The breaker is closed." if fields.get("breaker") else "Resumed."
+    return "breaker" if fields.get("breaker") else "resume"
 
 
 _ORDERS: Mapping[str, Callable[[InnerApi, Principal, Fields], Awaitable[str]]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from trainmedic_server.server.auth import Principal
+from trainmedic_server.server.auth import ANONYMOUS, Principal
+from trainmedic_server.server.console import notices
 from trainmedic_server.server.console.inner_api import InnerApi, Query
 from trainmedic_server.server.console.rendering import Renderer, page
 from trainmedic_server.server.console.standing import ServerStanding
@@ -44,6 +46,7 @@ class PageRequest:
 
     async def page(self, template: str, *, title: str, live: str = "", status: int = 200, **names: Any) -> Response:
         """The page: the frame that all have, with `template` in it. `live` names what it wants to be told of."""
+        notice = notices.left(self.request)
         text = self.renderer.text(
             template,
             title=title,
@@ -54,13 +57,22 @@ class PageRequest:
             path=self.request.url.path,
             query=self.query,
             query_text=self.request.url.query,
-            host=self.request.headers.get("host", "localhost:8080"),
-            scheme="https" if self.request.headers.get("x-forwarded-proto") == "https" else "http",
+            curl=self._curl,
             standing=await self.standing.now(),
-            notice=self.query.get("done", "")[:200],
+            notice=notice,
             **names,
         )
-        return page(text, status, accepts_gzip=accepts_gzip(self.request))
+        response = page(text, status, accepts_gzip=accepts_gzip(self.request))
+        if notice:
+            notices.clear(response)
+        return response
+
+    def _curl(self, path: str) -> str:
+        """The line that asks the API for `path`, as a person pastes it into a shell."""
+        scheme = "https" if self.request.headers.get("x-forwarded-proto") == "https" else "http"
+        token = "" if self.principal is ANONYMOUS else '-H "Authorization: Bearer $TRAINMEDIC_TOKEN" '
+        address = f"{scheme}://{self.request.headers.get('host', 'localhost:8080')}{path}"
+        return f"curl -sS {token}{shlex.quote(address)}"
 
 
 def accepts_gzip(request: Request) -> bool:

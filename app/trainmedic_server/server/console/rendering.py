@@ -24,7 +24,10 @@ SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 _COMPRESSED_FROM = 600
-_FILTERS = ("span", "words", "tail", "pairs", "plain", "segment", "lines", "status_mark", "safe_link", "without")
+_FILTERS = (
+    *("span", "words", "tail", "pairs", "plain", "segment", "lines"),
+    *("shell", "as_json", "status_mark", "safe_link", "without"),
+)
 
 
 class Renderer:

@@ -273,7 +273,5 @@ addEventListener("submit", (event) => {
   if (form.dataset.ask !== undefined) { event.preventDefault(); ask(form); }
 });
 addEventListener("htmx:afterSwap", () => { waiting.clear(); ages(); mark(); });
-const address = new URL(location.href);
-if (address.searchParams.has("done")) { address.searchParams.delete("done"); history.replaceState(null, "", address); }
 ages();
 listen();
