@@ -84,8 +84,9 @@ class OperatorPause:
         return begins, begins + length
 
     def is_in_force(self, now: datetime) -> bool:
+        """Whether it holds. Where the clock was set back to before the order, what began with that goes on."""
         window = self.window(now)
-        return window is not None and window[0] <= now
+        return window is not None and window[0] <= max(now, self.at)
 
     def is_over(self, now: datetime) -> bool:
         return self.window(now) is None

@@ -112,7 +112,8 @@ def settle(controls: Controls, since: datetime | None, now: datetime) -> tuple[C
     events: list[Event] = []
     for pause in controls.pauses:
         was, is_now = since is not None and pause.is_in_force(since), pause.is_in_force(now)
-        if is_now and not was and pause.at != pause.starts_at:
+        window = pause.window(now)
+        if is_now and not was and window is not None and window[0] != pause.at:  # of the order itself `paused` tells
             events.append(Event("pause_began", now, data=_told(pause)))
         elif was and not is_now:
             events.append(Event("pause_ended", now, data=_told(pause)))

@@ -133,6 +133,20 @@ async def test_a_window_that_comes_later_is_in_nobodys_way_before(world: MakeWor
     assert w.engine.controls.pauses == ()
 
 
+async def test_a_window_that_is_open_when_it_is_ordered_is_told_of_when_it_comes_again(world: MakeWorld) -> None:
+    """The first time the order says it."""
+    w = world(CAP)
+    await w.restart()
+    await w.engine.pause("ann", PauseOrder(Scope(node="n1"), length=HOUR, every=timedelta(days=1)))
+    await w.pass_time(25.5 * 3600)
+    assert await told(w, "paused", "pause_began", "pause_ended") == [
+        ("paused", "node n1"),
+        ("pause_ended", "node n1"),
+        ("pause_began", "node n1"),
+        ("pause_ended", "node n1"),
+    ]
+
+
 async def test_a_playbook_that_is_to_observe_only_records_what_it_would_do(world: MakeWorld) -> None:
     """Until the order ends, and says who gave it."""
     w = world(CAP)
