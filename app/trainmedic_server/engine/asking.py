@@ -33,8 +33,9 @@ def proceed(draft: RunDraft, state: StepState, definition: ApproveStep) -> Wait 
         draft.end(state, StepStatus.CANCELLED, error="the alert resolved before anybody approved")
         draft.add_event("approval_ended", step=state.id, outcome="resolved")
         return None
-    state = draft.timely(state)
-    if state.deadline and draft.now >= state.deadline:
+    deadline = _deadline(draft, state)
+    state = draft.run.step(state.key)
+    if deadline and draft.now >= deadline:
         lapsed = _lapse(draft, state, definition)
         if lapsed is None:
             return None
@@ -43,8 +44,14 @@ def proceed(draft: RunDraft, state: StepState, definition: ApproveStep) -> Wait 
     if timed is None:
         return None
     draft.set_status(Status.AWAITING_APPROVAL, "approval")
-    moments = [moment for moment in (timed.deadline, timed.retry_at) if moment is not None]
+    moments = [moment for moment in (_deadline(draft, timed), timed.retry_at) if moment is not None]
     return Wait(min(moments, default=None))
+
+
+def _deadline(draft: RunDraft, state: StepState) -> datetime | None:
+    """When the question ends. What is on record stays without the time that does not count, which would be added to it
+    again."""
+    return draft.timely(state, is_question=True).deadline
 
 
 def _ask(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepState | None:
@@ -119,7 +126,9 @@ def _lapse(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepSt
         draft.add_event(
             "approval_escalated", step=state.id, message=state.message, deadline=_text(deadline), **_told(terms)
         )
-        return draft.put(replace(state, deadline=deadline, params=terms.as_data(), retry_at=None))
+        return draft.put(
+            replace(state, started_at=draft.now, deadline=deadline, params=terms.as_data(), retry_at=None)
+        )
     if question.ask_again is not None:
         again_at = draft.now + question.ask_again
         draft.add_event("approval_ended", step=state.id, outcome="unanswered", asked_again_at=_text(again_at))
@@ -158,7 +167,7 @@ def _on_time(draft: RunDraft, state: StepState, definition: ApproveStep) -> Step
         "approval_reminded",
         step=state.id,
         message=state.message,
-        deadline=_text(state.deadline),
+        deadline=_text(_deadline(draft, state)),
         **_told(Terms.of(state)),
     )
     return draft.put(replace(state, retry_at=draft.now + every))

@@ -46,9 +46,17 @@ class DriverServices:
     """Returns what is known of nodes, jobs and GPUs."""
 
     def planning_context(self, playbook: CompiledPlaybook | None) -> PlanningContext:
-        limits, since = self.limits, self.timeline.set_forward_since
-        url, topology = limits.external_url, self.topology
-        return PlanningContext(playbook, self.actions, self.new_id, limits.max_age, since, url, topology)
+        limits, timeline = self.limits, self.timeline
+        return PlanningContext(
+            playbook,
+            self.actions,
+            self.new_id,
+            limits.max_age,
+            timeline.set_forward_since,
+            timeline.idle_since,
+            limits.external_url,
+            self.topology,
+        )
 
     def pause_of(self, run: Run, nodes: Set[str] = frozenset()) -> OperatorPause | None:
         """The pause that holds the run now, which touches `nodes` beside its target's; None where none does."""

@@ -137,6 +137,8 @@ class PlanningContext:
     """How old an alert may be that a run still begins to act on."""
     set_forward_since: Callable[[datetime], timedelta] = lambda _: timedelta(0)
     """By how much the clock was set forward after a moment."""
+    idle_since: Callable[[datetime], timedelta] = lambda _: timedelta(0)
+    """How much of the time of day after a moment went by with no server at work, or as the clock was set forward."""
     external_url: str = ""
     """Where people reach the server; empty where that is not set."""
     topology: Callable[[], Topology] = Topology
@@ -175,8 +177,9 @@ class RunDraft:
         """Make the step final."""
         self.put(replace(step, status=status, ended_at=self.now, **changes))
 
-    def timely(self, step: StepState) -> StepState:
-        """The step, with its deadline where it is by the clock as it is now.
+    def timely(self, step: StepState, *, is_question: bool = False) -> StepState:
+        """The step, with its deadline where it is by the clock as it is now; that of a question without the time in
+        which no server was at work that could have taken an answer.
 
         A clock that was set back meanwhile would hold the deadline off for as long; then the step begins to wait anew.
         """
@@ -184,8 +187,9 @@ class RunDraft:
             return step
         if step.started_at > self.now:
             return self.put(replace(step, started_at=self.now, deadline=self.now + (step.deadline - step.started_at)))
-        forward = self.context.set_forward_since(step.started_at)
-        return replace(step, deadline=step.deadline + forward) if forward else step
+        uncounted = self.context.idle_since if is_question else self.context.set_forward_since
+        later = uncounted(step.started_at)
+        return replace(step, deadline=step.deadline + later) if later else step
 
     def set_status(self, status: Status, waiting_on: str | None = None) -> None:
         """Set the status of the open run, and what it waits for."""

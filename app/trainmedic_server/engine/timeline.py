@@ -60,6 +60,11 @@ class Timeline:
         later = (gap.length for gap in gaps if not gap.is_downtime and moment < gap.ended_at <= now)
         return sum(later, timedelta(0))
 
+    def idle_since(self, moment: datetime) -> timedelta:
+        """How much of the time of day after `moment` was none in which a server was at work."""
+        now, gaps = self._look()
+        return sum((gap.length for gap in gaps if moment < gap.ended_at <= now), timedelta(0))
+
     def take_unwritten(self) -> list[TimeGap]:
         """Return the gaps that were noticed since this was last asked."""
         self._look()

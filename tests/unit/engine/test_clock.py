@@ -10,6 +10,7 @@ import pytest
 
 from tests.unit.engine.world import World
 from trainmedic_server import errors
+from trainmedic_server.domain.pause import PauseOrder, Scope
 from trainmedic_server.domain.run import Decision, Status, StepStatus, UndoStatus
 
 MakeWorld = Callable[..., World]
@@ -197,3 +198,51 @@ async def test_steps_of_the_clock_are_on_record(world: MakeWorld) -> None:
     assert step.data["kind"] == "believed"
     assert step.data["seconds"] == pytest.approx(-7200, abs=60)
     assert w.metrics.clock_steps.labels("believed")._value.get() == 1
+
+
+@pytest.mark.parametrize("while_down", [False, True])
+async def test_a_pause_holds_when_the_clock_is_set_back_to_before_it(world: MakeWorld, while_down: bool) -> None:
+    """Nobody has resumed it; and of windows that come again those between stay open."""
+    w = await started(world, CAP)
+    await w.engine.pause("ann")
+    windows = PauseOrder(Scope(playbook="other"), length=HOUR, every=DAY)
+    await w.engine.pause("ann", windows)
+    await set_clock(w, -2 * HOUR, while_down=while_down)
+    assert w.engine.controls.paused
+    await w.post(w.alert(gpu="0", node="n1"))
+    assert ((await w.run()).decision, w.calls()) == (Decision.PAUSED, {})
+    await w.engine.resume("ann", pause_id=w.engine.controls.pauses[0].id)
+    await w.pass_time(4 * 3600)
+    assert not any(pause.is_in_force(w.clock.now()) for pause in w.engine.controls.pauses)
+
+
+ASKING = """
+playbook: asking
+on: {alert: Hot}
+target: node
+steps:
+  - {id: sure, approve: {message: "go on?", remind: 10m}, timeout: 1h, on_timeout: approve}
+  - {id: act, action: test.other}
+"""
+
+
+async def test_a_question_that_is_reminded_of_ends_although_the_clock_was_set_forward(world: MakeWorld) -> None:
+    """What the clock was set forward by is no part of its time, and is left out of it once."""
+    w = await started(world, ASKING, max_age=9 * DAY)
+    await w.post(w.alert(node="n1"))
+    await set_clock(w, DAY, while_down=False)
+    await w.pass_time(3600 - 120)
+    assert w.calls() == {}
+    await w.pass_time(180)
+    assert ((await w.run()).status, w.calls()) == (Status.SUCCEEDED, {"other": 1})
+
+
+async def test_silence_while_no_server_was_up_is_no_consent(world: MakeWorld) -> None:
+    """Nobody could have refused."""
+    w = await started(world, ASKING, max_age=9 * DAY)
+    await w.post(w.alert(node="n1"))
+    await w.restart(after=2 * 3600)
+    await w.pass_time(3600 - 60)
+    assert w.calls() == {}
+    await w.pass_time(120)
+    assert w.calls() == {"other": 1}
