@@ -94,6 +94,20 @@ def posting(stand_in: StandIn, *kinds: str, token: Path | None = None) -> tuple[
     return CloudEvents(door, "urn:trainmedic:x", kinds, lambda: left_out.append(None)), left_out
 
 
+async def test_what_comes_before_an_event_that_is_held_up_is_posted_once(stand_in: StandIn) -> None:
+    """Although it is all handed on again together."""
+    store = InMemoryStore()
+    listener, _ = posting(stand_in)
+    await told(store, listener)
+    await store.transact(lambda tx: tx.append([event("started", "run-1", minute) for minute in range(3)]))
+    stand_in.statuses = [200, 500, 500, 500]
+    for _ in range(3):
+        with pytest.raises(errors.TemporaryFailure):
+            await told(store, listener)
+    await told(store, listener)
+    assert stand_in.ids() == ["1", "2", "3"]
+
+
 async def test_each_event_is_posted_as_a_cloud_event_in_order(stand_in: StandIn, tmp_path: Path) -> None:
     """In structured JSON, with the token of the file; what other kinds there are is not sent."""
     token = tmp_path / "token"

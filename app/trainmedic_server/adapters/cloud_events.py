@@ -34,16 +34,23 @@ class CloudEvents:
         self._source = source
         self._kinds = frozenset(kinds)
         self._on_left_out = on_left_out
+        self._taken = 0
+        """The newest event that is done with: those before one that is held up are handed here again with it."""
 
     async def take(self, events: Sequence[Event]) -> None:
         for event in events:
-            if self._kinds and event.kind not in self._kinds:
+            if event.seq is not None and event.seq <= self._taken:
                 continue
-            try:
-                await self._door.send("POST", "", cloud_event(event, self._source), MEDIA_TYPE)
-            except PermanentFailure as error:
-                self._on_left_out()
-                log.warning("an event is left out", seq=event.seq, kind=event.kind, error=str(error))
+            if not self._kinds or event.kind in self._kinds:
+                await self._post(event)
+            self._taken = event.seq or self._taken
+
+    async def _post(self, event: Event) -> None:
+        try:
+            await self._door.send("POST", "", cloud_event(event, self._source), MEDIA_TYPE)
+        except PermanentFailure as error:
+            self._on_left_out()
+            log.warning("an event is left out", seq=event.seq, kind=event.kind, error=str(error))
 
 
 def cloud_event(event: Event, source: str) -> dict[str, Any]:

@@ -197,7 +197,9 @@ class MessageTeller:
         for (kind, topic), messages in groups.items():
             last = self._last_sent.get((channel, kind, topic))
             ready = [message for message in messages if message.due_at <= now]
-            if ready and (last is None or now >= last + GROUP_EVERY):
+            # One that was sent later than now was sent by a clock that was wrong.
+            is_recent = last is not None and last <= now < last + GROUP_EVERY
+            if ready and not is_recent:
                 # What has not waited long enough to be sure of goes with the next ones.
                 due.append([message for message in messages if message.due_at <= now + message_texts.SOON])
         return due

@@ -173,6 +173,17 @@ async def test_eight_failed_runs_of_a_playbook_are_one_message(begin: Any) -> No
     assert t.channels.titles[1:] == ["[warning] capping on node:n8 failed"]
 
 
+async def test_a_clock_that_is_set_back_keeps_no_message(begin: Any) -> None:
+    """That another one was sent at a time which has not come yet is no reason to wait for it."""
+    t = await begin(CAPPING)
+    for number in range(2):
+        t.world.actions["cap"].outcomes.append(errors.PermanentFailure("no agent is connected"))
+        await t.world.post(t.world.alert(node=f"n{number}"))
+        await t.world.pass_time(15)
+        t.world.clock.set_back(timedelta(hours=1 - number))
+    assert len(t.channels.sent) == 2
+
+
 async def test_a_failure_is_told_as_it_is_on_record(begin: Any) -> None:
     """The message says why; nothing is claimed of a step that was not carried out."""
     t = await begin(CAPPING)
