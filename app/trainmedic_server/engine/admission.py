@@ -203,6 +203,10 @@ class Admitter:
                 return guards.GuardDecision(Decision.BREAKER_OPEN, reason)
         return outcome
 
+    def mode_of(self, playbook: CompiledPlaybook) -> Mode:
+        """How far the playbook's runs may go now."""
+        return self._mode(playbook)[0]
+
     def _mode(self, playbook: CompiledPlaybook) -> tuple[Mode, str]:
         """How far the playbook's runs may go, and who has said so for a while."""
         mode = Mode.stricter(playbook.definition.mode, self._limits.mode)
@@ -246,7 +250,7 @@ class Admitter:
 
     def _new_run(self, record: AlertRecord, candidate: Candidate, outcome: guards.GuardDecision) -> Run:
         playbook, decision = candidate.playbook, outcome.decision
-        mode, _ = self._mode(playbook)
+        mode = self.mode_of(playbook)
         starts = decision in (Decision.STARTED, Decision.OBSERVE_ONLY)
         run = Run(
             id=self._new_id(),

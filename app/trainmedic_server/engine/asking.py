@@ -126,9 +126,7 @@ def _lapse(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepSt
         draft.add_event(
             "approval_escalated", step=state.id, message=state.message, deadline=_text(deadline), **_told(terms)
         )
-        return draft.put(
-            replace(state, started_at=draft.now, deadline=deadline, params=terms.as_data(), retry_at=None)
-        )
+        return draft.put(replace(state, started_at=draft.now, deadline=deadline, params=terms.as_data(), retry_at=None))
     if question.ask_again is not None:
         again_at = draft.now + question.ask_again
         draft.add_event("approval_ended", step=state.id, outcome="unanswered", asked_again_at=_text(again_at))

@@ -98,7 +98,7 @@ class HandStarter:
         topology = self._topology()
 
         def work(tx: Transaction) -> tuple[Started, AdmissionChanges | None]:
-            earlier = _of_request(tx, by.key)
+            earlier = _of_request(tx, by, order.playbook, order.target)
             if earlier is not None:
                 return earlier, None
             record = self._firing(tx, playbook, order, topology) or self._stand_in(order)
@@ -118,7 +118,7 @@ class HandStarter:
         playbook = self._playbook(known.playbook)
 
         def work(tx: Transaction) -> tuple[Started, AdmissionChanges | None]:
-            earlier, run = _of_request(tx, by.key), tx.run(run_id)
+            earlier, run = _of_request(tx, by, known.playbook, known.target), tx.run(run_id)
             if earlier is not None:
                 return earlier, None
             if run is None:
@@ -167,7 +167,8 @@ class HandStarter:
     def _steps(
         self, run: Run, playbook: CompiledPlaybook, record: AlertRecord, topology: Topology
     ) -> tuple[StepAhead, ...]:
-        names = scope.build(run, playbook, [record.alert], hindsight=False, external_url=self._limits.external_url)
+        url, verdicts = self._limits.external_url, topology.verdicts
+        names = scope.build(run, playbook, [record.alert], hindsight=False, external_url=url, verdicts=verdicts)
         whole = replace(run, steps=step_sequence.initial_steps(playbook, ask_first=False))
         asking = StepState(APPROVAL, 0, APPROVAL, "approve")
         return preview.steps_after(asking, whole, playbook, names, self._actions, topology)
@@ -204,11 +205,15 @@ def _kind_of(definition: Playbook) -> TargetKind:
     return definition.target.kind if isinstance(definition.target, TargetParts) else definition.target
 
 
-def _of_request(tx: Transaction, key: str | None) -> Started | None:
-    """What an earlier request of this name has started."""
-    run_id = tx.run_of_request(key) if key is not None else None
+def _of_request(tx: Transaction, by: ByHand, playbook: str, target: Target | None) -> Started | None:
+    """What an earlier request of this name has started. Raises Conflict where that was another request."""
+    run_id = tx.run_of_request(by.key) if by.key is not None else None
     run = tx.run(run_id) if run_id is not None else None
-    return Started(run, (), is_repeated=True) if run is not None else None
+    if run is None:
+        return None
+    if (run.playbook, run.target, run.started_by, run.repeats) != (playbook, target, by.actor, by.repeats):
+        raise errors.Conflict(f"the key {by.key!r} was used for another request, which has started run {run.id}")
+    return Started(run, (), is_repeated=True)
 
 
 def _to_repeat(run: Run, alerts: list[AlertRecord]) -> tuple[Target, AlertRecord]:

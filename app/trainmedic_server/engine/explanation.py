@@ -118,7 +118,7 @@ def explain(
         decisions = {decision.playbook: decision for decision in admission.runs}
         told = tuple(sorted(admitter.changes.touched)) if alert.status is AlertStatus.RESOLVED else ()
         explanations = [
-            *(_reacting(each, alert, decisions, guard_facts, context) for each in matched.candidates),
+            *(_reacting(each, alert, decisions, guard_facts, admitter, context) for each in matched.candidates),
             *_not_reacting(matched, alert, by_name),
         ]
         explained.append(ExplainedAlert(alert, tuple(sorted(explanations, key=lambda each: each.playbook)), told))
@@ -174,11 +174,12 @@ def _reacting(
     alert: Alert,
     decisions: Mapping[str, PlaybookDecision],
     guard_facts: Mapping[tuple[str, str], GuardFacts],
+    admitter: Admitter,
     context: ExplainContext,
 ) -> Explanation:
     playbook, target = candidate.playbook, candidate.target
     definition = playbook.definition
-    mode = Mode.stricter(definition.mode, context.limits.mode)
+    mode = admitter.mode_of(playbook)
     explanation = Explanation(definition.name, playbook.source, playbook.version, True, True, mode=mode)
     decision = decisions.get(definition.name)
     if decision is None:

@@ -136,6 +136,17 @@ async def test_a_request_that_is_repeated_starts_nothing_again(world: MakeWorld)
     assert w.calls()["cap"] == 1
 
 
+async def test_a_key_names_one_request_of_one_person(world: MakeWorld) -> None:
+    """Whoever takes the same one for something else hears that it was not started."""
+    w = world(WAITING)
+    first = await start(w, key="k1")
+    with pytest.raises(errors.Conflict, match="'k1' was used for another request"):
+        await start(w, target=Target(TargetKind.NODE, node="n2"), key="k1")
+    with pytest.raises(errors.Conflict, match=f"which has started run {first.run.id}"):
+        await w.engine.retry(first.run.id, ByHand("ann", repeats=first.run.id, key="k1"))
+    assert len(await w.runs()) == 1
+
+
 async def test_what_has_failed_is_tried_again_while_its_alert_fires(world: MakeWorld) -> None:
     """However old; the new run names the one that it repeats, and the other way round."""
     w = world(CAP, max_age=timedelta(minutes=15))

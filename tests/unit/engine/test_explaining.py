@@ -9,6 +9,8 @@ from tests.unit.engine.books import CAP
 from tests.unit.engine.test_reactions import PICKY
 from tests.unit.engine.world import World
 from trainmedic_server.domain.alert import Alert
+from trainmedic_server.domain.pause import PauseOrder, Scope
+from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Decision
 from trainmedic_server.engine.explanation import ExplainedAlert, Explanation
 from trainmedic_server.ports.heard_alerts import HeardAlertFilter
@@ -70,6 +72,11 @@ async def test_switches_and_guards_are_those_of_this_moment(world: MakeWorld) ->
     assert cooling.guards == ("cooldown: not within 10m after its last run on this target ended; 9m left",)
     await w.engine.pause("ann")
     assert (await judged(w, anew)).why == "paused by ann"
+    await w.engine.resume("ann")
+    await w.pass_time(600)
+    assert (await judged(w, anew)).mode is Mode.ENFORCE
+    await w.engine.pause("ann", PauseOrder(Scope(playbook="cooling"), observe=True))
+    assert (await judged(w, anew)).mode is Mode.OBSERVE
 
 
 async def test_two_playbooks_that_would_both_act_are_named(world: MakeWorld) -> None:
