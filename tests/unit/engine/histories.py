@@ -21,10 +21,13 @@ from hypothesis import strategies as st
 from tests.unit.engine.world import Scripted, World
 from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
-from trainmedic_server.domain.alert import Alert, Identity
-from trainmedic_server.domain.playbook import UndoTrigger
+from trainmedic_server.domain.alert import BY_HAND, Alert, Identity
+from trainmedic_server.domain.pause import PauseOrder, Scope
+from trainmedic_server.domain.playbook import TargetParts, UndoTrigger
 from trainmedic_server.domain.run import OrderKind, UndoStatus
-from trainmedic_server.domain.target import Target
+from trainmedic_server.domain.target import Target, TargetKind
+from trainmedic_server.engine.admission_changes import ByHand
+from trainmedic_server.engine.by_hand import StartOrder
 from trainmedic_server.ports.actions import Call
 from trainmedic_server.ports.store import Transaction
 from trainmedic_server.simulation import virtual_time
@@ -131,13 +134,41 @@ class Kill:
     down: int = 0
 
 
-Deed = Fire | Resolve | Say | Switch | Kill
+@dataclass(frozen=True)
+class Start:
+    """A person has a playbook run at this place, and asks twice."""
+
+    which: int
+    place: tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Again:
+    """A person wants one of the runs that there are to be tried again."""
+
+    which: int
+
+
+@dataclass(frozen=True)
+class Hold:
+    """A person pauses a node for so many seconds."""
+
+    node: str
+    seconds: int
+
+
+Deed = Fire | Resolve | Say | Switch | Kill | Start | Again | Hold
 
 _places = {"alert": st.sampled_from(ALERTS), "place": st.sampled_from(PLACES)}
 _fires = st.builds(Fire, **_places)
 _resolves = st.builds(Resolve, **_places)
 _orders = st.builds(Say, st.sampled_from((*OrderKind, OrderKind.APPROVE)), st.integers(0, 5))
 _switches = st.builds(Switch, st.sampled_from(("pause", "pause", "resume", "resume", "resume", "close_breaker")))
+_people = st.one_of(
+    st.builds(Start, st.integers(0, 2), st.sampled_from(PLACES)),
+    st.builds(Again, st.integers(0, 5)),
+    st.builds(Hold, st.sampled_from(("n1", "n2", "n*")), st.sampled_from((30, 300))),
+)
 _kills = st.builds(Kill, st.sampled_from((0, 0, 7, 60, 1200)))
 
 
@@ -169,7 +200,7 @@ def histories(draw: st.DrawFn, *, kills: bool, surprises: bool) -> History:
     """`surprises`: replies are lost, and commits take a moment in which something else can happen."""
     fates: tuple[Fate, ...] = ("applied", "failed", "rejected", *(("lost",) if surprises else ()))
     names = [f"p{number}" for number in range(draw(st.integers(1, 3)))]
-    deeds = [_fires, _fires, _resolves, _orders, _switches, *([_kills] if kills else [])]
+    deeds = [_fires, _fires, _resolves, _orders, _switches, _people, *([_kills] if kills else [])]
     gaps = draw(st.lists(st.sampled_from(GAPS), min_size=2, max_size=14))
     first = draw(_fires)
     rest = [(moment, draw(st.one_of(deeds))) for moment in accumulate(gaps)]
@@ -295,7 +326,7 @@ class Life:
                 alert = self.firing.get((name, place)) or self.world.alert(name, node=place[0], gpu=place[1])
                 self.firing[name, place] = alert
                 self.names[alert.identity] = name
-                await self.world.post(alert)
+                await self._post_as_explained(alert)
             case Resolve(name, place):
                 if (name, place) in self.firing:
                     await self.world.resolve(self.firing.pop((name, place)))
@@ -307,6 +338,12 @@ class Life:
                 await self.world.engine.resume("alice")
             case Switch():
                 await self.world.engine.close_breaker("alice")
+            case Start(which, place):
+                await self._start(which, place)
+            case Again(which):
+                await self._retry(which)
+            case Hold(node, seconds):
+                await self.world.engine.pause("bob", PauseOrder(Scope(node=node), length=timedelta(seconds=seconds)))
             case Kill(down):
                 await self.world.restart(after=down)
         await self.world.pass_time(0.1)
@@ -329,6 +366,40 @@ class Life:
                 if step.undo and step.undo.trigger is UndoTrigger.ON_RESOLVE and step.undo.status is UndoStatus.ARMED:
                     self.receivers.broken.append(f"the undo of {run.playbook}.{step.id} is held back")
 
+    async def _post_as_explained(self, alert: Alert) -> None:
+        """What the server says that it would do changes nothing, and is what it then does."""
+        before = await self.world.store.last_seq()
+        (explained,) = await self.world.engine.explain([alert])
+        after = await self.world.store.last_seq()
+        admitted = await self.world.post(alert)
+        if self.receivers.history.slow_store:
+            return  # runs go on in the time that each question takes
+        if after != before:
+            self.receivers.broken.append("something has changed by explaining")
+        would = {each.playbook: str(each.decision) for each in explained.playbooks if each.decision is not None}
+        did = {each.playbook: str(each.decision) for each in admitted.runs}
+        if would != did:
+            self.receivers.broken.append(f"it was to be {would}, and is {did}")
+
+    async def _start(self, which: int, place: tuple[str, str]) -> None:
+        books = [book for name in ALERTS for book in self.world.catalog.for_alert(name)]
+        book = sorted(books, key=lambda each: each.definition.name)[which % len(books)].definition
+        kind = book.target.kind if isinstance(book.target, TargetParts) else book.target
+        node, gpu = place[0] if kind is not TargetKind.CLUSTER else None, place[1] if kind is TargetKind.GPU else None
+        wanted = StartOrder(book.name, Target(kind, node=node, gpu=gpu))
+        by = ByHand("carol", key=f"{self.world.clock.now()}")
+        with contextlib.suppress(errors.Conflict):  # one is open
+            first = await self.world.engine.start_run(wanted, by)
+            if (await self.world.engine.start_run(wanted, by)).run.id != first.run.id:
+                self.receivers.broken.append("one request has started two runs")
+
+    async def _retry(self, which: int) -> None:
+        runs = await self.world.runs()
+        if runs:
+            run_id = runs[which % len(runs)].id
+            with contextlib.suppress(errors.Conflict):  # it is open, has succeeded, or its alert has resolved
+                await self.world.engine.retry(run_id, ByHand("carol", repeats=run_id))
+
     async def _order(self, kind: OrderKind, which: int) -> None:
         runs = [run for run in await self.world.runs() if run.steps]
         if not runs:
@@ -342,6 +413,11 @@ class Life:
         for alert in list(self.firing.values()):
             await self.world.resolve(alert)
         self.firing.clear()
+        await self.world.pass_time(7200)
+        for run in await self.world.runs():
+            if run.alert.fingerprint.startswith(BY_HAND):  # which nothing resolves but a person
+                with contextlib.suppress(errors.Conflict):
+                    await self.world.engine.order(run.id, OrderKind.UNDO, "alice")
         await self.world.pass_time(7200)
 
 
