@@ -99,7 +99,7 @@ class EffectMeasuring:
                     pass
             except errors.TrainmedicError as error:
                 log.warning("effects could not be measured; trying again", error=str(error))
-            except Exception:  # the loop's boundary: one effect must not end the measuring of others
+            except Exception:  # the loop's boundary
                 self._metrics.loop_errors.labels("effects").inc()
                 log.exception("measuring effects failed; trying again")
             await asyncio.sleep(_LOOK_EVERY.total_seconds())
@@ -117,6 +117,12 @@ class EffectMeasuring:
             except errors.MetricsUnavailable as error:
                 is_away = str(error)
                 done.append(self._later(effect, is_away))
+            except (
+                Exception
+            ) as error:  # a bug at one must not keep the others, which come after it, from being measured
+                self._metrics.loop_errors.labels("effects").inc()
+                log.exception("an effect could not be measured", run_id=effect.run_id)
+                done.append(effect.not_measured(f"measuring it failed: {type(error).__name__}"))
         if done:
             await self._store.transact(lambda tx: tx.effects.save(done))
         for effect in done:

@@ -104,6 +104,20 @@ async def test_what_the_alerts_rule_compares_is_measured_ten_minutes_after_the_a
     assert await EffectMeasuring(w.store, prometheus, w.clock, w.metrics).measure() == 0
 
 
+async def test_one_that_cannot_be_measured_by_a_bug_holds_up_none_after_it(world: MakeWorld) -> None:
+    """It is not tried for ever."""
+    w = world(CAP)
+    await begin(w)
+    await w.post(w.alert(node="n1", gpu="0"))
+    await recorded(w)
+    await w.pass_time(700)
+    broken = Prometheus()
+    broken.error = ValueError("what nobody thought of")
+    known = await measured(w, broken)
+    assert (known.verdict, known.reason) == (EffectVerdict.NOT_MEASURED, "measuring it failed: ValueError")
+    assert await EffectMeasuring(w.store, broken, w.clock, w.metrics).measure() == 0
+
+
 async def test_what_is_due_is_measured_after_kills_and_once(world: MakeWorld) -> None:
     """Killed between the act and the recording, between both, and handed the same events again."""
     w = world(CAP)
