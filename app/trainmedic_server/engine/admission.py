@@ -77,9 +77,10 @@ class Admitter:
             open_run = self._facts.open_runs[candidate.key]
             raise errors.Conflict(f"run {open_run} of {candidate.key[0]} on {candidate.key[1]} is open")
         self._by_hand = order
-        if record.identity not in self._facts.records:
-            self._keep(record)
         run = self._add_run(record, candidate, outcome)
+        if record.identity not in self._facts.records:
+            reaction = Reaction(run.playbook, run.decision, outcome.why, run.id)
+            self._keep(replace(record, reactions=(reaction,)))
         self._by_hand = None
         return run
 

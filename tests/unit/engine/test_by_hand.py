@@ -15,6 +15,7 @@ from trainmedic_server.domain.run import Decision, Event, OrderKind, Status
 from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.engine.admission_changes import ByHand
 from trainmedic_server.engine.by_hand import Started, StartOrder
+from trainmedic_server.ports.heard_alerts import HeardAlertFilter
 
 MakeWorld = Callable[..., World]
 
@@ -134,6 +135,15 @@ async def test_a_request_that_is_repeated_starts_nothing_again(world: MakeWorld)
     second = await start(w, key="k1")
     assert (second.is_repeated, second.run.id) == (True, first.run.id)
     assert w.calls()["cap"] == 1
+
+
+async def test_what_stands_in_for_an_alert_is_listed_with_what_it_led_to(world: MakeWorld) -> None:
+    """It is none of the alerts that nothing reacts to."""
+    w = world(WAITING)
+    started = await start(w)
+    (heard,), _ = await w.store.alerts_page(HeardAlertFilter(reacted=True), 9, None)
+    (reaction,) = heard.reactions
+    assert (heard.alert.name, reaction.playbook, reaction.run_id) == ("StartedByHand", "waiting", started.run.id)
 
 
 async def test_a_key_names_one_request_of_one_person(world: MakeWorld) -> None:
