@@ -117,9 +117,7 @@ class EffectMeasuring:
             except errors.MetricsUnavailable as error:
                 is_away = str(error)
                 done.append(self._later(effect, is_away))
-            except (
-                Exception
-            ) as error:  # a bug at one must not keep the others, which come after it, from being measured
+            except Exception as error:  # a bug at one must not keep those after it from being measured
                 self._metrics.loop_errors.labels("effects").inc()
                 log.exception("an effect could not be measured", run_id=effect.run_id)
                 done.append(effect.not_measured(f"measuring it failed: {type(error).__name__}"))
