@@ -65,6 +65,8 @@ def pause(client: Client, length: str | None, observe_only: bool, **wanted: Any)
         if given:
             click.echo(f"{_scope(made['pause'])}: {_state(made['pause'])}, until {_until(made['pause'])}")
         click.echo(controls(made))
+        if made.get("warning"):
+            click.echo(f"Warning: {table.plain(made['warning'])}", err=True)
         return
     playbook = given.pop("playbook", None)
     if playbook is None or given.keys() - {"for", "note"}:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from trainmedic_server.errors import PayloadError
 from trainmedic_server.server.body import BodyReader, parse_json
 from trainmedic_server.server.limits import KIB
+from trainmedic_server.server.problems import sentence
 
 _BODY_BYTES = 16 * KIB
 _Body = TypeVar("_Body", bound=BaseModel)
@@ -23,9 +24,8 @@ async def read_body(bodies: BodyReader, request: Request, model: type[_Body]) ->
     try:
         return model.model_validate(document, strict=True)
     except ValidationError as error:
-        raise PayloadError.at(
-            [(".".join(str(part) for part in problem["loc"]), problem["msg"]) for problem in error.errors()[:20]]
-        ) from None
+        problems = [(".".join(map(str, each["loc"])), sentence(each["msg"])) for each in error.errors()[:20]]
+        raise PayloadError.at(problems) from None
 
 
 def body_schema(model: type[BaseModel]) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import fnmatch
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
@@ -23,6 +25,8 @@ from trainmedic_server.server.tokens import TokenRole
 from trainmedic_server.server.view import View
 
 _LONGEST = timedelta(days=366)
+_CLOCKS_DIFFER = timedelta(minutes=1)
+"""How far in the past a beginning may be, as one that was meant as now is by a clock that goes after ours."""
 _REFUSALS = responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503)
 
 
@@ -154,6 +158,7 @@ class PausedView(ControlsView):
     """The switches, and the pause that was ordered."""
 
     pause: PauseView
+    warning: str = Field(description="What of the order may have been meant otherwise; empty where nothing may.")
 
 
 class PauseList(View):
@@ -175,7 +180,7 @@ def routers(
     engine: EnginePort, catalog: CatalogPort, auth: Authenticator, bodies: BodyReader, clock: Clock
 ) -> tuple[APIRouter, ...]:
     """The routes of this module."""
-    return _switching(engine, auth, bodies, clock), _standing(engine, catalog, auth, bodies, clock)
+    return _switching(engine, catalog, auth, bodies, clock), _standing(engine, catalog, auth, bodies, clock)
 
 
 def _standing(
@@ -211,7 +216,9 @@ def _standing(
     return routes
 
 
-def _switching(engine: EnginePort, auth: Authenticator, bodies: BodyReader, clock: Clock) -> APIRouter:
+def _switching(
+    engine: EnginePort, catalog: CatalogPort, auth: Authenticator, bodies: BodyReader, clock: Clock
+) -> APIRouter:
     """``POST /pause`` and ``/resume``."""
     operator = requires(auth, TokenRole.OPERATOR)
     routes = APIRouter(tags=["operations"])
@@ -228,7 +235,7 @@ def _switching(engine: EnginePort, auth: Authenticator, bodies: BodyReader, cloc
         while, or later."""
         body = await read_body(bodies, request, PauseBody)
         order = _order(body, clock.now())
-        return _paused(*await engine.pause(actor.name, order), clock.now())
+        return _paused(*await engine.pause(actor.name, order), catalog, clock.now())
 
     @routes.post(
         "/resume",
@@ -278,13 +285,24 @@ def _length(body: PauseBody | ModeBody, begins: datetime) -> timedelta | None:
 
 
 def _order(body: PauseBody, now: datetime) -> PauseOrder:
+    if body.starts is not None and body.starts < now - _CLOCKS_DIFFER:
+        raise PayloadError.at([("starts", "has passed; leave it out for a pause that begins now")])
     begins = max(body.starts or now, now)
     length = _length(body, begins)
     return PauseOrder(body.scope, body.note.strip(), body.starts, length, body.every)
 
 
-def _paused(controls: Controls, pause: OperatorPause, now: datetime) -> PausedView:
-    return PausedView(**_switches(controls, now), pause=_pause(pause, now))
+def _paused(controls: Controls, pause: OperatorPause, catalog: CatalogPort, now: datetime) -> PausedView:
+    return PausedView(**_switches(controls, now), pause=_pause(pause, now), warning=_warning(pause.scope, catalog))
+
+
+def _warning(scope: Scope, catalog: CatalogPort) -> str:
+    """That no playbook of that name is loaded. No reason to refuse: a run goes on without its file, and is held too."""
+    pattern, names = scope.playbook, [compiled.definition.name for compiled in catalog.all()]
+    if pattern is None or any(fnmatch.fnmatchcase(name, pattern) for name in names):
+        return ""
+    near = difflib.get_close_matches(pattern, names, 1)
+    return f"no playbook that is loaded is called {pattern!r}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
 def _switches(controls: Controls, now: datetime) -> dict[str, Any]:

@@ -193,7 +193,7 @@ def register(app: FastAPI) -> None:
 
     async def of_validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        problems = [(_path(problem["loc"]), _sentence(problem["msg"])) for problem in error.errors()[:20]]
+        problems = [(_path(problem["loc"]), sentence(problem["msg"])) for problem in error.errors()[:20]]
         detail = "; ".join(f"{field}: {message}" for field, message in problems)
         return answer(request.scope, HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, problems=problems))
 
@@ -231,5 +231,7 @@ def _path(location: Sequence[Any]) -> str:
     return ".".join(str(part) for part in location[1:]) or str(location[0])
 
 
-def _sentence(message: str) -> str:
-    return message.removeprefix("Value error, ")
+def sentence(message: str) -> str:
+    """What Pydantic says of a value, without what it says of its own workings."""
+    said = message.removeprefix("Value error, ")
+    return "must not be empty" if said == "String should have at least 1 character" else said
