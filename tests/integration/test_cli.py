@@ -410,6 +410,27 @@ def test_why_says_of_an_alert_that_nobody_heard_what_is_missing(command_line: Co
     assert command_line.run("why", "--alert", "Trouble", "--label", "job_name").code == 2
 
 
+def test_explaining_by_no_playbooks_is_no_answer(tmp_path: Path) -> None:
+    """That no playbook reacts would be true of every alert where none was found: a wrong path is to be seen."""
+    alert = tmp_path / "alert.json"
+    alert.write_text('{"labels": {"alertname": "Trouble"}}')
+    for path in (tmp_path, tmp_path / "none"):
+        explained = CommandLine("").run("playbook", "explain", str(alert), "--playbooks", str(path))
+        assert (explained.code, explained.out) == (2, "")
+        assert f"No playbook was loaded from {path}." in explained.err
+
+
+def test_an_alert_that_alertmanager_keeps_back_is_explained_as_such(command_line: CommandLine, tmp_path: Path) -> None:
+    """What would follow is said, and that it will not come."""
+    alert = tmp_path / "alerts.json"
+    labels = {"alertname": "Trouble", "job_name": "llm-silenced"}
+    status = {"state": "suppressed", "silencedBy": ["5f3a"], "inhibitedBy": []}
+    alert.write_text(json.dumps([{"labels": labels, "status": status, "startsAt": datetime.now(UTC).isoformat()}]))
+    explained = command_line.run("playbook", "explain", str(alert), "--server", command_line.url).out
+    assert "Alertmanager does not send it: silenced by 5f3a. If it did:" in explained
+    assert "decision: started" in explained
+
+
 def test_a_run_can_be_explained_by_the_server(command_line: CommandLine, tmp_path: Path) -> None:
     """What the history shows of it is an alert that explain takes."""
     run_id = command_line.alert("llm-explained")

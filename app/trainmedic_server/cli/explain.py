@@ -121,8 +121,10 @@ def _of_files(
     library.reload()
     for problem in library.problems:
         click.echo(visible(f"Not loaded: {problem}", keep="\n"), err=True)
+    if not library.all():
+        raise exits.InvalidInput(f"No playbook was loaded from {', '.join(map(str, playbook_roots(paths)))}.")
     try:
-        alerts = given_alerts.read(document, now)
+        alerts, kept_back = given_alerts.read(document, now), given_alerts.kept_back(document)
         topology = Topology(file_inventory.load(inventory)) if inventory else Topology()
     except (PayloadError, ConfigurationError) as error:
         raise exits.InvalidInput(f"{name}: {error}" if isinstance(error, PayloadError) else str(error)) from error
@@ -131,7 +133,9 @@ def _of_files(
     test = None
     if as_test:
         test = test_text.write(explanation.for_a_test(library.for_alert, alerts, actions, limits))
-    return explanations.view(answers, heard_alerts.alertnames(library), moment, test=test).model_dump(mode="json")
+    names = heard_alerts.alertnames(library)
+    view = explanations.view(answers, names, moment, test=test, kept_back=kept_back)
+    return view.model_dump(mode="json")
 
 
 def _moment(at: str | None, now: datetime) -> datetime:

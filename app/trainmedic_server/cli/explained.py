@@ -30,6 +30,8 @@ def alert_lines(alert: Document) -> Iterator[str]:
     labels = {name: value for name, value in alert.get("labels", {}).items() if name != "alertname"}
     name = plain(alert.get("alert_name") or "(without a name)")
     yield f"alert {name}, {plain(alert.get('status'))}: {story.data(labels)}"
+    if alert.get("kept_back"):
+        yield f"  Alertmanager does not send it: {plain(alert['kept_back'])}. If it did:"
     if alert.get("told"):
         yield f"  resolved: told to {', '.join(map(plain, alert['told']))}"
     playbooks = alert.get("playbooks", ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any
@@ -71,6 +72,9 @@ class ExplainedAlertView(View):
     acting: list[str] = Field(
         description="The playbooks that would act. Two do so one after the other, each without regard to the other."
     )
+    kept_back: str = Field(
+        description="Why Alertmanager, as its API said, does not send it, such as `silenced by` an id; empty else."
+    )
     told: list[str] = Field(description="The runs that would be told that the alert has resolved.")
     playbooks: list[ExplanationView] = Field(description="Those that name the alertname.")
 
@@ -101,13 +105,16 @@ def view(
     controls: Controls | None = None,
     mode: Mode | None = None,
     test: str | None = None,
+    kept_back: Sequence[str] = (),
 ) -> ExplainView:
     """The explanations as the API shows them; `names` are the alertnames that playbooks react to."""
     server = None
     if controls is not None:
         members = ("paused", "paused_by", "breaker_open", "breaker_reason")
         server = ServerState(mode=mode, **{name: getattr(controls, name) for name in members})
-    return ExplainView(at=at, server=server, items=[_alert_view(each, names) for each in explained], test=test)
+    reasons = itertools.chain(kept_back, itertools.repeat(""))
+    items = [_alert_view(each, names, why) for each, why in zip(explained, reasons, strict=False)]
+    return ExplainView(at=at, server=server, items=items, test=test)
 
 
 async def explain(
@@ -117,14 +124,15 @@ async def explain(
     now: datetime,
     at: datetime | None = None,
     with_test: bool = False,
+    kept_back: Sequence[str] = (),
 ) -> ExplainView:
     """What the server would do about the alerts now. Raises StoreUnavailable."""
     explained = await engine.explain(alerts, at)
     test = test_text.write(await engine.explain_for_a_test(alerts)) if with_test else None
-    return view(explained, heard_alerts.alertnames(catalog), at or now, engine.controls, engine.mode, test)
+    return view(explained, heard_alerts.alertnames(catalog), at or now, engine.controls, engine.mode, test, kept_back)
 
 
-def _alert_view(explained: ExplainedAlert, names: Sequence[str]) -> ExplainedAlertView:
+def _alert_view(explained: ExplainedAlert, names: Sequence[str], kept_back: str) -> ExplainedAlertView:
     alert = explained.alert
     return ExplainedAlertView(
         alert_name=alert.name,
@@ -133,6 +141,7 @@ def _alert_view(explained: ExplainedAlert, names: Sequence[str]) -> ExplainedAle
         starts_at=alert.starts_at,
         reason=_reason(explained, names),
         acting=list(explained.acting),
+        kept_back=kept_back,
         told=list(explained.told),
         playbooks=[ExplanationView.model_validate(each) for each in explained.playbooks if each.names_alert],
     )
@@ -196,7 +205,8 @@ def router(
         now = clock.now()
         moment = time_of(at, now) if at else None
         async with bodies.read(request, _BODY_BYTES) as body:
-            alerts = given_alerts.read(parse_json(body), now)
-        return AsciiJson.of(await explain(engine, catalog, alerts, now, moment, test))
+            document = parse_json(body)
+            alerts, kept_back = given_alerts.read(document, now), given_alerts.kept_back(document)
+        return AsciiJson.of(await explain(engine, catalog, alerts, now, moment, test, kept_back))
 
     return routes

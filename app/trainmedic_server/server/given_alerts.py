@@ -26,6 +26,11 @@ MOST = 1000
 
 _BEGINNINGS = ("startsAt", "starts_at", "activeAt", "timestamp")
 _MEMBERS = ("annotations", "generatorURL", "fingerprint")
+_KEPT_BACK_BY = {
+    "silencedBy": "silenced by",
+    "inhibitedBy": "inhibited by",
+    "mutedBy": "muted by the time interval",
+}
 _UNKNOWN = (
     "this is no form in which alerts are known: neither a webhook's body, nor a list of alerts as Alertmanager's API "
     "or amtool gives it, nor a run of the history, nor an alert with 'labels'"
@@ -45,6 +50,26 @@ def read(document: Any, now: datetime) -> tuple[Alert, ...]:
     if len(entries) > MOST:
         raise PayloadError(f"there are {len(entries)} alerts in it; at most {MOST} are explained at once")
     return payload.delivery({"version": payload.VERSION, "alerts": entries}, "explained", now).alerts
+
+
+def kept_back(document: Any) -> tuple[str, ...]:
+    """Of each alert that `read` finds, why Alertmanager, as its API says, does not send it to anybody; empty where it
+    does, or where the form does not tell."""
+    if isinstance(document, dict) and document.get("version") == payload.VERSION and "alerts" in document:
+        return ()
+    return tuple(map(_kept_back, _entries(document)))
+
+
+def _kept_back(entry: Any) -> str:
+    status = entry.get("status") if isinstance(entry, Mapping) else None
+    if not isinstance(status, Mapping):
+        return ""
+    by = [
+        f"{words} {', '.join(map(str, status[name]))}"
+        for name, words in _KEPT_BACK_BY.items()
+        if isinstance(status.get(name), list) and status[name]
+    ]
+    return " and ".join(by)
 
 
 def _entries(document: Any) -> Iterator[Any]:

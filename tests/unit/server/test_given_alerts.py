@@ -141,3 +141,15 @@ def test_whatever_is_given_is_read_or_refused(document: Any) -> None:
     """Nothing else comes of it."""
     with contextlib.suppress(errors.PayloadError):
         assert given_alerts.read(document, START) is not None
+
+
+def test_what_alertmanager_keeps_back_is_said() -> None:
+    """Its API lists what it sends to nobody, too; of other forms nothing is claimed."""
+    silenced = {
+        **OF_API,
+        "status": {"silencedBy": ["5f3a"], "inhibitedBy": ["0b"], "mutedBy": [], "state": "suppressed"},
+    }
+    assert given_alerts.kept_back([OF_API, silenced]) == ("", "silenced by 5f3a and inhibited by 0b")
+    webhook = {"version": "4", "alerts": [{"labels": LABELS, "status": "firing", "startsAt": BEGAN}]}
+    assert given_alerts.kept_back(webhook) == ()
+    assert given_alerts.kept_back(RUN | {"alerts": [{"labels": LABELS, "starts_at": BEGAN}]}) == ("",)
