@@ -6,6 +6,7 @@ travels (`ports.outside.CommandBus`), or what a receiver does with it.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -216,7 +217,8 @@ def _nobody_connected(target: Target, presence: Presence | None = None) -> str:
         return f"{_receiver(target)} was not heard, and its presence is not believed: {presence.doubt}"
     if target.job is not None:
         return f"no job named {target.job!r} is connected"
-    return f"no agent on node {target.node!r} is connected: start `trainmedic agent --node {target.node}` there"
+    command = f"trainmedic agent --node {shlex.quote(target.node or '')}"
+    return f"no agent on node {target.node!r} is connected: start `{command}` there"
 
 
 def _numbered(ranks: Sequence[int]) -> str:

@@ -64,7 +64,8 @@ def switches(standing: Document, at: str) -> str:
 
 def _head(standing: Document, at: str) -> str:
     counts = standing["counts"]
-    return f"{switches(standing, at)}; {sum(counts['open'].values())} runs open, {counts['owing']} owe an undo"
+    runs = f"{sum(counts['open'].values())} runs open, {counts['owing']} closed ones owe an undo"
+    return f"{switches(standing, at)}; {runs}"
 
 
 def _pause(pause: Document, at: str) -> str:

@@ -23,7 +23,7 @@ def worth_lines(report: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     causes = report.get("repaired") or []
     reason = unknown.get("repaired")
-    yield "repaired, by cause:" + ("" if causes else " none") + (f" ({table.plain(reason)})" if reason else "")
+    yield "runs, by cause:" + ("" if causes else " none") + (f" ({table.plain(reason)})" if reason else "")
     if causes:
         of_causes = [
             tuple(cause[name] for name in ("cause", "runs", "succeeded", "failed", "helped")) for cause in causes

@@ -33,6 +33,13 @@ def parse(text: str) -> timedelta:
         raise ValueError(f"{text!r} is too long a duration") from None
 
 
+def write_rounded(value: timedelta) -> str:
+    """The duration for a person, to the next second, from a day on to the next minute: up, so that what is over a bound
+    is not written as the bound."""
+    step = timedelta(minutes=1) if value >= timedelta(days=1) else timedelta(seconds=1)
+    return write(-(-value // step) * step)
+
+
 def write(value: timedelta) -> str:
     """The shortest Prometheus duration of `value`, to the millisecond; after a minus where it is negative."""
     if value < timedelta(0):

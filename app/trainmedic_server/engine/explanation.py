@@ -232,4 +232,4 @@ def _guards(spec: Guards, facts: GuardFacts | None, ago: Ago) -> tuple[str, ...]
 
 
 def _left(cooldown: timedelta) -> str:
-    return f"{duration.write(cooldown)} left" if cooldown > timedelta(0) else "over"
+    return f"{duration.write_rounded(cooldown)} left" if cooldown > timedelta(0) else "over"

@@ -45,14 +45,12 @@ def decide(
         return GuardDecision(Decision.PAUSED, pause.why(now))
     age = now - starts_at
     if age > limits.max_age:
-        return GuardDecision(
-            Decision.STALE,
-            f"the alert began {duration.write(age)} ago, over the maximum age of {duration.write(limits.max_age)}",
-        )
+        began = f"the alert began {duration.write_rounded(age)} ago"
+        return GuardDecision(Decision.STALE, f"{began}, over the maximum age of {duration.write(limits.max_age)}")
     if controls.breaker_open and mode is not Mode.OBSERVE:
         return GuardDecision(Decision.BREAKER_OPEN, controls.breaker_reason or "the breaker is open")
     if guards.cooldown and facts.last_ended_at and facts.last_ended_at > ago(guards.cooldown):
-        left = duration.write(facts.last_ended_at - ago(guards.cooldown))
+        left = duration.write_rounded(facts.last_ended_at - ago(guards.cooldown))
         return GuardDecision(Decision.COOLDOWN, f"the last run for this target has ended; cooldown for another {left}")
     if guards.max_runs and facts.started >= guards.max_runs.count:
         return GuardDecision(

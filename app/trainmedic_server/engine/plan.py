@@ -70,7 +70,7 @@ def why_stale(draft: RunDraft) -> str | None:
         return "the alert resolved before the run could act"
     age, max_age = draft.now - newest_beginning(draft.run, draft.outside), draft.context.max_age
     if age > max_age:
-        return f"the alert began {duration.write(age)} ago, over the maximum age of {duration.write(max_age)}"
+        return f"the alert began {duration.write_rounded(age)} ago, over the maximum age of {duration.write(max_age)}"
     return None
 
 

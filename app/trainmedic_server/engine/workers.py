@@ -132,7 +132,7 @@ class Workers:
         """
         limit = self._services.limits.max_age
         if down_for > limit:
-            down = duration.write(down_for)
+            down = duration.write_rounded(down_for)
             return f"the server was down for {down}, over the maximum age of {duration.write(limit)}"
         return None if plan.has_begun(draft.run) else plan.why_stale(draft)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Response
 
 from trainmedic_server.domain.run import Decision, Run, Status
-from trainmedic_server.errors import NotFound
+from trainmedic_server.errors import NotFound, PayloadError
 from trainmedic_server.ports.findings import FindingHistory
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import History, HistoryFilter
@@ -28,6 +30,7 @@ from trainmedic_server.server.run_ids import RunId
 from trainmedic_server.server.times import TimeText, time_of
 from trainmedic_server.server.tokens import TokenRole
 
+_TARGET = re.compile(r"cluster\Z|(job|node|gpu):.")
 _TEXT = {"schema": {"type": "string"}}
 _OF_PAGES = {200: {"content": dict.fromkeys((NDJSON, CSV), _TEXT)}, **responses(401, 403, 422, 503)}
 _PIECE = 100  # runs that are read at one go for a page
@@ -138,6 +141,8 @@ def _filter(clock: Clock) -> Callable[..., HistoryFilter]:
         owes_undo: Annotated[bool | None, Query(description="Closed runs that still owe an undo.")] = None,
     ) -> HistoryFilter:
         at = clock.now()
+        since_then, until_then = (time_of(text, at) if text else None for text in (since, until))
+        _check(target or (), since_then, until_then)
         return HistoryFilter(
             alertname=_several(alertname),
             playbook=_several(playbook),
@@ -148,13 +153,22 @@ def _filter(clock: Clock) -> Callable[..., HistoryFilter]:
             job=_several(job),
             target=_several(target),
             by=_several(by),
-            since=time_of(since, at) if since else None,
-            until=time_of(until, at) if until else None,
+            since=since_then,
+            until=until_then,
             is_open=is_open,
             owes_undo=owes_undo,
         )
 
     return conditions  # type: ignore[return-value]
+
+
+def _check(targets: Sequence[str], since: datetime | None, until: datetime | None) -> None:
+    """Raises PayloadError for what no run can ever match: an empty page would say that nothing had happened."""
+    for target in targets:
+        if not _TARGET.match(target):
+            raise PayloadError.at([("target", "must be like job:llm-1, node:node-1, gpu:node-1/0 or cluster")])
+    if since is not None and until is not None and since > until:
+        raise PayloadError.at([("until", "must be later than 'since'")])
 
 
 def _several(values: Sequence[str] | None) -> tuple[str, ...] | None:

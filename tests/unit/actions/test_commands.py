@@ -222,6 +222,13 @@ async def test_nobody_connected_says_so(bus: ScriptedBus) -> None:
         await perform(bus, nodes.NodeFacts, target=GPU)
 
 
+async def test_a_name_of_a_node_is_quoted_in_the_command_that_people_are_told(bus: ScriptedBus) -> None:
+    """It is an alert's label: whoever pastes the command must run nothing else."""
+    hostile = Target(TargetKind.NODE, node="n1; rm -rf ~ #")
+    with pytest.raises(OutcomeUnknown, match=r"start `trainmedic agent --node 'n1; rm -rf ~ #'` there$"):
+        await perform(bus, nodes.NodeFacts, target=hostile)
+
+
 async def test_a_receiver_that_is_connected_and_silent_is_said_to_be(bus: ScriptedBus) -> None:
     """Connected or not is a different fault."""
     bus.present = presence("n1")
