@@ -25,7 +25,7 @@ from trainmedic_server.server.tokens import TokenRole
 from trainmedic_server.server.view import View
 
 _LONGEST = timedelta(days=366)
-_CLOCKS_DIFFER = timedelta(minutes=1)
+_CLOCKS_DIFFER = timedelta(minutes=5)
 """How far in the past a beginning may be, as one that was meant as now is by a clock that goes after ours."""
 _REFUSALS = responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503)
 

@@ -36,7 +36,7 @@ async def test_a_pause_has_a_scope_an_end_and_a_note() -> None:
         ({"every": "7d"}, ""),
         ({"every": "1h", "for": "2h"}, ""),
         ({"until": "2026-01-30T12:00:00Z"}, "until"),
-        ({"starts": "2026-01-31T11:58:00Z", "for": "1h"}, "starts"),
+        ({"starts": "2026-01-31T11:54:00Z", "for": "1h"}, "starts"),
         ({"starts": "2026-01-31T06:00:00Z", "for": "1h", "every": "7d"}, "starts"),
     ],
 )
