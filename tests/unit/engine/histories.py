@@ -416,8 +416,9 @@ class Life:
         await self.world.pass_time(7200)
         for run in await self.world.runs():
             if run.alert.fingerprint.startswith(BY_HAND):  # which nothing resolves but a person
-                with contextlib.suppress(errors.Conflict):
-                    await self.world.engine.order(run.id, OrderKind.UNDO, "alice")
+                for kind in (OrderKind.CANCEL, OrderKind.UNDO):
+                    with contextlib.suppress(errors.Conflict):  # it is closed, or owes nothing
+                        await self.world.engine.order(run.id, kind, "alice")
         await self.world.pass_time(7200)
 
 

@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.engine.histories import ACTION_SECONDS, History, Life, Switch, histories, live, world_of
+from tests.unit.engine.histories import ACTION_SECONDS, History, Life, Say, Start, Switch, histories, live, world_of
 from tests.unit.engine.world import World
 from trainmedic_server.domain.playbook import UndoTrigger
-from trainmedic_server.domain.run import Run, Status, StepState, StepStatus, UndoStatus
+from trainmedic_server.domain.run import OrderKind, Run, Status, StepState, StepStatus, UndoStatus
 from trainmedic_server.engine import step_sequence
 from trainmedic_server.ports.store import RunRecord
 from trainmedic_server.simulation import virtual_time
@@ -148,7 +148,28 @@ def kills_a_paused_server(history: History, kills_at: list[int]) -> bool:
     return any(0 <= kill - at <= ACTION_SECONDS for kill in kills_at for at in paused)
 
 
+_ASKS_BY_HAND = History(
+    playbooks=(
+        """
+playbook: p0
+on: {alert: [Hot]}
+target: node
+mode: approve
+steps:
+  - {id: s0, action: test.cap, timeout: 20s, undo: on_resolve}
+""",
+    ),
+    deeds=((0, Start(0, ("n1", "0"))), (1, Say(OrderKind.APPROVE, 0)), (2, Start(0, ("n2", "0")))),
+    fates=("applied", "applied", "applied"),
+    seed=0,
+    breaker=False,
+    slow_store=False,
+)
+"""Of two runs by hand one has given nothing back, and one waits for an answer, until a person ends them."""
+
+
 @MANY
+@example(_ASKS_BY_HAND)
 @given(histories(kills=True, surprises=True))
 def test_whatever_happens_every_promise_is_kept(history: History) -> None:
     """No effect twice, one change at a time, no harm while paused, every undo once, nothing open for ever."""
