@@ -153,6 +153,78 @@ def test_a_question_is_answered_by_keyboard(seen: Watched, lab: Lab) -> None:
     assert (order.kind, order.actor, order.note) == ("approve", "operator", "looks right")
 
 
+def test_the_page_of_questions_is_live_and_answers_by_keyboard(seen: Watched, lab: Lab) -> None:
+    """With several: a question that is gone is gone from it, and the chosen one is answered."""
+    run, other = lab.ask(node="node-9"), lab.ask(node="node-10")
+    seen.page.goto(f"{lab.url}/approvals")
+    expect(seen.page.locator(".live-word")).to_have_text("live")
+    record = lab.world.history.records.pop(other)
+    lab.fire(node="node-11")
+    expect(seen.page.locator(f"#ask-{other}")).to_have_count(0)
+    lab.world.history.records[other] = record
+    while not seen.page.locator(f"#ask-{run}.at").count():
+        seen.page.keyboard.press("j")
+    seen.page.keyboard.press("x")
+    seen.page.keyboard.press("Enter")
+    expect(seen.page.locator(".notice")).to_contain_text("Rejected")
+    assert [order.kind for order in lab.world.history.records[run].orders] == ["reject"]
+
+
+def test_a_page_goes_on_after_an_answer_that_ends_a_stream(browser: Browser, lab: Lab) -> None:
+    """A proxy's 502 while the server is started again; browsers ask no second time by themselves."""
+    watched = Watched(browser, lab, "op")
+    try:
+        refused: list[str] = []
+        watched.page.route("**/console/live*", lambda route: (refused.append(""), route.fulfill(status=502)))
+        watched.page.goto(f"{lab.url}/runs")
+        expect(watched.page.locator(".live-word")).to_have_text("not live")
+        watched.page.unroute("**/console/live*")
+        expect(watched.page.locator(".live-word")).to_have_text("live", timeout=15_000)
+        assert refused
+    finally:
+        watched.context.close()
+
+
+def test_a_session_that_ends_is_over_on_pages_that_are_open(browser: Browser, lab: Lab) -> None:
+    """They ask for a token again, at the next thing that they would have been told."""
+    watched = Watched(browser, lab, "look")
+    try:
+        expect(watched.page.locator(".live-word")).to_have_text("live")
+        assert lab.world.auth.sessions is not None
+        lab.world.auth.sessions._by_digest.clear()
+        lab.fire(node="node-12")
+        expect(watched.page).to_have_url(re.compile("/login"), timeout=15_000)
+    finally:
+        watched.context.close()
+
+
+def test_a_tab_that_nobody_looks_at_leaves_its_connection_to_others(seen: Watched, lab: Lab) -> None:
+    """Of the six that a browser has to a server; and it catches up when somebody does."""
+    seen.page.goto(lab.url)
+    expect(seen.page.locator(".live-word")).to_have_text("live")
+    hide = "Object.defineProperty(document, 'hidden', {value: %s, configurable: true});"
+    told = "document.dispatchEvent(new Event('visibilitychange'))"
+    seen.page.evaluate(hide % "true" + told)
+    expect(seen.page.locator(".live-word")).to_have_text("not live", timeout=10_000)
+    run = lab.ask(node="node-13")
+    seen.page.evaluate(hide % "false" + told)
+    expect(seen.page.locator(".live-word")).to_have_text("live")
+    expect(seen.page.locator(f"#ask-{run}")).to_be_visible()
+
+
+def test_what_stops_repairs_is_asked_first(seen: Watched, lab: Lab) -> None:
+    """Also on Settings: one click with nothing named would pause everything."""
+    seen.page.goto(f"{lab.url}/settings")
+    seen.page.fill("form[action='/console/pause'] input[name=node]", "node-9")
+    seen.page.fill("form[action='/console/pause'] input[name=note]", "new fans")
+    seen.page.click("form[action='/console/pause'] button")
+    expect(seen.page.locator("#ask")).to_contain_text("no run starts at all")
+    seen.page.keyboard.press("Enter")
+    expect(seen.page.locator(".notice")).to_have_text("Paused.")
+    (pause,) = lab.world.engine.controls.pauses
+    assert (pause.scope.node, pause.note) == ("node-9", "new fans")
+
+
 def test_keys_lead_from_page_to_page(seen: Watched, lab: Lab) -> None:
     """And the palette finds a playbook by a part of its name."""
     page = seen.page

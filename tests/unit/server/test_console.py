@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 import re
 import shlex
 from html import unescape
@@ -92,6 +93,31 @@ async def test_the_link_to_the_answer_is_no_link_to_the_page() -> None:
             (link,) = re.findall(r'href="([^"]+)" data-json', (await client.get(path, headers=HTML)).text)
             answer = await client.get(unescape(link), headers=HTML)
             assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json"), link
+
+
+async def test_the_report_says_times_as_times_and_each_thing_once() -> None:
+    """No bare seconds, and no names of members in the place of what they hold."""
+    async with World().client() as client:
+        await client.post("/webhook", json=payload())
+        page = (await client.get("/report?whole=1", headers=HTML)).text
+    assert "since, until" not in page
+    assert not re.search(r"_seconds|[a-z] seconds", page)
+    assert re.search(r"<dt>Person after</dt><dd>\d+ (s|min|h)", page)
+    assert page.count(">Gpu hours kept<") + page.count(">GPU-hours kept<") == 1
+
+
+@pytest.mark.parametrize("repeated", [1, 400])
+async def test_an_alert_may_be_pasted_whatever_its_length(repeated: int) -> None:
+    """A short one stands in the address after that; a webhook's long body would fit into none."""
+    pasted = json.dumps(payload(*[alert(fingerprint=f"{number:016x}") for number in range(repeated)]))
+    async with World().client() as client:
+        answer = await client.post("/console/explain", data={"alert": pasted, "at": ""}, headers=HTML)
+        assert answer.status_code == (303 if repeated == 1 else 200)
+        page = await client.get(answer.headers["location"], headers=HTML) if repeated == 1 else answer
+        other = {**HTML, "origin": "http://evil.example"}
+        assert (await client.post("/console/explain", data={"alert": pasted}, headers=other)).status_code == 403
+    assert page.text.count('class="question">GPUHot') == repeated
+    assert 'role="alert"' not in page.text
 
 
 async def test_text_from_outside_stays_text() -> None:

@@ -124,6 +124,22 @@ async def test_a_form_leads_back_to_its_place_and_says_once_what_was_done() -> N
         assert (pause["node"], pause["note"], pause["by"]) == ("node-7", "new fans", "ann")
 
 
+@pytest.mark.parametrize(
+    ("referer", "back"),
+    [("http://trainmedic/runs?status=failed", "/runs?status=failed"), ("http://evil.example/x", "/"), ("", "/")],
+)
+async def test_a_form_that_was_refused_leads_back_to_its_page(referer: str, back: str) -> None:
+    """And not to the form's own address, where there is nothing to see."""
+    here, _ = world()
+    async with here.client() as client:
+        await sign_in(client, "op")
+        answer = await client.post(
+            "/console/runs/none/approve", data={"note": ""}, headers={**FORM, "referer": referer}
+        )
+    assert answer.status_code == 404
+    assert f'<a href="{back}" class="button">Back</a>' in answer.text
+
+
 async def test_a_viewer_looks_and_does_not_act() -> None:
     """By the console's forms as little as by the API."""
     here, _ = world()

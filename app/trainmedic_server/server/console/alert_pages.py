@@ -37,7 +37,7 @@ async def alerts(page: PageRequest) -> Response:
 
 
 async def explain(page: PageRequest) -> Response:
-    """A form for an alert, in any form; and with one in the address, what would be done about it now."""
+    """A form for an alert, in any form; and with one, sent by it or in the address, what would be done about it now."""
     pasted, wrong, answer = page.query.get("alert", "").strip(), "", None
     if name := page.query.get("alertname", "").strip():
         labels = dict(piece.partition("=")[::2] for piece in page.query.get("labels", "").split())

@@ -11,7 +11,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -25,6 +25,7 @@ from trainmedic_server.server.console.assets import Assets
 from trainmedic_server.server.console.inner_api import InnerApi
 from trainmedic_server.server.console.page_request import PageRequest, accepts_gzip
 from trainmedic_server.server.console.rendering import SECURITY_HEADERS, Renderer, page
+from trainmedic_server.server.console.sign_in import local_path
 from trainmedic_server.server.console.standing import ServerStanding
 from trainmedic_server.server.exports import CSV, NDJSON
 from trainmedic_server.server.negotiation import preferred
@@ -146,8 +147,10 @@ class ConsoleApp:
             if request.headers.get("hx-request"):  # a part of a page: the whole of it has to be asked for
                 return Response(status_code=HTTPStatus.UNAUTHORIZED, headers={"HX-Redirect": sign_in})
             return RedirectResponse(sign_in, HTTPStatus.SEE_OTHER)
+        acted = request.method == "POST"
+        path = _came_from(request) if acted else request.url.path
         text = self._parts.renderer.text(
-            "problem.html", title=HTTPStatus(problem.status).phrase, problem=problem, path=request.url.path
+            "problem.html", title=HTTPStatus(problem.status).phrase, problem=problem, path=path, acted=acted
         )
         headers = {name: value for name, value in problem.headers.items() if name.lower() != "www-authenticate"}
         return page(text, problem.status, accepts_gzip=accepts_gzip(request), headers=headers)
@@ -155,6 +158,13 @@ class ConsoleApp:
 
 def _header(scope: Scope, wanted: bytes) -> str:
     return next((value.decode("latin-1") for name, value in scope["headers"] if name == wanted), "")
+
+
+def _came_from(request: Request) -> str:
+    """The path of the page that a form was on."""
+    parts = urlsplit(request.headers.get("referer", ""))
+    is_ours = parts.netloc == request.headers.get("host")
+    return local_path(f"{parts.path}?{parts.query}" if parts.query else parts.path) if is_ours else "/"
 
 
 def _prefers_html(scope: Scope) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from http import HTTPStatus
+from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -13,6 +15,7 @@ from trainmedic_server import telemetry
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.server.auth import Authenticator
 from trainmedic_server.server.body import BodyReader
+from trainmedic_server.server.console import alert_pages
 from trainmedic_server.server.console.app import ConsoleApp, Parts
 from trainmedic_server.server.console.assets import Assets
 from trainmedic_server.server.console.forms import Forms
@@ -21,15 +24,20 @@ from trainmedic_server.server.console.inner_api import InnerApi
 from trainmedic_server.server.console.live import MOST_TOPICS, LiveBoard
 from trainmedic_server.server.console.rendering import Renderer
 from trainmedic_server.server.console.routes import OPEN_ROUTES, ROUTES
-from trainmedic_server.server.console.sign_in import SignIn
+from trainmedic_server.server.console.sign_in import SignIn, read_form
 from trainmedic_server.server.console.standing import ServerStanding
 from trainmedic_server.server.event_feed import EventFeed
 from trainmedic_server.server.events import EVENT_STREAM
-from trainmedic_server.server.limits import ServerLimits
+from trainmedic_server.server.limits import MIB, ServerLimits
 from trainmedic_server.server.problems import HttpProblem
+from trainmedic_server.server.sites import refuse_other_sites
 from trainmedic_server.server.streaming import StreamedResponse, while_allowed
 from trainmedic_server.server.tokens import TokenRole
 
+_PASTED_BYTES = MIB
+"""Of an alert that is pasted into the page Why; a webhook's body may be large."""
+_LONGEST_LINK = 4000
+"""Up to here what was pasted goes into the address, which can be sent to others; what is longer is answered at once."""
 _TOPIC = re.compile(r"head|runs|now|run:[0-9A-Za-z_-]{1,64}")
 
 
@@ -64,12 +72,21 @@ def console(
             on_close=lambda: board.leave(topics),
         )
 
-    raw = {("GET", "/console/live"): live, ("GET", "/login"): _nobody_signs_in}
+    async def explain(request: Request) -> Response:
+        refuse_other_sites(request)
+        asked = pages.page_request(request, {})
+        fields = {name: value for name, value in (await read_form(bodies, request, _PASTED_BYTES)).items() if value}
+        if len(address := f"/explain?{urlencode(fields)}") <= _LONGEST_LINK:
+            return RedirectResponse(address, HTTPStatus.SEE_OTHER)
+        return await alert_pages.explain(replace(asked, query=fields))
+
+    raw = {("GET", "/console/live"): live, ("GET", "/login"): _nobody_signs_in, ("POST", "/console/explain"): explain}
     if auth.sessions is not None:
         sign_in = SignIn(auth, auth.sessions, renderer, bodies)
         raw |= {("GET", "/login"): sign_in.show, ("HEAD", "/login"): sign_in.show}
         raw |= {("POST", "/login"): sign_in.begin, ("POST", "/logout"): sign_in.end}
-    return ConsoleApp(Parts(inner, auth, renderer, assets, standing), (*ROUTES, *OPEN_ROUTES), raw, forms.take)
+    pages = ConsoleApp(Parts(inner, auth, renderer, assets, standing), (*ROUTES, *OPEN_ROUTES), raw, forms.take)
+    return pages
 
 
 async def _nobody_signs_in(_: Request) -> Response:

@@ -22,7 +22,7 @@ async def jobs(page: PageRequest) -> Response:
     return await page.page(
         "jobs.html",
         title="Jobs",
-        jobs=listed["items"],
+        jobs=sorted(listed["items"], key=lambda each: _natural(each["name"])),
         changed=_changed(present.document),
         lost=_lost(present.document, "job"),
     )

@@ -96,11 +96,11 @@ def local_path(text: str | None) -> str:
     return text
 
 
-async def read_form(bodies: BodyReader, request: Request) -> Mapping[str, str]:
+async def read_form(bodies: BodyReader, request: Request, most_bytes: int = FORM_BYTES) -> Mapping[str, str]:
     """The fields of a form, the last of each name. Raises HttpProblem."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
         raise HttpProblem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "A form is wanted.", closes=True)
-    async with bodies.read(request, FORM_BYTES) as raw:
+    async with bodies.read(request, most_bytes) as raw:
         text = bytes(raw).decode("utf-8", "replace")
     try:
         return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS))

@@ -54,9 +54,11 @@ function put(/** @type {string} */ id, /** @type {string} */ html) {
   become(old, fresh);
   mark();
 }
-async function look() {
+/** Ask for the page again; `gently`, no more than whether a person has to sign in, where it is a list of runs. */
+async function look(gently = false) {
   const answer = await fetch(here(), { headers: { Accept: "text/html" } });
-  if (!answer.ok) return;
+  if (answer.redirected && new URL(answer.url).pathname === "/login") return location.reload();
+  if (!answer.ok || (gently && body.dataset.live === "runs")) return;
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   for (const id of ["head", "now", "list", "story"]) {
     const fresh = page.getElementById(id), old = document.getElementById(id);
@@ -110,29 +112,51 @@ function take() {
   if (bar) bar.hidden = true;
   mark();
 }
+/** @type {EventSource | null} */
+let source = null;
+let newest = body.dataset.seq, restful = 0;
+const mute = () => { if (source) source.close(); source = null; isLive = false; showLive(); };
 function listen() {
-  if (!body.dataset.seq) return;
+  if (!newest || source) return;
   const topics = ["head", body.dataset.live].filter(Boolean).join(",");
-  const source = new EventSource(`/console/live?topics=${encodeURIComponent(topics)}&after=${body.dataset.seq}`);
-  const on = (/** @type {string} */ kind, /** @type {(data: any) => void} */ act) =>
-    source.addEventListener(kind, (event) => act(JSON.parse(/** @type {MessageEvent} */ (event).data)));
-  source.onopen = () => { isLive = true; showLive(); };
-  source.onerror = () => { isLive = false; showLive(); };
+  const opened = source = new EventSource(`/console/live?topics=${encodeURIComponent(topics)}&after=${newest}`);
+  const on = (/** @type {string} */ kind, /** @type {(data: any) => void} */ act) => opened.addEventListener(kind, (event) => {
+    const told = /** @type {MessageEvent} */ (event);
+    newest = told.lastEventId || newest;
+    act(JSON.parse(told.data));
+  });
+  opened.onopen = () => { isLive = true; showLive(); };
+  opened.onerror = () => {
+    isLive = false; showLive();
+    // A browser goes on by itself after a connection that was cut, and not after an answer such as a proxy's 502.
+    if (opened.readyState === EventSource.CLOSED && source === opened) { mute(); setTimeout(again, 3000 + 4000 * Math.random()); }
+  };
   on("head", (pieces) => { put("head", pieces.head); showLive(); });
   on("runs", rows);
-  on("now", (pieces) => put("now", pieces.now));
+  on("now", (pieces) => { if ($("#now")) put("now", pieces.now); else look(); });
   on("run", (pieces) => put("story", pieces.story));
   on("reload", () => { if (body.dataset.live) look(); });
-  addEventListener("pagehide", () => source.close());
-  addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); });
 }
+/** Ask whether the page may still be seen, and listen again from the last event that was heard. */
+async function again() {
+  if (document.hidden) return;
+  try { await look(true); } catch { /* the server does not answer yet */ }
+  listen();
+}
+addEventListener("pagehide", mute);
+addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); });
+// A browser keeps six connections to a server: tabs that nobody looks at leave them to the others.
+document.addEventListener("visibilitychange", () => {
+  clearTimeout(restful);
+  if (document.hidden) restful = setTimeout(mute, 5000); else if (!source) again();
+});
 
 // -- rows and keys --------------------------------------------------------------------------------------------------
 let chosen = "";
-const shown = () => $$("main .list tbody tr[id], main .list tbody tr.group").filter((row) => row.offsetParent !== null);
+const shown = () => $$("main .list tbody tr[id], main .list tbody tr.group, main .ask[id]").filter((row) => row.offsetParent !== null);
 const row = () => chosen && document.getElementById(chosen);
 function mark() {
-  for (const each of $$("tr.at")) if (each.id !== chosen) each.classList.remove("at");
+  for (const each of $$(".at")) if (each.id !== chosen) each.classList.remove("at");
   const at = row();
   if (at) at.classList.add("at");
 }
@@ -152,15 +176,17 @@ function act(/** @type {string} */ key) {
   const button = (within && $(`[data-act="${key}"]`, within)) || ($$(`[data-act="${key}"]`).length === 1 && $(`[data-act="${key}"]`));
   if (button && !body.classList.contains("viewer")) ask(button.form);
 }
-function ask(/** @type {HTMLFormElement} */ form) {
+function ask(/** @type {HTMLFormElement} */ form, /** @type {any} */ by = null) {
   const dialog = $("#ask"), inner = $("form", dialog);
   inner.action = form.action;
   $("h2", dialog).textContent = form.dataset.ask;
   $(".ask-what", dialog).textContent = form.dataset.what || "";
   for (const old of $$("[data-kept]", inner)) old.remove();
-  for (const field of $$("input", form)) {
+  inner.elements.note.value = form.elements.note ? form.elements.note.value : "";
+  for (const field of [...$$("input", form), ...(by && by.name ? [by] : [])]) {
+    if (field.name === "note") continue;
     if (field.name === "next") inner.elements.next.value = field.value || here();
-    else { const kept = field.cloneNode(); kept.type = "hidden"; kept.dataset.kept = ""; inner.append(kept); }
+    else { const kept = document.createElement("input"); kept.type = "hidden"; kept.name = field.name; kept.value = field.value; kept.dataset.kept = ""; inner.append(kept); }
   }
   inner.elements.note.required = form.dataset.needsNote !== undefined;
   dialog.showModal();
@@ -270,7 +296,7 @@ addEventListener("click", (event) => {
 });
 addEventListener("submit", (event) => {
   const form = /** @type {HTMLFormElement} */ (event.target);
-  if (form.dataset.ask !== undefined) { event.preventDefault(); ask(form); }
+  if (form.dataset.ask !== undefined) { event.preventDefault(); ask(form, event.submitter); }
 });
 addEventListener("htmx:afterSwap", () => { waiting.clear(); ages(); mark(); });
 ages();
