@@ -13,6 +13,8 @@ from trainmedic_server.domain.plain_text import json_text
 
 Document = Mapping[str, Any]
 _SHOWN = 20
+_OBSERVE = ", observe only"
+"""What the scope of an order ends with by which runs are not held back, only recorded."""
 
 
 @click.command()
@@ -72,7 +74,8 @@ def _pause(pause: Document, at: str) -> str:
     scope = "" if pause["scope"] == "everything" else f" {table.plain(pause['scope'])}"
     note = f" ({table.plain(pause['note'])})" if pause.get("note") else ""
     until = f", until {ages.moment(pause['until'], at)}" if pause.get("until") else ""
-    return f"PAUSED{scope} by {table.plain(pause['by'])} {ages.ago(pause['since'], at)}{note}{until}"
+    scope, word = scope.removesuffix(_OBSERVE), "OBSERVE ONLY" if scope.endswith(_OBSERVE) else "PAUSED"
+    return f"{word}{scope} by {table.plain(pause['by'])} {ages.ago(pause['since'], at)}{note}{until}"
 
 
 def _approval(approval: Document, at: str) -> Iterator[str]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import quote
 
 import click
 
@@ -71,7 +72,7 @@ def pause(client: Client, length: str | None, observe_only: bool, **wanted: Any)
     playbook = given.pop("playbook", None)
     if playbook is None or given.keys() - {"for", "note"}:
         raise click.UsageError("--observe-only goes with --playbook, --for and --note")
-    client.post(f"playbooks/{playbook}/mode", {"mode": "observe", **given})
+    client.post(f"playbooks/{quote(playbook, safe='')}/mode", {"mode": "observe", **given})
     click.echo(f"{table.plain(playbook)} only observes; 'trainmedic pauses' shows until when.")
 
 

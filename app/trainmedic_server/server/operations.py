@@ -200,7 +200,7 @@ def overview(
         "/playbooks",
         summary="The playbooks that are loaded",
         response_model=PlaybookList,
-        responses=responses(401, 403, 503),
+        responses=responses(401, 403, 422, 503),
     )
     async def playbooks(counted: Counted = True) -> PlaybookList:
         """Each with its source, its version and how its runs ended; and why files were not loaded."""
@@ -215,7 +215,7 @@ def overview(
         "/playbooks/{name}",
         summary="One playbook",
         response_model=PlaybookView,
-        responses=responses(401, 403, 404, 503),
+        responses=responses(401, 403, 404, 422, 503),
     )
     async def playbook(name: str, counted: Counted = True) -> PlaybookView:
         playbook = catalog.get(name)

@@ -74,7 +74,8 @@ def test_what_the_server_sends_is_plain(address: Address, path: str, accept: str
     [
         *(["history", "--output", output] for output in ("table", "csv", "json")),
         *(["history", "show", "RUN", "--output", output] for output in ("text", "json")),
-        *(["status", "--output", output] for output in ("text", "json")),
+        ["status", "--output", "json"],
+        *([listed] for listed in ("now", "agents", "jobs")),
         ["runs", "cancel", "RUN"],
         ["history", "show", "RUN", "--output", "text"],
     ],
