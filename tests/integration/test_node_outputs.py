@@ -147,7 +147,9 @@ def test_the_shipped_playbooks_find_real_facts(node: GpuNode, name: str) -> None
                 assert book.when(phase, index, high)
                 assert not book.when(phase, index, low)
                 looked += 1
-            step = (book.definition.steps if phase == "steps" else book.definition.on_failure)[index]
+            if phase not in ("steps", "on_failure"):
+                continue
+            step = getattr(book.definition, phase)[index]
             if f"steps.{facts}.output" in str(getattr(step, "with_", "")):
                 assert "?" not in str(book.params(phase, index, scope(book, facts, output)))
     assert looked
