@@ -43,6 +43,7 @@ SMALL = {
 """Options for a small run of those that can be short, and what they print then."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_every_benchmark_explains_its_options(name: str) -> None:
     """``--help`` works, so the module at least loads."""

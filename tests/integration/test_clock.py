@@ -6,6 +6,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
+
 from tests.driver.driver import Driver
 from tests.support.gpu_node import GpuNode
 from tests.support.live import Server
@@ -22,6 +24,7 @@ steps:
 """
 
 
+@pytest.mark.long
 def test_an_owed_undo_is_done_though_the_clock_was_set_back(
     tmp_path: Path, redis_url: str, make_driver: Callable[..., Driver]
 ) -> None:

@@ -266,6 +266,7 @@ def test_a_forged_note_is_no_outcome(server: Server, redis_url: str, attacker: r
         attacker.delete(envelope.job_commands("llm-1"))
 
 
+@pytest.mark.long
 def test_a_forged_rival_stops_no_agent(
     tmp_path: Path, redis_url: str, make_driver: Callable[..., Driver], server: Server, attacker: redis.Redis
 ) -> None:

@@ -147,7 +147,9 @@ def test_caps_on_all_gpus_of_a_job_are_kept_up_until_their_server_is_gone(tmp_pa
             eventually(lambda: len(n1.caps) == 2 and len(n2.caps) == 1, 20, "the caps set again", 0.05)
             eventually(lambda: "set_again_done" in kinds(server), 20, "told", 0.05)
             story = [kind for kind in kinds(server) if kind.startswith(("lease_", "set_again_"))]
-            assert sorted(story) == ["lease_lost"] * 2 + ["set_again_done", "set_again_held", "set_again_started"]
+            assert story.count("set_again_held") <= 1  # until it is known that the alert still fires
+            told = sorted(kind for kind in story if kind != "set_again_held")
+            assert told == ["lease_lost"] * 2 + ["set_again_done", "set_again_started"]
             server.ask("/webhook", resolved(fired))
             eventually(lambda: server.only_run()["steps"][1]["undo"]["status"] == "done", 10, "undone", 0.05)
             assert not n1.caps

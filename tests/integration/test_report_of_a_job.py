@@ -337,4 +337,4 @@ def test_the_command_prints_what_a_server_with_prometheus_knows(prometheus: str,
         assert "failures: 0" in run("--fleet").stdout
         assert run("nobody", *times).returncode == 5
         assert run("llm-1", "--fleet").returncode == 2
-        assert run().stdout.startswith(run("--fleet").stdout.partition("\n")[0])
+        assert "failures: 0" in run().stdout

@@ -106,6 +106,7 @@ def test_a_server_finds_each_line_once_whatever_was_killed(tmp_path: Path, redis
     assert {line["source"] for line in errors} == {"training"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind", ["loki", *(["victorialogs"] if "TRAINMEDIC_TEST_VICTORIALOGS_URL" in os.environ else [])]
 )

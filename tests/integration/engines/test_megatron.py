@@ -69,6 +69,7 @@ def course(job: RankProcesses, directory: str, rank: int = 0) -> list[dict[str, 
     return [json.loads(line) for line in (job.directory / f"{directory}-{rank}.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", some_of(["pipeline", "data", *(["tensor"] if ITSELF else [])]))
 async def test_all_ranks_go_back_in_the_running_process(
     kind: str, job: RankProcesses, bus: RedisBus, redis_server: Any

@@ -122,6 +122,7 @@ async def test_all_ranks_go_back_in_the_running_process(job: RankProcesses, bus:
     assert all(line["reported"] is not None for line in course(job)[1:])
 
 
+@pytest.mark.long
 async def test_what_is_left_out_stays_so_after_a_restart(job: RankProcesses, bus: RedisBus, redis_server: Any) -> None:
     """Batches are left out one by one, and again by a process that starts from before them; nothing goes on from what
     was put aside. A changed rate is in force after a restart as well."""

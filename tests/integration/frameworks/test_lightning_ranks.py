@@ -25,6 +25,7 @@ def lines(directory: Path, job: str, rank: int) -> list[Line]:
     return [json.loads(line) for line in (directory / f"{job}-{rank}.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", some_of(["ddp_spawn", "ddp"]))
 def test_each_rank_goes_back_to_its_place_in_the_data(shared_redis: RedisServer, tmp_path: Path, strategy: str) -> None:
     """One rollback repeats batches and losses to the bit; one with a skip goes on after the batches left out."""

@@ -65,6 +65,7 @@ def test_a_hang_in_a_collective_is_ended_and_the_job_goes_on(launch: Launch, tmp
     assert result(tmp_path) == {**undisturbed, "resumed": 20}
 
 
+@pytest.mark.long
 def test_a_rollback_that_waits_ends_the_hang_and_is_carried_out_by_the_next_attempt(
     launch: Launch, tmp_path: Path, undisturbed: Any, redis_server: RedisServer
 ) -> None:
@@ -91,6 +92,7 @@ def test_a_rollback_that_waits_ends_the_hang_and_is_carried_out_by_the_next_atte
     assert result(tmp_path) == {**undisturbed, "resumed": 20}
 
 
+@pytest.mark.long
 def test_what_fails_always_at_the_same_place_is_given_up(launch: Launch, tmp_path: Path) -> None:
     """After three attempts that came to the same step by the same error. What each rank says of its end is kept: the
     error in torchrun's own file, with which torchrun names it in its summary, and the rank's records."""

@@ -80,6 +80,7 @@ async def test_a_killed_rank_costs_the_steps_since_the_last_copy(kind: str, job:
     assert not list(shared.rglob("slot-*"))  # given back at the end
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", some_of(["ddp", "fsdp"]))
 async def test_what_is_written_in_the_background_is_whole(kind: str, job: RankProcesses, shared: Path) -> None:
     """When all processes are killed and nothing is left in memory, they go on from it, to the bit."""
@@ -99,6 +100,7 @@ async def test_what_is_written_in_the_background_is_whole(kind: str, job: RankPr
     assert [resumed(job, rank)[:2] for rank in range(RANKS)] == [[None, 20]] * RANKS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["fsdp"])
 async def test_ranks_go_back_to_memory_together(
     kind: str, job: RankProcesses, shared: Path, bus: RedisBus, redis_server: Any

@@ -94,6 +94,7 @@ def test_ranks_that_have_never_agreed_after_a_step_are_left_alone() -> None:
     assert [memory.forgotten_after for memory in ranks.memory] == [[]] * 3
 
 
+@pytest.mark.long
 def test_a_job_goes_on_from_where_its_ranks_had_the_same_weights(tmp_path: Path, redis_url: str) -> None:
     """A bit of one rank was flipped between two checkpoints: the one after is ill, and nothing newer is in memory."""
     processes = RankProcesses(tmp_path, redis_url)

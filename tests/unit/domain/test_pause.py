@@ -37,7 +37,7 @@ def test_a_pause_covers_the_runs_for_which_all_that_is_given_holds(scope: Scope,
 @pytest.mark.parametrize(
     ("hours", "in_force", "until"),
     [
-        (-1, False, 4),
+        (-1, True, 4),  # the clock was set back to before the order, which began at once
         (0, True, 4),
         (3.9, True, 4),
         (4, False, 172),
