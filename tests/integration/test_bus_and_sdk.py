@@ -295,10 +295,10 @@ async def test_a_repeated_command_is_answered_again_and_not_applied_again(
 ) -> None:
     """From the memory of the process; also past its expiry, because it was applied in time."""
     job = start_job(redis_server.url, signing_key=KEY)
-    sent = make_command(seconds=0.5)
+    sent = make_command(seconds=2)  # enough for a slow machine to take it
     await put(client, sent)
     first = await finals(client, sent.id)
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(max(0.0, (sent.expires_at - datetime.now(UTC)).total_seconds()))
     await put(client, sent)
     both = await finals(client, sent.id, count=2)
     assert both[1].status == envelope.APPLIED
@@ -444,9 +444,9 @@ async def test_what_the_loop_lets_fall_is_answered_failed(
     """Once it has expired; a later answer is logged and changes nothing."""
     fallen: list[trainmedic.JobCommand] = []
     start_job(redis_server.url, fallen.append, signing_key=KEY)
-    sent = make_command(seconds=0.3)
+    sent = make_command(seconds=3)  # enough for a slow machine to take it
     await put(client, sent)
-    (reply,) = await finals(client, sent.id)
+    (reply,) = await finals(client, sent.id, seconds=15)
     assert (reply.status, reply.output["reason"]) == (
         envelope.FAILED,
         "the training loop took the command and did not answer it",

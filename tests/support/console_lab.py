@@ -53,6 +53,7 @@ class Lab:
         step = StepState("steps", 0, "sure", "approve", status=StepStatus.WAITING, message="Go on?", started_at=START)
         run = replace(record.run, status=Status.AWAITING_APPROVAL, waiting_on="approval", steps=(step,))
         self.world.history.records[run_id] = replace(record, run=run)
+        self.world.history.append("awaiting_approval", run_id)
         return run_id
 
 

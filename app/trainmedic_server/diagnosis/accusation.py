@@ -72,6 +72,8 @@ class Accusation:
     moment: Moment | None = None
     is_trusted: bool = False
     """No job can have written it: the kernel, the fabric manager, or the server that sees a node or not."""
+    is_proven: bool = False
+    """It names the very process that ended, by its number: nothing that happened beside it makes it less sure."""
     names_node: bool = False
     """It would be the node's own fault."""
     fingerprint: str = ""

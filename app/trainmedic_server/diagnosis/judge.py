@@ -53,7 +53,9 @@ def _leader(accusations: Sequence[Accusation]) -> Accusation:
     if strongest in errors:
         return strongest
     alike = [other for other in accusations if other.witness is strongest.witness]
-    alike.sort(key=lambda a: (a.confidence is not Confidence.HIGH, a.moment is None, a.moment and a.moment.at))
+    alike.sort(
+        key=lambda a: (not a.is_proven, a.confidence is not Confidence.HIGH, a.moment is None, a.moment and a.moment.at)
+    )
     first = alike[0]
     lines = [other for other in accusations if other.witness is Witness.LINE]
     # A line of the job that is certainly older, and of somewhere else, began it, whatever the stronger one saw then.
@@ -75,7 +77,7 @@ def _weighed(leader: Accusation, others: Sequence[Accusation]) -> tuple[Accusati
     against: list[Evidence] = []
     leader = _merged(leader, [other for other in others if other.concerns(leader)])
     for other in others:
-        if other.concerns(leader) or leader.is_before(other):
+        if other.concerns(leader) or leader.is_before(other) or leader.is_proven:
             continue
         # Who came last, or did not time out, is only asked where nobody says more.
         if other.witness > Witness.EXIT or (other.witness is Witness.EXIT and other.confidence is Confidence.LOW):
@@ -91,6 +93,8 @@ def _merged(leader: Accusation, same: Sequence[Accusation]) -> Accusation:
         agrees = other.cause is leader.cause or leader.cause in _VAGUE or other.cause in _VAGUE
         is_explained = _explains(leader, other)
         if not agrees and not is_explained:
+            if leader.is_proven:
+                continue
             # Both concern the same ranks, and say different things: who is stronger is believed, less.
             leader = leader.with_confidence(leader.confidence.lowered())
             leader = replace(leader, evidence=leader.evidence + other.evidence[:2])
@@ -198,7 +202,7 @@ def _may_name_node(leader: Accusation) -> bool:
 def _confirming(leader: Accusation, counting: Relevant) -> list[Evidence]:
     """Further lines of the kernel on the same node."""
     return [
-        evidence_of(finding, "the same node's kernel said so as well")
+        evidence_of(finding, "the same node's kernel wrote this as well")
         for finding in counting.trusted
         if finding.line not in {each.line for each in leader.evidence}
         if finding.origin.source in TRUSTED_SOURCES and leader.node and finding.origin.node == leader.node

@@ -32,9 +32,12 @@ _MOST_TO_ACCUSE = 0.25
 
 def kernel(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     """What the kernels and fabric managers of the job's nodes wrote."""
+    ours = [finding for finding in relevant.trusted if _killed_ours(finding, facts)]
     for finding in relevant.trusted:
         if finding.cause is CauseClass.HOST_MEMORY:
-            yield _out_of_memory(finding, facts)
+            # Where the kernel names a process of the job, what else it killed was a neighbour.
+            if not ours or finding in ours:
+                yield _out_of_memory(finding, facts)
         elif finding.role is Role.ROOT:
             gpu = finding.target.gpu or _gpu_field(finding)
             ranks = _ranks_of(finding.origin.node, gpu, facts)
@@ -174,7 +177,17 @@ def _out_of_memory(finding: Finding, facts: Facts) -> Accusation:
         node,
         moment=moment_of(finding),
         is_trusted=True,
+        is_proven=_killed_ours(finding, facts),
         fingerprint=f"host_memory:{finding.rule}",
+    )
+
+
+def _killed_ours(finding: Finding, facts: Facts) -> bool:
+    """Whether the kernel says that it killed, for want of memory, a process that did end by SIGKILL in the job."""
+    pid = finding.fields.get("pid")
+    return finding.cause is CauseClass.HOST_MEMORY and any(
+        ended.signal == signal.SIGKILL and str(ended.pid) == pid and _is_on(ended, finding.origin.node, facts)
+        for ended in facts.exits
     )
 
 

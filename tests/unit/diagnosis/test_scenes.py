@@ -147,3 +147,11 @@ def _with_one_gone(files: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     for lost in files:
         if len(files) > 1:
             yield {path: lines for path, lines in files.items() if path != lost}
+
+
+def test_the_verdict_is_told_by_the_kill_of_its_own_process(tmp_path: Path) -> None:
+    """And not by that of a neighbour which came first."""
+    name = "the kernel kills a neighbour first, is held up itself, and then kills a rank"
+    verdict = diagnosed(SCENES[name], tmp_path)
+    assert "Killed process 2630" in verdict.summary
+    assert "Killed process 2630" in verdict.evidence[0].line

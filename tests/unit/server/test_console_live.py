@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Collection, Mapping
 
 import pytest
 
-from tests.support.api_world import MemoryHistory
+from tests.support.api_world import MemoryHistory, World, alert, payload
 from trainmedic_server.errors import Saturated
 from trainmedic_server.server.console.live import LiveBoard
 from trainmedic_server.server.event_feed import EventFeed
@@ -22,9 +22,12 @@ class Rendered:
 
     def __init__(self) -> None:
         self.topics: list[str] = []
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
 
-    async def render(self, topic: str, run_ids: Collection[str]) -> Mapping[str, str]:
+    async def render(self, topic: str, run_ids: Collection[str], seq: int) -> Mapping[str, str]:
         self.topics.append(topic)
+        await self.goes_on.wait()
         return {topic: f"{topic} after {sorted(run_ids)}"}
 
 
@@ -91,3 +94,42 @@ async def test_a_topic_that_nobody_asked_for_before_is_looked_at_again() -> None
     for viewer, topics in ((first, early), (second, late)):
         await viewer.aclose()
         await live.leave(topics)
+
+
+async def test_a_page_that_comes_while_others_are_told_is_told_too() -> None:
+    """Its topic was not wanted when the event was taken up; so it looks again, and is not told half of it."""
+    live, history, rendered = board()
+    early, late = frozenset({"head"}), frozenset({"head", "now"})
+    await live.join(early)
+    first = live.lines(0, early)
+    await told(first)
+    rendered.goes_on.clear()
+    history.append("started", "a")
+    waiting = asyncio.create_task(told(first))
+    async with asyncio.timeout(5):
+        while not rendered.topics:
+            await asyncio.sleep(0.001)
+    await live.join(late)
+    second = live.lines(0, late)
+    await told(second)
+    assert await told(second) == b"id: 1\nevent: reload\ndata: {}\n\n"
+    rendered.goes_on.set()
+    assert b"event: head" in await waiting
+    for viewer, topics in ((first, early), (second, late)):
+        await viewer.aclose()
+        await live.leave(topics)
+
+
+async def test_a_page_that_was_told_of_an_event_sees_it_when_it_asks_again() -> None:
+    """How things stand is kept for a moment; not for who has heard of something newer."""
+    world = World()
+    async with world.client() as client:
+        assert "node-7" not in (await client.get("/", headers={"accept": "text/html"})).text
+        entry = alert(labels={"alertname": "GPUHot", "node": "node-7"})
+        await client.post("/webhook", json=payload(entry))
+        newest = await world.history.last_seq()
+        for named in ("", "x", "9" * 19, str(newest)):
+            page = await client.get("/", headers={"accept": "text/html", "last-event-id": named})
+            assert page.status_code == 200
+        assert "node-7" in page.text
+        assert f'data-seq="{newest}"' in page.text

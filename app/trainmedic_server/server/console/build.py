@@ -22,6 +22,7 @@ from trainmedic_server.server.console.forms import Forms
 from trainmedic_server.server.console.fragments import Fragments
 from trainmedic_server.server.console.inner_api import InnerApi
 from trainmedic_server.server.console.live import MOST_TOPICS, LiveBoard
+from trainmedic_server.server.console.page_request import last_event
 from trainmedic_server.server.console.rendering import Renderer
 from trainmedic_server.server.console.routes import OPEN_ROUTES, ROUTES
 from trainmedic_server.server.console.sign_in import SignIn, read_form
@@ -99,6 +100,6 @@ def _asked(request: Request) -> tuple[frozenset[str], int]:
     named = request.headers.get("last-event-id") or request.query_params.get("after", "0")
     if len(topics) > MOST_TOPICS or not all(_TOPIC.fullmatch(topic) for topic in topics):
         raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, "topics: head, runs, now, run:<id>, with commas between.")
-    if not named.isdigit() or len(named) > 18:
+    if (after := last_event(named)) is None:
         raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, "after: must be the number of an event.")
-    return topics, int(named)
+    return topics, after

@@ -23,16 +23,16 @@ class Fragments:
         self._renderer = renderer
         self._standing = standing
 
-    async def render(self, topic: str, run_ids: Collection[str]) -> Mapping[str, str]:
-        """Pieces by the id of the element that each replaces."""
+    async def render(self, topic: str, run_ids: Collection[str], seq: int) -> Mapping[str, str]:
+        """Pieces by the id of the element that each replaces, after the event `seq`."""
         match topic.partition(":"):
             case ("head", _, _):
-                standing = await self._standing.now(fresh=True)
+                standing = await self._standing.now(since=seq)
                 return {"head": self._renderer.part("parts.html", "head_status", standing)}
             case ("runs", _, _):
                 return await self._rows(run_ids)
             case ("now", _, _):
-                standing = await self._standing.now()
+                standing = await self._standing.now(since=seq)
                 return {"now": self._renderer.text("now_parts.html", standing=standing)}
             case ("run", _, run_id):
                 shown = await self._get_or(None, f"/history/{run_id}")

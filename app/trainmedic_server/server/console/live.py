@@ -20,8 +20,9 @@ from trainmedic_server.errors import Saturated, StoreUnavailable, TrainmedicErro
 from trainmedic_server.server.event_feed import EventFeed
 from trainmedic_server.server.limits import ServerLimits
 
-Render = Callable[[str, Collection[str]], Awaitable[Mapping[str, str]]]
-"""Of a topic and the ids of runs that events were about: pieces of HTML by the id of the element that each replaces."""
+Render = Callable[[str, Collection[str], int], Awaitable[Mapping[str, str]]]
+"""Of a topic, the ids of runs that events were about, and the newest event's number: pieces of HTML by the id of the
+element that each replaces, in which that event is seen."""
 MOST_TOPICS = 8
 _KEPT_PIECES = 400
 _BETWEEN_SECONDS = 0.2
@@ -57,6 +58,9 @@ class LiveBoard:
         self._begins_after = 0
         """Every piece that was rendered for events after this one is kept."""
         self._seq = 0
+        """Of the newest event of which everything is sent."""
+        self._taken = 0
+        """Of the newest event whose pieces are being rendered, or were; who joins now may get none of them."""
         self._published = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
 
@@ -76,7 +80,7 @@ class LiveBoard:
             self._reader = asyncio.create_task(self._read(begun), name="console")
             await begun.wait()
         for topic in topics:
-            self._since.setdefault(topic, self._seq)
+            self._since.setdefault(topic, self._taken)
 
     async def leave(self, topics: Collection[str]) -> None:
         """Remove a listener; with the last one the reader ends."""
@@ -93,13 +97,14 @@ class LiveBoard:
         clock = asyncio.get_running_loop().time
         position, sent_at = after, clock()
         yield f"retry: {_RETRY_MILLISECONDS}\n\n".encode()
-        if after < max(self._begins_after, *(self._since.get(topic, self._seq) for topic in topics)):
+        begins_after = max(self._begins_after, *(self._since.get(topic, self._taken) for topic in topics))
+        if after < begins_after:
             # Some events came before anybody asked for pieces; one look at the page's own address brings all.
-            position = self._seq
+            position = begins_after
             yield b"id: %d\nevent: reload\ndata: {}\n\n" % position
         while not self._feed.closed:
             published = self._published
-            chosen = [piece for piece in self._pieces if piece.seq > position and piece.topic in topics]
+            chosen = [piece for piece in self._pieces if position < piece.seq <= self._seq and piece.topic in topics]
             position = max(position, self._seq)
             if chosen:
                 yield b"".join(piece.line for piece in chosen)
@@ -124,7 +129,7 @@ class LiveBoard:
         while not self._feed.closed:
             try:
                 if position is None:
-                    position = self._seq = self._begins_after = await self._feed.start_of(None)
+                    position = self._seq = self._taken = self._begins_after = await self._feed.start_of(None)
                     begun.set()
                 events = await self._feed.after(position, self._limits.heartbeat_seconds)
                 if events:
@@ -143,12 +148,12 @@ class LiveBoard:
         self._wake()
 
     async def _publish(self, events: list[Event]) -> None:
-        seq = events[-1].seq or self._seq
+        self._taken = seq = events[-1].seq or self._seq
         run_ids = {event.run_id for event in events if event.run_id is not None}
         for topic in list(self._wanted):
             if topic.startswith("run:") and topic.removeprefix("run:") not in run_ids:
                 continue
-            pieces = await self._render(topic, run_ids)
+            pieces = await self._render(topic, run_ids, seq)
             if pieces:
                 data = json.dumps(pieces, separators=(",", ":"))
                 line = f"id: {seq}\nevent: {topic.partition(':')[0]}\ndata: {data}\n\n".encode()

@@ -14,8 +14,11 @@ from trainmedic_server.server.auth import ANONYMOUS, Principal
 from trainmedic_server.server.console import notices
 from trainmedic_server.server.console.inner_api import InnerApi, Query
 from trainmedic_server.server.console.rendering import Renderer, page
-from trainmedic_server.server.console.standing import ServerStanding
+from trainmedic_server.server.console.standing import ServerStanding, StandingView
 from trainmedic_server.server.tokens import TokenRole
+
+_LONGEST_SEQ = 18
+"""Digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ class PageRequest:
             query=self.query,
             query_text=self.request.url.query,
             curl=self._curl,
-            standing=await self.standing.now(),
+            standing=await self.stands(),
             notice=notice,
             **names,
         )
@@ -67,12 +70,21 @@ class PageRequest:
             notices.clear(response)
         return response
 
+    async def stands(self) -> StandingView:
+        """How things stand, with the newest event in it that an open page was told of before it asked again."""
+        return await self.standing.now(since=last_event(self.request.headers.get("last-event-id", "0")) or 0)
+
     def _curl(self, path: str) -> str:
         """The line that asks the API for `path`, as a person pastes it into a shell."""
         scheme = "https" if self.request.headers.get("x-forwarded-proto") == "https" else "http"
         token = "" if self.principal is ANONYMOUS else '-H "Authorization: Bearer $TRAINMEDIC_TOKEN" '
         address = f"{scheme}://{self.request.headers.get('host', 'localhost:8080')}{path}"
         return f"curl -sS {token}{shlex.quote(address)}"
+
+
+def last_event(named: str) -> int | None:
+    """The number of an event as a browser names it; None where it is none."""
+    return int(named) if named.isascii() and named.isdigit() and len(named) <= _LONGEST_SEQ else None
 
 
 def accepts_gzip(request: Request) -> bool:

@@ -18,7 +18,7 @@ _RACK = re.compile(r"(?P<rack>.+?)[-_.]?\d+$")
 async def jobs(page: PageRequest) -> Response:
     """Every job that is connected, and those that were lost."""
     listed = await page.get("/jobs")
-    present = await page.standing.now()
+    present = await page.stands()
     return await page.page(
         "jobs.html",
         title="Jobs",
@@ -45,7 +45,7 @@ async def job(page: PageRequest) -> Response:
 async def nodes(page: PageRequest) -> Response:
     """Every node, by rack as far as the names tell."""
     agents = (await page.get("/agents"))["items"]
-    present = await page.standing.now()
+    present = await page.stands()
     racks: dict[str, list[Mapping[str, Any]]] = {}
     for agent in sorted(agents, key=lambda each: _natural(each["name"])):
         match = _RACK.fullmatch(agent["name"])
@@ -64,7 +64,7 @@ async def node(page: PageRequest) -> Response:
     runs = await page.get("/history", {"node": name, "limit": _RUNS})
     if agent is None and not runs["items"]:
         raise HttpProblem(404, f"No agent of a node {name} is connected, and no run was on one of that name.")
-    present = await page.standing.now()
+    present = await page.stands()
     return await page.page(
         "node.html",
         title=f"Node {name}",

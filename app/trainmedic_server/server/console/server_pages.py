@@ -28,7 +28,7 @@ async def settings(page: PageRequest) -> Response:
         sessions=sessions["items"] if sessions else None,
         errors=books["errors"],
         health=health,
-        present=(await page.standing.now()).document,
+        present=(await page.stands()).document,
     )
 
 

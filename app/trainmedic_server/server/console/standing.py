@@ -49,13 +49,12 @@ class ServerStanding:
         self._ready = True
         self._asking = asyncio.Lock()
 
-    async def now(self, *, fresh: bool = False) -> StandingView:
-        """The latest; at most `KEPT_SECONDS` old, and where it has to be `fresh` asked for after this call."""
+    async def now(self, *, since: int = 0) -> StandingView:
+        """The latest: at most `KEPT_SECONDS` old, and with all events up to `since` in it."""
         time = asyncio.get_running_loop().time
-        called_at = time()
+        oldest = time() - KEPT_SECONDS
         async with self._asking:
-            oldest = called_at if fresh else called_at - KEPT_SECONDS
-            if self._kept is None or self._kept_at < oldest:
+            if self._kept is None or self._kept_at < oldest or self._kept.seq < since:
                 self._kept_at = time()
                 self._kept = await self._ask(self._kept_at)
             return self._kept

@@ -54,13 +54,14 @@ function put(/** @type {string} */ id, /** @type {string} */ html) {
   become(old, fresh);
   mark();
 }
-/** Ask for the page again; `gently`, no more than whether a person has to sign in, where it is a list of runs. */
+/** Ask for the page again, with all in it that this one was told of; `gently`, no more than whether a person has to
+ * sign in, where it is a list of runs. */
 async function look(gently = false) {
-  const answer = await fetch(here(), { headers: { Accept: "text/html" } });
+  const answer = await fetch(here(), { headers: { Accept: "text/html", "Last-Event-ID": newest || "0" } });
   if (answer.redirected && new URL(answer.url).pathname === "/login") return location.reload();
   if (!answer.ok || (gently && body.dataset.live === "runs")) return;
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-  for (const id of ["head", "now", "list", "story"]) {
+  for (const id of body.dataset.live ? ["head", "now", "list", "story"] : ["head"]) {
     const fresh = page.getElementById(id), old = document.getElementById(id);
     if (fresh && old) become(old, document.importNode(fresh, true));
   }
@@ -135,7 +136,7 @@ function listen() {
   on("runs", rows);
   on("now", (pieces) => { if ($("#now")) put("now", pieces.now); else look(); });
   on("run", (pieces) => put("story", pieces.story));
-  on("reload", () => { if (body.dataset.live) look(); });
+  on("reload", () => look());
 }
 /** Ask whether the page may still be seen, and listen again from the last event that was heard. */
 async function again() {
