@@ -52,6 +52,7 @@ _COMMANDS: Mapping[str, _CommandEntry] = {
     "pause": _CommandEntry("pauses", "Stop new repairs, all or some, for a while or until further notice."),
     "pauses": _CommandEntry("pauses", "Show what is paused, until when, and why."),
     "resume": _CommandEntry("pauses", "Allow new repairs again."),
+    "mcp": _CommandEntry("mcp", "Let an assistant look at everything, by the Model Context Protocol, and do nothing."),
     "probe": _CommandEntry("probe", "Measure how fast nodes that do not train can speak with each other."),
     "playbook": _CommandEntry("playbook", "List playbooks; check, explain and test them without a server."),
     "logs": _CommandEntry("logs", "Show the lines of a job, or check, explain and test log rules."),

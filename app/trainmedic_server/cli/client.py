@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,11 +67,13 @@ class Client:
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_id} if last_id else {})
         yield from _parse(self._streamed(path, params, headers))
 
-    def lines(self, path: str, params: Mapping[str, Any]) -> Iterator[str]:
-        """The lines of a long answer, as they come."""
+    def lines(self, path: str, params: Mapping[str, Any]) -> Generator[str, None, None]:
+        """The lines of a long answer, as they come; to be closed where not all of them are taken."""
         return self._streamed(path, params, {})
 
-    def _streamed(self, path: str, params: Mapping[str, Any] | None, headers: Mapping[str, str]) -> Iterator[str]:
+    def _streamed(
+        self, path: str, params: Mapping[str, Any] | None, headers: Mapping[str, str]
+    ) -> Generator[str, None, None]:
         # The server sends a comment when nothing else happens; a minute of silence is a lost connection.
         timeout = httpx.Timeout(60.0, connect=5.0)
         with (

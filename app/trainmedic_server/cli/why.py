@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import click
 
@@ -32,18 +32,31 @@ def why(client: Client, alertname: str, labels: Sequence[str], since: str | None
     trainmedic why --alert GPUTemperatureHigh
     trainmedic why --alert TrainingLossSpike --label job_name=llm-1 --since 1d
     """
-    pairs = dict(_pair(text) for text in labels)
-    conditions = {"alertname": alertname, "label": list(labels), "limit": limit} | ({"since": since} if since else {})
-    page = client.get("alerts", conditions)
-    heard = page["items"]
-    newest = heard[0] if heard else {"labels": pairs, "annotations": {}}
-    alert = {"labels": {**newest["labels"], "alertname": alertname}, "annotations": newest.get("annotations", {})}
-    now = client.post("explain", {**alert, "status": "firing"})
+    answer = told(client, alertname, dict(_pair(text) for text in labels), since, limit)
     if output == "json":
-        click.echo(json_text({"heard": heard, "more": page["next"] is not None, "now": now}, indent=2))
+        click.echo(json_text(answer, indent=2))
         return
-    for line in _lines(alertname, heard, page["next"] is not None, now):
+    for line in _lines(alertname, answer["heard"], answer["more"], answer["now"]):
         click.echo(line)
+
+
+class Asking(Protocol):
+    """What is asked: a `Client`, or what an assistant may reach of one."""
+
+    def get(self, path: str, params: Mapping[str, Any] | None = None) -> Any: ...
+    def post(self, path: str, body: Any = None) -> Any: ...
+
+
+def told(asked: Asking, alertname: str, labels: Mapping[str, str], since: str | None, limit: int) -> dict[str, Any]:
+    """The alerts of this name and labels that were `heard`, whether there are `more`, and what would be done `now`."""
+    pairs = [f"{name}={value}" for name, value in labels.items()]
+    conditions = {"alertname": alertname, "label": pairs, "limit": limit} | ({"since": since} if since else {})
+    page = asked.get("alerts", conditions)
+    heard = page["items"]
+    newest = heard[0] if heard else {"labels": labels, "annotations": {}}
+    alert = {"labels": {**newest["labels"], "alertname": alertname}, "annotations": newest.get("annotations", {})}
+    now = asked.post("explain", {**alert, "status": "firing"})
+    return {"heard": heard, "more": page["next"] is not None, "now": now}
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -1,0 +1,304 @@
+"""The tools of ``trainmedic mcp``: the questions that are asked at night, each answered by calls that change nothing.
+
+`Reader` is all that a tool can reach: every call is a GET, but for ``POST /explain``, which changes nothing either. So
+an assistant can look at everything and do nothing, whatever it is told, and whatever its token may do.
+
+Who calls it: ``mcp``. Not here: the protocol, and how much of an answer is handed on (``mcp_results``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+from urllib.parse import quote
+
+from trainmedic_server.cli import exits, why
+from trainmedic_server.cli.client import Client
+from trainmedic_server.domain.log_search import LogLevel
+
+Arguments = Mapping[str, Any]
+_LONGEST_TEXT = 1_000
+_MOST_LABELS = 64
+
+
+class Reader:
+    """The calls that a tool may make."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def get(self, path: str, params: Arguments | None = None) -> Any:
+        return self._client.get(path, params)
+
+    def lines(self, path: str, params: Arguments, most: int) -> list[Any]:
+        """The first lines of an answer of one JSON document a line."""
+        with closing(self._client.lines(path, params)) as lines:
+            return [json.loads(line) for line in islice(filter(None, lines), most)]
+
+    def post(self, path: str, body: Any = None) -> Any:
+        """Raises Failure for all but the one call that asks and changes nothing."""
+        if path != "explain":
+            raise exits.Failure(f"POST /{path} is not for tools: they change nothing")
+        return self._client.post(path, body)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One argument of a tool."""
+
+    description: str
+    type: str = "string"
+    """``string``, ``integer``, ``boolean``, or ``labels``: an object whose values are texts."""
+    is_required: bool = False
+    choices: tuple[str, ...] = ()
+    least: int = 0
+    most: int = 1_000_000_000
+
+    def schema(self) -> dict[str, Any]:
+        match self.type:
+            case "labels":
+                form: dict[str, Any] = {"type": "object", "additionalProperties": {"type": "string"}}
+            case "integer":
+                form = {"type": "integer", "minimum": self.least, "maximum": self.most}
+            case "string":
+                form = {"type": "string", "minLength": 1, "maxLength": _LONGEST_TEXT}
+            case _:
+                form = {"type": self.type}
+        return {**form, **({"enum": list(self.choices)} if self.choices else {}), "description": self.description}
+
+    def problem(self, value: Any) -> str | None:
+        """What is wrong with `value`; None where nothing is."""
+        match self.type:
+            case "integer":
+                is_fine = type(value) is int and self.least <= value <= self.most
+                wanted = f"a whole number from {self.least} to {self.most}"
+            case "boolean":
+                is_fine, wanted = isinstance(value, bool), "true or false"
+            case "labels":
+                is_fine = isinstance(value, dict) and len(value) <= _MOST_LABELS and all(map(_is_text, value.values()))
+                wanted = f"an object of at most {_MOST_LABELS} labels and their values"
+            case _:
+                is_fine = _is_text(value) and value != "" and value in (self.choices or (value,))
+                wanted = " or ".join(self.choices) or f"a text of 1 to {_LONGEST_TEXT} characters"
+        return None if is_fine else wanted
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= _LONGEST_TEXT
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A question, and how it is answered."""
+
+    name: str
+    description: str
+    answer: Callable[[Reader, Arguments], Any]
+    source: str
+    """The call by which it is answered, for whoever reads the result."""
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+
+    def listed(self) -> dict[str, Any]:
+        """The tool as the protocol lists it."""
+        required = [name for name, parameter in self.parameters.items() if parameter.is_required]
+        return {
+            "name": self.name,
+            "title": self.name.replace("_", " ").capitalize(),
+            "description": self.description,
+            "inputSchema": {
+                "type": "object",
+                "properties": {name: parameter.schema() for name, parameter in self.parameters.items()},
+                **({"required": required} if required else {}),
+                "additionalProperties": False,
+            },
+            "annotations": {"readOnlyHint": True, "destructiveHint": False, "openWorldHint": False},
+        }
+
+    def checked(self, arguments: Any) -> Arguments:
+        """The arguments, checked. Raises InvalidInput, which says what would be right."""
+        if not isinstance(arguments, dict):
+            raise exits.InvalidInput("the arguments must be an object")
+        for name, value in arguments.items():
+            if name not in self.parameters:
+                known = ", ".join(self.parameters) or "none"
+                raise exits.InvalidInput(f"{self.name} has no argument {name[:100]!r}; there are: {known}")
+            if wanted := self.parameters[name].problem(value):
+                raise exits.InvalidInput(f"{name} must be {wanted}")
+        for name, parameter in self.parameters.items():
+            if parameter.is_required and name not in arguments:
+                raise exits.InvalidInput(f"{self.name} needs {name}: {parameter.description}")
+        return arguments
+
+
+def _part(name: str) -> str:
+    """A name as one part of a path, which leads nowhere else. Raises InvalidInput."""
+    if name in (".", ".."):
+        raise exits.InvalidInput(f"{name!r} is no name")
+    return quote(name, safe="")
+
+
+def _given(arguments: Arguments, *names: str, **defaults: Any) -> dict[str, Any]:
+    """Those of the arguments that are query parameters of the same name."""
+    chosen = {name: arguments[name] for name in names if name in arguments}
+    written = {name: str(value).lower() if isinstance(value, bool) else value for name, value in chosen.items()}
+    return {**defaults, **written}
+
+
+def _why(reader: Reader, arguments: Arguments) -> Any:
+    since = arguments.get("since")
+    return why.told(reader, arguments["alert"], arguments.get("labels", {}), since, arguments.get("limit", 5))
+
+
+def _explain(reader: Reader, arguments: Arguments) -> Any:
+    labels = {**arguments.get("labels", {}), "alertname": arguments["alert"]}
+    return reader.post("explain", {"labels": labels})
+
+
+def _alerts(reader: Reader, arguments: Arguments) -> Any:
+    query = _given(arguments, "status", "since", "until", "reacted", "limit", limit=20)
+    pairs = [f"{name}={value}" for name, value in arguments.get("labels", {}).items()]
+    named = {"alertname": arguments["alert"]} if "alert" in arguments else {}
+    return reader.get("alerts", {**query, **named, **({"label": pairs} if pairs else {})})
+
+
+_HISTORY = ("playbook", "status", "decision", "job", "node", "target", "by", "open", "owes_undo", "since", "until")
+
+
+def _history(reader: Reader, arguments: Arguments) -> Any:
+    named = {"alertname": arguments["alert"]} if "alert" in arguments else {}
+    return reader.get("history", _given(arguments, *_HISTORY, "limit", limit=20) | named)
+
+
+def _report(reader: Reader, arguments: Arguments) -> Any:
+    path = f"jobs/{_part(arguments['job'])}/report" if "job" in arguments else "report"
+    return reader.get(path, _given(arguments, "since", "until"))
+
+
+def _logs(reader: Reader, arguments: Arguments) -> Any:
+    most = arguments.get("limit", 100)
+    names = ("rank", "node", "attempt", "since", "until", "grep", "level", "kernel")
+    path = f"jobs/{_part(arguments['job'])}/logs"
+    return reader.lines(path, _given(arguments, *names, limit=most), most + 1)
+
+
+def _playbook(reader: Reader, arguments: Arguments) -> Any:
+    return reader.get(f"playbooks/{_part(arguments['name'])}" if "name" in arguments else "playbooks")
+
+
+_SINCE = Parameter("From then on: an RFC 3339 time, or how long ago, such as 90m or 7d.")
+_UNTIL = Parameter("Up to then: an RFC 3339 time, or how long ago.")
+_LIMIT = Parameter("At most so many.", "integer", least=1, most=100)
+_ALERT = Parameter("The alert's name, such as GPUTemperatureHigh.")
+_NAMED_ALERT = Parameter(_ALERT.description, is_required=True)
+_LABELS = Parameter('Labels that it has, such as {"job_name": "llm-1"}.', "labels")
+_JOB = Parameter("The training job's name.")
+_NAMED_JOB = Parameter(_JOB.description, is_required=True)
+_LEVELS = tuple(map(str, LogLevel))
+
+TOOLS = {
+    tool.name: tool
+    for tool in (
+        Tool(
+            "now",
+            "How things stand: mode, pauses and breaker; what waits for a person; what is changed right now, from what "
+            "to what, and when it is given back; what runs and comes next; which agents and jobs are lost. Begin here.",
+            lambda reader, _: reader.get("now"),
+            "GET /now",
+        ),
+        Tool(
+            "why",
+            "Why something, or nothing, happened for an alert: each time it was heard, what each playbook made of it, "
+            "and what would happen if it fired now.",
+            _why,
+            "GET /alerts and POST /explain",
+            {"alert": _NAMED_ALERT, "labels": _LABELS, "since": _SINCE, "limit": _LIMIT},
+        ),
+        Tool(
+            "explain",
+            "What would be done if an alert with these labels fired now: playbooks, guards, target, steps with their "
+            "parameters. Changes nothing.",
+            _explain,
+            "POST /explain",
+            {"alert": _NAMED_ALERT, "labels": _LABELS},
+        ),
+        Tool(
+            "alerts",
+            "Alerts that were heard, newest first, with what each playbook made of them. reacted=false: those for "
+            "which there is no playbook.",
+            _alerts,
+            "GET /alerts",
+            {"alert": _ALERT, "labels": _LABELS, "status": Parameter("Only these.", choices=("firing", "resolved")),
+             "reacted": Parameter("Whether a playbook reacted.", "boolean"), "since": _SINCE, "until": _UNTIL,
+             "limit": _LIMIT},
+        ),
+        Tool(
+            "history",
+            "Runs, and decisions not to start one, newest first: what was done, on what, how it ended.",
+            _history,
+            "GET /history",
+            {"alert": _ALERT, "playbook": Parameter("The playbook's name."), "job": _JOB,
+             "status": Parameter("Such as succeeded, failed, waiting, awaiting_approval, not_started."),
+             "decision": Parameter("Such as started, cooldown, concurrency_limited, no_target."),
+             "node": Parameter("The node's name."), "target": Parameter("As items have it, such as job:llm-1."),
+             "by": Parameter("Who approved, rejected, cancelled or undid it."),
+             "open": Parameter("Whether it is not closed.", "boolean"),
+             "owes_undo": Parameter("Closed, and still owes an undo.", "boolean"),
+             "since": _SINCE, "until": _UNTIL, "limit": _LIMIT},
+        ),
+        Tool(
+            "run",
+            "The whole story of one run: alerts, decision, each step with parameters, attempts and output, undo, what "
+            "comes next, its measured effect.",
+            lambda reader, arguments: reader.get(f"history/{_part(arguments['run'])}"),
+            "GET /history/{run_id}",
+            {"run": Parameter("Its id, or a beginning or end of it of at least 4 characters.", is_required=True)},
+        ),
+        Tool(
+            "approvals",
+            "What waits for people: question, steps that an approval would let happen, who may answer, until when. "
+            "You cannot answer; a person does by the link, the command line or a chat.",
+            lambda reader, _: reader.get("approvals"),
+            "GET /approvals",
+        ),
+        Tool("jobs", "The training jobs that are connected: step, nodes, GPUs, what they can do.",
+             lambda reader, _: reader.get("jobs"), "GET /jobs"),
+        Tool("agents", "The node agents that are connected, and their GPUs.",
+             lambda reader, _: reader.get("agents"), "GET /agents"),
+        Tool("playbooks", "The playbooks that are loaded and what they came to in 30 days; with a name, its text.",
+             _playbook, "GET /playbooks", {"name": Parameter("One playbook's name.")}),
+        Tool(
+            "report",
+            "With a job, what its time came to: efficiency, goodput, bottleneck, failures. Without, over all jobs: "
+            "causes of failures, GPU-hours, what repairs were worth, nodes that come back.",
+            _report,
+            "GET /report",
+            {"job": _JOB, "since": _SINCE, "until": _UNTIL},
+        ),
+        Tool(
+            "diagnose",
+            "Who began the failure of a job, and why: cause, ranks, node, evidence, advice.",
+            lambda reader, arguments: reader.get(
+                f"jobs/{_part(arguments['job'])}/diagnosis", _given(arguments, "attempt")
+            ),
+            "GET /jobs/{job}/diagnosis",
+            {"job": _NAMED_JOB,
+             "attempt": Parameter("Which attempt; without it the newest.", "integer", least=1, most=1_000_000)},
+        ),
+        Tool(
+            "logs",
+            "Lines of a job's logs, oldest first; without since, of the last ten minutes.",
+            _logs,
+            "GET /jobs/{job}/logs",
+            {"job": _NAMED_JOB, "grep": Parameter("A regular expression of RE2 that a line has."),
+             "level": Parameter("Lines of this level, and worse ones.", choices=_LEVELS),
+             "rank": Parameter("Only this rank.", "integer"), "node": Parameter("Only this node."),
+             "attempt": Parameter("Only this attempt.", "integer", least=1),
+             "kernel": Parameter("Also the kernels' lines of the job's nodes.", "boolean"),
+             "since": _SINCE, "until": _UNTIL, "limit": Parameter("Lines.", "integer", least=1, most=500)},
+        ),
+    )
+}  # fmt: skip
