@@ -22,9 +22,12 @@ from trainmedic_server import telemetry
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.loader import LoadedFile
+from trainmedic_server.catalog.matcher_index import MatcherIndex
+from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.problems import FileProblem
 from trainmedic_server.domain.target import IdentityLabels
 from trainmedic_server.ports.actions import Actions
+from trainmedic_server.ports.playbooks import Shortlist
 
 RESCAN = 30.0
 """Seconds between looks at the directories without a notification: some file systems, such as NFS, send none."""
@@ -36,13 +39,15 @@ _PLAYBOOKS = "the playbooks"
 _VERSIONS_KEPT = 256
 """Compiled texts of earlier versions; runs that are open seldom need more than a few."""
 
+_NO_PLAYBOOKS = MatcherIndex(())
+
 log = telemetry.logger(__name__)
 
 
 @dataclass(frozen=True)
 class _Snapshot:
     playbooks: Mapping[str, YamlPlaybook]
-    by_alert: Mapping[str, tuple[YamlPlaybook, ...]]
+    by_alert: Mapping[str, MatcherIndex]
     problems: tuple[FileProblem, ...]
 
 
@@ -83,7 +88,11 @@ class StaticCatalog:
 
     def for_alert(self, alertname: str) -> Sequence[YamlPlaybook]:
         """Return the playbooks that name this alertname, in the order of their names."""
-        return self._snapshot.by_alert.get(alertname, ())
+        return self._snapshot.by_alert.get(alertname, _NO_PLAYBOOKS).playbooks
+
+    def shortlist(self, alert: Alert) -> Shortlist:
+        """Return the same, with those set apart that the alert's labels rule out."""
+        return self._snapshot.by_alert.get(alert.name, _NO_PLAYBOOKS).shortlist(alert.labels)
 
     def get(self, name: str) -> YamlPlaybook | None:
         return self._snapshot.playbooks.get(name)
@@ -250,8 +259,9 @@ def _snapshot(playbooks: Iterable[YamlPlaybook], problems: Iterable[FileProblem]
     by_name = {
         playbook.definition.name: playbook for playbook in sorted(playbooks, key=lambda each: each.definition.name)
     }
-    by_alert: dict[str, tuple[YamlPlaybook, ...]] = {}
+    naming: dict[str, list[YamlPlaybook]] = {}
     for playbook in by_name.values():
         for name in dict.fromkeys(playbook.definition.on.alertnames):
-            by_alert[name] = (*by_alert.get(name, ()), playbook)
+            naming.setdefault(name, []).append(playbook)
+    by_alert = {name: MatcherIndex(playbooks) for name, playbooks in naming.items()}
     return _Snapshot(by_name, by_alert, tuple(sorted(problems)))

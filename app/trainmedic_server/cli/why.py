@@ -90,4 +90,5 @@ def _heard(alert: Document) -> Iterator[str]:
     for reaction in alert["reactions"]:
         reason = f": {plain(reaction['reason'])}" if reaction.get("reason") else ""
         run = f"  (run {plain(reaction['run_id'])})" if reaction.get("run_id") else ""
-        yield f"  {plain(reaction['playbook'])}: {plain(reaction['decision'])}{reason}{run}"
+        playbook = f"{plain(reaction['playbook'])}: " if reaction["playbook"] else ""
+        yield f"  {playbook}{plain(reaction['decision'])}{reason}{run}"

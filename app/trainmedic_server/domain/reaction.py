@@ -33,7 +33,7 @@ class Reaction:
     """What one playbook made of one alert."""
 
     playbook: str
-    """The playbook's name."""
+    """The playbook's name; empty in the one reaction that counts the playbooks of which no reason is kept."""
     decision: str
     """A `domain.run.Decision`, or a `NoReaction`."""
     reason: str = ""

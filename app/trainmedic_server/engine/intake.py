@@ -107,7 +107,7 @@ class DeliveryIntake:
         return PreparedDelivery(delivery, tuple(matched), tuple(failures))
 
     def _matched(self, alert: Alert, topology: Topology, failures: list[Event]) -> MatchedAlert:
-        matched = matching.match(self._catalog.for_alert(alert.name), alert, topology)
+        matched = matching.match_shortlist(self._catalog.shortlist(alert), alert, topology)
         for miss in matched.misses:
             if miss.decision == NoReaction.MATCH_FAILED and alert.status is AlertStatus.FIRING:
                 log.warning("a playbook's condition failed", playbook=miss.playbook, alert=alert.name, why=miss.reason)

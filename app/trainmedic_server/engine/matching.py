@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from trainmedic_server.domain.alert import Alert, Delivery
 from trainmedic_server.domain.reaction import NoReaction, Reaction
 from trainmedic_server.domain.run import Event
 from trainmedic_server.domain.target import Target, Unresolved
 from trainmedic_server.domain.topology import Topology
-from trainmedic_server.ports.playbooks import CompiledPlaybook
+from trainmedic_server.ports.playbooks import CompiledPlaybook, Shortlist
 
 Key = tuple[str, str]
 """A playbook's name and a target's key."""
@@ -30,6 +31,10 @@ class Candidate:
     def key(self) -> Key:
         return (self.playbook.definition.name, self.target.key if isinstance(self.target, Target) else "")
 
+
+MOST_MISSES = 10
+"""Playbooks that did not match of which an alert keeps the reason; of the others it keeps how many they are. Whoever
+asks for an explanation is told the reason of each."""
 
 KEPT_FROM_A_RUN = ("alertname", "conditions", "failure", "target")
 """What can keep all playbooks from deciding on a run for an alert."""
@@ -91,6 +96,22 @@ def match(playbooks: Iterable[CompiledPlaybook], alert: Alert, topology: Topolog
             decision = NoReaction.MATCH_FAILED if matched.failed else NoReaction.NOT_MATCHED
             misses.append(Reaction(playbook.definition.name, decision, matched.why))
     return MatchedAlert(tuple(candidates), tuple(misses)) if candidates or misses else _UNKNOWN_NAME
+
+
+def match_shortlist(shortlist: Shortlist, alert: Alert, topology: Topology) -> MatchedAlert:
+    """Return the same with `MOST_MISSES` playbooks that did not match, and a last reaction that counts the others.
+
+    What could not be evaluated is kept of each. Those that were asked come before those that the labels ruled out.
+    """
+    asked = match(shortlist.playbooks, alert, topology)
+    failures = tuple(miss for miss in asked.misses if miss.decision == NoReaction.MATCH_FAILED)
+    unmatched = [miss for miss in asked.misses if miss.decision != NoReaction.MATCH_FAILED]
+    others = len(unmatched) + shortlist.count_ruled_out - MOST_MISSES
+    ruled_out = islice(shortlist.ruled_out, max(MOST_MISSES - len(unmatched), 0))
+    kept = [*unmatched[:MOST_MISSES], *match(ruled_out, alert, topology).misses]
+    if others > 0:
+        kept.append(Reaction("", NoReaction.NOT_MATCHED, f"{others} more playbooks name it and do not match"))
+    return MatchedAlert(asked.candidates, (*failures, *kept)) if asked.candidates or failures or kept else _UNKNOWN_NAME
 
 
 def nodes_named(prepared: Iterable[PreparedDelivery]) -> set[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -31,6 +31,17 @@ class Match:
     """Whether a condition could not be evaluated, which counts as not matching."""
 
 
+@dataclass(frozen=True, slots=True)
+class Shortlist:
+    """The playbooks that name an alert's alertname, divided by whether they can react to it."""
+
+    playbooks: Sequence[CompiledPlaybook]
+    """Those that can, and are to be asked; in the order of their names."""
+    ruled_out: Iterable[CompiledPlaybook] = ()
+    """Those that certainly do not match, in the order of their names; read once, as far as they are needed."""
+    count_ruled_out: int = 0
+
+
 class CompiledPlaybook(Protocol):
     """A playbook that is checked and compiled. Immutable."""
 
@@ -49,7 +60,8 @@ class CompiledPlaybook(Protocol):
         ...
 
     def match(self, alert: Alert) -> Match:
-        """Return whether it reacts to this alert: alertname, matchers, ``when``."""
+        """Return whether it reacts to this alert: alertname, matchers, ``when``. No matcher fails to be evaluated
+        before all those without a regular expression hold."""
         ...
 
     def target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved:
@@ -77,7 +89,14 @@ class CompiledPlaybook(Protocol):
 class Catalog(Protocol):
     """The playbooks that are loaded."""
 
-    def for_alert(self, alertname: str) -> Sequence[CompiledPlaybook]: ...
+    def for_alert(self, alertname: str) -> Sequence[CompiledPlaybook]:
+        """Return the playbooks that name this alertname, in the order of their names."""
+        ...
+
+    def shortlist(self, alert: Alert) -> Shortlist:
+        """Return the same, with those set apart that this alert's labels rule out without asking each."""
+        ...
+
     def get(self, name: str) -> CompiledPlaybook | None: ...
     def all(self) -> Sequence[CompiledPlaybook]: ...
     def compile(self, text: str, source: str) -> CompiledPlaybook:

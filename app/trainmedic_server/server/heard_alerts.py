@@ -41,7 +41,7 @@ LabelFilters = Annotated[
 class ReactionView(View):
     """What one playbook made of the alert."""
 
-    playbook: str
+    playbook: str = Field(description="Empty where the reason counts the playbooks of which none is kept.")
     decision: str = Field(
         description="A decision of the history, or not_matched (a matcher or `on.when` does not hold), match_failed "
         "(one could not be evaluated), resolved (the alert was first heard of when it had resolved)."
@@ -162,7 +162,10 @@ def alertnames(catalog: CatalogPort) -> list[str]:
 def reason_for_nothing(record: AlertRecord, names: Sequence[str]) -> str:
     """Why no playbook reacted to the alert, for a person."""
     if record.reactions:
-        return "; ".join(f"{each.playbook}: {each.reason or each.decision}" for each in record.reactions)
+        return "; ".join(
+            f"{each.playbook}: {each.reason or each.decision}" if each.playbook else each.reason
+            for each in record.reactions
+        )
     return no_playbook(record.alert.name, names)
 
 
