@@ -8,10 +8,11 @@ log lines carry parameters, bodies, URLs or tokens.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TextIO
 
 import structlog
@@ -25,7 +26,8 @@ from trainmedic_server.domain.run import Run, Status
 
 # From a fast commit (1 ms) to a step that waits for a slow action (30 min).
 _LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
-
+_SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+_LOOK_AT_LOOP_SECONDS = 0.25
 
 MOST_JOBS_SHOWN = 1000
 """Jobs that have series; the names come from whoever can write to Redis."""
@@ -121,6 +123,9 @@ class Metrics:
         self.events_left_out = counter(
             "trainmedic_events_left_out", "Events that the receiver of --events-to takes for wrong."
         )
+        self.spans_left_out = counter(
+            "trainmedic_spans_left_out", "Spans that the collector of --traces-to takes for wrong."
+        )
         self.loop_errors = counter(
             "trainmedic_loop_errors", "Unexpected errors that a background loop survived.", ["loop"]
         )
@@ -161,6 +166,44 @@ class Metrics:
             "trainmedic_finding_to_alert_seconds", "From a finding's arrival to its alert being taken."
         )
         self.webhook_seconds = histogram("trainmedic_webhook_seconds", "From a delivery's receipt to its reply.")
+        self.event_loop_lag_seconds = histogram(
+            "trainmedic_event_loop_lag_seconds", "By how much later than asked the event loop came to a task."
+        )
+        self.batch_wait_seconds = histogram(
+            "trainmedic_batch_wait_seconds", "How long the oldest of a batch had waited, by what waits.", ["queue"]
+        )
+        self.batch_seconds = histogram(
+            "trainmedic_batch_seconds", "From a batch's beginning until it was handled, by what waits.", ["queue"]
+        )
+        self.batch_size = Histogram(
+            "trainmedic_batch_size",
+            "How many were handled together, by what waits.",
+            ["queue"],
+            buckets=_SIZES,
+            registry=self.registry,
+        )
+
+    def batch_watch(self, queue: str) -> Callable[[int, float, float], None]:
+        """Counts the batches of a queue: told of each how many were in it, the seconds that the oldest had waited, and
+        the seconds that it took to handle them."""
+        size, waited, took = (
+            each.labels(queue) for each in (self.batch_size, self.batch_wait_seconds, self.batch_seconds)
+        )
+
+        def watch(number: int, wait_seconds: float, seconds: float) -> None:
+            size.observe(number)
+            waited.observe(wait_seconds)
+            took.observe(seconds)
+
+        return watch
+
+    async def watch_event_loop(self) -> None:
+        """Look for ever at how late the event loop is, four times a second."""
+        time = asyncio.get_running_loop().time
+        while True:
+            due = time() + _LOOK_AT_LOOP_SECONDS
+            await asyncio.sleep(_LOOK_AT_LOOP_SECONDS)
+            self.event_loop_lag_seconds.observe(max(0.0, time() - due))
 
     def _add_gauges(self) -> None:
         gauge = functools.partial(Gauge, registry=self.registry)

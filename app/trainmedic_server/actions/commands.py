@@ -182,7 +182,10 @@ def _outputs(replies: Sequence[envelope.Reply]) -> dict[str, Any]:
     if ranked:
         output["ranks"] = len(ranked)
     if len(ranked) > 1:
-        output["by_rank"] = {str(reply.rank): dict(reply.output) for reply in ranked}
+        output["by_rank"] = {
+            str(reply.rank): {**reply.output, "status": reply.status, "at": envelope.write_time(reply.at)}
+            for reply in ranked
+        }
     return output
 
 

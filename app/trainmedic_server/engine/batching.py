@@ -11,13 +11,23 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from trainmedic_server import errors
 from trainmedic_server.ports.ending import end_tasks
 
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
+Watch: TypeAlias = Callable[[int, float, float], None]
+"""Of a batch: how many were in it, how long the oldest had waited, and how long it took to handle them, in seconds."""
+
+
+class _Waiting(NamedTuple, Generic[Asked, Answer]):
+    """One that asked, and since when by the event loop's clock."""
+
+    entry: Asked
+    answer: asyncio.Future[Answer]
+    since: float
 
 
 class Batcher(Generic[Asked, Answer]):
@@ -26,7 +36,7 @@ class Batcher(Generic[Asked, Answer]):
     `handle` returns one answer for each entry. If it raises it has kept nothing of the batch: then
     each entry is handled alone, so that only those that cannot be handled fail; in an outage of the
     store every caller of the batch gets the error at once. `limit` bounds how many may wait (then
-    `ask` raises Saturated), `most` the weight of a batch of more than one.
+    `ask` raises Saturated), `most` the weight of a batch of more than one. `watch` is told of each batch.
     """
 
     def __init__(
@@ -38,13 +48,15 @@ class Batcher(Generic[Asked, Answer]):
         at_once: int = 1,
         limit: int | None = None,
         entries: str = "requests",
+        watch: Watch = lambda size, waited, took: None,
     ) -> None:
         self._handle = handle
+        self._watch = watch
         self._most = most
         self._weigh = weigh
         self._limit = limit
         self._entries = entries
-        self._waiting: deque[tuple[Asked, asyncio.Future[Answer]]] = deque()
+        self._waiting: deque[_Waiting[Asked, Answer]] = deque()
         self._free = at_once
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -55,8 +67,9 @@ class Batcher(Generic[Asked, Answer]):
         """The answer for `entry`. Raises Saturated, or whatever `handle` raised for its batch."""
         if self._limit is not None and len(self._waiting) >= self._limit:
             raise errors.Saturated(f"{len(self._waiting)} {self._entries} are waiting already")
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting.append((entry, answer))
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Answer] = loop.create_future()
+        self._waiting.append(_Waiting(entry, answer, loop.time()))
         if self._free:
             self._free -= 1
             task = asyncio.create_task(self._run())
@@ -68,36 +81,39 @@ class Batcher(Generic[Asked, Answer]):
         try:
             # One round of the event loop lets callers of the same moment join the first batch.
             await asyncio.sleep(0)
+            time = asyncio.get_running_loop().time
             while self._waiting:
-                await self._answer(self._take())
+                batch, began = self._take(), time()
+                await self._answer(batch)
+                self._watch(len(batch), began - batch[0].since, time() - began)
         finally:
             self._free += 1
 
-    async def _answer(self, batch: list[tuple[Asked, asyncio.Future[Answer]]]) -> None:
+    async def _answer(self, batch: list[_Waiting[Asked, Answer]]) -> None:
         try:
-            answers = await self._handle([entry for entry, _ in batch])
+            answers = await self._handle([waiting.entry for waiting in batch])
         except asyncio.CancelledError:
-            for _, answer in batch:
-                answer.cancel()
+            for waiting in batch:
+                waiting.answer.cancel()
             raise
         except Exception as error:  # goes to the callers, each of whom decides about it
             if len(batch) > 1 and not isinstance(error, errors.StoreUnavailable):
-                for entry_and_answer in batch:
-                    await self._answer([entry_and_answer])
+                for waiting in batch:
+                    await self._answer([waiting])
                 return
-            for _, answer in batch:
-                if not answer.done():
-                    answer.set_exception(error)
+            for waiting in batch:
+                if not waiting.answer.done():
+                    waiting.answer.set_exception(error)
             return
-        for (_, answer), value in zip(batch, answers, strict=True):
-            if not answer.done():
-                answer.set_result(value)
+        for waiting, value in zip(batch, answers, strict=True):
+            if not waiting.answer.done():
+                waiting.answer.set_result(value)
 
-    def _take(self) -> list[tuple[Asked, asyncio.Future[Answer]]]:
+    def _take(self) -> list[_Waiting[Asked, Answer]]:
         batch = [self._waiting.popleft()]
-        weight = self._weigh(batch[0][0])
+        weight = self._weigh(batch[0].entry)
         while self._waiting:
-            weight += self._weigh(self._waiting[0][0])
+            weight += self._weigh(self._waiting[0].entry)
             if weight > self._most:
                 break
             batch.append(self._waiting.popleft())
@@ -107,4 +123,4 @@ class Batcher(Generic[Asked, Answer]):
         """Cancel the batches that are being handled, and the callers that wait."""
         await end_tasks(self._tasks)
         while self._waiting:
-            self._waiting.popleft()[1].cancel()
+            self._waiting.popleft().answer.cancel()

@@ -80,6 +80,7 @@ class DeliveryIntake:
             at_once=2,  # one is matched while the other is written
             limit=limits.queue,
             entries="deliveries",
+            watch=metrics.batch_watch("deliveries"),
         )
 
     async def admit(self, delivery: Delivery) -> Admission:

@@ -49,10 +49,12 @@ class _Change:
 class Recorder:
     """Writes the changes of runs, and reads runs with all that others have written about them."""
 
-    def __init__(self, store: RunStore) -> None:
+    def __init__(self, store: RunStore, metrics: telemetry.Metrics) -> None:
         self._store = store
-        self._changes: Batcher[_Change, bool] = Batcher(self._write, most=_BATCH)
-        self._reads: Batcher[str, RunSnapshot | None] = Batcher(self._read, most=_BATCH)
+        self._changes: Batcher[_Change, bool] = Batcher(self._write, most=_BATCH, watch=metrics.batch_watch("changes"))
+        self._reads: Batcher[str, RunSnapshot | None] = Batcher(
+            self._read, most=_BATCH, watch=metrics.batch_watch("reads")
+        )
 
     async def record(self, run: Run, before: Run | None, events: tuple[Event, ...], alerts: int | None = None) -> bool:
         """Return True once the run's change and its events are durable.

@@ -74,7 +74,7 @@ class Engine:
         self._heartbeat = Heartbeat(clock, timeline, clock_watch or NoClockWatch(), metrics)
         self._metrics = metrics
         self._controls = Controls()
-        self._recorder = Recorder(store)
+        self._recorder = Recorder(store, metrics)
         services = DriverServices(
             recorder=self._recorder,
             breaker=Breaker(self._recorder, clock, timeline, limits, topology, self._put_in_force),

@@ -16,7 +16,7 @@ EventKind = Annotated[str, Field(pattern=r"^[a-z_]{1,64}$")]
 
 
 class DoorSettings(BaseModel):
-    """Where events go, and where annotations are written."""
+    """Where events and traces go, and where annotations are written."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True)
 
@@ -53,3 +53,13 @@ class DoorSettings(BaseModel):
         None,
         description="File with the token of a Grafana service account that may write annotations, read for each call.",
     )
+    traces_to: Annotated[HttpUrl | None, SettingSource("TRAINMEDIC_TRACES_TO", "--traces-to", "URL", secret=True)] = (
+        Field(
+            None,
+            description="URL of an OpenTelemetry collector (OTLP over HTTP, usually port 4318) to which each run is "
+            "sent as a trace when it closes; /v1/traces is appended. None by default.",
+        )
+    )
+    traces_token: Annotated[
+        ExpandedPath | None, SettingSource("TRAINMEDIC_TRACES_TOKEN_FILE", "--traces-token", "FILE")
+    ] = Field(None, description="File with the bearer token for that collector, read for each call.")

@@ -10,6 +10,7 @@ from trainmedic_server import telemetry
 from trainmedic_server.adapters.cloud_events import CloudEvents
 from trainmedic_server.adapters.grafana_annotations import GrafanaAnnotations
 from trainmedic_server.adapters.prometheus_api import PrometheusApi
+from trainmedic_server.adapters.run_traces import RunTraces
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.adapters.web_door import WebDoor
 from trainmedic_server.engine.effects import EffectMeasuring, EffectRecorder
@@ -55,4 +56,9 @@ async def after_the_act(
         door = WebDoor(settings.grafana.get_secret_value(), settings.grafana_token, "Grafana")
         stack.push_async_callback(door.close)
         listeners.append(GrafanaAnnotations(door, store, settings.external_url))
+    if settings.traces_to is not None:
+        door = WebDoor(settings.traces_to.get_secret_value(), settings.traces_token, "the collector of traces")
+        stack.push_async_callback(door.close)
+        instance = await store.identity()
+        listeners.append(RunTraces(door, store, instance, settings.external_url, metrics.spans_left_out.inc))
     return [*loops, *((EventTeller(store, store, each, metrics).run(), each.name) for each in listeners)]

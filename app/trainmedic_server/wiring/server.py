@@ -216,7 +216,8 @@ class TrainmedicServer:
         await stack.enter_async_context(tell)
         after = await after_the_act(settings, store, catalog, prometheus, clock, metrics, stack)
         pruning = prune_for_ever(store, clock, metrics, lambda: engine.ago(settings.retention))
-        for work, name in ((catalog.watch(), "playbooks"), (pruning, "retention"), *after):
+        upkeep = ((catalog.watch(), "playbooks"), (pruning, "retention"), (metrics.watch_event_loop(), "event loop"))
+        for work, name in (*upkeep, *after):
             await stack.enter_async_context(background(work, name))
 
     async def _loaded(self, actions: Actions) -> tuple[Library, LogRuleLibrary]:

@@ -130,7 +130,8 @@ async def test_all_ranks_that_applied_are_success(bus: ScriptedBus) -> None:
     """The output is the first rank's, with every rank's beside it, in whatever order they came."""
     bus.answers = replies("applied", "applied", step=7)[::-1]
     output = await perform(bus, jobs.JobScaleLr, {"factor": 0.5})
-    assert output == {"ranks": 2, "step": 7, "by_rank": {"0": {"step": 7}, "1": {"step": 7}}}
+    own = {"step": 7, "status": "applied", "at": envelope.write_time(NOW)}
+    assert output == {"ranks": 2, "step": 7, "by_rank": {"0": own, "1": own}}
 
 
 async def test_an_agent_answers_without_ranks(bus: ScriptedBus) -> None:
@@ -174,7 +175,7 @@ async def test_a_rollback_that_did_happen_is_never_worth_another(bus: ScriptedBu
     with pytest.raises(EffectDisproved, match="rank 1 of job 'llm-1' failed: other batches come") as raised:
         await perform(bus, jobs.JobRollback)
     assert raised.value.is_begun
-    assert raised.value.output["by_rank"]["1"] == amiss
+    assert raised.value.output["by_rank"]["1"] == {**amiss, "status": "failed", "at": envelope.write_time(NOW)}
 
 
 async def test_a_rollback_that_one_rank_has_not_answered_stays_unknown(bus: ScriptedBus) -> None:

@@ -48,7 +48,7 @@ async def test_an_undo_of_which_one_rank_is_in_doubt_is_tried_again_under_a_new_
     bus.answers = tuple(Reply("c1", "test", "applied", rank, output, NOW) for rank, output in answers.items())
     with pytest.raises(TemporaryFailure, match="rank 1 of job 'llm-1' says that there is nothing to undo") as failure:
         await perform(bus, jobs.JobScaleLr, {"factor": 2.0}, undo_of="c0", undoes_applied=True)
-    assert failure.value.output["by_rank"]["0"] == {"lr": 0.1}
+    assert failure.value.output["by_rank"]["0"]["lr"] == 0.1
 
 
 async def test_only_an_undo_is_asked_how_it_knows(bus: ScriptedBus) -> None:

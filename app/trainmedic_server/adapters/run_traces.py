@@ -1,0 +1,266 @@
+"""Sends each run as a trace to a collector of OpenTelemetry; implements ``engine.event_teller``'s listener.
+
+A trace is made from what the history has of the run when it closes, so that neither a kill nor an outage leaves a hole
+in it and no run pays for it: the run is its root; below it stand its steps, below each step its attempts, and below an
+attempt the ranks that answered. An undo's span comes when the undo is done, which may be hours later. Ids are made from
+the run's, so that what is sent twice is the same spans; the trace's id is the run's id without its dashes.
+
+The form is OTLP over HTTP in JSON (OpenTelemetry Protocol 1.x, ``/v1/traces``). Spans carry no parameters and no
+labels but the alert's name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol
+
+from trainmedic.wire.envelope import EnvelopeError, read_time
+from trainmedic_server import __version__, telemetry
+from trainmedic_server.adapters.web_door import WebDoor
+from trainmedic_server.domain.links import run_link
+from trainmedic_server.domain.run import Attempt, Event, Run, Status, StepState, StepStatus, UndoStatus
+from trainmedic_server.errors import PermanentFailure
+from trainmedic_server.ports.store import RunRecord
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_UNDO_OVER = frozenset({"undo_done", "undo_closed"})
+_LONGEST_TEXT = 1_000
+_MOST_EVENTS = 128
+"""Of a span; what the SDKs of OpenTelemetry keep by default."""
+_SPAN_KIND_INTERNAL = 1
+_OK, _ERROR = 1, 2
+"""Codes of OTLP's ``Status``."""
+_WENT_WRONG = frozenset({Status.FAILED})
+_STEP_WENT_WRONG = frozenset({StepStatus.FAILED, StepStatus.TIMED_OUT, StepStatus.UNKNOWN})
+
+log = telemetry.logger(__name__)
+
+
+class RunReader(Protocol):
+    """Reads a run's record; `ports.store.History` does."""
+
+    async def record(self, run_id: str) -> RunRecord | None: ...
+
+
+class RunTraces:
+    """One collector. ``instance`` tells servers of several clusters apart; `on_left_out` is called with the number of
+    spans that the collector takes for wrong."""
+
+    name = "traces_to"
+    at_once = 50
+
+    def __init__(
+        self, door: WebDoor, runs: RunReader, instance: str, external_url: str, on_left_out: Callable[[int], None]
+    ) -> None:
+        self._door = door
+        self._runs = runs
+        self._instance = instance
+        self._external_url = external_url
+        self._on_left_out = on_left_out
+
+    async def take(self, events: Sequence[Event]) -> None:
+        spans: list[dict[str, Any]] = []
+        for event in events:
+            if event.run_id is None or event.kind not in _UNDO_OVER | {"closed"}:
+                continue
+            record = await self._runs.record(event.run_id)
+            if record is None:
+                continue  # --retention was quicker
+            if event.kind == "closed":
+                spans += _spans_of_run(record, run_link(self._external_url, record.run.id))
+            else:
+                spans += _spans_of_undo(record.run, str(event.data.get("step")))
+        if spans:
+            await self._send(spans)
+
+    async def _send(self, spans: list[dict[str, Any]]) -> None:
+        resource = {
+            "service.name": "trainmedic",
+            "service.version": __version__,
+            "service.instance.id": self._instance,
+        }
+        scope = {"scope": {"name": "trainmedic", "version": __version__}, "spans": spans}
+        document = {"resourceSpans": [{"resource": {"attributes": _attributes(resource)}, "scopeSpans": [scope]}]}
+        try:
+            answer = await self._door.send("POST", "/v1/traces", document)
+        except PermanentFailure as error:
+            self._leave_out(len(spans), str(error))
+            return
+        partial = answer.get("partialSuccess") if isinstance(answer, dict) else None
+        if not isinstance(partial, dict):
+            return
+        rejected = str(partial.get("rejectedSpans", 0))
+        if rejected.isdecimal() and int(rejected):
+            self._leave_out(int(rejected), str(partial.get("errorMessage", "")))
+
+    def _leave_out(self, number: int, why: str) -> None:
+        self._on_left_out(number)
+        log.warning("the collector does not take spans", spans=number, error=why[:_LONGEST_TEXT])
+
+
+def _spans_of_run(record: RunRecord, link: str) -> Iterator[dict[str, Any]]:
+    run = record.run
+    if run.ended_at is None:
+        return  # a later closing will be told of
+    attributes = {
+        "trainmedic.run.id": run.id,
+        "trainmedic.run.link": link,
+        "trainmedic.playbook": run.playbook,
+        "trainmedic.playbook.version": run.version,
+        "trainmedic.alert.name": run.alert_name,
+        "trainmedic.target": run.target_key,
+        "trainmedic.mode": run.mode,
+        "trainmedic.status": run.status,
+        "trainmedic.decision": run.decision,
+        "trainmedic.started_by": run.started_by,
+    }
+    span = _span(run, "", f"run {run.playbook}", run.created_at, run.ended_at, attributes)
+    span["status"] = _status(run.status in _WENT_WRONG, run.message)
+    span["events"] = [
+        {"timeUnixNano": _nanoseconds(event.at), "name": event.kind, "attributes": _attributes(_told(event))}
+        for event in record.events[:_MOST_EVENTS]
+    ]
+    yield span
+    for step in run.steps:
+        yield from _spans_of_step(run, step)
+
+
+def _spans_of_step(run: Run, step: StepState) -> Iterator[dict[str, Any]]:
+    if step.started_at is None or run.ended_at is None:
+        return  # skipped, or the run closed before it
+    path = f"{step.phase}.{step.index}"
+    ended_at = step.ended_at or run.ended_at
+    attributes = {
+        "trainmedic.step": step.id,
+        "trainmedic.step.phase": step.phase,
+        "trainmedic.step.kind": step.kind,
+        "trainmedic.action": step.action,
+        "trainmedic.status": step.status,
+        "trainmedic.attempts": len(step.attempts),
+    }
+    span = _span(run, path, f"step {step.id}", step.started_at, ended_at, attributes, parent="")
+    span["status"] = _status(step.status in _STEP_WENT_WRONG, step.error)
+    yield span
+    for attempt in step.attempts:
+        is_last = attempt is step.attempts[-1]
+        answers = step.output.get("by_rank") if is_last else None
+        yield from _spans_of_attempt(run, path, step.action, attempt, ended_at, answers)
+
+
+def _spans_of_attempt(
+    run: Run, path: str, action: str | None, attempt: Attempt, ended_at: datetime, answers: Any = None
+) -> Iterator[dict[str, Any]]:
+    own = f"{path}.{attempt.number}"
+    ended_at = attempt.ended_at or ended_at
+    attributes = {
+        "trainmedic.action": action,
+        "trainmedic.attempt": attempt.number,
+        "trainmedic.command.id": attempt.command_id,
+        "trainmedic.status": attempt.status,
+    }
+    span = _span(run, own, f"attempt {attempt.number} of {action}", attempt.started_at, ended_at, attributes, path)
+    span["status"] = _status(attempt.status not in ("applied", "running"), attempt.error)
+    yield span
+    for rank, answer in answers.items() if isinstance(answers, Mapping) else ():
+        if (answered_at := _answered_at(answer)) is None:
+            continue
+        # By the clock of the job's node, which may be a little off.
+        within = min(max(answered_at, attempt.started_at), ended_at)
+        told = {"trainmedic.rank": rank, "trainmedic.status": answer.get("status")}
+        span = _span(run, f"{own}.rank{rank}", f"rank {rank}", attempt.started_at, within, told, own)
+        span["status"] = _status(answer.get("status") != "applied", str(answer.get("reason", "")))
+        yield span
+
+
+def _spans_of_undo(run: Run, step_id: str) -> Iterator[dict[str, Any]]:
+    for step in run.steps:
+        undo = step.undo
+        if undo is None or step.id != step_id or not undo.attempts:
+            continue
+        path = f"{step.phase}.{step.index}.undo"
+        last = undo.attempts[-1]
+        ended_at = last.ended_at or last.started_at
+        attributes = {
+            "trainmedic.step": step.id,
+            "trainmedic.action": undo.action,
+            "trainmedic.status": undo.status,
+            "trainmedic.because": undo.because,
+        }
+        first = undo.attempts[0]
+        span = _span(run, path, f"undo of {step.id}", first.started_at, ended_at, attributes, parent="")
+        span["status"] = _status(undo.status is not UndoStatus.DONE, undo.error)
+        yield span
+        for attempt in undo.attempts:
+            yield from _spans_of_attempt(run, path, undo.action, attempt, ended_at)
+
+
+def _span(
+    run: Run,
+    path: str,
+    name: str,
+    began_at: datetime,
+    ended_at: datetime,
+    attributes: Mapping[str, Any],
+    parent: str | None = None,
+) -> dict[str, Any]:
+    """A span of OTLP's JSON. ``path`` is its place in the run; ``parent`` that of the span above, None for the root."""
+    above = {} if parent is None else {"parentSpanId": _span_id(run, parent)}
+    return {
+        "traceId": _trace_id(run),
+        "spanId": _span_id(run, path),
+        **above,
+        "name": name,
+        "kind": _SPAN_KIND_INTERNAL,
+        "startTimeUnixNano": _nanoseconds(began_at),
+        "endTimeUnixNano": _nanoseconds(max(began_at, ended_at)),
+        "attributes": _attributes(attributes),
+    }
+
+
+def _trace_id(run: Run) -> str:
+    """16 bytes in hexadecimal: those of the UUID that the run's id is."""
+    return run.id.replace("-", "").lower()
+
+
+def _span_id(run: Run, path: str) -> str:
+    """8 bytes in hexadecimal."""
+    return hashlib.sha256(f"{run.id}/{path}".encode()).hexdigest()[:16]
+
+
+def _attributes(named: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"key": key, "value": _value(value)} for key, value in named.items() if value not in (None, "")]
+
+
+def _value(value: Any) -> dict[str, Any]:
+    if isinstance(value, bool):
+        return {"boolValue": value}
+    if isinstance(value, int):
+        return {"intValue": str(value)}
+    return {"stringValue": str(value)[:_LONGEST_TEXT]}
+
+
+def _told(event: Event) -> dict[str, Any]:
+    """What of an event helps to see where time went."""
+    told = {name: event.data.get(name) for name in ("step", "action", "attempt", "why", "error", "outcome", "holder")}
+    plain = {name: value for name, value in told.items() if isinstance(value, (str, int))}
+    return {"actor": event.actor, **plain}
+
+
+def _status(went_wrong: bool, message: str | None) -> dict[str, Any]:
+    return {"code": _ERROR, "message": (message or "")[:_LONGEST_TEXT]} if went_wrong else {"code": _OK}
+
+
+def _answered_at(answer: Any) -> datetime | None:
+    if not isinstance(answer, Mapping):
+        return None
+    try:
+        return read_time(str(answer.get("at")))
+    except EnvelopeError:
+        return None
+
+
+def _nanoseconds(moment: datetime) -> str:
+    """Since 1970, as a decimal text, which is how OTLP's JSON holds 64 bits; exact to the microsecond."""
+    return str((moment - _EPOCH) // timedelta(microseconds=1) * 1_000)
