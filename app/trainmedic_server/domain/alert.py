@@ -6,7 +6,7 @@ Who calls it: the webhook builds `Alert` values, the engine decides on them, the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -112,9 +112,23 @@ class AlertRecord:
         return self.resolved_at is not None
 
     @property
+    def is_stand_in(self) -> bool:
+        """Whether it stands in place of an alert, because a person started a run and none fired."""
+        return self.alert.fingerprint.startswith(BY_HAND)
+
+    @property
     def has_reaction(self) -> bool:
         """Whether a playbook reacted to it, whatever the guards said then."""
         return any(reaction.is_effective for reaction in self.reactions)
+
+
+def decisive(records: Sequence[AlertRecord]) -> Sequence[AlertRecord]:
+    """Those of a run's alerts whose end is the end of its cause.
+
+    What stands in for an alert, where a person started the run, counts only as long as no alert has joined: it does not
+    resolve, and would keep what was changed for long after the alert is over.
+    """
+    return [record for record in records if not record.is_stand_in] or records
 
 
 @dataclass(frozen=True, slots=True)

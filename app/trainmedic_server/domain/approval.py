@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainmedic_server.domain.run import Run, Status, StepState, StepStatus
+from trainmedic_server.domain.run import OperatorOrder, Run, Status, StepState, StepStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,8 @@ class Terms:
     """Whether nobody has answered in time, so that it is asked again later. It can be answered meanwhile."""
     to: str | None = None
     """The notification channel for it; None for all."""
+    void: tuple[str, ...] = ()
+    """The ids of the answers that were given before it was asked again, which count no more."""
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -91,6 +93,16 @@ def waiting_step(run: Run) -> StepState | None:
     if run.status is not Status.AWAITING_APPROVAL:
         return None
     return next((step for step in run.steps if step.kind == "approve" and step.status is StepStatus.WAITING), None)
+
+
+def answers(step: StepState, orders: Sequence[OperatorOrder]) -> list[OperatorOrder]:
+    """The answers among a run's `orders` to what the step asks, the oldest first.
+
+    A question that is asked again is rendered anew, and so another one: those who approved what it was before have not
+    approved what it is now.
+    """
+    void = Terms.of(step).void
+    return [order for order in orders if order.step == step.id and order.id not in void]
 
 
 def approvers(step: StepState) -> tuple[str, ...]:

@@ -66,7 +66,8 @@ def _ask(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepStat
     context = draft.context
     steps = preview.steps_after(state, draft.run, draft.playbook, names, context.actions, context.topology())
     asked = Terms.of(state).asked + 1 if state.params else 1
-    terms = Terms(steps, question.by, question.count, definition.on_timeout, asked, to=question.to)
+    void = tuple(order.id for order in draft.outside.orders if order.step == state.id)
+    terms = Terms(steps, question.by, question.count, definition.on_timeout, asked, to=question.to, void=void)
     message = message or _default_question(draft.run, draft.playbook.definition.summary)
     deadline = draft.now + definition.timeout if definition.timeout else None
     draft.run = replace(draft.run, message=message)
@@ -80,6 +81,7 @@ def _ask(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepStat
             retry_at=draft.now + question.remind if question.remind else None,
             message=message,
             params=terms.as_data(),
+            output={},
         )
     )
 
@@ -91,7 +93,7 @@ def _default_question(run: Run, summary: str) -> str:
 
 def _is_answered(draft: RunDraft, state: StepState) -> bool:
     """Apply the answers so far; return whether the step is final by them."""
-    answers = [order for order in draft.outside.orders if order.step == state.id]
+    answers = approval.answers(state, draft.outside.orders)
     rejected = next((order for order in answers if order.kind is OrderKind.REJECT), None)
     if rejected is not None:
         output = {"by": rejected.actor, "note": rejected.note, "approved_by": list(approval.approvers(state))}

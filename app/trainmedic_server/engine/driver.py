@@ -59,11 +59,12 @@ class Driver:
         self._touches: set[str] = set()
         """The nodes that its attempts were found to touch."""
         self._touched = asyncio.Event()
-        self._plans = asyncio.Condition()
+        self._planned = asyncio.Event()
 
     def touch(self) -> None:
         """Have the driver read what has changed outside before it plans again."""
         self._touched.set()
+        self._planned.clear()
 
     @property
     def is_touched(self) -> bool:
@@ -78,9 +79,8 @@ class Driver:
             self._outside = OutsideState(snapshot.alerts, snapshot.orders)
 
     async def planned(self) -> None:
-        """Return once the driver has next planned with everything that it was touched for."""
-        async with self._plans:
-            await self._plans.wait()
+        """Return once the driver has planned with everything that it was touched for."""
+        await self._planned.wait()
 
     async def drive(self) -> None:
         with structlog.contextvars.bound_contextvars(run_id=self.run.id, playbook=self.run.playbook):
@@ -89,7 +89,7 @@ class Driver:
                     await self._carry_through()
             finally:
                 self._services.locks.release(self.run.id)
-                await self._notify_planned()
+                self._note_planned()
 
     async def _carry_through(self) -> None:
         ended: tuple[PerformAttempt, AttemptOutcome] | None = None
@@ -269,8 +269,7 @@ class Driver:
         for event in planned.events:
             if event.kind in ("undo_done", "undo_closed"):
                 self._services.metrics.undos.labels(event.kind.removeprefix("undo_")).inc()
-        if not self._touched.is_set():
-            await self._notify_planned()
+        self._note_planned()
         return True
 
     async def _read_outside(self) -> None:
@@ -297,9 +296,9 @@ class Driver:
         if not self.run.is_open:
             self._services.locks.release(self.run.id)
 
-    async def _notify_planned(self) -> None:
-        async with self._plans:
-            self._plans.notify_all()
+    def _note_planned(self) -> None:
+        if not self._touched.is_set():
+            self._planned.set()
 
     def _pause(self) -> OperatorPause | None:
         return self._services.pause_of(self.run, self._touches)

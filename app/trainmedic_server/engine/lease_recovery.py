@@ -35,7 +35,7 @@ from datetime import timedelta
 from typing import TypeAlias
 
 from trainmedic_server import errors, telemetry
-from trainmedic_server.domain.alert import BY_HAND
+from trainmedic_server.domain.alert import decisive
 from trainmedic_server.domain.playbook import Guards
 from trainmedic_server.domain.run import Event, Run, UndoStatus
 from trainmedic_server.domain.target import Target
@@ -208,10 +208,10 @@ class LeaseRecovery:
 
     async def _is_firing(self, run_id: str) -> bool | None:
         """Whether an alert of the run fires now; None if that is not known."""
-        alerts = await self._store.transact(lambda tx: tx.alerts_of([run_id]).get(run_id, []))
+        alerts = decisive(await self._store.transact(lambda tx: tx.alerts_of([run_id]).get(run_id, [])))
         silent_since = self._timeline.ago(self._limits.assume_resolved_after)
         firing = [alert for alert in alerts if not alert.is_resolved and alert.last_heard_at >= silent_since]
-        if any(alert.alert.fingerprint.startswith(BY_HAND) for alert in firing):
+        if any(alert.is_stand_in for alert in firing):
             return True
         if self._source is not None:
             try:

@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from trainmedic_server import errors, telemetry
+from trainmedic_server.domain import alert
 from trainmedic_server.domain.run import Run, StepState, UndoStatus
 from trainmedic_server.engine.lease_recovery import LeaseRecovery
 from trainmedic_server.engine.timeline import Timeline
@@ -119,7 +120,8 @@ class LeaseRenewer:
         alerts = tx.alerts_of([run.id for run in runs if not run.is_open])
         in_effect = []
         for run in runs:
-            fires = (not alert.is_resolved and alert.last_heard_at >= heard_since for alert in alerts.get(run.id, ()))
+            decisive = alert.decisive(alerts.get(run.id, ()))
+            fires = (not record.is_resolved and record.last_heard_at >= heard_since for record in decisive)
             goes_on = run.is_open or any(fires)
             for step in run.steps:
                 action = self._leased.get(step.action or "")

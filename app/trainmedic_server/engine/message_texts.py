@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from trainmedic_server.domain import links
+from trainmedic_server.domain import duration, links
 from trainmedic_server.domain.approval import Terms
 from trainmedic_server.domain.message import Message, MessageKind, Severity
 from trainmedic_server.domain.plain_text import json_text
@@ -24,6 +24,8 @@ SOON = timedelta(seconds=10)
 """How long a message waits for others of its topic."""
 OVERDUE = timedelta(minutes=2)
 """How long something is tried again before people are told that it does not succeed."""
+LATE = timedelta(minutes=15)
+"""What is told later than this after it happened says when that was; retries and grouping alone take less."""
 _MOST_LINES = 20
 _MOST_CHARACTERS = 4_000
 
@@ -83,16 +85,27 @@ def passed_by(message: Message, run: Run | None) -> bool:
             return False
 
 
-def together(messages: Sequence[Message]) -> tuple[str, str, Severity]:
-    """Title, text and severity of messages of one kind and topic that are sent as one."""
+def together(messages: Sequence[Message], now: datetime) -> tuple[str, str, Severity]:
+    """Title, text and severity of messages of one kind and topic that are sent as one, `now`; what is late says so."""
     severity = max((message.severity for message in messages), key=lambda each: each.rank)
+    first = min(messages, key=lambda message: message.at)
+    late = _lateness(first, now)
     if len(messages) == 1:
-        return f"[{severity}] {messages[0].title}", _with_handle(messages[0]), severity
-    lines = [f"- {message.title}{_handle(message, ' · ')}" for message in messages[:_MOST_LINES]]
+        return f"[{severity}] {first.title}{late}", _with_handle(first), severity
+    lines = [
+        f"- {message.title}{_lateness(message, now)}{_handle(message, ' · ')}" for message in messages[:_MOST_LINES]
+    ]
     if len(messages) > _MOST_LINES:
         lines.append(f"and {len(messages) - _MOST_LINES} more")
-    title = f"[{severity}] {_heading(messages[0].kind, messages[0].topic, len(messages))}"
+    title = f"[{severity}] {_heading(first.kind, first.topic, len(messages))}{late}"
     return title, _cut("\n".join(lines)), severity
+
+
+def _lateness(message: Message, now: datetime) -> str:
+    """That it could not be told in time, where that is so."""
+    minute = timedelta(minutes=1)
+    age = (now - message.at) // minute * minute
+    return f" (late: {duration.write(age)} ago, {message.at:%d %b %H:%M}Z)" if age >= LATE else ""
 
 
 def of_broken_playbooks(problems: Sequence[str]) -> Draft:

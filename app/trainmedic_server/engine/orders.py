@@ -49,7 +49,7 @@ def _answered_step(tx: Transaction, run: Run, order: OperatorOrder, groups: froz
     if asked is None:
         raise errors.Conflict(f"run {run.id} does not wait for approval; it is {run.status}")
     terms = Terms.of(asked)
-    answers = [earlier for earlier in tx.orders_of([run.id]).get(run.id, ()) if earlier.step == asked.id]
+    answers = approval.answers(asked, tx.orders_of([run.id]).get(run.id, ()))
     approvers = {earlier.actor for earlier in answers if earlier.kind is OrderKind.APPROVE}
     if len(approvers) >= terms.count or len(approvers) < len(answers):
         raise errors.Conflict(f"step {asked.id} of run {run.id} has been decided already")

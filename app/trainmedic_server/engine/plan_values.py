@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from trainmedic_server.domain.alert import AlertRecord
+from trainmedic_server.domain.alert import AlertRecord, decisive
 from trainmedic_server.domain.pause import OperatorPause
 from trainmedic_server.domain.run import (
     Controls,
@@ -57,12 +57,12 @@ class OutsideState:
     @property
     def resolved(self) -> bool:
         """Whether every alert of the run has resolved."""
-        return bool(self.alerts) and all(record.is_resolved for record in self.alerts)
+        return bool(self.alerts) and all(record.is_resolved for record in decisive(self.alerts))
 
     @property
     def resolved_because(self) -> str:
         """For a person: how the last of the alerts is known to have resolved."""
-        return ", ".join(sorted({record.resolved_because or "" for record in self.alerts}))
+        return ", ".join(sorted({record.resolved_because or "" for record in decisive(self.alerts)}))
 
     def last(self, *kinds: OrderKind) -> OperatorOrder | None:
         """The newest order of these kinds."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from trainmedic_server.domain import duration
+from trainmedic_server.domain.alert import decisive
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.playbook import Guards
 from trainmedic_server.domain.run import Event, OrderKind, Run, Status
@@ -43,7 +44,7 @@ def obstacle(tx: Transaction, run: Run, fires: bool | None, mode: Mode, now: dat
     if fires is None:
         return "nobody has said yet that its alert still fires"
     # `fires` was read before the wait for the targets, which may have taken long: so the store is read once more.
-    is_over = all(alert.is_resolved for alert in tx.alerts_of([run.id]).get(run.id, []))
+    is_over = all(alert.is_resolved for alert in decisive(tx.alerts_of([run.id]).get(run.id, [])))
     return "none of its alerts fires" if is_over or not fires else None
 
 

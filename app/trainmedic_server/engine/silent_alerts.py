@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from trainmedic_server import errors, telemetry
-from trainmedic_server.domain.alert import BY_HAND, AlertRecord
+from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.run import Event
 from trainmedic_server.engine.timeline import Timeline
 from trainmedic_server.ports.limits import EngineLimits
@@ -73,7 +73,7 @@ class SilentAlerts:
                 await self._end(record, because)
 
     async def _ended_because(self, record: AlertRecord) -> str | None:
-        if self._source is not None and not record.alert.fingerprint.startswith(BY_HAND):
+        if self._source is not None and not record.is_stand_in:
             try:
                 if not await self._source.is_firing(record.identity):
                     return "asked"

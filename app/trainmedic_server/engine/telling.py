@@ -2,8 +2,9 @@
 
 Whatever happens is an event, committed with what it is about. `MessageTeller` reads the events after the last that
 became messages, and commits the messages together with that place; then it sends them, channel by channel. So a kill
-loses no message and repeats none that was told, but one that was just being sent. A channel that does not answer
-holds up neither the others nor anything else; its messages wait, and the oldest go where they are too many.
+loses no message and repeats none that was told, but one that was just being sent; what is told late, because no
+server was up or the channel was away, says so. A channel that does not answer holds up neither the others nor anything
+else; its messages wait, and the oldest go where they are too many.
 
 Who calls it: ``wiring`` runs `run`, in the server that works and in none that stands by. Not here: what is said of
 an event (``message_texts``).
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
@@ -35,16 +36,15 @@ MOST_WAITING = 1_000
 """Messages that wait for one channel; of more, the oldest are given up, counted and logged."""
 GROUP_EVERY = timedelta(minutes=1)
 """Messages of one kind and topic are sent to a channel at most so often."""
-OLDEST = timedelta(hours=1)
-"""Of what happened earlier, while nobody was to be told, nothing is told."""
 KEPT_WAITING = timedelta(days=1)
-"""A message that could not be sent for so long says nothing that people do not know."""
+"""What could not be told for so long is given up, counted and logged: it says nothing that people do not know."""
 KEPT = timedelta(days=7)
 """How long it is known what people were told."""
 _LOOK_EVERY = timedelta(seconds=2)
 _AT_ONCE = 200
 _TIMEOUT = timedelta(seconds=60)
 _FIRST_RETRY, _LONGEST_RETRY = 5.0, 300.0
+_TOO_LATE = "they could not be told for a day"
 _BROKEN_FOR = timedelta(seconds=30)
 """How long a playbook file has a mistake before people are told; who saves a file twice needs less."""
 
@@ -113,19 +113,18 @@ class MessageTeller:
         if self._broken.are_mended():
             await self._store.transact(lambda tx: tx.messages.forget_sent(MessageKind.PLAYBOOK_BROKEN))
         if news or problems:
-            told = [event for event in news if event.at > now - OLDEST]
-            given_up = await self._store.transact(lambda tx: self._keep(tx, told, problems, up_to, now))
+            given_up = await self._store.transact(lambda tx: self._keep(tx, news, problems, up_to, now))
             self._broken.note_told(problems)
             self._may_wait.update(self._channels)
-            for channel, count in given_up.items():
-                self._count_given_up(channel, count, "too many wait")
+            for (channel, why), count in given_up.items():
+                self._count_given_up(channel, count, why)
         self._read_up_to = up_to
         return len(news)
 
     def _keep(
         self, tx: Transaction, events: Sequence[Event], problems: Sequence[str], up_to: int, now: datetime
-    ) -> dict[str, int]:
-        """Keep the messages and the place up to which they reach; return how many were given up, by channel."""
+    ) -> Mapping[tuple[str, str], int]:
+        """Keep the messages and the place up to which they reach; return how many were given up, by channel and why."""
         run_ids = {event.run_id for event in events if event.run_id is not None}
         runs = {run.id: run for run in tx.runs(run_ids)} if run_ids else {}
         told = tx.messages.kinds_told(run_ids) if run_ids else {}
@@ -137,14 +136,15 @@ class MessageTeller:
         if problems:
             digest = hashlib.sha256("\n".join(problems).encode()).hexdigest()[:32]
             made += self._addressed(message_texts.of_broken_playbooks(problems), f"playbooks/{digest}", now)
-        tx.messages.add(made)
+        timely = [message for message in made if message.at > now - KEPT_WAITING]
+        tx.messages.add(timely)
         tx.event_positions.save_position(LISTENER, up_to)
-        given_up = {}
-        for channel in {message.channel for message in made}:
+        given_up = Counter((message.channel, _TOO_LATE) for message in made if message.at <= now - KEPT_WAITING)
+        for channel in {message.channel for message in timely}:
             surplus = tx.messages.count_waiting(channel) - MOST_WAITING
             if surplus > 0:
                 tx.messages.drop(tx.messages.oldest_waiting(channel, surplus))
-                given_up[channel] = surplus
+                given_up[channel, "too many wait"] = surplus
         return given_up
 
     def _addressed(self, draft: Draft, name: str, at: datetime) -> list[Message]:
@@ -237,14 +237,14 @@ class MessageTeller:
         if messages:
             ids = [message.id for message in messages]
             await self._store.transact(lambda tx: tx.messages.drop(ids))
-            self._count_given_up(channel, len(ids), "they could not be sent for a day")
+            self._count_given_up(channel, len(ids), _TOO_LATE)
 
     def _count_given_up(self, channel: str, count: int, why: str) -> None:
         self._metrics.messages.labels("any", "given_up").inc(count)
         log.error("messages were given up", channel=channel, messages=count, why=why)
 
     async def _notify(self, channel: str, messages: Sequence[Message]) -> None:
-        title, text, severity = message_texts.together(messages)
+        title, text, severity = message_texts.together(messages, self._clock.now())
         self._fence()
         try:
             async with asyncio.timeout(_TIMEOUT.total_seconds()):

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from trainmedic_server import errors
-from trainmedic_server.domain.alert import AlertRecord
+from trainmedic_server.domain.alert import AlertRecord, decisive
 from trainmedic_server.domain.approval import Terms
 from trainmedic_server.domain.job_verdict import JobVerdict
 from trainmedic_server.domain.playbook import APPROVAL, ApproveStep, WaitStep
@@ -95,7 +95,7 @@ def _ends_with(on_timeout: str) -> str:
 
 
 def _resolution_of(alerts: Sequence[AlertRecord]) -> str:
-    names = sorted({record.alert.name for record in alerts if not record.is_resolved})
+    names = sorted({record.alert.name for record in decisive(alerts) if not record.is_resolved})
     return f"{', '.join(names) or 'the alert'} to resolve"
 
 

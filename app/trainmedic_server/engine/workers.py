@@ -39,6 +39,8 @@ class Workers:
         self._drivers: dict[str, Driver] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._touched_early: set[str] = set()
+        self._awaited: dict[str, asyncio.Future[Driver | None]] = {}
+        """Who waits for a driver that is about to begin."""
         self._read_before: dict[tuple[str, str], CompiledPlaybook] = {}
         self._stopped = False
 
@@ -64,12 +66,11 @@ class Workers:
 
     async def planned(self, run_id: str, at_most: float) -> None:
         """Return once the run's driver has planned with all that it was touched for, or after `at_most` seconds."""
-        driver = self._drivers.get(run_id)
-        if driver is None:
-            return
         try:
             async with asyncio.timeout(at_most):
-                await driver.planned()
+                driver = self._drivers.get(run_id) or await self._next_driver(run_id)
+                if driver is not None:
+                    await driver.planned()
         except TimeoutError:
             return
 
@@ -165,6 +166,7 @@ class Workers:
         """Drive a closed run again, because an undo of it may be due."""
         snapshot = await self._services.recorder.snapshot(run_id)
         if snapshot is None or not snapshot.run.steps:
+            self._tell_of_driver(run_id, None)
             return
         outside = OutsideState(snapshot.alerts, snapshot.orders)
         driver = self._drivers[run_id] = Driver(snapshot.run, None, outside, self._services, None)
@@ -172,7 +174,20 @@ class Workers:
             # It was touched while the snapshot was read, which may be older than what it was touched for.
             self._touched_early.discard(run_id)
             driver.touch()
+        self._tell_of_driver(run_id, driver)
         await self._drive(driver)
+
+    async def _next_driver(self, run_id: str) -> Driver | None:
+        """The driver that a closed run gets because it was touched; None where it gets none."""
+        if run_id not in self._tasks:
+            return None
+        begun = self._awaited.setdefault(run_id, asyncio.get_running_loop().create_future())
+        return await asyncio.shield(begun)
+
+    def _tell_of_driver(self, run_id: str, driver: Driver | None) -> None:
+        begun = self._awaited.pop(run_id, None)
+        if begun is not None:
+            begun.set_result(driver)
 
     def _launch(self, driver: Driver) -> None:
         self._drivers[driver.run.id] = driver

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Depends
 from pydantic import Field
 
 from trainmedic_server.domain import changes
-from trainmedic_server.domain.alert import AlertRecord
+from trainmedic_server.domain.alert import AlertRecord, decisive
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.run import Controls, Decision, OperatorOrder, Run, Status
 from trainmedic_server.ports.outside import Clock
@@ -232,7 +232,7 @@ def _running(run: Run, upcoming: NextView | None) -> RunningView:
 
 def _changes(runs: Sequence[Run], alerts: Mapping[str, Sequence[AlertRecord]]) -> Iterator[ChangeView]:
     for run in runs:
-        firing = sorted({record.alert.name for record in alerts.get(run.id, ()) if not record.is_resolved})
+        firing = sorted({record.alert.name for record in decisive(alerts.get(run.id, ())) if not record.is_resolved})
         for change in changes.of_run(run, firing):
             lease = change.lease.total_seconds() if change.lease is not None else None
             members = {name: getattr(change, name) for name in ChangeView.model_fields if name != "lease_seconds"}

@@ -147,6 +147,24 @@ async def test_two_different_people_have_to_approve_where_the_playbook_says_so(w
         await w.engine.order(run.id, OrderKind.APPROVE, "carl")
 
 
+async def test_who_approved_an_earlier_round_has_not_approved_what_is_asked_again(world: MakeWorld) -> None:
+    """It is rendered anew; so that takes as many people as the first time, and one who has answered may again."""
+    w = world(asking("count: 2, ask_again: 10m", "reject"))
+    run = await asked(w)
+    await w.engine.order(run.id, OrderKind.APPROVE, "ann")
+    await w.pass_time(1860)  # nobody else has answered; until it is asked again the question stands as it was
+    assert approval.approved_by(await w.run()) == ("ann",)
+    await w.pass_time(600)
+    assert (Terms.of((await w.run()).steps[0]).asked, approval.approved_by(await w.run())) == (2, ())
+    await w.restart()
+    run = await w.engine.order(run.id, OrderKind.APPROVE, "bob")
+    assert (run.status, approval.approved_by(run)) == (Status.AWAITING_APPROVAL, ("bob",))
+    await w.engine.order(run.id, OrderKind.APPROVE, "ann")
+    await w.pass_time(0)
+    run = await w.run()
+    assert (run.status, approval.approved_by(run)) == (Status.SUCCEEDED, ("bob", "ann"))
+
+
 @pytest.mark.parametrize(
     ("on_timeout", "status", "calls"),
     [

@@ -192,3 +192,19 @@ async def test_a_run_by_hand_that_waits_for_its_target_does_not_go_stale_by_its_
     assert started.waits_for is not None
     await w.pass_time(30)
     assert (await w.run(started.run.id)).status is Status.SUCCEEDED
+
+
+async def test_an_alert_that_joins_a_run_by_hand_ends_what_it_has_changed(world: MakeWorld) -> None:
+    """What stands in for an alert would keep it for a day; over a restart too."""
+    w = world(WAITING.replace("action: test.other", "action: test.other, retry: {attempts: 9, delay: 1h}"))
+    w.actions["other"].outcomes.append(errors.TemporaryFailure("not now"))
+    started = await start(w)
+    alert = w.alert(node="n1")
+    await w.post(alert)
+    assert [event.data["alert"] for event in await events(w, started.run.id, "joined")] == ["Hot"]
+    await w.pass_time(3700)
+    assert (await w.run(started.run.id)).status is Status.SUCCEEDED
+    await w.restart()
+    assert "uncap" not in w.calls()
+    await w.resolve(alert)
+    assert w.calls()["uncap"] == 1

@@ -405,7 +405,7 @@ async def test_a_message_that_is_never_taken_keeps_no_other_from_being_sent(
 
 
 async def test_what_happened_before_anybody_was_to_be_told_is_not_told(world: MakeWorld) -> None:
-    """Neither the history of a server that is told of channels for the first time, nor that of hours without any."""
+    """Neither the history of a server that is told of channels for the first time, nor that of days without any."""
     w = world(CAPPING)
     await w.engine.start()
     await w.engine.pause("ann")
@@ -414,12 +414,39 @@ async def test_what_happened_before_anybody_was_to_be_told_is_not_told(world: Ma
     await w.pass_time(30)
     await first.kill()
     await w.engine.resume("ann")
-    await w.pass_time(timedelta(hours=2).total_seconds())
+    await w.pass_time(timedelta(hours=25).total_seconds())
     second = await Telling(w, channels).begin()
     await w.engine.pause("bob")
     await w.pass_time(30)
     await second.kill()
     assert channels.titles == ["[info] Paused by bob (everything)"]
+    assert metric(w, "trainmedic_messages_total", kind="any", outcome="given_up") == 1
+
+
+async def test_what_happened_before_a_long_downtime_is_told_after_it_as_late(begin: Any) -> None:
+    """Two hours later people still have to look at what failed. It is one message, which says when that was; what has
+    passed meanwhile is left out, and a question that still waits is asked."""
+    asking = ASKING.replace("Hot", "Odd").replace("timeout: 30m", "timeout: 5h")
+    t = await begin(CAPPING, asking, max_age=timedelta(hours=5))
+    t.world.actions["cap"].outcomes += [errors.PermanentFailure("no agent")] * 2
+    for number in range(2):
+        await t.world.post(t.world.alert(node=f"n{number}"))
+    for number in range(2, 4):
+        await t.world.post(t.world.alert("Odd", node=f"n{number}"))
+    [answered] = [run for run in await t.world.runs() if run.target_key == "node:n2"]
+    await t.kill()  # before it has looked at any of this
+    await t.world.restart(after=7200)
+    await t.world.engine.order(answered.id, OrderKind.REJECT, "ann")
+    await t.begin()
+    await t.world.pass_time(60)
+    failed, asked = sorted(t.channels.sent)
+    assert failed[0].startswith("[warning] capping: 2 runs failed (late: 2h ago, ")
+    assert [line.count("(late: 2h ago, ") for line in failed[1].splitlines()] == [1, 1]
+    assert asked[0].startswith("[warning] node:n3: Cap n3? (late: 2h ago, ")
+    await t.kill()
+    await t.begin()
+    await t.world.pass_time(60)
+    assert len(t.channels.sent) == 2
 
 
 async def test_a_server_of_several_says_that_it_has_taken_over(world: MakeWorld) -> None:
