@@ -113,9 +113,13 @@ async def test_each_event_is_posted_as_a_cloud_event_in_order(stand_in: StandIn,
     token = tmp_path / "token"
     token.write_text("secret\n")
     store = InMemoryStore()
-    listener, _ = posting(stand_in, "closed", "paused", token=token)
+    listener, _ = posting(stand_in, "closed", "pause_ordered", token=token)
     await told(store, listener)
-    told_of = [event("closed", "run-1", 1, status="failed"), event("started", "run-2", 2), event("paused", minute=3)]
+    told_of = [
+        event("closed", "run-1", 1, status="failed"),
+        event("started", "run-2", 2),
+        event("pause_ordered", minute=3),
+    ]
     await store.transact(lambda tx: tx.append(told_of))
     await told(store, listener)
     (_, path, headers, first), (_, _, _, second) = stand_in.requests
@@ -130,7 +134,7 @@ async def test_each_event_is_posted_as_a_cloud_event_in_order(stand_in: StandIn,
         "subject": "run-1",
     }
     assert (first["data"]["kind"], first["data"]["data"]) == ("closed", {"status": "failed"})
-    assert (second["id"], second["type"], "subject" in second) == ("3", "trainmedic.paused", False)
+    assert (second["id"], second["type"], "subject" in second) == ("3", "trainmedic.pause_ordered", False)
 
 
 async def test_no_event_is_lost_over_outages_and_kills(stand_in: StandIn) -> None:

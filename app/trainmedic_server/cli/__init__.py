@@ -42,6 +42,7 @@ _COMMANDS: Mapping[str, _CommandEntry] = {
     "now": _CommandEntry("now", "Show what waits for you, what is changed, what comes next, and what is lost."),
     "history": _CommandEntry("history", "Show what was done, and why."),
     "why": _CommandEntry("why", "Say what happened to an alert, or why nothing did, and what would happen now."),
+    "alerts": _CommandEntry("alerts", "List the alerts that were heard, and what became of them."),
     "findings": _CommandEntry("findings", "Show what log rules have found."),
     "keep": _CommandEntry("findings", "Keep what is known of a job, however old it gets."),
     "approvals": _CommandEntry("approvals", "Show what waits for people, and what would be done."),

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote
 
 import click
 
-from trainmedic_server.cli import story, table
+from trainmedic_server.cli import listing, story, table
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.times import TimeParam
 from trainmedic_server.domain.finding import Role
 from trainmedic_server.domain.plain_text import json_text
 
-_PAGE = 1000
 _HEADER = ("FINDING", "TIME", "RULE", "ROLE", "TARGET", "COUNT", "RANKS", "STATE", "LINE")
 _LONGEST_RANKS = 20
 
@@ -57,14 +54,13 @@ def findings(client: Client, limit: int, output: str, open_: str | None, **filte
     if click.get_current_context().invoked_subcommand is not None:
         return
     conditions = {name: value for name, value in {**filters, "open": open_}.items() if value is not None}
-    items = list(_items(client, conditions, limit))
+    items = list(listing.items(client, "findings", conditions, limit))
     if output == "json":
         click.echo(json_text(items, indent=2))
     elif not items:
         click.echo("No finding matches.", err=True)
     else:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
-        for line in table.rows(_HEADER, [_cells(item) for item in items], width):
+        for line in table.rows(_HEADER, [_cells(item) for item in items], table.width()):
             click.echo(line)
 
 
@@ -123,18 +119,6 @@ def _kept_line(kept: Document) -> str:
     note = f": {table.plain(kept['note'])}" if kept.get("note") else ""
     by = table.plain(kept.get("by"))
     return f"{table.plain(kept.get('job'))}{attempt}  kept since {story.moment(kept.get('at'))} by {by}{note}"
-
-
-def _items(client: Client, conditions: Mapping[str, str], limit: int) -> Iterator[Document]:
-    cursor, left = None, limit
-    while left > 0:
-        page = client.get(
-            "findings", {**conditions, "limit": min(left, _PAGE)} | ({"cursor": cursor} if cursor else {})
-        )
-        yield from page["items"]
-        cursor, left = page["next"], left - len(page["items"])
-        if not cursor:
-            return
 
 
 def _cells(item: Document) -> tuple[object, ...]:

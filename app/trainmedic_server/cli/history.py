@@ -6,10 +6,8 @@ enums are imported because ``domain.run`` loads neither pydantic nor any other l
 
 from __future__ import annotations
 
-import csv
 import itertools
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -17,13 +15,12 @@ from typing import Any
 
 import click
 
-from trainmedic_server.cli import exits, run_rows, story, table
+from trainmedic_server.cli import exits, listing, run_rows, story, table
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.times import TimeParam
-from trainmedic_server.domain.plain_text import csv_cell, json_text
+from trainmedic_server.domain.plain_text import json_text
 from trainmedic_server.domain.run import Decision, Status
 
-_PAGE = 1000  # items; the most that the server gives at once
 # The members of an item, in the order of the server's own CSV. The model that names them is the server's
 # (`server.views.HistoryItem`), and importing it would load pydantic.
 _COLUMNS = (
@@ -38,7 +35,7 @@ _MOST_FOLDED = 20
 _WIDTHS = (6, 8, 20, 20, 22, 15, 11, 0)
 _LONGEST_PAUSE_SECONDS = 30.0
 
-Item = Mapping[str, Any]
+Item = listing.Item
 
 
 def _once(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> str | None:
@@ -123,7 +120,8 @@ def history(
     if output == "table":
         _print_table(client, conditions, most, each)
     else:
-        {"json": _print_json, "csv": _print_csv}[output](_items(client, conditions, most))
+        items = listing.items(client, "history", conditions, most)
+        listing.write_json(items) if output == "json" else listing.write_csv(items, _COLUMNS)
 
 
 @history.command()
@@ -147,24 +145,11 @@ def run_path(run_id: str) -> str:
     return run_id
 
 
-def _items(client: Client, conditions: Mapping[str, Any], limit: int | None, page_size: int = _PAGE) -> Iterator[Item]:
-    """The newest items that meet the conditions, page by page; all of them where `limit` is None."""
-    cursor, left = None, limit
-    while left is None or left > 0:
-        size = page_size if left is None else min(left, page_size)
-        page = client.get("history", {**conditions, "limit": size} | ({"cursor": cursor} if cursor else {}))
-        yield from page["items"]
-        cursor = page["next"]
-        left = None if left is None else left - len(page["items"])
-        if not cursor:
-            return
-
-
 def _print_table(client: Client, conditions: Mapping[str, Any], limit: int | None, each: bool) -> None:
     """The newest rows. What folds into one row counts once, so that decisions in their hundreds push nothing out."""
     at = datetime.now(UTC).isoformat()
     if each:
-        rows = [run_rows.Row(item) for item in _items(client, conditions, limit)]
+        rows = [run_rows.Row(item) for item in listing.items(client, "history", conditions, limit)]
     else:
         rows = _folded_rows(client, conditions, limit)
     if not rows:
@@ -176,10 +161,12 @@ def _print_table(client: Client, conditions: Mapping[str, Any], limit: int | Non
 
 def _folded_rows(client: Client, conditions: Mapping[str, Any], limit: int | None) -> list[run_rows.Row]:
     """As many rows as are asked for, of as many pages as that takes."""
-    most, page_size = (None, _PAGE) if limit is None else (limit * _MOST_FOLDED, min(max(limit, 100), _PAGE))
+    most, page_size = (
+        (None, listing.PAGE) if limit is None else (limit * _MOST_FOLDED, min(max(limit, 100), listing.PAGE))
+    )
     items: list[Item] = []
     rows: list[run_rows.Row] = []
-    for item in _items(client, conditions, most, page_size):
+    for item in listing.items(client, "history", conditions, most, page_size):
         items.append(item)
         if limit is not None and len(items) % page_size == 0:
             rows = run_rows.folded(items)
@@ -188,25 +175,9 @@ def _folded_rows(client: Client, conditions: Mapping[str, Any], limit: int | Non
     return run_rows.folded(items)
 
 
-def _print_json(items: Iterator[Item]) -> None:
-    """One JSON array, written as it arrives."""
-    between = "[\n"
-    for item in items:
-        click.echo(between + json_text(item), nl=False)
-        between = ",\n"
-    click.echo("[]" if between == "[\n" else "\n]")
-
-
-def _print_csv(items: Iterator[Item]) -> None:
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(_COLUMNS)
-    for item in items:
-        writer.writerow([csv_cell(item.get(column)) for column in _COLUMNS])
-
-
 def _follow(client: Client, conditions: Mapping[str, Any], limit: int, as_json: bool) -> None:
     """Print the newest runs, oldest first, and then every event of runs that match."""
-    items = {item["run_id"]: item for item in reversed(list(_items(client, conditions, limit)))}
+    items = {item["run_id"]: item for item in reversed(list(listing.items(client, "history", conditions, limit)))}
     at = datetime.now(UTC).isoformat()
     if not as_json:
         click.echo(table.fit(run_rows.HEADER, _WIDTHS, table.width()))

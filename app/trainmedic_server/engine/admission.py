@@ -235,8 +235,9 @@ class Admitter:
             "alert": record.alert.name,
             "playbook": run.playbook,
             "target": candidate.key[1],
-            "why": outcome.why,
         }
+        if outcome.why:
+            data["why"] = outcome.why
         if self._by_hand is None:
             self._add_event(run.id, str(run.decision), **data)
         else:

@@ -66,7 +66,7 @@ def written(event: Event, run: Run | None, told: Told) -> Draft | None:
 KINDS = frozenset(
     {"approval_requested", "approval_reminded", "approval_escalated", "approved", "rejected", "approval_ended",
      "closed", "alert_resolved", "undo_delayed", "undo_done", "undo_closed",
-     "breaker_opened", "breaker_closed", "paused", "resumed", "pause_began", "pause_ended", "mode_changed",
+     "breaker_opened", "breaker_closed", "pause_ordered", "resumed", "pause_began", "pause_ended", "mode_changed",
      "server_started"}
 )  # fmt: skip
 """The events that people may be told of."""
@@ -258,7 +258,7 @@ def _breaker_closed(event: Event) -> Draft:
 
 
 def _paused(event: Event) -> Draft:
-    words = {"paused": f"Paused by {event.actor}", "resumed": f"Resumed by {event.actor}"}
+    words = {"pause_ordered": f"Paused by {event.actor}", "resumed": f"Resumed by {event.actor}"}
     began = "A pause has begun" if event.kind == "pause_began" else "A pause is over"
     return Draft(MessageKind.PAUSE, SERVER, f"{words.get(event.kind, began)}{_circumstances(event)}")
 
@@ -290,7 +290,7 @@ def _started(event: Event) -> Draft | None:
 _OF_SERVER: Mapping[str, Callable[[Event], Draft | None]] = {
     "breaker_opened": _opened,
     "breaker_closed": _breaker_closed,
-    "paused": _paused,
+    "pause_ordered": _paused,
     "resumed": _paused,
     "pause_began": _paused,
     "pause_ended": _paused,

@@ -76,7 +76,7 @@ def begin(
     event = (
         Event("mode_changed", now, actor=actor, data=told)
         if order.observe
-        else Event("paused", now, actor=actor, data=told)
+        else Event("pause_ordered", now, actor=actor, data=told)
     )
     return as_of(replace(controls, pauses=(*kept, pause)), now), pause, [event]
 
@@ -113,7 +113,9 @@ def settle(controls: Controls, since: datetime | None, now: datetime) -> tuple[C
     for pause in controls.pauses:
         was, is_now = since is not None and pause.is_in_force(since), pause.is_in_force(now)
         window = pause.window(now)
-        if is_now and not was and window is not None and window[0] != pause.at:  # of the order itself `paused` tells
+        if (
+            is_now and not was and window is not None and window[0] != pause.at
+        ):  # of the order itself `pause_ordered` tells
             events.append(Event("pause_began", now, data=_told(pause)))
         elif was and not is_now:
             events.append(Event("pause_ended", now, data=_told(pause)))

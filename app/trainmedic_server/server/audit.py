@@ -20,7 +20,7 @@ from trainmedic_server.ports.store import History
 from trainmedic_server.server import events, views
 from trainmedic_server.server.auth import Authenticator, requires
 from trainmedic_server.server.event_feed import EventFeed
-from trainmedic_server.server.exports import CSV, NDJSON
+from trainmedic_server.server.exports import AS_STREAM, CSV, NDJSON
 from trainmedic_server.server.limits import ServerLimits
 from trainmedic_server.server.negotiation import preferred
 from trainmedic_server.server.problems import responses
@@ -33,7 +33,6 @@ from trainmedic_server.server.view import View
 _BATCH = 500
 _FIRST_HASH = "0" * 64
 _COLUMNS = ("seq", "at", "actor", "kind", "run_id", "data", "previous", "hash")
-_TEXT = {"schema": {"type": "string"}}
 
 
 class ActPage(View):
@@ -58,7 +57,7 @@ def router(history: History, auth: Authenticator, limits: ServerLimits, reads: R
         "/audit",
         summary="What people did",
         response_model=ActPage,
-        responses={200: {"content": dict.fromkeys((NDJSON, CSV), _TEXT)}, **responses(401, 403, 422, 503)},
+        responses={**AS_STREAM, **responses(401, 403, 422, 503)},
     )
     async def acts(
         by: Annotated[Name | None, Query(description="Of this person alone.")] = None,

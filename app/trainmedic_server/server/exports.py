@@ -1,12 +1,12 @@
-"""A whole filtered list as one stream: NDJSON or CSV, a few streams at a time. Who calls it: ``history`` and
-``findings``."""
+"""A whole filtered list as one stream: NDJSON or CSV, a few streams at a time. Who calls it: ``history``,
+``findings``, ``heard_alerts`` and ``audit``."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fastapi import Response
 
@@ -19,6 +19,9 @@ from trainmedic_server.server.view import View
 
 NDJSON = "application/x-ndjson"
 CSV = "text/csv"
+_TEXT = {"schema": {"type": "string"}}
+AS_STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {kind: _TEXT for kind in (NDJSON, CSV)}}}
+"""What the API's description says of an answer that can be a stream too."""
 _CHUNK_BYTES = 16 * KIB  # written at one go, between which other requests have their turn
 Item = TypeVar("Item")
 

@@ -22,7 +22,7 @@ from trainmedic_server.server.auth import Authenticator, Principal, requires
 from trainmedic_server.server.bodies import body_schema, read_body
 from trainmedic_server.server.body import BodyReader
 from trainmedic_server.server.engine import KeptJobsPort
-from trainmedic_server.server.exports import CSV, NDJSON, Exports
+from trainmedic_server.server.exports import AS_STREAM, CSV, NDJSON, Exports
 from trainmedic_server.server.limits import ServerLimits
 from trainmedic_server.server.negotiation import preferred
 from trainmedic_server.server.problems import responses
@@ -32,7 +32,6 @@ from trainmedic_server.server.times import TimeText, time_of
 from trainmedic_server.server.tokens import TokenRole
 from trainmedic_server.server.view import View
 
-_TEXT = {"schema": {"type": "string"}}
 _STREAMED = 200  # findings that are read at one go for a stream
 FindingId = Annotated[str, Path(pattern=r"^[0-9A-Za-z_-]{1,64}$", description="The finding's id.")]
 
@@ -99,7 +98,7 @@ def reading(
         "/findings",
         summary="What log rules have found, newest first",
         response_model=finding_views.FindingPage,
-        responses={200: {"content": dict.fromkeys((NDJSON, CSV), _TEXT)}, **responses(401, 403, 422, 503)},
+        responses={**AS_STREAM, **responses(401, 403, 422, 503)},
     )
     async def page(
         conditions: FindingFilter = Depends(_filter(clock)),

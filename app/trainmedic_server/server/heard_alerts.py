@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from datetime import datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Depends, Header, Query, Response
 from pydantic import ConfigDict, Field
 
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus
@@ -16,7 +16,9 @@ from trainmedic_server.ports.outside import Clock
 from trainmedic_server.server.ascii_json import AsciiJson
 from trainmedic_server.server.auth import Authenticator, requires
 from trainmedic_server.server.engine import CatalogPort
+from trainmedic_server.server.exports import AS_STREAM, CSV, NDJSON, Exports
 from trainmedic_server.server.limits import MIB, ServerLimits
+from trainmedic_server.server.negotiation import preferred
 from trainmedic_server.server.problems import HttpProblem, responses
 from trainmedic_server.server.query_types import Name, PageCursor, PageLimit, wrong_cursor
 from trainmedic_server.server.read_turns import ReadTurns
@@ -128,6 +130,16 @@ async def page(
     return HeardAlertPage(items=[view(record, names) for record in newest_first], next=cursor)
 
 
+async def _every(alerts: HeardAlerts, matching: HeardAlertFilter) -> AsyncGenerator[AlertRecord, None]:
+    cursor = None
+    while True:
+        piece, cursor = await alerts.alerts_page(matching, _PIECE, cursor)
+        for record in piece:
+            yield record
+        if cursor is None:
+            return
+
+
 def _size(alert: Alert) -> int:
     """Characters of its labels and annotations."""
     texts = (alert.labels, alert.annotations)
@@ -188,21 +200,30 @@ def router(
 ) -> APIRouter:
     """The route ``GET /alerts``."""
     routes = APIRouter(tags=["alerts"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
+    exports: Exports[AlertRecord] = Exports(limits, HeardAlertView, lambda record: view(record, alertnames(catalog)))
 
     @routes.get(
         "/alerts",
         summary="Every alert that was heard, newest first, and what became of it",
         response_model=HeardAlertPage,
-        responses=responses(401, 403, 422, 503),
+        responses={**AS_STREAM, **responses(401, 403, 422, 503)},
     )
     async def heard(
-        conditions: HeardAlertFilter = Depends(_filter(clock)), limit: PageLimit = 100, cursor: PageCursor = None
+        conditions: HeardAlertFilter = Depends(_filter(clock)),
+        limit: PageLimit = 100,
+        cursor: PageCursor = None,
+        accept: Annotated[str | None, Header(include_in_schema=False)] = None,
     ) -> Response:
         """A page of alerts, by when each was first heard of, with what each playbook made of it and why.
 
         Alerts that no playbook reacted to are among them; `reacted=false` asks for those alone. An alert that is
-        reported again is the same item with a higher count, as long as it began at the same time.
+        reported again is the same item with a higher count, as long as it began at the same time. With
+        `Accept: application/x-ndjson` or `text/csv` the whole filtered result is streamed, and `limit` and `cursor`
+        have no meaning.
         """
+        kind = preferred(accept, ("application/json", NDJSON, CSV))
+        if kind != "application/json":
+            return await exports.response(_every(alerts, conditions), kind)
         async with reads.take():
             try:
                 return AsciiJson.of(await page(alerts, catalog, conditions, limit, cursor, limits.page_bytes))

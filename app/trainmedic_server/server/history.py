@@ -18,7 +18,7 @@ from trainmedic_server.ports.store import History, HistoryFilter
 from trainmedic_server.server import finding_views, run_ids, views
 from trainmedic_server.server.ascii_json import AsciiJson
 from trainmedic_server.server.auth import Authenticator, requires
-from trainmedic_server.server.exports import CSV, NDJSON, Exports
+from trainmedic_server.server.exports import AS_STREAM, CSV, NDJSON, Exports
 from trainmedic_server.server.limits import ServerLimits
 from trainmedic_server.server.negotiation import preferred
 from trainmedic_server.server.now import NowApi
@@ -31,8 +31,7 @@ from trainmedic_server.server.times import TimeText, time_of
 from trainmedic_server.server.tokens import TokenRole
 
 _TARGET = re.compile(r"cluster\Z|(job|node|gpu):.")
-_TEXT = {"schema": {"type": "string"}}
-_OF_PAGES = {200: {"content": dict.fromkeys((NDJSON, CSV), _TEXT)}, **responses(401, 403, 422, 503)}
+_OF_PAGES = {**AS_STREAM, **responses(401, 403, 422, 503)}
 _PIECE = 100  # runs that are read at one go for a page
 
 _NEVER_RUNS = (Decision.JOINED, Decision.DUPLICATE)

@@ -53,7 +53,10 @@ async def test_a_pause_of_a_node_holds_for_its_runs_alone_and_ends_by_itself(wor
     await w.post(fresh)
     assert w.calls() == {"cap": 2}
     await w.pass_time(20)
-    assert await told(w, "paused", "resumed", "pause_ended") == [("paused", "node n1"), ("pause_ended", "node n1")]
+    assert await told(w, "pause_ordered", "resumed", "pause_ended") == [
+        ("pause_ordered", "node n1"),
+        ("pause_ended", "node n1"),
+    ]
     assert w.engine.controls.pauses == ()
 
 
@@ -139,8 +142,8 @@ async def test_a_window_that_is_open_when_it_is_ordered_is_told_of_when_it_comes
     await w.restart()
     await w.engine.pause("ann", PauseOrder(Scope(node="n1"), length=HOUR, every=timedelta(days=1)))
     await w.pass_time(25.5 * 3600)
-    assert await told(w, "paused", "pause_began", "pause_ended") == [
-        ("paused", "node n1"),
+    assert await told(w, "pause_ordered", "pause_began", "pause_ended") == [
+        ("pause_ordered", "node n1"),
         ("pause_ended", "node n1"),
         ("pause_began", "node n1"),
         ("pause_ended", "node n1"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import json
+
 import pytest
 
 from tests.contract.test_heard_alerts import MISSED, STARTED, alert
@@ -90,3 +93,21 @@ async def test_a_page_of_large_alerts_ends_early() -> None:
 def test_a_reason_is_bounded() -> None:
     """It may quote a label's value, of which there may be much."""
     assert len(Reaction("cool", NoReaction.NOT_MATCHED, "x" * 70_000).reason) == 500
+
+
+async def test_all_that_match_come_as_one_stream() -> None:
+    """More than a page has, one a line; in CSV labels and reactions are JSON in a cell."""
+    world = World()
+    many = [alert(number, {"node": f"n{number}"}) for number in range(120)]
+    await world.findings.transact(lambda tx: tx.save_alerts(many))
+    async with world.client() as client:
+        lines = (await client.get("/alerts", headers={"Accept": "application/x-ndjson"})).text.splitlines()
+        table = (await client.get("/alerts?label=node%3Dn7", headers={"Accept": "text/csv"})).text.splitlines()
+    assert [json.loads(line)["labels"]["node"] for line in lines] == [f"n{number}" for number in range(119, -1, -1)]
+    header, row = csv.reader(table)
+    shown = dict(zip(header, row, strict=True))
+    assert (json.loads(shown["labels"])["node"], json.loads(shown["reactions"]), shown["reacted"]) == (
+        "n7",
+        [],
+        "false",
+    )

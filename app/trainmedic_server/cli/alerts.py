@@ -1,0 +1,91 @@
+"""``trainmedic alerts``: every alert that was heard, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from trainmedic_server.cli import ages, listing, story, table
+from trainmedic_server.cli.client import Client, server_options
+from trainmedic_server.cli.times import TimeParam
+from trainmedic_server.domain.alert import AlertStatus
+
+_HEADER = ("HEARD", "ALERT", "STATUS", "TIMES", "LABELS", "WHAT CAME OF IT")
+# The members of an item, in the order of the server's own CSV (`server.heard_alerts.HeardAlertView`).
+_COLUMNS = (
+    "alert_name", "labels", "annotations", "status", "fingerprint", "starts_at", "first_heard", "last_heard", "count",
+    "resolved_at", "reacted", "reason", "reactions",
+)  # fmt: skip
+
+
+@click.command()
+@click.option("--alert", "alertname", metavar="NAME", help="The alert's name.")
+@click.option("--label", "labels", metavar="NAME=VALUE", multiple=True, help="A label that it has. Can be repeated.")
+@click.option("--status", type=click.Choice([status.value for status in AlertStatus]), help="As far as is known.")
+@click.option("--nobody", is_flag=True, help="Those that no playbook reacted to.")
+@click.option("--since", type=TimeParam(), metavar="TIME", help="From then on: a time, or how long ago (90m, 7d).")
+@click.option("--until", type=TimeParam(), metavar="TIME", help="Before then.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most so many alerts.")
+@click.option("--all", "everything", is_flag=True, help="All that match, however many.")
+@click.option("--output", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
+@server_options
+def alerts(
+    client: Client,
+    alertname: str | None,
+    labels: Sequence[str],
+    status: str | None,
+    nobody: bool,
+    since: str | None,
+    until: str | None,
+    limit: int,
+    everything: bool,
+    output: str,
+) -> None:
+    """List the alerts that were heard, newest first, with what each playbook made of them.
+
+    \b
+    trainmedic alerts --nobody --since 1d
+    trainmedic alerts --label job_name=llm-1 --status firing
+    trainmedic alerts --output csv --all > alerts.csv
+    """
+    given = {"alertname": alertname, "status": status, "since": since, "until": until}
+    conditions: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    conditions |= {"label": [_pair(text) for text in labels]} if labels else {}
+    conditions |= {"reacted": "false"} if nobody else {}
+    listed = listing.items(client, "alerts", conditions, None if everything else limit)
+    if output == "json":
+        listing.write_json(listed)
+    elif output == "csv":
+        listing.write_csv(listed, _COLUMNS)
+    elif rows := [_cells(item) for item in listed]:
+        for line in table.rows(_HEADER, rows, table.width()):
+            click.echo(line)
+    else:
+        click.echo("No alert matches.", err=True)
+
+
+def _pair(text: str) -> str:
+    name, sign, _ = text.partition("=")
+    if not sign or not name:
+        raise click.UsageError(f"--label {text!r} is not a label and its value, such as job_name=llm-1")
+    return text
+
+
+def _cells(item: listing.Item) -> tuple[object, ...]:
+    labels = {name: value for name, value in item["labels"].items() if name != "alertname"}
+    heard = ages.age(item["last_heard"], datetime.now(UTC).isoformat())
+    return heard, item["alert_name"], item["status"], f"×{item['count']}", story.data(labels), _outcome(item)
+
+
+def _outcome(item: listing.Item) -> str:
+    """What the playbooks that reacted made of it, or why none did."""
+    if not item["reacted"]:
+        return str(item["reason"])
+    told = []
+    for reaction in item["reactions"]:
+        run = f" (run {table.short_id(reaction['run_id'])})" if reaction.get("run_id") else ""
+        told.append(f"{reaction['playbook']}: {reaction['decision']}{run}")
+    return "; ".join(told)
