@@ -161,9 +161,8 @@ def _print_table(client: Client, conditions: Mapping[str, Any], limit: int | Non
 
 def _folded_rows(client: Client, conditions: Mapping[str, Any], limit: int | None) -> list[run_rows.Row]:
     """As many rows as are asked for, of as many pages as that takes."""
-    most, page_size = (
-        (None, listing.PAGE) if limit is None else (limit * _MOST_FOLDED, min(max(limit, 100), listing.PAGE))
-    )
+    most = None if limit is None else limit * _MOST_FOLDED
+    page_size = listing.PAGE if limit is None else min(max(limit, 100), listing.PAGE)
     items: list[Item] = []
     rows: list[run_rows.Row] = []
     for item in listing.items(client, "history", conditions, most, page_size):

@@ -20,7 +20,7 @@ from trainmedic_server.server.view import View
 NDJSON = "application/x-ndjson"
 CSV = "text/csv"
 _TEXT = {"schema": {"type": "string"}}
-AS_STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {kind: _TEXT for kind in (NDJSON, CSV)}}}
+AS_STREAM: dict[int | str, dict[str, Any]] = {200: {"content": dict.fromkeys((NDJSON, CSV), _TEXT)}}
 """What the API's description says of an answer that can be a stream too."""
 _CHUNK_BYTES = 16 * KIB  # written at one go, between which other requests have their turn
 Item = TypeVar("Item")
