@@ -39,10 +39,11 @@ AS_SERVED = (
 """The settings of ``trainmedic_server.server.listener``."""
 
 
-def start_empty(directory: Path) -> tuple[Program, str]:
+def start_endpoint(directory: Path, kind: str) -> tuple[Program, str]:
+    """What is compared with: the ``empty`` endpoint, or the ``forking`` one."""
     port = free_port()
-    argv = [sys.executable, "-m", "uvicorn", "benchmarks.empty_endpoint:app", "--port", str(port)]
-    program = Program([*argv, *AS_SERVED], directory / "empty.log", {"PYTHONPATH": os.fspath(ROOT)})
+    argv = [sys.executable, "-m", "uvicorn", f"benchmarks.{kind}_endpoint:app", "--port", str(port)]
+    program = Program([*argv, *AS_SERVED], directory / f"{kind}.log", {"PYTHONPATH": os.fspath(ROOT)})
     url = f"http://127.0.0.1:{port}"
     return program.wait_for(f"{url}/openapi.json"), url
 
@@ -88,7 +89,7 @@ def main() -> None:
         (playbooks / "benchmark.yaml").write_text(PLAYBOOK)
         server, ours = start_server(Path(directory), playbooks=playbooks)
         with server:
-            endpoint, empty = start_empty(Path(directory))
+            endpoint, empty = start_endpoint(Path(directory), "empty")
             with endpoint:
                 durable, nothing = uvloop.run(measure(ours, empty, options))
     ratio = statistics.median(one / other for one, other in zip(durable, nothing, strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import threading
 import time
 from collections import Counter
@@ -70,4 +71,5 @@ def test_whatever_happens_to_the_one_that_works_every_effect_is_once(
                 job.__exit__()
 
     print(f"{len(runs)} runs:", Counter((run["playbook"], run["status"]) for run in runs), "exits:", servers.exits)
+    assert set(servers.exits) <= {-signal.SIGKILL}, "who was cut off or hung went on in the same process"
     check_effects(jobs, runs)

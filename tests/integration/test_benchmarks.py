@@ -24,9 +24,11 @@ BENCHMARKS = (
     "finding_to_alert",
     "log_rules",
     "receipt_to_handler",
+    "runs_end_to_end",
     "sdk_bad_redis",
     "sdk_step_meter",
     "sdk_step_overhead",
+    "several_servers",
     "time_to_ready",
     "webhook_throughput",
 )
@@ -74,7 +76,7 @@ def test_a_small_run_gives_a_figure(name: str) -> None:
 
 def test_the_sender_gets_a_reply_for_every_request(tmp_path: Path) -> None:
     """More requests than connections: each is answered once, with its status and times."""
-    endpoint, url = webhook_throughput.start_empty(tmp_path)
+    endpoint, url = webhook_throughput.start_endpoint(tmp_path, "empty")
     with endpoint:
         requests = [sender.webhook([sender.alert({"alertname": "A", "number": str(n)})]) for n in range(50)]
         exchanges = asyncio.run(sender.send_all(url, requests, concurrency=4))

@@ -32,6 +32,12 @@ def works(server: Server) -> bool:
     return server.ask("/ready", timeout=5).status == 200
 
 
+def begun_anew(server: Server) -> int:
+    """How often it has lost its place, and begun anew in the same process, since it was last started."""
+    assert server.program is not None
+    return server.program.log.read_text(errors="replace").count("this server works no more and begins anew")
+
+
 class Servers(Server):
     """`count` servers. `kill` hits the one that works."""
 
@@ -73,13 +79,13 @@ class Servers(Server):
         """Stop the one that works for longer than it takes another to take over, then let it go on."""
         hung = self.wait()
         assert hung.program is not None
-        process = hung.program.process
+        process, before = hung.program.process, begun_anew(hung)
         process.send_signal(signal.SIGSTOP)
         try:
             self.wait(but=hung)
         finally:
             process.send_signal(signal.SIGCONT)
-        eventually(lambda: process.poll() is not None, 30, "the one that hung ends", 0.02)
+        eventually(lambda: begun_anew(hung) > before, 30, "the one that hung begins anew", 0.02)
 
     def _keep(self) -> None:
         """Start again what has ended."""

@@ -8,36 +8,24 @@ ask any of the servers. Who calls it: wiring, which serves a
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any, Protocol
 
-import httpx
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trainmedic_server import __version__, telemetry
 from trainmedic_server.ports.outside import Clock
+from trainmedic_server.server import forwarding
 from trainmedic_server.server.problems import HttpProblem, ProblemResponse
 from trainmedic_server.server.sites import SiteCheck
 from trainmedic_server.server.status import Dependency, Health, Ready
 
 RETRY_SECONDS = 1
-# Marks a forwarded request, so that two servers that both stand by do not forward it in a circle.
-_FORWARDED = b"trainmedic-handed-on"
-# Headers that concern one connection (RFC 9110, section 7.6.1), and those that the client library sets itself. The
-# Host stays, so that the leader can tell for which site the request was made.
-_OF_ONE_HOP = {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect"}
-# Whom a proxy vouches for is believed by the proxy's address, and the leader sees only this server's.
-_NOT_HANDED_ON = _OF_ONE_HOP | {b"x-forwarded-user", b"x-forwarded-groups"}
-# Event streams send something every 15 s; a delivery is answered long before 60 s.
-_TIMEOUT = httpx.Timeout(60.0, connect=2.0, pool=5.0)
-_CONNECTIONS = 300
 # For what is malformed. Which names are its own, the leader knows.
 _SITES = SiteCheck(is_open=lambda: False)
 
@@ -68,8 +56,10 @@ class SwitchableApp:
         self.state = SimpleNamespace(feed=self)
 
     def switch_to(self, app: Any) -> None:
-        """Serve `app` from now on, and end its streams too when the listener stops."""
+        """Serve `app` from now on, and end its streams too when the listener stops. The leader that was is not waited
+        for: what hung at it is asked again."""
         self._app, self._feed = app, app.state.feed
+        self._standby.end_forwarding()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
@@ -82,16 +72,13 @@ class SwitchableApp:
 
 
 class Standby:
-    """The API of a server that stands by. Its owner calls `close` at the end."""
+    """The API of a server that stands by."""
 
     def __init__(self, election: ElectionStatus, clock: Clock, metrics: telemetry.Metrics) -> None:
         self._election = election
         self._clock = clock
         self._metrics = metrics
-        self._client = httpx.AsyncClient(
-            timeout=_TIMEOUT, trust_env=False, limits=httpx.Limits(max_connections=_CONNECTIONS)
-        )
-        self._forwarding: set[asyncio.Task[None]] = set()
+        self._forwarder = forwarding.Forwarder()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -114,23 +101,14 @@ class Standby:
             await response(scope, receive, send)
             return
         leader_address = self._election.holder
-        if not leader_address or any(name == _FORWARDED for name, _ in scope["headers"]):
+        if not leader_address or any(name == forwarding.MARK for name, _ in scope["headers"]):
             await self._refuse(f"This server stands by: {self._election.why}.", scope, receive, send)
             return
-        # A task of its own, so that `end_forwarding` can end it without cancelling the listener's.
-        task = asyncio.create_task(self._forward(leader_address, scope, receive, send))
-        self._forwarding.add(task)
-        task.add_done_callback(self._forwarding.discard)
-        await asyncio.wait([task])
-        if not task.cancelled() and (error := task.exception()) is not None:
-            raise error
+        await self._forward(leader_address, scope, receive, send)
 
     def end_forwarding(self) -> None:
-        for task in self._forwarding:
-            task.cancel()
-
-    async def close(self) -> None:
-        await self._client.aclose()
+        """Wait for no answer any more; clients get 503, or an answer that is cut off, and ask again."""
+        self._forwarder.end()
 
     def _ready(self) -> Ready:
         unused = Dependency(ok=False, detail="not used while this server stands by")
@@ -156,72 +134,17 @@ class Standby:
         await ProblemResponse(problem, scope["path"])(scope, receive, send)
 
     async def _forward(self, leader_address: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the request to `leader_address` and its response to the client, until that ends or the client leaves."""
-        body_read = asyncio.Event()
-        target = httpx.URL(scheme="http", netloc=leader_address.encode(), raw_path=_raw_path(scope))
-        headers = [(name, value) for name, value in scope["headers"] if name.lower() not in _NOT_HANDED_ON]
-        request = self._client.build_request(
-            scope["method"], target, headers=[*headers, (_FORWARDED, b"1")], content=_body(receive, body_read)
-        )
-        disconnected = asyncio.create_task(_disconnected(receive, body_read))
-        exchange = asyncio.create_task(self._exchange(request, scope, receive, send))
         try:
-            await asyncio.wait([disconnected, exchange], return_when=asyncio.FIRST_COMPLETED)
-            if exchange.done():
-                exchange.result()
-        finally:
-            disconnected.cancel()
-            exchange.cancel()
-            await asyncio.wait([disconnected, exchange])
-
-    async def _exchange(self, request: httpx.Request, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            response = await self._client.send(request, stream=True)
-        except (httpx.TransportError, httpx.InvalidURL) as error:
-            log.warning(
-                "the leader does not answer a forwarded request", holder=str(request.url.host), error=repr(error)
-            )
-            await self._refuse("This server stands by, and the one that works does not answer.", scope, receive, send)
+            await self._forwarder.forward(leader_address, scope, receive, send)
+        except forwarding.ClientLeft:
             return
-        try:
-            headers = [(name, value) for name, value in response.headers.raw if name.lower() not in _OF_ONE_HOP]
-            await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
-            async for part in response.aiter_raw():
-                await send({"type": "http.response.body", "body": part, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except httpx.TransportError as error:
+        except forwarding.CutOff as error:
             # The status has been sent already. The response stays unfinished, by which the client sees the failure.
             log.warning("the server that works has ended in the middle of an answer", error=repr(error))
-        finally:
-            await response.aclose()
+        except (OSError, ValueError) as error:
+            log.warning("the leader does not answer a forwarded request", holder=leader_address, error=repr(error))
+            await self._refuse("This server stands by, and the one that works does not answer.", scope, receive, send)
 
 
 def _json(model: BaseModel, status: int = HTTPStatus.OK) -> Response:
     return Response(model.model_dump_json(), status, media_type="application/json")
-
-
-def _raw_path(scope: Scope) -> bytes:
-    path: bytes = scope.get("raw_path") or scope["path"].encode()
-    query: bytes = scope["query_string"]
-    return path.partition(b"?")[0] + (b"?" + query if query else b"")
-
-
-async def _body(receive: Receive, body_read: asyncio.Event) -> AsyncIterator[bytes]:
-    """The body as it arrives; `body_read` is set at its end, also where the forwarding ends before."""
-    try:
-        while True:
-            message: Message = await receive()
-            if message["type"] == "http.disconnect":
-                raise httpx.ReadError("the client has left")
-            yield message.get("body", b"")
-            if not message.get("more_body", False):
-                return
-    finally:
-        body_read.set()
-
-
-async def _disconnected(receive: Receive, body_read: asyncio.Event) -> None:
-    """Return once the client has left. Until the body has been read, `receive` is `_body`'s alone."""
-    await body_read.wait()
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -98,9 +98,10 @@ class ServerSettings(DoorSettings, TellingSettings, AccessSettings):
     takeover: Annotated[
         TakeoverDuration, SettingSource("TRAINMEDIC_TAKEOVER_AFTER", "--takeover-after", "DURATION")
     ] = Field(
-        timedelta(seconds=30),
+        timedelta(seconds=8),
         description="With PostgreSQL: silence of the server that works after which another takes over. One that ends "
-        "is followed in a second or two; this is for one that hangs. 30 seconds, so that a slow commit is no reason.",
+        "is followed in a second or two; this is for one that hangs. 8 seconds, so that a hang is over in 10, and a "
+        "slow commit is no reason.",
     )
     advertise: Annotated[HostAndPort | None, SettingSource("TRAINMEDIC_ADVERTISE", "--advertise", "HOST:PORT")] = Field(
         None,

@@ -131,7 +131,6 @@ class TrainmedicServer:
             is_over.set()
             working.cancel()
             await asyncio.wait([working])
-            await standby.close()
         for task in (serving, working):
             if not task.cancelled():
                 task.result()

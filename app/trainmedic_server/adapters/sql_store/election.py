@@ -11,7 +11,7 @@ from datetime import timedelta
 from trainmedic_server import errors, telemetry
 from trainmedic_server.adapters.sql_store import postgresql
 
-ASK_EVERY = 1.0
+ASK_EVERY = 0.5
 """Seconds between two tries: the delay until a standby takes over once the leader has ended."""
 
 _WON = "it is about to take over"

@@ -2,8 +2,8 @@
 
 The lock is free as soon as PostgreSQL ends the session, at the earliest when the server has been silent for the
 takeover time. So the server counts the time since it sent the last query that was answered, and stops well before.
-A session that ends otherwise is noticed at the socket at once. Stopping means ending the process, by default: nothing
-continues in it, and after its next start it stands by. What was begun is in the store.
+A session that ends otherwise is noticed at the socket at once. Stopping means, by default, that the process begins
+anew, in one step: nothing of what it did continues, and it stands by. What was begun is in the store.
 
 The clock also runs while the process is stopped and while the machine sleeps.
 Who calls it: ``writer`` asks and confirms; whatever acts calls `require` first.
@@ -36,14 +36,22 @@ def now() -> float:
     return time.clock_gettime(_CLOCK)
 
 
-def end_process(reason: str) -> None:
-    """End the process at once without unwinding, because unwinding could act."""
+def begin_anew(reason: str) -> None:
+    """Start the process's command again in its place, at once and without unwinding, because unwinding could act.
+
+    All threads end with that, and all files and connections close, as if the process had been killed. Only its id is
+    kept, so no supervisor has to start it, or waits longer each time. Where it cannot be started again it ends.
+    """
     log.critical(
-        "this server works no more and ends; what it had begun, the one that takes over goes on with", why=reason
+        "this server works no more and begins anew; what it had begun, the one that takes over goes on with", why=reason
     )
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
+    try:
+        os.execv(sys.executable, sys.orig_argv)  # noqa: S606  # no shell is wanted
+    except (OSError, ValueError) as error:
+        log.critical("this server cannot be started again, and ends", error=str(error))
     os._exit(EXIT_CODE)
 
 
@@ -51,7 +59,7 @@ class Leadership:
     """One server's time as the leader. `fileno` is the session's socket, watched until `end`."""
 
     def __init__(
-        self, fileno: int, takeover: timedelta, confirmed: float, on_lost: Callable[[str], object] = end_process
+        self, fileno: int, takeover: timedelta, confirmed: float, on_lost: Callable[[str], object] = begin_anew
     ) -> None:
         # PostgreSQL ends a session that was silent for the takeover time, so a server gives up after two thirds of it:
         # well before another can have the lock.

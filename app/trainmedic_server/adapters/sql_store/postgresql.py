@@ -28,7 +28,7 @@ from trainmedic_server.adapters.sql_store.leadership import Leadership, now
 if TYPE_CHECKING:
     import psycopg
 
-TAKEOVER = timedelta(seconds=30)
+TAKEOVER = timedelta(seconds=8)
 """How long a session may be silent before PostgreSQL ends it."""
 OLDEST = 14
 """The first version that ends sessions which are silent."""

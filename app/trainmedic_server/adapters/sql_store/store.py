@@ -16,7 +16,7 @@ from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store import database, postgresql, prune, revision, schema
 from trainmedic_server.adapters.sql_store.alert_history import SqlAlertHistory
 from trainmedic_server.adapters.sql_store.finding_history import SqlFindingHistory
-from trainmedic_server.adapters.sql_store.leadership import Leadership, end_process
+from trainmedic_server.adapters.sql_store.leadership import Leadership, begin_anew
 from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
 from trainmedic_server.adapters.sql_store.writer import Committer, StoreWriter
 from trainmedic_server.ports.fence import Fence, no_fence
@@ -116,12 +116,12 @@ class SqlStore(SqlFindingHistory, SqlAlertHistory, RunStore):
         session: postgresql.LockSession,
         *,
         on_error: Callable[[], object] = lambda: None,
-        on_lost: Callable[[str], object] = end_process,
+        on_lost: Callable[[str], object] = begin_anew,
     ) -> SqlStore:
         """Return the store in the database where `session` has the lock, with its schema brought up to date. Blocks.
 
         `on_lost` is called, on some thread, when the session is over or cannot be relied on any more; by
-        default the process ends. Raises ConfigurationError and StoreUnavailable, as `open`.
+        default the process begins anew. Raises ConfigurationError and StoreUnavailable, as `open`.
         """
         try:
             with database.translated("the run store in PostgreSQL could not be opened"):
@@ -135,7 +135,7 @@ class SqlStore(SqlFindingHistory, SqlAlertHistory, RunStore):
         return cls(writer, postgresql.reader_engine(session.url), lock, on_error, leadership.require)
 
     def fence(self) -> None:
-        """Return if this server is the leader and may act. Else end the process, or raise StoreUnavailable."""
+        """Return if this server is the leader and may act. Else the process begins anew, or StoreUnavailable."""
         self._fence()
 
     async def transact(self, work: Callable[[Transaction], T]) -> T:

@@ -1,0 +1,299 @@
+"""Requests handed on to another server, over connections that are kept, at little more than the cost of their bytes.
+
+A general HTTP client looks through its connections at each request, which costs more than the server that answers.
+Here an idle connection is taken from the end of a list, and the answer goes on as it comes. Who calls it: ``standby``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import Any
+
+import httptools
+from starlette.types import Receive, Scope, Send
+
+MARK = b"trainmedic-handed-on"
+"""The header of a request that was handed on, so that two servers that both stand by do not send it in a circle."""
+# Headers that concern one connection (RFC 9110, section 7.6.1). The Host stays, so that the leader can tell for which
+# site the request was made.
+_OF_ONE_HOP = {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect"}
+# Whom a proxy vouches for is believed by the proxy's address, and the leader sees only this server's.
+_NOT_HANDED_ON = _OF_ONE_HOP | {b"x-forwarded-user", b"x-forwarded-groups"}
+
+_MOST = 300
+"""Connections in use at a time; a request that finds none free waits for `_TURN_SECONDS`."""
+_TURN_SECONDS = 5.0
+_CONNECT_SECONDS = 2.0
+_SILENT_SECONDS = 60.0
+"""Event streams send something every 15 s; a delivery is answered long before."""
+_IDLE_SECONDS = 30.0
+"""Older ones are not used again, because the leader closes them after 75 s (``limits``)."""
+_LONG_SECONDS = 1.0
+"""An exchange that has lasted so long is looked after: that its client is still there, and that something comes."""
+_MOST_UNSENT = 1 << 18
+"""Bytes of an answer that may wait for its client before no more is read."""
+
+
+class CutOff(ConnectionError):
+    """The leader ended an answer in the middle."""
+
+
+class ClientLeft(ConnectionError):
+    """Nobody waits for the answer any more."""
+
+
+class Forwarder:
+    """Hands requests on. Its owner calls `end` when nothing more is to be waited for; it can be used after that."""
+
+    def __init__(self) -> None:
+        self._idle: list[_Connection] = []
+        self._in_use: set[_Connection] = set()
+        self._turns = asyncio.Semaphore(_MOST)
+
+    async def forward(self, address: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the request to the leader at `address` ("host:port"), and its answer to the client.
+
+        Raises OSError or TimeoutError where there is no answer, and nothing was sent to the client; CutOff where the
+        answer ends before it is whole; ClientLeft where the client does not wait for it.
+        """
+        async with asyncio.timeout(_TURN_SECONDS):
+            await self._turns.acquire()
+        try:
+            connection = await self._connection(address)
+            self._in_use.add(connection)
+            try:
+                await _exchange(connection, scope, receive, send)
+            finally:
+                self._in_use.discard(connection)
+                if connection.is_reusable:
+                    connection.idle_since = time.monotonic()
+                    self._idle.append(connection)
+                else:
+                    connection.abort()
+        finally:
+            self._turns.release()
+
+    def end(self) -> None:
+        """Close every connection; what waits for an answer gets none."""
+        for connection in (*self._idle, *self._in_use):
+            connection.abort()
+        self._idle.clear()
+
+    async def _connection(self, address: str) -> _Connection:
+        while self._idle:
+            connection = self._idle.pop()
+            old = time.monotonic() - connection.idle_since > _IDLE_SECONDS
+            if connection.address == address and connection.is_reusable and not old:
+                return connection
+            connection.abort()
+        host, _, port = address.rpartition(":")
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            _, made = await asyncio.get_running_loop().create_connection(
+                lambda: _Connection(address), host.strip("[]"), int(port)
+            )
+        return made
+
+
+async def _exchange(connection: _Connection, scope: Scope, receive: Receive, send: Send) -> None:
+    await _send_request(connection, scope, receive)
+    guard: list[asyncio.Task[None]] = []
+    loop = asyncio.get_running_loop()
+    timer = loop.call_later(_LONG_SECONDS, lambda: guard.append(loop.create_task(_look_after(connection, receive))))
+    try:
+        await connection.until(lambda: connection.status != 0)
+        headers = [(name, value) for name, value in connection.headers if name.lower() not in _OF_ONE_HOP]
+        await send({"type": "http.response.start", "status": connection.status, "headers": headers})
+        try:
+            while not connection.is_complete:
+                await connection.until(lambda: bool(connection.body) or connection.is_complete)
+                if not connection.is_complete:
+                    await send({"type": "http.response.body", "body": connection.take(), "more_body": True})
+            await send({"type": "http.response.body", "body": connection.take()})
+        except ClientLeft:
+            raise
+        except ConnectionError as error:
+            raise CutOff(str(error)) from error
+    finally:
+        timer.cancel()
+        for task in guard:
+            task.cancel()
+
+
+async def _send_request(connection: _Connection, scope: Scope, receive: Receive) -> None:
+    path: bytes = scope.get("raw_path") or scope["path"].encode()
+    query: bytes = scope["query_string"]
+    lines = [scope["method"].encode() + b" " + path.partition(b"?")[0] + (b"?" + query if query else b"")]
+    lines[0] += b" HTTP/1.1"
+    names = {name.lower() for name, _ in scope["headers"]}
+    lines += [name + b": " + value for name, value in scope["headers"] if name.lower() not in _NOT_HANDED_ON]
+    lines.append(MARK + b": 1")
+    if b"host" not in names:
+        lines.append(b"host: " + connection.address.encode())
+    in_chunks = b"transfer-encoding" in names
+    if in_chunks:
+        lines.append(b"transfer-encoding: chunked")
+    connection.begin(without_body=scope["method"] == "HEAD")
+    waiting = b"\r\n".join(lines) + b"\r\n\r\n"
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        part, more = message.get("body", b""), message.get("more_body", False)
+        if in_chunks and part:
+            part = b"%x\r\n%b\r\n" % (len(part), part)
+        if in_chunks and not more:
+            part += b"0\r\n\r\n"
+        if not await connection.write(waiting + part):
+            return  # it is answered before it has been read
+        waiting = b""
+    connection.is_sent = True
+
+
+async def _look_after(connection: _Connection, receive: Receive) -> None:
+    """End the exchange when its client leaves, or nothing has come for too long."""
+    leaves = asyncio.ensure_future(_left(receive))
+    try:
+        while not leaves.done() and connection.silent_seconds < _SILENT_SECONDS:
+            await asyncio.wait([leaves], timeout=_SILENT_SECONDS - connection.silent_seconds)
+    finally:
+        leaves.cancel()
+    connection.has_client = not leaves.done()
+    connection.abort()
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class _Connection(asyncio.Protocol):
+    """A connection to the leader, with at most one request on its way."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.idle_since = 0.0
+        self._transport: Any = None
+        self._is_lost = False
+        self._waiting: asyncio.Future[None] | None = None
+        self._drained: asyncio.Future[None] | None = None
+        self.begin(without_body=False)
+
+    def begin(self, *, without_body: bool) -> None:
+        """Make ready for the answer to a request; ``without_body`` where that is to HEAD."""
+        self._parser = httptools.HttpResponseParser(self)
+        self._without_body = without_body
+        self._keeps_alive = True
+        self._body_bytes = 0
+        self._heard_at = time.monotonic()
+        self.status = 0
+        """Of the answer, once its head has come."""
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.body: deque[bytes] = deque()
+        self.is_sent = self.is_complete = False
+        self.has_client = True
+
+    @property
+    def is_reusable(self) -> bool:
+        return self.is_sent and self.is_complete and self._keeps_alive and not self._is_lost
+
+    @property
+    def silent_seconds(self) -> float:
+        return time.monotonic() - self._heard_at
+
+    async def write(self, part: bytes) -> bool:
+        """Send a part of the request, once there is room; False where the answer has begun already."""
+        if self._drained is not None:
+            async with asyncio.timeout(_SILENT_SECONDS):
+                await self._drained
+        if self.status:
+            return False
+        self._check()
+        self._transport.write(part)
+        return True
+
+    async def until(self, condition: Any) -> None:
+        """Return once the condition holds. Raises ConnectionError where the connection ends before."""
+        while not condition():
+            self._check()
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+
+    def take(self) -> bytes:
+        """What has come of the body since it was last taken."""
+        taken = b"".join(self.body)
+        self.body.clear()
+        if self._body_bytes > _MOST_UNSENT:
+            self._transport.resume_reading()
+        self._body_bytes = 0
+        return taken
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _check(self) -> None:
+        if not self.has_client:
+            raise ClientLeft
+        if self._is_lost:
+            raise ConnectionError("the connection ended")
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
+
+    # What the transport tells.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_at = time.monotonic()
+        if self.is_complete:  # and yet more: nothing that was asked for
+            self._keeps_alive = False
+            self.abort()
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._keeps_alive = False
+            self.abort()
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_lost = True
+        self.resume_writing()
+        self._wake()
+
+    def pause_writing(self) -> None:
+        self._drained = asyncio.get_running_loop().create_future()
+
+    def resume_writing(self) -> None:
+        drained, self._drained = self._drained, None
+        if drained is not None and not drained.done():
+            drained.set_result(None)
+
+    # What the parser tells.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+        if self._without_body:
+            # The parser would wait for a body, of which only the length was told.
+            self._keeps_alive, self.is_complete = False, True
+
+    def on_body(self, body: bytes) -> None:
+        before = self._body_bytes
+        self._body_bytes += len(body)
+        self.body.append(body)
+        if before <= _MOST_UNSENT < self._body_bytes:
+            self._transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        self.is_complete = True
+        self._keeps_alive = self._keeps_alive and self._parser.should_keep_alive()
