@@ -5,7 +5,10 @@ take turns in one run, connected to a Redis, and the median step of each kind co
 something else as well, most steps are interrupted; the fastest tenth of them is less so, and is told beside.
 
 A third kind is attached as well but for the fingerprints of its batches, so that their share shows. The batches are
-those of a language model: three tensors of tokens, 16 by 2048.
+those of a language model: three tensors of tokens, 16 by 2048. Records are written, one for ten steps.
+
+The SDK's own threads work beside the training, and in Python only one of all threads works at a time. What they take of
+a processor is told last; of a training that never waits for anything in C, such as a device, they could take as much.
 """
 
 from __future__ import annotations
@@ -86,11 +89,11 @@ def timed(steps: Iterator[None], count: int) -> list[float]:
 Steps = list[float]
 
 
-def measure(url: str, directory: Path, seconds: float, rounds: int, count: int) -> dict[str, Steps]:
-    """The seconds of each step, without the SDK and with it."""
+def measure(url: str, directory: Path, seconds: float, rounds: int, count: int) -> tuple[dict[str, Steps], float]:
+    """The seconds of each step, without the SDK and with it; and the share of a processor that its threads took."""
     loop = Loop(seconds)
-    with trainmedic.connect(job="idle", redis_url=url) as medic:
-        attached = loop.attached(medic, directory)
+    with trainmedic.connect(job="idle", redis_url=url, log_dir=directory / "logs") as medic:
+        attached = loop.attached(medic, directory / "saved")
         kinds: dict[str, tuple[Iterator[None], list[float]]] = {
             WITHOUT: (loop.without(), []),
             ATTACHED: (attached, []),
@@ -99,18 +102,26 @@ def measure(url: str, directory: Path, seconds: float, rounds: int, count: int) 
         for steps, _ in kinds.values():
             timed(steps, 5)  # what happens once
         gc.collect()
+        began = time.perf_counter(), threads_beside()
         for number in range(rounds):
             order: Callable[[Any], Any] = reversed if number % 2 else list
             for kind in order(list(kinds)):
                 steps, found = kinds[kind]
                 with no_fingerprints() if kind == UNPRINTED else nullcontext():
                     found.extend(timed(steps, count))
+        beside = (threads_beside() - began[1]) / (time.perf_counter() - began[0])
         attached.close()  # type: ignore[attr-defined]
-    return {kind: found for kind, (_, found) in kinds.items()}
+    return {kind: found for kind, (_, found) in kinds.items()}, beside
+
+
+def threads_beside() -> float:
+    """The seconds of a processor that all threads but this one have taken."""
+    return time.process_time() - time.thread_time()
 
 
 def no_fingerprints() -> Any:
-    return mock.patch.object(verification, "fingerprint", return_value=0)
+    # A function, for a mock would keep each batch that it is called with.
+    return mock.patch.object(verification, "fingerprint", lambda batch: 0)
 
 
 def compared(without: Steps, attached: Steps, statistic: Callable[[Steps], float]) -> str:
@@ -136,13 +147,14 @@ def main() -> None:
         try:
             for seconds in options.step:
                 count = max(int(options.block / seconds), 1)
-                steps = measure(server.url, Path(directory) / "saved", seconds, options.rounds, count)
+                steps, beside = measure(server.url, Path(directory), seconds, options.rounds, count)
                 for name, base, kind in (
                     ("SDK attached", WITHOUT, ATTACHED),
                     ("  of it fingerprints", UNPRINTED, ATTACHED),
                 ):
                     median, tenth = (compared(steps[base], steps[kind], how) for how in (statistics.median, fast))
                     print(f"{name}, step of {seconds * 1e3:g} ms: {median} x, the fastest tenth {tenth} x")
+                print(f"threads of the SDK, step of {seconds * 1e3:g} ms: {beside:.4%} of a processor")
         finally:
             server.kill()
 

@@ -186,9 +186,10 @@ class RecordLog:
     def _write_notes(self, file: KeptFile) -> None:
         lines: list[bytes] = []
         lost = self._dropped + self._lost
-        for _ in range(len(self._notes)):
-            note = self._notes.popleft()
-            fields = {**note.fields, **(self._of_pace() if note.event == STEP else {})}
+        notes = [self._notes.popleft() for _ in range(len(self._notes))]
+        pace = self._of_pace() if any(note.event == STEP for note in notes) else {}
+        for note in notes:
+            fields = {**note.fields, **(pace if note.event == STEP else {})}
             if lost > self._told_lost and not lines:
                 fields["dropped"] = lost - self._told_lost
             lines.append(self._line(note, fields))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 _NAN = float("nan")
@@ -93,13 +94,18 @@ def detached(value: Any) -> Any:
 
     Of one in main memory its number: to read it there costs less than any other call on a tensor.
     """
-    detach = getattr(value, "detach", None)
-    if not callable(detach):
+    is_tensor, is_spread = _kind_of(type(value))
+    if not is_tensor:
         return value
-    placements = getattr(value, "placements", None)
-    if placements is not None:  # spread over ranks: to ask for its number could mean to wait for the others
-        return value.to_local() if all(placement.is_replicate() for placement in placements) else None
-    return _item(value) if getattr(value, "is_cpu", False) else detach()
+    if is_spread:  # over ranks: to ask for its number could mean to wait for the others
+        return value.to_local() if all(placement.is_replicate() for placement in value.placements) else None
+    return _item(value) if getattr(value, "is_cpu", False) else value.detach()
+
+
+@lru_cache(maxsize=64)
+def _kind_of(kind: type) -> tuple[bool, bool]:
+    """Whether values of that type are tensors, and whether they are spread over ranks."""
+    return callable(getattr(kind, "detach", None)), hasattr(kind, "placements")
 
 
 def kept(value: Any) -> Any:
@@ -115,6 +121,8 @@ def _item(tensor: Any) -> float | None:
 
 
 def _copied(value: Any) -> Any:
+    if value is None or type(value) is float:
+        return value
     clone = getattr(value, "clone", None)
     try:
         return clone() if callable(clone) else value

@@ -18,12 +18,13 @@ from collections import deque
 from itertools import islice
 from typing import Any, Collection, Mapping, NamedTuple, Sequence
 
-from trainmedic.recovery.fingerprints import Fingerprint, Unread, read
+from trainmedic.recovery.fingerprints import Fingerprint, read
 
 MOST_COMPARED = 16
 """Batches after a rollback: if these are the same, those that follow are."""
 _LONGEST = 65_536  # batches that are remembered
-_MOST_UNREAD = 1024  # of them, fingerprints whose samples are on a device still
+_MOST_UNREAD = 32  # batches after which fingerprints are worked out
+_MOST_AWAY = 1024  # the same where their samples are on a device
 _CARRIED = 512  # batches that a checkpoint remembers for a restart
 
 
@@ -68,9 +69,8 @@ class BatchComparison:
         return MOST_COMPARED if self._left_out else len(self._expected)
 
     def add(self, drawn: _Drawn) -> None:
-        """Take note of the next batch."""
-        if not self.is_complete:
-            self._drawn.append(drawn)
+        """Take note of the next batch, while it is not complete."""
+        self._drawn.append(drawn)
 
     def told(self, ended_because: str = "") -> dict[str, Any]:
         """The member ``batches`` of ``verified``: how many were compared, and how many of these agreed.
@@ -115,6 +115,7 @@ class BatchLog:
         """How many batches the training has drawn, on the course that it is on."""
         self.comparison = BatchComparison((), (), 0, "")
         """The last one that `go_back` began."""
+        self._compares = False
         self._fingerprints: deque[Fingerprint] = deque(maxlen=_LONGEST)
         self._unread = 0
         self._begins_because = "these batches were drawn by an earlier process"
@@ -123,17 +124,19 @@ class BatchLog:
         """A batch of that epoch was drawn; with ``is_random``, it was made with the training's random numbers."""
         self.drawn += 1
         self._fingerprints.append(batch)
-        if isinstance(batch, Unread):
-            self._unread += 1
-            if self._unread > _MOST_UNREAD:
-                self.read()
-        if not self.comparison.is_complete:
+        self._unread += 1
+        if self._unread > _MOST_UNREAD and (getattr(batch, "is_here", True) or self._unread > _MOST_AWAY):
+            self.read()
+        if self._compares:
             self.comparison.add(_Drawn(batch, epoch, is_random))
+            self._compares = not self.comparison.is_complete
 
     def read(self) -> None:
-        """Read the fingerprints that are on a device; it waits for it, as writing a checkpoint does anyhow."""
-        if self._unread:
-            self._fingerprints = deque(map(read, self._fingerprints), maxlen=_LONGEST)
+        """Work out the fingerprints of the last batches. It waits for the device that holds them, as writing a
+        checkpoint does anyhow."""
+        if self._unread:  # these are at the end, and perhaps others before them
+            unread = [self._fingerprints.pop() for _ in range(min(self._unread, len(self._fingerprints)))]
+            self._fingerprints.extend(map(read, reversed(unread)))
             self._unread = 0
 
     def forget(self, because: str) -> None:
@@ -157,6 +160,7 @@ class BatchLog:
         if why_not:
             since = []
         self.comparison = BatchComparison(since[skip : skip + MOST_COMPARED], since[:skip], epoch, why)
+        self._compares = not self.comparison.is_complete
         return self.comparison
 
     def _since(self, drawn: int | None) -> tuple[list[Fingerprint], str]:
@@ -171,7 +175,7 @@ class BatchLog:
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps, for `restore` after a restart; plain JSON values. It waits for the device."""
         self.read()
-        kept = list(islice(self._fingerprints, max(len(self._fingerprints) - _CARRIED, 0), None))
+        kept = list(islice(reversed(self._fingerprints), _CARRIED))[::-1]  # those before are not gone through
         return {"drawn": self.drawn, "fingerprints": kept, "begins_because": self._begins_because}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:

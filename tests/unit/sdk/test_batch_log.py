@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from trainmedic.recovery import batch_log
 from trainmedic.recovery.batch_log import MOST_COMPARED, BatchLog
+from trainmedic.recovery.fingerprints import Unread, fingerprint, read
 
 
 def drawn(*batches: int) -> BatchLog:
@@ -51,6 +52,40 @@ def test_after_a_skip_the_later_ones_come() -> None:
     comparison = log.go_back(10, 0, skip=12)
     draw(log, *range(22, 38))
     assert comparison.told() == {"compared": 16, "agreed": 16}
+
+
+@given(st.lists(st.sampled_from(["unread", "known", None, "back"]), max_size=120))
+def test_fingerprints_are_worked_out_some_batches_later(kinds: list[str | None]) -> None:
+    """None is missed, whatever came between them, and none from before a rollback is held to be of another batch."""
+    log, course = BatchLog(), list[int | None]()
+    for number, kind in enumerate(kinds):
+        if kind == "back":
+            course = course[: max(len(course) - 5, 0)]
+            log.go_back(len(course), 0)
+            continue
+        batch = fingerprint(number) if kind == "unread" else number if kind == "known" else None
+        log.add(batch, 0)
+        course.append(read(batch))
+    assert log.state()["fingerprints"] == course
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_a_device_is_asked_seldom(is_here: bool) -> None:
+    """Fingerprints whose samples are in main memory are worked out soon; for others it is waited as late as can be."""
+    log = BatchLog()
+    asked: list[int] = []
+
+    class Sample:
+        def cpu(self) -> Sample:
+            asked.append(1)
+            raise RuntimeError("the device has failed")
+
+    for _ in range(1024):
+        log.add(Unread([Sample()], is_here), 0)
+    assert bool(asked) == is_here
+    log.add(Unread([Sample()], is_here), 0)
+    assert asked
+    assert log.state()["fingerprints"] == [None] * 512
 
 
 @pytest.mark.parametrize("skip", [3, 40])

@@ -17,7 +17,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainmedic.recovery.fingerprints import Unread, fingerprint, read
+from trainmedic.recovery import fingerprints
+from trainmedic.recovery.fingerprints import Unread, read
 
 Pair = namedtuple("Pair", "inputs labels")
 
@@ -43,6 +44,10 @@ class Opaque:
         self._read = lambda: name
 
 
+def fingerprint(batch: Any) -> int | None:
+    return read(fingerprints.fingerprint(batch))
+
+
 def drawn(seed: int) -> torch.Tensor:
     return torch.randint(0, 50_000, (16, 256), generator=torch.Generator().manual_seed(seed))
 
@@ -66,6 +71,7 @@ KINDS: dict[str, Callable[[int], Any]] = {
     "object with slots": lambda seed: Slotted(drawn(seed)),
     "array": lambda seed: np.random.default_rng(seed).normal(size=(16, 300)),
     "array of Fortran": lambda seed: np.asfortranarray(np.random.default_rng(seed).normal(size=(16, 300))),
+    "array of texts": lambda seed: np.array([["".join(["sen", "tence"]), str(seed)]], dtype=object),
     "texts": lambda seed: [f"sentence {seed}", "another"],
     "long text": lambda seed: "".join(random.Random(seed).choices("abcdef", k=100_000)),
     "bytes": lambda seed: bytes([seed] * 10),
@@ -153,26 +159,41 @@ def test_what_is_on_a_device_is_read_later() -> None:
             raise TypeError("can't convert cuda:0 device type tensor to numpy")
 
     batch = drawn(1).as_subclass(Remote)
-    unread, other = fingerprint([batch]), fingerprint([drawn(2).as_subclass(Remote)])
+    unread, other = fingerprints.fingerprint([batch]), fingerprint([drawn(2).as_subclass(Remote)])
     batch.zero_()
     assert isinstance(unread, Unread)
-    assert read(unread) == read(fingerprint([drawn(1).as_subclass(Remote)])) != read(other)
+    assert not unread.is_here
+    assert read(unread) == fingerprint([drawn(1).as_subclass(Remote)]) != other
 
 
-def test_a_batch_is_looked_at_before_it_is_changed() -> None:
-    """The fingerprint holds no view of it."""
-    batch = drawn(1)
-    before = fingerprint(batch)
-    batch.add_(1)
-    assert fingerprint(batch) != before
-    assert before == fingerprint(drawn(1))
+@pytest.mark.parametrize("kind", ["tensor", "needs a gradient", "every other", "array", "nested", "bfloat16"])
+@pytest.mark.parametrize("size", [slice(None), slice(2)], ids=["large", "small"])
+def test_a_batch_is_looked_at_before_it_is_changed(kind: str, size: slice) -> None:
+    """The fingerprint holds no view of it, though it is read after the step has changed it."""
+
+    def made() -> tuple[Any, Any]:
+        tensor = drawn(1)[size, size] if kind == "nested" else KINDS[kind](1)[size, size]
+        return tensor, [[{"a": tensor}]] if kind == "nested" else tensor
+
+    tensor, batch = made()
+    unread = fingerprints.fingerprint(batch)
+    (tensor.detach() if hasattr(tensor, "detach") else tensor)[:] = 0
+    assert read(unread) == fingerprint(made()[1]) != fingerprint(batch)
+
+
+def test_bytes_that_can_change_are_kept_as_they_were() -> None:
+    """A ``bytearray`` may be used again for the next batch."""
+    batch = bytearray(b"abc" * 5000)
+    unread = fingerprints.fingerprint(batch)
+    batch[:] = bytes(len(batch))
+    assert read(unread) == fingerprint(bytearray(b"abc" * 5000)) != fingerprint(batch)
 
 
 def test_another_process_comes_to_the_same() -> None:
     """So that a checkpoint can keep them over a restart."""
     program = (
-        "import torch; from trainmedic.recovery.fingerprints import fingerprint;"
-        "print(fingerprint({'a': torch.arange(5000), 'b': ['x', 1.5]}))"
+        "import torch; from trainmedic.recovery.fingerprints import fingerprint, read;"
+        "print(read(fingerprint({'a': torch.arange(5000), 'b': ['x', 1.5]})))"
     )
     told = subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": "sdk"}, capture_output=True, check=True)
     assert int(told.stdout) == fingerprint({"a": torch.arange(5000), "b": ["x", 1.5]})

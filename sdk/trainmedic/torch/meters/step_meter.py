@@ -18,6 +18,8 @@ class StepMeter:
 
     def __init__(self, models: Iterable[Any], world_size: int) -> None:
         self._waits = WaitMeter(models, world_size)
+        self.step_ends = self._waits.step_ends
+        """A step is complete. Called for each, also for those that are not reported."""
         self._world_size = world_size
         self._data_seconds: float | None = None  # None in a loop that does not say when it draws a batch
         self._tokens = 0
@@ -34,10 +36,6 @@ class StepMeter:
     def stop_waiting(self) -> None:
         """It has waited."""
         self._waits.stop()
-
-    def step_ends(self) -> None:
-        """A step is complete. Called for each, also for those that are not reported."""
-        self._waits.step_ends()
 
     def take(self, steps: int) -> dict[str, Any]:
         """The arguments of `Medic.report` for a report of so many steps. The next call begins anew."""
