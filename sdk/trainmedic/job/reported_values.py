@@ -94,7 +94,7 @@ def detached(value: Any) -> Any:
 
     Of one in main memory its number: to read it there costs less than any other call on a tensor.
     """
-    is_tensor, is_spread = _kind_of(type(value))
+    is_tensor, is_spread = _kind_of(type(value))  # type: ignore[arg-type]  # a type can be hashed
     if not is_tensor:
         return value
     if is_spread:  # over ranks: to ask for its number could mean to wait for the others

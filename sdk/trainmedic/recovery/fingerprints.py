@@ -78,7 +78,7 @@ def _walk(value: Any, leaves: _Leaves, depth: int) -> int:
     """Add to `leaves` what `value` consists of, and say what of it could be looked at."""
     if len(leaves) >= _MOST_LEAVES or depth > _DEEPEST:
         return _NOTHING
-    kind = _kind_of(type(value))
+    kind = _kind_of(type(value))  # type: ignore[arg-type]  # a type can be hashed
     if kind == _IS_ARRAY:
         return _walk_array(value, leaves, depth)
     if kind == _IS_SEQUENCE:
@@ -118,7 +118,7 @@ def _kind_of(kind: type) -> int:
         (_IS_TEXT, (str, bytes, bytearray)),
         (_IS_MAPPING, Mapping),
     ):
-        if issubclass(kind, kinds):  # type: ignore[arg-type]
+        if issubclass(kind, kinds):
             return number
     return _IS_OBJECT
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.integration.launch.launched import Launched
+from tests.integration.launch.launched import PATIENCE, Launched
 from tests.support.programs import eventually
 
 Launch = Callable[..., Launched]
@@ -82,6 +83,27 @@ while True: time.sleep(0.02)  # a signal that comes just before signal.pause() w
     job.process.send_signal(number)
     assert job.wait() == 3
     assert job.out.read_text().split() == ["ready", "saved"]
+
+
+@pytest.mark.parametrize("loaded", ["trainmedic.launch.program", "redis", "trainmedic.launch.supervisor"])
+def test_ctrl_c_while_the_launcher_is_loaded_ends_it_like_any_command(tmp_path: Path, loaded: str) -> None:
+    """By the signal itself, which a shell shows as 130, and without a traceback."""
+    program = f"""
+import os, signal, sys
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == {loaded!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+from trainmedic.launch.__main__ import main
+sys.exit(main(["--log-dir=none", "--", "true"]))
+"""
+
+    def heed() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    ended = subprocess.run(python(program), cwd=tmp_path, capture_output=True, timeout=PATIENCE, preexec_fn=heed)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, b"", b"")
 
 
 def test_a_signal_that_ends_the_job_is_in_the_exit_code(launch: Launch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmedic.launch.__main__ import parser
+from trainmedic.launch.program import parser
 
 PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "run-a-job.md").read_text()
 OPTIONS = [action for action in parser()._actions if not isinstance(action, argparse._HelpAction)]

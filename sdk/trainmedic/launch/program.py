@@ -1,0 +1,170 @@
+"""The program ``trainmedic-run``: its options, and what is made of them. Who calls it: ``__main__``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import socket
+import sys
+from pathlib import Path
+from typing import Sequence
+
+from trainmedic.launch import guard
+from trainmedic.launch.command_line import LaunchLine
+from trainmedic.launch.membership import NodeExclusions
+from trainmedic.launch.server_link import open_link
+from trainmedic.launch.supervisor import LaunchOptions, Supervisor, log_to_stderr
+from trainmedic.settings import LOG_DIR
+from trainmedic.version import __version__
+
+_DESCRIPTION = """\
+Starts a training job by the command after --, passes on what it prints, and starts it again where it fails: the job
+itself goes on from its newest checkpoint (Run.resume, or the resuming of its framework). Tells Trainmedic's server
+what becomes of it.
+"""
+_EPILOG = """\
+examples:
+  trainmedic-run --job llm-1 -- torchrun --nproc-per-node 8 train.py
+  trainmedic-run --job llm-1 --retries 5 --delay 2m -- accelerate launch train.py
+  trainmedic-run -- srun python train.py
+
+The exit code is that of the last attempt; 128 and the number of the signal that has ended it, 127 where the command
+cannot be started, 2 where these options make no sense. The job finds the number of its attempt, from 1, in
+TRAINMEDIC_ATTEMPT. SIGTERM, SIGINT, SIGHUP and SIGQUIT go to the command, and there is no other attempt then.
+"""
+_TIME = re.compile(r"^(\d+(?:\.\d+)?)(s|m|h|d|)$")
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_SIZE = re.compile(r"^(\d+)([KMG]?)(?:i?B)?$")
+_SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def _seconds(text: str) -> float:
+    match = _TIME.match(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time; it looks like 90s, 2m or 1h")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def _seconds_or_never(text: str) -> float | None:
+    return None if text == "never" else _seconds(text)
+
+
+def _bytes(text: str) -> int:
+    match = _SIZE.match(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; it looks like 64M or 1G")
+    return int(match[1]) * _SIZES[match[2]]
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number; it is 0 or more")
+    return int(text)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options; a test holds them to the documentation."""
+    made = argparse.ArgumentParser(
+        prog="trainmedic-run",
+        usage="trainmedic-run [options] -- command [arguments]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = made.add_argument
+    add("--job", metavar="NAME", help="the job's name, as its alerts carry it (default: TRAINMEDIC_JOB)")
+    add(
+        "--retries",
+        metavar="N",
+        type=_count,
+        default=3,
+        help="failures without progress, a further checkpoint or step, after which the job is started again; counted "
+        "anew with each progress. The same failure three times in a row without progress ends it sooner (default: 3)",
+    )
+    add("--delay", metavar="TIME", type=_seconds, default=60.0, help="wait before another attempt (default: 60s)")
+    add(
+        "--grace",
+        metavar="TIME",
+        type=_seconds,
+        default=30.0,
+        help="from the signal that ends the job to SIGKILL for all that is left of it (default: 30s)",
+    )
+    add(
+        "--hang-after",
+        metavar="TIME",
+        type=_seconds_or_never,
+        default=600.0,
+        help="end an attempt that has hung, by the job's own measure, for so long; or never (default: 10m)",
+    )
+    add(
+        "--log-dir",
+        metavar="DIR",
+        type=Path,
+        help="where output, records and exit statuses are kept, by job and attempt; none for nowhere (default: "
+        "TRAINMEDIC_LOG_DIR, else trainmedic-logs)",
+    )
+    most = "most that is kept of each output (default: 64M)"
+    add("--log-size", metavar="SIZE", type=_bytes, default=64 << 20, help=most)
+    merged = "do not have torchrun keep the output of each rank (by its --tee and --log-dir)"
+    add("--no-rank-logs", action="store_true", help=merged)
+    add("--min-nodes", metavar="N", type=_count, help="fewest nodes of an elastic torchrun (default: 1)")
+    add("--max-nodes", metavar="N", type=_count, help="most nodes of an elastic torchrun, which it is with this")
+    add("--version", action="version", version=f"trainmedic-run {__version__}")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    place = arguments.index("--") if "--" in arguments else len(arguments)
+    own, command = arguments[:place], arguments[place + 1 :]
+    options = parser().parse_args(own)
+    if not command:
+        parser().error("there is no command: put it behind --, such as: trainmedic-run -- torchrun train.py")
+    log_to_stderr()
+    guard.set_subreaper()
+    line = LaunchLine.of(command)
+    nodes = _bounds(options, line)
+    node = re.sub(r"[/\s]", "-", os.environ.get("TRAINMEDIC_NODE") or socket.gethostname())
+    membership = NodeExclusions(node, line.starts_all_nodes)
+    bounds = {} if nodes is None else {"min_nodes": nodes[0], "max_nodes": nodes[1]}
+    link = open_link(options.job, membership, bounds)
+    launch = LaunchOptions(
+        line=line,
+        retries=options.retries,
+        delay=options.delay,
+        grace=options.grace,
+        hang_after=options.hang_after,
+        job=options.job or os.environ.get("TRAINMEDIC_JOB") or "job",
+        log_dir=_log_dir(options.log_dir),
+        most_output=options.log_size,
+        keeps_ranks=not options.no_rank_logs,
+        nodes=nodes,
+    )
+    if options.job:
+        os.environ["TRAINMEDIC_JOB"] = options.job
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")  # what a process that is killed has printed is not lost with it
+    try:
+        return Supervisor(launch, membership, link).run()
+    finally:
+        if link is not None:
+            link.close()
+
+
+def _bounds(options: argparse.Namespace, line: LaunchLine) -> tuple[int, int] | None:
+    """The least and the most nodes, where the job is elastic."""
+    least, most = options.min_nodes, options.max_nodes
+    if least is None and most is None:
+        return None
+    if most is None or not 1 <= (least or 1) <= most:
+        parser().error("--max-nodes is needed, and is not less than --min-nodes, which is 1 or more")
+    if not line.is_elastic:
+        parser().error("--min-nodes and --max-nodes are for a torchrun without --nnodes of its own")
+    return least or 1, most
+
+
+def _log_dir(given: Path | None) -> Path | None:
+    directory = str(given) if given is not None else os.environ.get(LOG_DIR) or "trainmedic-logs"
+    return None if directory == "none" else Path(directory).absolute()
