@@ -34,12 +34,12 @@ steps:
 
 
 @contextmanager
-def redis_server(directory: Path) -> Iterator[str]:
+def redis_server(directory: Path, *options: str) -> Iterator[str]:
     """A Redis of its own, keeping an append-only file as the embedded one does."""
     port = free_port()
     binary = shutil.which("redis-server") or shutil.which("valkey-server") or "redis-server"
     argv = [binary, "--port", str(port), "--bind", "127.0.0.1", "--appendonly", "yes", "--save", ""]
-    with Program([*argv, "--dir", str(directory)], directory / "redis.log"):
+    with Program([*argv, "--dir", str(directory), *options], directory / "redis.log"):
         url = f"redis://127.0.0.1:{port}"
         with redis.Redis.from_url(url) as client:
             eventually(lambda: answers(client), 10, "redis-server", every=0.02)

@@ -105,6 +105,7 @@ def test_what_was_interrupted_and_has_expired_is_taken_back(node: Node) -> None:
     command can come again with more time."""
     command = node.send(node.command("gpu.power_limit", lasting=0.7, seconds=5))
     node.noted(f"begin {command.id}")
+    eventually(lambda: node.pending() == 0, 10, "the answer that it is accepted")  # else the command comes again
     node.kill()
     time.sleep(0.7)
     node.start()

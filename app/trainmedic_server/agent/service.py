@@ -19,7 +19,6 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from trainmedic.wire import envelope
-from trainmedic.wire.connection import OutageLog, RedisConnection
 from trainmedic.wire.receiver import Addressee, CommandReceiver
 from trainmedic.wire.steady_time import since_boot
 from trainmedic_server import __version__
@@ -114,10 +113,7 @@ class Agent:
         self._stopping = threading.Event()
         executors = {executor.action: executor for executor in parts.executors}
         self._actions = allowed(context.policy, executors)
-        # Both threads lose Redis at the same time, so they share the log of the outage.
-        outage = OutageLog(f"node {context.node}", "what is begun goes on")
-        writing, receiving = (RedisConnection(context.find_redis, outage) for _ in range(2))
-        self._replies = AgentReplies(context, self._instance, writing, self._describe)
+        self._replies = AgentReplies(context, self._instance, context.redis.shared(), self._describe)
         runner = CommandRunner(context, executors, self._replies, self._stopping)
         tasks: list[PeriodicTask] = [*parts.tasks, _Pruning(context)]
         self._queues = {
@@ -133,7 +129,7 @@ class Agent:
         self._intake = CommandIntake(context, executors, self._queues, runner, self._replies)
         name = f"node {context.node}"
         addressee = Addressee("node", context.node, envelope.node_commands(context.node), "agent", name)
-        self._receiver = CommandReceiver(receiving, addressee, context.signer, self._intake)
+        self._receiver = CommandReceiver(context.redis.shared(), addressee, context.signer, self._intake)
 
     def start(self) -> None:
         """Take up what was interrupted, then start every thread. Raises JournalUnavailable."""

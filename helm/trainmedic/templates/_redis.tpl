@@ -1,6 +1,7 @@
 {{/*
 What an agent or a job may do in Redis: receive commands, announce itself, and append to the replies of all without
-reading them. A job also keeps the outcomes of commands, and asks by INFO whether Redis can have lost any.
+reading them. Both ask by INFO whether Redis has room for them; a job also keeps the outcomes of commands, and asks
+whether Redis can have lost any.
 Its launcher (trainmedic-run) has keys of its own. docs/how-to/secure-redis.md shows the same rules.
 */}}
 {{- define "trainmedic.receiverRules" -}}
@@ -26,7 +27,7 @@ somebody else keeps the server's password, none is generated here, and agents ha
   secret: {{ default (printf "%s-redis-agent" $name) $users.existingSecret }}
   key: {{ ternary "agent" "password" (not (empty $users.existingSecret)) }}
   # Findings are appended and counted, and read by nobody but the server; the rules are read.
-  rules: "~trainmedic:commands:node:* ~trainmedic:agent:* %R~trainmedic:logrules %R~trainmedic:logrules:* {{ $rules }} (~trainmedic:findings +xadd +xlen) +time"
+  rules: "~trainmedic:commands:node:* ~trainmedic:agent:* %R~trainmedic:logrules %R~trainmedic:logrules:* {{ $rules }} (~trainmedic:findings +xadd +xlen) +time +info"
 {{- end }}
 {{- range $job := $users.jobs }}
 - name: job-{{ $job }}

@@ -52,7 +52,8 @@ class ServerConnection:
         self._describe_job = describe
         self._conflicting: Any = None  # the instance of the process of the same name that was logged last
         outage = OutageLog(job)
-        writing, receiving = RedisConnection(settings.find_url, outage), RedisConnection(settings.find_url, outage)
+        writing = RedisConnection(settings.find_url, outage)
+        receiving = writing.shared()
         signer = Signer(settings.read_keys) if settings.read_keys is not None else None
         memory = CommandMemory(f"job:{job}", self._instance, signer)
         stream = envelope.job_commands(job)

@@ -39,7 +39,8 @@ class ServerLink:
         job, name = settings.job, launcher_name(settings.job, membership.node)
         signer = Signer(settings.read_keys) if settings.read_keys is not None else None
         outage = OutageLog(job, "the job runs on")
-        writing, receiving = RedisConnection(settings.find_url, outage), RedisConnection(settings.find_url, outage)
+        writing = RedisConnection(settings.find_url, outage)
+        receiving = writing.shared()
         self.job = job
         self._membership = membership
         self._instance = envelope.new_id()

@@ -1,14 +1,18 @@
-"""One background thread's connection to Redis: opened when it is needed, and opened again after it broke.
+"""The connection of a process's background threads to Redis: opened when it is needed, and again after it broke.
 
-Who calls it: the threads of ``receiver`` and ``writer``, each with a connection of its own. The training thread
-never does. The server, whose connections are asynchronous, uses `client_options` alone.
+Redis has room for so many clients, and a fleet has an agent on each node and a process of each job: so all threads of
+one of these share a connection, and take turns with it. Who calls it: the threads of ``receiver`` and ``writer``, and
+of the agent. The training thread never does. The server, whose connections are asynchronous, uses `client_options`
+alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import random
 import threading
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 import redis
 from redis.backoff import NoBackoff
@@ -24,6 +28,14 @@ ANSWER_SECONDS = 5.0
 _CONNECT_SECONDS = 2.0
 _FIRST_WAIT = 0.1
 _LONGEST_WAIT = 5.0
+ROOM_FOR_SERVERS = 64
+"""Clients of Redis that agents and jobs leave room for, so that a server which starts anew finds Redis open."""
+_WAITS_FOR_ROOM = (10.0, 30.0)
+"""Seconds between tries where Redis has no room: any of these, because thousands may wait, and each try takes a
+client's place for a moment."""
+_REFUSES_ONE_THING = ("OOM", "WRONGTYPE", "NOGROUP", "EXECABORT")
+"""First words of Redis, where it refuses one command and the connection is none the worse."""
+_GENERATOR = random.Random()  # noqa: S311 - not the shared one, from which a training draws
 
 
 class NoRedisUrl(redis.RedisError):
@@ -66,26 +78,89 @@ class OutageLog:
         log.info("%s: connected to Redis again", self._owner)
 
 
-class RedisConnection:
-    """A client that is opened when it is needed, and how long to wait before the next try."""
+class NoRoom(redis.RedisError):
+    """Redis has hardly room for more clients, and what is left is the servers'."""
 
-    def __init__(self, find_url: Callable[[], str | None], outage: OutageLog) -> None:
+
+class _Line:
+    """A client of Redis that several threads use, one at a time, in the order in which they ask."""
+
+    def __init__(self, find_url: Callable[[], str | None]) -> None:
         self._find_url = find_url
-        self._outage = outage
-        self._client: redis.Redis | None = None
-        self._backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True)
+        self._changed = threading.Condition()
+        self._given = 0
+        self._served = 0
+        self.holder: RedisConnection | None = None
+        self.users = 0
+        self.client: redis.Redis | None = None
 
-    def client(self) -> redis.Redis:
-        """The client; it connects with its first command. Raises NoRedisUrl where no URL is known."""
-        if self._client is None:
+    def take(self, holder: RedisConnection) -> None:
+        """Wait for one's turn. Not by a lock: who has just given one back would have it again before who waits."""
+        with self._changed:
+            ticket = self._given
+            self._given += 1
+            self._changed.wait_for(lambda: ticket == self._served)
+            self.holder = holder
+
+    def give_back(self) -> None:
+        with self._changed:
+            self.holder = None
+            self._served += 1
+            self._changed.notify_all()
+
+    def opened(self) -> redis.Redis:
+        """The client. Raises NoRedisUrl, NoRoom."""
+        if self.client is None:
             url = self._find_url()
             if url is None:
                 raise NoRedisUrl("no URL is set, and no server has left one in its state directory")
             try:
-                self._client = open_client(url)
+                self.client = open_client(url)
             except (ValueError, TypeError) as error:
                 raise NoRedisUrl("what the state directory says is no Redis URL") from error
-        return self._client
+            _leave_room(self.client)
+        return self.client
+
+    def drop(self) -> None:
+        client, self.client = self.client, None
+        if client is not None:
+            client.close()
+
+
+class RedisConnection:
+    """One thread's share of a connection, with its own waits before the next try."""
+
+    def __init__(self, find_url: Callable[[], str | None], outage: OutageLog, line: _Line | None = None) -> None:
+        self._line = line or _Line(find_url)
+        self._is_user = False
+        self._find_url = find_url
+        self._outage = outage
+        self._backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True)
+
+    def shared(self, outage: OutageLog | None = None) -> RedisConnection:
+        """The same connection for another thread."""
+        return RedisConnection(self._find_url, outage or self._outage, self._line)
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[redis.Redis]:
+        """The client, for this thread alone while the block lasts; it connects with its first command.
+
+        It is another one after the connection broke for any of the threads. The next client reads the URL again, as it
+        may have changed. Raises NoRedisUrl where no URL is known, NoRoom.
+        """
+        line = self._line
+        line.take(self)
+        if not self._is_user:
+            self._is_user = True
+            line.users += 1
+        try:
+            yield line.opened()
+        except Exception as error:
+            if not _refuses_one_thing(error):
+                line.drop()
+            raise
+        finally:
+            line.give_back()
 
     def succeeded(self) -> None:
         """Redis has just answered a command."""
@@ -93,21 +168,44 @@ class RedisConnection:
         self._outage.end(self)
 
     def failed(self, error: BaseException) -> float:
-        """Drop the client; return the seconds to wait. The next client reads the URL again, as it may have changed."""
-        self.close()
+        """Return the seconds to wait before the next try."""
         self._outage.begin(self, error)
+        if isinstance(error, (NoRoom, redis.exceptions.MaxConnectionsError)) or "max number of clients" in str(error):
+            return _GENERATOR.uniform(*_WAITS_FOR_ROOM)
         return self._backoff.next()
 
     def cut(self) -> None:
-        """End the answer that this connection's thread waits for. Called from another thread."""
-        client = self._client
-        if client is not None:
+        """End the answer that this thread waits for, if it does. Called from another thread."""
+        line = self._line
+        client = line.client
+        if client is not None and line.holder is self:
             client.connection_pool.disconnect(inuse_connections=True)
 
     def close(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()
+        """This thread is done. With the last one the connection ends."""
+        self._line.take(self)
+        try:
+            self._line.users -= self._is_user
+            self._is_user = False
+            if not self._line.users:
+                self._line.drop()
+        finally:
+            self._line.give_back()
+
+
+def _refuses_one_thing(error: BaseException) -> bool:
+    return isinstance(error, redis.ResponseError) and str(error).startswith(_REFUSES_ONE_THING)
+
+
+def _leave_room(client: redis.Redis) -> None:
+    """Raise NoRoom where Redis says that it has hardly any left. One that does not say has some."""
+    try:
+        clients: Any = client.info("clients")
+        left = int(clients["maxclients"]) - int(clients["connected_clients"])
+    except (redis.ResponseError, KeyError, TypeError, ValueError):  # an older Redis, or this user may not ask
+        return
+    if left < min(ROOM_FOR_SERVERS, int(clients["maxclients"]) // 10):
+        raise NoRoom(f"it has room for {left} clients more, which is left to servers")
 
 
 def open_client(url: str) -> redis.Redis:
@@ -136,7 +234,7 @@ def client_options(url: str, answer_seconds: float = ANSWER_SECONDS) -> dict[str
 
 def _reason(error: BaseException) -> str:
     """A reason that is fit for a log: Redis may repeat what it was sent, a password among it, after its first word."""
-    if isinstance(error, NoRedisUrl):
+    if isinstance(error, (NoRedisUrl, NoRoom)):
         return str(error)
     name = type(error).__name__
     code = str(error).split(" ", 1)[0] if isinstance(error, redis.ResponseError) else ""

@@ -28,6 +28,9 @@ log = logging.getLogger("trainmedic")
 LARGEST_COMMAND = 256 * 1024
 """Bytes of the JSON of a command."""
 _BLOCK_MS = 1000
+_FIRST_BLOCK_MS = 1
+"""How long it waits for the next command right after one has come; then twice as long each time. Others send by the
+same connection when the wait is over: so an answer is held up for as long as its command has taken, at most."""
 _PENDING_EVERY = 5.0
 """Seconds after which pending entries are read again: an earlier process may have been given a command in the moment
 of its end."""
@@ -116,7 +119,7 @@ class CommandReceiver:
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
-                self._follow(self._connection.client())
+                self._follow()
             # Every error is caught, because Redis may also answer in a shape that it should never use.
             except Exception as error:
                 if self._stopping.is_set():
@@ -125,32 +128,43 @@ class CommandReceiver:
                 self._stopping.wait(_NO_GROUP_WAIT if is_group_gone else self._connection.failed(error))
         self._connection.close()
 
-    def _follow(self, client: redis.Redis) -> None:
-        stream = self._addressee.stream
-        try:
-            client.xgroup_create(stream, CONSUMER_GROUP, id="0", mkstream=True)
-        except redis.ResponseError as error:
-            if "BUSYGROUP" not in str(error):
-                raise
-        self._consumer.connected(client)
+    def _follow(self) -> None:
+        with self._connection.turn() as client:
+            self._begin(client)
         # "0" reads what was delivered before, here or to a process that died, and not answered; ">" what is new.
         cursor = "0"
         read_pending_at = time.monotonic()
+        block_ms = _FIRST_BLOCK_MS
         while not self._stopping.is_set():
-            asked_at = time.monotonic()
-            answer: Any = client.xreadgroup(
-                CONSUMER_GROUP, self._addressee.consumer, {stream: cursor}, count=_COUNT, block=_BLOCK_MS
-            )
-            entries = answer[0][1] if answer else []
+            with self._connection.turn() as current:
+                if current is not client or self._stopping.is_set():
+                    return  # the connection broke for another thread, and this is a new one
+                asked_at = time.monotonic()
+                entries = self._read(client, cursor, block_ms)
+                took = time.monotonic() - asked_at
+                for entry, fields in entries:
+                    self._take_safely(client, entry, fields or {})
             self._connection.succeeded()
-            for entry, fields in entries:
-                self._take_safely(client, entry, fields or {})
-            if not entries and cursor == ">" and time.monotonic() - asked_at < _BLOCK_MS / 2000:
+            if not entries and cursor == ">" and took < block_ms / 2000:
                 self._stopping.wait(_EMPTY_ANSWER_WAIT)
+            block_ms = _FIRST_BLOCK_MS if entries else min(2 * block_ms, _BLOCK_MS)
             if cursor != ">":
                 cursor = entries[-1][0].decode() if entries else ">"
             elif not entries and time.monotonic() - read_pending_at > _PENDING_EVERY:
                 cursor, read_pending_at = "0", time.monotonic()
+
+    def _begin(self, client: redis.Redis) -> None:
+        try:
+            client.xgroup_create(self._addressee.stream, CONSUMER_GROUP, id="0", mkstream=True)
+        except redis.ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+        self._consumer.connected(client)
+
+    def _read(self, client: redis.Redis, cursor: str, block_ms: int) -> Any:
+        stream, consumer = self._addressee.stream, self._addressee.consumer
+        answer: Any = client.xreadgroup(CONSUMER_GROUP, consumer, {stream: cursor}, count=_COUNT, block=block_ms)
+        return answer[0][1] if answer else []
 
     def _take_safely(self, client: redis.Redis, entry: bytes, fields: Mapping[bytes, bytes]) -> None:
         try:

@@ -176,21 +176,22 @@ class ReplyWriter:
         is_due = time.monotonic() >= self._presence_due and not self._stopping.is_set()
         if not batches and not is_due:
             return
-        client = self._connection.client()
         if is_due:
             self._presence_due = time.monotonic() + self._presence.every
-        for batch in batches:
-            if batch.forget:
-                self._memory.unmark(client, batch.command_id)
-        if is_due:
-            self._check_for_conflict(client)
-        with client.pipeline(transaction=True) as pipeline:
+        presence = self._describe() if is_due else b""  # before the turn: what a card is asked for it may take long
+        with self._connection.turn() as client:
             for batch in batches:
-                self._add(pipeline, batch)
+                if batch.forget:
+                    self._memory.unmark(client, batch.command_id)
             if is_due:
-                pipeline.set(self._presence.name, self._describe(), ex=self._presence.seconds)
-                pipeline.expire(self._stream, STREAM_SECONDS)
-            pipeline.execute()
+                self._check_for_conflict(client)
+            with client.pipeline(transaction=True) as pipeline:
+                for batch in batches:
+                    self._add(pipeline, batch)
+                if is_due:
+                    pipeline.set(self._presence.name, presence, ex=self._presence.seconds)
+                    pipeline.expire(self._stream, STREAM_SECONDS)
+                pipeline.execute()
         if is_due and self._announced_at is None:
             self._announced_at = envelope.utc_now()
         self._refusals = 0
@@ -261,9 +262,9 @@ class ReplyWriter:
 
     def _delete_presence(self) -> None:
         """Delete the presence, unless another process of the same name has written its own by now."""
-        client = self._connection.client()
-        if self._read_presence(client).get("instance") == self._memory.owner:
-            client.delete(self._presence.name)
+        with self._connection.turn() as client:
+            if self._read_presence(client).get("instance") == self._memory.owner:
+                client.delete(self._presence.name)
 
     def _read_presence(self, client: redis.Redis) -> Mapping[str, Any]:
         """The presence in Redis; empty if there is none that can be read, or none that is genuine."""

@@ -33,6 +33,8 @@ _RULES_EVERY = 5.0
 _CLOCK_EVERY = 60.0
 _FULL_SECONDS = 1.0
 _IDLE_SECONDS = 1.0
+_TURN_SECONDS = 1.0
+"""How long it has the connection at most before commands are received again."""
 
 
 class FindingSender:
@@ -75,7 +77,8 @@ class FindingSender:
             is_last = self._stopping.is_set()
             wait = _IDLE_SECONDS
             try:
-                wait = self._round()
+                with self._connection.turn() as client:
+                    wait = self._round(client)
                 self._connection.succeeded()
             except JournalUnavailable as error:
                 if self._log_limit.lets_through():
@@ -88,9 +91,8 @@ class FindingSender:
                 self._has_findings.clear()
         self._connection.close()
 
-    def _round(self) -> float:
+    def _round(self, client: redis.Redis) -> float:
         """Do what is due; return the seconds until it should be asked again."""
-        client = self._connection.client()
         now = time.monotonic()
         if now >= self._clock_due:
             self._counters.clock_error = self._measured(client)
@@ -115,6 +117,8 @@ class FindingSender:
                     pipeline.xadd(FINDINGS, fields)
                 pipeline.execute()
             self._store.sent([number for number, _ in taken])
+            if time.monotonic() - now > _TURN_SECONDS:
+                return 0.0
         return _IDLE_SECONDS
 
     def _measured(self, client: redis.Redis) -> float | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from trainmedic.wire.connection import OutageLog, RedisConnection
+from trainmedic.wire.connection import OutageLog
 from trainmedic_server.agent.context import AgentContext
 from trainmedic_server.agent.log_reading import kernel_log, pstore
 from trainmedic_server.agent.log_reading.discovery import Discovery, Scan
@@ -106,7 +106,7 @@ class LogReader:
     def _made_sender(self, context: AgentContext) -> FindingSender:
         outage = OutageLog(f"logs of node {context.node}", "findings wait")
         return FindingSender(
-            RedisConnection(context.find_redis, outage),
+            context.redis.shared(outage),
             context.signer,
             self._store,
             self._rules,

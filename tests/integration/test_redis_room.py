@@ -1,0 +1,129 @@
+"""How many clients of Redis a fleet takes: one for each agent and job, and room is left for the servers."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+import trainmedic
+from tests.support.agent_node import Node
+from tests.support.messages import make_command
+from tests.support.programs import eventually
+from trainmedic.wire import envelope
+from trainmedic.wire.connection import NoRoom, OutageLog, RedisConnection
+
+
+def clients(url: str) -> int:
+    """How many there are, without the one that asks."""
+    with redis.Redis.from_url(url) as client:
+        info: Any = client.info("clients")
+    return int(info["connected_clients"]) - 1
+
+
+@contextlib.contextmanager
+def held(url: str, count: int) -> Iterator[None]:
+    """So many clients that do nothing."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            stack.enter_context(redis.Redis.from_url(url)).ping()
+        yield
+
+
+def test_an_agent_has_one_connection(tmp_path: Path, redis_url: str) -> None:
+    """Also when it has received a command and answered it, by another thread than the one that waits for the next."""
+    before = clients(redis_url)
+    with Node(tmp_path / "node", redis_url) as node:
+        assert node.do("gpu.power_limit")[0] == envelope.APPLIED
+        assert clients(redis_url) == before + 1
+
+
+def test_a_job_has_one_connection(redis_url: str) -> None:
+    """As an agent."""
+    before = clients(redis_url)
+    command = make_command()
+    with trainmedic.connect(job="llm-1", redis_url=redis_url) as medic, redis.Redis.from_url(redis_url) as client:
+        eventually(lambda: client.exists(envelope.job_presence("llm-1")), 20, "the presence")
+        client.xadd(envelope.job_commands("llm-1"), {"command": command.encode()})
+
+        def is_carried_out() -> bool:
+            for each in medic.commands(1):
+                each.applied()
+            return any(
+                envelope.Reply.of_entry(fields).status == envelope.APPLIED
+                for _, fields in client.xrange(envelope.REPLIES)  # type: ignore[union-attr]
+            )
+
+        eventually(is_carried_out, 20, "the reply")
+        assert clients(redis_url) == before + 2  # the job's, and the test's
+
+
+def test_who_waits_for_a_turn_gets_it(redis_url: str) -> None:
+    """Though another thread takes one after the other, without a pause."""
+    mine = RedisConnection(lambda: redis_url, OutageLog("a test"))
+    others = mine.shared()
+    stopping = threading.Event()
+
+    def take_turns() -> None:
+        while not stopping.is_set():
+            with others.turn() as client:
+                client.ping()
+        others.close()
+
+    thread = threading.Thread(target=take_turns, daemon=True)
+    thread.start()
+    answers: list[Any] = []
+
+    def ask() -> None:
+        for _ in range(20):
+            with mine.turn() as client:
+                answers.append(client.ping())
+        mine.close()
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(30)
+    stopping.set()
+    thread.join(30)
+    assert answers == [True] * 20
+
+
+def test_a_connection_that_broke_for_one_thread_is_opened_anew_for_all(redis_url: str) -> None:
+    """And what Redis refuses of one breaks it for none."""
+    one = RedisConnection(lambda: redis_url, OutageLog("a test"))
+    other = one.shared()
+    with one.turn() as client:
+        client.set("text", "1")
+    with other.turn() as same:
+        assert same is client
+    with pytest.raises(redis.ResponseError), one.turn() as same:
+        same.xlen("text")
+    with other.turn() as same:
+        assert same is client
+    with pytest.raises(redis.ConnectionError), one.turn():
+        raise redis.ConnectionError("reset by peer")
+    with other.turn() as another:
+        assert another is not client
+        assert another.get("text") == b"1"
+    one.close()
+    other.close()
+
+
+def test_agents_and_jobs_leave_room_for_servers(tmp_path: Path, own_redis: Callable[..., Any]) -> None:
+    """Where Redis is nearly full one that comes goes away again, and waits for long; a server still gets in."""
+    server = own_redis(tmp_path, "--maxclients", "40")
+    server.start()
+    connection = RedisConnection(lambda: server.url, OutageLog("a test"))
+    with held(server.url, 37):
+        with pytest.raises(NoRoom) as refused, connection.turn() as client:
+            client.ping()
+        assert connection.failed(refused.value) >= 10
+        eventually(lambda: clients(server.url) == 37, 20, "that it has gone")  # and the one that asks is the 38th
+    with connection.turn() as client:
+        assert client.ping()
+    connection.close()
