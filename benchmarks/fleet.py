@@ -17,6 +17,7 @@ import os
 import random
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -86,7 +87,8 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def in_ms(values: Sequence[float]) -> str:
     """The median, the 99th percentile and the greatest of some seconds."""
-    return f"p50 {percentile(values, 0.5) * 1e3:.0f} ms, p99 {percentile(values, 0.99) * 1e3:.0f} ms, worst {max(values) * 1e3:.0f} ms"
+    median, late, worst = (1e3 * each for each in (percentile(values, 0.5), percentile(values, 0.99), max(values)))
+    return f"p50 {median:.0f} ms, p99 {late:.0f} ms, worst {worst:.0f} ms"
 
 
 # --- the steady part ------------------------------------------------------------------------------------------
@@ -195,7 +197,9 @@ def fleet(directory: Path, options: argparse.Namespace) -> Iterator[tuple[str, s
             eventually(lambda: members.log.read_text().startswith("ready"), 300, "the fleet")
             settings = ("--mode", "enforce", "--redis", redis_url, "--breaker-min-nodes", str(options.breaker))
             key = {"TRAINMEDIC_SIGNING_KEY": KEY}
-            server, url = start_server(directory, *settings, environment=key, playbooks=directory / "playbooks")
+            server, url = start_server(
+                directory, *settings, environment=key, playbooks=directory / "playbooks", within=300
+            )
             with server, redis.Redis.from_url(redis_url) as client:
                 info: Any = client.info("server")
                 yield url, redis_url, Processes(server.process.pid, info["process_id"], members.process.pid)
@@ -212,6 +216,31 @@ async def sizes(url: str) -> str:
     return ", ".join(texts)
 
 
+def measure(url: str, redis_url: str, processes: Processes, options: argparse.Namespace) -> None:
+    """Print what the steady part and the storm have come to."""
+    before, began = processes.used(), time.monotonic()
+    webhooks, commands = uvloop.run(steady(url, options.seconds, options.rate, options.agents))
+    after, took = processes.used(), time.monotonic() - began
+    load = os.getloadavg()[0]
+    print(f"{options.agents} agents, {options.jobs} jobs of {options.ranks} ranks, {took:.0f} s, load {load:.1f}")
+    for process, was, now in zip(Processes._fields, before, after, strict=True):
+        cores = (now.cpu_seconds - was.cpu_seconds) / took
+        print(f"  {process}: {cores:.2f} cores, {now.rss_mb:.0f} MB (peak {now.peak_mb:.0f})")
+    with redis.Redis.from_url(redis_url) as client:
+        info: Any = client.info()
+    print(
+        f"  Redis says: {info['connected_clients']} clients, {info['used_memory'] / 1e6:.0f} MB,"
+        f" {info['instantaneous_ops_per_sec']} operations/s"
+    )
+    print(f"  {len(webhooks)} webhooks: {in_ms(webhooks)}; {len(commands)} runs with a command: {in_ms(commands)}")
+    print(f"  {uvloop.run(sizes(url))}")
+    nodes, jobs = min(options.nodes_down, options.agents), min(options.jobs_down, options.jobs)
+    print(f"  {uvloop.run(storm(url, nodes, jobs))}")
+    end = processes.used()[0]
+    used = end.cpu_seconds - after[0].cpu_seconds
+    print(f"  server in the storm: {used:.1f} s of CPU, {end.rss_mb:.0f} MB (peak {end.peak_mb:.0f})")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--agents", type=int, default=1000)
@@ -224,31 +253,7 @@ def main() -> None:
     parser.add_argument("--breaker", type=int, default=1_000_000, help="nodes before the breaker looks at their share")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, fleet(Path(name), options) as (url, redis_url, processes):
-        before, began = processes.used(), asyncio.new_event_loop().time()
-        webhooks, commands = uvloop.run(steady(url, options.seconds, options.rate, options.agents))
-        after, took = processes.used(), asyncio.new_event_loop().time() - began
-        print(
-            f"{options.agents} agents, {options.jobs} jobs of {options.ranks} ranks, {took:.0f} s, load {os.getloadavg()[0]:.1f}"
-        )
-        for process, was, now in zip(Processes._fields, before, after, strict=True):
-            cores = (now.cpu_seconds - was.cpu_seconds) / took
-            print(f"  {process}: {cores:.2f} cores, {now.rss_mb:.0f} MB (peak {now.peak_mb:.0f})")
-        with redis.Redis.from_url(redis_url) as client:
-            info: Any = client.info()
-            clients, memory, rate = (
-                info[name] for name in ("connected_clients", "used_memory", "instantaneous_ops_per_sec")
-            )
-            print(f"  Redis says: {clients} clients, {memory / 1e6:.0f} MB, {rate} operations/s")
-        print(f"  {len(webhooks)} webhooks: {in_ms(webhooks)}; {len(commands)} runs with a command: {in_ms(commands)}")
-        print(f"  {uvloop.run(sizes(url))}")
-        used = processes.used()[0].cpu_seconds
-        print(
-            f"  {uvloop.run(storm(url, min(options.nodes_down, options.agents), min(options.jobs_down, options.jobs)))}"
-        )
-        end = processes.used()[0]
-        print(
-            f"  server in the storm: {end.cpu_seconds - used:.1f} s of CPU, {end.rss_mb:.0f} MB (peak {end.peak_mb:.0f})"
-        )
+        measure(url, redis_url, processes, options)
 
 
 if __name__ == "__main__":

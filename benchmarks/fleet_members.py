@@ -88,7 +88,7 @@ class Member(asyncio.Protocol):
         self._transport = transport
         self._ask(packed("XGROUP", "CREATE", self._stream, CONSUMER_GROUP, "0", "MKSTREAM"), lambda _: None)
         self._go_on()
-        self._due = time.monotonic() + random.random() * self._every  # noqa: S311
+        self._due = time.monotonic() + random.random() * self._every
         self.is_there.set()
 
     def data_received(self, data: bytes) -> None:

@@ -164,7 +164,11 @@ def start_prometheus(config: Path, directory: Path, url: str | None = None) -> t
 
 
 def start_server(
-    directory: Path, *options: str, environment: Mapping[str, str] | None = None, playbooks: Path = ROOT / "playbooks"
+    directory: Path,
+    *options: str,
+    environment: Mapping[str, str] | None = None,
+    playbooks: Path = ROOT / "playbooks",
+    within: float = 30.0,
 ) -> tuple[Program, str]:
     """``trainmedic serve`` with its state in `directory`, and its URL. Ready when this returns."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -178,4 +182,4 @@ def start_server(
         {"PYTHONPATH": PYTHON_PATH, **(environment or {})},
     )
     url = f"http://127.0.0.1:{port}"
-    return program.wait_for(f"{url}/ready"), url
+    return program.wait_for(f"{url}/ready", within), url

@@ -26,8 +26,12 @@ MOST_CLAIMS = 1000
 """Presences of which is shown what they say although it is not believed."""
 _LONGEST_NAME = 4 * 253
 """Bytes of the name of a job or node, which has 253 characters at most."""
-_KEYS_PER_CALL = 1000
+_KEYS_PER_SCAN = 1000
+_KEYS_PER_CALL = 128
+"""Few, so that no turn of the event loop takes long."""
 _BYTES_PER_CALL = 4 * 1024 * 1024
+_USUAL_BYTES = _BYTES_PER_CALL // _KEYS_PER_CALL
+"""What is read of each at first; few are larger."""
 
 
 class PresenceReader:
@@ -69,25 +73,35 @@ class PresenceReader:
             keys = await self._keys(prefix)
             for start in range(0, len(keys), _KEYS_PER_CALL):
                 chunk = keys[start : start + _KEYS_PER_CALL]
-                sizes = await self._each([("STRLEN", key) for key in chunk])
-                for batch in _batches(chunk, sizes):
-                    values = await self._each([presence_reading(key) for key in batch])
-                    # In a thread, because somebody may have put much there that takes long.
-                    presences += await asyncio.to_thread(self._presences_in, batch, values)
+                values = await self._each([presence_reading(key, _USUAL_BYTES) for key in chunk])
+                # In a thread, because somebody may have put much there that takes long.
+                presences += await asyncio.to_thread(self._presences_in, chunk, values)
+                presences += await self._large(
+                    [key for key, value in zip(chunk, values, strict=True) if _is_cut(value)]
+                )
         except FAULTS as error:
             raise unavailable(error) from error
         return _with_few_claims(presences)
 
-    def _presences_in(self, keys: Sequence[bytes], values: Sequence[Any]) -> list[Presence]:
+    async def _large(self, keys: Sequence[bytes]) -> list[Presence]:
+        """The presences of which more is read than of most."""
+        presences: list[Presence] = []
+        sizes = await self._each([("STRLEN", key) for key in keys]) if keys else []
+        for batch in _batches(keys, sizes):
+            values = await self._each([presence_reading(key) for key in batch])
+            presences += await asyncio.to_thread(self._presences_in, batch, values, LARGEST_PRESENCE)
+        return presences
+
+    def _presences_in(self, keys: Sequence[bytes], values: Sequence[Any], most: int = _USUAL_BYTES) -> list[Presence]:
         return [
             self._judge.presence_of(key.decode(errors="replace"), value)
             for key, value in zip(keys, values, strict=True)
-            if isinstance(value, bytes) and value
+            if isinstance(value, bytes) and value and not _is_cut(value, most)
         ]
 
     async def _keys(self, prefix: str) -> list[bytes]:
         keys: set[bytes] = set()  # a scan may give a key twice
-        async for key in self._client.scan_iter(match=f"{prefix}*", count=_KEYS_PER_CALL):
+        async for key in self._client.scan_iter(match=f"{prefix}*", count=_KEYS_PER_SCAN):
             if len(key) <= len(prefix) + _LONGEST_NAME:
                 keys.add(key)
             if len(keys) >= MOST_LISTED:
@@ -110,9 +124,14 @@ def _with_few_claims(presences: Sequence[Presence]) -> list[Presence]:
     return [replace(presence, claims={}) if id(presence) in too_many else presence for presence in presences]
 
 
-def presence_reading(key: str | bytes) -> tuple[str | bytes | int, ...]:
-    """The Redis command that reads a presence, and never more than is allowed of one."""
-    return "GETRANGE", key, 0, LARGEST_PRESENCE
+def presence_reading(key: str | bytes, most: int = LARGEST_PRESENCE) -> tuple[str | bytes | int, ...]:
+    """The Redis command that reads a presence, and never more than `most` bytes and one of it."""
+    return "GETRANGE", key, 0, most
+
+
+def _is_cut(value: Any, most: int = _USUAL_BYTES) -> bool:
+    """Whether a presence has more bytes than were read; of one that is larger than any may be, what was read counts."""
+    return isinstance(value, bytes) and len(value) > most and most < LARGEST_PRESENCE
 
 
 def _batches(keys: Sequence[bytes], sizes: Sequence[Any]) -> Iterator[list[bytes]]:

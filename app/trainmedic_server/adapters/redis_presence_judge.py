@@ -3,7 +3,8 @@
 Anybody who can write to Redis can write a presence. With a signing key, one is believed if it is signed by the job or
 agent whose key it has, names this job or agent, and is not older than the last that was believed. Others are shown,
 with the doubt, and nothing follows from what they say: what was believed last counts on, for as long as it could be
-there if nobody had overwritten it. Nothing here calls Redis; ``redis_presence`` reads.
+there if nobody had overwritten it. Of thousands, most say again what they have said before, with another time: every
+signature is checked, and only what is new is read. Nothing here calls Redis; ``redis_presence`` reads.
 """
 
 from __future__ import annotations
@@ -16,10 +17,9 @@ from typing import Any, NamedTuple
 
 from trainmedic.wire import envelope, notice
 from trainmedic.wire.log_limit import LogLimit
-from trainmedic.wire.reading import read_object
 from trainmedic.wire.signing import BadSignature, Signer, job_identity, node_identity, unseal
-from trainmedic.wire.writer import LARGEST_PRESENCE
 from trainmedic_server import telemetry
+from trainmedic_server.adapters.presence_texts import PresenceTexts, digest, read
 from trainmedic_server.ports.outside import Clock, Presence
 
 log = telemetry.logger(__name__)
@@ -50,8 +50,9 @@ class _Believed(NamedTuple):
     written_at: datetime
     ranks: frozenset[int] | None
     """Those that it listed."""
-    raw: bytes
-    """What it said. Not what that means: of thousands of agents it would be much more memory."""
+    digest: bytes
+    """Of its text."""
+    details: Mapping[str, Any]
 
 
 class PresenceJudge:
@@ -61,6 +62,7 @@ class PresenceJudge:
         self._signer = signer
         self._clock = clock
         self._metrics = metrics
+        self._texts = PresenceTexts(_REMEMBERED)
         self._believed: OrderedDict[str, _Believed] = OrderedDict()
         self._doubted: OrderedDict[str, None] = OrderedDict()
         """The keys whose doubt is in the log."""
@@ -74,25 +76,23 @@ class PresenceJudge:
         name = key.removeprefix(prefix)
         sealed = unseal(value)
         if self._signer is None:
-            details = _details(sealed.raw)
+            details = self._texts.details(key, sealed.raw)
             return Presence(name, _time_of(details) or now, details)
         member, identity_of, writer_of = _KINDS[prefix]
         try:
             # Before anything is read of it: what is not genuine costs no more than that.
             proof = self._signer.verify_sealed(sealed, key, identity_of(writer_of(name)))
-            details = _details(sealed.raw)
+            details = self._texts.details(key, sealed.raw)
             if details.get(member) != writer_of(name):
                 raise BadSignature(f"was written by another {member}: {str(details.get(member))[:100]!r}")
             written_at = self._checked_time(_time_of(details), now)
-            newest = self._newest(key, _Believed(written_at, ranks_in(details), sealed.raw))
+            newest = self._newest(key, _Believed(written_at, ranks_in(details), digest(sealed.raw), details))
         except BadSignature as error:
             hint = "" if sealed.signatures else "; older SDKs and agents do not sign"
             doubt = f"it {error}{hint}"
             self._note(key, doubt)
             return self._doubtful(key, name, doubt, sealed.raw, now)
-        if newest.raw is not sealed.raw:
-            written_at, details = newest.written_at, _details(newest.raw)
-        return Presence(name, written_at, details, uses_previous_key=proof.is_previous)
+        return Presence(name, newest.written_at, newest.details, uses_previous_key=proof.is_previous)
 
     def ranks_of(self, key: str, value: bytes | None) -> frozenset[int] | None:
         """The ranks that must answer each command; None if that is not known.
@@ -102,7 +102,7 @@ class PresenceJudge:
         """
         with self._lock:
             last = self._believed.get(key)
-        if value and (last is None or unseal(value).raw != last.raw):
+        if value and (last is None or digest(unseal(value).raw) != last.digest):
             presence = self.presence_of(key, value)
             if presence.doubt is None:
                 return ranks_in(presence.details)
@@ -135,12 +135,12 @@ class PresenceJudge:
             return genuine
 
     def _doubtful(self, key: str, name: str, doubt: str, raw: bytes, now: datetime) -> Presence:
-        claims = _details(raw) if len(raw) <= _LARGEST_CLAIMS else {}
+        claims = read(raw) if len(raw) <= _LARGEST_CLAIMS else {}
         with self._lock:
             last = self._believed.get(key)
         if last is None or abs(now - last.written_at) > COUNTS_FOR:
             return Presence(name, now, doubt=doubt, claims=claims)
-        return Presence(name, last.written_at, _details(last.raw), doubt, claims)
+        return Presence(name, last.written_at, last.details, doubt, claims)
 
     def _note(self, key: str, doubt: str) -> None:
         """Count a presence that is not believed, and log it once, until there is one that is."""
@@ -162,15 +162,6 @@ def ranks_in(details: Mapping[str, Any]) -> frozenset[int] | None:
     if any(isinstance(rank, bool) or not isinstance(rank, int) for rank in ranks):
         return None
     return frozenset(ranks)
-
-
-def _details(raw: bytes) -> dict[str, Any]:
-    if len(raw) > LARGEST_PRESENCE:
-        return {}
-    try:
-        return read_object(raw)
-    except ValueError:
-        return {}
 
 
 def _time_of(details: Mapping[str, Any]) -> datetime | None:

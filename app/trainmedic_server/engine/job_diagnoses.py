@@ -8,10 +8,10 @@ late. Everything durable is in the run store, so a restart goes on where it was.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 from trainmedic.wire import envelope
 from trainmedic_server import errors, telemetry
@@ -80,6 +80,8 @@ class JobDiagnoses:
         """When the presences were read last."""
         self._ranks: dict[str, dict[int, RankFacts]] = {}
         """By job, where its ranks were when it was last there."""
+        self._placements: dict[str, Any] = {}
+        """By job, what it said last of where they are."""
         self._agents: dict[str, datetime] = {}
         """When each node's agent was last there."""
 
@@ -117,10 +119,14 @@ class JobDiagnoses:
     async def _look_where_jobs_are(self) -> None:
         jobs, agents = await asyncio.gather(self._source.jobs(), self._source.agents())
         now = self._looked_at = self._clock.now()
-        for job in jobs:
-            if job.doubt is None:
-                ranks = {rank.rank: rank for rank in ranks_in(job.name, job.details) if isinstance(rank.rank, int)}
-                self._ranks[job.name] = {number: RankFacts(rank.node, rank.gpu) for number, rank in ranks.items()}
+        # Of thousands of ranks it takes a while to read where they are, and they hardly ever move.
+        changed = {
+            job.name: job.details
+            for job in jobs
+            if job.doubt is None and self._placements.get(job.name) is not job.details.get("placement", ())
+        }
+        self._ranks |= await asyncio.to_thread(_ranks_of, changed)
+        self._placements |= {name: details.get("placement", ()) for name, details in changed.items()}
         self._agents |= {agent.name: now for agent in agents}
 
     async def _look_at(self, job: str, signs: Sequence[datetime], findings: Sequence[KnownFinding]) -> None:
@@ -219,3 +225,13 @@ def written(verdict: KnownVerdict, now: datetime) -> Alert:
         starts_at=verdict.began_at,
         ends_at=verdict.began_at + ALERT_LASTS if is_over else None,
     )
+
+
+def _ranks_of(details_by_job: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[int, RankFacts]]:
+    """By job, where its ranks are."""
+    return {
+        name: {
+            rank.rank: RankFacts(rank.node, rank.gpu) for rank in ranks_in(name, details) if isinstance(rank.rank, int)
+        }
+        for name, details in details_by_job.items()
+    }

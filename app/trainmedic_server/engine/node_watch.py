@@ -68,6 +68,9 @@ class NodeWatch:
         self._written: dict[JobPlace, datetime] = {}
         self.progress: dict[str, JobProgress] = {}
         """By the job's name, of those that are there now."""
+        self._ranks_read: dict[str, tuple[Any, frozenset[JobPlace]]] = {}
+        """By job, where its ranks are by the placement that it has told last."""
+        self._boots_told: dict[str, Any] = {}
         self.booted_at: dict[str, datetime] = {}
         """When each node was booted last, as far as anybody has said."""
         self.agents: frozenset[str] = frozenset()
@@ -108,14 +111,35 @@ class NodeWatch:
         source = self._source
         jobs, launchers, agents = await asyncio.gather(source.jobs(), source.launchers(), source.agents())
         now = self._clock.now()
-        for place in _places_in(jobs, launchers):
+        for place in await self._places_in(jobs, launchers):
             if place in self._places or len(self._places) < MOST_PLACES:
                 self._places[place] = now
         self.progress = {job.name: self._progress_of(job, now) for job in jobs if job.doubt is None}
         self.agents = frozenset(agent.name for agent in agents)
-        for agent in agents:
-            self.note_boot(agent.name, _time(agent.details.get("booted_at")))
+        told = {agent.name: agent.details.get("booted_at") for agent in agents}
+        for name, booted_at in told.items():
+            if booted_at != self._boots_told.get(name):
+                self.note_boot(name, _time(booted_at))
+        self._boots_told = told
         await self._write(now)
+
+    async def _places_in(self, jobs: Sequence[Presence], launchers: Sequence[Presence]) -> set[JobPlace]:
+        """Where the presences that are believed say that jobs are. A launcher that waits has its node left out."""
+        before = self._ranks_read
+        placements = {job.name: job.details.get("placement") for job in jobs}
+        changed = [job for job in jobs if job.name not in before or before[job.name][0] is not placements[job.name]]
+        # Of thousands of ranks it takes a while to read where they are, and they hardly ever move.
+        read = await asyncio.to_thread(_places_of_ranks, changed) if changed else {}
+        self._ranks_read = {
+            name: (placement, read[name] if name in read else before[name][1]) for name, placement in placements.items()
+        }
+        places = {place for _, of_job in self._ranks_read.values() for place in of_job}
+        of_launchers = (
+            JobPlace(launcher.name, node)
+            for launcher in launchers
+            if isinstance(node := launcher.details.get("node"), str) and node
+        )
+        return places | {place for place in of_launchers if _is_storable(place)}
 
     async def _write(self, now: datetime) -> None:
         oldest = now - REMEMBERED
@@ -151,17 +175,20 @@ def began_at(instance: str) -> datetime | None:
         return None
 
 
-def _places_in(jobs: Sequence[Presence], launchers: Sequence[Presence]) -> set[JobPlace]:
-    """Where the presences that are believed say that jobs are. A launcher that waits has its node left out."""
-    places = {JobPlace(job.name, rank.node) for job in jobs for rank in ranks_in(job.name, job.details)}
-    places |= {
-        JobPlace(launcher.name, node)
-        for launcher in launchers
-        if isinstance(node := launcher.details.get("node"), str) and node
-    }
+def _places_of_ranks(jobs: Sequence[Presence]) -> dict[str, frozenset[JobPlace]]:
+    """By job, where its ranks are."""
     return {
-        place for place in places if all(0 < len(name.encode("utf-8", "replace")) <= LONGEST_NAME for name in place)
+        job.name: frozenset(
+            place
+            for node in {rank.node for rank in ranks_in(job.name, job.details)}
+            if _is_storable(place := JobPlace(job.name, node))
+        )
+        for job in jobs
     }
+
+
+def _is_storable(place: JobPlace) -> bool:
+    return all(0 < len(name.encode("utf-8", "replace")) <= LONGEST_NAME for name in place)
 
 
 def _time(value: Any) -> datetime | None:

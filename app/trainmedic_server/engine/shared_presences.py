@@ -1,8 +1,7 @@
 """One reader of presences for several loops: what one has read, the others take, while it is fresh.
 
-Who calls it: ``topology_watch``, ``node_watch`` and ``job_diagnoses``, each every five seconds from the server's start.
-Not those that judge whether a job or an agent lives (``job_watch``, ``agent_watch``): for them it matters when Redis
-answered.
+Who calls it: ``topology_watch``, ``node_watch``, ``job_diagnoses``, ``job_watch`` and ``agent_watch``, each every five
+or ten seconds from the server's start. What they are given, Redis has answered a few seconds ago at most.
 """
 
 from __future__ import annotations
@@ -16,6 +15,10 @@ from trainmedic_server.ports.outside import Presence
 
 FRESH_FOR = 2.0
 """Seconds. Presences are written every five."""
+_FRESH_FOR_TIMES = 10
+"""Of many, reading takes its time: it stays fresh for so many times as long, and so takes a small share of the time."""
+_LONGEST_FRESH = 4.5
+"""Seconds; less than the loops' five, so that each look comes to something new."""
 
 
 class _Reading:
@@ -26,17 +29,23 @@ class _Reading:
         self._elapsed = elapsed
         self._turn = asyncio.Lock()
         self._known: list[Presence] = []
-        self._read_at: float | None = None
+        self._fresh_until: float | None = None
 
     async def fresh(self) -> list[Presence]:
         async with self._turn:  # who comes while it is read takes what is read
-            if self._read_at is None or self._elapsed() - self._read_at >= FRESH_FOR:
-                self._known, self._read_at = await self._read(), self._elapsed()
+            began = self._elapsed()
+            if self._fresh_until is None or began >= self._fresh_until:
+                self._known = await self._read()
+                now = self._elapsed()
+                self._fresh_until = now + min(max(FRESH_FOR, _FRESH_FOR_TIMES * (now - began)), _LONGEST_FRESH)
             return self._known
 
 
 class SharedPresences:
-    """A source of presences that asks another one at most every two seconds. A failure is not kept."""
+    """A source of presences that asks another one at most every two seconds, or less often where that takes long.
+
+    A failure is not kept.
+    """
 
     def __init__(self, source: PresenceSource, elapsed: Callable[[], float] | None = None) -> None:
         """`elapsed` counts seconds and cannot be set."""

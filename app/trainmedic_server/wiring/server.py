@@ -239,9 +239,10 @@ class TrainmedicServer:
         await stack.enter_async_context(background(topology.watch(), "whereabouts"))
         await engine.start(telling.name_among_several(self._settings))
         stack.push_async_callback(engine.stop)
-        job_lives = JobWatch(bus, store, self._clock, self._metrics, engine.ago)
+        presences = topology.presences
+        job_lives = JobWatch(presences, store, self._clock, self._metrics, engine.ago)
         await stack.enter_async_context(background(job_lives.watch(), "jobs"))
-        agent_lives = AgentWatch(bus, store, self._clock, self._metrics, engine.ago)
+        agent_lives = AgentWatch(presences, store, self._clock, self._metrics, engine.ago)
         await stack.enter_async_context(background(agent_lives.watch(), "agents"))
         self._metrics.working.set(1)
         stack.callback(self._metrics.working.set, 0)

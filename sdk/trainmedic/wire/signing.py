@@ -73,7 +73,7 @@ def identity_key(shared_key: bytes, identity: str) -> bytes:
     return sign(b"trainmedic identity " + identity.encode(), shared_key).encode()
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=32_768)
 def _with_identity_keys(keys: tuple[bytes, ...], identity: str) -> tuple[bytes, ...]:
     return (*keys, *(identity_key(key, identity) for key in keys))
 
