@@ -40,16 +40,20 @@ from trainmedic_server.engine.explanation import ExplainedAlert
 from trainmedic_server.engine.kept_jobs import KeptJobs
 from trainmedic_server.ports.logs import LogBatch
 from trainmedic_server.ports.outside import NoClockWatch, Presence
+from trainmedic_server.ports.playbook_tests import NoPlaybookTester, PlaybookTester
 from trainmedic_server.ports.store import HistoryFilter, RunRecord, values_of
 from trainmedic_server.ports.tallies import PlaybookTally
+from trainmedic_server.reports.compiling import ReportCompiler
 from trainmedic_server.server.auth import Authenticator
 from trainmedic_server.server.browser_sessions import Sessions
+from trainmedic_server.server.channels import ChannelsApi
 from trainmedic_server.server.factory import create_app
 from trainmedic_server.server.findings import FindingsApi
 from trainmedic_server.server.limits import ConnectionLimits, ServerLimits
 from trainmedic_server.server.listener import serve
 from trainmedic_server.server.log_lines import LogLinesApi
 from trainmedic_server.server.now import NowApi
+from trainmedic_server.server.playbook_versions import PlaybookTextsApi
 from trainmedic_server.server.whereabouts import Whereabouts
 from trainmedic_server.telemetry import Metrics, configure_logging
 
@@ -364,6 +368,8 @@ class World:
     metric_history: Any = None
     external_url: str = ""
     findings: InMemoryStore = field(default_factory=InMemoryStore)
+    tester: PlaybookTester = field(default_factory=NoPlaybookTester)
+    channels: ChannelsApi | None = None
 
     def __post_init__(self) -> None:
         self.auth.sessions = self.auth.sessions or Sessions(InMemoryStore(), StoppedClock())
@@ -374,11 +380,14 @@ class World:
             engine=self.engine,
             job_lives=self.lives,
             runs=self.history,
+            sums=ReportCompiler(self.history, self.metric_history, None, StoppedClock()),
             alerts=self.findings,
             standing=NowApi(self.findings, self.history, self.engine, StoppedClock(), self.external_url),
             found=FindingsApi(self.findings, KeptJobs(self.findings, StoppedClock()), self.findings),
             lines=LogLinesApi(self.logs, Whereabouts(self.bus, self.findings)),  # type: ignore[arg-type]
             catalog=self.catalog,
+            texts=PlaybookTextsApi(self.findings, self.tester),
+            told=self.channels or ChannelsApi(self.findings, StoppedClock()),
             log_rules=self.log_rules,
             bus=self.bus,  # type: ignore[arg-type]
             store=self.store,  # type: ignore[arg-type]
@@ -388,8 +397,6 @@ class World:
             clock_watch=NoClockWatch(),
             limits=self.limits,
             allowed_hosts=self.allowed_hosts,
-            metric_history=self.metric_history,
-            external_url=self.external_url,
         )
 
     @asynccontextmanager

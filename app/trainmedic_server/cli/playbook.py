@@ -69,7 +69,8 @@ playbook.add_command(explain)
 @playbook.command()
 @_paths
 @click.option("--verbose", "-v", is_flag=True, help="Name the tests that passed too.")
-def test(paths: Sequence[Path], verbose: bool) -> None:
+@click.option("as_json", "--json", is_flag=True, help="Print one JSON document with every test, for programs.")
+def test(paths: Sequence[Path], verbose: bool, as_json: bool) -> None:
     """Run the tests beside the playbooks, in virtual time.
 
     The tests of gpu.yaml are in gpu_test.yaml. Ends with 1 where one fails.
@@ -78,8 +79,11 @@ def test(paths: Sequence[Path], verbose: bool) -> None:
     if not files:
         raise exits.InvalidInput("There is no file of tests there; their names end in _test.yaml.")
     results: list[suite.FileResult] = []
-    for line in report.results(_tested(files, results), verbose=verbose):
-        click.echo(line)
+    if as_json:
+        click.echo(json.dumps(report.document(_tested(files, results))))
+    else:
+        for line in report.results(_tested(files, results), verbose=verbose):
+            click.echo(line)
     if not all(result.passed for result in results):
         raise exits.Failure(_count(sum(not result.passed for result in results), "file") + " failed")
 

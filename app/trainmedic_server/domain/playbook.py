@@ -276,6 +276,11 @@ class Playbook(_Model):
     def name(self) -> str:
         return self.playbook
 
+    @property
+    def target_kind(self) -> TargetKind:
+        """The kind of thing that its runs work on."""
+        return self.target.kind if isinstance(self.target, TargetParts) else self.target
+
 
 PHASES = ("steps", "on_success", "on_failure")
 """The lists of steps that a playbook has, in the order in which a run keeps them; of the last two it does one."""

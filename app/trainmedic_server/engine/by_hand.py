@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.alert import BY_HAND, Alert, AlertRecord, AlertStatus, Delivery
 from trainmedic_server.domain.approval import StepAhead
-from trainmedic_server.domain.playbook import APPROVAL, Playbook, TargetParts
+from trainmedic_server.domain.playbook import APPROVAL
 from trainmedic_server.domain.run import Event, Run, Status, StepState
-from trainmedic_server.domain.target import Target, TargetKind
+from trainmedic_server.domain.target import Target
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import admission_facts, preview, scope, step_sequence
 from trainmedic_server.engine.admission import Admitter
@@ -92,7 +92,7 @@ class HandStarter:
     async def start(self, order: StartOrder, by: ByHand) -> Started:
         """Start a run, or say what that would come to. Raises NotFound, Conflict, StoreUnavailable."""
         playbook = self._playbook(order.playbook)
-        kind = _kind_of(playbook.definition)
+        kind = playbook.definition.target_kind
         if kind is not order.target.kind:
             raise errors.Conflict(f"{order.playbook} works on a {kind}, not on {order.target.key}")
         topology = self._topology()
@@ -199,10 +199,6 @@ class HandStarter:
         labels = {"alertname": ALERT_NAME, **{name: value for name, value in named.items() if value}, **order.labels}
         alert = Alert(f"{BY_HAND}{self._new_id()[-12:]}", AlertStatus.FIRING, labels, {}, now)
         return AlertRecord(alert, now, now)
-
-
-def _kind_of(definition: Playbook) -> TargetKind:
-    return definition.target.kind if isinstance(definition.target, TargetParts) else definition.target
 
 
 def _of_request(tx: Transaction, by: ByHand, playbook: str, target: Target | None) -> Started | None:

@@ -66,6 +66,10 @@ class ReportCompiler:
         self._verdicts = verdicts or NoVerdicts()
         self._tallies = PlaybookTallies(history, clock)
 
+    @property
+    def has_metrics(self) -> bool:
+        return self._metrics is not None
+
     async def job(self, job: str, since: datetime, until: datetime) -> JobReport:
         """The report on one job. Raises NotFound where nobody has heard of it in that time, StoreUnavailable."""
         left_out: dict[str, str] = {}

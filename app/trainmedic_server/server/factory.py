@@ -10,19 +10,19 @@ from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 from starlette.datastructures import MutableHeaders
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trainmedic_server import __version__, errors, telemetry
 from trainmedic_server.domain.plain_text import json_bytes
 from trainmedic_server.domain.topology import ClusterTopology
 from trainmedic_server.ports.heard_alerts import HeardAlerts
-from trainmedic_server.ports.metric_history import MetricHistory
 from trainmedic_server.ports.outside import Clock, ClockWatch, CommandBus
 from trainmedic_server.ports.store import RunStore
-from trainmedic_server.ports.verdicts import VerdictSource
 from trainmedic_server.reports.compiling import ReportCompiler, ReportHistory
 from trainmedic_server.server import (
     audit,
+    channels,
     explanations,
     findings,
     history,
@@ -31,6 +31,7 @@ from trainmedic_server.server import (
     now,
     operations,
     pauses,
+    playbook_versions,
     problems,
     reports,
     schemas,
@@ -69,6 +70,8 @@ _READ_BY_HANDLERS = (
     pauses.ResumeBody,
     starts.StartBody,
     starts.RetryBody,
+    playbook_versions.PlayBody,
+    channels.TestBody,
     findings.KeepBody,
     findings.ReleaseBody,
 )
@@ -79,11 +82,14 @@ def create_app(
     engine: EnginePort,
     job_lives: JobLivesPort,
     runs: ReportHistory,
+    sums: ReportCompiler,
     alerts: HeardAlerts,
     standing: now.NowApi,
     found: findings.FindingsApi,
     lines: log_lines.LogLinesApi,
     catalog: CatalogPort,
+    texts: playbook_versions.PlaybookTextsApi,
+    told: channels.ChannelsApi,
     log_rules: LogRulesPort,
     bus: CommandBus,
     store: RunStore,
@@ -95,33 +101,30 @@ def create_app(
     cluster_topology: Callable[[], ClusterTopology] = ClusterTopology,
     allowed_hosts: Collection[str] = (),
     redis_caveat: str = "",
-    metric_history: MetricHistory | None = None,
-    verdicts: VerdictSource | None = None,
-    external_url: str = "",
 ) -> FastAPI:
-    """The API and the console; `allowed_hosts` are names that it answers to without tokens.
-    Its ``state.feed`` is the `EventFeed` of its event streams, for `listener.serve` to close. ``redis_caveat`` is what
-    ``/ready`` says of a Redis that answers and should not be relied on."""
+    """The API and the console; ``state.feed`` is for `listener.serve` to close. `allowed_hosts` are names that it
+    answers to without tokens, ``redis_caveat`` says why a Redis that answers should not be relied on."""
     bodies, reads = BodyReader(limits), ReadTurns(limits.reads, limits.waiting_reads, "pages of the history")
     handle = webhook.endpoint(engine, auth, bodies, clock, metrics)
     app = _Api(webhook.WebhookApp(handle), SiteCheck(allowed_hosts, lambda: not auth.has_tokens), metrics)
-    sums = ReportCompiler(runs, metric_history, verdicts, clock)
     feed = app.state.feed = EventFeed(runs, limits.poll_seconds, limits.streams, metrics)
     webhook.declare(app.router, handle)
     for routes in (
-        *history.routers(runs, found.history, standing, auth, clock, limits, reads, metric_history is not None),
+        *history.routers(runs, found.history, standing, auth, clock, limits, reads, sums.has_metrics),
         *explanations.routers(engine, catalog, alerts, auth, bodies, clock, limits, reads),
         *found.routers(auth, clock, bodies, reads, limits),
         *sessions.routers(auth),
         *audit.routers(runs, feed, auth, limits, reads),
-        *operations.routers(engine, job_lives, catalog, sums, standing, bus, auth, bodies, reads, external_url, clock),
+        *operations.routers(engine, job_lives, catalog, sums, standing, bus, auth, bodies, reads, clock),
+        playbook_versions.router(catalog, texts, auth, bodies, reads),
+        channels.router(told, auth, bodies),
         jobs.router(bus, cluster_topology, clock, auth),
         lines.router(auth, clock, limits),
         reports.router(sums, auth, clock),
         status.router(engine, store, bus, catalog, log_rules, clock, clock_watch, metrics, limits, redis_caveat),
     ):
         app.include_router(routes)
-    app.pages = console(app.answer, feed, auth, bodies, clock, limits, metrics)
+    app.pages = console(app.answer, app.answers, feed, auth, bodies, clock, limits, metrics)
     app.add_middleware(_Boundary, metrics=metrics)
     return _described(app)
 
@@ -162,6 +165,10 @@ class _Api(FastAPI):
             await _Boundary(self.pages, self._metrics)(scope, receive, send)
         else:
             await self.answer(scope, receive, _of_one_caller(send))
+
+    def answers(self, scope: Scope) -> bool:
+        """Whether there is anything at the path, by whatever method."""
+        return any(route.matches(scope)[0] is not Match.NONE for route in self.router.routes)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer as the API, whatever the client prefers to be shown."""

@@ -138,7 +138,7 @@ class NowApi:
         self._history = history
         self._engine = engine
         self._clock = clock
-        self._external_url = external_url
+        self.external_url = external_url
 
     async def view(self) -> NowView:
         """How things stand now. Raises StoreUnavailable."""
@@ -149,7 +149,7 @@ class NowApi:
         alerts = await self.present.alerts_of_runs([run.id for run in (*open_runs, *owing)])
         orders = await self.present.orders_of_runs([run.id for run in open_runs])
         nexts = {run.id: await self.next_of(run, alerts.get(run.id, ()), orders.get(run.id, ())) for run in open_runs}
-        asked = await approvals(self._history, self._external_url)
+        asked = await approvals(self._history, self.external_url)
         return NowView(
             at=now,
             mode=self._engine.mode,

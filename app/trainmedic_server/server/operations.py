@@ -14,6 +14,7 @@ from trainmedic_server.domain import contradictions
 from trainmedic_server.domain.job_life import LifeState
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import OrderKind
+from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.domain.topology import AgentTopology
 from trainmedic_server.errors import NotFound
 from trainmedic_server.ports.outside import Clock, CommandBus
@@ -82,6 +83,7 @@ class PlaybookSummary(BaseModel):
     summary: str
     mode: Mode
     alerts: list[str] = Field(description="The alertnames that it reacts to.")
+    target: TargetKind = Field(description="The kind of thing that its runs work on.")
     source: str = Field(description="The file that it came from.")
     version: str = Field(description="Hash of its text.")
     runs: dict[str, int] = Field(
@@ -129,14 +131,13 @@ def routers(
     auth: Authenticator,
     bodies: BodyReader,
     reads: ReadTurns,
-    external_url: str,
     clock: Clock,
 ) -> tuple[APIRouter, ...]:
     """All routes of this module, and those of approvals, pauses and starts by hand."""
     return (
         *pauses.routers(engine, catalog, auth, bodies, clock),
         starts.router(engine, standing.present, auth, bodies),
-        approvals.router(compiler.history, auth, reads, external_url),
+        approvals.router(compiler.history, auth, reads, standing.external_url),
         orders(engine, standing.present, auth, bodies),
         overview(catalog, compiler.counts_of_late, bus, auth, reads),
         job_orders(lives, auth, bodies),
@@ -264,6 +265,7 @@ def _summary(playbook: CompiledPlaybook, counts: Mapping[str, PlaybookTally]) ->
         "summary": spec.summary,
         "mode": spec.mode,
         "alerts": list(spec.on.alertnames),
+        "target": spec.target_kind,
         "source": playbook.source,
         "version": playbook.version,
         "runs": {status.value: count for status, count in sorted(tally.statuses.items())},

@@ -1,10 +1,13 @@
-"""Shows the simulation's results as text for a terminal: uncoloured, unwrapped lines, so that they can be searched."""
+"""Shows the simulation's results: as text for a terminal, in uncoloured, unwrapped lines that can be searched, and as
+JSON for programs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from trainmedic_server.domain.plain_text import visible
+from trainmedic_server.domain.problems import FileProblem
 from trainmedic_server.simulation.suite import FileResult
 
 
@@ -29,3 +32,27 @@ def results(files: Iterable[FileResult], *, verbose: bool = False) -> Iterator[s
     rate = f", {tests / seconds:.0f} a second" if seconds else ""
     unread = f", {broken} files with mistakes" if broken else ""
     yield f"{tests} tests, {failed} failed{unread}{rate}"
+
+
+def document(files: Iterable[FileResult]) -> dict[str, Any]:
+    """The results with each test, its line, its real seconds and its failures, each with its place."""
+    return {"files": [_file(file) for file in files]}
+
+
+def _file(file: FileResult) -> dict[str, Any]:
+    tests = [
+        {
+            "name": result.name,
+            "line": result.line,
+            "passed": not result.failures,
+            "seconds": round(result.seconds, 6),
+            "failures": [_problem(failure) for failure in result.failures],
+        }
+        for result in file.results
+    ]
+    problems = [_problem(problem) for problem in file.problems]
+    return {"file": str(file.path), "passed": file.passed, "problems": problems, "tests": tests}
+
+
+def _problem(problem: FileProblem) -> dict[str, Any]:
+    return {"file": problem.file, "line": problem.line, "column": problem.column, "message": problem.message}

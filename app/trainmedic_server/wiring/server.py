@@ -28,6 +28,7 @@ from trainmedic_server.adapters.alertmanager_api import SETTLES_AFTER, Alertmana
 from trainmedic_server.adapters.embedded_redis import EmbeddedRedis
 from trainmedic_server.adapters.httpx_caller import HttpxCaller
 from trainmedic_server.adapters.kubernetes_topology import KubernetesTopology
+from trainmedic_server.adapters.playbook_test_process import PlaybookTestProcess
 from trainmedic_server.adapters.prometheus_api import PrometheusApi
 from trainmedic_server.adapters.redis_bus import RedisBus
 from trainmedic_server.adapters.redis_inbox import LateReply
@@ -50,6 +51,7 @@ from trainmedic_server.ports.cluster import Cluster
 from trainmedic_server.ports.fence import Fence
 from trainmedic_server.ports.outside import Notifier
 from trainmedic_server.ports.store import RunStore
+from trainmedic_server.reports.compiling import ReportCompiler
 from trainmedic_server.server import auth, factory, listener
 from trainmedic_server.server.browser_sessions import Sessions
 from trainmedic_server.server.findings import FindingsApi
@@ -57,6 +59,7 @@ from trainmedic_server.server.identity import TrustedProxies
 from trainmedic_server.server.limits import ConnectionLimits, ServerLimits
 from trainmedic_server.server.log_lines import LogLinesApi
 from trainmedic_server.server.now import NowApi
+from trainmedic_server.server.playbook_versions import PlaybookTextsApi
 from trainmedic_server.server.standby import Standby, SwitchableApp
 from trainmedic_server.server.whereabouts import Whereabouts
 from trainmedic_server.settings.server import ServerSettings
@@ -179,12 +182,15 @@ class TrainmedicServer:
                 engine=engine,
                 job_lives=job_lives,
                 runs=store,
+                sums=ReportCompiler(store, prometheus, store, clock),
                 alerts=store,
                 standing=NowApi(store, store, engine, clock, settings.external_url),
                 found=FindingsApi(store, KeptJobs(store, clock), store),
                 lines=LogLinesApi(source, Whereabouts(bus, store, cluster_topology)),
                 store=store,
                 catalog=catalog,
+                texts=PlaybookTextsApi(store, PlaybookTestProcess()),
+                told=telling.channels_of(settings, store, services.notifier, clock),
                 log_rules=rules,
                 bus=bus,
                 redis_caveat=redis_caveat,
@@ -194,9 +200,6 @@ class TrainmedicServer:
                 clock=clock,
                 clock_watch=clock,
                 allowed_hosts=(settings.host, *settings.allowed_hosts),
-                metric_history=prometheus,
-                verdicts=store,
-                external_url=settings.limits.external_url,
                 limits=ServerLimits(body_bytes=settings.max_body, large_bytes=max(4 * settings.max_body, 32 << 20)),
             )
 

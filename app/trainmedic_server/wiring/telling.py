@@ -18,6 +18,7 @@ from trainmedic_server.domain.problems import FileProblem
 from trainmedic_server.engine.telling import MessageTeller
 from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.outside import Clock, Notifier
+from trainmedic_server.server.channels import ChannelsApi
 from trainmedic_server.settings.server import ServerSettings
 
 
@@ -26,6 +27,17 @@ def notifier_of(settings: ServerSettings) -> AppriseNotifier | None:
     settings.message_rules  # noqa: B018  # read for its check
     channels = {name: tuple(url.get_secret_value() for url in urls) for name, urls in settings.notify_urls.items()}
     return AppriseNotifier(channels) if channels else None
+
+
+def channels_of(settings: ServerSettings, store: SqlStore, notifier: Notifier | None, clock: Clock) -> ChannelsApi:
+    """What people may see of the channels: their names, and of each URL no more than its kind."""
+    services = {name: [_kind(url.get_secret_value()) for url in urls] for name, urls in settings.notify_urls.items()}
+    return ChannelsApi(store, clock, services, settings.message_rules, notifier)
+
+
+def _kind(url: str) -> str:
+    kind, colon, _ = url.partition("://")
+    return kind if colon and kind.isascii() and kind.isalnum() and len(kind) <= 20 else "unknown"
 
 
 def name_among_several(settings: ServerSettings) -> str | None:

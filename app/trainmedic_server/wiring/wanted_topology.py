@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
-from trainmedic_server.domain.playbook import TargetParts
 from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
@@ -17,5 +16,4 @@ def asks_for_jobs(catalog: Library, rules: LogRuleLibrary) -> bool:
 def _works_on_jobs(playbook: CompiledPlaybook) -> bool:
     """Whether the target is a job: labels may name one by a GPU, pod or node that it uses, and what works on all its
     nodes is measured by the breaker against the nodes that have agents."""
-    target = playbook.definition.target
-    return (target.kind if isinstance(target, TargetParts) else target) is TargetKind.JOB
+    return playbook.definition.target_kind is TargetKind.JOB

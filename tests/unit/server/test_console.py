@@ -190,3 +190,76 @@ async def test_a_page_is_compressed_for_who_takes_it() -> None:
 def test_a_client_that_wants_no_page_gets_none(accept: str) -> None:
     """curl's ``*/*`` is no wish for a page."""
     assert preferred(accept, ("application/json", "text/html")) == "application/json"
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ("q=statu:failed", "did you mean"),
+        ("q=nonsense", "the names are status, playbook"),
+        ("status=broken", "succeeded"),
+        ("since=yesterday-ish", "since"),
+    ],
+)
+async def test_a_wrong_filter_is_said_beside_the_filter(query: str, says: str) -> None:
+    """What is wrong and what is valid; the page stays, and what asks while somebody types is shown it too."""
+    async with World().client() as client:
+        answer = await client.get(f"/runs?{query}", headers=HTML)
+        assert answer.status_code == 422
+        assert says in unescape(answer.text.partition('id="wrong-filter">')[2].partition("</p>")[0])
+        assert 'name="q"' in answer.text
+        assert (await client.get(f"/runs?{query}", headers={**HTML, "hx-request": "true"})).status_code == 200
+
+
+async def test_a_page_that_is_not_there_leads_on_to_those_that_are() -> None:
+    """Whatever is wrong, a browser keeps the navigation; programs get a problem document."""
+    async with World().client() as client:
+        for path in ("/nothing-here", "/runs/ffffffff", "/playbooks/none", "/console/nothing"):
+            answer = await client.get(path, headers=HTML)
+            assert answer.status_code == 404
+            assert '<nav aria-label="Pages">' in answer.text
+            assert "WWW-Authenticate" not in answer.headers
+        assert (await client.get("/nothing-here")).headers["content-type"] == "application/problem+json"
+        assert (await client.get("/openapi.json", headers=HTML)).headers["content-type"] == "application/json"
+        assert (await client.get("/nothing-here", headers={"accept": "*/*"})).status_code == 404
+
+
+async def test_a_run_by_hand_is_shown_before_it_is_done_and_then_led_to() -> None:
+    """The form does nothing by itself; what it shows has the button, and a double click starts one run."""
+    world = World()
+    async with world.client() as client:
+        wanted = {"target": "node:node-1", "labels": "rack=r7, zone=a"}
+        shown = await client.post("/console/playbooks/cool/try", data=wanted, headers=HTML)
+        assert (shown.status_code, world.history.records) == (200, {})
+        assert "It would act" in shown.text
+        assert 'action="/console/playbooks/cool/start"' in shown.text
+        answer = await client.post("/console/playbooks/cool/start", data={**wanted, "note": "fan"}, headers=HTML)
+        (run,) = world.history.records.values()
+        assert answer.headers["location"] == f"/runs/{run.run.id}"
+        assert run.run.alert_labels["zone"] == "a"
+        assert "Started: this is its run." in (await client.get(answer.headers["location"], headers=HTML)).text
+        wrong = await client.post("/console/playbooks/cool/try", data={"target": "nowhere"}, headers=HTML)
+        assert (wrong.status_code, 'role="alert"' in wrong.text, 'value="nowhere"' in wrong.text) == (200, True, True)
+
+
+async def test_several_questions_are_answered_each_by_its_own_order() -> None:
+    """With one note; where one is refused the others are answered all the same, and the page says which."""
+    world = World()
+    async with world.client() as client:
+        for node in ("node-1", "node-2", "node-3"):
+            entry = alert(labels={"alertname": "GPUHot", "node": node}, fingerprint=node[-1] * 16)
+            await client.post("/webhook", json=payload(entry))
+        first, second, third = world.history.records
+        form = {"run": [first, second, second], "kind": "approve", "note": "looked at both"}
+        answer = await client.post("/console/approvals", data=form, headers=HTML)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/approvals")
+        orders = [record.orders for record in world.history.records.values()]
+        assert [[(each.kind, each.note) for each in of_run] for of_run in orders] == [
+            *([("approve", "looked at both")], [("approve", "looked at both")], [])
+        ]
+        mixed = await client.post("/console/approvals", data={"run": [first, third], "kind": "reject"}, headers=HTML)
+        assert (mixed.status_code, "1 of 2 questions were rejected" in mixed.text) == (200, True)
+        assert f"Run {first} is closed." in mixed.text
+        assert [order.kind for order in world.history.records[third].orders] == ["reject"]
+        for wrong in ({"kind": "approve"}, {"run": [first], "kind": "undo"}):
+            assert (await client.post("/console/approvals", data=wrong, headers=HTML)).status_code == 422

@@ -17,6 +17,7 @@ from trainmedic_server.adapters.sql_store import database, postgresql, prune, re
 from trainmedic_server.adapters.sql_store.alert_history import SqlAlertHistory
 from trainmedic_server.adapters.sql_store.finding_history import SqlFindingHistory
 from trainmedic_server.adapters.sql_store.leadership import Leadership, begin_anew
+from trainmedic_server.adapters.sql_store.playbook_versions import SqlPlaybookVersions
 from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
 from trainmedic_server.adapters.sql_store.writer import Committer, StoreWriter
 from trainmedic_server.ports.fence import Fence, no_fence
@@ -48,7 +49,7 @@ class StoreLock(Protocol):
     def release(self) -> None: ...
 
 
-class SqlStore(SqlFindingHistory, SqlAlertHistory, RunStore):
+class SqlStore(SqlFindingHistory, SqlAlertHistory, SqlPlaybookVersions, RunStore):
     """`ports.store.RunStore`, and reading of the history, of findings and of alerts, on a database. Made by `open`."""
 
     def __init__(

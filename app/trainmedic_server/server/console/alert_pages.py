@@ -54,4 +54,4 @@ async def explain(page: PageRequest) -> Response:
                 answer = await page.api.ask(page.principal, "POST", "/explain", query, body)
             except HttpProblem as problem:
                 wrong = problem.detail
-    return await page.page("explain.html", title="Why", pasted=pasted, wrong=wrong, answer=answer)
+    return await page.page("explain.html", title="Why", path="/explain", pasted=pasted, wrong=wrong, answer=answer)

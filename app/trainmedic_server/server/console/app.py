@@ -11,6 +11,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 from starlette.requests import Request
@@ -62,6 +63,8 @@ class Parts:
     """What the console is put together from."""
 
     api: InnerApi
+    api_answers: Callable[[Scope], bool]
+    """Whether the API has anything at the path of a request."""
     auth: Authenticator
     renderer: Renderer
     assets: Assets
@@ -96,7 +99,7 @@ class ConsoleApp:
         if is_page and any(route.pattern.fullmatch(path) for route in self._routes):
             return True
         _rename(scope)
-        return False
+        return is_page and not self._parts.api_answers(scope)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -148,12 +151,16 @@ class ConsoleApp:
                 return Response(status_code=HTTPStatus.UNAUTHORIZED, headers={"HX-Redirect": sign_in})
             return RedirectResponse(sign_in, HTTPStatus.SEE_OTHER)
         acted = request.method == "POST"
-        path = _came_from(request) if acted else request.url.path
-        text = self._parts.renderer.text(
-            "problem.html", title=HTTPStatus(problem.status).phrase, problem=problem, path=path, acted=acted
-        )
+        named: dict[str, Any] = {"title": HTTPStatus(problem.status).phrase, "problem": problem, "acted": acted}
+        named["back"] = _came_from(request) if acted else request.url.path
         headers = {name: value for name, value in problem.headers.items() if name.lower() != "www-authenticate"}
-        return page(text, problem.status, accepts_gzip=accepts_gzip(request), headers=headers)
+        try:
+            response = await self.page_request(request, {}).page("problem.html", status=problem.status, **named)
+        except errors.TrainmedicError:  # by somebody who may see no page: it has nothing of the server in it
+            text = self._parts.renderer.text("problem_alone.html", **named)
+            return page(text, problem.status, accepts_gzip=accepts_gzip(request), headers=headers)
+        response.headers.update(headers)
+        return response
 
 
 def _header(scope: Scope, wanted: bytes) -> str:

@@ -3,47 +3,42 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections.abc import Callable
 from http import HTTPStatus
-from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 
 from trainmedic_server import telemetry
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.server.auth import Authenticator
 from trainmedic_server.server.body import BodyReader
-from trainmedic_server.server.console import alert_pages
 from trainmedic_server.server.console.app import ConsoleApp, Parts
 from trainmedic_server.server.console.assets import Assets
 from trainmedic_server.server.console.forms import Forms
 from trainmedic_server.server.console.fragments import Fragments
 from trainmedic_server.server.console.inner_api import InnerApi
 from trainmedic_server.server.console.live import MOST_TOPICS, LiveBoard
+from trainmedic_server.server.console.page_forms import PageForms
 from trainmedic_server.server.console.page_request import last_event
 from trainmedic_server.server.console.rendering import Renderer
 from trainmedic_server.server.console.routes import OPEN_ROUTES, ROUTES
-from trainmedic_server.server.console.sign_in import SignIn, read_form
+from trainmedic_server.server.console.sign_in import SignIn
 from trainmedic_server.server.console.standing import ServerStanding
 from trainmedic_server.server.event_feed import EventFeed
 from trainmedic_server.server.events import EVENT_STREAM
-from trainmedic_server.server.limits import MIB, ServerLimits
+from trainmedic_server.server.limits import ServerLimits
 from trainmedic_server.server.problems import HttpProblem
-from trainmedic_server.server.sites import refuse_other_sites
 from trainmedic_server.server.streaming import StreamedResponse, while_allowed
 from trainmedic_server.server.tokens import TokenRole
 
-_PASTED_BYTES = MIB
-"""Of an alert that is pasted into the page Why; a webhook's body may be large."""
-_LONGEST_LINK = 4000
-"""Up to here what was pasted goes into the address, which can be sent to others; what is longer is answered at once."""
 _TOPIC = re.compile(r"head|runs|now|run:[0-9A-Za-z_-]{1,64}")
 
 
 def console(
     api: ASGIApp,
+    api_answers: Callable[[Scope], bool],
     feed: EventFeed,
     auth: Authenticator,
     bodies: BodyReader,
@@ -51,7 +46,7 @@ def console(
     limits: ServerLimits,
     metrics: telemetry.Metrics,
 ) -> ConsoleApp:
-    """The console of `api`."""
+    """The console of `api`, which `api_answers` says has an answer at a path."""
     inner, assets = InnerApi(api), Assets()
     renderer = Renderer(clock, assets)
 
@@ -61,6 +56,10 @@ def console(
     standing = ServerStanding(inner, last_seq)
     board = LiveBoard(feed, Fragments(inner, renderer, standing).render, limits, metrics)
     forms = Forms(auth, inner, bodies)
+    page_forms = PageForms(auth, bodies, lambda request, parts: pages.page_request(request, parts))
+
+    async def take(request: Request) -> Response:
+        return await (page_forms if page_forms.takes(request.url.path) else forms).take(request)
 
     async def live(request: Request) -> Response:
         auth.require(request, TokenRole.VIEWER)
@@ -73,20 +72,12 @@ def console(
             on_close=lambda: board.leave(topics),
         )
 
-    async def explain(request: Request) -> Response:
-        refuse_other_sites(request)
-        asked = pages.page_request(request, {})
-        fields = {name: value for name, value in (await read_form(bodies, request, _PASTED_BYTES)).items() if value}
-        if len(address := f"/explain?{urlencode(fields)}") <= _LONGEST_LINK:
-            return RedirectResponse(address, HTTPStatus.SEE_OTHER)
-        return await alert_pages.explain(replace(asked, query=fields))
-
-    raw = {("GET", "/console/live"): live, ("GET", "/login"): _nobody_signs_in, ("POST", "/console/explain"): explain}
+    raw = {("GET", "/console/live"): live, ("GET", "/login"): _nobody_signs_in}
     if auth.sessions is not None:
         sign_in = SignIn(auth, auth.sessions, renderer, bodies)
         raw |= {("GET", "/login"): sign_in.show, ("HEAD", "/login"): sign_in.show}
         raw |= {("POST", "/login"): sign_in.begin, ("POST", "/logout"): sign_in.end}
-    pages = ConsoleApp(Parts(inner, auth, renderer, assets, standing), (*ROUTES, *OPEN_ROUTES), raw, forms.take)
+    pages = ConsoleApp(Parts(inner, api_answers, auth, renderer, assets, standing), (*ROUTES, *OPEN_ROUTES), raw, take)
     return pages
 
 

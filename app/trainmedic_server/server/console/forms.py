@@ -10,9 +10,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from trainmedic_server.domain.run import Status
 from trainmedic_server.server.auth import Authenticator, Principal
 from trainmedic_server.server.body import BodyReader
 from trainmedic_server.server.console import notices
+from trainmedic_server.server.console.book_pages import start_of
 from trainmedic_server.server.console.inner_api import InnerApi
 from trainmedic_server.server.console.sign_in import local_path, read_form
 from trainmedic_server.server.problems import HttpProblem
@@ -21,6 +23,7 @@ from trainmedic_server.server.tokens import TokenRole
 Fields = Mapping[str, str]
 _RUN = re.compile(r"/console/runs/(?P<run>[0-9A-Za-z_-]{1,64})/(?P<kind>approve|reject|cancel|undo|close_undo|retry)")
 _PLAYBOOK = re.compile(r"/console/playbooks/(?P<name>[^/]{1,200})/mode")
+_START = re.compile(r"/console/playbooks/(?P<name>[^/]{1,200})/start")
 _SESSION = re.compile(r"/console/sessions/(?P<session>[0-9a-f-]{36})/end")
 
 
@@ -37,27 +40,30 @@ class Forms:
         principal = self._auth.require(request, TokenRole.VIEWER, acts=True)
         fields = await read_form(self._bodies, request)
         path = request.url.path
-        done = await self._do(principal, path, fields)
-        response = RedirectResponse(local_path(fields.get("next")), HTTPStatus.SEE_OTHER)
+        done, leads_to = await self._do(principal, path, fields)
+        response = RedirectResponse(leads_to or local_path(fields.get("next")), HTTPStatus.SEE_OTHER)
         notices.leave(response, done)
         return response
 
-    async def _do(self, principal: Principal, path: str, fields: Fields) -> str:
-        """Carry it out, and say what was done."""
+    async def _do(self, principal: Principal, path: str, fields: Fields) -> tuple[str, str]:
+        """Carry it out; what was done, and the page that it leads to where that is not the one that it was on."""
         if match := _RUN.fullmatch(path):
-            await self._api.ask(principal, "POST", f"/runs/{match['run']}/{match['kind']}", body=_noted(fields))
-            return match["kind"]
+            done = await self._api.ask(principal, "POST", f"/runs/{match['run']}/{match['kind']}", body=_noted(fields))
+            return _started(done) if match["kind"] == "retry" else (match["kind"], "")
+        if match := _START.fullmatch(path):
+            body = start_of(match["name"], fields) | _given(fields, "note", "key")
+            return _started(await self._api.ask(principal, "POST", "/runs", body=body))
         if match := _SESSION.fullmatch(path):
             await self._api.ask(principal, "DELETE", f"/sessions/{match['session']}")
-            return "session"
+            return "session", ""
         if match := _PLAYBOOK.fullmatch(path):
             body = _given(fields, "mode", "note", "until", "for")
             await self._api.ask(principal, "POST", f"/playbooks/{match['name']}/mode", body=body)
-            return "mode"
+            return "mode", ""
         taken = _ORDERS.get(path)
         if taken is None:
             raise HttpProblem(HTTPStatus.NOT_FOUND, "There is no such form.")
-        return await taken(self._api, principal, fields)
+        return await taken(self._api, principal, fields), ""
 
 
 async def _pause(api: InnerApi, principal: Principal, fields: Fields) -> str:
@@ -81,6 +87,12 @@ _ORDERS: Mapping[str, Callable[[InnerApi, Principal, Fields], Awaitable[str]]] =
     "/console/pause": _pause,
     "/console/resume": _resume,
 }
+
+
+def _started(done: Mapping[str, Any]) -> tuple[str, str]:
+    """What became of a start by hand, and its run's page: also of one that was not started, which says why."""
+    is_barred = done["run"]["status"] == Status.NOT_STARTED.value
+    return "not_started" if is_barred else "started", f"/runs/{done['run']['run_id']}"
 
 
 def _noted(fields: Fields) -> dict[str, str]:

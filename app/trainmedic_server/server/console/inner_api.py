@@ -46,8 +46,9 @@ class InnerApi:
         document = json.loads(answer) if answer else None
         # That the server is not ready is what its status says, and no error of the call.
         if status >= 400 and path != "/ready":
-            detail = str(document.get("detail", "")) if isinstance(document, dict) else ""
-            raise HttpProblem(status, detail)
+            told = document if isinstance(document, dict) else {}
+            problems = [(str(each["field"]), str(each["message"])) for each in told.get("errors", [])]
+            raise HttpProblem(status, str(told.get("detail", "")), problems=problems)
         return document
 
     async def _exchange(self, scope: dict[str, Any], content: bytes) -> tuple[int, bytes]:

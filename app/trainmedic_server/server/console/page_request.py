@@ -57,7 +57,7 @@ class PageRequest:
             me=self.principal,
             is_operator=self.is_operator,
             signed_in=self.signed_in,
-            path=self.request.url.path,
+            path=names.pop("path", self.request.url.path),
             query=self.query,
             query_text=self.request.url.query,
             curl=self._curl,

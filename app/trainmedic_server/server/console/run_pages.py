@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections.abc import Iterable, Mapping
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlencode
 
 from markupsafe import Markup
 from starlette.responses import RedirectResponse, Response
 
+from trainmedic_server.domain.problems import did_you_mean
 from trainmedic_server.domain.run import Status
 from trainmedic_server.server.console import formats
 from trainmedic_server.server.console.book_pages import UNCOUNTED
@@ -18,6 +20,7 @@ from trainmedic_server.server.console.page_request import PageRequest
 from trainmedic_server.server.problems import HttpProblem
 
 _PAGE = 60
+_NOTHING: Mapping[str, Any] = {"items": [], "next": None}
 _DEFAULT_SINCE = "24h"
 _FILTERS = (
     *("status", "playbook", "decision", "node", "gpu", "job", "alertname", "since", "until", "owes_undo"),
@@ -35,17 +38,26 @@ SAVED = (
 
 async def runs(page: PageRequest) -> Response:
     """The list, newest first, from a cursor on."""
-    chosen, text = _conditions(page.query)
+    (chosen, text), wrong, listed = _conditions(page.query), "", _NOTHING
     api_query = {**chosen, "limit": str(_PAGE)}
     if cursor := page.query.get("cursor"):
         api_query["cursor"] = cursor
-    listed = await page.get("/history", [pair for name, value in api_query.items() for pair in _pairs(name, value)])
+    try:
+        _check(text)
+        listed = await page.get("/history", [pair for name, value in api_query.items() for pair in _pairs(name, value)])
+    except HttpProblem as problem:
+        if problem.status != HTTPStatus.UNPROCESSABLE_ENTITY:
+            raise
+        wrong = problem.detail
     more = urlencode({**chosen, "cursor": listed["next"]}) if listed["next"] else ""
     books = await page.get("/playbooks", UNCOUNTED)
     return await page.page(
         "runs.html",
         title="Runs",
-        live="" if cursor else "runs",
+        live="" if cursor or wrong else "runs",
+        # Where the script asks while somebody types, it shows the page of a success alone.
+        status=422 if wrong and "hx-request" not in page.request.headers else 200,
+        wrong=wrong,
         groups=list(_folded(listed["items"])),
         more=more,
         chosen=chosen,
@@ -153,12 +165,20 @@ def _conditions(query: Mapping[str, str]) -> tuple[dict[str, str], str]:
         name = _SHORT.get(name, name)
         if colon and value and name in _FILTERS:
             chosen[name] = value
-        elif word:
-            message = f"“{word}” is not a filter; there are {', '.join(_FILTERS)}, written as name:value"
-            raise HttpProblem(422, message, problems=[("q", message)])
     if "since" not in query and not text and not chosen.keys() - {"since"}:
         chosen["since"] = _DEFAULT_SINCE
     return chosen, text
+
+
+def _check(text: str) -> None:
+    """Raises HttpProblem for a word that is no filter."""
+    for word in text.split():
+        name, colon, value = word.partition(":")
+        if not (colon and value and _SHORT.get(name, name) in _FILTERS):
+            hint = (did_you_mean(name, _FILTERS) if colon else "") or "."
+            names = ", ".join(_FILTERS)
+            detail = f"“{word}” is not a filter{hint} Filters are written as name:value; the names are {names}."
+            raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, detail)
 
 
 def _pairs(name: str, value: str) -> list[tuple[str, str]]:

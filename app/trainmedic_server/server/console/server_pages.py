@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
 
@@ -13,16 +14,20 @@ from trainmedic_server.server.console.page_request import PageRequest
 _SPANS = ("24h", "7d", "30d", "90d")
 
 
-async def settings(page: PageRequest) -> Response:
-    """Mode, pauses, breaker, sessions, playbook errors, health."""
+async def settings(page: PageRequest, tested: Mapping[str, Any] | None = None) -> Response:
+    """Mode, pauses, breaker, channels, sessions, playbook errors, health; `tested` is a test message that was sent."""
     ready = await page.get("/ready")
     pauses = await page.get_or({"items": []}, "/pauses")
     sessions = await page.get_or(None, "/sessions")
     books = await page.get("/playbooks", UNCOUNTED)
     health = await page.get("/health")
+    channels = await page.get("/channels")
     return await page.page(
         "settings.html",
         title="Settings",
+        path="/settings",
+        channels=channels["items"],
+        tested=tested,
         ready=ready,
         pauses=pauses["items"],
         sessions=sessions["items"] if sessions else None,

@@ -98,11 +98,16 @@ def local_path(text: str | None) -> str:
 
 async def read_form(bodies: BodyReader, request: Request, most_bytes: int = FORM_BYTES) -> Mapping[str, str]:
     """The fields of a form, the last of each name. Raises HttpProblem."""
+    return dict(await read_fields(bodies, request, most_bytes))
+
+
+async def read_fields(bodies: BodyReader, request: Request, most_bytes: int = FORM_BYTES) -> list[tuple[str, str]]:
+    """The fields of a form, in its order; a name may stand there several times. Raises HttpProblem."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
         raise HttpProblem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "A form is wanted.", closes=True)
     async with bodies.read(request, most_bytes) as raw:
         text = bytes(raw).decode("utf-8", "replace")
     try:
-        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS))
+        return parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS)
     except ValueError:
         raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, f"A form has {_MOST_FIELDS} fields at the most.") from None

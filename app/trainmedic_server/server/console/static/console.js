@@ -171,20 +171,34 @@ function move(/** @type {number} */ by) {
   const link = $("a.open", next);
   if (link) link.focus({ preventScroll: true });
 }
-/** The form of an act: in the chosen row, else the only one of its kind on the page. */
+/** What is ticked, to be answered together. */
+const picked = () => $$("main input[type=checkbox][name=run]:checked");
+function pick(/** @type {boolean} */ all) {
+  const boxes = $$("main input[type=checkbox][name=run]"), at = row(), own = at && $("input[name=run]", at);
+  if (body.classList.contains("viewer") || !boxes.length) return;
+  if (all) { const every = boxes.every((box) => box.checked); for (const box of boxes) box.checked = !every; }
+  else if (own) own.checked = !own.checked;
+  else return;
+  say(`${picked().length} chosen`);
+}
+/** The form of an act: of what is ticked, in the chosen row, else the only one of its kind on the page. */
 function act(/** @type {string} */ key) {
+  const together = $(`[data-many-act="${key}"]`);
+  if (together && picked().length && !body.classList.contains("viewer")) return ask(together.form, together);
   const within = row() || (shown().some((each) => each.id) ? null : document);
   const button = (within && $(`[data-act="${key}"]`, within)) || ($$(`[data-act="${key}"]`).length === 1 && $(`[data-act="${key}"]`));
   if (button && !body.classList.contains("viewer")) ask(button.form);
 }
 function ask(/** @type {HTMLFormElement} */ form, /** @type {any} */ by = null) {
-  const dialog = $("#ask"), inner = $("form", dialog);
+  const dialog = $("#ask"), inner = $("form", dialog), many = form.dataset.many && picked();
+  if (many && !many.length) return say(`No ${form.dataset.many} are chosen`);
   inner.action = form.action;
-  $("h2", dialog).textContent = form.dataset.ask;
-  $(".ask-what", dialog).textContent = form.dataset.what || "";
+  $("h2", dialog).textContent = many ? `${by.value === "approve" ? "Approve" : "Reject"} ${many.length === 1 ? "the question that is" : `the ${many.length} ${form.dataset.many} that are`} chosen?` : form.dataset.ask;
+  $(".ask-what", dialog).textContent = many ? many.map((box) => box.dataset.named).join(", ") : form.dataset.what || "";
   for (const old of $$("[data-kept]", inner)) old.remove();
   inner.elements.note.value = form.elements.note ? form.elements.note.value : "";
-  for (const field of [...$$("input", form), ...(by && by.name ? [by] : [])]) {
+  const fields = [.../** @type {any} */ (form.elements)].filter((each) => each.nodeName !== "BUTTON" && (each.type !== "checkbox" || each.checked));
+  for (const field of [...fields, ...(by && by.name ? [by] : [])]) {
     if (field.name === "note") continue;
     if (field.name === "next") inner.elements.next.value = field.value || here();
     else { const kept = document.createElement("input"); kept.type = "hidden"; kept.name = field.name; kept.value = field.value; kept.dataset.kept = ""; inner.append(kept); }
@@ -201,7 +215,7 @@ let goes = 0;
 const KEYS = {
   "/": () => { const field = $(".filter-text"); if (field) { field.focus(); field.select(); return true; } },
   j: () => move(1), k: () => move(-1),
-  a: () => act("a"), x: () => act("x"), u: () => act("u"), c: () => act("c"),
+  s: () => pick(false), S: () => pick(true), a: () => act("a"), x: () => act("x"), u: () => act("u"), c: () => act("c"),
   ".": () => { if (waiting.size) take(); else look(); },
   "[": () => { const link = $("[data-before]"); if (link) link.click(); },
   "]": () => { const link = $("[data-after]"); if (link) link.click(); },

@@ -1,0 +1,115 @@
+"""Runs the tests beside a playbook in a process of its own; implements `ports.playbook_tests.PlaybookTester`.
+
+The process is ``trainmedic playbook test --json``, as anybody would run it: the engine in virtual time, with actions
+that answer as the test says, so that nothing outside is touched. It shares neither memory nor the interpreter with the
+server, has no setting or secret of it in its environment, and a bound on its time, its memory and what it prints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainmedic_server.catalog import loader
+from trainmedic_server.domain.problems import FileProblem
+from trainmedic_server.errors import Conflict, NotFound
+from trainmedic_server.ports.playbook_tests import PlayedTest, PlayedTests
+
+_SECONDS = 60.0
+_AT_ONCE = 1
+_MOST_WAITING = 4
+_MEMORY_BYTES = 1 << 30
+_PRINTED_BYTES = 4 << 20
+_KEPT_NAMES = ("PATH", "LANG", "LC_ALL", "PYTHONPATH", "TMPDIR")
+"""What the process is told of the server's environment."""
+_NICE = 10
+_FIRST_TO_GO = "1000"
+"""How the kernel is told that where memory is short, this process goes before the server."""
+
+
+class PlaybookTestProcess:
+    """`seconds` bounds one file of tests; one is run at a time, and a few more wait."""
+
+    def __init__(self, seconds: float = _SECONDS) -> None:
+        self._seconds = seconds
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._asked = 0
+
+    async def run_beside(self, source: str) -> PlayedTests:
+        playbook = Path(source)
+        tests = playbook.with_name(f"{playbook.stem}{loader.TEST_SUFFIX}{playbook.suffix}")
+        if not loader.exists(tests):
+            raise NotFound(f"There are no tests beside the playbook: {tests} is not there.")
+        if self._asked >= _AT_ONCE + _MOST_WAITING:
+            raise Conflict("As many tests of playbooks as are allowed are being run; try again when they are through.")
+        self._asked += 1
+        try:
+            async with self._turns:
+                return await self._run(str(tests))
+        finally:
+            self._asked -= 1
+
+    async def _run(self, tests: str) -> PlayedTests:
+        # -P: what lies in the working directory is not imported.
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "trainmedic_server", "playbook", "test", "--json", tests),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env={name: os.environ[name] for name in _KEPT_NAMES if name in os.environ},
+            start_new_session=True,
+        )
+        try:
+            _bound(process.pid, self._seconds)
+            async with asyncio.timeout(self._seconds):
+                printed = await _read(process.stdout)
+        except TimeoutError:
+            return PlayedTests(tests, unfinished=f"The tests take over {self._seconds:g} s here.")
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        return _outcome(tests, printed)
+
+
+def _bound(pid: int, seconds: float) -> None:
+    with contextlib.suppress(OSError):  # it is over already, or the system does not let us; its time is bounded here
+        os.setpriority(os.PRIO_PROCESS, pid, _NICE)
+        if sys.platform == "linux":
+            resource.prlimit(pid, resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+            resource.prlimit(pid, resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 1))
+            Path(f"/proc/{pid}/oom_score_adj").write_text(_FIRST_TO_GO)
+
+
+async def _read(stream: asyncio.StreamReader | None) -> bytes:
+    """All that is printed; empty where that is more than a report of tests would be."""
+    assert stream is not None
+    printed = bytearray()
+    while piece := await stream.read(1 << 16):
+        printed += piece
+        if len(printed) > _PRINTED_BYTES:
+            return b""
+    return bytes(printed)
+
+
+def _outcome(tests: str, printed: bytes) -> PlayedTests:
+    try:
+        (file,) = json.loads(printed)["files"]
+    except ValueError:
+        return PlayedTests(tests, unfinished="The tests ended without an outcome: they need too much memory or time.")
+    played = tuple(
+        PlayedTest(each["name"], each["line"], each["seconds"], tuple(map(_problem, each["failures"])))
+        for each in file["tests"]
+    )
+    return PlayedTests(tests, played, tuple(map(_problem, file["problems"])))
+
+
+def _problem(told: Mapping[str, Any]) -> FileProblem:
+    return FileProblem(told["file"], told["line"], told["column"], told["message"])

@@ -1,0 +1,138 @@
+"""``GET /channels`` and ``POST /channels/{name}/test``: where messages to people go, and whether they arrive.
+
+What is shown of a channel has no part of its URLs but their kind, since the rest holds secrets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from trainmedic_server.domain.message import MessageKind, MessageRule
+from trainmedic_server.domain.run import Event
+from trainmedic_server.errors import ActionFailure, Conflict, NotFound
+from trainmedic_server.ports.outside import Clock, Notifier
+from trainmedic_server.ports.store import Transaction
+from trainmedic_server.server.auth import Authenticator, Principal, requires
+from trainmedic_server.server.bodies import body_schema, read_body
+from trainmedic_server.server.body import BodyReader
+from trainmedic_server.server.problems import responses
+from trainmedic_server.server.tokens import TokenRole
+from trainmedic_server.server.view import View
+
+_SECONDS = 30.0
+"""That a channel may take for a test; Apprise's services wait some 8."""
+T = TypeVar("T")
+
+
+class ChannelStore(Protocol):
+    """The part of the run store that the record of a test needs."""
+
+    async def transact(self, work: Callable[[Transaction], T]) -> T: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelsApi:
+    """The channels that are set, by name: the kind of each service behind it, such as ``slack``."""
+
+    store: ChannelStore
+    clock: Clock
+    services: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    rules: Mapping[MessageKind, MessageRule] = field(default_factory=dict)
+    notifier: Notifier | None = None
+
+
+class ChannelView(View):
+    """A channel of messages to people."""
+
+    name: str
+    services: list[str] = Field(description="The kind of each service behind it, as its URL begins.")
+    messages: list[MessageKind] = Field(description="What is told there without being asked for by a playbook.")
+
+
+class ChannelList(View):
+    items: list[ChannelView]
+
+
+class TestBody(BaseModel):
+    """Why; it stands in the message."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"note": "the room was renamed"}]})
+
+    note: str = Field("", max_length=500, pattern=r"^[^\x00]*$")
+
+
+class SentTestView(View):
+    """What became of a test message."""
+
+    channel: str
+    sent: bool = Field(description="Whether every service behind the channel took it.")
+    detail: str = Field(description="What went wrong; empty where it was sent.")
+
+
+def router(told: ChannelsApi, auth: Authenticator, bodies: BodyReader) -> APIRouter:
+    """The routes of this module."""
+    routes = APIRouter(tags=["operations"])
+    viewer, operator = requires(auth, TokenRole.VIEWER), requires(auth, TokenRole.OPERATOR)
+    turn = asyncio.Lock()
+
+    @routes.get(
+        "/channels",
+        summary="The channels of messages to people",
+        response_model=ChannelList,
+        responses=responses(401, 403, 503),
+        dependencies=[Depends(viewer)],
+    )
+    async def listed() -> ChannelList:
+        """Each with the kinds of services behind it and of what is told there; no addresses, as they hold secrets."""
+        items = [
+            ChannelView(name=name, services=list(services), messages=_told_at(name, told.rules))
+            for name, services in sorted(told.services.items())
+        ]
+        return ChannelList(items=items)
+
+    @routes.post(
+        "/channels/{name}/test",
+        summary="Send a test message to a channel",
+        response_model=SentTestView,
+        responses=responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
+        openapi_extra=body_schema(TestBody),
+    )
+    async def test(request: Request, name: str, actor: Principal = Depends(operator)) -> SentTestView:
+        """At once, and recorded with who wanted it and what came of it. One is sent at a time."""
+        body = await read_body(bodies, request, TestBody)
+        if told.notifier is None or name not in told.services:
+            there = ", ".join(sorted(told.services)) or "none"
+            raise NotFound(f"There is no channel of that name; there are: {there}.")
+        if turn.locked():
+            raise Conflict("Another test message is being sent; try again when it is through.")
+        async with turn:
+            detail = await _sent(told.notifier, name, actor.name, body.note.strip())
+        data = {"channel": name, "sent": not detail, "detail": detail}
+        event = Event("channel_tested", told.clock.now(), actor=actor.name, data=data)
+        await told.store.transact(lambda unit: unit.append([event]))
+        return SentTestView(channel=name, sent=not detail, detail=detail)
+
+    return routes
+
+
+def _told_at(name: str, rules: Mapping[MessageKind, MessageRule]) -> list[MessageKind]:
+    return [kind for kind, rule in rules.items() if rule.is_on and (not rule.channels or name in rule.channels)]
+
+
+async def _sent(notifier: Notifier, name: str, actor: str, note: str) -> str:
+    """Why it did not arrive; empty where it did."""
+    text = f"{actor} has sent it to see whether messages arrive here; nothing has happened."
+    try:
+        async with asyncio.timeout(_SECONDS):
+            await notifier.notify("A test message of Trainmedic", f"{text} {note}".strip(), name)
+    except TimeoutError:
+        return f"no answer within {_SECONDS:g} s"
+    except ActionFailure as error:
+        return str(error)
+    return ""

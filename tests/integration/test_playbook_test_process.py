@@ -1,0 +1,67 @@
+"""The tests beside a playbook, run by the server in a process of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainmedic_server import errors
+from trainmedic_server.adapters.playbook_test_process import PlaybookTestProcess
+
+PLAYBOOK = """
+playbook: quiet
+on: {alert: Noise}
+target: node
+steps: [{id: tell, action: notify, with: {title: t, message: m}}]
+"""
+TESTS = """
+tests:
+  - name: somebody is told
+    alerts: [{alert: {labels: {alertname: Noise, node: node-1}}}]
+    expect: [{runs: [{playbook: quiet, status: succeeded}]}]
+  - name: nobody is told
+    alerts: [{alert: {labels: {alertname: Noise, node: node-1}}}]
+    expect: [{runs: [{playbook: quiet, status: failed}]}]
+"""
+
+
+def written(directory: Path) -> str:
+    (directory / "quiet.yaml").write_text(PLAYBOOK)
+    (directory / "quiet_test.yaml").write_text(TESTS)
+    return str(directory / "quiet.yaml")
+
+
+async def test_each_test_is_told_with_the_place_of_its_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing of the server's settings is in the process: one that is wrong does not matter there."""
+    monkeypatch.setenv("TRAINMEDIC_PLAYBOOKS", "/nowhere")
+    outcome = await PlaybookTestProcess().run_beside(written(tmp_path))
+    good, bad = outcome.tests
+    assert (outcome.passed, outcome.problems, outcome.unfinished) == (False, (), "")
+    assert (good.name, good.failures, good.line) == ("somebody is told", (), 3)
+    (failure,) = bad.failures
+    assert (failure.file, failure.line) == (str(tmp_path / "quiet_test.yaml"), 8)
+    assert "expected failed, got succeeded" in failure.message
+
+
+async def test_a_mistake_in_a_file_is_told_in_place_of_results(tmp_path: Path) -> None:
+    """With its place."""
+    source = written(tmp_path)
+    (tmp_path / "quiet.yaml").write_text(PLAYBOOK.replace("notify", "notifi"))
+    outcome = await PlaybookTestProcess().run_beside(source)
+    assert (outcome.passed, outcome.tests) == (False, ())
+    assert [problem.line for problem in outcome.problems] == [5]
+
+
+async def test_tests_that_take_too_long_are_ended(tmp_path: Path) -> None:
+    """The process is gone, and the answer says so."""
+    outcome = await PlaybookTestProcess(seconds=0.05).run_beside(written(tmp_path))
+    assert (outcome.passed, outcome.tests) == (False, ())
+    assert "over 0.05 s" in outcome.unfinished
+
+
+async def test_a_playbook_without_tests_is_said_to_have_none(tmp_path: Path) -> None:
+    """It names the file that is not there."""
+    (tmp_path / "quiet.yaml").write_text(PLAYBOOK)
+    with pytest.raises(errors.NotFound, match=r"quiet_test\.yaml"):
+        await PlaybookTestProcess().run_beside(str(tmp_path / "quiet.yaml"))

@@ -1,0 +1,63 @@
+"""``/channels``: where messages go, and the test of one; without a socket."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tests.support.api_world import World
+from tests.support.clocks import StoppedClock
+from tests.unit.server.test_console_access import TOKENS
+from trainmedic_server import errors
+from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
+from trainmedic_server.domain.message import DEFAULT_RULES, Severity
+from trainmedic_server.server.auth import Authenticator
+from trainmedic_server.server.channels import ChannelsApi
+from trainmedic_server.settings.server import load
+from trainmedic_server.wiring.telling import channels_of
+
+
+@dataclass
+class ScriptedNotifier:
+    """Keeps what it is to send; the channel ``broken`` cannot be reached."""
+
+    sent: list[tuple[str, str, str | None]] = field(default_factory=list)
+
+    async def notify(self, title: str, message: str, to: str | None, severity: Severity = Severity.INFO) -> None:
+        if to == "broken":
+            raise errors.TemporaryFailure("could not be sent to broken")
+        self.sent.append((title, message, to))
+
+
+async def test_a_test_message_is_sent_by_an_operator_and_recorded() -> None:
+    """Also one that did not arrive; and nothing is sent by asking what there is."""
+    store, notifier = InMemoryStore(), ScriptedNotifier()
+    services = {"ops": ["slack"], "broken": ["mailto"]}
+    told = ChannelsApi(store, StoppedClock(), services, DEFAULT_RULES, notifier)
+    async with World(auth=Authenticator(TOKENS), channels=told).client() as client:
+        viewer, operator = ({"authorization": f"Bearer {secret}"} for secret in ("look", "op"))
+        items = (await client.get("/channels", headers=viewer)).json()["items"]
+        assert [(each["name"], each["services"]) for each in items] == [("broken", ["mailto"]), ("ops", ["slack"])]
+        assert "approval" in items[0]["messages"]
+        assert "repaired" not in items[0]["messages"]
+        assert (await client.post("/channels/ops/test", headers=viewer)).status_code == 403
+        assert notifier.sent == []
+        sent = await client.post("/channels/ops/test", headers=operator, json={"note": "is it there?"})
+        assert sent.json() == {"channel": "ops", "sent": True, "detail": ""}
+        ((_, message, to),) = notifier.sent
+        assert (to, "ann has sent it" in message, message.endswith("is it there?")) == ("ops", True, True)
+        failed = await client.post("/channels/broken/test", headers=operator)
+        assert failed.json() == {"channel": "broken", "sent": False, "detail": "could not be sent to broken"}
+        assert (await client.post("/channels/none/test", headers=operator)).status_code == 404
+    acts = await store.acts_of_people(None, None, 10)
+    assert [(act.kind, act.actor, act.data["channel"], act.data["sent"]) for act in acts] == [
+        ("channel_tested", "ann", "broken", False),
+        ("channel_tested", "ann", "ops", True),
+    ]
+
+
+def test_nothing_of_a_channels_address_is_shown_but_its_kind() -> None:
+    """The rest holds secrets: tokens, names, hosts."""
+    urls = "ops=slack://tokenA/tokenB/tokenC ops=mailto://me:secret@example.org odd=json://user:pass@10.0.0.1/x"
+    settings = load({}, {"TRAINMEDIC_NOTIFY_URLS": urls})
+    told = channels_of(settings, InMemoryStore(), None, StoppedClock())
+    assert dict(told.services) == {"ops": ["slack", "mailto"], "odd": ["json"]}
