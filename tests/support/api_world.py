@@ -387,7 +387,7 @@ class World:
             lines=LogLinesApi(self.logs, Whereabouts(self.bus, self.findings)),  # type: ignore[arg-type]
             catalog=self.catalog,
             texts=PlaybookTextsApi(self.findings, self.tester),
-            told=self.channels or ChannelsApi(self.findings, StoppedClock()),
+            messaging=self.channels or ChannelsApi(self.findings, StoppedClock()),
             log_rules=self.log_rules,
             bus=self.bus,  # type: ignore[arg-type]
             store=self.store,  # type: ignore[arg-type]

@@ -111,5 +111,5 @@ def _outcome(tests: str, printed: bytes) -> PlayedTests:
     return PlayedTests(tests, played, tuple(map(_problem, file["problems"])))
 
 
-def _problem(told: Mapping[str, Any]) -> FileProblem:
-    return FileProblem(told["file"], told["line"], told["column"], told["message"])
+def _problem(written: Mapping[str, Any]) -> FileProblem:
+    return FileProblem(written["file"], written["line"], written["column"], written["message"])

@@ -75,7 +75,7 @@ class SentTestView(View):
     detail: str = Field(description="What went wrong; empty where it was sent.")
 
 
-def router(told: ChannelsApi, auth: Authenticator, bodies: BodyReader) -> APIRouter:
+def router(messaging: ChannelsApi, auth: Authenticator, bodies: BodyReader) -> APIRouter:
     """The routes of this module."""
     routes = APIRouter(tags=["operations"])
     viewer, operator = requires(auth, TokenRole.VIEWER), requires(auth, TokenRole.OPERATOR)
@@ -91,8 +91,8 @@ def router(told: ChannelsApi, auth: Authenticator, bodies: BodyReader) -> APIRou
     async def listed() -> ChannelList:
         """Each with the kinds of services behind it and of what is told there; no addresses, as they hold secrets."""
         items = [
-            ChannelView(name=name, services=list(services), messages=_told_at(name, told.rules))
-            for name, services in sorted(told.services.items())
+            ChannelView(name=name, services=list(services), messages=_told_at(name, messaging.rules))
+            for name, services in sorted(messaging.services.items())
         ]
         return ChannelList(items=items)
 
@@ -106,16 +106,16 @@ def router(told: ChannelsApi, auth: Authenticator, bodies: BodyReader) -> APIRou
     async def test(request: Request, name: str, actor: Principal = Depends(operator)) -> SentTestView:
         """At once, and recorded with who wanted it and what came of it. One is sent at a time."""
         body = await read_body(bodies, request, TestBody)
-        if told.notifier is None or name not in told.services:
-            there = ", ".join(sorted(told.services)) or "none"
+        if messaging.notifier is None or name not in messaging.services:
+            there = ", ".join(sorted(messaging.services)) or "none"
             raise NotFound(f"There is no channel of that name; there are: {there}.")
         if turn.locked():
             raise Conflict("Another test message is being sent; try again when it is through.")
         async with turn:
-            detail = await _sent(told.notifier, name, actor.name, body.note.strip())
+            detail = await _sent(messaging.notifier, name, actor.name, body.note.strip())
         data = {"channel": name, "sent": not detail, "detail": detail}
-        event = Event("channel_tested", told.clock.now(), actor=actor.name, data=data)
-        await told.store.transact(lambda unit: unit.append([event]))
+        event = Event("channel_tested", messaging.clock.now(), actor=actor.name, data=data)
+        await messaging.store.transact(lambda unit: unit.append([event]))
         return SentTestView(channel=name, sent=not detail, detail=detail)
 
     return routes

@@ -190,7 +190,7 @@ class TrainmedicServer:
                 store=store,
                 catalog=catalog,
                 texts=PlaybookTextsApi(store, PlaybookTestProcess()),
-                told=telling.channels_of(settings, store, services.notifier, clock),
+                messaging=telling.channels_of(settings, store, services.notifier, clock),
                 log_rules=rules,
                 bus=bus,
                 redis_caveat=redis_caveat,

@@ -46,9 +46,9 @@ class InnerApi:
         document = json.loads(answer) if answer else None
         # That the server is not ready is what its status says, and no error of the call.
         if status >= 400 and path != "/ready":
-            told = document if isinstance(document, dict) else {}
-            problems = [(str(each["field"]), str(each["message"])) for each in told.get("errors", [])]
-            raise HttpProblem(status, str(told.get("detail", "")), problems=problems)
+            answered = document if isinstance(document, dict) else {}
+            problems = [(str(each["field"]), str(each["message"])) for each in answered.get("errors", [])]
+            raise HttpProblem(status, str(answered.get("detail", "")), problems=problems)
         return document
 
     async def _exchange(self, scope: dict[str, Any], content: bytes) -> tuple[int, bytes]:
