@@ -316,6 +316,7 @@ class History(Protocol):
     async def page(self, matching: HistoryFilter, limit: int, cursor: str | None) -> tuple[list[Run], str | None]:
         """Return at most `limit` runs, the newest first, and the cursor of the next page or None.
 
+        There can be fewer, and even none, with a cursor: where what is asked for is rare, a page ends after a while.
         Runs that arrive in between never shift a page. Raises ValueError on a cursor that is not one.
         """
         ...

@@ -177,15 +177,17 @@ def _several(values: Sequence[str] | None) -> tuple[str, ...] | None:
 async def _page(
     history: History, conditions: HistoryFilter, limit: int, cursor: str | None, most_bytes: int
 ) -> tuple[list[Run], str | None]:
-    """Up to `limit` runs and the next cursor; fewer where they are so large that `most_bytes` are reached before.
+    """Up to `limit` runs and the next cursor; fewer where they are so large that `most_bytes` are reached before, or
+    where the time of a search was over.
 
     Piece by piece, because how large a run is turns out when it has been read. Raises ValueError for a wrong cursor.
     """
     runs: list[Run] = []
     size = 0
     while True:
-        piece, cursor = await history.page(conditions, min(limit - len(runs), _PIECE), cursor)
+        asked = min(limit - len(runs), _PIECE)
+        piece, cursor = await history.page(conditions, asked, cursor)
         runs += piece
         size += sum(len(text) for run in piece for pair in run.alert_labels.items() for text in pair)
-        if cursor is None or len(runs) >= limit or size >= most_bytes:
+        if cursor is None or len(piece) < asked or len(runs) >= limit or size >= most_bytes:
             return runs, cursor

@@ -17,8 +17,17 @@ from typing import TypeVar
 import sqlalchemy as sa
 
 from trainmedic_server import errors
-from trainmedic_server.adapters.sql_store import database, effects, history_cursor, mapping, queries, tallies
+from trainmedic_server.adapters.sql_store import (
+    database,
+    effects,
+    history_cursor,
+    history_search,
+    mapping,
+    queries,
+    tallies,
+)
 from trainmedic_server.adapters.sql_store.history_page import page_select
+from trainmedic_server.adapters.sql_store.history_search import Place
 from trainmedic_server.adapters.sql_store.schema import TimeColumn, events, identity
 from trainmedic_server.domain.effect import EffectVerdict
 from trainmedic_server.domain.run import Event, Run
@@ -49,21 +58,17 @@ class SqlHistory(History, TallySource):
 
     async def page(self, matching: HistoryFilter, limit: int, cursor: str | None) -> tuple[list[Run], str | None]:
         before = history_cursor.decode(cursor) if cursor is not None else None
-        runs = await self._read(lambda connection: _page(connection, matching, limit + 1, before))
-        if len(runs) <= limit:
-            return runs, None
-        last = runs[limit - 1]
-        return runs[:limit], history_cursor.encode(last.created_at, last.id)
+        runs, place = await self._read(lambda connection: _page(connection, matching, limit, before))
+        return runs, history_cursor.encode(*place) if place is not None else None
 
     async def stream(self, matching: HistoryFilter) -> AsyncIterator[Run]:
-        before: tuple[datetime, str] | None = None
+        place: Place | None = None
         while True:
-            runs = await self._read(partial(_page, matching=matching, limit=_STREAMED, before=before))
+            runs, place = await self._read(partial(_page, matching=matching, limit=_STREAMED, before=place))
             for run in runs:
                 yield run
-            if len(runs) < _STREAMED:
+            if place is None:
                 return
-            before = (runs[-1].created_at, runs[-1].id)
 
     async def record(self, run_id: str) -> RunRecord | None:
         return await self._read(lambda connection: _record(connection, run_id))
@@ -149,10 +154,16 @@ def _events_of_no_run(
 
 
 def _page(
-    connection: sa.Connection, matching: HistoryFilter, limit: int, before: tuple[datetime, str] | None
-) -> list[Run]:
-    rows = connection.execute(page_select(matching, limit, before)).all()
-    return queries.with_touched_nodes(connection, queries.with_steps(connection, rows))
+    connection: sa.Connection, matching: HistoryFilter, limit: int, before: Place | None
+) -> tuple[list[Run], Place | None]:
+    """Return at most `limit` runs, and the place after which there are more, or may be; None at the end."""
+    if history_search.is_needed(matching):
+        rows, place = history_search.search(connection, matching, limit, before)
+    else:
+        more = list(connection.execute(page_select(matching, limit + 1, before)))
+        rows = more[:limit]
+        place = (rows[-1].created_at, rows[-1].id) if len(more) > limit else None
+    return queries.with_touched_nodes(connection, queries.with_steps(connection, rows)), place
 
 
 def _record(connection: sa.Connection, run_id: str) -> RunRecord | None:

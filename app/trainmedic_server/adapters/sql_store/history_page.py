@@ -1,4 +1,4 @@
-"""The select of one page of the history, for each filter. Who calls it: ``history``.
+"""The select of one page of the history, for each filter. Who calls it: ``history``, and ``history_search``.
 
 Where a filter takes several values, a page is put together of one short list for each of them, because an index that
 has the order of the pages has it for one value alone.
@@ -33,14 +33,14 @@ Condition = sa.ColumnElement[bool]
 
 def page_select(matching: HistoryFilter, limit: int, before: tuple[datetime, str] | None = None) -> sa.Select[Any]:
     """Return the runs of one page, newest first; `before` is where the page above ended."""
-    common = list(_conditions(matching, before))
-    alternatives = list(_alternatives(matching))
-    lists = list(itertools.islice(itertools.product(*alternatives), _MOST_LISTS + 1))
+    common = list(beside_them(matching, before))
+    groups = list(alternatives(matching))
+    lists = list(itertools.islice(itertools.product(*groups), _MOST_LISTS + 1))
     whole = sa.select(runs).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
     if len(lists) == 1:
         return whole.where(*common, *lists[0])
     if len(lists) > _MOST_LISTS:
-        return whole.where(*common, *(sa.or_(*each) for each in alternatives))
+        return whole.where(*common, *(sa.or_(*each) for each in groups))
     parts = [_ids(sa.and_(*common, *each), limit) for each in lists]
     return whole.where(runs.c.id.in_(sa.union_all(*parts)))
 
@@ -51,7 +51,7 @@ def _ids(condition: Condition, limit: int) -> sa.Select[Any]:
     return sa.select(newest.subquery().c.id)
 
 
-def _alternatives(matching: HistoryFilter) -> Iterator[Sequence[Condition]]:
+def alternatives(matching: HistoryFilter) -> Iterator[Sequence[Condition]]:
     """For each filter that is set, the conditions of which one is to hold."""
     for name, column in _COLUMNS.items():
         if values := values_of(getattr(matching, name)):
@@ -93,7 +93,8 @@ def _of_node(name: str) -> tuple[Condition, Condition]:
     return runs.c.node == name, sa.and_(runs.c.id.in_(touching), runs.c.node.is_(None))
 
 
-def _conditions(matching: HistoryFilter, before: tuple[datetime, str] | None) -> Iterator[Condition | sa.TextClause]:
+def beside_them(matching: HistoryFilter, before: tuple[datetime, str] | None) -> Iterator[Condition | sa.TextClause]:
+    """What holds beside the `alternatives`: the time, what is open or owed, and the place after which a page begins."""
     if matching.since is not None:
         yield runs.c.created_at >= matching.since
     if matching.until is not None:

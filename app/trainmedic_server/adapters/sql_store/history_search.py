@@ -1,0 +1,89 @@
+"""Finding runs by several filters at once, in a bounded time. Who calls it: ``history``.
+
+An index has the order of the pages for one filter. Where two are set that seldom meet, reading along one of them could
+take the whole history. So the search goes back in time, window by window: in each, what every filter's index has is
+intersected, without reading a run, and a window is as long as keeps it short to search. When the time of a page is
+over, what was found is the page, and its cursor says how far the search has come.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from trainmedic_server.adapters.sql_store.history_page import alternatives, beside_them
+from trainmedic_server.adapters.sql_store.schema import runs
+from trainmedic_server.ports.store import HistoryFilter
+
+Place = tuple[datetime, str]
+"""Where a page ended: all further runs are smaller by their creation and id."""
+
+SECONDS = 1.0
+"""That one page may search; it ends with the window in which they are over."""
+_FIRST_WINDOW = timedelta(hours=1)
+_SHORT = 0.05
+"""Seconds: after a window that took less the next is four times as long, after any other twice, so that there are few
+of them, and the last takes about as long as all before it."""
+_BEFORE_ALL = "!"
+"""Smaller than the id of any run."""
+_OLDEST = sa.select(sa.func.min(runs.c.created_at))
+_NEWEST = sa.select(sa.func.max(runs.c.created_at))
+
+
+def is_needed(matching: HistoryFilter) -> bool:
+    """Whether several filters are set, of which none leaves only the few runs that are open or owe an undo."""
+    return not (matching.is_open or matching.owes_undo) and len(list(alternatives(matching))) > 1
+
+
+def search(
+    connection: sa.Connection,
+    matching: HistoryFilter,
+    limit: int,
+    before: Place | None,
+    seconds: Callable[[], float] = time.monotonic,
+) -> tuple[list[sa.Row[Any]], Place | None]:
+    """Return the rows of at most `limit` runs, newest first, and from where on there may be more; None at the end."""
+    oldest, newest = connection.execute(_OLDEST).scalar(), connection.execute(_NEWEST).scalar()
+    if oldest is None or newest is None:
+        return [], None
+    first = max(oldest, matching.since) if matching.since is not None else oldest
+    end = min([newest + timedelta(microseconds=1), *([matching.until] if matching.until is not None else [])])
+    if before is not None:
+        end = min(end, before[0] + timedelta(microseconds=1))
+    rows: list[sa.Row[Any]] = []
+    window, began = _FIRST_WINDOW, seconds()
+    while end > first:
+        begin, asked_at = max(end - window, first), seconds()
+        rows += connection.execute(_in_window(matching, begin, end, before, limit + 1 - len(rows))).all()
+        if len(rows) > limit:
+            return rows[:limit], (rows[limit - 1].created_at, rows[limit - 1].id)
+        end, now = begin, seconds()
+        if now - began > SECONDS and end > first:
+            return rows, (end, _BEFORE_ALL)
+        window *= 4 if now - asked_at < _SHORT else 2
+    return rows, None
+
+
+def _in_window(
+    matching: HistoryFilter, begin: datetime, end: datetime, before: Place | None, limit: int
+) -> sa.Select[Any]:
+    common = [runs.c.created_at >= begin, runs.c.created_at < end, *beside_them(matching, before)]
+    met = sa.intersect(*(_of_any(group, common) for group in alternatives(matching))).subquery()
+    newest = sa.select(met.c.id).order_by(met.c.created_at.desc(), met.c.id.desc()).limit(limit)
+    return (
+        sa.select(runs)
+        .where(runs.c.id.in_(newest.scalar_subquery()))
+        .order_by(runs.c.created_at.desc(), runs.c.id.desc())
+    )
+
+
+def _of_any(
+    group: Sequence[sa.ColumnElement[bool]], common: Sequence[sa.ColumnElement[bool] | sa.TextClause]
+) -> sa.Select[Any]:
+    """The keys of the runs for which one of the conditions holds, each read from the index over it."""
+    every = sa.union_all(*(sa.select(runs.c.id, runs.c.created_at).where(each, *common) for each in group)).subquery()
+    return sa.select(every.c.id, every.c.created_at)

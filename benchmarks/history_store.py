@@ -1,0 +1,170 @@
+"""A run store with many runs: its size, its start, its pages and filters, and deliveries while it deletes old runs.
+
+    PYTHONPATH=.:app:sdk python benchmarks/history_store.py [--runs 1000000] [--database URL] [--delete 20000]
+
+The store is filled by SQL (``past_rows``): in a temporary directory, where there must be 4 KB of room for each run, or
+in the empty PostgreSQL database that is named. Pages of a file are read cold (the system is asked to forget the file)
+and warm. Deletion runs beside single matched deliveries' transactions, fifty a second; their times are printed without
+and with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import psycopg
+import sqlalchemy as sa
+
+from benchmarks import past_rows
+from benchmarks.history_page import _for_speed, made
+from trainmedic_server.adapters.sql_store import database, postgresql
+from trainmedic_server.adapters.sql_store.store import SqlStore
+from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus
+from trainmedic_server.ports.store import HistoryFilter, Transaction
+
+FILTERS = {
+    "none": HistoryFilter(),
+    "alertname": HistoryFilter(alertname="GPUAlert3"),
+    "playbook": HistoryFilter(playbook="playbook-3"),
+    "status": HistoryFilter(status="failed"),
+    "decision": HistoryFilter(decision="cooldown"),
+    "node": HistoryFilter(node="node-3"),
+    "gpu": HistoryFilter(gpu="GPU-2"),
+    "job": HistoryFilter(job="job-8"),
+    "alertname and status": HistoryFilter(alertname="GPUAlert3", status="failed"),
+    "alertname and node, never together": HistoryFilter(alertname=past_rows.NEVER_MET[0], node=past_rows.NEVER_MET[1]),
+    "playbook and status, never together": HistoryFilter(playbook="playbook-3", status="not_started"),
+}
+PAUSE = 0.02
+DELIVERIES = 500
+
+
+class Measured:
+    """A store that is filled, and how to make reading it cold."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._file = database.file_of(database.parse(url)) if not postgresql.names_postgresql(url) else None
+
+    def fill(self, count: int) -> None:
+        asyncio.run(SqlStore.open(self.url).close())
+        if self._file is None:
+            engine = sa.create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(self.url))
+        else:
+            engine = database.writer_engine(sa.make_url(self.url), timedelta(seconds=5))
+            sa.event.listen(engine, "connect", _for_speed)
+        began = time.perf_counter()
+        with engine.connect() as connection:
+            past_rows.fill(connection, count, int(time.time() * 1e6))
+            size = self._size(connection)
+        engine.dispose()
+        seconds = time.perf_counter() - began
+        print(f"{count:,} runs stored in {seconds:.0f} s; {size / count:.0f} bytes for each", flush=True)
+
+    def _size(self, connection: sa.Connection) -> int:
+        if self._file is not None:
+            return self._file.stat().st_size
+        return int(connection.exec_driver_sql("SELECT pg_database_size(current_database())").scalar_one())
+
+    def cool(self) -> None:
+        """Have the system forget what it has read of the file; PostgreSQL's is left alone."""
+        for path in (self._file, Path(f"{self._file}-wal")) if self._file is not None else ():
+            if path.exists():
+                with path.open("rb") as file:
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+async def timed(work: Callable[[], Awaitable[object]]) -> float:
+    began = time.perf_counter()
+    await work()
+    return time.perf_counter() - began
+
+
+async def pages(measured: Measured, store: SqlStore) -> None:
+    """Print the first page for each filter, cold and the median of five warm ones, and how many pages a search has."""
+    for title, matching in FILTERS.items():
+        measured.cool()
+        cold = await timed(lambda matching=matching: store.page(matching, 100, None))
+        warm = [await timed(lambda matching=matching: store.page(matching, 100, None)) for _ in range(5)]
+        items, cursor, parts = 0, None, 0
+        while items < 100 and (parts == 0 or cursor is not None):
+            runs, cursor = await store.page(matching, 100, cursor)
+            items, parts = items + len(runs), parts + 1
+        text = f"first page by {title}: {cold * 1000:.0f} ms cold, {statistics.median(warm) * 1000:.1f} ms warm"
+        print(f"{text}; {items} found in {parts} pages", flush=True)
+
+
+async def tallies(store: SqlStore) -> None:
+    now = datetime.now(UTC)
+    seconds = await timed(lambda: store.tally(now - timedelta(days=30), now))
+    print(f"what the playbooks came to in 30 days: {seconds:.2f} s", flush=True)
+
+
+async def delivered(store: SqlStore, number: int) -> None:
+    """What a delivery of one matched alert writes, in mode observe."""
+    run = made(10_000_000 + number)
+    alert = Alert(run.alert.fingerprint, AlertStatus.FIRING, run.alert_labels, {}, run.alert.starts_at)
+
+    def work(tx: Transaction) -> None:
+        tx.alerts([run.alert])
+        tx.save_alerts([AlertRecord(alert, run.created_at, run.created_at)])
+        tx.add_runs([run])
+
+    await store.transact(work)
+
+
+async def percentiles(store: SqlStore, first: int, count: int = DELIVERIES) -> str:
+    times = []
+    for number in range(first, first + count):
+        times.append(await timed(lambda number=number: delivered(store, number)))
+        await asyncio.sleep(PAUSE)
+    times.sort()
+    p50, p99, worst = (times[place] * 1000 for place in (count // 2, count * 99 // 100, -1))
+    return f"p50 {p50:.1f} ms, p99 {p99:.1f} ms, worst {worst:.0f} ms"
+
+
+async def deletion(store: SqlStore, count: int, delete: int) -> None:
+    alone = await percentiles(store, 0)
+    before = datetime.now(UTC) - timedelta(seconds=(count - delete) * past_rows.SECONDS_APART)
+    pruning = asyncio.create_task(store.prune(before))
+    began = time.perf_counter()
+    beside = await percentiles(store, DELIVERIES)
+    gone = await pruning
+    seconds = time.perf_counter() - began
+    print(f"deliveries alone: {alone}")
+    print(f"deliveries beside the deletion of {gone:,} runs in {seconds:.0f} s: {beside}", flush=True)
+
+
+async def measure(measured: Measured, count: int, delete: int) -> None:
+    measured.cool()
+    began = time.perf_counter()
+    store = SqlStore.open(measured.url)
+    print(f"opened in {(time.perf_counter() - began) * 1000:.0f} ms", flush=True)
+    await pages(measured, store)
+    await tallies(store)
+    await deletion(store, count, delete)
+    await store.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=1_000_000)
+    parser.add_argument("--delete", type=int, default=20_000, help="the oldest runs, that are deleted at the end")
+    parser.add_argument("--database", metavar="URL", help="an empty PostgreSQL database, instead of a file")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        measured = Measured(options.database or f"sqlite:///{name}/runs.db")
+        measured.fill(options.runs)
+        asyncio.run(measure(measured, options.runs, options.delete))
+
+
+if __name__ == "__main__":
+    main()
