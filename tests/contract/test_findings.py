@@ -230,6 +230,7 @@ async def test_findings_are_found_by_their_alerts(store: SqlStore) -> None:
     await keep(store, finding("1", 1, alert=alert, ended_at=at(70)), finding("2", 2, alert=alert), finding("3"))
     assert [known.id for known in await store.findings_of_alerts(["f1", "f2"])] == ["1", "2"]
     assert await store.findings_of_alerts([]) == []
+    assert await store.alerts_raised([*("x" for _ in range(1000)), "f1", "f2"]) == [{"alertname": "A"}]
 
 
 async def test_a_job_is_kept_and_let_go(store: SqlStore) -> None:

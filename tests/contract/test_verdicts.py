@@ -41,6 +41,7 @@ async def test_verdicts_that_name_a_node_are_found_by_it(store: SqlStore) -> Non
     await store.transact(lambda tx: tx.verdicts.save([made(1), made(2, node=None), made(3, job="llm-2")]))
     found = await store.transact(lambda tx: tx.verdicts.on_node("node-1", NOW + timedelta(minutes=2)))
     assert [verdict.id for verdict in found] == ["v3"]
+    assert await store.verdicts_on("node-1", NOW + timedelta(minutes=2)) == found
 
 
 async def test_what_is_to_be_told_is_found_in_the_order_in_which_it_became_due(store: SqlStore) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.job_verdict import JobVerdict
+from trainmedic_server.domain.own_source import DIAGNOSIS, SOURCE
 
 ALERTNAME = "TrainingFailed"
 
@@ -17,7 +18,7 @@ ALERTNAME = "TrainingFailed"
 def labels_of(job: str, verdict: Mapping[str, Any]) -> dict[str, str]:
     """Return the labels, for a verdict as `Verdict.plain` gives it. There is a node among them only where it names
     one."""
-    labels = {"alertname": ALERTNAME, "severity": "critical", "component": "training", "source": "diagnosis"}
+    labels = {"alertname": ALERTNAME, "severity": "critical", "component": "training", SOURCE: DIAGNOSIS}
     labels |= {"job_name": job, "cause": str(verdict["cause"]), "confidence": str(verdict["confidence"])}
     return labels | ({"node": str(verdict["node"])} if verdict["node"] else {})
 
@@ -32,7 +33,7 @@ def annotations_of(verdict: Mapping[str, Any]) -> dict[str, str]:
 
 def verdict_of(alert: Alert) -> JobVerdict | None:
     """Return the verdict that an alert tells; None where it tells none."""
-    if alert.name != ALERTNAME or alert.labels.get("source") != "diagnosis":
+    if alert.name != ALERTNAME or alert.labels.get(SOURCE) != DIAGNOSIS:
         return None
     ranks = [rank for rank in alert.annotations.get("ranks", "").replace(" ", "").split(",") if rank.isdecimal()]
     return JobVerdict.of({**alert.annotations, **alert.labels, "node": alert.labels.get("node"), "ranks": ranks})

@@ -15,6 +15,7 @@ from trainmedic_server.domain.alert import Alert, AlertStatus, fingerprint
 from trainmedic_server.domain.finding import Finding, Role
 from trainmedic_server.domain.finding_codec import FindingUpdate, write_ranks
 from trainmedic_server.domain.known_finding import FindingAlert, KnownFinding
+from trainmedic_server.domain.own_source import LOG, SOURCE
 from trainmedic_server.domain.target import IdentityLabels, TargetKind
 from trainmedic_server.logs import rendering
 from trainmedic_server.logs.rule import LogRule
@@ -103,7 +104,7 @@ def _labels(known: KnownFinding, rule: LogRule, severity: str) -> Mapping[str, s
     target = known.target
     labels = dict(known.labels)
     labels |= {"alertname": rule.alert.name, "severity": severity, "component": rule.alert.component}
-    labels |= {"source": "log", "rule": known.rule}
+    labels |= {SOURCE: LOG, "rule": known.rule}
     if target.kind is TargetKind.JOB:
         return labels | {"job_name": target.job or ""}
     if known.is_printed:

@@ -23,6 +23,7 @@ from trainmedic_server.domain.job_life import LifeState
 from trainmedic_server.domain.job_verdict import JobVerdict
 from trainmedic_server.domain.known_finding import KnownExcerpt, KnownFinding
 from trainmedic_server.domain.known_verdict import KnownVerdict
+from trainmedic_server.domain.own_source import DIAGNOSIS, NODE_SUSPECT, SOURCE
 from trainmedic_server.domain.topology import ranks_in
 from trainmedic_server.engine.job_verdicts import JobVerdicts
 from trainmedic_server.engine.node_watch import PresenceSource
@@ -187,7 +188,7 @@ class JobDiagnoses:
         jobs = sorted({verdict.job for verdict in named})
         if len(jobs) < SUSPECT_JOBS:
             return
-        labels = {"alertname": "NodeSuspect", "severity": "warning", "component": "node", "source": "diagnosis"}
+        labels = {"alertname": NODE_SUSPECT, "severity": "warning", "component": "node", SOURCE: DIAGNOSIS}
         labels |= {"node": node, "needs": "people"}
         said = f"{len(jobs)} jobs failed on {node} within 30 days: {', '.join(jobs[:10])}"
         annotations = {"summary": said, "verdicts": ", ".join(verdict.id for verdict in named[:10])}

@@ -101,6 +101,10 @@ class FindingHistory(Protocol):
         """Return the findings that raised these alerts, oldest first; at most 200."""
         ...
 
+    async def alerts_raised(self, fingerprints: Collection[str]) -> list[Mapping[str, str]]:
+        """Return the labels of the alerts with these fingerprints that findings have raised, each once."""
+        ...
+
     async def kept_jobs(self) -> list[KeptJob]: ...
 
 

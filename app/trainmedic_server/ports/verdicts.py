@@ -75,3 +75,7 @@ class VerdictHistory(VerdictSource, Protocol):
     async def verdicts_of(self, job: str, limit: int) -> list[KnownVerdict]:
         """Return the job's verdicts, the newest first."""
         ...
+
+    async def verdicts_on(self, node: str, since: datetime) -> list[KnownVerdict]:
+        """Return the verdicts that name the node and began since then, the newest first; at most 100."""
+        ...

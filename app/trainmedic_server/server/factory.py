@@ -48,6 +48,7 @@ from trainmedic_server.server.console.build import console
 from trainmedic_server.server.engine import CatalogPort, EnginePort, JobLivesPort, LogRulesPort
 from trainmedic_server.server.event_feed import EventFeed
 from trainmedic_server.server.limits import ServerLimits
+from trainmedic_server.server.own_alerts import OwnAlerts
 from trainmedic_server.server.read_turns import ReadTurns
 from trainmedic_server.server.sites import SiteCheck
 from trainmedic_server.server.streaming import ClientStalled
@@ -105,7 +106,7 @@ def create_app(
     """The API and the console; ``state.feed`` is for `listener.serve` to close. `allowed_hosts` are names that it
     answers to without tokens, ``redis_caveat`` says why a Redis that answers should not be relied on."""
     bodies, reads = BodyReader(limits), ReadTurns(limits.reads, limits.waiting_reads, "pages of the history")
-    handle = webhook.endpoint(engine, auth, bodies, clock, metrics)
+    handle = webhook.endpoint(engine, OwnAlerts(found.history, found.verdicts), auth, bodies, clock, metrics)
     app = _Api(webhook.WebhookApp(handle), SiteCheck(allowed_hosts, lambda: not auth.has_tokens), metrics)
     feed = app.state.feed = EventFeed(runs, limits.poll_seconds, limits.streams, metrics)
     webhook.declare(app.router, handle)

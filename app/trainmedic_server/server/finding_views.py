@@ -12,6 +12,7 @@ from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.finding import CauseClass, Role, TimeSource
 from trainmedic_server.domain.finding_codec import write_ranks
 from trainmedic_server.domain.known_finding import FindingEnd, KnownExcerpt, KnownFinding
+from trainmedic_server.domain.own_source import LOG, SOURCE
 from trainmedic_server.ports.findings import FindingHistory, FindingRecord
 from trainmedic_server.server.view import View
 
@@ -112,7 +113,7 @@ def detail(record: FindingRecord) -> FindingDetail:
 async def of_run(findings: FindingHistory, alerts: Collection[AlertRecord]) -> list[RunFinding]:
     """The findings that raised these alerts, the first few of them."""
     began = {record.alert.fingerprint: record.alert.starts_at for record in alerts}
-    of_logs = [record.alert.fingerprint for record in alerts if record.alert.labels.get("source") == "log"]
+    of_logs = [record.alert.fingerprint for record in alerts if record.alert.labels.get(SOURCE) == LOG]
     views: list[RunFinding] = []
     for known in await findings.findings_of_alerts(of_logs) if of_logs else ():
         if known.alert is None or known.alert.starts_at != began.get(known.alert.fingerprint):

@@ -33,6 +33,7 @@ from trainmedic_server.server.auth import Authenticator
 from trainmedic_server.server.body import BodyReader, parse_json
 from trainmedic_server.server.engine import EnginePort
 from trainmedic_server.server.limits import KIB
+from trainmedic_server.server.own_alerts import OwnAlerts
 from trainmedic_server.server.tokens import TokenRole
 
 # Bodies from this size on are parsed in a thread: that takes tens of milliseconds, most of it in Python,
@@ -53,7 +54,12 @@ class _PlainRoute(APIRoute):
 
 
 def endpoint(
-    engine: EnginePort, auth: Authenticator, bodies: BodyReader, clock: Clock, metrics: telemetry.Metrics
+    engine: EnginePort,
+    own_alerts: OwnAlerts,
+    auth: Authenticator,
+    bodies: BodyReader,
+    clock: Clock,
+    metrics: telemetry.Metrics,
 ) -> _Handler:
     """Make the handler of deliveries."""
     outcomes = {name: metrics.deliveries.labels(name) for name in ("accepted", "refused", "unavailable", "failed")}
@@ -74,7 +80,7 @@ def endpoint(
                     delivery = _read(body, received_at)
                 else:
                     delivery = await asyncio.to_thread(_read, body, received_at)
-                admission = await engine.admit(delivery)
+                admission = await engine.admit(await own_alerts.checked(delivery))
             outcome = "accepted"
             return Response(reply(admission), media_type="application/json")
         except TrainmedicError as error:

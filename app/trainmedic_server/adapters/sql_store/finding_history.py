@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,7 +19,7 @@ from trainmedic_server.domain.known_verdict import KnownVerdict
 from trainmedic_server.ports.findings import FindingFilter, FindingHistory, FindingRecord
 from trainmedic_server.ports.verdicts import VerdictHistory, VerdictRecord
 
-_MOST_OF_ALERTS = 200
+_MOST_OF_ALERTS, _IN_ONE_QUESTION = 200, 500
 
 
 class SqlFindingHistory(SqlPresent, FindingHistory, VerdictHistory):
@@ -26,6 +27,9 @@ class SqlFindingHistory(SqlPresent, FindingHistory, VerdictHistory):
 
     async def verdicts_of(self, job: str, limit: int) -> list[KnownVerdict]:
         return await self._read(lambda connection: verdicts.read(connection, verdicts.of_job(job, limit)))
+
+    async def verdicts_on(self, node: str, since: datetime) -> list[KnownVerdict]:
+        return await self._read(lambda connection: verdicts.read(connection, verdicts.of_node(node, since)))
 
     async def verdicts(self, since: datetime, until: datetime, job: str | None = None) -> list[VerdictRecord]:
         found = await self._read(lambda connection: verdicts.read(connection, verdicts.between(since, until, job)))
@@ -53,6 +57,11 @@ class SqlFindingHistory(SqlPresent, FindingHistory, VerdictHistory):
         )
         newest_first = await self._read(lambda connection: _findings(connection, statement))
         return newest_first[::-1]
+
+    async def alerts_raised(self, fingerprints: Collection[str]) -> list[Mapping[str, str]]:
+        wanted = sorted(fingerprints)
+        parts = [wanted[first : first + _IN_ONE_QUESTION] for first in range(0, len(wanted), _IN_ONE_QUESTION)]
+        return [labels for part in parts for labels in await self._read(partial(_raised, wanted=part))]
 
     async def kept_jobs(self) -> list[KeptJob]:
         return await self._read(
@@ -92,6 +101,12 @@ def _page(
     connection: sa.Connection, matching: FindingFilter, limit: int, before: tuple[datetime, str] | None
 ) -> list[KnownFinding]:
     return _findings(connection, findings_select(matching, limit, before))
+
+
+def _raised(connection: sa.Connection, wanted: Collection[str]) -> list[Mapping[str, str]]:
+    newest = sa.select(sa.func.max(findings.c.id)).where(findings.c.fingerprint.in_(wanted))
+    one_each = sa.select(findings.c.alert).where(findings.c.id.in_(newest.group_by(findings.c.fingerprint)))
+    return [alert["labels"] for alert in connection.execute(one_each).scalars()]
 
 
 def _findings(connection: sa.Connection, statement: sa.Select[Any]) -> list[KnownFinding]:

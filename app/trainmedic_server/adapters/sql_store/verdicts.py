@@ -45,6 +45,12 @@ def of_job(job: str, limit: int) -> sa.Select[Any]:
     return sa.select(verdicts).where(verdicts.c.job == job).order_by(verdicts.c.began_at.desc()).limit(limit)
 
 
+def of_node(node: str, since: datetime) -> sa.Select[Any]:
+    """Select the verdicts that name the node and began since then, the newest first."""
+    statement = sa.select(verdicts).where(verdicts.c.node == node, verdicts.c.began_at >= since)
+    return statement.order_by(verdicts.c.began_at.desc()).limit(_MOST_OF_NODE)
+
+
 def read(connection: sa.Connection, statement: sa.Select[Any]) -> list[KnownVerdict]:
     """The verdicts that a statement selects."""
     return [KnownVerdict(**row) for row in connection.execute(statement).mappings()]
@@ -84,8 +90,7 @@ class SqlVerdicts(StoredVerdicts):
         return read(self._connection(), of_job(job, limit))
 
     def on_node(self, node: str, since: datetime) -> list[KnownVerdict]:
-        statement = sa.select(verdicts).where(verdicts.c.node == node, verdicts.c.began_at >= since)
-        return read(self._connection(), statement.order_by(verdicts.c.began_at.desc()).limit(_MOST_OF_NODE))
+        return read(self._connection(), of_node(node, since))
 
     def to_tell(self, moment: datetime, limit: int) -> list[KnownVerdict]:
         due = sa.select(verdicts).where(verdicts.c.tell_at.is_not(None), verdicts.c.tell_at <= moment)

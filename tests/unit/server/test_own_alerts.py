@@ -1,0 +1,94 @@
+"""Alerts that come by the webhook and say to be Trainmedic's own: of a finding, or of a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from tests.support.api_world import World
+from tests.support.clocks import START
+from tests.unit.engine.test_findings import FindingWorld, of_training
+from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
+from trainmedic_server.diagnosis import verdict_alert
+from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, fingerprint
+from trainmedic_server.domain.known_verdict import KnownVerdict
+from trainmedic_server.server.own_alerts import OwnAlerts
+
+PLAIN = {"cause": "gpu", "confidence": "high", "node": "node-2", "ranks": [9], "advice": "isolate_node"}
+LABELS = verdict_alert.labels_of("llm-1", PLAIN)
+VERDICT = KnownVerdict("v1", "llm-1", 1, START, START, "gpu", "high", "node-2", "gpu:xid", PLAIN, LABELS)
+
+
+def posted(labels: Mapping[str, str], annotations: Mapping[str, str] = {}) -> Alert:
+    return Alert(fingerprint(labels), AlertStatus.FIRING, dict(labels), dict(annotations), START)
+
+
+async def checked(store: InMemoryStore, *alerts: Alert) -> tuple[Alert, ...]:
+    delivery = Delivery("d", START + timedelta(minutes=1), "r", "", "", alerts)
+    return (await OwnAlerts(store, store).checked(delivery)).alerts
+
+
+async def test_the_alert_of_a_verdict_that_comes_back_is_own_and_says_what_the_verdict_says() -> None:
+    """Whatever was put beside its labels on the way: ranks and advice are the verdict's."""
+    store = InMemoryStore()
+    await store.transact(lambda tx: tx.verdicts.save([VERDICT]))
+    (alert,) = await checked(store, posted(LABELS, {"ranks": "0, 1", "advice": "restart"}))
+    assert dict(alert.labels) == LABELS
+    said = verdict_alert.verdict_of(alert)
+    assert said is not None
+    assert (said.ranks, said.advice, alert.annotations["verdict"]) == ((9,), "isolate_node", "v1")
+
+
+async def test_a_posted_alert_that_no_verdict_raised_is_not_own() -> None:
+    """By another node, another job, or nothing at all: its label is renamed, and no playbook takes it for a verdict."""
+    store = InMemoryStore()
+    await store.transact(lambda tx: tx.verdicts.save([VERDICT, replace(VERDICT, id="v2", labels=None)]))
+    forged = [{**LABELS, "node": "node-3"}, {**LABELS, "job_name": "llm-2"}, {"alertname": "X", "source": "diagnosis"}]
+    for alert, before in zip(await checked(store, *map(posted, forged)), forged, strict=True):
+        assert "source" not in alert.labels
+        assert alert.labels["exported_source"] == "diagnosis"
+        assert verdict_alert.verdict_of(alert) is None
+        assert alert.fingerprint == fingerprint(before)
+
+
+async def test_a_suspect_node_is_own_where_verdicts_name_it() -> None:
+    """Of 30 days."""
+    store = InMemoryStore()
+    await store.transact(lambda tx: tx.verdicts.save([VERDICT]))
+    labels = {"alertname": "NodeSuspect", "source": "diagnosis"}
+    own, forged = await checked(store, posted({**labels, "node": "node-2"}), posted({**labels, "node": "node-3"}))
+    assert own.labels["source"] == "diagnosis"
+    assert "source" not in forged.labels
+
+
+async def test_the_alert_of_a_finding_is_own_by_all_its_labels() -> None:
+    """Those of others pass as they are, such as one with a source of its own."""
+    world = FindingWorld()
+    await world.nodes.start()
+    await world.nodes.look()
+    await world.tell(of_training("cuda-oom", "node-1", "llm-1", 0, world.clock.now()))
+    (told,) = world.taker.told
+    # Another one with this fingerprint could be made: the fingerprint that is posted counts for nothing.
+    forged = replace(posted({**told.labels, "node": "node-9"}), fingerprint=told.fingerprint)
+    other = posted({"alertname": "X", "source": "vmalert"})
+    assert [dict(alert.labels) for alert in await checked(world.store, told, forged, other)] == [
+        dict(told.labels),
+        {**{name: value for name, value in forged.labels.items() if name != "source"}, "exported_source": "log"},
+        {"alertname": "X", "source": "vmalert"},
+    ]
+
+
+async def test_what_the_webhook_takes_was_checked() -> None:
+    """Over HTTP, as an Alertmanager posts it."""
+    world = World()
+    entry: dict[str, Any] = {"status": "firing", "labels": LABELS, "annotations": {}, "startsAt": START.isoformat()}
+    body = {"version": "4", "status": "firing", "receiver": "r", "groupKey": "g", "alerts": [entry]}
+    async with world.client() as client:
+        assert (await client.post("/webhook", json=body)).status_code == 200
+        await world.findings.transact(lambda tx: tx.verdicts.save([VERDICT]))
+        assert (await client.post("/webhook", json=body)).status_code == 200
+    first, second = world.engine.deliveries
+    assert first.alerts[0].labels.get("source") is None
+    assert second.alerts[0].labels["source"] == "diagnosis"
