@@ -1,6 +1,7 @@
-"""The process in which flight recorder dumps are read: ``python -m trainmedic_server.adapters.dump_child``.
+"""The process in which flight recorder dumps are read: ``python -m trainmedic_server.adapters.dump_child BYTES``.
 
-It gives up what it could do harm with before it reads the first byte: other users' files, writing, opening, starting
+The bytes are the address space that it may have. It gives up what it could do harm with before it reads the first
+byte: other users' files, writing, opening, starting
 processes, more memory or time than a dump needs. Then it takes dumps from standard input, each as ``rank length``, a
 newline and the bytes, and answers each with a line of JSON. A dump that takes too long ends the process; who started
 it (`adapters.dump_reader`) sees at which dump that was.
@@ -14,23 +15,24 @@ import os
 import resource
 import signal
 import sys
+from pathlib import Path
 from typing import BinaryIO
 
 from trainmedic_server.diagnosis.flight_recorder import dump
 from trainmedic_server.errors import DumpError
 
 SECONDS_PER_DUMP = 5
-_MEMORY = 2 * 1024**3
-"""Of address space. A dump of 64 MiB takes up to 1 GiB as Python's values."""
+MEMORY = 2 * 1024**3
+"""Bytes of address space. A dump of 64 MiB takes up to 1 GiB as Python's values."""
 _LONGEST_ANSWER = 16 * 1024**2
 """Characters. 512 ranks with 100 collectives under way each have 15 KiB a rank."""
 _NOBODY = 65534
 
 
-def main() -> None:
+def main(most_memory: int = MEMORY) -> None:
     """Answers the dumps that come on standard input, one after another."""
     source, answers = sys.stdin.buffer, sys.stdout.buffer
-    _give_up_everything()
+    _give_up_everything(most_memory)
     while header := source.readline(64):
         rank, length = (int(part) for part in header.split())
         signal.alarm(SECONDS_PER_DUMP)
@@ -49,7 +51,10 @@ def _answer(source: BinaryIO, rank: int, length: int) -> str:
     return answer if len(answer) <= _LONGEST_ANSWER else json.dumps({"refused": "it has too much under way"})
 
 
-def _give_up_everything() -> None:
+def _give_up_everything(most_memory: int = MEMORY) -> None:
+    # Where memory runs short all the same, this process is to be killed, and not the one that started it.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
     if os.geteuid() == 0:
         # Without the right to become another user, as in some containers, the limits below have to do.
         with contextlib.suppress(PermissionError):
@@ -57,7 +62,7 @@ def _give_up_everything() -> None:
             os.setresgid(_NOBODY, _NOBODY, _NOBODY)
             os.setresuid(_NOBODY, _NOBODY, _NOBODY)
     for kind, limit in (
-        (resource.RLIMIT_AS, _MEMORY),
+        (resource.RLIMIT_AS, most_memory),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_NOFILE, 0),
@@ -67,4 +72,4 @@ def _give_up_everything() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]))

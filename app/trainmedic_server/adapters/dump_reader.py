@@ -11,7 +11,7 @@ import re
 import stat
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from trainmedic_server.adapters import dump_child
@@ -46,11 +46,29 @@ def read_files(paths: Sequence[Path]) -> tuple[list[Dump], dict[Path, str]]:
             refused[path] = str(error)
         is_much = len(raw) == _AT_ONCE or sum(map(len, raw.values())) > dump.MOST_BYTES
         if is_much or path == paths[:MOST_DUMPS][-1]:
-            read, not_read = _read_together(raw)
-            dumps += read
-            refused |= not_read
+            answers = read_raw([(rank_of(path.name) or 0, each) for path, each in raw.items()])
+            for path, answer in zip(raw, answers, strict=True):
+                if isinstance(answer, Dump):
+                    dumps.append(answer)
+                else:
+                    refused[path] = answer
             raw = {}
     return dumps, refused
+
+
+def read_raw(raw: Sequence[tuple[int, bytes]], most_memory: int = dump_child.MEMORY) -> list[Dump | str]:
+    """Of each rank's bytes the dump, or why it is none. One process reads them all; after one that ends it, another
+    goes on with the next. ``most_memory`` is the bytes of address space that such a process may have."""
+    read: list[Dump | str] = []
+    while len(read) < len(raw):
+        waiting = raw[len(read) :]
+        answers = _answers(waiting, most_memory)
+        for answer in answers:
+            said = json.loads(answer)
+            read.append(dump.from_taken(said["dump"]) if "dump" in said else said["refused"])
+        if len(answers) < len(waiting):
+            read.append("it takes more time or memory than a dump may")
+    return read
 
 
 def _bytes_of(path: Path) -> bytes:
@@ -67,31 +85,13 @@ def _bytes_of(path: Path) -> bytes:
     return raw
 
 
-def _read_together(raw: Mapping[Path, bytes]) -> tuple[list[Dump], dict[Path, str]]:
-    """One process reads them all; after one that ends it, another goes on with the next."""
-    dumps: list[Dump] = []
-    refused: dict[Path, str] = {}
-    waiting = list(raw)
-    while waiting:
-        answers = _answers([(rank_of(path.name) or 0, raw[path]) for path in waiting])
-        for path, answer in zip(waiting, answers, strict=False):
-            try:
-                dumps.append(dump.from_taken(json.loads(answer)["dump"]))
-            except KeyError:
-                refused[path] = json.loads(answer)["refused"]
-        if len(answers) < len(waiting):
-            refused[waiting[len(answers)]] = "it takes more time or memory than a dump may"
-        waiting = waiting[len(answers) + 1 :]
-    return dumps, refused
-
-
-def _answers(dumps: Sequence[tuple[int, bytes]]) -> list[bytes]:
+def _answers(dumps: Sequence[tuple[int, bytes]], most_memory: int) -> list[bytes]:
     """The child's whole answers, in the order of the dumps; fewer than dumps where it ended."""
     said = b"".join(b"%d %d\n%s" % (rank, len(raw), raw) for rank, raw in dumps)
     seconds = dump_child.SECONDS_PER_DUMP * len(dumps) + 30
     # No environment: what stands in it, such as tokens, is none of the dump's business.
     environment = {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    command = [sys.executable, "-P", "-m", dump_child.__name__]
+    command = [sys.executable, "-P", "-m", dump_child.__name__, str(most_memory)]
     try:
         done = subprocess.run(  # noqa: S603 - our own program; what others wrote is its input alone
             command, input=said, capture_output=True, env=environment, timeout=seconds, check=False

@@ -1,18 +1,20 @@
 """Of a job that a server watches: whether it fails, since when, and its facts, from the findings that are stored.
 
 Pure. Who calls it: ``engine.job_diagnoses``. Of the logs themselves a server has the excerpts of findings alone, and of
-dumps nothing: who has the files gets more by `trainmedic diagnose --dir`.
+dumps a digest, which is such an excerpt: who has the files gets more by `trainmedic diagnose --dir`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from trainmedic_server.diagnosis import exits
 from trainmedic_server.diagnosis.exits import Exit
 from trainmedic_server.diagnosis.facts import Earlier, Facts, RankFacts
+from trainmedic_server.diagnosis.flight_recorder import absentees, digest
+from trainmedic_server.diagnosis.flight_recorder.dump import Dump
 from trainmedic_server.domain.finding import CauseClass, Role
 from trainmedic_server.domain.job_life import JobLife, LifeState
 from trainmedic_server.domain.known_finding import KnownExcerpt, KnownFinding
@@ -27,6 +29,31 @@ def is_of(known: KnownFinding, job: str, nodes: Collection[str]) -> bool:
     if job in (known.origin.job, known.target.job):
         return True
     return not known.is_printed and (known.target.node or known.origin.node) in nodes
+
+
+def tells_dumps(known: KnownFinding) -> bool:
+    """Whether the excerpts of a finding are digests of flight recorder dumps."""
+    return known.rule == digest.RULE and known.origin.source == digest.SOURCE
+
+
+def with_dumps(
+    facts: Facts, excerpts: Iterable[KnownExcerpt], earlier: Sequence[KnownVerdict], taken_in: timedelta
+) -> Facts:
+    """The facts with what the dumps say together whose digests are ``excerpts``.
+
+    Those of another attempt say nothing, nor do those that belong to a failure that has its verdict: attempts are not
+    always told apart.
+    """
+    after = max((verdict.began_at + taken_in for verdict in earlier), default=None)
+    dumps: list[Dump] = []
+    refused: dict[str, str] = {}
+    for each in excerpts:
+        if after is None or each.first_at > after:
+            read, not_read = digest.read(each.excerpt.lines, facts.attempt)
+            dumps += read
+            refused |= {f"the dump of rank {rank} on {each.key.node}": why for rank, why in not_read.items()}
+    reading = absentees.read_together(dumps) if dumps else None
+    return replace(facts, recorder=reading, refused_dumps=refused)
 
 
 def signs(findings: Iterable[KnownFinding], life: JobLife | None) -> list[datetime]:
@@ -68,6 +95,7 @@ def facts(
     earlier: Sequence[KnownVerdict],
 ) -> Facts:
     """The facts of a job's failure: `findings` are those that are about it, `excerpts` those of `TELLS_ENDS`."""
+    findings = [known for known in findings if not tells_dumps(known)]
     attempts = [known.origin.attempt for known in findings if known.origin.attempt is not None]
     known_ranks = dict(ranks)
     for known in findings:

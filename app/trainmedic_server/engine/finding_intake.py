@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from trainmedic_server import telemetry
+from trainmedic_server.diagnosis import job_failure
 from trainmedic_server.domain import known_finding
 from trainmedic_server.domain.finding import Finding
 from trainmedic_server.domain.finding_codec import FindingUpdate
@@ -30,8 +31,9 @@ from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import RunStore, Transaction
 
 CHECK_EVERY = timedelta(seconds=5)
-MOST_EXCERPTS = 16
-"""Of one finding: those of the streams that were heard of first."""
+MOST_EXCERPTS, MOST_DIGESTS = 16, 1024
+"""Of one finding: those of the streams that were heard of first; and where they tell of flight recorder dumps, which
+every node of a job has."""
 MOST_OPEN_OF_NODE = 500
 """Findings that one node may have begun and that are not over; of more, nothing is kept."""
 _MOST_FIRING = 10_000
@@ -285,6 +287,7 @@ def _save_excerpts(tx: Transaction, work: _Work) -> None:
     kept: list[KnownExcerpt] = []
     for (finding_id, _), excerpt in work.excerpts.items():
         counts[finding_id] = counts.get(finding_id, 0) + 1
-        if counts[finding_id] <= MOST_EXCERPTS:
+        most = MOST_DIGESTS if job_failure.tells_dumps(work.known[finding_id]) else MOST_EXCERPTS
+        if counts[finding_id] <= most:
             kept.append(excerpt)
     tx.findings.save_excerpts(kept)

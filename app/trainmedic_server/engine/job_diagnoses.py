@@ -152,14 +152,14 @@ class JobDiagnoses:
         nodes = {rank.node for rank in ranks.values()}
         nodes |= {node for known in findings if known.origin.job == job for node in known.nodes}
         own = [finding for finding in findings if job_failure.is_of(finding, job, nodes)]
-        excerpts: list[KnownExcerpt] = []
-        for finding in [each for each in own if each.rule in job_failure.TELLS_ENDS][:_MOST_EXCERPTS]:
-            record = await self._store.finding(finding.id)
-            excerpts += record.excerpts if record else ()
+        excerpts = await self._excerpts([each for each in own if each.rule in job_failure.TELLS_ENDS])
+        digests = await self._excerpts([each for each in own if job_failure.tells_dumps(each)])
         gone = {node: at for node in nodes if (at := self._agents.get(node)) and now - at > _GONE_AFTER}
         facts = job_failure.facts(job, own, excerpts, ranks, gone, earlier)
         past, _ = await self._store.findings_page(FindingFilter(job=job), _MOST_PAST, None)
         facts = replace(facts, healthy_shapes=job_failure.healthy_shapes(past, facts.attempt, earlier))
+        # Those of a large job take tenths of a second.
+        facts = await asyncio.to_thread(job_failure.with_dumps, facts, digests, earlier, TAKEN_IN)
         verdict = diagnose(facts)
         plain = verdict.plain()
         if plain == known.plain:
@@ -181,6 +181,10 @@ class JobDiagnoses:
         log.info("a job failed", job=job, cause=made.cause, confidence=made.confidence, verdict=verdict.summary)
         if made.node and made.node != known.node:
             await self._suspect(made.node, now)
+
+    async def _excerpts(self, findings: Sequence[KnownFinding]) -> list[KnownExcerpt]:
+        records = [await self._store.finding(known.id) for known in findings[:_MOST_EXCERPTS]]
+        return [excerpt for record in records if record is not None for excerpt in record.excerpts]
 
     async def _suspect(self, node: str, now: datetime) -> None:
         """Tell of a node that several jobs failed on."""

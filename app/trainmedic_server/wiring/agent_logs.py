@@ -8,11 +8,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol
 
 from prometheus_client.metrics_core import Metric
 
 from trainmedic.wire.steady_time import since_boot
+from trainmedic_server.adapters import dump_reader
 from trainmedic_server.agent.context import AgentContext
 from trainmedic_server.agent.executors import Executor
 from trainmedic_server.agent.gpu_record import GpuRecord
@@ -25,6 +27,9 @@ from trainmedic_server.agent.log_search.searcher import LogSearcher
 from trainmedic_server.agent.power.control import boot_id
 from trainmedic_server.domain import gpu_names
 from trainmedic_server.ports.gpus import Gpus
+
+_MEMORY_OF_DUMPS = 192 * 1024**2
+"""Address space of the process that reads dumps. One of 5 MB, with 2,000 entries, takes 45 MiB of memory."""
 
 
 class LogReading:
@@ -63,7 +68,10 @@ def log_reading(
     JournalUnavailable."""
     boot = NodeBoot(context.node, boot_id(), context.now() - timedelta(seconds=since_boot()))
     shipping = _shipping(context, policy, boot, store_token)
-    reader = LogReader(context, policy, boot, GpusByAddress(gpus, record).uuid, shipping=shipping)
+    read_dumps = partial(dump_reader.read_raw, most_memory=_MEMORY_OF_DUMPS)
+    reader = LogReader(
+        context, policy, boot, GpusByAddress(gpus, record).uuid, read_dumps=read_dumps, shipping=shipping
+    )
     return LogReading(reader, shipping)
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,6 +25,8 @@ def main() -> None:
     accident, place = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else ""
     dist.init_process_group("gloo", timeout=timedelta(seconds=10))
     rank = dist.get_rank()
+    if accident == "recorded":
+        threading.Thread(target=_write_recorder, args=(rank,), daemon=True).start()
     for step in range(1, _STEPS + 1):
         loss = 1.0 / step
         if step >= _STEP and rank == _RANK:
@@ -38,13 +41,20 @@ def main() -> None:
     dist.destroy_process_group()
 
 
+def _write_recorder(rank: int) -> None:
+    """Write what the rank's flight recorder holds while the others wait: NCCL does it by itself, gloo has to be told."""
+    time.sleep(6)
+    raw = torch._C._distributed_c10d._dump_fr_trace_json()
+    Path(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{rank}").write_bytes(raw if isinstance(raw, bytes) else raw.encode())
+
+
 def _have(accident: str, place: str, loss: float) -> float:
     match accident:
         case "raise":
             raise KeyError("labels")
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        case "leave":
+        case "leave" | "recorded":
             time.sleep(3600)
         case "disk":
             # A device on which writing ends as on a full disk.
@@ -52,6 +62,8 @@ def _have(accident: str, place: str, loss: float) -> float:
                 full.write("a checkpoint" * 10_000)
         case "memory":
             torch.ones(10**15)
+        case "full":
+            Path(place, "checkpoint").write_bytes(b"x" * 2**24)
         case "cgroup":
             Path(place, "cgroup.procs").write_text(str(os.getpid()))
             kept = [bytearray(b"x" * 2**24) for _ in range(64)]

@@ -40,6 +40,8 @@ _EXPECTED = {
     "kill": ("unknown", [2]),
     # Who did not come prints nothing, and a job without the SDK does not say how many ranks it has.
     "leave": ("hang", []),
+    # Unless the ranks' flight recorders are written: then the one that did not come is named.
+    "recorded": ("hang", [2]),
     "disk": ("storage", [2]),
     "memory": ("host_memory", [2]),
     "segfault": ("code", [2]),
@@ -56,6 +58,7 @@ _EXPECTED = {
             ("kill", "agent"),
             ("segfault", "redis"),
             ("leave", "server"),
+            ("recorded", "agent"),
             ("raise", "nobody"),
             ("disk", "nobody"),
             ("kill", "nobody"),

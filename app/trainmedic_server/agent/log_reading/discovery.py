@@ -63,6 +63,8 @@ class Scan:
 
     files: tuple[FoundFile, ...]
     refused: Mapping[UnreadReason, int]
+    dumps: tuple[FoundFile, ...] = ()
+    """Of flight recorders; they are no logs."""
     is_cut: bool = False
     """There were more entries than are looked at."""
 
@@ -113,7 +115,9 @@ class Discovery:
             for file in self._below(directory, NamedFile(name, origin), known, is_stopping):
                 self._keep(files, file)
         refused = self._refused + Counter({UnreadReason.OUTSIDE: self._sources.outside})
-        return Scan(tuple(files.values()), refused, self._left <= 0)
+        dumps = tuple(file for file in files.values() if is_dump(file))
+        logs = tuple(file for file in files.values() if not is_dump(file))
+        return Scan(logs, refused, dumps, self._left <= 0)
 
     def _keep(self, files: dict[tuple[int, int], FoundFile], file: FoundFile) -> None:
         """Of several that name one file, the first that says whose it is."""
@@ -222,6 +226,11 @@ class Discovery:
             self._refused[UnreadReason.FORBIDDEN] += 1
         elif isinstance(error, NotADirectoryError) or error.errno == errno.ELOOP:
             self._refused[UnreadReason.LINK] += 1
+
+
+def is_dump(file: FoundFile) -> bool:
+    """Whether a flight recorder has written the file."""
+    return file.origin is not None and file.origin.source == log_layout.FLIGHT_RECORDER
 
 
 def is_rotated(name: str, names: Collection[str]) -> bool:

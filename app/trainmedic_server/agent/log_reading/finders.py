@@ -85,7 +85,7 @@ class LayoutFinder:
         depth = len(self.parts)
         if depth == 1 and log_layout.attempt_number(name) is None:
             return None
-        if depth == 2 and name != f"ranks-{log_layout.encoded(self.node)}":
+        if depth == 2 and name not in (f"ranks-{log_layout.encoded(self.node)}", log_layout.FLIGHT_RECORDER):
             return None
         if depth >= _DEEPEST:
             return None
@@ -102,6 +102,10 @@ class LayoutFinder:
         if said.kind == log_layout.RECORDS:
             # The number of a rank does not say on which node of a shared directory it is; its sources file does.
             return self.sources.of_rank(directory, said.rank)
+        if said.kind == log_layout.FLIGHT_RECORDER and said.rank is not None:
+            return self._dump(said, said.rank)
+        if said.kind == log_layout.LAUNCHER:
+            self.sources.saw_launcher(directory, said.node)
         if said.kind not in _STREAM_SOURCES or said.node != self.node:
             return None
         job = readable(said.job if said.job is not None else said.directory)
@@ -110,6 +114,17 @@ class LayoutFinder:
             return origin
         attempt = "/".join((self.root, *self.parts[:2]))
         return self.sources.of_local_rank(attempt, said.local_rank) or replace(origin, local_rank=said.local_rank)
+
+    def _dump(self, said: log_layout.LogFile, rank: int) -> Origin | None:
+        """A rank's dump: by its sources file, or where all ranks of the attempt were started on this node."""
+        attempt = "/".join((self.root, *self.parts[:2]))
+        origin = self.sources.of_rank(attempt, rank)
+        if origin is not None:
+            return replace(origin, source=log_layout.FLIGHT_RECORDER)
+        if self.sources.launchers(attempt) != {self.node}:
+            return None
+        job = readable(said.job if said.job is not None else said.directory)
+        return Origin(log_layout.FLIGHT_RECORDER, self.node, job=job, attempt=said.attempt, rank=rank)
 
 
 @dataclass(frozen=True, slots=True)

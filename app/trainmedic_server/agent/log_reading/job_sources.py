@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,12 +48,14 @@ class JobSources:
         # By the attempt's directory and the file's name: of this scan, and of the one before it.
         self._attempts: dict[str, dict[str, _RankSources]] = {}
         self._before: dict[str, dict[str, _RankSources]] = {}
+        self._launchers: dict[str, set[str | None]] = {}
 
     def begin_scan(self) -> None:
         """What the last scan has met counts no more, unless it is met again or kept."""
         met = {f"{directory}/{name}" for directory, files in self._attempts.items() for name in files}
         self._read = {path: said for path, said in self._read.items() if path in met}
         self._before, self._attempts = self._attempts, {}
+        self._launchers = {}
 
     @property
     def outside(self) -> int:
@@ -79,6 +81,14 @@ class JobSources:
         said = self._read[path][1]
         if said is not None:
             self._attempts.setdefault(directory, {})[name] = said
+
+    def saw_launcher(self, directory: str, node: str | None) -> None:
+        """A scan has met the log of a launcher in the attempt's `directory`; its node is None where its name is cut."""
+        self._launchers.setdefault(directory, set()).add(node)
+
+    def launchers(self, directory: str) -> Collection[str | None]:
+        """The nodes with a launcher in that attempt, as far as this scan has seen."""
+        return self._launchers.get(directory, set())
 
     def of_rank(self, attempt: str, rank: int | None) -> Origin | None:
         """Whose the records of a rank are, if one of this node's sources files in `attempt` has this rank."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
+from trainmedic.wire.log_layout import FLIGHT_RECORDER
 from trainmedic_server.agent import mapping_reader
 from trainmedic_server.agent.log_reading.path_patterns import PathPattern, checked_path
 from trainmedic_server.agent.log_shipping.ship_policy import ShipPolicy, read_ship
@@ -124,6 +125,8 @@ def _source(raw: object) -> str:
     name = mapping_reader.text(raw)
     if name == "kernel":
         raise ValueError("the kernel's log is read by kernel, which knows what is older than the boot")
+    if name == FLIGHT_RECORDER:
+        raise ValueError("dumps are no lines; those below roots are read")
     if not _SOURCE.match(name):
         raise ValueError(f"{name!r} is no source; a name has small letters, digits and '-', at most 64")
     return name

@@ -17,6 +17,7 @@ from trainmedic.wire.connection import OutageLog
 from trainmedic_server.agent.context import AgentContext
 from trainmedic_server.agent.log_reading import kernel_log, pstore
 from trainmedic_server.agent.log_reading.discovery import Discovery, Scan
+from trainmedic_server.agent.log_reading.dumps import DumpReading, ReadDumps
 from trainmedic_server.agent.log_reading.files import FileFollowing
 from trainmedic_server.agent.log_reading.finding_sender import FindingSender
 from trainmedic_server.agent.log_reading.followed_file import FollowedFile, followed_by
@@ -66,6 +67,7 @@ class LogReader:
         boot: NodeBoot,
         gpu_of: Callable[[str], str | None],
         *,
+        read_dumps: ReadDumps,
         shipping: ShipsLines | None = None,
         kmsg: str = kernel_log.KMSG,
         records: tuple[str, ...] = pstore.DIRECTORIES,
@@ -94,9 +96,12 @@ class LogReader:
             now=context.now,
         )
         self._sender = self._made_sender(context)
+        self._dumps = DumpReading(self.runner, read_dumps, context.now)
         loops: dict[str, Callable[[], float]] = {"log-files": self._read_files, "log-scan": self._scan}
         if policy.kernel is not None:
             loops["log-kernel"] = self._read_kernel
+        if policy.roots:
+            loops["log-dumps"] = self._dumps.read
         self._threads = [
             threading.Thread(target=self._loop, args=(name, run), name=name, daemon=True) for name, run in loops.items()
         ]
@@ -179,7 +184,7 @@ class LogReader:
             users.append(self._shipping)
         known = {key for user in users for key in user.known_keys}
         scan = self._discovery.scan(known, self._stopping.is_set)
-        for user in users if not self._stopping.is_set() else ():
+        for user in (*users, self._dumps) if not self._stopping.is_set() else ():
             user.found(scan)
         return max(SCAN_SECONDS, _SCAN_SHARE * (time.monotonic() - began))
 

@@ -123,6 +123,12 @@ class RuleRunner:
                     source.stream.excerpts = [*source.stream.excerpts, self._pending(finding, line.place, "")]
             self._positions[source.key] = {"place": place, "stream": source.stream.to_json()}
 
+    def tell(self, finding: Finding, excerpt: Excerpt) -> None:
+        """Say what no rule has found, with what is to be sent beside it; who is killed before it is written down has to
+        say it again."""
+        with self._lock:
+            self._say(finding, excerpt)
+
     def begin(self, source: ReadStream) -> None:
         """Write down soon that a stream is read, so that it is found again whatever becomes of its name.
 

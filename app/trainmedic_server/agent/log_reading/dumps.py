@@ -1,0 +1,150 @@
+"""The flight recorders' dumps of the jobs of this node: read as they come, and told as a finding of the attempt.
+
+What a dump says is a digest, a line for each rank (``diagnosis.flight_recorder.digest``), which is the excerpt of the
+finding. Nothing is remembered over a restart: dumps of the last hour are read again then, and make the same finding.
+
+A dump is what a job has written. It is opened as a log is, through no link, and read by a process that can do nothing
+else. Who calls it: ``log_reader``, from two threads: `found` from that which scans, `read` from one of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+from trainmedic_server.agent.log_reading.discovery import FoundFile, Scan
+from trainmedic_server.agent.log_reading.log_files import LogRefused, open_log
+from trainmedic_server.diagnosis.flight_recorder import digest
+from trainmedic_server.diagnosis.flight_recorder.dump import Dump
+from trainmedic_server.domain.finding import MOST_AROUND, CauseClass, Excerpt, Finding, Origin, Role
+from trainmedic_server.domain.finding_codec import LARGEST_RANK, write_ranks
+from trainmedic_server.domain.target import Target, TargetKind
+from trainmedic_server.errors import DumpError
+
+MOST_RANKS = 2 * MOST_AROUND
+"""Of an attempt on one node: an excerpt has no more lines."""
+MOST_BYTES = 8 * 1024 * 1024
+"""Of a dump that an agent reads: 3,000 entries with their call stacks. Larger ones are for `trainmedic diagnose`."""
+OLDEST = timedelta(hours=1)
+"""A dump that is older tells of a failure on which nobody acts any more."""
+_AT_ONCE = 4
+_LOOK_SECONDS = 1.0
+
+_Mark = tuple[int, int, int]
+ReadDumps = Callable[[Sequence[tuple[int, bytes]]], Sequence[Dump | str]]
+"""Returns of each rank's bytes the dump, or why it is none."""
+
+
+class TakesFindings(Protocol):
+    """What writes findings down that no rule has made."""
+
+    @property
+    def can_take(self) -> bool: ...
+    def tell(self, finding: Finding, excerpt: Excerpt) -> None: ...
+    def settle(self) -> None: ...
+
+
+class DumpReading:
+    """Which dumps there are, and what those said that were read."""
+
+    def __init__(self, findings: TakesFindings, read: ReadDumps, now: Callable[[], datetime]) -> None:
+        self._findings = findings
+        self._read = read
+        self._now = now
+        self._found: tuple[FoundFile, ...] = ()
+        self._last_seen: dict[str, _Mark] = {}
+        self._lines: dict[str, tuple[_Mark, str]] = {}
+        """By path, what a dump said as it was then."""
+
+    def found(self, scan: Scan) -> None:
+        """Take the dumps that a scan has met."""
+        self._found = scan.dumps
+
+    def read(self) -> float:
+        """Read some of what is new, and tell it; return the seconds until the next look."""
+        if not self._findings.can_take:
+            return _LOOK_SECONDS
+        by_attempt: dict[str, list[FoundFile]] = {}
+        for file in self._found:
+            if self._now() - _written(file) <= OLDEST:
+                by_attempt.setdefault(os.path.dirname(file.path), []).append(file)  # noqa: PTH120
+        current = {directory: sorted(files, key=_rank)[:MOST_RANKS] for directory, files in by_attempt.items()}
+        # A dump that has changed since the last look is still being written.
+        seen = {file.path: _mark(file) for files in current.values() for file in files}
+        settled = {path for path, mark in seen.items() if self._last_seen.get(path) == mark}
+        self._last_seen = seen
+        self._lines = {path: said for path, said in self._lines.items() if path in seen}
+        left = _AT_ONCE
+        for directory, files in current.items():
+            new = [file for file in files if file.path in settled and not self._is_known(file)][:left]
+            if new:
+                left -= len(new)
+                self._take(new)
+                self._tell(directory, [file for file in files if file.path in self._lines])
+        if left < _AT_ONCE:
+            self._findings.settle()
+        return 0.0 if left == 0 else _LOOK_SECONDS
+
+    def _is_known(self, file: FoundFile) -> bool:
+        return file.path in self._lines and self._lines[file.path][0] == _mark(file)
+
+    def _take(self, files: Sequence[FoundFile]) -> None:
+        for file in files:
+            try:
+                (said,) = self._read([(_rank(file), _bytes(file.path))])
+                line = digest.write_refused(_rank(file), _attempt(file), said) if isinstance(said, str) else None
+                line = line or digest.write(said, _attempt(file))  # type: ignore[arg-type]
+            except (OSError, LogRefused, DumpError) as error:
+                line = digest.write_refused(_rank(file), _attempt(file), str(error))
+            self._lines[file.path] = (_mark(file), line)
+
+    def _tell(self, directory: str, files: Sequence[FoundFile]) -> None:
+        origin = files[0].origin
+        if origin is None or origin.job is None:
+            return
+        ranks = frozenset(_rank(file) for file in files)
+        lines = tuple(self._lines[file.path][1] for file in files)
+        place = f"{origin.node}\0{directory}"
+        finding = Finding(
+            id=hashlib.sha256(place.encode(errors="backslashreplace")).hexdigest()[:32],
+            rule=digest.RULE,
+            role=Role.CONFIRMATION,
+            cause=CauseClass.HANG,
+            target=Target(TargetKind.JOB, job=origin.job),
+            origin=Origin(digest.SOURCE, origin.node, origin.job, origin.attempt, stream=directory),
+            first_at=min(map(_written, files)),
+            last_at=max(map(_written, files)),
+            line=f"flight recorders have written what ranks {write_ranks(ranks)} were doing",
+            ranks=ranks,
+            count=len(files),
+        )
+        self._findings.tell(finding, Excerpt(lines, min(MOST_AROUND, len(lines) - 1)))
+
+
+def _rank(file: FoundFile) -> int:
+    rank = file.origin.rank if file.origin is not None else None
+    return min(rank or 0, LARGEST_RANK - 1)
+
+
+def _attempt(file: FoundFile) -> int | None:
+    return file.origin.attempt if file.origin is not None else None
+
+
+def _written(file: FoundFile) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=file.written_ns // 1000)
+
+
+def _mark(file: FoundFile) -> _Mark:
+    return file.inode, file.size, file.written_ns
+
+
+def _bytes(path: str) -> bytes:
+    """Raises OSError, LogRefused, DumpError."""
+    with os.fdopen(open_log(path), "rb") as file:
+        raw = file.read(MOST_BYTES + 1)
+    if len(raw) > MOST_BYTES:
+        raise DumpError(f"it has more than {MOST_BYTES:,} bytes; an agent reads no larger one")
+    return raw
