@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.integration.diagnosis.accident_places import memory_group
 from tests.integration.launch.launched import Launched
 from tests.unit.diagnosis.test_scenes import shipped_rules
 from trainmedic_server.diagnosis.verdict import Confidence, Verdict
@@ -16,7 +16,6 @@ from trainmedic_server.domain.finding import CauseClass
 from trainmedic_server.wiring.folder_diagnosis import diagnose_folder
 
 _JOB = Path(__file__).with_name("failing_job.py")
-_MEMORY = Path("/sys/fs/cgroup/memory")
 
 
 def failed(directory: Path, accident: str, place: str = "") -> Verdict:
@@ -50,22 +49,10 @@ def test_the_rank_and_the_cause_are_found(
     assert (verdict.ranks, verdict.cause, verdict.confidence, verdict.node) == ((2,), cause, confidence, None), verdict
 
 
-@pytest.fixture
-def memory_group(tmp_path: Path) -> Iterator[Path]:
-    """A group of processes that may use 300 MB."""
-    group = _MEMORY / f"trainmedic-{tmp_path.name}"
-    try:
-        group.mkdir()
-        (group / "memory.limit_in_bytes").write_text("300M")
-    except OSError:
-        pytest.skip("memory cgroups (version 1) that this user may make are needed")
-    yield group
-    group.rmdir()
-
-
-def test_a_rank_that_a_memory_group_kills_is_told_by_the_kernel(tmp_path: Path, memory_group: Path) -> None:
+def test_a_rank_that_a_memory_group_kills_is_told_by_the_kernel(tmp_path: Path) -> None:
     """Without the kernel's log it is a bare SIGKILL; with it, want of memory, of that rank, by its process id."""
-    without = failed(tmp_path, "cgroup", str(memory_group))
+    with memory_group(tmp_path.name) as group:
+        without = failed(tmp_path, "cgroup", str(group))
     assert (without.ranks, without.cause) == ((2,), CauseClass.UNKNOWN), without
     kernel = subprocess.run(["dmesg", "--time-format", "iso"], capture_output=True, check=False)
     if kernel.returncode:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import RedisServer
+from tests.integration.diagnosis.accident_places import memory_group, small_tmpfs
 from tests.integration.launch.launched import Launched
 from tests.support.agent_node import KEY
 from tests.support.live import Server
@@ -44,6 +45,8 @@ _EXPECTED = {
     "recorded": ("hang", [2]),
     "disk": ("storage", [2]),
     "memory": ("host_memory", [2]),
+    "cgroup": ("host_memory", [2]),
+    "full": ("storage", [2]),
     "segfault": ("code", [2]),
 }
 
@@ -59,6 +62,10 @@ _EXPECTED = {
             ("segfault", "redis"),
             ("leave", "server"),
             ("recorded", "agent"),
+            ("cgroup", "nobody"),
+            ("cgroup", "server"),
+            ("full", "nobody"),
+            ("full", "agent"),
             ("raise", "nobody"),
             ("disk", "nobody"),
             ("kill", "nobody"),
@@ -75,8 +82,11 @@ def test_the_rank_that_failed_is_named_by_one_alert(
     playbook = _PLAYBOOK
     if accident == "nan":  # the job goes on, so there is no verdict: people are told by the alert of the finding
         playbook = playbook.replace("TrainingFailed", "TrainingLossNaN").replace("diagnosis", "log")
-    with _world(tmp_path, redis_server, playbook) as (server, node, logs):
-        job = _job(logs.parent, node, redis_server, accident)
+    with (
+        _place(accident, tmp_path) as place,
+        _world(tmp_path, redis_server, playbook, has_kernel=accident == "cgroup") as (server, node, logs),
+    ):
+        job = _job(logs.parent, node, redis_server, accident, place)
         try:
             job.wait()
         finally:
@@ -97,24 +107,41 @@ def test_the_rank_that_failed_is_named_by_one_alert(
 
 
 @contextlib.contextmanager
-def _world(tmp_path: Path, redis_server: RedisServer, playbook: str) -> Iterator[tuple[Server, LogNode, Path]]:
-    """A server and a node whose agent has its rules; and the folder of logs that it reads."""
+def _place(accident: str, tmp_path: Path) -> Iterator[str]:
+    """Where the accident happens; empty where that is nowhere."""
+    with contextlib.ExitStack() as stack:
+        match accident:
+            case "cgroup":
+                yield str(stack.enter_context(memory_group(tmp_path.name)))
+            case "full":
+                yield str(stack.enter_context(small_tmpfs(tmp_path / "full")))
+            case _:
+                yield ""
+
+
+@contextlib.contextmanager
+def _world(
+    tmp_path: Path, redis_server: RedisServer, playbook: str, *, has_kernel: bool
+) -> Iterator[tuple[Server, LogNode, Path]]:
+    """A server and a node whose agent has its rules; and the folder of logs that it reads, beside the kernel's log
+    where that is asked for."""
     logs = tmp_path / "job" / "logs"
     logs.mkdir(parents=True)
     environment = {"TRAINMEDIC_SIGNING_KEY": KEY}
+    kernel = {"kernel": "kmsg"} if has_kernel else {}
     with (
         Server(tmp_path / "server", playbook, *("--redis", redis_server.url), environment=environment) as server,
-        LogNode(tmp_path / "node", redis_server.url, roots=[str(logs)]) as node,
+        LogNode(tmp_path / "node", redis_server.url, roots=[str(logs)], **kernel) as node,
     ):
         eventually(lambda: 'rules_info{version=""}' not in node.metrics(), 30, "rules from the server")
         yield server, node, logs
 
 
-def _job(directory: Path, node: LogNode, redis_server: RedisServer, accident: str) -> Launched:
+def _job(directory: Path, node: LogNode, redis_server: RedisServer, accident: str, place: str) -> Launched:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
     return Launched(
         directory,
-        [*torchrun, str(_JOB), accident],
+        [*torchrun, str(_JOB), accident, place],
         *("--retries=0", "--job=llm-1"),
         TRAINMEDIC_NODE=node.name,
         TRAINMEDIC_REDIS_URL=redis_server.url,

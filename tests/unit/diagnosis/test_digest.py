@@ -1,0 +1,105 @@
+"""Digests of flight recorder dumps: what a server needs of them, and nothing that it is told is believed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.unit.diagnosis.test_job_diagnoses import World
+from trainmedic_server.adapters import dump_reader
+from trainmedic_server.diagnosis.flight_recorder import absentees, digest
+from trainmedic_server.diagnosis.flight_recorder.dump import Dump, Entry, ProcessGroup
+from trainmedic_server.domain.finding import CauseClass, Excerpt, Origin, Role
+from trainmedic_server.domain.known_finding import EpisodeKey, KnownExcerpt
+from trainmedic_server.errors import DumpError
+
+SETS = Path(__file__).with_name("nvidia_dumps")
+GROUP = ProcessGroup("0", "default_pg", (0, 1, 2))
+
+
+def dump_of(rank: int, done: int, under_way: int = 0, group: ProcessGroup = GROUP) -> Dump:
+    """A rank that has completed so many collectives, and waits in so many."""
+    entries = [
+        Entry(group, number, "nccl:all_reduce", "", number < done, is_started=True, created_ns=10**18 + number)
+        for number in range(done + under_way)
+    ]
+    return Dump(rank, (group,), tuple(entries), None)
+
+
+@pytest.mark.parametrize("name", ["gpu_error_1st", "gpu_error_2nd", "lock_gil_1st", "lock_gil_2nd"])
+def test_digests_say_together_what_the_dumps_say(name: str) -> None:
+    """Of the published sets of real hangs; and a node's eight ranks are a small excerpt."""
+    dumps, _ = dump_reader.read_files(sorted((SETS / name).glob("_dump_*")))
+    lines = [digest.write(each, 2) for each in dumps]
+    read, refused = digest.read(lines, 2)
+    whole, told = absentees.read_together(dumps), absentees.read_together(read)
+    assert (told.culprits, told.absent, told.silent, refused) == (whole.culprits, whole.absent, whole.silent, {})
+    assert sum(sorted(map(len, lines))[-8:]) < 128 * 1024
+
+
+def test_digests_of_another_attempt_and_what_is_none_are_left_out() -> None:
+    """Whatever stands there costs nothing and counts for nothing; what was not read is told."""
+    good = json.loads(digest.write(dump_of(1, 3, 1), 2))
+    hostile = [
+        "",
+        "[]",
+        "[" * 10_000,
+        "7",
+        json.dumps({**good, "rank": True}),
+        json.dumps({**good, "rank": -1}),
+        json.dumps({**good, "entries": [[9, 1, 0, 0, 0, 0]]}),
+        json.dumps({**good, "entries": [[0, 1, 0, 0]]}),
+        json.dumps({**good, "groups": [["0", "default_pg", "5-2"]]}),
+        json.dumps({**good, "groups": [["0", "default_pg", "0-9999999"]]}),
+        json.dumps({**good, "called": ["x"]}),
+        json.dumps({"rank": 4, "attempt": 2}),
+        json.dumps({**good, "padding": "x" * digest.LONGEST}),
+    ]
+    others = [digest.write(dump_of(0, 3, 1), 1), digest.write_refused(3, 1, "it is no pickle")]
+    assert digest.read([*hostile, *others], 2) == ([], {})
+    read, refused = digest.read([*hostile, json.dumps(good), digest.write_refused(3, 2, "it is no pickle")], 2)
+    assert [(each.rank, len(each.entries)) for each in read] == [(1, 4)]
+    assert refused == {3: "it is no pickle"}
+
+
+def test_a_dump_with_much_under_way_is_cut_or_refused() -> None:
+    """The first collective that is under way, and the last, are always there; a secret in a name is not."""
+    whole = digest.read([digest.write(dump_of(0, 400, 1000), None)], None)[0][0]
+    numbers = [entry.number for entry in whole.entries]
+    assert numbers == [*range(392, 416), 1399]
+    groups = [ProcessGroup(str(number), "x" * 200, (0, 1)) for number in range(1000)]
+    with pytest.raises(DumpError, match="too much"):
+        digest.write(Dump(0, tuple(groups), (), None), None)
+    named = digest.write(dump_of(0, 1, group=ProcessGroup("0", "token=hf_abcdefghijklmnopqrstuvwxyz")), None)
+    assert "hf_abc" not in named
+
+
+async def test_a_servers_verdict_names_the_rank_that_did_not_come() -> None:
+    """By the digests of the job's nodes. Those that belong to the failure before say nothing of this one."""
+    world = World()
+    await world.time_out("f1", frozenset({0, 1}))
+    await tell_dumps(world, [dump_of(0, 3, 1), dump_of(1, 3, 1)], "node-1")
+    await tell_dumps(world, [dump_of(2, 3)], "node-2")
+    await world.look(6)
+    (first,) = await world.store.verdicts_of("llm-1", 5)
+    assert (first.cause, first.plain["ranks"]) == ("hang", [2])
+    await world.store.transact(lambda tx: tx.findings.save([]))
+    world.clock.sleep(180)
+    await world.find("f2")
+    await world.look(6)
+    (second, _) = await world.store.verdicts_of("llm-1", 5)
+    assert second.plain["ranks"] != [2]
+
+
+async def tell_dumps(world: World, dumps: list[Dump], node: str) -> None:
+    """What a node's agent says of dumps is in the store."""
+    now = world.clock.now()
+    origin = Origin(digest.SOURCE, node, job="llm-1", attempt=1, stream="/logs/llm-1/attempt-1/flight-recorder")
+    await world.find("dumps", rule=digest.RULE, role=Role.CONFIRMATION, cause=CauseClass.HANG, origin=origin)
+    lines = tuple(digest.write(each, 1) for each in dumps)
+    kept = KnownExcerpt("dumps", EpisodeKey(node, "e"), digest.SOURCE, "", None, now, Excerpt(lines, 0))
+    await world.store.transact(lambda tx: tx.findings.save_excerpts([kept]))
