@@ -6,6 +6,7 @@ dumps a digest, which is such an excerpt: who has the files gets more by `trainm
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -15,13 +16,15 @@ from trainmedic_server.diagnosis.exits import Exit
 from trainmedic_server.diagnosis.facts import Earlier, Facts, RankFacts
 from trainmedic_server.diagnosis.flight_recorder import absentees, digest
 from trainmedic_server.diagnosis.flight_recorder.dump import Dump
-from trainmedic_server.domain.finding import CauseClass, Role
+from trainmedic_server.domain.finding import CauseClass, Finding, Role
 from trainmedic_server.domain.job_life import JobLife, LifeState
 from trainmedic_server.domain.known_finding import KnownExcerpt, KnownFinding
 from trainmedic_server.domain.known_verdict import KnownVerdict
 
 TELLS_ENDS = frozenset({"launcher-table", "rank-failed"})
 """The shipped rules that take what launchers print of processes that ended."""
+_KILLED = re.compile(r"[Kk]ill(?:ed)? process (\d{1,10})")
+_LONGEST_LINE = 500
 
 
 def is_of(known: KnownFinding, job: str, nodes: Collection[str]) -> bool:
@@ -54,6 +57,27 @@ def with_dumps(
             refused |= {f"the dump of rank {rank} on {each.key.node}": why for rank, why in not_read.items()}
     reading = absentees.read_together(dumps) if dumps else None
     return replace(facts, recorder=reading, refused_dumps=refused)
+
+
+def tells_kills(known: KnownFinding) -> bool:
+    """Whether the excerpts of a finding are around the lines by which a kernel says whom it killed."""
+    return known.cause is CauseClass.HOST_MEMORY and not known.is_printed
+
+
+def with_kills(facts: Facts, findings: Sequence[KnownFinding], excerpts: Sequence[KnownExcerpt]) -> Facts:
+    """The facts in which each process that a kernel killed is a finding of its own, as its excerpt says it: the server
+    knows all of a node that follow each other as one, by the line of the first. ``findings`` are those that
+    `tells_kills`."""
+    by_id = {known.id: known.as_finding for known in findings}
+    told: dict[tuple[str, str], Finding] = {}
+    for each in excerpts:
+        line = each.excerpt.lines[each.excerpt.at]
+        if (pid := _KILLED.search(line)) is not None:
+            own = replace(by_id[each.finding_id], id=each.key.id, first_at=each.first_at, last_at=each.first_at)
+            told[each.finding_id, pid[1]] = replace(own, line=line[:_LONGEST_LINE], fields={"pid": pid[1]}, count=1)
+    told = {(first.id, first.fields.get("pid", "")): first for first in by_id.values()} | told
+    others = [finding for finding in facts.findings if finding.id not in by_id]
+    return replace(facts, findings=sorted([*others, *told.values()], key=lambda finding: finding.first_at))
 
 
 def signs(findings: Iterable[KnownFinding], life: JobLife | None) -> list[datetime]:

@@ -31,9 +31,9 @@ from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import RunStore, Transaction
 
 CHECK_EVERY = timedelta(seconds=5)
-MOST_EXCERPTS, MOST_DIGESTS = 16, 1024
-"""Of one finding: those of the streams that were heard of first; and where they tell of flight recorder dumps, which
-every node of a job has."""
+MOST_EXCERPTS, MOST_KILLS, MOST_DIGESTS = 16, 256, 1024
+"""Of one finding: those of the streams that were heard of first; where they tell whom the kernel killed; and where they
+tell of flight recorder dumps, which every node of a job has."""
 MOST_OPEN_OF_NODE = 500
 """Findings that one node may have begun and that are not over; of more, nothing is kept."""
 _MOST_FIRING = 10_000
@@ -287,7 +287,12 @@ def _save_excerpts(tx: Transaction, work: _Work) -> None:
     kept: list[KnownExcerpt] = []
     for (finding_id, _), excerpt in work.excerpts.items():
         counts[finding_id] = counts.get(finding_id, 0) + 1
-        most = MOST_DIGESTS if job_failure.tells_dumps(work.known[finding_id]) else MOST_EXCERPTS
-        if counts[finding_id] <= most:
+        if counts[finding_id] <= _most_excerpts(work.known[finding_id]):
             kept.append(excerpt)
     tx.findings.save_excerpts(kept)
+
+
+def _most_excerpts(known: KnownFinding) -> int:
+    if job_failure.tells_dumps(known):
+        return MOST_DIGESTS
+    return MOST_KILLS if job_failure.tells_kills(known) else MOST_EXCERPTS

@@ -158,6 +158,8 @@ class JobDiagnoses:
         facts = job_failure.facts(job, own, excerpts, ranks, gone, earlier)
         past, _ = await self._store.findings_page(FindingFilter(job=job), _MOST_PAST, None)
         facts = replace(facts, healthy_shapes=job_failure.healthy_shapes(past, facts.attempt, earlier))
+        kills = [each for each in own if job_failure.tells_kills(each)]
+        facts = job_failure.with_kills(facts, kills, await self._excerpts(kills))
         # Those of a large job take tenths of a second.
         facts = await asyncio.to_thread(job_failure.with_dumps, facts, digests, earlier, TAKEN_IN)
         verdict = diagnose(facts)

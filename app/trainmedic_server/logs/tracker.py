@@ -22,7 +22,7 @@ from trainmedic_server.logs import observation
 from trainmedic_server.logs.line import Line
 from trainmedic_server.logs.matcher import LineMatch, LineMatcher
 from trainmedic_server.logs.observation import FindingIdentity, GpuLookup
-from trainmedic_server.logs.rule import UNTIL_ATTEMPT, LogRule, RuleSet
+from trainmedic_server.logs.rule import KERNEL_SOURCES, UNTIL_ATTEMPT, LogRule, RuleSet
 
 MOST_OPEN = 2_000
 """Findings that are followed at once; of more, those that were quiet longest are forgotten."""
@@ -155,7 +155,7 @@ class FindingTracker:
 
     def _take(self, line: Line, match: LineMatch, rule: LogRule) -> Finding | None:
         whose = observation.identity(line, match, self._gpu_of)
-        key = _key(rule, line.origin, match.role, match.cause, whose)
+        key = _key(rule, line.origin, match.role, match.cause, whose, match.fields)
         followed = self._followed.get(key)
         if followed is not None and _is_past(followed, line.at):
             self._forget(key)
@@ -233,15 +233,26 @@ class FindingTracker:
             if followed is not None:
                 finding = followed.finding
                 whose = FindingIdentity(finding.target, finding.labels)
-                key = _key(followed.rule, finding.origin, finding.role, finding.cause, whose)
+                key = _key(followed.rule, finding.origin, finding.role, finding.cause, whose, finding.fields)
                 self._followed[key] = followed
                 if followed.is_row:
                     self._rows.add(key)
 
 
-def _key(rule: LogRule, origin: Origin, role: Role | None, cause: CauseClass | None, whose: FindingIdentity) -> _Key:
+def _key(
+    rule: LogRule,
+    origin: Origin,
+    role: Role | None,
+    cause: CauseClass | None,
+    whose: FindingIdentity,
+    fields: Mapping[str, Any],
+) -> _Key:
     attempt = origin.attempt if rule.until == UNTIL_ATTEMPT else None
-    return (observation.stream_key(origin), rule.name, role, cause, attempt, *whose.key)
+    # Whom the kernel kills for want of memory is told of each, because a diagnosis asks whether it was the job's; to
+    # the server they are of one finding, and of one alert.
+    is_kill = cause is CauseClass.HOST_MEMORY and origin.source in KERNEL_SOURCES and rule.count is None
+    killed = str(fields.get("pid")) if is_kill else None
+    return (observation.stream_key(origin), rule.name, role, cause, attempt, killed, *whose.key)
 
 
 def _is_past(followed: _Followed, at: datetime) -> bool:

@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _write_recorder(rank: int) -> None:
-    """Write what the rank's flight recorder holds while the others wait: NCCL does it by itself, gloo has to be told."""
+    """Write what the rank has recorded, while the others wait: NCCL does it by itself, gloo has to be told."""
     time.sleep(6)
     raw = torch._C._distributed_c10d._dump_fr_trace_json()
     Path(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{rank}").write_bytes(raw if isinstance(raw, bytes) else raw.encode())

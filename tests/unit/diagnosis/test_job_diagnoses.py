@@ -12,9 +12,9 @@ from typing import Any
 from tests.support.clocks import START, ManualClock
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.domain.alert import Alert, AlertStatus
-from trainmedic_server.domain.finding import CauseClass, Origin, Role
+from trainmedic_server.domain.finding import CauseClass, Excerpt, Origin, Role
 from trainmedic_server.domain.job_life import JobLife, LifeState
-from trainmedic_server.domain.known_finding import KnownFinding
+from trainmedic_server.domain.known_finding import EpisodeKey, KnownExcerpt, KnownFinding
 from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.engine import job_diagnoses
 from trainmedic_server.engine.job_diagnoses import JobDiagnoses
@@ -162,6 +162,35 @@ async def test_what_comes_late_changes_the_verdict_and_not_the_alert() -> None:
     (after,) = await world.store.verdicts_of("llm-1", 5)
     assert (after.id, after.cause, after.labels) == (before.id, "host_memory", before.labels)
     assert len(world.told) == 1
+
+
+async def test_the_kernels_kill_of_a_neighbour_before_hides_not_that_of_the_jobs_process() -> None:
+    """Both are one finding, which began with the neighbour's: the excerpt of each tells whom it was about."""
+    world = World()
+    now = world.clock.now()
+    lines = {"a": "Out of memory: Killed process 7 (java)", "b": "Memory cgroup out of memory: Killed process 12 (py)"}
+    await world.find(
+        "oom",
+        rule="host-oom",
+        role=Role.ROOT,
+        cause=CauseClass.HOST_MEMORY,
+        target=Target(TargetKind.NODE, node="node-1"),
+        origin=Origin("kernel", "node-1"),
+        fields={"pid": "7"},
+        is_printed=False,
+        line=lines["a"],
+        first_at=now - timedelta(seconds=50),
+    )
+    kills = [
+        KnownExcerpt("oom", EpisodeKey("node-1", name), "kernel", "kmsg", None, at, Excerpt(("before", line), 1))
+        for (name, line), at in zip(lines.items(), (now - timedelta(seconds=50), now), strict=True)
+    ]
+    await world.store.transact(lambda tx: tx.findings.save_excerpts(kills))
+    await world.find("f1")
+    await world.look(11)
+    (verdict,) = await world.store.verdicts_of("llm-1", 5)
+    assert (verdict.cause, verdict.confidence) == ("host_memory", "high")
+    assert verdict.plain["evidence"][0]["line"] == lines["b"]
 
 
 async def test_an_exception_alone_is_no_failure() -> None:

@@ -198,6 +198,18 @@ def test_what_is_followed_survives_a_restart() -> None:
     assert (over.id, over.is_over) == (nfs.id, True)
 
 
+def test_each_process_that_the_kernel_kills_for_want_of_memory_is_told() -> None:
+    """A diagnosis asks whether one was the job's; a line that comes again, and after a restart, is one more of it."""
+    rules = RuleSet((kernel_rule("oom", r"Killed process (?P<pid>\d+)", "Killed", cause=CauseClass.HOST_MEMORY),))
+    before, after = FindingTracker(rules), FindingTracker(rules)
+    found = feed(before, *(at(n, f"Killed process {pid} (x)", "kernel") for n, pid in enumerate((7, 8, 7))))
+    assert [finding.fields["pid"] for finding in found] == ["7", "8"]
+    after.restore(json.loads(json.dumps(before.state())))
+    assert feed(after, at(3, "Killed process 8 (x)", "kernel"), at(4, "Killed process 9 (x)", "kernel"))[0].fields == {
+        "pid": "9"
+    }
+
+
 @pytest.mark.parametrize("state", [{}, {"followed": 3}, {"followed": [1, {}, {"finding": "x", "waiting": []}]}])
 def test_a_damaged_state_is_left_out(state: dict[str, Any]) -> None:
     """The agent begins anew rather than not at all."""
