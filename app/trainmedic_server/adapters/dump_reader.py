@@ -64,8 +64,8 @@ def read_raw(raw: Sequence[tuple[int, bytes]], most_memory: int = dump_child.MEM
         waiting = raw[len(read) :]
         answers = _answers(waiting, most_memory)
         for answer in answers:
-            said = json.loads(answer)
-            read.append(dump.from_taken(said["dump"]) if "dump" in said else said["refused"])
+            reply = json.loads(answer)
+            read.append(dump.from_taken(reply["dump"]) if "dump" in reply else reply["refused"])
         if len(answers) < len(waiting):
             read.append("it takes more time or memory than a dump may")
     return read

@@ -68,16 +68,16 @@ def with_kills(facts: Facts, findings: Sequence[KnownFinding], excerpts: Sequenc
     """The facts in which each process that a kernel killed is a finding of its own, as its excerpt says it: the server
     knows all of a node that follow each other as one, by the line of the first. ``findings`` are those that
     `tells_kills`."""
-    by_id = {known.id: known.as_finding for known in findings}
-    told: dict[tuple[str, str], Finding] = {}
+    by_id = {finding.id: finding.as_finding for finding in findings}
+    kills: dict[tuple[str, str], Finding] = {}
     for each in excerpts:
         line = each.excerpt.lines[each.excerpt.at]
         if (pid := _KILLED.search(line)) is not None:
             own = replace(by_id[each.finding_id], id=each.key.id, first_at=each.first_at, last_at=each.first_at)
-            told[each.finding_id, pid[1]] = replace(own, line=line[:_LONGEST_LINE], fields={"pid": pid[1]}, count=1)
-    told = {(first.id, first.fields.get("pid", "")): first for first in by_id.values()} | told
+            kills[each.finding_id, pid[1]] = replace(own, line=line[:_LONGEST_LINE], fields={"pid": pid[1]}, count=1)
+    kills = {(first.id, first.fields.get("pid", "")): first for first in by_id.values()} | kills
     others = [finding for finding in facts.findings if finding.id not in by_id]
-    return replace(facts, findings=sorted([*others, *told.values()], key=lambda finding: finding.first_at))
+    return replace(facts, findings=sorted([*others, *kills.values()], key=lambda finding: finding.first_at))
 
 
 def signs(findings: Iterable[KnownFinding], life: JobLife | None) -> list[datetime]:

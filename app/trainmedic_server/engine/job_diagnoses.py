@@ -196,8 +196,8 @@ class JobDiagnoses:
             return
         labels = {"alertname": NODE_SUSPECT, "severity": "warning", "component": "node", SOURCE: DIAGNOSIS}
         labels |= {"node": node, "needs": "people"}
-        said = f"{len(jobs)} jobs failed on {node} within 30 days: {', '.join(jobs[:10])}"
-        annotations = {"summary": said, "verdicts": ", ".join(verdict.id for verdict in named[:10])}
+        summary = f"{len(jobs)} jobs failed on {node} within 30 days: {', '.join(jobs[:10])}"
+        annotations = {"summary": summary, "verdicts": ", ".join(verdict.id for verdict in named[:10])}
         status = AlertStatus.FIRING
         await self._teller.tell([Alert(fingerprint(labels), status, labels, annotations, starts_at=now, ends_at=None)])
 
@@ -207,8 +207,8 @@ class JobDiagnoses:
         if not due:
             return
         await self._teller.tell([written(verdict, now) for verdict in due])
-        told = [replace(verdict, tell_at=self._next_telling(verdict, now)) for verdict in due]
-        await self._store.transact(lambda tx: tx.verdicts.save(told))
+        noted = [replace(verdict, tell_at=self._next_telling(verdict, now)) for verdict in due]
+        await self._store.transact(lambda tx: tx.verdicts.save(noted))
 
     def _next_telling(self, verdict: KnownVerdict, now: datetime) -> datetime | None:
         if _is_over(verdict, now):

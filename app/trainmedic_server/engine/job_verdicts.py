@@ -24,16 +24,16 @@ class JobVerdicts:
 
     def take(self, job: str, began_at: datetime, verdict: JobVerdict) -> None:
         """Take a verdict, or what it says anew."""
-        known = self._known.get(job)
-        if known is None or known[0] <= began_at:
+        newest = self._known.get(job)
+        if newest is None or newest[0] <= began_at:
             self._known[job] = (began_at, verdict)
 
     async def load(self, source: VerdictSource) -> None:
         """Take those that an earlier server has made. Raises StoreUnavailable."""
         now = self._clock.now()
         for record in await source.verdicts(now - CURRENT_FOR, now + CURRENT_FOR):
-            said = {"cause": record.cause, "confidence": record.confidence, "advice": record.advice}
-            self.take(record.job, record.at, JobVerdict.of({**said, "node": record.node, "ranks": record.ranks}))
+            members = {"cause": record.cause, "confidence": record.confidence, "advice": record.advice}
+            self.take(record.job, record.at, JobVerdict.of({**members, "node": record.node, "ranks": record.ranks}))
 
     def current(self) -> Mapping[str, JobVerdict]:
         """Return them by job."""

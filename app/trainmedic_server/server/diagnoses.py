@@ -78,8 +78,8 @@ def router(history: VerdictHistory, auth: Authenticator, reads: ReadTurns) -> AP
     async def diagnosis(job: JobName, attempt: Attempt = None) -> Response:
         """The verdict that was made when the job failed or hung. That the cause is unknown is a verdict, too."""
         async with reads.take():
-            found = await history.verdicts_of(job, _MOST if attempt is not None else 1)
-            chosen = next((verdict for verdict in found if attempt in (None, verdict.attempt)), None)
+            newest_first = await history.verdicts_of(job, _MOST if attempt is not None else 1)
+            chosen = next((verdict for verdict in newest_first if attempt in (None, verdict.attempt)), None)
             if chosen is None:
                 of = f" of attempt {attempt}" if attempt is not None else ""
                 raise NotFound(f"There is no verdict{of} of {job}.")

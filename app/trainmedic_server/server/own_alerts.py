@@ -71,8 +71,8 @@ def _of_verdict(alert: Alert, made: Iterable[KnownVerdict]) -> Alert | None:
     """The alert as the verdict says it whose alert it is; None where it is of none."""
     for known in made:
         if known.labels is not None and _given(known.labels) == _given(alert.labels):
-            said = {**verdict_alert.annotations_of(known.plain), "verdict": known.id}
-            return replace(alert, annotations=said)
+            annotations = {**verdict_alert.annotations_of(known.plain), "verdict": known.id}
+            return replace(alert, annotations=annotations)
     return None
 
 

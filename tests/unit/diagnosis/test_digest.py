@@ -34,8 +34,13 @@ def test_digests_say_together_what_the_dumps_say(name: str) -> None:
     dumps, _ = dump_reader.read_files(sorted((SETS / name).glob("_dump_*")))
     lines = [digest.write(each, 2) for each in dumps]
     read, refused = digest.read(lines, 2)
-    whole, told = absentees.read_together(dumps), absentees.read_together(read)
-    assert (told.culprits, told.absent, told.silent, refused) == (whole.culprits, whole.absent, whole.silent, {})
+    whole, reading = absentees.read_together(dumps), absentees.read_together(read)
+    assert (reading.culprits, reading.absent, reading.silent, refused) == (
+        whole.culprits,
+        whole.absent,
+        whole.silent,
+        {},
+    )
     assert sum(sorted(map(len, lines))[-8:]) < 128 * 1024
 
 

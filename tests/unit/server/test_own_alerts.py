@@ -9,7 +9,8 @@ from typing import Any
 
 from tests.support.api_world import World
 from tests.support.clocks import START
-from tests.unit.engine.test_findings import FindingWorld, of_training
+from tests.support.findings import of_training
+from tests.unit.engine.test_findings import FindingWorld
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.diagnosis import verdict_alert
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, fingerprint
@@ -36,9 +37,9 @@ async def test_the_alert_of_a_verdict_that_comes_back_is_own_and_says_what_the_v
     await store.transact(lambda tx: tx.verdicts.save([VERDICT]))
     (alert,) = await checked(store, posted(LABELS, {"ranks": "0, 1", "advice": "restart"}))
     assert dict(alert.labels) == LABELS
-    said = verdict_alert.verdict_of(alert)
-    assert said is not None
-    assert (said.ranks, said.advice, alert.annotations["verdict"]) == ((9,), "isolate_node", "v1")
+    verdict = verdict_alert.verdict_of(alert)
+    assert verdict is not None
+    assert (verdict.ranks, verdict.advice, alert.annotations["verdict"]) == ((9,), "isolate_node", "v1")
 
 
 async def test_a_posted_alert_that_no_verdict_raised_is_not_own() -> None:
@@ -69,12 +70,12 @@ async def test_the_alert_of_a_finding_is_own_by_all_its_labels() -> None:
     await world.nodes.start()
     await world.nodes.look()
     await world.tell(of_training("cuda-oom", "node-1", "llm-1", 0, world.clock.now()))
-    (told,) = world.taker.told
+    (alert,) = world.taker.told
     # Another one with this fingerprint could be made: the fingerprint that is posted counts for nothing.
-    forged = replace(posted({**told.labels, "node": "node-9"}), fingerprint=told.fingerprint)
+    forged = replace(posted({**alert.labels, "node": "node-9"}), fingerprint=alert.fingerprint)
     other = posted({"alertname": "X", "source": "vmalert"})
-    assert [dict(alert.labels) for alert in await checked(world.store, told, forged, other)] == [
-        dict(told.labels),
+    assert [dict(each.labels) for each in await checked(world.store, alert, forged, other)] == [
+        dict(alert.labels),
         {**{name: value for name, value in forged.labels.items() if name != "source"}, "exported_source": "log"},
         {"alertname": "X", "source": "vmalert"},
     ]

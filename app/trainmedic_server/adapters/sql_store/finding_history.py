@@ -32,8 +32,8 @@ class SqlFindingHistory(SqlPresent, FindingHistory, VerdictHistory):
         return await self._read(lambda connection: verdicts.read(connection, verdicts.of_node(node, since)))
 
     async def verdicts(self, since: datetime, until: datetime, job: str | None = None) -> list[VerdictRecord]:
-        found = await self._read(lambda connection: verdicts.read(connection, verdicts.between(since, until, job)))
-        return [verdicts.record_of(known) for known in found]
+        between = verdicts.between(since, until, job)
+        return [verdicts.record_of(each) for each in await self._read(lambda db: verdicts.read(db, between))]
 
     async def findings_page(
         self, matching: FindingFilter, limit: int, cursor: str | None

@@ -55,7 +55,7 @@ class DumpReading:
         self._read = read
         self._now = now
         self._found: tuple[FoundFile, ...] = ()
-        self._last_seen: dict[str, _Mark] = {}
+        self._last_marks: dict[str, _Mark] = {}
         self._lines: dict[str, tuple[_Mark, str]] = {}
         """By path, what a dump said as it was then."""
 
@@ -73,10 +73,10 @@ class DumpReading:
                 by_attempt.setdefault(os.path.dirname(file.path), []).append(file)  # noqa: PTH120
         current = {directory: sorted(files, key=_rank)[:MOST_RANKS] for directory, files in by_attempt.items()}
         # A dump that has changed since the last look is still being written.
-        seen = {file.path: _mark(file) for files in current.values() for file in files}
-        settled = {path for path, mark in seen.items() if self._last_seen.get(path) == mark}
-        self._last_seen = seen
-        self._lines = {path: said for path, said in self._lines.items() if path in seen}
+        marks = {file.path: _mark(file) for files in current.values() for file in files}
+        settled = {path for path, mark in marks.items() if self._last_marks.get(path) == mark}
+        self._last_marks = marks
+        self._lines = {path: line for path, line in self._lines.items() if path in marks}
         left = _AT_ONCE
         for directory, files in current.items():
             new = [file for file in files if file.path in settled and not self._is_known(file)][:left]
@@ -94,9 +94,10 @@ class DumpReading:
     def _take(self, files: Sequence[FoundFile]) -> None:
         for file in files:
             try:
-                (said,) = self._read([(_rank(file), _bytes(file.path))])
-                line = digest.write_refused(_rank(file), _attempt(file), said) if isinstance(said, str) else None
-                line = line or digest.write(said, _attempt(file))  # type: ignore[arg-type]
+                (dump,) = self._read([(_rank(file), _bytes(file.path))])
+                if isinstance(dump, str):
+                    raise DumpError(dump)
+                line = digest.write(dump, _attempt(file))
             except (OSError, LogRefused, DumpError) as error:
                 line = digest.write_refused(_rank(file), _attempt(file), str(error))
             self._lines[file.path] = (_mark(file), line)

@@ -49,13 +49,13 @@ def read(lines: Iterable[str], attempt: int | None) -> tuple[list[Dump], dict[in
     refused: dict[int, str] = {}
     for line in lines:
         try:
-            said = json.loads(line) if len(line) <= LONGEST else {}
-            if attempt is not None and said["attempt"] not in (attempt, None):
+            fields = json.loads(line) if len(line) <= LONGEST else {}
+            if attempt is not None and fields["attempt"] not in (attempt, None):
                 continue
-            if "refused" in said:
-                refused[_whole(said["rank"])] = str(said["refused"])[:300]
+            if "refused" in fields:
+                refused[_whole(fields["rank"])] = str(fields["refused"])[:300]
             else:
-                dumps.append(_dump(said))
+                dumps.append(_dump(fields))
         except (ValueError, KeyError, TypeError, IndexError, RecursionError):
             continue
     return dumps, refused
@@ -94,12 +94,12 @@ def _line(**members: Any) -> str:
     return json.dumps(members, separators=(",", ":"))
 
 
-def _dump(said: dict[str, Any]) -> Dump:
+def _dump(fields: dict[str, Any]) -> Dump:
     groups = [
         ProcessGroup(str(name)[:200], str(description)[:200], tuple(sorted(read_ranks(ranks))))
-        for name, description, ranks in said["groups"]
+        for name, description, ranks in fields["groups"]
     ]
-    operations = [str(operation)[:200] for operation in said["operations"]]
+    operations = [str(operation)[:200] for operation in fields["operations"]]
     entries = tuple(
         Entry(
             groups[_whole(place)],
@@ -110,11 +110,11 @@ def _dump(said: dict[str, Any]) -> Dump:
             is_started=started == 1,
             created_ns=_whole(created),
         )
-        for place, number, operation, done, started, created in said["entries"]
+        for place, number, operation, done, started, created in fields["entries"]
     )
-    called = said["called"]
+    called = fields["called"]
     numbers = None if called is None else frozenset(_whole(number, least=-1) for number in called)
-    return Dump(_whole(said["rank"]), tuple(groups[: _whole(said["configured"])]), entries, numbers)
+    return Dump(_whole(fields["rank"]), tuple(groups[: _whole(fields["configured"])]), entries, numbers)
 
 
 def _whole(value: Any, least: int = 0) -> int:

@@ -28,12 +28,12 @@ class Node:
         self.discovery = Discovery(policy_of(roots=[str(root)]), node)
         self.now = datetime.now(UTC)
         self.told: dict[str, tuple[Finding, Excerpt]] = {}
-        self.said = 0
+        self.times = 0
         self.can_take = True
         self.reading = DumpReading(self, dump_reader.read_raw, lambda: self.now)
 
     def tell(self, finding: Finding, excerpt: Excerpt) -> None:
-        self.said += 1
+        self.times += 1
         self.told[finding.id] = (finding, excerpt)
 
     def settle(self) -> None: ...
@@ -74,9 +74,9 @@ def test_the_dumps_of_an_attempt_are_one_finding_which_grows(tmp_path: Path, att
     ((finding, excerpt),) = node.told.values()
     dumps, refused = digest.read(excerpt.lines, 2)
     assert ([each.rank for each in dumps], refused) == ([*range(6), 9], {})
-    said = node.said
+    before = node.times
     node.look()
-    assert node.said == said
+    assert node.times == before
     again = Node(tmp_path / "logs")
     again.look()
     assert again.told == node.told
@@ -109,8 +109,7 @@ def test_whose_dumps_are_on_a_shared_file_system(tmp_path: Path, attempt: Attemp
     for rank in (8, 9):
         write_dump(attempt, rank)
     say(attempt)
-    said = json.loads(attempt.sources(NODE, 0).read_text())
-    assert said["rank"] == 8
+    assert json.loads(attempt.sources(NODE, 0).read_text())["rank"] == 8
     for name, ranks in ((NODE, [frozenset({8})]), ("n2", [])):
         node = Node(tmp_path / "logs", name)
         node.look()
