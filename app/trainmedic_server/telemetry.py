@@ -208,6 +208,9 @@ class Metrics:
     def _add_gauges(self) -> None:
         gauge = functools.partial(Gauge, registry=self.registry)
         self.queue_depth = gauge("trainmedic_queue_depth", "Deliveries that wait for admission.")
+        self.redis_used_share = gauge(
+            "trainmedic_redis_used_share", "How much of what Redis may have is in use, from 0 to 1.", ["of"]
+        )
         self.open_runs = gauge("trainmedic_open_runs", "Runs that are open.")
         self.undos_owed = gauge("trainmedic_undos_owed", "Runs that still owe an undo.")
         self.undos_delayed = gauge(

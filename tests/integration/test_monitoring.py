@@ -63,6 +63,7 @@ ALERTS = {
     "TrainmedicStoreAway": "critical",
     "TrainmedicRedisAway": "critical",
     "AgentLost": "warning",
+    "RedisNearlyFull": "warning",
     "ApprovalWaiting": "warning",
     "BreakerOpen": "critical",
     "MessagesNotSent": "critical",

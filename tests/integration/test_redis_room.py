@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import redis
 import trainmedic
 from tests.support.agent_node import Node
 from tests.support.messages import make_command
-from tests.support.programs import eventually
+from tests.support.programs import eventually, start_server
 from trainmedic.wire import envelope
 from trainmedic.wire.connection import NoRoom, OutageLog, RedisConnection
 
@@ -127,3 +129,27 @@ def test_agents_and_jobs_leave_room_for_servers(tmp_path: Path, own_redis: Calla
     with connection.turn() as client:
         assert client.ping()
     connection.close()
+
+
+def test_the_server_says_that_redis_is_too_small(tmp_path: Path, own_redis: Callable[..., Any]) -> None:
+    """At /ready, by a metric and in its log, from its start on."""
+    small = own_redis(tmp_path, "--maxclients", "200", "--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru")
+    small.start()
+    with held(small.url, 181):
+        server, url = start_server(tmp_path / "server", "--redis", small.url, within=90)
+        with server:
+            detail = eventually(lambda: said(url) or None, 30, "what is wrong with Redis")
+            with urllib.request.urlopen(f"{url}/metrics") as reply:
+                metrics = reply.read().decode()
+            log = server.log.read_text()
+    assert "room for 200" in detail
+    assert "maxmemory-policy is allkeys-lru" in detail
+    assert 'trainmedic_redis_used_share{of="clients"} 0.9' in metrics
+    assert "Redis may not be large enough" in log
+
+
+def said(url: str) -> str:
+    """What /ready says of Redis besides that it answers, once it says of clients."""
+    with urllib.request.urlopen(f"{url}/ready") as reply:
+        detail = str(json.load(reply)["redis"]["detail"])
+    return detail if "clients" in detail else ""

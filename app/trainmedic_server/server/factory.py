@@ -101,10 +101,10 @@ def create_app(
     limits: ServerLimits = ServerLimits(),
     cluster_topology: Callable[[], ClusterTopology] = ClusterTopology,
     allowed_hosts: Collection[str] = (),
-    redis_caveat: str = "",
+    redis_caveat: Callable[[], str] = str,
 ) -> FastAPI:
     """The API and the console; ``state.feed`` is for `listener.serve` to close. `allowed_hosts` are names that it
-    answers to without tokens, ``redis_caveat`` says why a Redis that answers should not be relied on."""
+    answers to without tokens, ``redis_caveat`` returns why a Redis that answers should not be relied on."""
     bodies, reads = BodyReader(limits), ReadTurns(limits.reads, limits.waiting_reads, "pages of the history")
     handle = webhook.endpoint(engine, OwnAlerts(found.history, found.verdicts), auth, bodies, clock, metrics)
     app = _Api(webhook.WebhookApp(handle), SiteCheck(allowed_hosts, lambda: not auth.has_tokens), metrics)

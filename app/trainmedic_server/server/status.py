@@ -83,7 +83,7 @@ def router(
     watch: ClockWatch,
     metrics: telemetry.Metrics,
     limits: ServerLimits,
-    redis_caveat: str,
+    redis_caveat: Callable[[], str],
 ) -> APIRouter:
     routes = APIRouter(tags=["status"])
 
@@ -106,7 +106,7 @@ def router(
         where deliveries go should rather ask `/health`.
         """
         seconds, now = limits.check_seconds, clock.now()
-        readiness = await _readiness(engine, store, bus, catalog, log_rules, watch, seconds, redis_caveat, now)
+        readiness = await _readiness(engine, store, bus, catalog, log_rules, watch, seconds, redis_caveat(), now)
         if not readiness.ready:
             response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
         return readiness

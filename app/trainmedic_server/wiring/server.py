@@ -25,7 +25,6 @@ from trainmedic_server import __version__, telemetry
 from trainmedic_server.actions import registry
 from trainmedic_server.adapters import file_inventory
 from trainmedic_server.adapters.alertmanager_api import SETTLES_AFTER, AlertmanagerApi
-from trainmedic_server.adapters.embedded_redis import EmbeddedRedis
 from trainmedic_server.adapters.httpx_caller import HttpxCaller
 from trainmedic_server.adapters.kubernetes_topology import KubernetesTopology
 from trainmedic_server.adapters.playbook_test_process import PlaybookTestProcess
@@ -68,6 +67,7 @@ from trainmedic_server.wiring.after_the_act import after_the_act, opened_prometh
 from trainmedic_server.wiring.background import background, prune_for_ever
 from trainmedic_server.wiring.findings import FindingParts, log_rule_library
 from trainmedic_server.wiring.log_source import log_source
+from trainmedic_server.wiring.redis import found_redis
 from trainmedic_server.wiring.signing import signer_of
 from trainmedic_server.wiring.wanted_topology import asks_for_jobs
 
@@ -160,7 +160,7 @@ class TrainmedicServer:
 
         async with contextlib.AsyncExitStack() as stack:
             store = await self._opened(stack, session, authenticator)
-            redis_url, redis_caveat = await self._redis(stack)
+            redis_url, redis_caveat = await found_redis(settings, stack, metrics)
             signer, alerts = signer_of(settings), self._alertmanager(stack)
             # The engine is made below, because it needs the bus; replies come once both have started.
             late: LateReply = lambda reply: engine.record_late_reply(reply)  # noqa: E731
@@ -284,17 +284,6 @@ class TrainmedicServer:
         if session is not None:
             return SqlStore.of_session(session, on_error=on_error)
         return SqlStore.open(self._settings.database_url, on_error=on_error)
-
-    async def _redis(self, stack: contextlib.AsyncExitStack) -> tuple[str, str]:
-        """The URL of the Redis that is set, else of the embedded one, which this starts; and what to say against it."""
-        if self._settings.redis is not None:
-            return self._settings.redis.get_secret_value(), ""
-        embedded = EmbeddedRedis(self._settings.state_dir)
-        url = await embedded.start()
-        stack.push_async_callback(embedded.stop)
-        if embedded.caveat:
-            log.warning("the embedded Redis is old", reason=embedded.caveat)
-        return url, embedded.caveat
 
     async def _services(
         self,

@@ -1,0 +1,102 @@
+"""Whether Redis has room: for clients, of which each agent and job is one, and for what is written to it.
+
+Redis that is full of clients leaves agents and jobs out, and Redis whose memory is full takes no command: so it is said
+before that, in the log, at ``/ready`` and by a metric. Who calls it: ``wiring`` runs `watch`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from trainmedic.wire.connection import ROOM_FOR_SERVERS
+from trainmedic_server import telemetry
+from trainmedic_server.adapters.redis_connection import FAULTS, open_client
+
+LOOK_SECONDS = 30.0
+NEARLY_FULL = 0.9
+_MB = 1_000_000
+
+log = telemetry.logger(__name__)
+
+
+class RedisRoom:
+    """Looks every half minute. ``caveat`` is what is to be said against this Redis besides."""
+
+    def __init__(self, url: str, metrics: telemetry.Metrics, caveat: str = "") -> None:
+        self._client: Redis = open_client(url)
+        self._share = metrics.redis_used_share
+        self._caveat = caveat
+        self._warnings: Mapping[str, str] = {}
+
+    def caveat(self) -> str:
+        """What is to be said against this Redis, as half a sentence; empty for nothing."""
+        return "; ".join(filter(None, (self._caveat, *self._warnings.values())))
+
+    async def watch(self) -> None:
+        """Look until cancelled. While Redis is away nothing is new; whoever needs it logs that."""
+        try:
+            while True:
+                try:
+                    await self.look()
+                except FAULTS as error:
+                    log.debug("Redis does not say how much room it has", error=type(error).__name__)
+                await asyncio.sleep(LOOK_SECONDS)
+        finally:
+            await self._client.aclose()
+
+    async def look(self) -> None:
+        """Look once. May raise what redis-py raises."""
+        try:
+            info = dict(await self._client.info("clients")) | dict(await self._client.info("memory"))
+        except ResponseError:  # this user may not ask
+            return
+        if "maxclients" not in info:  # older than 7
+            info |= await self._setting("maxclients")
+        shares, warnings = judged(info)
+        for of, share in shares.items():
+            self._share.labels(of).set(share)
+        for of, warning in warnings.items():
+            if of not in self._warnings:
+                log.warning("Redis may not be large enough", reason=warning)
+        self._warnings = warnings
+
+    async def _setting(self, name: str) -> dict[str, Any]:
+        try:
+            answer: Any = await self._client.config_get(name)
+            return dict(answer)
+        except ResponseError:
+            return {}
+
+
+def judged(info: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, str]]:
+    """By what they are of, the shares that are in use, from 0 to 1, and what is to be said, from what `INFO` says."""
+    shares: dict[str, float] = {}
+    warnings: dict[str, str] = {}
+    clients, most = int(info.get("connected_clients", 0)), int(info.get("maxclients", 0))
+    if most:
+        shares["clients"] = clients / most
+        if clients >= NEARLY_FULL * most or most - clients < min(ROOM_FOR_SERVERS, most // 10):
+            warnings["clients"] = (
+                f"it has {clients} clients and room for {most}: agents and jobs that do not find room are left out, "
+                "so raise its maxclients, and its limit of open files"
+            )
+    used, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
+    policy = str(info.get("maxmemory_policy", "noeviction"))
+    if limit:
+        shares["memory"] = used / limit
+        if used >= NEARLY_FULL * limit:
+            warnings["memory"] = (
+                f"it uses {used / _MB:.0f} MB of a maxmemory of {limit / _MB:.0f} MB: when that is full no command "
+                "is taken and agents are missed, so raise it"
+            )
+        if policy != "noeviction":
+            warnings["policy"] = (
+                f"its maxmemory-policy is {policy}: when it is full it drops commands, and what jobs remember of them, "
+                "without a word, so set noeviction"
+            )
+    return shares, warnings

@@ -1,0 +1,36 @@
+"""What is said of a Redis that is nearly full, by what it says of itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainmedic_server.adapters.redis_room import judged
+
+ROOMY = {"connected_clients": 100, "maxclients": 10_000, "used_memory": 10_000_000, "maxmemory": 128_000_000}
+
+
+@pytest.mark.parametrize(
+    ("info", "said"),
+    [
+        ({}, {}),
+        ({"maxmemory": 0, "maxmemory_policy": "allkeys-lru"}, {}),  # it never drops anything
+        ({"connected_clients": 8_999}, {}),
+        ({"connected_clients": 9_000}, {"clients": "9000 clients and room for 10000"}),
+        ({"connected_clients": 14_960, "maxclients": 15_000}, {"clients": "room for 15000"}),
+        ({"used_memory": 120_000_000}, {"memory": "120 MB of a maxmemory of 128 MB"}),
+        ({"maxmemory_policy": "volatile-ttl"}, {"policy": "volatile-ttl"}),
+    ],
+)
+def test_what_is_nearly_full_is_said(info: dict[str, Any], said: dict[str, str]) -> None:
+    """With figures, and what to do; of a Redis with room, nothing."""
+    _, warnings = judged({**ROOMY, "maxmemory_policy": "noeviction", **info})
+    assert warnings.keys() == said.keys()
+    assert all(text in warnings[of] for of, text in said.items())
+
+
+def test_shares_are_of_what_there_may_be() -> None:
+    """Where no limit of memory is set, or the one of clients is not known, there is none."""
+    assert judged(ROOMY)[0] == {"clients": 0.01, "memory": 10 / 128}
+    assert judged({"connected_clients": 3, "used_memory": 1, "maxmemory": 0})[0] == {}
