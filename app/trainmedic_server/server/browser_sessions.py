@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Protocol, TypeVar
 
@@ -21,6 +21,9 @@ from trainmedic_server.ports.store import Transaction
 from trainmedic_server.server.tokens import Token
 
 COOKIE = "trainmedic_session"
+SECURE_COOKIE = f"__Host-{COOKIE}"
+"""Its name where the browser speaks TLS: then browsers take it from this very host alone, over TLS, for all paths, so
+that no other host of the domain can put one of its own in its place."""
 LASTS = timedelta(hours=12)
 _SECRET_BYTES = 32
 _MOST_OF_NAME = 20
@@ -96,9 +99,9 @@ def _hash(secret: str) -> str:
     return hashlib.sha256(secret.encode("latin-1", "replace")).hexdigest()
 
 
-def _secrets_in(cookie_header: str) -> Iterator[str]:
-    """What the cookie may hold. Others of the same site stand beside it, in whatever form their makers chose."""
-    for piece in cookie_header.split(";"):
-        name, _, value = piece.strip().partition("=")
-        if name == COOKIE:
-            yield value
+def _secrets_in(cookie_header: str) -> list[str]:
+    """What the cookie may hold. Others of the same site stand beside it, in whatever form their makers chose; beside
+    the one whose name only this host can set, the other name counts for nothing."""
+    pairs = [piece.strip().partition("=")[::2] for piece in cookie_header.split(";")]
+    secure = [value for name, value in pairs if name == SECURE_COOKIE]
+    return secure or [value for name, value in pairs if name == COOKIE]

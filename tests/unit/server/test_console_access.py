@@ -67,12 +67,25 @@ async def test_a_token_begins_a_session_of_twelve_hours() -> None:
 
 
 async def test_a_browser_that_speaks_tls_keeps_the_cookie_to_it() -> None:
-    """It says so itself, in the origin of its page."""
+    """It says so itself, in the origin of its page. The name is one that only this host can set, and counts before
+    another that some other host may have put beside it."""
     here, _ = world()
     async with here.client() as client:
         headers = {**HTML, "origin": "https://trainmedic"}
         answer = await client.post("/login", data={"token": "op"}, headers=headers)
-    assert "secure" in answer.headers["set-cookie"].lower()
+        name, _, secret = answer.headers["set-cookie"].partition(";")[0].partition("=")
+        assert (name, "secure" in answer.headers["set-cookie"].lower()) == (f"__Host-{COOKIE}", True)
+        assert "domain" not in answer.headers["set-cookie"].lower()
+        client.cookies.clear()
+        planted = await sign_in(client, "look")
+        other = planted.headers["set-cookie"].partition(";")[0]
+        client.cookies.clear()
+        both = {"cookie": f"{other}; {name}={secret}", "origin": "https://trainmedic"}
+        sessions = (await client.get("/sessions", headers=both)).json()["items"]
+        assert {session["name"] for session in sessions} == {"ann", "vera"}, "an operator sees all"
+        ended = await client.post("/logout", data={"": ""}, headers={**headers, **both})
+        assert any(cookie.startswith(f"{name}=") for cookie in ended.headers.get_list("set-cookie"))
+        assert (await client.get("/history", headers={"cookie": f"{name}={secret}"})).status_code == 401
 
 
 @pytest.mark.parametrize("onward", ["https://evil.example/", "//evil.example", "/\\evil.example", "javascript:x", ""])

@@ -11,7 +11,7 @@ from starlette.responses import RedirectResponse, Response
 
 from trainmedic_server.server.auth import Authenticator
 from trainmedic_server.server.body import BodyReader
-from trainmedic_server.server.browser_sessions import COOKIE, LASTS, Sessions
+from trainmedic_server.server.browser_sessions import COOKIE, LASTS, SECURE_COOKIE, Sessions
 from trainmedic_server.server.console.page_request import accepts_gzip
 from trainmedic_server.server.console.rendering import Renderer, page
 from trainmedic_server.server.limits import KIB
@@ -56,13 +56,14 @@ class SignIn:
         address = request.client.host if request.client else ""
         secret = await self._sessions.begin(token, address, request.headers.get("user-agent", ""))
         response = RedirectResponse(onward, HTTPStatus.SEE_OTHER)
+        secure = is_https(request, self._auth)
         response.set_cookie(
-            COOKIE,
+            SECURE_COOKIE if secure else COOKIE,
             secret,
             max_age=int(LASTS.total_seconds()),
             httponly=True,
             samesite="strict",
-            secure=is_https(request, self._auth),
+            secure=secure,
         )
         return response
 
@@ -74,6 +75,7 @@ class SignIn:
             await self._sessions.end(session, session.name)
         response = RedirectResponse("/login", HTTPStatus.SEE_OTHER)
         response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+        response.delete_cookie(SECURE_COOKIE, secure=True, httponly=True, samesite="strict")
         return response
 
     def _page(self, request: Request, onward: str, wrong: str) -> Response:
