@@ -88,6 +88,13 @@ COMBINATIONS: Mapping[str, Values] = {
             "alertmanagerUrl": "http://alertmanager-operated.monitoring.svc:9093",
             "persistence": {"storageClass": "ssd", "size": "20Gi"},
             "service": {"type": "LoadBalancer", "annotations": {"example.com/internal": "true"}},
+            "ingress": {
+                "enabled": True,
+                "className": "nginx",
+                "host": "trainmedic.example.org",
+                "tlsSecret": "trainmedic-tls",
+                "annotations": {"cert-manager.io/cluster-issuer": "letsencrypt"},
+            },
             "nodeSelector": {"node-role.kubernetes.io/infra": ""},
             "tolerations": [{"key": "infra", "operator": "Exists"}],
             "affinity": {"podAntiAffinity": {}},

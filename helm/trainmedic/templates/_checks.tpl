@@ -7,6 +7,9 @@
 {{- if and .Values.server.database.existingSecret .Values.server.persistence.existingClaim -}}
 {{- fail "server.persistence.existingClaim: with PostgreSQL (server.database.existingSecret) there is nothing to keep on a volume; leave one of the two empty" -}}
 {{- end -}}
+{{- if and .Values.server.ingress.enabled (not .Values.server.ingress.host) -}}
+{{- fail "server.ingress.host: the name by which browsers ask for the console is needed, such as trainmedic.example.org" -}}
+{{- end -}}
 {{- if and (not .Values.redis.enabled) (not .Values.redis.external.existingSecret) -}}
 {{- fail "redis: either redis.enabled is true, or redis.external.existingSecret names a Secret with the URL of a Redis of your own" -}}
 {{- end -}}

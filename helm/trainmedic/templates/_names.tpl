@@ -11,6 +11,13 @@
 {{- end -}}
 {{- end -}}
 
+{{/* Where browsers find the console by the Ingress. */}}
+{{- define "trainmedic.consoleUrl" -}}
+{{- with .Values.server.ingress -}}
+{{ ternary "https" "http" (not (empty .tlsSecret)) }}://{{ .host }}
+{{- end -}}
+{{- end -}}
+
 {{- define "trainmedic.selector" -}}
 app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
 app.kubernetes.io/instance: {{ .Release.Name }}

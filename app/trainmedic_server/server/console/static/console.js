@@ -1,7 +1,7 @@
 // The console's own script: what is live, keys, the dialogs and the palette. Every page works without it but for these.
 // @ts-check
-const $ = (/** @type {string} */ what, from = document) => /** @type {any} */ (from.querySelector(what));
-const $$ = (/** @type {string} */ what, from = document) => /** @type {any[]} */ ([...from.querySelectorAll(what)]);
+const $ = (/** @type {string} */ what, /** @type {ParentNode} */ from = document) => /** @type {any} */ (from.querySelector(what));
+const $$ = (/** @type {string} */ what, /** @type {ParentNode} */ from = document) => /** @type {any[]} */ ([...from.querySelectorAll(what)]);
 const body = document.body;
 const here = () => location.pathname + location.search;
 /** Tell who listens, politely. */
@@ -196,7 +196,8 @@ function ask(/** @type {HTMLFormElement} */ form, /** @type {any} */ by = null) 
   $("h2", dialog).textContent = many ? `${by.value === "approve" ? "Approve" : "Reject"} ${many.length === 1 ? "the question that is" : `the ${many.length} ${form.dataset.many} that are`} chosen?` : form.dataset.ask;
   $(".ask-what", dialog).textContent = many ? many.map((box) => box.dataset.named).join(", ") : form.dataset.what || "";
   for (const old of $$("[data-kept]", inner)) old.remove();
-  inner.elements.note.value = form.elements.note ? form.elements.note.value : "";
+  const own = /** @type {HTMLInputElement | null} */ (form.elements.namedItem("note"));
+  inner.elements.note.value = own ? own.value : "";
   const fields = [.../** @type {any} */ (form.elements)].filter((each) => each.nodeName !== "BUTTON" && (each.type !== "checkbox" || each.checked));
   for (const field of [...fields, ...(by && by.name ? [by] : [])]) {
     if (field.name === "note") continue;
