@@ -16,6 +16,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Playwright, expect, sync_playwright
 
 from tests.support.console_lab import Lab, console_lab
+from trainmedic_server.domain.run import Status
 
 AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
 PAGES = ("/", "/runs", "/approvals", "/alerts", "/explain", "/playbooks", "/playbooks/cool", "/jobs", "/nodes")
@@ -168,6 +169,53 @@ def test_the_page_of_questions_is_live_and_answers_by_keyboard(seen: Watched, la
     seen.page.keyboard.press("Enter")
     expect(seen.page.locator(".notice")).to_contain_text("Rejected")
     assert [order.kind for order in lab.world.history.records[run].orders] == ["reject"]
+
+
+def test_several_questions_are_answered_at_once_by_keyboard(seen: Watched, lab: Lab) -> None:
+    """Chosen with a key, with one note for all; the others stay as they are."""
+    for record in [*lab.world.history.records.values()]:
+        if record.run.status is Status.AWAITING_APPROVAL:
+            del lab.world.history.records[record.run.id]
+    runs = [lab.ask(node=f"node-{number}") for number in (20, 21, 22)]
+    seen.page.goto(f"{lab.url}/approvals")
+    expect(seen.page.get_by_role("checkbox")).to_have_count(3)
+    seen.page.keyboard.press("j")
+    seen.page.keyboard.press("s")
+    seen.page.keyboard.press("j")
+    seen.page.keyboard.press("s")
+    expect(seen.page.locator("#said")).to_have_text("2 chosen")
+    seen.page.keyboard.press("a")
+    expect(seen.page.get_by_role("heading", name="Approve the 2 questions that are chosen?")).to_be_visible()
+    seen.page.keyboard.type("both are safe")
+    seen.page.keyboard.press("Enter")
+    expect(seen.page.locator(".notice")).to_have_text("All that were chosen are approved.")
+    orders = [lab.world.history.records[run].orders for run in runs]
+    assert sorted([order.note for order in of_run] for of_run in orders) == [[], ["both are safe"], ["both are safe"]]
+
+
+def test_a_playbook_is_run_by_hand_and_tested_by_keyboard(seen: Watched, lab: Lab) -> None:
+    """What would happen is shown first, in place; the run that is then started is what the browser shows."""
+    page = seen.page
+    page.goto(f"{lab.url}/playbooks/cool")
+    page.get_by_label("Target").focus()
+    page.keyboard.type("node:node-30")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="It would act on node node-30")).to_be_visible()
+    expect(page).to_have_url(f"{lab.url}/playbooks/cool")
+    page.get_by_role("button", name="Run it", exact=True).focus()
+    page.keyboard.press("Enter")
+    page.keyboard.type("a new fan")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile("/runs/"))
+    expect(page.locator(".notice")).to_have_text("Started: this is its run.")
+    page.goto(f"{lab.url}/playbooks/cool")
+    expect(page.get_by_role("table").filter(has_text="First used")).to_contain_text("not yet")
+    page.get_by_role("button", name="Run its tests").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#tests [role=status]").first).to_contain_text("This server runs no tests.")
+    page.evaluate(AXE)
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    assert [(each["id"], each["nodes"][0]["html"]) for each in found["violations"]] == []
 
 
 def test_a_page_goes_on_after_an_answer_that_ends_a_stream(browser: Browser, lab: Lab) -> None:

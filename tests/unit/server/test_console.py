@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import shlex
+from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,6 +16,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.support.api_world import World, alert, payload
+from trainmedic_server.domain.run import StepState, StepStatus
 from trainmedic_server.server.console.assets import Assets
 from trainmedic_server.server.negotiation import preferred
 
@@ -263,3 +265,18 @@ async def test_several_questions_are_answered_each_by_its_own_order() -> None:
         assert [order.kind for order in world.history.records[third].orders] == ["reject"]
         for wrong in ({"kind": "approve"}, {"run": [first], "kind": "undo"}):
             assert (await client.post("/console/approvals", data=wrong, headers=HTML)).status_code == 422
+
+
+async def test_the_answer_of_each_rank_is_shown_beside_how_many_there_are() -> None:
+    """As a job of several ranks answers: their number, and each one's answer."""
+    world = World()
+    answers = {"0": {"status": "applied"}, "1": {"status": "refused"}, "2": {"status": "silent"}}
+    step = StepState("steps", 0, "slow", "action", status=StepStatus.SUCCEEDED, output={"ranks": 3, "by_rank": answers})
+    async with world.client() as client:
+        await client.post("/webhook", json=payload())
+        ((run_id, record),) = world.history.records.items()
+        world.history.records[run_id] = replace(record, run=replace(record.run, steps=(step,)))
+        page = (await client.get(f"/runs/{run_id}", headers=HTML)).text
+    assert re.findall(r'<li class="(\w+)" title="rank (\d): (\w+)"', page) == [
+        *(("good", "0", "applied"), ("bad", "1", "refused"), ("going", "2", "silent"))
+    ]
