@@ -13,6 +13,7 @@ The tree::
     ├── NotEntitled                who asks may not do that, such as approving what only others may approve
     ├── Saturated                   a bounded queue is full; the same request may succeed later
     ├── StoreUnavailable            the run store cannot be reached or written
+    ├── ArchiveUnavailable          the archive of old runs cannot be written or read
     ├── BusUnavailable              Redis cannot be reached
     ├── MetricsUnavailable          Prometheus cannot be reached, or does not answer the question
     │   └── MetricsRefused          Prometheus takes the question for wrong, and would the next time
@@ -116,6 +117,10 @@ class Saturated(TrainmedicError):
 
 class StoreUnavailable(TrainmedicError):
     """The run store cannot be reached or written."""
+
+
+class ArchiveUnavailable(TrainmedicError):
+    """The archive of old runs cannot be written or read. Nothing is deleted then."""
 
 
 class BusUnavailable(TrainmedicError):

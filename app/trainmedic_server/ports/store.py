@@ -12,6 +12,7 @@ from trainmedic_server.domain.effect import Effect
 from trainmedic_server.domain.job_life import JobLife
 from trainmedic_server.domain.run import Controls, Event, OperatorOrder, Run
 from trainmedic_server.domain.time_gaps import TimeGap
+from trainmedic_server.ports.archive import RunArchive
 from trainmedic_server.ports.effects import EffectRecords, EventPositions
 from trainmedic_server.ports.findings import FindingRecords
 from trainmedic_server.ports.messages import StoredMessages
@@ -249,13 +250,14 @@ class RunStore(Protocol):
         """Return if the store answers; else raise StoreUnavailable."""
         ...
 
-    async def prune(self, older_than: datetime) -> int:
+    async def prune(self, older_than: datetime, archive: RunArchive | None = None) -> int:
         """Delete closed runs that owe no undo and were created before `older_than`, with their data; return how many.
 
         Also deletes alerts without a remaining run, nodes, verdicts, findings that are over and places of jobs, each
         without a report since, and older events that concern no run; but no finding or verdict of a job that is kept.
         Of alerts without a run more than a fixed number are not kept, however young.
-        Other transactions run in between.
+        Other transactions run in between, and most of the time. With `archive` a run is deleted after it was written
+        there, whole; the call raises ArchiveUnavailable where it cannot be, and nothing is deleted that is not there.
         """
         ...
 

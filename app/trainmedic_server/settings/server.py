@@ -172,6 +172,12 @@ class ServerSettings(DoorSettings, TellingSettings, AccessSettings):
         "are open or owe an undo, and what trainmedic keep has locked, never are. Time in which no server was at work "
         "does not count. 90 days, to cover a quarter's review.",
     )
+    archive: Annotated[ExpandedPath | None, SettingSource("TRAINMEDIC_ARCHIVE", "--archive", "DIRECTORY")] = Field(
+        None,
+        description="Directory into which runs are written, as gzipped NDJSON, before --retention deletes them; where "
+        "that fails nothing is deleted. Servers that share a database share it too. None by default, and old runs are "
+        "gone.",
+    )
     alertmanager: Annotated[
         HttpUrl | None, SettingSource("TRAINMEDIC_ALERTMANAGER_URL", "--alertmanager", "URL", secret=True)
     ] = Field(

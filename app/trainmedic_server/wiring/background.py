@@ -12,7 +12,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from trainmedic_server import telemetry
-from trainmedic_server.errors import StoreUnavailable
+from trainmedic_server.errors import ArchiveUnavailable, StoreUnavailable
+from trainmedic_server.ports.archive import RunArchive
 from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import RunStore
@@ -24,18 +25,24 @@ log = telemetry.logger(__name__)
 
 
 async def prune_for_ever(
-    store: RunStore, clock: Clock, metrics: telemetry.Metrics, older_than: Callable[[], datetime]
+    store: RunStore,
+    clock: Clock,
+    metrics: telemetry.Metrics,
+    older_than: Callable[[], datetime],
+    archive: RunArchive | None = None,
 ) -> None:
-    """Delete what is older every hour; the first time a minute after the start, which is busy.
+    """Delete what is older every hour, runs after they were archived; the first time a minute after the start, which
+    is busy.
 
     The retention counts while a server is at work, so a clock that is wrong deletes nothing.
     """
     await clock.sleep_until(clock.now() + _PRUNE_FIRST_AFTER)
     while True:
         try:
-            if gone := await store.prune(older_than()):
+            if gone := await store.prune(older_than(), archive):
                 log.info("old runs deleted", runs=gone)
-        except StoreUnavailable as error:
+        except (StoreUnavailable, ArchiveUnavailable) as error:
+            metrics.loop_errors.labels("retention").inc()
             log.warning("old runs could not be deleted; trying again later", error=str(error))
         except Exception:  # the loop outlives one failure, which is logged and counted
             metrics.loop_errors.labels("retention").inc()

@@ -25,6 +25,7 @@ from trainmedic_server import __version__, telemetry
 from trainmedic_server.actions import registry
 from trainmedic_server.adapters import file_inventory
 from trainmedic_server.adapters.alertmanager_api import SETTLES_AFTER, AlertmanagerApi
+from trainmedic_server.adapters.gzip_archive import GzipArchive
 from trainmedic_server.adapters.httpx_caller import HttpxCaller
 from trainmedic_server.adapters.kubernetes_topology import KubernetesTopology
 from trainmedic_server.adapters.playbook_test_process import PlaybookTestProcess
@@ -217,7 +218,8 @@ class TrainmedicServer:
         tell = telling.telling(settings, store, notifier, clock, metrics, lambda: catalog.problems)
         await stack.enter_async_context(tell)
         after = await after_the_act(settings, store, catalog, prometheus, clock, metrics, stack)
-        pruning = prune_for_ever(store, clock, metrics, lambda: engine.ago(settings.retention))
+        archive = GzipArchive(settings.archive) if settings.archive is not None else None
+        pruning = prune_for_ever(store, clock, metrics, lambda: engine.ago(settings.retention), archive)
         upkeep = ((catalog.watch(), "playbooks"), (pruning, "retention"), (metrics.watch_event_loop(), "event loop"))
         for work, name in (*upkeep, *after):
             await stack.enter_async_context(background(work, name))

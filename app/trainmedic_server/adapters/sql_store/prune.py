@@ -6,6 +6,7 @@ serves others between batches. Who calls it: ``store``.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
@@ -34,8 +35,12 @@ from trainmedic_server.adapters.sql_store.schema import (
 from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
 from trainmedic_server.adapters.sql_store.verdicts import verdicts
 
-BATCH = 200
-"""Rows that are deleted at a time: others wait for some milliseconds at most."""
+BATCH = 50
+"""Runs, or rows of others, that are deleted at a time: others wait for some milliseconds at most."""
+
+REST = 3
+"""Times as long as a deletion took, until the next begins: a million runs take about half an hour, and nobody feels
+it."""
 
 _BEFORE = sa.bindparam("before", type_=schema.TimeColumn)
 _RUN_IDS: sa.BindParameter[Any] = sa.bindparam("runs", expanding=True)
@@ -45,7 +50,7 @@ _OLD_RUNS = (
     sa.select(runs.c.id)
     .where(runs.c.created_at < _BEFORE, sa.not_(runs.c.unfinished))
     .order_by(runs.c.created_at, runs.c.id)
-    .limit(BATCH)
+    .limit(sa.bindparam("limit"))
 )
 _DELETE_RUNS = (
     sa.delete(events).where(events.c.run_id.in_(_RUN_IDS)),
@@ -139,11 +144,20 @@ _DELETE_TIME_GAPS = sa.delete(time_gaps).where(time_gaps.c.ended_at < _BEFORE)
 def runs_before(transaction: SqlTransaction, before: datetime) -> int:
     """Delete closed runs that owe no undo, with all that belongs to them."""
     connection = transaction.flushed_connection()
-    run_ids = [row.id for row in connection.execute(_OLD_RUNS, {"before": before})]
-    if run_ids:
-        for statement in _DELETE_RUNS:
-            connection.execute(statement, {"runs": run_ids})
+    run_ids = old_run_ids(connection, before, BATCH)
+    delete_runs(connection, run_ids)
     return len(run_ids)
+
+
+def old_run_ids(connection: sa.Connection, before: datetime, limit: int) -> list[str]:
+    """Return the ids of the oldest closed runs that owe no undo and were created before."""
+    return [row.id for row in connection.execute(_OLD_RUNS, {"before": before, "limit": limit})]
+
+
+def delete_runs(connection: sa.Connection, run_ids: Collection[str]) -> None:
+    """Delete these runs with all that belongs to them."""
+    for statement in _DELETE_RUNS if run_ids else ():
+        connection.execute(statement, {"runs": run_ids})
 
 
 def alerts_before(transaction: SqlTransaction, before: datetime) -> int:
@@ -203,5 +217,5 @@ def nodes_before(transaction: SqlTransaction, before: datetime) -> int:
     return 0
 
 
-BATCHES = (runs_before, alerts_before, events_before, findings_before, verdicts_before, nodes_before)
-"""Everything that is deleted, in order."""
+BATCHES_BESIDE_RUNS = (alerts_before, events_before, findings_before, verdicts_before, nodes_before)
+"""Everything else that is deleted, in order."""

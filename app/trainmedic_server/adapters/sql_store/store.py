@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,13 +14,14 @@ from typing import Any, Protocol, TypeVar
 import sqlalchemy as sa
 
 from trainmedic_server import errors
-from trainmedic_server.adapters.sql_store import database, postgresql, prune, revision, schema
+from trainmedic_server.adapters.sql_store import database, old_runs, postgresql, prune, revision, schema
 from trainmedic_server.adapters.sql_store.alert_history import SqlAlertHistory
 from trainmedic_server.adapters.sql_store.finding_history import SqlFindingHistory
 from trainmedic_server.adapters.sql_store.leadership import Leadership, begin_anew
 from trainmedic_server.adapters.sql_store.playbook_versions import SqlPlaybookVersions
 from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
 from trainmedic_server.adapters.sql_store.writer import Committer, StoreWriter
+from trainmedic_server.ports.archive import RunArchive
 from trainmedic_server.ports.fence import Fence, no_fence
 from trainmedic_server.ports.store import RunStore, Transaction
 
@@ -146,17 +148,32 @@ class SqlStore(SqlFindingHistory, SqlAlertHistory, SqlPlaybookVersions, RunStore
         """Ask for the controls; after a failed transaction, write them, since a full disk still reads."""
         await self._transact(_rewrite_controls if self._writer.failing else _read_controls)
 
-    async def prune(self, older_than: datetime) -> int:
-        pruned = 0
-        for batch in prune.BATCHES:
-            while deleted := await self._transact(partial(batch, before=older_than)):
-                pruned += deleted if batch is prune.runs_before else 0
-                if deleted < prune.BATCH:
-                    break
+    async def prune(self, older_than: datetime, archive: RunArchive | None = None) -> int:
+        if archive is not None:
+            pruned = await old_runs.delete_archived(archive, self._read, self._delete, older_than)
+        else:
+            pruned = await self._delete_all(prune.runs_before, older_than)
+        for batch in prune.BATCHES_BESIDE_RUNS:
+            await self._delete_all(batch, older_than)
         surplus = await self._transact(prune.count_surplus_alerts)
-        while surplus > 0 and (deleted := await self._transact(partial(prune.surplus_alerts, most=surplus))):
+        while surplus > 0 and (deleted := await self._delete(partial(prune.surplus_alerts, most=surplus))):
             surplus -= deleted
         return pruned
+
+    async def _delete_all(self, batch: Callable[..., int], older_than: datetime) -> int:
+        pruned = 0
+        while deleted := await self._delete(partial(batch, before=older_than)):
+            pruned += deleted
+            if deleted < prune.BATCH:
+                break
+        return pruned
+
+    async def _delete(self, work: Callable[[SqlTransaction], int]) -> int:
+        """Delete some rows, then leave the writer to others for `prune.REST` times as long as that took."""
+        began = time.monotonic()
+        deleted = await self._transact(work)
+        await asyncio.sleep((time.monotonic() - began) * prune.REST if deleted else 0)
+        return deleted
 
     async def close(self) -> None:
         if self._is_closing:

@@ -1,0 +1,98 @@
+"""Deleting old runs, and, where there is an archive, only what is in it. Who calls it: ``store``.
+
+The archive's next file is written before the first of its runs is deleted, and the runs of one file are gone before
+the next is written. So after a kill only runs of the newest file can be in both, and they are deleted first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any, TypeAlias
+
+import sqlalchemy as sa
+
+from trainmedic_server.adapters.sql_store import prune, queries
+from trainmedic_server.adapters.sql_store.columns import encode_json
+from trainmedic_server.adapters.sql_store.effects import effects
+from trainmedic_server.adapters.sql_store.schema import alerts, events, orders, run_alerts, runs, steps, touched_nodes
+from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
+from trainmedic_server.ports.archive import ArchivedRun, RunArchive
+
+IN_A_FILE = 1000
+"""Runs in one file of the archive."""
+_READ_AT_ONCE = 50
+
+_OF_RUNS: Mapping[str, tuple[sa.Table, Sequence[sa.Column[Any]]]] = {
+    "steps": (steps, [steps.c.phase, steps.c.position]),
+    "touched_nodes": (touched_nodes, [touched_nodes.c.node]),
+    "orders": (orders, [orders.c.seq]),
+    "events": (events, [events.c.seq]),
+    "effects": (effects, [effects.c.acted_at]),
+}
+"""The tables whose rows belong to a run, and the order of these."""
+_LAST_EVENTS = sa.select(events.c.run_id, sa.func.max(events.c.seq)).group_by(events.c.run_id)
+
+Delete: TypeAlias = Callable[[Callable[[SqlTransaction], int]], Awaitable[int]]
+"""Runs a unit of work that deletes some rows, and then lets the others have the writer."""
+Read: TypeAlias = Callable[[Callable[[sa.Connection], Any]], Awaitable[Any]]
+
+
+async def delete_archived(archive: RunArchive, read: Read, delete: Delete, before: datetime) -> int:
+    """Delete closed runs that owe no undo and are older, each after it was archived; return how many. Raises
+    StoreUnavailable, ArchiveUnavailable."""
+    gone = await _delete(delete, await asyncio.to_thread(archive.last))
+    while ids := await read(partial(prune.old_run_ids, before=before, limit=IN_A_FILE)):
+        archived: list[ArchivedRun] = []
+        for start in range(0, len(ids), _READ_AT_ONCE):
+            archived += await read(partial(read_whole, run_ids=ids[start : start + _READ_AT_ONCE]))
+        await asyncio.to_thread(archive.write, archived)
+        gone += await _delete(delete, archived)
+    return gone
+
+
+def read_whole(connection: sa.Connection, run_ids: Collection[str]) -> list[ArchivedRun]:
+    """Return these runs with all rows that belong to them, by their tables' and columns' names."""
+    chosen = sa.select(runs).where(runs.c.id.in_(run_ids)).order_by(runs.c.created_at, runs.c.id)
+    documents: dict[str, dict[str, Any]] = {
+        row.id: {"run": dict(row._mapping), "alerts": [], **{name: [] for name in _OF_RUNS}}
+        for row in connection.execute(chosen)
+    }
+    tied = (
+        sa.select(run_alerts.c.run_id, alerts)
+        .join(alerts, queries.SAME_ALERT)
+        .where(run_alerts.c.run_id.in_(run_ids))
+        .order_by(run_alerts.c.seq)
+    )
+    for row in connection.execute(tied):
+        _add(documents, "alerts", row)
+    for name, (table, order) in _OF_RUNS.items():
+        for row in connection.execute(sa.select(table).where(table.c.run_id.in_(run_ids)).order_by(*order)):
+            _add(documents, name, row)
+    return [ArchivedRun.of(run_id, document, encode_json(document)) for run_id, document in documents.items()]
+
+
+def _add(documents: dict[str, dict[str, Any]], name: str, row: sa.Row[Any]) -> None:
+    columns = dict(row._mapping)
+    documents[columns.pop("run_id")][name].append(columns)
+
+
+async def _delete(delete: Delete, archived: Sequence[ArchivedRun]) -> int:
+    gone = 0
+    for start in range(0, len(archived), prune.BATCH):
+        gone += await delete(partial(_unchanged, archived=archived[start : start + prune.BATCH]))
+    return gone
+
+
+def _unchanged(transaction: SqlTransaction, archived: Sequence[ArchivedRun]) -> int:
+    """Delete those of the runs that are there as they were archived: the others are archived once more."""
+    connection = transaction.flushed_connection()
+    ids = [run.id for run in archived]
+    finished = sa.select(runs.c.id).where(runs.c.id.in_(ids), sa.not_(runs.c.unfinished))
+    there = {row.id for row in connection.execute(finished)}
+    last = {row[0]: row[1] for row in connection.execute(_LAST_EVENTS.where(events.c.run_id.in_(ids)))}
+    unchanged = [run.id for run in archived if run.id in there and last.get(run.id, 0) == run.last_event]
+    prune.delete_runs(connection, unchanged)
+    return len(unchanged)
