@@ -256,8 +256,8 @@ class RunStore(Protocol):
         Also deletes alerts without a remaining run, nodes, verdicts, findings that are over and places of jobs, each
         without a report since, and older events that concern no run; but no finding or verdict of a job that is kept.
         Of alerts without a run more than a fixed number are not kept, however young.
-        Other transactions run in between, and most of the time. With `archive` a run is deleted after it was written
-        there, whole; the call raises ArchiveUnavailable where it cannot be, and nothing is deleted that is not there.
+        Other transactions run in between. With `archive` a run is deleted after it was written there, whole; raises
+        ArchiveUnavailable where it cannot be.
         """
         ...
 
@@ -317,7 +317,6 @@ class History(Protocol):
 
     async def page(self, matching: HistoryFilter, limit: int, cursor: str | None) -> tuple[list[Run], str | None]:
         """Return at most `limit` runs, the newest first, and the cursor of the next page or None.
-
         There can be fewer, and even none, with a cursor: where what is asked for is rare, a page ends after a while.
         Runs that arrive in between never shift a page. Raises ValueError on a cursor that is not one.
         """
