@@ -1,0 +1,210 @@
+"""Runs the benchmarks one after the other, keeps what they print with the machine and its load, and compares.
+
+``benchmarks/run`` runs those that take up to three minutes; names choose, ``--long`` runs all. What is kept is JSON;
+``--compare FILE`` sets each figure beside the one of an earlier run, as a ratio. A figure is a number in a line that a
+benchmark prints; the text around it says which, so a benchmark whose words have changed has nothing to compare with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from tests.support.programs import CACHE, PYTHON_PATH, ROOT
+
+BENCHMARKS: Mapping[str, Sequence[str]] = {
+    "webhook_throughput": ("webhook_throughput",),
+    "webhook_throughput_matched": ("webhook_throughput", "--matched"),
+    "alert_storm": ("alert_storm",),
+    "receipt_to_handler": ("receipt_to_handler",),
+    "time_to_ready": ("time_to_ready",),
+    "playbooks_many": ("playbooks_many",),
+    "history_page": ("history_page",),
+    "finding_to_alert": ("finding_to_alert",),
+    "log_rules": ("log_rules",),
+    "diagnose_folder": ("diagnose_folder",),
+    "command_to_limit": ("command_to_limit",),
+    "agents_thousand": ("agents_thousand",),
+    "agent_logs": ("agent_logs",),
+    "sdk_idle_step": ("sdk_idle_step",),
+    "sdk_step_meter": ("sdk_step_meter",),
+    "sdk_step_overhead": ("sdk_step_overhead",),
+    "sdk_bad_redis": ("sdk_bad_redis",),
+    "console_pages": ("console_pages",),
+    "peers": ("peers",),
+}
+LONG: Mapping[str, Sequence[str]] = {
+    "agreement_by_collective": ("agreement_by_collective",),
+    "agent_idle": ("agent_idle",),
+    "memory_checkpoints": ("memory_checkpoints",),
+    "disk_clean": ("disk_clean",),
+    "unattended": ("unattended",),
+}
+"""Those that take longer, up to three quarters of an hour, or need root."""
+_NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?")
+_LIBRARIES = ("fastapi", "uvicorn", "uvloop", "pydantic", "redis", "sqlalchemy", "psycopg", "torch")
+_PROGRAMS = (("redis-server", "--version"), ("prometheus-alertmanager", "--version"))
+_BUSY = 0.25
+"""Of the cores, by the load before a benchmark: more says that something else was at work."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one benchmark."""
+
+    name: str
+    command: str
+    status: int
+    """Of its process; its figures count only where this is 0."""
+    seconds: float
+    load_before: float
+    """Processes that ran or waited to, over the minute before."""
+    lines: tuple[str, ...]
+
+    @property
+    def is_disturbed(self) -> bool:
+        return self.load_before > _BUSY * (os.cpu_count() or 1)
+
+
+def run(name: str, words: Sequence[str]) -> Result:
+    """Run one, and show its lines as they come."""
+    argv = [sys.executable, "-m", f"benchmarks.{words[0]}", *words[1:]]
+    load, began, lines = os.getloadavg()[0], time.monotonic(), []
+    print(f"== {name}  (load {load:.2f})", flush=True)
+    environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
+    with subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line.rstrip("\n"))
+            print(line, end="", flush=True)
+    told = tuple(line for line in lines if line.strip())
+    command = f"python -m benchmarks.{' '.join(words)}"
+    return Result(name, command, process.returncode, time.monotonic() - began, load, told)
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on, as far as it can be read here."""
+    model = re.search(r"model name\s*: (.+)", _text(Path("/proc/cpuinfo")))
+    memory = re.search(r"MemTotal:\s*(\d+) kB", _text(Path("/proc/meminfo")))
+    commit = _printed("git", "-C", str(ROOT), "describe", "--always", "--dirty")
+    return {
+        "processor": model[1] if model else platform.machine(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(int(memory[1]) / 2**20, 1) if memory else None,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "sqlite": sqlite3.sqlite_version,
+        "commit": commit,
+        "libraries": {name: found for name in _LIBRARIES if (found := _version(name))},
+        "programs": {name: printed for name, option in _PROGRAMS if (printed := _printed(name, option))},
+    }
+
+
+def figures(lines: Sequence[str]) -> dict[str, list[float]]:
+    """The numbers in each line, by the line with ``#`` in their places."""
+    return {_NUMBER.sub("#", line): [float(n.replace(",", "")) for n in _NUMBER.findall(line)] for line in lines}
+
+
+def compared(result: Mapping[str, Any], earlier: Mapping[str, Any]) -> list[str]:
+    """Each line's numbers over those of an earlier run that differ by more than 2 %."""
+    before = figures(earlier["lines"])
+    told = []
+    for line, numbers in figures(result["lines"]).items():
+        pairs = list(zip(numbers, before.get(line, []), strict=False))
+        changed = [f"{now:g}/{then:g} = {now / then:.2f}" for now, then in pairs if then and abs(now / then - 1) > 0.02]
+        if changed:
+            told.append(f"{line.partition(':')[0]}: {', '.join(changed)}")
+    return told
+
+
+def table(document: Mapping[str, Any], earlier: Mapping[str, Any] | None) -> str:
+    """The results as Markdown."""
+    about = document["machine"]
+    lines = [
+        f"{document['at']}, commit {about['commit']}, {about['processor']}, {about['cores']} cores,"
+        f" {about['memory_gib']} GiB, Linux {about['kernel']}, Python {about['python']}",
+        "",
+        "| benchmark | load before | figures | over the earlier run |",
+        "|---|---|---|---|",
+    ]
+    then = {each["name"]: each for each in earlier["results"]} if earlier else {}
+    for result in document["results"]:
+        shown = [f"failed with status {result['status']}"] if result["status"] else list(result["lines"])
+        against = compared(result, then[result["name"]]) if result["name"] in then else []
+        load = f"{result['load_before']:.2f}{' (disturbed)' if result['disturbed'] else ''}"
+        cells = (result["name"], load, "<br>".join(shown), "<br>".join(against))
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def _printed(*argv: str) -> str | None:
+    if shutil.which(argv[0]) is None:
+        return None
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    return (done.stdout or done.stderr).partition("\n")[0].strip() or None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _options() -> argparse.Namespace:
+    known = {**BENCHMARKS, **LONG}
+    parser = argparse.ArgumentParser(prog="benchmarks/run", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(known)}")
+    parser.add_argument("--long", action="store_true", help="also those that take longer than three minutes")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the results there")
+    parser.add_argument("--compare", type=Path, metavar="FILE", help="with the results of an earlier run")
+    options = parser.parse_args()
+    unknown = [name for name in options.names if name not in known]
+    if unknown:
+        parser.error(f"there is no benchmark {', '.join(unknown)}; there are: {', '.join(known)}")
+    options.chosen = {name: known[name] for name in options.names} or (known if options.long else BENCHMARKS)
+    if options.compare is not None:
+        try:
+            options.compare = json.loads(options.compare.read_text())
+            options.compare["results"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            parser.error(f"--compare: these are no results of an earlier run: {error}")
+    return options
+
+
+def main() -> None:
+    options = _options()
+    now = datetime.now(UTC)
+    kept = options.json or CACHE / "benchmarks" / f"{now:%Y%m%dT%H%M%SZ}.json"
+    document: dict[str, Any] = {"at": f"{now:%Y-%m-%d %H:%M} UTC", "machine": machine(), "results": []}
+    for name, words in options.chosen.items():
+        result = run(name, words)
+        document["results"].append({**asdict(result), "disturbed": result.is_disturbed})
+        # After each, so that what was measured outlives one that is interrupted.
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(document, indent=1))
+    print(f"\n{table(document, options.compare)}\n\nkept in {kept}")
+    if failed := [each["name"] for each in document["results"] if each["status"]]:
+        raise SystemExit(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()
