@@ -269,7 +269,7 @@ def measure(peer: Peer, within: float, rounds: int) -> str:
         finally:
             trial.program.end()
     return (
-        f"{peer.name}: {rate:.0f} acknowledged webhooks/s, {reaction * 1000:.0f} ms from a webhook to its act,"
+        f"{peer.name}: {rate:.3g} acknowledged webhooks/s, {reaction * 1000:.0f} ms from a webhook to its act,"
         f" {done} of {taken} acted on within {within:g} s of the storm, {memory:.0f} MiB;"
         f" of {told} acknowledged until SIGKILL {lost} lost and {twice} twice"
     )

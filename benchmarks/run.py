@@ -30,6 +30,8 @@ BENCHMARKS: Mapping[str, Sequence[str]] = {
     "webhook_throughput": ("webhook_throughput",),
     "webhook_throughput_matched": ("webhook_throughput", "--matched"),
     "alert_storm": ("alert_storm",),
+    "runs_end_to_end": ("runs_end_to_end",),
+    "several_servers": ("several_servers",),
     "receipt_to_handler": ("receipt_to_handler",),
     "time_to_ready": ("time_to_ready",),
     "playbooks_many": ("playbooks_many",),
@@ -39,6 +41,7 @@ BENCHMARKS: Mapping[str, Sequence[str]] = {
     "diagnose_folder": ("diagnose_folder",),
     "command_to_limit": ("command_to_limit",),
     "agents_thousand": ("agents_thousand",),
+    "fleet": ("fleet",),
     "agent_logs": ("agent_logs",),
     "sdk_idle_step": ("sdk_idle_step",),
     "sdk_step_meter": ("sdk_step_meter",),
@@ -48,6 +51,7 @@ BENCHMARKS: Mapping[str, Sequence[str]] = {
     "peers": ("peers",),
 }
 LONG: Mapping[str, Sequence[str]] = {
+    "history_store": ("history_store",),
     "agreement_by_collective": ("agreement_by_collective",),
     "agent_idle": ("agent_idle",),
     "memory_checkpoints": ("memory_checkpoints",),
