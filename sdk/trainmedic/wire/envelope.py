@@ -15,14 +15,13 @@ standard library only.
 from __future__ import annotations
 
 import json
-import os
 import re
-import time
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, Mapping
 
 from trainmedic.wire import steady_time
+from trainmedic.wire.ids import new_id as new_id
 from trainmedic.wire.reading import read_json, read_object, without_nul
 from trainmedic.wire.signing import job_identity, node_identity
 from trainmedic.wire.signing import sign as sign  # programs that write commands themselves import it from here
@@ -230,22 +229,6 @@ def body_of(fields: Mapping[bytes, bytes], name: bytes) -> bytes:
     if len(objects) != 1:
         raise EnvelopeError(f"the entry has no field {name.decode()!r}")
     return objects[0]
-
-
-def new_id(now_ms: int | None = None, counter: int | None = None) -> str:
-    """A UUIDv7 (RFC 9562, section 5.7): 48 bits of Unix milliseconds, then random bits.
-
-    `counter`, 0 to 4095, takes the place of the first 12 random bits (section 6.2, method 1), so
-    that ids of one millisecond sort in the order in which they were made.
-    """
-    stamp = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-    value = (stamp & ((1 << 48) - 1)) << 80 | int.from_bytes(os.urandom(10), "big")
-    if counter is not None:
-        value = value & ~(0xFFF << 64) | (counter & 0xFFF) << 64
-    value = value & ~(0xF << 76) | 0x7 << 76
-    value = value & ~(0x3 << 62) | 0x2 << 62
-    text = f"{value:032x}"
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 def utc_now() -> datetime:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -115,3 +117,14 @@ def test_times_are_written_in_utc_to_the_microsecond() -> None:
     time = datetime(2026, 1, 31, 13, 0, 0, 1, tzinfo=timezone(timedelta(hours=1)))
     assert envelope.write_time(time) == "2026-01-31T12:00:00.000001Z"
     assert envelope.read_time("2026-01-31T13:00:00.000001+01:00") == time
+
+
+def test_a_fork_makes_ids_of_its_own() -> None:
+    """What was drawn for ids to come is not used by both; in one millisecond, only chance tells ids apart."""
+    program = (
+        "import os; from trainmedic.wire.envelope import new_id; new_id(0); child = os.fork();"
+        "print(*(new_id(0) for _ in range(50)), flush=True); child and os.wait()"
+    )
+    argv = [sys.executable, "-c", program]
+    made = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+    assert len(made) == len(set(made)) == 100
