@@ -24,7 +24,7 @@ from benchmarks import history_page
 from tests.support.live import Server
 
 PAGES = ("/", "/runs", "/runs?status=failed&since=24h", "/approvals", "/alerts", "/explain", "/playbooks", "/jobs")
-MORE = ("/nodes", "/audit", "/settings", "/report?since=24h", "/docs")
+MORE = ("/playbooks/playbook-1", "/playbooks/playbook-1?whole=1", "/nodes", "/audit", "/settings", "/report?since=24h", "/docs")
 TRIES = 40
 DELIVERIES = 60
 HTML = {"Accept": "text/html", "Accept-Encoding": "gzip"}
@@ -33,6 +33,11 @@ playbook: watch-the-loss
 on: {alert: LossHigh}
 target: job
 mode: observe
+steps: [{id: slow_down, action: job.scale_lr, with: {factor: 0.5}}]
+---
+playbook: playbook-1
+on: {alert: Other}
+target: job
 steps: [{id: slow_down, action: job.scale_lr, with: {factor: 0.5}}]
 """
 
@@ -67,7 +72,7 @@ async def pages(client: httpx.AsyncClient) -> None:
         tries = [await first_byte(client, path) for _ in range(TRIES)]
         times = [took for took, _ in tries[1:]]
         print(
-            f"{path.split('?')[0][:12]:<14} p95 {p95(times) * 1000:6.1f} ms   {tries[-1][1] / 1000:6.1f} kB gz",
+            f"{path[:30]:<31} p95 {p95(times) * 1000:6.1f} ms   {tries[-1][1] / 1000:6.1f} kB gz",
             flush=True,
         )
 
