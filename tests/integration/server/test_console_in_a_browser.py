@@ -201,6 +201,8 @@ def test_a_playbook_is_run_by_hand_and_tested_by_keyboard(seen: Watched, lab: La
     page.keyboard.type("node:node-30")
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="It would act on node node-30")).to_be_visible()
+    expect(page.locator("#said")).to_have_text("It would act on node node-30")
+    expect(page.get_by_label("Target")).to_be_focused()
     expect(page).to_have_url(f"{lab.url}/playbooks/cool")
     page.get_by_role("button", name="Run it", exact=True).focus()
     page.keyboard.press("Enter")
@@ -213,6 +215,8 @@ def test_a_playbook_is_run_by_hand_and_tested_by_keyboard(seen: Watched, lab: La
     page.get_by_role("button", name="Run its tests").focus()
     page.keyboard.press("Enter")
     expect(page.locator("#tests [role=status]").first).to_contain_text("This server runs no tests.")
+    expect(page.locator("#said")).to_have_text("This server runs no tests.")
+    expect(page.get_by_role("button", name="Run its tests")).to_be_focused()
     page.evaluate(AXE)
     found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
     assert [(each["id"], each["nodes"][0]["html"]) for each in found["violations"]] == []

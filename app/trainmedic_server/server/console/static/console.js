@@ -314,6 +314,12 @@ addEventListener("submit", (event) => {
   const form = /** @type {HTMLFormElement} */ (event.target);
   if (form.dataset.ask !== undefined) { event.preventDefault(); ask(form, event.submitter); }
 });
-addEventListener("htmx:afterSwap", () => { waiting.clear(); ages(); mark(); });
+addEventListener("htmx:afterSwap", (event) => {
+  waiting.clear(); ages(); mark();
+  // What a form has found out is said to who cannot see it; the focus stays where it was, as htmx keeps it by ids.
+  const into = document.getElementById(/** @type {any} */ (event).detail.target.id);
+  const outcome = into && $("[role=alert], [role=status] h3, [role=status] p, [role=status] b", into);
+  if (outcome) say(outcome.textContent);
+});
 ages();
 listen();
