@@ -74,6 +74,7 @@ def _job_lines(report: Mapping[str, Any]) -> Iterator[str]:
     yield from _bottleneck_lines(report.get("bottleneck"), unknown.get("bottleneck"))
     yield from _anomaly_lines(report, unknown.get("anomalies"))
     yield from _failure_lines(report)
+    yield from _slow_lines(report)
     yield from _repair_lines(report)
 
 
@@ -182,6 +183,14 @@ def _failure_lines(report: Mapping[str, Any]) -> Iterator[str]:
         down = "" if failure["down_seconds"] is None else f", down for {_span(failure['down_seconds'])}"
         lines.append((failure["at"], failure["kind"], why + down))
     yield from _dated(lines)
+
+
+def _slow_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    """What the job lost its time with when it was slow; nothing where it never was."""
+    verdicts = report.get("slow", ())
+    if verdicts:
+        yield _figure("slow", f"{len(verdicts)} verdicts", None)
+        yield from _dated([(each["at"], each["cause"], each["summary"]) for each in verdicts[-_SHOWN:]])
 
 
 def _repair_lines(report: Mapping[str, Any]) -> Iterator[str]:

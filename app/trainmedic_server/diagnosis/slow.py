@@ -13,6 +13,7 @@ from statistics import median
 
 from trainmedic_server.diagnosis.verdict import Advice, Confidence, Evidence, Verdict
 from trainmedic_server.domain.finding import CauseClass
+from trainmedic_server.domain.known_verdict import SLOW
 
 WORTH_NAMING = 0.3
 """Of a step: a part that is smaller is no trouble."""
@@ -150,6 +151,6 @@ def _verdict(
         ranks=ranks,
         evidence=(evidence,) if evidence else (),
         missing=missing,
-        fingerprint=f"slow:{cause}",
+        fingerprint=f"{SLOW}{cause}",
         shares={name: round(share, 4) for name, share in shares.items()},
     )

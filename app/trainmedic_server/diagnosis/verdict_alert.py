@@ -10,15 +10,20 @@ from typing import Any
 
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.job_verdict import JobVerdict
+from trainmedic_server.domain.known_verdict import SLOW
 from trainmedic_server.domain.own_source import DIAGNOSIS, SOURCE
 
 ALERTNAME = "TrainingFailed"
+OF_SLOW = "TrainingSlow"
+"""That of a job that goes on slower than it could."""
 
 
 def labels_of(job: str, verdict: Mapping[str, Any]) -> dict[str, str]:
     """Return the labels, for a verdict as `Verdict.plain` gives it. There is a node among them only where it names
     one."""
-    labels = {"alertname": ALERTNAME, "severity": "critical", "component": "training", SOURCE: DIAGNOSIS}
+    is_slow = str(verdict.get("fingerprint", "")).startswith(SLOW)
+    name, severity = (OF_SLOW, "warning") if is_slow else (ALERTNAME, "critical")
+    labels = {"alertname": name, "severity": severity, "component": "training", SOURCE: DIAGNOSIS}
     labels |= {"job_name": job, "cause": str(verdict["cause"]), "confidence": str(verdict["confidence"])}
     return labels | ({"node": str(verdict["node"])} if verdict["node"] else {})
 
@@ -33,7 +38,7 @@ def annotations_of(verdict: Mapping[str, Any]) -> dict[str, str]:
 
 def verdict_of(alert: Alert) -> JobVerdict | None:
     """Return the verdict that an alert tells; None where it tells none."""
-    if alert.name != ALERTNAME or alert.labels.get(SOURCE) != DIAGNOSIS:
+    if alert.name not in (ALERTNAME, OF_SLOW) or alert.labels.get(SOURCE) != DIAGNOSIS:
         return None
     ranks = [rank for rank in alert.annotations.get("ranks", "").replace(" ", "").split(",") if rank.isdecimal()]
     return JobVerdict.of({**alert.annotations, **alert.labels, "node": alert.labels.get("node"), "ranks": ranks})

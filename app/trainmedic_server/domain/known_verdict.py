@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+SLOW = "slow:"
+"""How the fingerprint of a verdict on a slow job begins."""
+
 
 @dataclass(frozen=True, slots=True)
 class KnownVerdict:
@@ -31,3 +34,8 @@ class KnownVerdict:
     """Of the alert that it raised; they stay what they were. None before."""
     tell_at: datetime | None = None
     """When its alert is to be told next; None where there is nothing to tell."""
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it is on a job that goes on slower than it could, and on no failure."""
+        return self.fingerprint.startswith(SLOW)

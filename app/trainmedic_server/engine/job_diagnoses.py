@@ -133,6 +133,7 @@ class JobDiagnoses:
     async def _look_at(self, job: str, signs: Sequence[datetime], findings: Sequence[KnownFinding]) -> None:
         now = self._clock.now()
         earlier = await self._store.transact(lambda tx: tx.verdicts.of_job(job, _MOST_EARLIER))
+        earlier = [verdict for verdict in earlier if not verdict.is_slow]
         latest = earlier[0] if earlier else None
         if latest is not None and now - latest.began_at <= TAKEN_IN:
             await self._make(job, latest, findings, earlier[1:])

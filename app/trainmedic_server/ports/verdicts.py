@@ -12,7 +12,7 @@ from trainmedic_server.domain.known_verdict import KnownVerdict
 
 @dataclass(frozen=True, slots=True)
 class VerdictRecord:
-    """One failure of a job and what is held to have caused it."""
+    """One failure of a job, or a time in which it was slow, and what is held to have caused it."""
 
     job: str
     at: datetime
@@ -29,6 +29,8 @@ class VerdictRecord:
     advice: str = ""
     ranks: tuple[int, ...] = ()
     """Where it began, ascending."""
+    is_slow: bool = False
+    """The job had not failed: it was slower than it could be."""
 
 
 class VerdictSource(Protocol):

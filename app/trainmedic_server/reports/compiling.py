@@ -97,7 +97,7 @@ class ReportCompiler:
         runs = RunTally(WorthTally(await self.history.effects_between(since, until, MOST_RUNS), person_after))
         async for run in self._runs(HistoryFilter(since=since, until=until), left_out, "repaired"):
             runs.add(run)
-        verdicts = await self._verdicts.verdicts(since, until)
+        verdicts = [each for each in await self._verdicts.verdicts(since, until) if not each.is_slow]
         tallies = await self._tallies.between(since, until)
         return fleet_report(since, until, events, runs, tallies, verdicts, left_out)
 

@@ -89,6 +89,8 @@ class JobReport:
     failures: tuple[FailureRecord, ...]
     failure_count: int
     restart_count: int
+    slow: tuple[VerdictRecord, ...]
+    """What it lost its time with, whenever an alert said that it was slow."""
     repairs: tuple[RepairRecord, ...]
     repair_count: int
     unknown: Mapping[str, str]
@@ -119,7 +121,7 @@ def job_report(
     if figures.utilisation and figures.throughput and usual:
         score = efficiency.efficiency(figures.utilisation.average, figures.throughput.average, usual.value)
     held_up = bottleneck.bottleneck(figures.shares, figures.straggler, figures.memory_use, share)
-    failures = failures_of(records.events, records.verdicts)
+    failures = failures_of(records.events, [verdict for verdict in records.verdicts if not verdict.is_slow])
     report = {
         "gpus": figures.gpus,
         "gpu_utilization": figures.utilisation,
@@ -144,6 +146,7 @@ def job_report(
         anomaly_count=len(figures.anomalies) if figures.progress else None,
         failures=tuple(failures[-MOST_LISTED:]),
         failure_count=len(failures),
+        slow=tuple([verdict for verdict in records.verdicts if verdict.is_slow][-MOST_LISTED:]),
         restart_count=sum(event.kind == RESTARTED for event in records.events),
         repairs=tuple(records.repairs),
         repair_count=records.repair_count,

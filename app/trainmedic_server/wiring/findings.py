@@ -22,10 +22,12 @@ from trainmedic_server.engine.finding_teller import FindingTeller, IntakeTeller
 from trainmedic_server.engine.job_diagnoses import JobDiagnoses
 from trainmedic_server.engine.node_watch import NodeWatch
 from trainmedic_server.engine.service import Engine
+from trainmedic_server.engine.slow_jobs import SlowJobs
 from trainmedic_server.engine.topology_watch import TopologyWatch
 from trainmedic_server.errors import BusUnavailable
 from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.findings import AlertTeller
+from trainmedic_server.ports.metric_history import MetricHistory
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.settings.server import ServerSettings
 
@@ -56,6 +58,8 @@ class FindingParts:
     clock: Clock
     metrics: telemetry.Metrics
     signer: Signer | None
+    metric_history: MetricHistory | None = None
+    """A Prometheus, without which no slow job is diagnosed."""
 
     @contextlib.asynccontextmanager
     async def started(self) -> AsyncIterator[None]:
@@ -86,7 +90,9 @@ class FindingParts:
         diagnoses = JobDiagnoses(
             store, presences, self._taker(), clock, metrics, self._again_after(), verdicts=verdicts
         )
+        slow_jobs = self._slow_jobs()
         loops = (
+            *([slow_jobs.watch()] if slow_jobs is not None else []),
             diagnoses.watch(),
             nodes.watch(),
             intake.watch(),
@@ -102,6 +108,11 @@ class FindingParts:
             await end_tasks(tasks)
             await findings.close()
             await handing_out.close()
+
+    def _slow_jobs(self) -> SlowJobs | None:
+        if self.metric_history is None:
+            return None
+        return SlowJobs(self.store, self.metric_history, self.topology.verdicts, self.clock, self.metrics)
 
     def _taker(self) -> AlertTeller:
         return self.alertmanager or IntakeTeller(self.engine.admit, self.clock)

@@ -176,8 +176,8 @@ class TrainmedicServer:
             where, source = watch.topology, log_source(settings.log_store, stack, bus, clock)
             engine = Engine(store, catalog, actions, clock, settings.limits, metrics, where, alerts, store.fence, clock)
             job_lives = await self._start_work(stack, bus, store, watch, engine)
-            parts = FindingParts(settings, redis_url, store, engine, rules, watch, alerts, clock, metrics, signer)
-            await stack.enter_async_context(parts.started())
+            shared = (settings, redis_url, store, engine, rules, watch, alerts, clock, metrics, signer, prometheus)
+            await stack.enter_async_context(FindingParts(*shared).started())
             await self._start_upkeep(stack, catalog, store, engine, services.notifier, prometheus)
             yield factory.create_app(
                 engine=engine,

@@ -77,6 +77,7 @@ def record_of(known: KnownVerdict) -> VerdictRecord:
         summary=str(plain.get("summary", "")),
         advice=str(plain.get("advice", "")),
         ranks=tuple(plain.get("ranks") or ()),
+        is_slow=known.is_slow,
     )
 
 

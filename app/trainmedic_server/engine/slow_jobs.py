@@ -1,0 +1,155 @@
+"""The verdicts on jobs that go on, slower than they could: made while an alert says so, stored, and told.
+
+What a rank's step goes into is in Prometheus, so there is nothing to say without one. Of most ranks only the median is
+there, and of the slowest ones their own time: the others are taken for the median rank, as which no verdict names them.
+
+A verdict is made a while after the alert began, and anew every quarter of an hour while it fires. Where it names a
+cause it raises `TrainingSlow`, which the watch of failures tells as its own. Who calls it: ``wiring``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+
+from trainmedic.wire import envelope
+from trainmedic_server import errors, telemetry
+from trainmedic_server.diagnosis import slow, verdict_alert
+from trainmedic_server.diagnosis.slow import RankStep
+from trainmedic_server.domain import promql
+from trainmedic_server.domain.alert import AlertRecord
+from trainmedic_server.domain.finding import CauseClass
+from trainmedic_server.domain.job_verdict import JobVerdict
+from trainmedic_server.domain.known_verdict import KnownVerdict
+from trainmedic_server.engine.job_verdicts import JobVerdicts
+from trainmedic_server.ports.metric_history import MetricHistory, MetricSeries
+from trainmedic_server.ports.outside import Clock
+from trainmedic_server.ports.store import RunStore
+
+SLOW_ALERTS = frozenset({"TrainingStraggler", "TrainingThroughputDrop"})
+"""The alerts that say that a job is slow; each has lasted five minutes by then."""
+AGAIN_AFTER = timedelta(minutes=15)
+_LOOK_EVERY = timedelta(seconds=10)
+_OVER = timedelta(minutes=5)
+_MOST_FIRING, _MOST_JOBS, _MOST_EARLIER = 10_000, 20, 10
+_PARTS = ("data", "compute", "wait")
+
+log = telemetry.logger(__name__)
+
+
+class SlowJobs:
+    """Watches for slow jobs. `verdicts` takes what playbooks are told; `ids` returns a new id each time."""
+
+    def __init__(
+        self,
+        store: RunStore,
+        history: MetricHistory,
+        verdicts: JobVerdicts,
+        clock: Clock,
+        metrics: telemetry.Metrics,
+        ids: Callable[[], str] = envelope.new_id,
+    ) -> None:
+        self._store = store
+        self._history = history
+        self._verdicts = verdicts
+        self._clock = clock
+        self._metrics = metrics
+        self._ids = ids
+
+    async def watch(self) -> None:
+        """Look until cancelled."""
+        while True:
+            try:
+                await self.look()
+            except errors.TrainmedicError as error:
+                log.warning("slow jobs could not be looked at; trying again", error=str(error))
+            except Exception:  # the loop's boundary: what is wrong with one job must not end the watch
+                self._metrics.loop_errors.labels("slow jobs").inc()
+                log.exception("diagnosing slow jobs failed; trying again")
+            await asyncio.sleep(_LOOK_EVERY.total_seconds())
+
+    async def look(self) -> None:
+        """Make the verdicts that are due. Raises TrainmedicError."""
+        firing = await self._store.transact(lambda tx: tx.firing(_MOST_FIRING))
+        for job in sorted(_slow(firing))[:_MOST_JOBS]:
+            now = self._clock.now()
+            if await self._is_due(job, now):
+                await self._make(job, now)
+
+    async def _is_due(self, job: str, now: datetime) -> bool:
+        earlier = await self._store.transact(lambda tx: tx.verdicts.of_job(job, _MOST_EARLIER))
+        return not any(verdict.is_slow and now - verdict.made_at < AGAIN_AFTER for verdict in earlier)
+
+    async def _make(self, job: str, now: datetime) -> None:
+        parts = await self._parts(job, now)
+        if not parts:
+            return
+        verdict = slow.diagnose(parts)
+        plain = verdict.plain()
+        is_named = verdict.cause is not CauseClass.UNKNOWN
+        made = KnownVerdict(
+            id=self._ids(),
+            job=job,
+            attempt=None,
+            began_at=now,
+            made_at=now,
+            cause=verdict.cause.value,
+            confidence=verdict.confidence.value,
+            node=verdict.node,
+            fingerprint=verdict.fingerprint,
+            plain=plain,
+            labels=verdict_alert.labels_of(job, plain) if is_named else None,
+            tell_at=now if is_named else None,
+        )
+        await self._store.transact(lambda tx: tx.verdicts.save([made]))
+        self._verdicts.take(job, now, JobVerdict.of(plain))
+        log.info("a job is slow", job=job, cause=made.cause, confidence=made.confidence, verdict=verdict.summary)
+
+    async def _parts(self, job: str, now: datetime) -> dict[int, RankStep]:
+        """What each rank's steps went into; empty where that is not measured. Raises MetricsUnavailable."""
+        medians: dict[str, float] = {}
+        own: dict[int, tuple[float, str]] = {}
+        data: dict[int, tuple[float, str]] = {}
+        for part in _PARTS:
+            for series in await self._ask(f"max(avg_over_time(training_{part}_seconds{{$job}}[$over]))", job, now):
+                medians[part] = _newest(series)
+        for values, part in ((own, "own"), (data, "data")):
+            for series in await self._ask(f"avg_over_time(training_rank_{part}_seconds{{$job}}[$over])", job, now):
+                rank = series.labels.get("rank", "")
+                if rank.isdecimal() and len(rank) <= 7:
+                    values[int(rank)] = (_newest(series), series.labels.get("rank_node", ""))
+        size = await self._ask("max(training_ranks{$job})", job, now)
+        count = int(_newest(size[0])) if size else max(own, default=0) + 1
+        if medians.keys() != set(_PARTS):
+            return {}
+        return _all_ranks(medians, own, data, min(count, 100_000))
+
+    async def _ask(self, query: str, job: str, now: datetime) -> Sequence[MetricSeries]:
+        text = query.replace("$job", f"job_name={promql.quoted(job)}").replace("$over", "5m")
+        return [series for series in await self._history.read(text, now, now, _OVER) if series.points]
+
+
+def _slow(firing: Sequence[AlertRecord]) -> set[str]:
+    """The jobs that alerts say to be slow."""
+    named = {record.alert.labels.get("job_name", "") for record in firing if record.alert.name in SLOW_ALERTS}
+    return named - {""}
+
+
+def _all_ranks(
+    medians: Mapping[str, float],
+    own: Mapping[int, tuple[float, str]],
+    data: Mapping[int, tuple[float, str]],
+    count: int,
+) -> dict[int, RankStep]:
+    """The steps of all ranks. One whose own time is known waits for the rest of the step."""
+    usual = RankStep(medians["data"], medians["compute"], medians["wait"])
+    parts = dict.fromkeys(range(max(count, 1)), usual)
+    for rank, (seconds, node) in own.items():
+        loading = min(data.get(rank, (usual.data, ""))[0], seconds)
+        parts[rank] = RankStep(loading, seconds - loading, max(usual.step - seconds, 0.0), node=node)
+    return parts
+
+
+def _newest(series: MetricSeries) -> float:
+    return series.points[-1][1]
