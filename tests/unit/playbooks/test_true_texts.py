@@ -119,7 +119,8 @@ ABOUT_THE_ALERT = frozenset(
         "JOB: the ranks' weights differ", "The weights of JOB have not been the same on all ranks since TIME.",
         "JOB: rank N holds up the others", "JOB hangs", "JOB has completed no step since before TIME.",
         "JOB is gone", "JOB has not come back", "JOB has been gone since TIME.",
-        "JOB fails again and again", "JOB failed: CAUSE", "JOB failed",
+        "JOB fails again and again", "JOB failed: CAUSE", "JOB failed", "JOB is slow",
+        "JOB is slow: data, confidence medium",
     }
 )  # fmt: skip
 """True because the alert fires, whatever was done."""
