@@ -84,6 +84,12 @@ COMBINATIONS: Mapping[str, Values] = {
             "extraVolumes": [{"name": "inventory", "configMap": {"name": "inventory"}}],
             "extraVolumeMounts": [{"name": "inventory", "mountPath": "/etc/trainmedic/inventory", "readOnly": True}],
             "prometheusUrl": "http://prometheus-operated.monitoring.svc:9090",
+            "events": {
+                "url": "https://siem.example.org/in",
+                "kinds": ["closed", "undo_done"],
+                "existingSecret": "siem",
+            },
+            "grafana": {"url": "http://grafana.monitoring.svc", "existingSecret": "grafana", "key": "writer"},
             "logStore": "loki+http://loki-gateway.logs?tenant=training",
             "alertmanagerUrl": "http://alertmanager-operated.monitoring.svc:9093",
             "persistence": {"storageClass": "ssd", "size": "20Gi"},

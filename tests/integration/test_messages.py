@@ -47,8 +47,8 @@ class Sink:
         self.port = self.server.server_address[1]
 
 
-@pytest.fixture
-def sink() -> Iterator[Sink]:
+def serving() -> Iterator[Sink]:
+    """A sink while it is served."""
     made = Sink()
     serving = threading.Thread(target=made.server.serve_forever)
     serving.start()
@@ -56,6 +56,11 @@ def sink() -> Iterator[Sink]:
     made.server.shutdown()
     serving.join()
     made.server.server_close()
+
+
+@pytest.fixture
+def sink() -> Iterator[Sink]:
+    yield from serving()
 
 
 def test_a_question_reaches_people_once_though_the_server_is_killed(tmp_path: Path, redis_url: str, sink: Sink) -> None:

@@ -20,9 +20,19 @@ QUICK = ("--takeover-after", "10s")
 """For servers that are to be replaced when they hang; on a busy machine one may lose its place without having hung."""
 
 
-def member(directory: Path, playbook: str, database: str, redis: str, *options: str, advertise: bool = True) -> Server:
+def member(
+    directory: Path,
+    playbook: str,
+    database: str,
+    redis: str,
+    *options: str,
+    advertise: bool = True,
+    environment: Mapping[str, str] | None = None,
+    token: str | None = None,
+) -> Server:
     """A server on `database`, with a state directory and port of its own; not started yet."""
-    server = Server(directory, playbook, "--database", database, "--redis", redis, *options)
+    connected = ("--database", database, "--redis", redis)
+    server = Server(directory, playbook, *connected, *options, environment=environment, token=token)
     if advertise:
         server.argv += ["--advertise", f"127.0.0.1:{server.port}"]
     return server
@@ -41,8 +51,20 @@ def begun_anew(server: Server) -> int:
 class Servers(Server):
     """`count` servers. `kill` hits the one that works."""
 
-    def __init__(self, directory: Path, playbook: str, database: str, redis: str, count: int = 2) -> None:
-        self.members = [member(directory / f"server-{n}", playbook, database, redis, *QUICK) for n in range(count)]
+    def __init__(
+        self,
+        directory: Path,
+        playbook: str,
+        database: str,
+        redis: str,
+        *options: str,
+        environment: Mapping[str, str] | None = None,
+        token: str | None = None,
+    ) -> None:
+        known = (playbook, database, redis, *QUICK, *options)
+        self.members = [
+            member(directory / f"server-{n}", *known, environment=environment, token=token) for n in range(2)
+        ]
         self.exits: list[int] = []
         self._turns = itertools.cycle(self.members)
         self._over = threading.Event()

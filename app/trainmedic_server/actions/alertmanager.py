@@ -67,6 +67,7 @@ class SilenceAlert(_AlertmanagerAction):
     name: ClassVar[str] = "alertmanager.silence"
     summary: ClassVar[str] = "Silence this alert in the Alertmanager for a while; undo ends the silence."
     Params: ClassVar[type[BaseModel]] = SilenceParams
+    outputs: ClassVar[frozenset[str]] = frozenset({"silence_id", "ends_at", "matchers"})
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(SilenceParams, call.params)
@@ -92,6 +93,7 @@ class ExpireSilence(Irreversible, _AlertmanagerAction):
     name: ClassVar[str] = "alertmanager.expire_silence"
     summary: ClassVar[str] = "End a silence in the Alertmanager."
     Params: ClassVar[type[BaseModel]] = ExpireParams
+    outputs: ClassVar[frozenset[str]] = frozenset({"silence_id"})
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(ExpireParams, call.params)

@@ -53,7 +53,7 @@ def _reach(item: Mapping[str, Any]) -> str:
     nodes, gpus = item.get("nodes") or [], item.get("gpus")
     more = f" and {len(nodes) - _SHOWN_NODES} more" if len(nodes) > _SHOWN_NODES else ""
     where = (", ".join(map(table.plain, nodes[:_SHOWN_NODES])) or "no node that is known") + more
-    return where if gpus is None else f"{where}; {gpus} GPU{'' if gpus == 1 else 's'}"
+    return where if gpus is None else f"{where}; {table.count(gpus, 'GPU')}"
 
 
 def _until(item: Mapping[str, Any]) -> str:

@@ -54,8 +54,8 @@ def show(
 def _lost(standing: Document, kind: str) -> Iterator[str]:
     for each in standing["lost"]:
         if each["kind"] == kind:
-            since = ages.ago(each["since"], standing["at"])
-            yield f"LOST {table.plain(each['name'])}, since {since}: {table.plain(each['reason'])}"
+            heard = ages.ago(each["since"], standing["at"])
+            yield f"LOST {table.plain(each['name'])}, last heard of {heard}: {table.plain(each['reason'])}"
 
 
 def _agent(item: Document, at: str) -> Sequence[object]:

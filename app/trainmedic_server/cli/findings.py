@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import click
 
-from trainmedic_server.cli import listing, story, table
+from trainmedic_server.cli import job_names, listing, story, table
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.times import TimeParam
 from trainmedic_server.domain.finding import Role
@@ -107,6 +107,8 @@ def keep(client: Client, job: str | None, attempt: int | None, note: str, releas
         click.echo("Released." + "".join(f"\n{_kept_line(each)}" for each in left))
     else:
         click.echo(_kept_line(client.post(f"{path}/keep", {**body, "note": note})))
+        if doubt := job_names.doubt(client, name):
+            click.echo(f"{doubt}; it is kept from its first line on", err=True)
 
 
 def _job_and_attempt(text: str) -> tuple[str, int | None]:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import click
 
-from trainmedic_server.cli import exits
+from trainmedic_server.cli import exits, job_names
 from trainmedic_server.cli.client import Client
 from trainmedic_server.cli.times import TimeParam
 from trainmedic_server.domain.log_search import LogLevel
@@ -66,9 +66,8 @@ def show_lines(client: Client, job: str, output: str, follow: bool, kernel: bool
         count += 1
         click.echo(_WRITERS[output](answer))
     if not count:
-        click.echo(
-            "no lines answer; --since says from when on, and the lines of a node are kept by its agent", err=True
-        )
+        usual = "no lines answer; --since says from when on, and the lines of a node are kept by its agent"
+        click.echo(job_names.doubt(client, job) or usual, err=True)
 
 
 def _followed(client: Client, path: str, params: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -52,7 +52,7 @@ def lines(standing: Document) -> Iterator[str]:
     yield ""
     yield f"Last hour   {_counts(standing['last_hour']['decisions'])}"
     if left_out := standing["counts"]["left_out"]:
-        yield f"            {left_out} more runs are not shown here"
+        yield f"            {left_out} more are not shown here"
 
 
 def switches(standing: Document, at: str) -> str:
@@ -66,7 +66,8 @@ def switches(standing: Document, at: str) -> str:
 
 def _head(standing: Document, at: str) -> str:
     counts = standing["counts"]
-    runs = f"{sum(counts['open'].values())} runs open, {counts['owing']} closed ones owe an undo"
+    closed = "1 closed one owes" if counts["owing"] == 1 else f"{counts['owing']} closed ones owe"
+    runs = f"{table.count(sum(counts['open'].values()), 'run')} open, {closed} an undo"
     return f"{switches(standing, at)}; {runs}"
 
 
@@ -81,12 +82,16 @@ def _pause(pause: Document, at: str) -> str:
 def _approval(approval: Document, at: str) -> Iterator[str]:
     yield f"  {_name(approval)}  {table.plain(approval['question'])}"
     until = f", until {ages.moment(approval['until'], at)}" if approval["until"] else ""
-    gpus = "" if approval["gpus"] is None else f"; {approval['gpus']} GPUs"
-    nodes = f"; {len(approval['nodes'])} nodes" if approval["nodes"] else ""
+    gpus = "" if approval["gpus"] is None else f"; {table.count(approval['gpus'], 'GPU')}"
+    nodes = f"; {table.count(len(approval['nodes']), 'node')}" if approval["nodes"] else ""
     yield f"      asked {ages.ago(approval['asked_at'], at)}{until}{nodes}{gpus}"
     steps = approval["steps"]
     if steps:
-        more = f", and {len(steps) - 1} more steps, which 'trainmedic approvals' shows" if len(steps) > 1 else ""
+        more = (
+            f", and {table.count(len(steps) - 1, 'more step')}, which 'trainmedic approvals' shows"
+            if len(steps) > 1
+            else ""
+        )
         yield f"      would do {table.plain(steps[0]['action'])} {story.data(steps[0]['params'])}".rstrip() + more
 
 
@@ -101,17 +106,17 @@ def _change(change: Document, at: str) -> Iterator[str]:
         ends.append(f"the run waits until {ages.moment(change['latest'], at)}")
     if change["undo_error"]:
         ends.append(f"NOT DONE when tried: {table.plain(change['undo_error'])}")
-    yield f"  {_name(change)}  {change['action']} {made}  since {ages.ago(change['since'], at)}; back {', '.join(ends)}"
+    yield f"  {_name(change)}  {change['action']} {made}  made {ages.ago(change['since'], at)}; back {', '.join(ends)}"
 
 
 def _running(run: Document, at: str) -> Iterator[str]:
-    yield f"  {_name(run)}  {run['status']}  since {ages.ago(run['since'], at)}"
+    yield f"  {_name(run)}  {run['status']}  begun {ages.ago(run['since'], at)}"
     yield f"      {story.next_line(run['next'], at) or 'nothing is next'}"
 
 
 def _lost(lost: Document, at: str) -> Iterator[str]:
-    since, reason = ages.ago(lost["since"], at), table.plain(lost["reason"])
-    yield f"  {lost['kind']} {table.plain(lost['name'])}  since {since}: {reason}"
+    heard, reason = ages.ago(lost["since"], at), table.plain(lost["reason"])
+    yield f"  {lost['kind']} {table.plain(lost['name'])}  last heard of {heard}: {reason}"
 
 
 def _name(entry: Document) -> str:

@@ -9,6 +9,7 @@ import click
 from trainmedic_server.cli import table
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.connected import output_option
+from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.plain_text import json_text
 
 _HEADER = ("PLAYBOOK", "MODE", "ALERTS", "RUNS", "OPEN", "FAILED", "HELD BACK", "SUMMARY")
@@ -23,8 +24,9 @@ def list_playbooks(client: Client, output: str) -> None:
     if output == "json":
         click.echo(json_text(reply, indent=2))
         return
+    allowed = Mode(client.get("now")["mode"])
     lines = [
-        (item["name"], item["mode"], ", ".join(item["alerts"]), *_ended(item["runs"]), item["summary"])
+        (item["name"], _mode(item["mode"], allowed), ", ".join(item["alerts"]), *_ended(item["runs"]), item["summary"])
         for item in reply["items"]
     ]
     for line in table.rows(_HEADER, lines, table.width()):
@@ -32,6 +34,12 @@ def list_playbooks(client: Client, output: str) -> None:
     for problem in reply["errors"]:
         place = ":".join(str(part) for part in (problem["file"], problem["line"], problem["column"]) if part)
         click.echo(f"NOT LOADED {table.plain(place)}: {table.plain(problem['message'])}")
+
+
+def _mode(own: str, allowed: Mode) -> str:
+    """The mode that counts: the stricter of the playbook's and the server's."""
+    counts = Mode.stricter(Mode(own), allowed)
+    return own if counts == own else f"{counts} (server)"
 
 
 def _ended(runs: Mapping[str, int]) -> tuple[int, int, int, int]:

@@ -201,7 +201,9 @@ def _steps(run: Document) -> Iterator[str]:
         phase = {"on_success": "on success: ", "on_failure": "on failure: "}.get(str(step.get("phase")), "")
         action = plain(step.get("action") or step.get("kind"))
         yield f"  {phase}{plain(step.get('id'))}  {action}  {plain(step.get('status'))}{_took(step)}"
-        if step.get("params"):
+        if step.get("kind") == "approve":
+            yield from _terms(step.get("params") or {})
+        elif step.get("params"):
             yield f"    with     {data(step['params'])}"
         if step.get("message"):
             yield f"    {'asks' if step.get('kind') == 'approve' else 'note'}     {plain(step['message'])}"
@@ -213,6 +215,17 @@ def _steps(run: Document) -> Iterator[str]:
             yield from _results(undo, "      ")
             if undo.get("retry_at"):
                 yield f"      again    {moment(undo['retry_at'])}"
+
+
+def _terms(terms: Document) -> Iterator[str]:
+    """What an approval is asked for, and of whom."""
+    for ahead in terms.get("steps", ()):
+        note = f"  ({plain(ahead['note'])})" if ahead.get("note") else ""
+        yield f"    would    {plain(ahead.get('action'))}  {data(ahead.get('params') or {})}".rstrip() + note
+    who = " or ".join(map(plain, terms.get("by") or ())) or "any operator"
+    number = f", {terms['count']} different people" if (terms.get("count") or 1) > 1 else ""
+    times = f"; asked {_times(terms['asked'])}" if (terms.get("asked") or 1) > 1 else ""
+    yield f"    of       {who}{number}{times}"
 
 
 def _results(performed: Document, indent: str) -> Iterator[str]:

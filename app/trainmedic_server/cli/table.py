@@ -23,6 +23,11 @@ def plain(value: object) -> str:
     return visible(str(value).replace("\n", " ⏎ "))
 
 
+def count(number: int, noun: str) -> str:
+    """How many there are, in words for one and for several."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def short_id(run_id: object) -> str:
     """The end of a run's id, which its commands take: ids of one second have their beginnings alike."""
     return plain(run_id)[-_SHORT_ID:]

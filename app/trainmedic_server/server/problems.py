@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -232,6 +233,27 @@ def _path(location: Sequence[Any]) -> str:
 
 
 def sentence(message: str) -> str:
-    """What Pydantic says of a value, without what it says of its own workings."""
+    """What Pydantic says of a value, in the words of the other errors and without its own workings."""
     said = message.removeprefix("Value error, ")
-    return "must not be empty" if said == "String should have at least 1 character" else said
+    for pattern, words in _PLAIN:
+        if match := pattern.fullmatch(said):
+            return match.expand(words)
+    return said
+
+
+_PLAIN = tuple(
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (r"String should have at least 1 character", "must not be empty"),
+        (r"Field required", "is missing"),
+        (r"Extra inputs are not permitted", "is not known here"),
+        (r"Input should be a valid integer.*", "must be a whole number"),
+        (r"Input should be a valid number.*", "must be a number"),
+        (r"Input should be a valid boolean.*", "must be true or false"),
+        (r"Input should be a valid string", "must be text"),
+        (r"Input should be a valid (?:dictionary|object).*", "must be a JSON object"),
+        (r"Input should be a valid (?:list|tuple|array)", "must be a list"),
+        (r"String should match pattern '(.*)'", r"must have the form \1"),
+        (r"(?:Input|String|List|Tuple|Dictionary) should (.*)", r"must \1"),
+    )
+)

@@ -122,6 +122,9 @@ class DrainNode(ClusterAction):
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.NODE, TargetKind.GPU})
     default_timeout: ClassVar[timedelta] = timedelta(minutes=30)
     Params: ClassVar[type[BaseModel]] = DrainParams
+    outputs: ClassVar[frozenset[str]] = frozenset(
+        {"node", "before", "evicted", "gone", "left", "skipped", "checkpoints"}
+    )
     permissions: ClassVar[tuple[Permission, ...]] = (
         Permission("", "nodes", ("get", "patch")),
         Permission("", "pods", ("list",)),

@@ -65,6 +65,7 @@ class CreateClusterJob(Irreversible, ClusterAction):
     summary: ClassVar[str] = "Run a Job from a manifest beside the playbook, and wait for its end."
     default_timeout: ClassVar[timedelta] = timedelta(minutes=10)
     Params: ClassVar[type[BaseModel]] = CreateJobParams
+    outputs: ClassVar[frozenset[str]] = frozenset({"job", "uid", "result"})
     permissions: ClassVar[tuple[Permission, ...]] = (Permission("batch", "jobs", ("create", "get")), EVENTS)
 
     async def perform(self, call: Call) -> Mapping[str, Any]:

@@ -82,6 +82,7 @@ def taint_field(key: str, effect: str) -> field_changes.RevertibleField:
 
 class _NodeAction(ClusterAction):
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.NODE, TargetKind.GPU})
+    outputs: ClassVar[frozenset[str]] = frozenset({"node", "before", "after", "note"})
     default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
     permissions: ClassVar[tuple[Permission, ...]] = (Permission("", "nodes", ("get", "patch")), EVENTS)
 

@@ -32,6 +32,7 @@ def _permissions(has: str) -> tuple[Permission, ...]:
 
 
 class _WorkloadAction(RestorableAction):
+    outputs: ClassVar[frozenset[str]] = frozenset({"object", "before", "after", "note"})
     restored_by: ClassVar[frozenset[str]] = frozenset({"kind", "namespace", "name"})
     needs: ClassVar[str]
     """Which path of `WorkloadKind` the action works on."""
@@ -145,6 +146,7 @@ class DeletePod(Irreversible, ClusterAction):
     summary: ClassVar[str] = "Delete one pod, so that its controller makes it anew."
     default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
     Params: ClassVar[type[BaseModel]] = DeletePodParams
+    outputs: ClassVar[frozenset[str]] = frozenset({"pod", "before", "note"})
     permissions: ClassVar[tuple[Permission, ...]] = (Permission("", "pods", ("get", "delete")), EVENTS)
 
     async def perform(self, call: Call) -> Mapping[str, Any]:

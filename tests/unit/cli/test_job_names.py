@@ -1,0 +1,40 @@
+"""What is said where a command names a job of which nothing is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainmedic_server.cli import job_names
+from trainmedic_server.cli.client import Client
+
+
+class Known:
+    """A server that knows these."""
+
+    def __init__(self, **known: list[dict[str, Any]]) -> None:
+        self._known = known
+
+    def get(self, path: str, params: dict[str, Any] | None = None) -> dict[str, Any]:
+        return {"items": self._known.get(path, [])}
+
+
+@pytest.mark.parametrize(
+    ("known", "job", "said"),
+    [
+        ({"jobs": [{"name": "llm-1"}]}, "llm-1", ""),
+        ({"jobs": [], "history": [{}]}, "llm-1", ""),
+        ({"jobs": [], "findings": [{}]}, "llm-1", ""),
+        (
+            {"jobs": [{"name": "llama-70b"}]},
+            "lama-70b",
+            "no job 'lama-70b' is connected, and nothing is known of one; did you mean 'llama-70b'?",
+        ),
+        ({}, "x\x1b[2J", "no job 'x\\x1b[2J' is connected, and nothing is known of one"),
+    ],
+)
+def test_a_name_of_which_nothing_is_known_is_doubted(known: Any, job: str, said: str) -> None:
+    """Connected, in the history or in findings is known; else the nearest of those that are connected is named."""
+    client: Client = Known(**known)  # type: ignore[assignment]
+    assert job_names.doubt(client, job) == said

@@ -1,0 +1,31 @@
+"""The story of one run, as the command line tells it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainmedic_server.cli import story
+
+ASKED: dict[str, Any] = {
+    "id": "sure",
+    "phase": "steps",
+    "kind": "approve",
+    "status": "waiting",
+    "message": "Halve the rate of llm-1?",
+    "params": {
+        "steps": [{"id": "slow", "action": "job.scale_lr", "params": {"factor": 0.5}, "targets": ["job:llm-1"]}],
+        "by": ["ann", "hardware"],
+        "count": 2,
+        "on_timeout": "reject",
+        "asked": 3,
+        "void": [],
+    },
+}
+
+
+def test_an_approval_is_told_by_what_it_would_let_happen_and_whose_it_is() -> None:
+    """Not by the terms as they are on record."""
+    told = [line.strip() for line in story.lines({"run_id": "r", "steps": [ASKED]})]
+    assert "would    job.scale_lr  factor=0.5" in told
+    assert "of       ann or hardware, 2 different people; asked 3 times" in told
+    assert not any("on_timeout" in line or "{" in line for line in told)
