@@ -23,7 +23,7 @@ import sqlalchemy as sa
 
 from tests.crash.test_random_kills import Flaky, Killer, insist
 from tests.crash.test_several_servers import trouble
-from tests.integration.test_doors import StandIn
+from tests.integration.test_doors import StandIn, standing_in
 from tests.integration.test_messages import Sink, serving
 from tests.support.live import Server
 from tests.support.messages import delivery, resolved
@@ -56,11 +56,7 @@ steps:
 @pytest.fixture
 def receiver() -> Iterator[StandIn]:
     """Of events, and a Grafana."""
-    made = StandIn()
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
-    made.thread.join()
+    yield from standing_in()
 
 
 @pytest.fixture
@@ -84,7 +80,8 @@ def options(directory: Path, receiver: StandIn, sink: Sink) -> tuple[tuple[str, 
 def sign_in(server: Server) -> None:
     """As a browser does."""
     request = urllib.request.Request(f"http://127.0.0.1:{server.port}/login", urlencode({"token": TOKEN}).encode())
-    with urllib.request.urlopen(request, timeout=20) as reply:
+    browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+    with browser.open(request, timeout=20) as reply:
         assert reply.status == 200
 
 

@@ -72,13 +72,18 @@ class StandIn:
         return [document["id"] for _, _, _, document in self.requests]
 
 
-@pytest.fixture
-def stand_in() -> Iterator[StandIn]:
+def standing_in() -> Iterator[StandIn]:
+    """One while it is served."""
     made = StandIn()
     yield made
     made.server.shutdown()
     made.server.server_close()
     made.thread.join()
+
+
+@pytest.fixture
+def stand_in() -> Iterator[StandIn]:
+    yield from standing_in()
 
 
 async def told(store: InMemoryStore, listener: EventListener) -> None:

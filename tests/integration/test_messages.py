@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.test_doors import StandIn, standing_in
 from tests.support.live import Server
 from tests.support.messages import delivery
 from tests.support.programs import eventually, free_port
@@ -59,16 +60,25 @@ def serving() -> Iterator[Sink]:
 
 
 @pytest.fixture
+def receiver() -> Iterator[StandIn]:
+    yield from standing_in()
+
+
+@pytest.fixture
 def sink() -> Iterator[Sink]:
     yield from serving()
 
 
-def test_a_question_reaches_people_once_though_the_server_is_killed(tmp_path: Path, redis_url: str, sink: Sink) -> None:
-    """Killed before it was sent, and again after that. A service that is down keeps it from nobody else; its URL is in
-    no log line."""
+def test_a_question_reaches_people_once_though_the_server_is_killed(
+    tmp_path: Path, redis_url: str, sink: Sink, receiver: StandIn
+) -> None:
+    """Killed before it was sent, and again after that; a program that is told of events hears of each, in order. A
+    service that is down keeps it from nobody else; its URL is in no log line. At length in
+    `tests/crash/test_kills_while_telling.py`."""
     urls = f"chat=json://127.0.0.1:{sink.port}/{SECRET} dead=json://127.0.0.1:{free_port()}/{SECRET}"
     options = ("--redis", redis_url, "--external-url", "https://medic.example")
-    with Server(tmp_path, PLAYBOOK, *options, environment={"TRAINMEDIC_NOTIFY_URLS": urls}) as server:
+    environment = {"TRAINMEDIC_NOTIFY_URLS": urls, "TRAINMEDIC_EVENTS_TO": f"{receiver.url}/in"}
+    with Server(tmp_path, PLAYBOOK, *options, environment=environment) as server:
         (started,) = server.ask("/webhook", delivery("Spike", "llm")).body["runs"]
         server.kill()
         assert sink.taken == []
@@ -77,6 +87,10 @@ def test_a_question_reaches_people_once_though_the_server_is_killed(tmp_path: Pa
         server.kill()
         server.start()
         time.sleep(4)  # what is due when a server starts is sent at once
+        last = server.run(started["run_id"])["events"][-1]["seq"]
+        eventually(lambda: str(last) in receiver.ids(), 25, "all events posted")
+    posted = list(dict.fromkeys(map(int, receiver.ids())))
+    assert posted == list(range(posted[0], posted[-1] + 1))
     ((asked, text),) = sink.taken
     assert asked == "[warning] job:llm: Go back?"
     assert text.endswith(f"https://medic.example/runs/{started['run_id']}")
