@@ -24,7 +24,15 @@ from benchmarks import history_page
 from tests.support.live import Server
 
 PAGES = ("/", "/runs", "/runs?status=failed&since=24h", "/approvals", "/alerts", "/explain", "/playbooks", "/jobs")
-MORE = ("/playbooks/playbook-1", "/playbooks/playbook-1?whole=1", "/nodes", "/audit", "/settings", "/report?since=24h", "/docs")
+MORE = (
+    "/playbooks/playbook-1",
+    "/playbooks/playbook-1?whole=1",
+    "/nodes",
+    "/audit",
+    "/settings",
+    "/report?since=24h",
+    "/docs",
+)
 TRIES = 40
 DELIVERIES = 60
 HTML = {"Accept": "text/html", "Accept-Encoding": "gzip"}
