@@ -130,7 +130,32 @@ def _playbooks(listed: Any) -> list[str]:
     return sorted(by_name)
 
 
+def _helped(run: Any) -> list[str]:
+    assert run["effect"]["verdict"] == "not_measured"
+    return ["not measured", run["effect"]["reason"]]
+
+
+def _acted(lab: Lab) -> str:
+    """A run that has changed something."""
+    run_id: str = lab.get("/now")["changed"][0]["run_id"]
+    return run_id
+
+
 QUESTIONS = (
+    Question(
+        "Did it help?",
+        lambda lab: ("history", "show", short(_acted(lab))),
+        lambda lab: f"/history/{_acted(lab)}",
+        lambda lab: f"/runs/{_acted(lab)}",
+        _helped,
+    ),
+    Question(
+        "What was heard that nobody took?",
+        lambda lab: ("alerts", "--nobody", "--all"),
+        lambda lab: "/alerts?reacted=false&limit=1000",
+        lambda lab: "/alerts?reacted=false",
+        lambda listed: sorted({item["alert_name"] for item in listed["items"]}),
+    ),
     Question(
         "Why did nothing happen for this alert?",
         lambda lab: ("why", "--alert", "NobodyKnows"),

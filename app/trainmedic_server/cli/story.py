@@ -166,8 +166,19 @@ def _head(run: Document) -> Iterator[tuple[str, str]]:
         yield "owes", "an undo" + (f", not done yet: {plain(run['undo_error'])}" if run.get("undo_error") else "")
     if run.get("message"):
         yield "message", plain(run["message"])
+    if run.get("effect"):
+        yield "effect", _effect(run["effect"])
     if upcoming := next_line(run.get("next"), datetime.now(UTC).isoformat()):
         yield "next", upcoming
+
+
+def _effect(effect: Document) -> str:
+    """Whether it helped, and the alert's metric before, at and after the act as far as it was measured."""
+    moments = (("before", "before"), ("at", "at the act"), ("after", "10 min after"))
+    measured = [f"{words} {effect[name]:g}" for name, words in moments if effect.get(name) is not None]
+    reason = [plain(effect["reason"])] if effect.get("reason") else []
+    verdict = plain(effect.get("verdict")).replace("_", " ")
+    return verdict + (f": {', '.join([*measured, *reason])}" if measured or reason else "")
 
 
 def _nodes(names: Sequence[str]) -> str:

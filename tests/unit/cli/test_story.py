@@ -23,6 +23,16 @@ ASKED: dict[str, Any] = {
 }
 
 
+def test_whether_it_helped_is_told() -> None:
+    """With what was measured; else why nothing was."""
+    measured = {"verdict": "helped", "reason": "from 91 to 70", "before": 80.0, "at": 91.5, "after": 70.0}
+    told = [line.strip() for line in story.lines({"run_id": "r", "effect": measured})]
+    assert "effect    helped: before 80, at the act 91.5, 10 min after 70, from 91 to 70" in told
+    not_measured = {"verdict": "not_measured", "reason": "no Prometheus", "before": None, "at": None, "after": None}
+    told = [line.strip() for line in story.lines({"run_id": "r", "effect": not_measured})]
+    assert "effect    not measured: no Prometheus" in told
+
+
 def test_an_approval_is_told_by_what_it_would_let_happen_and_whose_it_is() -> None:
     """Not by the terms as they are on record."""
     told = [line.strip() for line in story.lines({"run_id": "r", "steps": [ASKED]})]
