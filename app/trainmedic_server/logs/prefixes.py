@@ -1,6 +1,5 @@
 """What those who passed a line on have put before it: Kubernetes, torchrun, torch, srun, Ray, mpirun, kubectl, docker
-compose. It is taken off, and what
-it says of the rank is kept.
+compose. It is taken off, and what it says of the rank is kept.
 
 The prefixes of the kernel's log are in ``kernel_text``.
 """
@@ -25,6 +24,7 @@ _KUBECTL = re.compile(r"\[pod/[a-z0-9.-]{1,253}/[a-z0-9.-]{1,63}\] ")
 _COMPOSE = re.compile(r"[A-Za-z0-9][\w.-]{0,127}[_-]\d{1,5} +\| ")
 _COMPOSE_WITHIN = 140
 _FIRST = frozenset("([{ 0123456789")
+_SRUN_BEGINS = frozenset(" 0123456789")
 
 
 class Prefixed(NamedTuple):
@@ -51,27 +51,32 @@ def split(text: str, source: str) -> Prefixed:
     if not text or (text[0] not in _FIRST and not is_composed):
         return prefixed
     rank, local_rank, end = None, None, 0
-    if match := (_COMPOSE if is_composed else _KUBECTL).match(text):
+    # Each pattern is tried only where its first character stands: most lines have none of these prefixes.
+    if is_composed:
+        end = match.end() if (match := _COMPOSE.match(text)) else 0
+    elif text.startswith("[pod/") and (match := _KUBECTL.match(text)):
         end = match.end()
-    if match := _MPIRUN.match(text, end):
+    begin = text[end : end + 1]
+    if begin == "[" and (match := _MPIRUN.match(text, end)):
         rank, end = int(match[1]), match.end()
-    elif match := _SRUN.match(text, end):
+    elif begin in _SRUN_BEGINS and (match := _SRUN.match(text, end)):
         rank, end = int(match[1]) if source == "slurm" else None, match.end()
-    if match := _RAY.match(text, end):
+    if text.startswith("(", end) and (match := _RAY.match(text, end)):
         end = match.end()
-    if match := _TAGGED_RANK.match(text, end):
-        rank, end = int(match[1]), match.end()
-    elif match := _TORCHRUN.match(text, end):
-        local_rank, end = int(match[1]), match.end()
-        if inner := _TAGGED_RANK.match(text, end):
-            rank, end = int(inner[1]), inner.end()
+    if text.startswith("[", end):
+        if match := _TAGGED_RANK.match(text, end):
+            rank, end = int(match[1]), match.end()
+        elif match := _TORCHRUN.match(text, end):
+            local_rank, end = int(match[1]), match.end()
+            if inner := _TAGGED_RANK.match(text, end):
+                rank, end = int(inner[1]), inner.end()
     if not end:
         return prefixed
-    return prefixed._replace(text=text[end:], rank=rank, local_rank=local_rank, key=text[:end].rstrip())
+    return Prefixed(text[end:], prefixed.at, prefixed.is_partial, rank, local_rank, text[:end].rstrip())
 
 
 def _container(text: str) -> Prefixed:
-    if match := _CRI.match(text):
+    if text[0] in "0123456789" and (match := _CRI.match(text)):
         at = times.with_zone(match[1])
         return Prefixed(text[match.end() :], at, match[3] == "P", key=match[2])
     if text.startswith(_DOCKER):
