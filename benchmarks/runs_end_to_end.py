@@ -53,14 +53,16 @@ class Load:
     started: int = 0
     answered: int = 0
     serial: Iterator[int] = field(default_factory=itertools.count)
+    is_over: bool = False
+    """Looked at beside the cancellation, which a call to Redis that is just being answered can lose."""
 
     def request(self, job: int) -> bytes:
         labels = {"alertname": "EndToEnd", "severity": "critical", "job_name": f"job-{job}"}
         return webhook([alert({**labels, "serial": str(next(self.serial))})])
 
     async def send(self, connection: Connection) -> None:
-        """Alerts for jobs that are idle, one after the other, without end."""
-        while True:
+        """Alerts for jobs that are idle, one after the other, until it is over."""
+        while not self.is_over:
             job = await self.idle.get()
             exchange = await connection.send(self.request(job))
             if exchange.status != 200:
@@ -71,17 +73,16 @@ class Load:
                 self.idle.put_nowait(job)  # its run before was not closed yet
 
     async def answer(self, client: Any) -> None:
-        """Answer every command, without end."""
+        """Answer every command, until it is over."""
         names = {envelope.job_commands(f"job-{job}"): job for job in range(self.jobs)}
-        while True:
+        while not self.is_over:
             found = await client.xreadgroup(CONSUMER_GROUP, "job", dict.fromkeys(names, ">"), count=100, block=1000)
             pipe = client.pipeline(transaction=False)
             for stream, entries in found or ():
                 for entry, fields in entries:
                     command = envelope.Command.decode(envelope.body_of(fields, b"command"))
-                    reply = envelope.Reply(
-                        command.id, command.target["job"], envelope.APPLIED, 0, {}, datetime.now(UTC)
-                    )
+                    of = command.target["job"]
+                    reply = envelope.Reply(command.id, of, envelope.APPLIED, 0, at=datetime.now(UTC), ranks=1)
                     pipe.xadd(envelope.REPLIES, {"reply": reply.encode()}, maxlen=100_000, approximate=True)
                     pipe.xack(stream, CONSUMER_GROUP, entry)
                     pipe.xdel(stream, entry)
@@ -128,6 +129,7 @@ async def measure(
     await for_seconds(options.seconds)
     seconds, answered = time.monotonic() - began, load.answered - answered
     used = {name: cpu_time(pid) - used[name] for name, pid in processes.items()}
+    load.is_over = True
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

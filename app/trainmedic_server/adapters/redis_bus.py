@@ -184,7 +184,7 @@ class RedisBus:
             return
         while True:
             await _completion(waiter)
-            if waiter.ranks is not None or None in waiter.finals:
+            if waiter.knows_who_answers:
                 return
             # The job was not connected when the command was sent; since one rank has answered it is, and its presence
             # now says which others must answer.

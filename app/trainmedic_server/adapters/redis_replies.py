@@ -52,6 +52,12 @@ class ReplyWaiter:
             return len(self.finals) >= max(counts)
         return self.ranks is None or self.ranks <= self.finals.keys()
 
+    @property
+    def knows_who_answers(self) -> bool:
+        """Whether the presence or a final reply has said whose answers make it complete."""
+        told = any(rank is None or reply.ranks is not None for rank, reply in self.finals.items())
+        return told or self.ranks is not None
+
     def expect(self, ranks: frozenset[int] | None) -> None:
         self.ranks = ranks
         self.changed.set()
