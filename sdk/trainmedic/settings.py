@@ -176,6 +176,8 @@ def _key(variable: str, argument: str | bytes | None, env: Mapping[str, str]) ->
             raise ConfigurationError(f"the signing key cannot be read: {error.strerror}: {path}") from error
     if key is None:
         return None
+    if not isinstance(key, (str, bytes)):
+        raise ConfigurationError(f"the signing key is text or bytes, and was given as {type(key).__name__}")
     raw = (key.encode() if isinstance(key, str) else key).strip()
     if not raw:
         raise ConfigurationError("the signing key is empty; leave it out altogether to go without")

@@ -54,7 +54,7 @@ def attach(
     Every rank calls it, after ``deepspeed.initialize``. Raises ConfigurationError.
     """
     check_positive(checkpoint_every=checkpoint_every, keep=keep)
-    check_options(checkpoints=checkpoints, also=also, rollbacks=rollbacks, seed=seed, reread=reread)
+    check_options(checkpoints, checkpoint_every, also, rollbacks, seed, reread)
     _check_engine(engine)
     if checkpoints is not None:
         _check_checkpoints(engine)

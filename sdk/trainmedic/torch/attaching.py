@@ -81,7 +81,7 @@ def attach(
     number of ranks at a resume; None: where it can, True: or TrainmedicError, False: never. Raises ConfigurationError.
     """
     check_positive(checkpoint_every=checkpoint_every, keep=keep, accumulation=accumulation)
-    check_options(checkpoints=checkpoints, also=also, rollbacks=rollbacks, seed=seed, reread=reread)
+    check_options(checkpoints, checkpoint_every, also, rollbacks, seed, reread, keep_global_batch)
     steps = AcceleratedSteps(accelerator, accumulation)
     scaler = scaler if scaler is not None else steps.scaler
     parts = _state_parts(also or {}, model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, ema=ema)
@@ -100,8 +100,18 @@ def check_positive(**options: int | None) -> None:
             raise ConfigurationError(f"{name} is {value!r}; it is a whole number of 1 or more, or None")
 
 
-def check_options(*, checkpoints: Any, also: Any, rollbacks: Any, seed: Any, reread: Any) -> None:
+def check_options(
+    checkpoints: Any,
+    checkpoint_every: int | None,
+    also: Any,
+    rollbacks: Any,
+    seed: Any,
+    reread: Any,
+    keep_global_batch: Any = None,
+) -> None:
     """Raises ConfigurationError for what would else be an error of its own kind, later or only at an alert."""
+    if checkpoint_every is not None and checkpoints is None:
+        raise ConfigurationError(f"checkpoint_every is {checkpoint_every}, and checkpoints=... does not say where to")
     count, place = "a whole number from 0 on", "the name of a directory, or OwnCheckpoints(...)"
     for name, value, is_right, what in (
         ("checkpoints", checkpoints, checkpoints is None or _is_place(checkpoints), f"{place}, or None"),
@@ -109,6 +119,7 @@ def check_options(*, checkpoints: Any, also: Any, rollbacks: Any, seed: Any, rer
         ("rollbacks", rollbacks, rollbacks is None or _is_whole(rollbacks, 0), f"{count}, or None"),
         ("seed", seed, seed is None or _is_whole(seed), "a whole number, or None"),
         ("reread", reread, _is_whole(reread, 0), count),
+        ("keep_global_batch", keep_global_batch, keep_global_batch in (None, True, False), "True, False or None"),
     ):
         if not is_right:
             raise ConfigurationError(f"{name} is {value!r}; it is {what}")

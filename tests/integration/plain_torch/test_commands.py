@@ -418,6 +418,8 @@ def test_a_run_without_checkpoints_or_loader_says_so(begin: Begin, commander: Co
         {"also": {"best": 1.0}},
         {"checkpoints": ""},
         {"checkpoints": 7},
+        {"checkpoints": None, "checkpoint_every": 10},
+        {"keep_global_batch": "yes"},
         {"rollbacks": -1},
         {"rollbacks": "3"},
         {"reread": None},

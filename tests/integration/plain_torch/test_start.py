@@ -222,9 +222,10 @@ def test_functions_of_ones_own_write_it_too(begin: Begin) -> None:
 
 
 def test_training_begins_though_it_cannot_be_written(begin: Begin, tmp_path: Path, caplog: Any) -> None:
-    """And the log says so at once, not after the first hours."""
+    """A resume finds nothing there; and the log says so at once, not after the first hours."""
     (tmp_path / "file").write_text("in the way")
     training = begin(directory=tmp_path / "file")
+    assert training.run.resume() is None
     training.train(2)
     assert training.run.global_step == 2
     assert "no checkpoint of step 0" in caplog.text

@@ -112,7 +112,7 @@ class CheckpointDirectory:
     def checkpoints(self) -> list[SavedCheckpoint]:
         try:
             entries = [Path(entry.path) for entry in os.scandir(self._root) if _NAME.match(entry.name)]
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
         return [self._inspect(path) for path in entries]
 
