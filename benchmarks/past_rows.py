@@ -16,7 +16,7 @@ NODES, JOBS, PLAYBOOKS = 12_500, 2_000, 40
 NEVER_MET = ("TrainingLossSpike", "never-with-a-loss")
 """An alertname, and a node on which it never fires, though both have many runs."""
 
-_NUMBERS = "WITH RECURSIVE n(i) AS (SELECT {first} UNION ALL SELECT i + 1 FROM n WHERE i < {last})"
+_NUMBERS = "WITH RECURSIVE n(i) AS (SELECT CAST({first} AS BIGINT) UNION ALL SELECT i + 1 FROM n WHERE i < {last})"
 _DIGITS = "substr(CAST(1000000000000 + i AS TEXT), 2)"
 _RUN = f"('01a205e0-4bd5-7000-a47e-' || {_DIGITS})"
 _COMMAND = f"('01a205e0-4bf4-7000-9447-' || {_DIGITS})"
