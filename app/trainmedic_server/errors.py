@@ -42,6 +42,7 @@ The tree::
         ├── PermanentFailure        another attempt would fail alike (rejected, unsupported, bad parameters)
         │   ├── ObjectMissing       a Kubernetes object does not exist
         │   ├── ObjectExists        a Kubernetes object of that name exists already
+        │   ├── ChatRefused         Slack takes a call for wrong; ``code`` is its word for why
         │   └── ClusterRefused      the Kubernetes API refuses: no permission, or no valid request
         ├── EffectDisproved         it was carried out, and what came of it is not what was asked for
         └── OutcomeUnknown          the effect may or may not have happened: no reply in time, or a kill in between
@@ -274,6 +275,14 @@ class ObjectMissing(PermanentFailure):
 
 class ObjectExists(PermanentFailure):
     """A Kubernetes object of that name exists already."""
+
+
+class ChatRefused(PermanentFailure):
+    """Slack takes a call for wrong; ``code`` is its word for why, such as ``message_not_found``."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class ClusterRefused(PermanentFailure):

@@ -83,6 +83,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._add_alert_counters()
         self._add_counters()
+        self._add_slack()
         self._add_durations()
         self._add_gauges()
         self.jobs = JobMetrics()
@@ -105,6 +106,17 @@ class Metrics:
             "trainmedic_effects", "Runs whose effect was measured, by playbook and verdict.", ["playbook", "verdict"]
         )
         self.undos = counter("trainmedic_undos", "Undo duties, by outcome.", ["status"])
+
+    def _add_slack(self) -> None:
+        self.slack_left_out = Counter(
+            "trainmedic_slack_left_out", "Questions and edits that Slack refuses.", registry=self.registry
+        )
+        self.slack_presses = Counter(
+            "trainmedic_slack_presses", "Presses in Slack, by outcome.", ["outcome"], registry=self.registry
+        )
+        self.slack_connected = Gauge(
+            "trainmedic_slack_connected", "1 while the connection to Slack stands.", registry=self.registry
+        )
 
     def _add_counters(self) -> None:
         counter = functools.partial(Counter, registry=self.registry)

@@ -84,6 +84,16 @@ class Terms:
         return not self.by or name in self.by or not set(self.by).isdisjoint(groups)
 
 
+@dataclass(frozen=True, slots=True)
+class AskedQuestion:
+    """The question that somebody has seen and answers, so that the answer counts for no other one."""
+
+    step: str
+    """The id of the step that asks."""
+    asked: int
+    """How often it had been asked then."""
+
+
 def _tuples(members: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in members.items()}
 

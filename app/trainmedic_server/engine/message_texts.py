@@ -124,7 +124,7 @@ def _asked(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
     until = event.data.get("deadline")
     lines = [
         f"{run.playbook} on {run.target_key} asks, because of {run.alert_name}: {question}",
-        *_ahead(run, str(event.data.get("step"))),
+        *ahead(run, str(event.data.get("step"))),
         *_whom(event.data),
         f"It waits until {until}." if until else "It waits until it is answered.",
         f"trainmedic runs approve {run.id}",
@@ -137,7 +137,7 @@ def _asked(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
 _AGAIN = {"approval_reminded": "Reminder: ", "approval_escalated": "Nobody has answered: "}
 
 
-def _ahead(run: Run, step_id: str) -> list[str]:
+def ahead(run: Run, step_id: str) -> list[str]:
     """What an approval would let happen, as it was rendered when the question was asked."""
     asking = next((step for step in run.steps if step.id == step_id and step.kind == "approve"), None)
     terms = Terms.of(asking) if asking is not None else Terms()

@@ -10,14 +10,17 @@ from dataclasses import replace
 
 from trainmedic_server import errors
 from trainmedic_server.domain import approval
-from trainmedic_server.domain.approval import Terms
+from trainmedic_server.domain.approval import AskedQuestion, Terms
 from trainmedic_server.domain.run import Event, OperatorOrder, OrderKind, Run, StepState
 from trainmedic_server.engine import undoing
 from trainmedic_server.ports.store import Transaction
 
 
-def accept(tx: Transaction, order: OperatorOrder, groups: frozenset[str]) -> None:
-    """Store an order if the run is in a state for it. Who gives it is in these `groups`.
+def accept(
+    tx: Transaction, order: OperatorOrder, groups: frozenset[str], question: AskedQuestion | None = None
+) -> None:
+    """Store an order if the run is in a state for it. Who gives it is in these `groups`, and answers this `question`,
+    where that is known.
 
     Raises NotFound, Conflict, and NotEntitled where somebody else has to approve.
     """
@@ -26,7 +29,7 @@ def accept(tx: Transaction, order: OperatorOrder, groups: frozenset[str]) -> Non
         raise errors.NotFound(f"there is no run {order.run_id}")
     match order.kind:
         case OrderKind.APPROVE | OrderKind.REJECT:
-            order = replace(order, step=_answered_step(tx, run, order, groups).id)
+            order = replace(order, step=_answered_step(tx, run, order, groups, question).id)
         case OrderKind.CANCEL:
             if not run.is_open:
                 raise errors.Conflict(f"run {run.id} is closed already; it is {run.status}")
@@ -43,12 +46,16 @@ def accept(tx: Transaction, order: OperatorOrder, groups: frozenset[str]) -> Non
     tx.append([Event(_ORDERED[order.kind], order.at, run.id, order.actor, data)])
 
 
-def _answered_step(tx: Transaction, run: Run, order: OperatorOrder, groups: frozenset[str]) -> StepState:
+def _answered_step(
+    tx: Transaction, run: Run, order: OperatorOrder, groups: frozenset[str], question: AskedQuestion | None
+) -> StepState:
     """The step whose question the order answers."""
     asked = approval.waiting_step(run)
     if asked is None:
         raise errors.Conflict(f"run {run.id} does not wait for approval; it is {run.status}")
     terms = Terms.of(asked)
+    if question not in (None, AskedQuestion(asked.id, terms.asked)):
+        raise errors.Conflict(f"run {run.id} asks something else by now; look at what it asks")
     answers = approval.answers(asked, tx.orders_of([run.id]).get(run.id, ()))
     approvers = {earlier.actor for earlier in answers if earlier.kind is OrderKind.APPROVE}
     if len(approvers) >= terms.count or len(approvers) < len(answers):

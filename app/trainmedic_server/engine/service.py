@@ -17,6 +17,7 @@ from trainmedic.wire import envelope
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.admission import Admission
 from trainmedic_server.domain.alert import Alert, AlertRecord, Delivery
+from trainmedic_server.domain.approval import AskedQuestion
 from trainmedic_server.domain.pause import EVERYTHING, OperatorPause, PauseOrder, Scope
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Controls, Event, OperatorOrder, OrderKind, Run
@@ -162,15 +163,23 @@ class Engine:
         return await self._explainer.explain_for_a_test(alerts)
 
     async def order(
-        self, run_id: str, kind: OrderKind, actor: str, note: str = "", groups: frozenset[str] = frozenset()
+        self,
+        run_id: str,
+        kind: OrderKind,
+        actor: str,
+        note: str = "",
+        groups: frozenset[str] = frozenset(),
+        question: AskedQuestion | None = None,
     ) -> Run:
         """Carry out an order of an operator, who is in these groups; return the run as it then stands.
+
+        An answer that is about a `question` counts for no other one.
 
         Raises NotFound, Conflict where the run is not in a state for it, NotEntitled where only others may approve, or
         StoreUnavailable.
         """
         order = OperatorOrder(self._new_id(), run_id, kind, actor, self._clock.now(), note)
-        await self._store.transact(lambda tx: orders.accept(tx, order, groups))
+        await self._store.transact(lambda tx: orders.accept(tx, order, groups, question))
         self._workers.touch([run_id])
         await self._workers.planned(run_id, at_most=1.0)
         run = await self._store.transact(lambda tx: tx.run(run_id))

@@ -13,12 +13,7 @@ from trainmedic_server.domain.job_life import JobLife
 from trainmedic_server.domain.run import Controls, Event, OperatorOrder, Run
 from trainmedic_server.domain.time_gaps import TimeGap
 from trainmedic_server.ports.archive import RunArchive
-from trainmedic_server.ports.effects import EffectRecords, EventPositions
-from trainmedic_server.ports.findings import FindingRecords
-from trainmedic_server.ports.messages import StoredMessages
-from trainmedic_server.ports.present import StoredAgentLives
-from trainmedic_server.ports.sessions import StoredSessions
-from trainmedic_server.ports.verdicts import StoredVerdicts
+from trainmedic_server.ports.kept_tables import KeptTables
 
 T = TypeVar("T")
 
@@ -49,7 +44,7 @@ class GuardFacts:
     """How many runs of the playbook are open, on any target."""
 
 
-class Transaction(Protocol):
+class Transaction(KeptTables, Protocol):
     """One transaction of the run store. Everything written in it is durable together, or not at all.
 
     Methods that take many keys exist so that a storm costs few queries.
@@ -166,41 +161,6 @@ class Transaction(Protocol):
 
     def run_of_command(self, command_id: str) -> str | None:
         """Return the run whose step or undo has this as its current command."""
-        ...
-
-    @property
-    def findings(self) -> FindingRecords:
-        """What rules have found in logs."""
-        ...
-
-    @property
-    def agents(self) -> StoredAgentLives:
-        """When agents were heard of last."""
-        ...
-
-    @property
-    def verdicts(self) -> StoredVerdicts:
-        """What was said of the failures of jobs."""
-        ...
-
-    @property
-    def effects(self) -> EffectRecords:
-        """What became of the metrics of alerts after runs had acted."""
-        ...
-
-    @property
-    def event_positions(self) -> EventPositions:
-        """Up to which event each listener has taken them."""
-        ...
-
-    @property
-    def messages(self) -> StoredMessages:
-        """What people are to be told, and were told."""
-        ...
-
-    @property
-    def sessions(self) -> StoredSessions:
-        """The browsers that are signed in to the console."""
         ...
 
     # orders, events, controls, playbook versions

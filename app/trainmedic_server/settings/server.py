@@ -28,6 +28,7 @@ from trainmedic_server.settings import sources
 from trainmedic_server.settings.access import AccessSettings
 from trainmedic_server.settings.doors import DoorSettings
 from trainmedic_server.settings.explanations import explain
+from trainmedic_server.settings.slack import SlackSettings
 from trainmedic_server.settings.sources import PREFIX, SettingSource
 from trainmedic_server.settings.telling import TellingSettings
 from trainmedic_server.settings.values import (
@@ -47,7 +48,7 @@ from trainmedic_server.settings.values import (
 )
 
 
-class ServerSettings(DoorSettings, TellingSettings, AccessSettings):
+class ServerSettings(DoorSettings, SlackSettings, TellingSettings, AccessSettings):
     """Everything that can be set of a server when it starts."""
 
     host: Annotated[str, SettingSource("TRAINMEDIC_HOST", "--host")] = Field(

@@ -70,6 +70,7 @@ from trainmedic_server.wiring.findings import FindingParts, log_rule_library
 from trainmedic_server.wiring.log_source import log_source
 from trainmedic_server.wiring.redis import found_redis
 from trainmedic_server.wiring.signing import signer_of
+from trainmedic_server.wiring.slack import slack_loops
 from trainmedic_server.wiring.wanted_topology import asks_for_jobs
 
 _FIRST_LOOK_SECONDS = 2.0
@@ -217,11 +218,12 @@ class TrainmedicServer:
         settings, clock, metrics = self._settings, self._clock, self._metrics
         tell = telling.telling(settings, store, notifier, clock, metrics, lambda: catalog.problems)
         await stack.enter_async_context(tell)
+        in_slack = slack_loops(settings, store, engine, metrics, stack)
         after = await after_the_act(settings, store, catalog, prometheus, clock, metrics, stack)
         archive = GzipArchive(settings.archive) if settings.archive is not None else None
         pruning = prune_for_ever(store, clock, metrics, lambda: engine.ago(settings.retention), archive)
         upkeep = ((catalog.watch(), "playbooks"), (pruning, "retention"), (metrics.watch_event_loop(), "event loop"))
-        for work, name in (*upkeep, *after):
+        for work, name in (*upkeep, *in_slack, *after):
             await stack.enter_async_context(background(work, name))
 
     async def _loaded(self, actions: Actions) -> tuple[Library, LogRuleLibrary]:

@@ -11,6 +11,7 @@ from trainmedic_server.adapters.sql_store.findings import SqlFindings
 from trainmedic_server.adapters.sql_store.messages import SqlMessages
 from trainmedic_server.adapters.sql_store.present import SqlAgentLives
 from trainmedic_server.adapters.sql_store.sessions import SqlSessions
+from trainmedic_server.adapters.sql_store.shown_questions import SqlShownQuestions
 from trainmedic_server.adapters.sql_store.verdicts import SqlVerdicts
 
 
@@ -48,3 +49,7 @@ class GuardedTables(ABC):
     @property
     def sessions(self) -> SqlSessions:
         return SqlSessions(self._guarded_connection)
+
+    @property
+    def shown_questions(self) -> SqlShownQuestions:
+        return SqlShownQuestions(self._guarded_connection)

@@ -32,6 +32,7 @@ from trainmedic_server.adapters.sql_store.schema import (
     time_gaps,
     touched_nodes,
 )
+from trainmedic_server.adapters.sql_store.shown_questions import shown_questions
 from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
 from trainmedic_server.adapters.sql_store.verdicts import verdicts
 
@@ -58,6 +59,7 @@ _DELETE_RUNS = (
     sa.delete(steps).where(steps.c.run_id.in_(_RUN_IDS)),
     sa.delete(touched_nodes).where(touched_nodes.c.run_id.in_(_RUN_IDS)),
     sa.delete(effects).where(effects.c.run_id.in_(_RUN_IDS)),
+    sa.delete(shown_questions).where(shown_questions.c.run_id.in_(_RUN_IDS)),
     sa.delete(run_alerts).where(run_alerts.c.run_id.in_(_RUN_IDS)),
     sa.delete(runs).where(runs.c.id.in_(_RUN_IDS)),
 )

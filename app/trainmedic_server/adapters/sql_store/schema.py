@@ -1,5 +1,5 @@
 """The tables of the run store, but for those of findings (``finding_tables``), ``verdicts``, measured
-``effects``, ``messages`` and ``sessions``.
+``effects``, ``messages``, ``sessions`` and ``shown_questions``.
 
 The tables come into being through ``migrations``; a test holds the two together. Every index
 says which question it answers; one that answers none costs each webhook a write.
@@ -12,12 +12,13 @@ import sqlalchemy as sa
 from trainmedic_server.adapters.sql_store import finding_tables as finding_tables  # so that they are in the registry
 from trainmedic_server.adapters.sql_store import messages as messages
 from trainmedic_server.adapters.sql_store import sessions as sessions
+from trainmedic_server.adapters.sql_store import shown_questions as shown_questions
 from trainmedic_server.adapters.sql_store.columns import JsonColumn, Serial, Text, partial_index
 from trainmedic_server.adapters.sql_store.columns import TimeColumn as TimeColumn
 from trainmedic_server.adapters.sql_store.columns import metadata as metadata
 from trainmedic_server.domain.run import OPEN, Status
 
-HEAD = "0013"
+HEAD = "0014"
 """The revision of the schema that this code reads and writes."""
 
 alerts = sa.Table(

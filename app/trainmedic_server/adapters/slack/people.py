@@ -1,0 +1,82 @@
+"""The file that says where questions go in Slack, and who may answer: Slack users, each by the name and groups that
+playbooks know.
+
+Read again at each press, so that whoever is taken out of it can decide nothing from then on; while it cannot be read
+nobody can. Who uses it: ``questions``, ``presses``, and ``wiring`` for its checks at the start.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from trainmedic_server.errors import ConfigurationError
+
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.@+-]{0,127}$"
+_OURS = frozenset({"anonymous", "trainmedic", "nobody"})
+
+
+def _name(value: str) -> str:
+    if value.lower() in _OURS:
+        raise ValueError(f"{value!r} stands for nobody's decisions")
+    return value
+
+
+def _api(value: str) -> str:
+    parts = urlsplit(value)
+    is_here = parts.scheme == "http" and parts.hostname in ("127.0.0.1", "localhost", "::1")
+    if not parts.hostname or not (parts.scheme == "https" or is_here):
+        raise ValueError("must be an https:// URL, such as https://slack.com/api")
+    return value
+
+
+Channel = Annotated[str, Field(pattern=r"^[A-Z0-9]{3,20}$", description="A channel's id, such as C0123ABCDEF.")]
+Name = Annotated[str, Field(pattern=_NAME), AfterValidator(_name)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Person(_Part):
+    """Who may decide; by this name it is on record, as if it were a token's."""
+
+    name: Name
+    groups: frozenset[Annotated[str, Field(pattern=_NAME)]] = frozenset()
+
+
+class SlackFile(_Part):
+    """What the file says."""
+
+    channel: Channel
+    channels: Mapping[str, Channel] = Field({}, description="By the `to` of a playbook's question.")
+    people: Mapping[Annotated[str, Field(pattern=r"^[UW][A-Z0-9]{2,20}$")], Person]
+    api: Annotated[str, AfterValidator(_api)] = "https://slack.com/api"
+
+    def channel_for(self, to: str | None) -> str:
+        """Where a question goes whose playbook says this of it."""
+        return self.channels.get(to or "", self.channel)
+
+
+def read(path: Path) -> SlackFile:
+    """Raises ConfigurationError, naming file and member."""
+    try:
+        document: Any = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: the file for Slack cannot be read: {type(error).__name__}") from error
+    except YAMLError as error:
+        place = re.sub(r"\s+", " ", str(error))[:200]
+        raise ConfigurationError(f"{path}: not YAML: {place}") from None
+    try:
+        return SlackFile.model_validate(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        member = ".".join(map(str, first["loc"])) or "the file"
+        raise ConfigurationError(f"{path}: {member}: {first['msg']}") from None

@@ -1,0 +1,185 @@
+"""Makes orders of what people press in Slack: by the same function as the API, after it is known who they are.
+
+Nothing that a press carries is believed but who pressed, which Slack says; the run, the question and who may answer
+it are looked up, and an answer counts only for the question that the message showed. Who calls it: ``socket_mode``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from trainmedic_server import errors, telemetry
+from trainmedic_server.adapters.slack import question_blocks
+from trainmedic_server.adapters.slack.people import Person, SlackFile
+from trainmedic_server.adapters.slack.questions import SlackQuestions
+from trainmedic_server.adapters.slack.web_api import SlackApi
+from trainmedic_server.domain.approval import AskedQuestion
+from trainmedic_server.domain.run import OrderKind, Run
+
+log = telemetry.logger(__name__)
+
+Payload = Mapping[str, Any]
+_LONGEST_WHISPER = 1_000
+
+
+class Orders(Protocol):
+    """Carries out orders of operators; ``engine.service.Engine`` does."""
+
+    async def order(
+        self,
+        run_id: str,
+        kind: OrderKind,
+        actor: str,
+        note: str = "",
+        groups: frozenset[str] = frozenset(),
+        question: AskedQuestion | None = None,
+    ) -> Run: ...
+
+
+class SlackPresses:
+    """What becomes of each press. ``settings`` reads the file that says who may decide."""
+
+    def __init__(
+        self,
+        api: SlackApi,
+        orders: Orders,
+        questions: SlackQuestions,
+        settings: Callable[[], SlackFile],
+        count: Callable[[str], object],
+    ) -> None:
+        """``count`` is called with the outcome of each press."""
+        self._api = api
+        self._orders = orders
+        self._questions = questions
+        self._settings = settings
+        self._count = count
+
+    async def handle(self, payload: Payload) -> None:
+        """Carry out what was pressed, and tell who pressed where that cannot be. Raises nothing on purpose."""
+        match payload.get("type"):
+            case "block_actions":
+                for action in _members(payload.get("actions"))[:1]:
+                    await self._pressed(payload, action)
+            case "view_submission":
+                await self._rejected(payload)
+            case _:
+                self._count("ignored")
+
+    async def _pressed(self, payload: Payload, action: Payload) -> None:
+        action_id = action.get("action_id")
+        if action_id not in (question_blocks.APPROVE, question_blocks.REJECT):
+            return  # the button that opens the run's page
+        container = _member(payload, "container")
+        at = (str(container.get("channel_id", "")), str(container.get("message_ts", "")))
+        asked = question_blocks.read_value(action.get("value"))
+        if asked is None:
+            self._count("unreadable")
+            log.warning("a press in Slack is of no question", user=_user(payload))
+        elif action_id == question_blocks.APPROVE:
+            await self._decide(payload, OrderKind.APPROVE, asked, "", at)
+        else:
+            await self._ask_why(payload, asked, at)
+
+    async def _ask_why(self, payload: Payload, asked: tuple[str, AskedQuestion], at: tuple[str, str]) -> None:
+        if await self._person(payload, at) is None:
+            return
+        try:
+            asking = await self._questions.question_of(asked[0], asked[1].step)
+            if asking is None:
+                raise errors.NotFound(f"there is no run {asked[0]} that asks this")
+            value = question_blocks.with_place(question_blocks.value_of(*asked), at)
+            form = question_blocks.reason_form(value, *asking)
+            await self._api.call("views.open", {"trigger_id": str(payload.get("trigger_id", "")), "view": form})
+        except errors.TrainmedicError as error:
+            self._count("failed")
+            await self._tell(payload, at, f"The form could not be opened: {error}. Press again.")
+
+    async def _rejected(self, payload: Payload) -> None:
+        view = _member(payload, "view")
+        read = question_blocks.read_place(view.get("private_metadata"))
+        if view.get("callback_id") != question_blocks.REJECT or read is None:
+            self._count("unreadable")
+            log.warning("a form in Slack is none of ours", user=_user(payload))
+            return
+        asked, at = read
+        values = _member(_member(view, "state"), "values")
+        given = _member(_member(values, question_blocks.REASON), question_blocks.REASON).get("value")
+        reason = str(given or "").replace("\0", "").strip()[: question_blocks.LONGEST_REASON]
+        await self._decide(payload, OrderKind.REJECT, asked, reason or "no reason given", at)
+
+    async def _decide(
+        self, payload: Payload, kind: OrderKind, asked: tuple[str, AskedQuestion], reason: str, at: tuple[str, str]
+    ) -> None:
+        person = await self._person(payload, at)
+        if person is None:
+            return
+        run_id, question = asked
+        note = f"{reason} (in Slack, {_user(payload)})" if reason else f"in Slack, {_user(payload)}"
+        try:
+            await self._orders.order(run_id, kind, person.name, note, person.groups, question)
+        except (errors.NotFound, errors.Conflict, errors.NotEntitled) as error:
+            self._count("refused")
+            log.info("a press in Slack is refused", by=person.name, user=_user(payload), error=str(error))
+            await self._tell(payload, at, f"Nothing was done by this press: {error}.")
+        except errors.TrainmedicError as error:
+            self._count("failed")
+            log.warning("a press in Slack could not be carried out", by=person.name, error=str(error))
+            await self._tell(payload, at, f"It could not be recorded: {error}. Press again.")
+        else:
+            self._count("decided")
+        await self._show(run_id, question, at)
+
+    async def _show(self, run_id: str, question: AskedQuestion, at: tuple[str, str]) -> None:
+        """At once, where Slack answers; else the event of the decision has it shown."""
+        try:
+            await self._questions.show([run_id])
+            await self._questions.settle(run_id, question.step, *at)
+        except errors.TrainmedicError as error:
+            log.info("what was decided is shown in Slack later", run_id=run_id, error=str(error))
+
+    async def _person(self, payload: Payload, at: tuple[str, str]) -> Person | None:
+        """Who has pressed; None where that is nobody who may decide, who is told so."""
+        user = _user(payload)
+        try:
+            settings = await asyncio.to_thread(self._settings)
+        except errors.ConfigurationError as error:
+            self._count("failed")
+            log.error("nobody can decide in Slack", error=str(error))
+            await self._tell(payload, at, "Trainmedic cannot read who may decide. Its log says why.")
+            return None
+        person = settings.people.get(user)
+        if person is None:
+            self._count("unknown_person")
+            log.warning("somebody unknown has pressed in Slack", user=user)
+            await self._tell(
+                payload, at, f"You ({user}) may not decide: Trainmedic's file for Slack does not name you."
+            )
+        return person
+
+    async def _tell(self, payload: Payload, at: tuple[str, str], text: str) -> None:
+        """Tell who pressed, and nobody else."""
+        whisper = {
+            "channel": at[0],
+            "user": _user(payload),
+            "text": question_blocks.escaped(question_blocks.cut(text, _LONGEST_WHISPER)),
+            "parse": "none",
+        }
+        try:
+            await self._api.call("chat.postEphemeral", whisper)
+        except errors.TrainmedicError as error:
+            log.info("who pressed in Slack could not be told", error=str(error))
+
+
+def _user(payload: Payload) -> str:
+    return str(_member(payload, "user").get("id", ""))[:30]
+
+
+def _member(value: Any, name: str) -> Payload:
+    member = value.get(name) if isinstance(value, dict) else None
+    return member if isinstance(member, dict) else {}
+
+
+def _members(value: Any) -> list[Payload]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []

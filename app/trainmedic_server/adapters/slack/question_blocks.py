@@ -1,0 +1,219 @@
+"""How a question reads in Slack: the blocks of its message, within Slack's bounds. Pure.
+
+What alerts, jobs and playbooks have put into it is shown as plain text, in which Slack sees no mention, link or
+markup; only what is all our own is Slack's markup. Who calls it: ``questions`` and ``presses``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainmedic_server.domain import approval
+from trainmedic_server.domain.approval import AskedQuestion, Terms
+from trainmedic_server.domain.links import run_link, short_id
+from trainmedic_server.domain.plain_text import visible
+from trainmedic_server.domain.run import OperatorOrder, OrderKind, Run, StepState, StepStatus
+from trainmedic_server.engine import message_texts
+
+APPROVE, REJECT, REASON = "approve", "reject", "reason"
+METADATA = "trainmedic_question"
+"""What a message carries unseen, by which it is found again."""
+LONGEST_REASON = 1_000
+_LONGEST_NAME = 200
+_TEXT, _SHORT, _CONFIRM = 2_900, 300, 290
+"""Characters of a section, of what notifications show, and of what is asked once more; below Slack's 3,000 and 300."""
+
+Block = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What has become of a question so far."""
+
+    approved_by: tuple[str, ...]
+    how: str
+    """In words; empty while it waits for an answer."""
+
+
+def answered(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> Answered:
+    """By the orders too, since the run itself follows them a moment later."""
+    answers = approval.answers(step, orders)
+    names = tuple(dict.fromkeys(order.actor for order in answers if order.kind is OrderKind.APPROVE))
+    rejection = next((order for order in answers if order.kind is OrderKind.REJECT), None)
+    if rejection is not None:
+        return Answered(names, f"Rejected by {rejection.actor}{f': {rejection.note}' if rejection.note else ''}")
+    if names and len(names) >= Terms.of(step).count:
+        return Answered(names, f"Approved by {' and '.join(names)}")
+    if step.status is StepStatus.WAITING:
+        return Answered(names, "")
+    if step.status is StepStatus.SUCCEEDED:
+        return Answered(names, "Nobody has answered in time, which approves it")
+    return Answered(names, f"Not asked any more: {step.error or run.message or step.status}")
+
+
+def is_open(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> bool:
+    """Whether somebody can still answer."""
+    return run.is_open and step.status is StepStatus.WAITING and not answered(run, step, orders).how
+
+
+def message(run: Run, step: StepState, orders: Sequence[OperatorOrder], external_url: str) -> dict[str, Any]:
+    """The message of a question, as ``chat.postMessage`` and ``chat.update`` take it, without the channel."""
+    link = run_link(external_url, run.id)
+    heading = f"{run.playbook} on {run.target_key} asks, because of {run.alert_name}:"
+    ahead = message_texts.ahead(run, step.id)
+    blocks = [_section(f"{_line(heading)}\n{_quoted(step.message or 'May this run act?')}")]
+    blocks += [_section("\n".join(map(_line, ahead)))] if ahead else []
+    if is_open(run, step, orders):
+        blocks += [_terms(run, step, orders), _buttons(run, step, link)]
+        words = "asks"
+    else:
+        # Of a run that has closed, how: what was approved may have failed.
+        how = answered(run, step, orders).how or "Not asked any more"
+        after = "" if run.is_open else f"\nThe run has {run.status}: {_line(run.message)}"
+        blocks.append(_section(f"{_line(how)}.{after}"))
+        blocks += [{"type": "actions", "elements": [_open(link)]}] if link else []
+        words = _line(how)
+    blocks.append({"type": "context", "elements": [_plain(f"run {short_id(run.id)}")]})
+    short = f"{run.playbook} on {run.target_key} {words}: {step.message or ''}"
+    return {
+        "text": escaped(cut(_line(short), _SHORT)),
+        "blocks": blocks,
+        "metadata": {"event_type": METADATA, "event_payload": {"run_id": run.id, "step": step.id}},
+        "parse": "none",
+        "link_names": False,
+        "unfurl_links": False,
+        "unfurl_media": False,
+    }
+
+
+def reminder(run: Run, step: StepState, kind: str) -> str:
+    """What is said below a question that still waits; Slack's markup, in which nothing of the question is any."""
+    words = {"approval_reminded": "Reminder", "approval_escalated": "Nobody has answered; handed on"}
+    text = f"{words.get(kind, 'Asked again')}: {run.playbook} on {run.target_key} still waits: {step.message or ''}"
+    return escaped(cut(_line(text), _TEXT // 2))
+
+
+def reason_form(value: str, run: Run, step: StepState) -> dict[str, Any]:
+    """The form that asks why something is rejected. ``value`` comes back with it."""
+    field = {"type": "plain_text_input", "action_id": REASON, "multiline": True, "min_length": 1,
+             "max_length": LONGEST_REASON, "focus_on_load": True}  # fmt: skip
+    return {
+        "type": "modal",
+        "callback_id": REJECT,
+        "private_metadata": value,
+        "title": _plain("Reject"),
+        "submit": _plain("Reject"),
+        "close": _plain("Back"),
+        "blocks": [
+            _section(f"{_line(f'{run.playbook} on {run.target_key}')}\n{_quoted(step.message or '')}"),
+            {"type": "input", "block_id": REASON, "label": _plain("Why?"), "element": field},
+        ],
+    }
+
+
+def value_of(run_id: str, question: AskedQuestion) -> str:
+    """What a button carries: which question it answers."""
+    return json.dumps([run_id, question.step, question.asked])
+
+
+def read_value(value: Any) -> tuple[str, AskedQuestion] | None:
+    """The run and the question that a button carries; None where it is none of ours."""
+    try:
+        run_id, step, asked = json.loads(value)
+    except (TypeError, ValueError, RecursionError):
+        return None
+    if not _is_name(run_id) or not _is_name(step) or type(asked) is not int:
+        return None
+    return run_id, AskedQuestion(step, asked)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= _LONGEST_NAME
+
+
+def with_place(value: str, at: tuple[str, str]) -> str:
+    """`value` with the channel and the message in which it was pressed, for a form to carry."""
+    return json.dumps([value, *at])
+
+
+def read_place(metadata: Any) -> tuple[tuple[str, AskedQuestion], tuple[str, str]] | None:
+    """What `with_place` has made; None where it is none of that."""
+    try:
+        value, channel, message_ts = json.loads(metadata)
+    except (TypeError, ValueError, RecursionError):
+        return None
+    asked = read_value(value)
+    if asked is None or not _is_name(channel) or not _is_name(message_ts):
+        return None
+    return asked, (channel, message_ts)
+
+
+def digest(document: dict[str, Any]) -> str:
+    """By which it is known whether a message shows this already."""
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def escaped(text: str) -> str:
+    """`text` within Slack's markup, where it is neither mention nor link."""
+    return visible(text, keep="\n").replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def cut(text: str, limit: int) -> str:
+    """At most `limit` characters, counted in UTF-16 as Slack's own clients do."""
+    if len(text.encode("utf-16-le")) // 2 <= limit:
+        return text
+    kept = text.encode("utf-16-le")[: 2 * (limit - 1)].decode("utf-16-le", errors="ignore")
+    return f"{kept}…"
+
+
+def _terms(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> Block:
+    terms, approved_by = Terms.of(step), answered(run, step, orders).approved_by
+    whom = f" of {' or '.join(terms.by)}" if terms.by else ""
+    parts = [f"{terms.count} approval{'' if terms.count == 1 else 's'} needed{whom}"]
+    parts += [f"approved so far by {', '.join(approved_by)}"] if approved_by else []
+    parts += ["nobody has answered in time, and it is asked again later"] if terms.lapsed else []
+    elements = [_plain(cut(_line("; ".join(parts)), _TEXT))]
+    if step.deadline is not None:
+        moment, otherwise = int(step.deadline.timestamp()), step.deadline.strftime("%d %b %H:%M UTC")
+        until = f"Until <!date^{moment}^{{date_short_pretty}} {{time}}|{otherwise}>"
+        elements.append({"type": "mrkdwn", "text": until, "verbatim": True})
+    return {"type": "context", "elements": elements}
+
+
+def _buttons(run: Run, step: StepState, link: str) -> Block:
+    value = value_of(run.id, AskedQuestion(step.id, Terms.of(step).asked))
+    sure = {
+        "title": _plain("Approve?"),
+        "text": _plain(cut(_line(f"{run.playbook} on {run.target_key}: {step.message or ''}"), _CONFIRM)),
+        "confirm": _plain("Approve"),
+        "deny": _plain("Back"),
+    }
+    approve = {"type": "button", "action_id": APPROVE, "text": _plain("Approve"), "style": "primary", "confirm": sure}
+    reject = {"type": "button", "action_id": REJECT, "text": _plain("Reject…"), "style": "danger"}
+    elements = [{**approve, "value": value}, {**reject, "value": value}, *([_open(link)] if link else [])]
+    return {"type": "actions", "elements": elements}
+
+
+def _open(link: str) -> Block:
+    return {"type": "button", "action_id": "open", "text": _plain("Open"), "url": link}
+
+
+def _section(text: str) -> Block:
+    return {"type": "section", "text": _plain(cut(text, _TEXT))}
+
+
+def _plain(text: str) -> Block:
+    return {"type": "plain_text", "text": text, "emoji": False}
+
+
+def _line(text: str) -> str:
+    return visible(text)
+
+
+def _quoted(text: str) -> str:
+    """Lines of others, marked as such, so that none reads as if it were ours."""
+    return "\n".join(f"│ {line}" for line in visible(text, keep="\n").splitlines()) or "│"

@@ -1,0 +1,205 @@
+"""Keeps the messages in Slack as the questions are: one for each, edited whatever decides it.
+
+What a message has to show follows from the run and the orders in the run store alone, so however the news come, by an
+event, after a restart or by a press, the same is done: read, compare with what is shown, post or edit. Implements
+``engine.event_teller``'s listener. Not here: how a question reads (``question_blocks``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from trainmedic_server import telemetry
+from trainmedic_server.adapters.slack import question_blocks
+from trainmedic_server.adapters.slack.people import SlackFile
+from trainmedic_server.adapters.slack.web_api import SlackApi
+from trainmedic_server.domain.approval import Terms
+from trainmedic_server.domain.run import Event, OperatorOrder, Run, Status, StepState
+from trainmedic_server.domain.shown_question import ShownQuestion
+from trainmedic_server.errors import ChatRefused, ConfigurationError, TrainmedicError
+from trainmedic_server.ports.fence import Fence, no_fence
+from trainmedic_server.ports.store import History, HistoryFilter, RunStore
+
+LOOK_EVERY = timedelta(minutes=1)
+_MOST = 1_000
+_ASKING = frozenset({"approval_requested", "approval_reminded", "approval_escalated"})
+_TELLING = _ASKING | {"approved", "rejected", "approval_ended", "cancel_ordered", "closed"}
+"""The events after which a message may have to show something else."""
+
+log = telemetry.logger(__name__)
+
+Asked = tuple[Run, StepState, Sequence[OperatorOrder], ShownQuestion | None]
+
+
+class SlackQuestions:
+    """The questions of one server. ``settings`` reads the file that names the channels."""
+
+    name = "slack"
+    at_once = 20
+
+    def __init__(
+        self,
+        api: SlackApi,
+        store: RunStore,
+        history: History,
+        settings: Callable[[], SlackFile],
+        external_url: str,
+        on_left_out: Callable[[], None],
+        fence: Fence = no_fence,
+    ) -> None:
+        self._api = api
+        self._store = store
+        self._history = history
+        self._settings = settings
+        self._external_url = external_url
+        self._on_left_out = on_left_out
+        self._fence = fence
+        self._turn = asyncio.Lock()
+        self._reminded = 0
+        """The newest event of which people were reminded: events before one that is held up are handed here again."""
+
+    async def take(self, events: Sequence[Event]) -> None:
+        """Raises TemporaryFailure, OutcomeUnknown, StoreUnavailable: the events are taken again."""
+        await self.show({event.run_id for event in events if event.run_id is not None and event.kind in _TELLING})
+        for event in events:
+            if event.kind in _ASKING and (event.seq or 0) > self._reminded:
+                await self._remind(event)
+                self._reminded = event.seq or self._reminded
+
+    async def show_waiting(self) -> None:
+        """Show every question that waits; those that were asked before Slack was set, too. Raises as `take`."""
+        runs, _ = await self._history.page(HistoryFilter(status=Status.AWAITING_APPROVAL), _MOST, None)
+        await self.show({run.id for run in runs})
+
+    async def show_waiting_for_ever(self) -> None:
+        """Do so every minute, until cancelled: a channel that refused a message may take it by now."""
+        while True:
+            try:
+                await self.show_waiting()
+            except TrainmedicError as error:
+                log.warning("questions are not shown in Slack; trying again", error=str(error))
+            except Exception:  # the loop's boundary: a fault in one question must not end the telling of others
+                log.exception("questions are not shown in Slack; trying again")
+            await asyncio.sleep(LOOK_EVERY.total_seconds())
+
+    async def show(self, run_ids: Collection[str]) -> None:
+        """Have the messages about these runs show what is. Raises as `take`."""
+        async with self._turn:  # or a press and an event would both post the question that nobody has seen
+            for asked in await self._asked(run_ids):
+                try:
+                    await self._put(*asked)
+                except (ChatRefused, ConfigurationError) as error:  # of this question, so the others are shown
+                    self._on_left_out()
+                    log.error("a question cannot be shown in Slack", run_id=asked[0].id, error=str(error))
+
+    async def question_of(self, run_id: str, step_id: str) -> tuple[Run, StepState] | None:
+        """The run and its step that asks, or has asked. Raises StoreUnavailable."""
+        run = await self._store.transact(lambda tx: tx.run(run_id))
+        step = next((step for step in run.steps if _is(step, step_id)), None) if run else None
+        return (run, step) if run is not None and step is not None else None
+
+    async def settle(self, run_id: str, step_id: str, channel: str, message: str) -> None:
+        """Have a message show the question that is not the one which is kept: a kill may have left two. Raises as
+        `take`, and ChatRefused."""
+        for run, step, orders, shown in await self._asked([run_id]):
+            if step.id == step_id and shown is not None and (shown.channel, shown.message) != (channel, message):
+                document = question_blocks.message(run, step, orders, self._external_url)
+                await self._call("chat.update", {**document, "channel": channel, "ts": message})
+
+    async def _asked(self, run_ids: Collection[str]) -> list[Asked]:
+        """The questions of the runs that are to be shown, or are."""
+        if not run_ids:
+            return []
+        runs, orders, shown = await self._store.transact(
+            lambda tx: (tx.runs(run_ids), tx.orders_of(run_ids), tx.shown_questions.of_runs(run_ids))
+        )
+        messages = {(each.run_id, each.step): each for each in shown}
+
+        def asked() -> Iterator[Asked]:
+            for run in runs:
+                given = orders.get(run.id, ())
+                for step in run.steps:
+                    kept = messages.get((run.id, step.id))
+                    if step.kind == "approve" and (kept or question_blocks.is_open(run, step, given)):
+                        yield run, step, given, kept
+
+        return list(asked())
+
+    async def _put(
+        self, run: Run, step: StepState, orders: Sequence[OperatorOrder], kept: ShownQuestion | None
+    ) -> None:
+        document = question_blocks.message(run, step, orders, self._external_url)
+        digest = question_blocks.digest(document)
+        if kept is None or not kept.message:
+            if not question_blocks.is_open(run, step, orders) and kept is None:
+                return
+            now_kept = await self._post(run, step, document, kept)
+        elif kept.shown == digest:
+            return
+        else:
+            now_kept = replace(kept, shown=digest)
+            try:
+                await self._call("chat.update", {**document, "channel": kept.channel, "ts": kept.message})
+            except ChatRefused as error:  # somebody has deleted it, for example
+                self._on_left_out()
+                log.warning("a message in Slack cannot be edited", run_id=run.id, error=str(error))
+        await self._save(now_kept)
+
+    async def _post(
+        self, run: Run, step: StepState, document: dict[str, Any], begun: ShownQuestion | None
+    ) -> ShownQuestion:
+        """Post a message, once. That it is about to be is put on record before; where it was, and nobody knows what
+        came of it, it is looked for."""
+        if begun is None:
+            channel = self._settings().channel_for(Terms.of(step).to)
+            begun = ShownQuestion(run.id, step.id, channel, "", "")
+            await self._save(begun)
+        elif (earlier := await self._found(begun, run)) is not None:
+            return replace(begun, message=earlier)
+        answer = await self._call("chat.postMessage", {**document, "channel": begun.channel})
+        return replace(begun, message=str(answer.get("ts", "")), shown=question_blocks.digest(document))
+
+    async def _found(self, begun: ShownQuestion, run: Run) -> str | None:
+        """The message that was posted by an attempt of which nobody knows what came. Its edit shows what is now."""
+        query = {"channel": begun.channel, "oldest": str(int(run.created_at.timestamp()) - 60), "limit": 200}
+        try:
+            answer = await self._call("conversations.history", {**query, "include_all_metadata": True})
+        except ChatRefused as error:  # a scope that is not given, or a channel that is gone
+            log.warning("it cannot be seen whether a question is in Slack already", error=str(error))
+            return None
+        wanted = {"run_id": begun.run_id, "step": begun.step}
+        for message in answer.get("messages", ()):
+            about = message.get("metadata") or {}
+            if (about.get("event_type"), about.get("event_payload")) == (question_blocks.METADATA, wanted):
+                return str(message.get("ts", ""))
+        return None
+
+    async def _save(self, shown: ShownQuestion) -> None:
+        await self._store.transact(lambda tx: tx.shown_questions.save(shown))
+
+    async def _remind(self, event: Event) -> None:
+        """Say below the message that the question still waits. Its first asking is the message itself."""
+        if event.run_id is None or (event.kind == "approval_requested" and event.data.get("asked", 1) == 1):
+            return
+        for run, step, orders, shown in await self._asked([event.run_id]):
+            if shown is None or step.id != event.data.get("step") or not question_blocks.is_open(run, step, orders):
+                continue
+            text = question_blocks.reminder(run, step, event.kind)
+            below = {"thread_ts": shown.message, "reply_broadcast": True, "text": text, "parse": "none"}
+            try:
+                await self._call("chat.postMessage", {**below, "channel": shown.channel, "unfurl_links": False})
+            except ChatRefused as error:
+                self._on_left_out()
+                log.error("a reminder cannot be sent to Slack", run_id=run.id, error=str(error))
+
+    async def _call(self, method: str, document: dict[str, Any]) -> dict[str, Any]:
+        self._fence()
+        return await self._api.call(method, document)
+
+
+def _is(step: StepState, step_id: str) -> bool:
+    return step.kind == "approve" and step.id == step_id

@@ -1,0 +1,124 @@
+"""The connection by which Slack tells what people press (Socket Mode): opened from here, and again whenever it ends.
+
+What comes is acknowledged when it is carried out, or after two seconds, since Slack waits for three; what is not
+acknowledged Slack sends once more, and carrying it out twice does nothing (``engine.orders``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import websockets
+
+from trainmedic.wire.backoff import Backoff
+from trainmedic_server import errors, telemetry
+from trainmedic_server.ports.ending import end_tasks
+
+ACKNOWLEDGE_AFTER = 2.0
+"""Seconds; Slack counts to three."""
+_FIRST_RETRY, _LONGEST_RETRY = 1.0, 60.0
+_STABLE_AFTER = 30.0
+"""Seconds after which a connection that ends is opened again at once: Slack changes them every few hours."""
+_AT_ONCE = 20
+_LONGEST_MESSAGE = 1 << 20
+_NOTHING = logging.getLogger("trainmedic.slack.silent")
+_NOTHING.disabled = True  # the library logs addresses, which hold tickets
+
+log = telemetry.logger(__name__)
+
+Handle = Callable[[Mapping[str, Any]], Awaitable[None]]
+
+
+class SocketMode:
+    """One connection at a time."""
+
+    def __init__(
+        self, address: Callable[[], Awaitable[str]], handle: Handle, on_connected: Callable[[bool], None]
+    ) -> None:
+        """``address`` gives one for the next connection; ``on_connected`` is told when there is one, and when not."""
+        self._address = address
+        self._handle = handle
+        self._on_connected = on_connected
+        self._room = asyncio.Semaphore(_AT_ONCE)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        backoff = Backoff(_FIRST_RETRY, _LONGEST_RETRY, jitter=True)
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                began = loop.time()
+                try:
+                    reason = await self._connection()
+                    wait = 0.0
+                except errors.TrainmedicError as error:
+                    reason, wait = str(error), backoff.next()
+                except (websockets.WebSocketException, OSError) as error:
+                    reason, wait = type(error).__name__, backoff.next()  # its text may hold the address
+                except Exception as error:  # the loop's boundary: whatever one message does, the next can be pressed
+                    log.error("the connection to Slack failed", error=type(error).__name__)
+                    reason, wait = type(error).__name__, backoff.next()
+                finally:
+                    self._on_connected(False)
+                if loop.time() - began >= _STABLE_AFTER:
+                    backoff.reset()
+                elif wait == 0.0:
+                    wait = backoff.next()
+                log.info("not connected to Slack; connecting again", reason=reason, retry_in=round(wait, 1))
+                await asyncio.sleep(wait)
+        finally:
+            await end_tasks(list(self._tasks))
+
+    async def _connection(self) -> str:
+        """Serve one connection until it ends; why."""
+        address = await self._address()
+        async with websockets.connect(
+            address, logger=_NOTHING, max_size=_LONGEST_MESSAGE, open_timeout=10, close_timeout=1, ping_timeout=20
+        ) as socket:
+            async for raw in socket:
+                message = _read(raw)
+                match message.get("type"):
+                    case "hello":
+                        self._on_connected(True)
+                        log.info("connected to Slack")
+                    case "disconnect":
+                        return f"Slack asks for it: {str(message.get('reason', ''))[:100]}"
+                    case _ if isinstance(message.get("envelope_id"), str):
+                        await self._room.acquire()
+                        task = asyncio.create_task(self._answer(socket, message))
+                        self._tasks.add(task)
+                        task.add_done_callback(self._done)
+        return "the connection was closed"
+
+    async def _answer(self, socket: websockets.ClientConnection, message: Mapping[str, Any]) -> None:
+        payload = message.get("payload")
+        work = asyncio.ensure_future(self._handle(payload if isinstance(payload, dict) else {}))
+        try:
+            await asyncio.wait([work], timeout=ACKNOWLEDGE_AFTER)
+            try:
+                await socket.send(json.dumps({"envelope_id": message["envelope_id"]}))
+            except websockets.WebSocketException:
+                log.info("a press in Slack could not be acknowledged; it may come again")
+            await work
+        except Exception:  # the task's boundary: one press must not end the connection
+            log.exception("a press in Slack failed")
+        finally:
+            if not work.done():
+                work.cancel()
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._room.release()
+
+
+def _read(raw: str | bytes) -> Mapping[str, Any]:
+    try:
+        message = json.loads(raw)
+    except (ValueError, RecursionError):
+        return {}
+    return message if isinstance(message, dict) else {}

@@ -1,0 +1,89 @@
+"""Calls of Slack's Web API: JSON by POST, with what its answers mean to who calls.
+
+Neither a token nor an address with a ticket is ever part of an error or a log line. Who uses it: the rest of the
+package.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+from trainmedic_server.adapters.httpx_caller import HttpxCaller
+from trainmedic_server.errors import ChatRefused, OutcomeUnknown, TemporaryFailure
+
+_TIMEOUT = timedelta(seconds=10)
+_MOST_PATIENCE = 30.0
+"""Seconds that a call waits by itself where Slack says that it is called too often."""
+_PASSES = frozenset(
+    {"ratelimited", "rate_limited", "internal_error", "fatal_error", "service_unavailable", "request_timeout",
+     "team_added_to_org", "accesslimited"}
+)  # fmt: skip
+"""Words for what passes."""
+_OF_THE_APP = frozenset(
+    {"invalid_auth", "not_authed", "account_inactive", "token_revoked", "token_expired",
+     "not_allowed_token_type", "org_login_required", "ekm_access_denied", "app_uninstalled"}
+)  # fmt: skip
+"""Words for what is wrong with the app or its tokens. People mend that, and until then every call is refused."""
+
+
+class SlackApi:
+    """One Slack app in one workspace."""
+
+    def __init__(self, url: str, bot_token: str, app_token: str) -> None:
+        """``url`` is https://slack.com/api, or that of another Slack."""
+        self._url = url.rstrip("/")
+        self._bot_token = bot_token
+        self._app_token = app_token
+        self._http = HttpxCaller()
+
+    async def open_socket(self) -> str:
+        """The address for one connection, which holds a ticket. Raises as `call`."""
+        answer = await self.call("apps.connections.open", {}, self._app_token)
+        address = str(answer.get("url", ""))
+        # Plain only where Slack itself is spoken to so, which settings allow on the loopback alone.
+        if urlsplit(address).scheme not in ("wss", *(["ws"] if self._url.startswith("http:") else [])):
+            raise TemporaryFailure("Slack gave no wss:// address for the socket")
+        return address
+
+    async def call(self, method: str, document: Mapping[str, Any], token: str | None = None) -> dict[str, Any]:
+        """What Slack answers. Raises ChatRefused where it takes this call for wrong, TemporaryFailure where it
+        answers nothing else either, and OutcomeUnknown where it may have carried it out."""
+        headers = {
+            "Content-Type": "application/json; charset=utf-8",
+            "Authorization": f"Bearer {token or self._bot_token}",
+        }
+        body = json.dumps(document).encode()
+        for is_last in (False, True):
+            reply = await self._http.call("POST", f"{self._url}/{method}", headers, body, _TIMEOUT)
+            wait = _retry_after(reply.headers)
+            if reply.status != 429 or is_last or wait > _MOST_PATIENCE:
+                break
+            await asyncio.sleep(wait)
+        if reply.status != 200:
+            failure = OutcomeUnknown if reply.status >= 500 else TemporaryFailure
+            raise failure(f"Slack answers {method} with status {reply.status}")
+        try:
+            answer = json.loads(reply.body)
+        except ValueError:
+            raise OutcomeUnknown(f"Slack does not answer {method} with JSON") from None
+        if not isinstance(answer, dict) or answer.get("ok") is True:
+            return answer if isinstance(answer, dict) else {}
+        code = str(answer.get("error", "no reason"))[:100]
+        if code in _PASSES | _OF_THE_APP:
+            raise TemporaryFailure(f"Slack refuses {method}: {code}")
+        raise ChatRefused(f"Slack refuses {method}: {code}", code)
+
+    async def close(self) -> None:
+        await self._http.close()
+
+
+def _retry_after(headers: Mapping[str, str]) -> float:
+    try:
+        return max(1.0, float(headers.get("retry-after", "1")))
+    except ValueError:
+        return 1.0

@@ -1,0 +1,38 @@
+"""`ports.chat` on the run store: the table, and what a unit of work sees of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import sqlalchemy as sa
+
+from trainmedic_server.adapters.sql_store.bulk import BulkInsert
+from trainmedic_server.adapters.sql_store.columns import Text, metadata
+from trainmedic_server.domain.shown_question import ShownQuestion
+from trainmedic_server.ports.chat import ShownQuestions
+
+shown_questions = sa.Table(
+    "shown_questions",
+    metadata,
+    sa.Column("run_id", Text, sa.ForeignKey("runs.id"), primary_key=True),
+    sa.Column("step", Text, primary_key=True),
+    sa.Column("channel", Text, nullable=False),
+    sa.Column("message", Text, nullable=False),
+    sa.Column("shown", Text, nullable=False),
+)
+
+
+class SqlShownQuestions(ShownQuestions):
+    """``connection`` returns that of the unit, behind its savepoint."""
+
+    def __init__(self, connection: Callable[[], sa.Connection]) -> None:
+        self._connection = connection
+
+    def of_runs(self, run_ids: Collection[str]) -> list[ShownQuestion]:
+        chosen = sa.select(shown_questions).where(shown_questions.c.run_id.in_(run_ids))
+        return [ShownQuestion(*row) for row in self._connection().execute(chosen)]
+
+    def save(self, shown: ShownQuestion) -> None:
+        connection = self._connection()
+        row = (shown.run_id, shown.step, shown.channel, shown.message, shown.shown)
+        BulkInsert(connection.dialect, shown_questions, "update").run(connection, [row])
