@@ -73,10 +73,10 @@ class Slack:
         with self._lock:
             self.calls.append(method)
             try:
-                wanted = APP if method == "apps.connections.open" else BOT
+                right_token = APP if method == "apps.connections.open" else BOT
                 if token not in (BOT, APP):
                     raise Refusal("invalid_auth")
-                if token != wanted:
+                if token != right_token:
                     raise Refusal("not_allowed_token_type")
                 if method in self.scopes_missing:
                     raise Refusal("missing_scope")

@@ -118,8 +118,8 @@ def _says_revision(params: Mapping[str, Any]) -> bool:
 
 
 def _initialize(_: Reader, params: Mapping[str, Any]) -> dict[str, Any]:
-    wanted = params.get("protocolVersion")
-    revision = wanted if wanted in BEGINNING_WITH_INITIALIZE else BEGINNING_WITH_INITIALIZE[0]
+    offered = params.get("protocolVersion")
+    revision = offered if offered in BEGINNING_WITH_INITIALIZE else BEGINNING_WITH_INITIALIZE[0]
     return {"protocolVersion": revision, "serverInfo": _NAME, **_OFFER}
 
 

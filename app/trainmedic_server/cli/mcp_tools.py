@@ -75,16 +75,16 @@ class Parameter:
         match self.type:
             case "integer":
                 is_fine = type(value) is int and self.least <= value <= self.most
-                wanted = f"a whole number from {self.least} to {self.most}"
+                right_form = f"a whole number from {self.least} to {self.most}"
             case "boolean":
-                is_fine, wanted = isinstance(value, bool), "true or false"
+                is_fine, right_form = isinstance(value, bool), "true or false"
             case "labels":
                 is_fine = isinstance(value, dict) and len(value) <= _MOST_LABELS and all(map(_is_text, value.values()))
-                wanted = f"an object of at most {_MOST_LABELS} labels and their values"
+                right_form = f"an object of at most {_MOST_LABELS} labels and their values"
             case _:
                 is_fine = _is_text(value) and value != "" and value in (self.choices or (value,))
-                wanted = " or ".join(self.choices) or f"a text of 1 to {_LONGEST_TEXT} characters"
-        return None if is_fine else wanted
+                right_form = " or ".join(self.choices) or f"a text of 1 to {_LONGEST_TEXT} characters"
+        return None if is_fine else right_form
 
 
 def _is_text(value: Any) -> bool:
@@ -124,10 +124,10 @@ class Tool:
             raise exits.InvalidInput("the arguments must be an object")
         for name, value in arguments.items():
             if name not in self.parameters:
-                known = ", ".join(self.parameters) or "none"
-                raise exits.InvalidInput(f"{self.name} has no argument {name[:100]!r}; there are: {known}")
-            if wanted := self.parameters[name].problem(value):
-                raise exits.InvalidInput(f"{name} must be {wanted}")
+                names = ", ".join(self.parameters) or "none"
+                raise exits.InvalidInput(f"{self.name} has no argument {name[:100]!r}; there are: {names}")
+            if right_form := self.parameters[name].problem(value):
+                raise exits.InvalidInput(f"{name} must be {right_form}")
         for name, parameter in self.parameters.items():
             if parameter.is_required and name not in arguments:
                 raise exits.InvalidInput(f"{self.name} needs {name}: {parameter.description}")

@@ -105,8 +105,8 @@ class SlackPresses:
             return
         asked, at = read
         values = _member(_member(view, "state"), "values")
-        given = _member(_member(values, question_blocks.REASON), question_blocks.REASON).get("value")
-        reason = str(given or "").replace("\0", "").strip()[: question_blocks.LONGEST_REASON]
+        text = _member(_member(values, question_blocks.REASON), question_blocks.REASON).get("value")
+        reason = str(text or "").replace("\0", "").strip()[: question_blocks.LONGEST_REASON]
         await self._decide(payload, OrderKind.REJECT, asked, reason or "no reason given", at)
 
     async def _decide(

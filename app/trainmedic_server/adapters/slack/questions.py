@@ -121,11 +121,11 @@ class SlackQuestions:
 
         def asked() -> Iterator[Asked]:
             for run in runs:
-                given = orders.get(run.id, ())
+                of_run = orders.get(run.id, ())
                 for step in run.steps:
                     kept = messages.get((run.id, step.id))
-                    if step.kind == "approve" and (kept or question_blocks.is_open(run, step, given)):
-                        yield run, step, given, kept
+                    if step.kind == "approve" and (kept or question_blocks.is_open(run, step, of_run)):
+                        yield run, step, of_run, kept
 
         return list(asked())
 
@@ -168,13 +168,13 @@ class SlackQuestions:
         query = {"channel": begun.channel, "oldest": str(int(run.created_at.timestamp()) - 60), "limit": 200}
         try:
             answer = await self._call("conversations.history", {**query, "include_all_metadata": True})
-        except ChatRefused as error:  # a scope that is not given, or a channel that is gone
+        except ChatRefused as error:  # a scope that is missing, or a channel that is gone
             log.warning("it cannot be seen whether a question is in Slack already", error=str(error))
             return None
-        wanted = {"run_id": begun.run_id, "step": begun.step}
+        question = {"run_id": begun.run_id, "step": begun.step}
         for message in answer.get("messages", ()):
             about = message.get("metadata") or {}
-            if (about.get("event_type"), about.get("event_payload")) == (question_blocks.METADATA, wanted):
+            if (about.get("event_type"), about.get("event_payload")) == (question_blocks.METADATA, question):
                 return str(message.get("ts", ""))
         return None
 
