@@ -57,6 +57,8 @@ class Slack:
         """``down``: 503. ``lost``: carried out, and not answered. ``limited``: 429 once."""
         self.acknowledged: list[str] = []
         self.opened = 0
+        self.tried = 0
+        """Calls that came while it was down."""
         self._numbers = itertools.count(1)
         self._tickets: set[str] = set()
         self._triggers: dict[str, float] = {}
@@ -297,6 +299,7 @@ def slack() -> Iterator[Slack]:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             away = workspace.away
             if away == "down":
+                workspace.tried += 1
                 return self._send(503, {}, {})
             if away == "limited":
                 workspace.away = None

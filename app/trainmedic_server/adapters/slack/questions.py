@@ -135,31 +135,34 @@ class SlackQuestions:
         document = question_blocks.message(run, step, orders, self._external_url)
         digest = question_blocks.digest(document)
         if kept is None or not kept.message:
-            if not question_blocks.is_open(run, step, orders) and kept is None:
+            posted = await self._posted(run, step, document, kept, question_blocks.is_open(run, step, orders))
+            if posted is None:
                 return
-            now_kept = await self._post(run, step, document, kept)
-        elif kept.shown == digest:
+            kept = posted
+            await self._save(kept)
+        if kept.shown == digest:
             return
-        else:
-            now_kept = replace(kept, shown=digest)
-            try:
-                await self._call("chat.update", {**document, "channel": kept.channel, "ts": kept.message})
-            except ChatRefused as error:  # somebody has deleted it, for example
-                self._on_left_out()
-                log.warning("a message in Slack cannot be edited", run_id=run.id, error=str(error))
-        await self._save(now_kept)
+        try:
+            await self._call("chat.update", {**document, "channel": kept.channel, "ts": kept.message})
+        except ChatRefused as error:  # somebody has deleted it, for example
+            self._on_left_out()
+            log.warning("a message in Slack cannot be edited", run_id=run.id, error=str(error))
+        await self._save(replace(kept, shown=digest))
 
-    async def _post(
-        self, run: Run, step: StepState, document: dict[str, Any], begun: ShownQuestion | None
-    ) -> ShownQuestion:
-        """Post a message, once. That it is about to be is put on record before; where it was, and nobody knows what
-        came of it, it is looked for."""
+    async def _posted(
+        self, run: Run, step: StepState, document: dict[str, Any], begun: ShownQuestion | None, is_open: bool
+    ) -> ShownQuestion | None:
+        """The message of a question that has none on record: posted once. That it is about to be is put on record
+        before; where it was, and nobody knows what came of it, it is looked for. None where there is none and nobody is
+        asked any more."""
         if begun is None:
             channel = self._settings().channel_for(Terms.of(step).to)
             begun = ShownQuestion(run.id, step.id, channel, "", "")
             await self._save(begun)
         elif (earlier := await self._found(begun, run)) is not None:
             return replace(begun, message=earlier)
+        if not is_open:
+            return None
         answer = await self._call("chat.postMessage", {**document, "channel": begun.channel})
         return replace(begun, message=str(answer.get("ts", "")), shown=question_blocks.digest(document))
 
