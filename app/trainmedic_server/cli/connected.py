@@ -37,7 +37,7 @@ def show(
     cells: Callable[[Document, str], Sequence[object]],
 ) -> None:
     """Print what `path` lists, and under it who of this kind is lost."""
-    items = client.get(path)["items"]
+    items = list(_every(client, path))
     if output == "json":
         click.echo(json_text(items, indent=2))
         return
@@ -49,6 +49,15 @@ def show(
         click.echo(f"No {kind} is connected.", err=True)
     for line in _lost(standing, kind):
         click.echo(line)
+
+
+def _every(client: Client, path: str) -> Iterator[Document]:
+    """What `path` lists, page after page."""
+    page = client.get(path)
+    yield from page["items"]
+    while page.get("next"):
+        page = client.get(path, {"cursor": page["next"]})
+        yield from page["items"]
 
 
 def _lost(standing: Document, kind: str) -> Iterator[str]:

@@ -21,8 +21,8 @@ _LONGEST_FRESH = 4.5
 """Seconds; less than the loops' five, so that each look comes to something new."""
 
 
-class _Reading:
-    """One kind of presence, as it was read last."""
+class SharedReading:
+    """One kind of presence, as it was read last; `elapsed` counts seconds and cannot be set."""
 
     def __init__(self, read: Callable[[], Awaitable[list[Presence]]], elapsed: Callable[[], float]) -> None:
         self._read = read
@@ -32,6 +32,7 @@ class _Reading:
         self._fresh_until: float | None = None
 
     async def fresh(self) -> list[Presence]:
+        """The same list as before while it is fresh. Raises what reading does, which is not kept."""
         async with self._turn:  # who comes while it is read takes what is read
             began = self._elapsed()
             if self._fresh_until is None or began >= self._fresh_until:
@@ -51,9 +52,9 @@ class SharedPresences:
         """`elapsed` counts seconds and cannot be set."""
         elapsed = elapsed or asyncio.get_running_loop().time
         self._source = source
-        self._jobs = _Reading(source.jobs, elapsed)
-        self._launchers = _Reading(source.launchers, elapsed)
-        self._agents = _Reading(source.agents, elapsed)
+        self._jobs = SharedReading(source.jobs, elapsed)
+        self._launchers = SharedReading(source.launchers, elapsed)
+        self._agents = SharedReading(source.agents, elapsed)
 
     async def jobs(self) -> list[Presence]:
         """As of the source. Raises BusUnavailable."""

@@ -14,12 +14,15 @@ from typing import Any
 from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, Field
 
-from trainmedic_server.domain import contradictions, gpu_names
+from trainmedic_server.domain import gpu_names
 from trainmedic_server.domain.topology import AgentTopology, ClusterTopology, Pod, ranks_in
 from trainmedic_server.ports.outside import Clock, CommandBus, Presence
+from trainmedic_server.server import agents
 from trainmedic_server.server.auth import Authenticator, requires
+from trainmedic_server.server.presence_lists import Names, PresenceLists, page
 from trainmedic_server.server.presences import PresenceView, members_of
 from trainmedic_server.server.problems import responses
+from trainmedic_server.server.query_types import PageCursor, PageLimit
 from trainmedic_server.server.tokens import TokenRole
 
 
@@ -49,10 +52,23 @@ class JobView(PresenceView):
 
 class JobList(BaseModel):
     items: list[JobView]
+    next: str | None = Field(None, description="The cursor of the next page; missing on the last.")
 
 
-def router(
+def routers(
     bus: CommandBus, cluster_topology: Callable[[], ClusterTopology], clock: Clock, auth: Authenticator
+) -> tuple[APIRouter, ...]:
+    """The route of this module and that of the agents, which have their readings together."""
+    lists = PresenceLists(bus)
+    return agents.router(bus, lists, auth), _router(bus, lists, cluster_topology, clock, auth)
+
+
+def _router(
+    bus: CommandBus,
+    lists: PresenceLists,
+    cluster_topology: Callable[[], ClusterTopology],
+    clock: Clock,
+    auth: Authenticator,
 ) -> APIRouter:
     routes = APIRouter(tags=["operations"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
 
@@ -64,18 +80,30 @@ def router(
         responses=responses(401, 403, 422, 503),
     )
     async def jobs(
-        cluster: bool = Query(False, description="Also the jobs that only the Kubernetes cluster knows."),
+        limit: PageLimit = 1000,
+        cursor: PageCursor = None,
+        name: Names = None,
+        cluster: bool = Query(
+            False, description="Also the jobs that only the Kubernetes cluster knows, behind the last page's others."
+        ),
     ) -> JobList:
-        """Each with what it said of itself, and the nodes, GPUs and pods that are known to be its."""
-        agents = AgentTopology.of({agent.name: agent.details for agent in await bus.agents()})
-        directory = JobDirectory(agents, cluster_topology())
-        present = await bus.jobs()
-        ranks = (rank for job in present for rank in ranks_in(job.name, job.details))
-        against = await asyncio.to_thread(contradictions.of_jobs, ranks, agents)
-        items = [directory.connected(job, members_of(job, against.get(job.name, ()), bus.is_signed)) for job in present]
+        """In the order of their names, each with what it said of itself, some seconds ago at most, and the nodes, GPUs
+        and pods that are known to be its."""
+        listed = await lists.jobs()
+        directory = JobDirectory(listed.agents, cluster_topology())
+
+        def view(job: Presence) -> JobView:
+            return directory.connected(job, members_of(job, listed.against.get(job.name, ()), bus.is_signed))
+
+        shown = page(listed.presences, limit, cursor, name)
+        items = await asyncio.to_thread(lambda: [view(job) for job in shown.presences])
+        if shown.next:
+            return JobList(items=items, next=shown.next)
         if cluster:
-            items += directory.others(items, clock.now())
-        return JobList(items=sorted(items, key=lambda job: job.name))
+            connected = items if len(items) == len(listed.presences) else [view(job) for job in listed.presences]
+            others = directory.others(connected, clock.now())
+            items = sorted([*items, *(job for job in others if not name or job.name in name)], key=lambda job: job.name)
+        return JobList(items=items)
 
     return routes
 

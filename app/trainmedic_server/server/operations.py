@@ -1,4 +1,4 @@
-"""The routes for operators: orders to runs, and the lists of playbooks and agents."""
+"""The routes for operators: orders to runs, and the list of playbooks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainmedic.wire.notice import NAME
-from trainmedic_server.domain import contradictions
 from trainmedic_server.domain.job_life import LifeState
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import OrderKind
 from trainmedic_server.domain.target import TargetKind
-from trainmedic_server.domain.topology import AgentTopology
 from trainmedic_server.errors import NotFound
-from trainmedic_server.ports.outside import Clock, CommandBus
+from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.present import Present
 from trainmedic_server.ports.tallies import PlaybookTally
@@ -29,7 +27,6 @@ from trainmedic_server.server.bodies import body_schema, read_body
 from trainmedic_server.server.body import BodyReader
 from trainmedic_server.server.engine import CatalogPort, EnginePort, JobLivesPort
 from trainmedic_server.server.now import NowApi
-from trainmedic_server.server.presences import PresenceView, members_of
 from trainmedic_server.server.problems import responses
 from trainmedic_server.server.read_turns import ReadTurns
 from trainmedic_server.server.run_ids import RunId
@@ -117,17 +114,12 @@ class PlaybookList(BaseModel):
     errors: list[LoadProblemView]
 
 
-class PresenceList(BaseModel):
-    items: list[PresenceView]
-
-
 def routers(
     engine: EnginePort,
     lives: JobLivesPort,
     catalog: CatalogPort,
     compiler: ReportCompiler,
     standing: NowApi,
-    bus: CommandBus,
     auth: Authenticator,
     bodies: BodyReader,
     reads: ReadTurns,
@@ -139,7 +131,7 @@ def routers(
         starts.router(engine, standing.present, auth, bodies),
         approvals.router(compiler.history, auth, reads, standing.external_url),
         orders(engine, standing.present, auth, bodies),
-        overview(catalog, compiler.counts_of_late, bus, auth, reads),
+        overview(catalog, compiler.counts_of_late, auth, reads),
         job_orders(lives, auth, bodies),
     )
 
@@ -191,10 +183,8 @@ def orders(engine: EnginePort, present: Present, auth: Authenticator, bodies: Bo
     return routes
 
 
-def overview(
-    catalog: CatalogPort, counts_of_late: CountsOfLate, bus: CommandBus, auth: Authenticator, reads: ReadTurns
-) -> APIRouter:
-    """The routes ``GET /playbooks`` and ``/agents``."""
+def overview(catalog: CatalogPort, counts_of_late: CountsOfLate, auth: Authenticator, reads: ReadTurns) -> APIRouter:
+    """The routes ``GET /playbooks``."""
     routes = APIRouter(tags=["operations"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
 
     @routes.get(
@@ -225,19 +215,6 @@ def overview(
         async with reads.take():
             counts = await counts_of_late() if counted else {}
         return PlaybookView(**_summary(playbook, counts), text=playbook.text)
-
-    @routes.get(
-        "/agents",
-        summary="The node agents that are connected",
-        response_model=PresenceList,
-        response_model_exclude_unset=True,
-        responses=responses(401, 403, 503),
-    )
-    async def agents() -> PresenceList:
-        present = sorted(await bus.agents(), key=lambda agent: agent.name)
-        against = contradictions.of_agents(AgentTopology.of({agent.name: agent.details for agent in present}))
-        items = [PresenceView(**members_of(agent, against.get(agent.name, ()), bus.is_signed)) for agent in present]
-        return PresenceList(items=items)
 
     return routes
 

@@ -17,12 +17,12 @@ _RACK = re.compile(r"(?P<rack>.+?)[-_.]?\d+$")
 
 async def jobs(page: PageRequest) -> Response:
     """Every job that is connected, and those that were lost."""
-    listed = await page.get("/jobs")
+    listed = await _every(page, "/jobs")
     present = await page.stands()
     return await page.page(
         "jobs.html",
         title="Jobs",
-        jobs=sorted(listed["items"], key=lambda each: _natural(each["name"])),
+        jobs=sorted(listed, key=lambda each: _natural(each["name"])),
         changed=_changed(present.document),
         lost=_lost(present.document, "job"),
     )
@@ -31,8 +31,7 @@ async def jobs(page: PageRequest) -> Response:
 async def job(page: PageRequest) -> Response:
     """One job, by rank."""
     name = page.parameters["job"]
-    listed = await page.get("/jobs")
-    shown = next((each for each in listed["items"] if each["name"] == name), None)
+    shown = await _named(page, "/jobs", name)
     runs = await page.get("/history", {"job": name, "limit": _RUNS})
     if shown is None and not runs["items"]:
         raise HttpProblem(404, f"No job {name} is connected, and no run was on one of that name.")
@@ -44,7 +43,7 @@ async def job(page: PageRequest) -> Response:
 
 async def nodes(page: PageRequest) -> Response:
     """Every node, by rack as far as the names tell."""
-    agents = (await page.get("/agents"))["items"]
+    agents = await _every(page, "/agents")
     present = await page.stands()
     racks: dict[str, list[Mapping[str, Any]]] = {}
     for agent in sorted(agents, key=lambda each: _natural(each["name"])):
@@ -59,8 +58,7 @@ async def nodes(page: PageRequest) -> Response:
 async def node(page: PageRequest) -> Response:
     """One node: what its agent says, and what was done there."""
     name = page.parameters["node"]
-    agents = (await page.get("/agents"))["items"]
-    agent = next((each for each in agents if each["name"] == name), None)
+    agent = await _named(page, "/agents", name)
     runs = await page.get("/history", {"node": name, "limit": _RUNS})
     if agent is None and not runs["items"]:
         raise HttpProblem(404, f"No agent of a node {name} is connected, and no run was on one of that name.")
@@ -73,6 +71,21 @@ async def node(page: PageRequest) -> Response:
         runs=runs["items"],
         changed=_changed(present.document),
     )
+
+
+async def _every(page: PageRequest, path: str) -> list[Mapping[str, Any]]:
+    """All that the API lists at `path`, page after page."""
+    listed = await page.get(path)
+    items = list(listed["items"])
+    while listed.get("next"):
+        listed = await page.get(path, {"cursor": listed["next"]})
+        items += listed["items"]
+    return items
+
+
+async def _named(page: PageRequest, path: str, name: str) -> Mapping[str, Any] | None:
+    """The one of this name that the API lists at `path`."""
+    return next(iter((await page.get(path, {"name": name}))["items"]), None)
 
 
 def _changed(document: Mapping[str, Any] | None) -> dict[str, list[Mapping[str, Any]]]:

@@ -1,0 +1,42 @@
+"""``GET /agents``: the node agents that are connected."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Depends
+from pydantic import BaseModel, Field
+
+from trainmedic_server.ports.outside import CommandBus
+from trainmedic_server.server.auth import Authenticator, requires
+from trainmedic_server.server.presence_lists import Names, PresenceLists, page
+from trainmedic_server.server.presences import PresenceView, members_of
+from trainmedic_server.server.problems import responses
+from trainmedic_server.server.query_types import PageCursor, PageLimit
+from trainmedic_server.server.tokens import TokenRole
+
+
+class PresenceList(BaseModel):
+    items: list[PresenceView]
+    next: str | None = Field(None, description="The cursor of the next page; missing on the last.")
+
+
+def router(bus: CommandBus, lists: PresenceLists, auth: Authenticator) -> APIRouter:
+    routes = APIRouter(tags=["operations"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
+
+    @routes.get(
+        "/agents",
+        summary="The node agents that are connected",
+        response_model=PresenceList,
+        response_model_exclude_unset=True,
+        responses=responses(401, 403, 422, 503),
+    )
+    async def agents(limit: PageLimit = 1000, cursor: PageCursor = None, name: Names = None) -> PresenceList:
+        """In the order of their names, as they were some seconds ago at most."""
+        listed = await lists.agents()
+        shown = page(listed.presences, limit, cursor, name)
+        items = [
+            PresenceView(**members_of(agent, listed.against.get(agent.name, ()), bus.is_signed))
+            for agent in shown.presences
+        ]
+        return PresenceList(items=items, next=shown.next) if shown.next else PresenceList(items=items)
+
+    return routes
