@@ -153,7 +153,9 @@ async def test_presence_is_shown_while_the_bus_answers(path: str) -> None:
         items = (await client.get(path)).json()["items"]
         assert [item["name"] for item in items] == ["a", "b"]
         assert items[1] == {"name": "b", "last_seen": "2026-01-31T12:00:00Z", "details": {"ranks": 8}}
-        world.bus.away = errors.BusUnavailable
+    world = World()
+    world.bus.away = errors.BusUnavailable
+    async with world.client() as client:
         answer = await client.get(path)
     assert answer.status_code == 503
     assert "10.0.0.1" not in answer.text
