@@ -22,11 +22,12 @@ from trainmedic_server.domain.contradictions import Contradictions
 from trainmedic_server.domain.topology import AgentTopology, ranks_in
 from trainmedic_server.engine.shared_presences import SharedReading
 from trainmedic_server.ports.outside import CommandBus, Presence
-from trainmedic_server.server.query_types import Name, wrong_cursor
+from trainmedic_server.server.query_types import wrong_cursor
 
-MOST_NAMES = 100
+MOST_NAMES = 20
+_Name = Annotated[str, Query(min_length=1, max_length=253, pattern=r"^[^\x00]*$")]
 Names = Annotated[
-    list[Name] | None, Query(max_length=MOST_NAMES, description="Only those of these names; several times.")
+    list[_Name] | None, Query(max_length=MOST_NAMES, description="Only those of these names; several times.")
 ]
 
 
