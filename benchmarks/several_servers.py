@@ -48,9 +48,15 @@ def through_standby(leader: Server, standby: Server, options: argparse.Namespace
     )
 
 
+def all_there(servers: list[Server]) -> Server:
+    """The one that works, once the others stand by."""
+    eventually(lambda: all(server.ask("/health").status == 200 for server in servers), 60, "all are there", 0.05)
+    return eventually(lambda: next(filter(works, servers), None), 60, "a server works", 0.05)
+
+
 def takeover(servers: list[Server], begin: Callable[[Server], None], end: Callable[[Server], None]) -> float:
-    """Seconds until a server works, other than the one that does now unless that comes back by itself."""
-    worked = eventually(lambda: next(filter(works, servers), None), 60, "a server works", 0.05)
+    """Seconds until another server works than the one that does now."""
+    worked = all_there(servers)
     began = time.monotonic()
     begin(worked)
     left = [server for server in servers if server is not worked]
@@ -81,7 +87,7 @@ def go_on(server: Server) -> None:
 
 
 def after_restart(servers: list[Server], postgres: PostgresServer) -> float:
-    eventually(lambda: any(map(works, servers)), 60, "a server works", 0.05)
+    all_there(servers)
     postgres.stop()
     postgres.start()
     began = time.monotonic()
