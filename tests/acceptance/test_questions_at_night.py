@@ -150,6 +150,13 @@ QUESTIONS = (
         _helped,
     ),
     Question(
+        "What changed in the playbook?",
+        lambda lab: ("playbook", "versions", "lower-rate"),
+        lambda lab: "/playbooks/lower-rate/versions",
+        lambda lab: "/playbooks/lower-rate",
+        lambda listed: [item["version"][:12] for item in listed["items"] if item["loaded"] and item["runs"] == 8],
+    ),
+    Question(
         "What was heard that nobody took?",
         lambda lab: ("alerts", "--nobody", "--all"),
         lambda lab: "/alerts?reacted=false&limit=1000",

@@ -92,7 +92,7 @@ class Program:
                 self.process.kill()
         return self.process.wait()
 
-    def wait_for(self, url: str, within: float = 30.0) -> Self:
+    def wait_for(self, url: str, within: float = 60.0) -> Self:
         """Return once a GET of `url` answers 200; AssertionError with the log's end if it does not."""
 
         def answers() -> bool:
@@ -168,7 +168,7 @@ def start_server(
     *options: str,
     environment: Mapping[str, str] | None = None,
     playbooks: Path = ROOT / "playbooks",
-    within: float = 30.0,
+    within: float = 60.0,
 ) -> tuple[Program, str]:
     """``trainmedic serve`` with its state in `directory`, and its URL. Ready when this returns."""
     directory.mkdir(parents=True, exist_ok=True)

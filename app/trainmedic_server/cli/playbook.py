@@ -13,7 +13,7 @@ from trainmedic_server.actions import registry
 from trainmedic_server.catalog.schema import json_schema
 from trainmedic_server.cli import exits
 from trainmedic_server.cli.explain import explain
-from trainmedic_server.cli.playbook_list import list_playbooks
+from trainmedic_server.cli.playbook_list import list_playbooks, list_versions
 from trainmedic_server.cli.playbook_paths import playbook_roots
 from trainmedic_server.domain.plain_text import visible
 from trainmedic_server.simulation import report, suite
@@ -101,3 +101,4 @@ def _count(number: int, noun: str) -> str:
 
 
 playbook.add_command(list_playbooks)
+playbook.add_command(list_versions)

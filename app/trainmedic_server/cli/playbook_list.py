@@ -1,17 +1,21 @@
-"""``trainmedic playbook list``: what the server has loaded, and how its runs ended."""
+"""``trainmedic playbook list`` and ``versions``: what the server has loaded, how its runs ended, what was changed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote
 
 import click
 
-from trainmedic_server.cli import table
+from trainmedic_server.cli import ages, table
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.connected import output_option
 from trainmedic_server.domain.modes import Mode
-from trainmedic_server.domain.plain_text import json_text
+from trainmedic_server.domain.plain_text import json_text, visible
 
+_VERSION_HEADER = ("VERSION", "LOADED", "RUNS", "FIRST USED", "LAST USED")
 _HEADER = ("PLAYBOOK", "MODE", "ALERTS", "RUNS", "OPEN", "FAILED", "HELD BACK", "SUMMARY")
 
 
@@ -34,6 +38,37 @@ def list_playbooks(client: Client, output: str) -> None:
     for problem in reply["errors"]:
         place = ":".join(str(part) for part in (problem["file"], problem["line"], problem["column"]) if part)
         click.echo(f"NOT LOADED {table.plain(place)}: {table.plain(problem['message'])}")
+
+
+@click.command(name="versions")
+@click.argument("name", metavar="PLAYBOOK")
+@click.option("--since", "before", metavar="VERSION", help="Show what changed since this one, or a beginning of it.")
+@output_option
+@server_options
+def list_versions(client: Client, name: str, before: str | None, output: str) -> None:
+    """List the texts that a playbook had, the loaded one first, and show what was changed last."""
+    path = f"playbooks/{quote(name, safe='')}/versions"
+    reply = client.get(path, {"before": before} if before else None)
+    items = reply["items"]
+    if before is None and len(items) > 1:
+        reply = client.get(path, {"before": items[1]["version"], "after": items[0]["version"]})
+    if output == "json":
+        click.echo(json_text(reply, indent=2))
+        return
+    at = datetime.now(UTC).isoformat()
+    lines = [
+        (item["version"][:12], "yes" if item["loaded"] else "no", item["runs"], *_used(item, at)) for item in items
+    ]
+    for line in table.rows(_VERSION_HEADER, lines, table.width()):
+        click.echo(line)
+    if diff := reply["diff"]:
+        click.echo("")
+        for line in diff["text"].splitlines():
+            click.echo(visible(line, keep="\t"))
+
+
+def _used(item: Mapping[str, Any], at: str) -> tuple[str, str]:
+    return ages.age(item["first_used_at"], at), ages.age(item["last_used_at"], at)
 
 
 def _mode(own: str, allowed: Mode) -> str:
