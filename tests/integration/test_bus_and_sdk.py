@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 import os
 import signal
 import subprocess
@@ -153,6 +154,19 @@ async def test_a_command_reaches_the_loop_and_its_answer_the_server(
         "TrainingLossSpike",
     )
     assert seen[0].parameters == trainmedic.ScaleLr(0.5)
+
+
+async def test_an_answer_waits_for_no_other_command(redis_server: Any, bus: RedisBus, start_job: Any) -> None:
+    """Commands come by the connection that answers go by: while one is in hand nobody waits for the next at Redis,
+    which would hold the answer up by a tenth of a second at least, and a second where nothing else is to do."""
+    start_job(redis_server.url, signing_key=KEY)
+    seconds = []
+    for pause in (0.0,) * 10 + (1.2,) * 3:
+        await asyncio.sleep(pause)
+        began = time.monotonic()
+        await ask(bus, make_command())
+        seconds.append(time.monotonic() - began)
+    assert sorted(seconds)[len(seconds) // 2] < 0.1, seconds
 
 
 async def test_nothing_is_left_in_redis_but_the_memory(

@@ -69,7 +69,7 @@ ALERTS = {
     "MessagesNotSent": "critical",
 }
 
-OF_VERDICTS = {"TrainingFailed"}
+OF_VERDICTS = {"TrainingFailed", "TrainingSlow"}
 """The alerts of the server's own diagnosis."""
 
 

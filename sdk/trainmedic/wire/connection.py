@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import random
 import threading
+import time
 from typing import Any, Callable, Iterator
 
 import redis
@@ -92,6 +94,7 @@ class _Line:
         self._served = 0
         self.holder: RedisConnection | None = None
         self.users = 0
+        self.in_hand: dict[str, float] = {}
         self.client: redis.Redis | None = None
 
     def take(self, holder: RedisConnection) -> None:
@@ -161,6 +164,23 @@ class RedisConnection:
             raise
         finally:
             line.give_back()
+
+    def note_command(self, command_id: str) -> None:
+        """A command has come by this connection, and its answer will go by it."""
+        self._line.in_hand[command_id] = time.monotonic()
+
+    def note_answer(self, command_id: str) -> None:
+        """The final answer to a command was sent."""
+        self._line.in_hand.pop(command_id, None)
+
+    def since_command(self, most: float) -> float:
+        """Seconds since the last command that came and is not answered; infinite where there is none, or only some that
+        came `most` seconds ago, which are forgotten."""
+        now = time.monotonic()
+        for command_id, came_at in list(self._line.in_hand.items()):
+            if now - came_at >= most:
+                self._line.in_hand.pop(command_id, None)
+        return now - max(list(self._line.in_hand.values()), default=-math.inf)
 
     def succeeded(self) -> None:
         """Redis has just answered a command."""

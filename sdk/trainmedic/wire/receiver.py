@@ -10,6 +10,7 @@ Not here: what becomes of a genuine command (``trainmedic.job.queue``, the agent
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from dataclasses import dataclass
@@ -28,9 +29,12 @@ log = logging.getLogger("trainmedic")
 LARGEST_COMMAND = 256 * 1024
 """Bytes of the JSON of a command."""
 _BLOCK_MS = 1000
-_FIRST_BLOCK_MS = 1
-"""How long it waits for the next command right after one has come; then twice as long each time. Others send by the
-same connection when the wait is over: so an answer is held up for as long as its command has taken, at most."""
+_IN_HAND_SECONDS = 10.0
+"""For so long, while a command is not answered, it asks for the next one and does not wait for it at Redis: the answer
+goes by the same connection, and Redis ends a wait, however short, only when it looks at its timers, ten times a second.
+After that the answer is held up by `_BLOCK_MS` at most."""
+_FIRST_PAUSE, _PAUSE_SHARE = 0.005, 0.1
+"""Seconds between two of these questions: the first, and a tenth of the time since the command."""
 _PENDING_EVERY = 5.0
 """Seconds after which pending entries are read again: an earlier process may have been given a command in the moment
 of its end."""
@@ -134,20 +138,22 @@ class CommandReceiver:
         # "0" reads what was delivered before, here or to a process that died, and not answered; ">" what is new.
         cursor = "0"
         read_pending_at = time.monotonic()
-        block_ms = _FIRST_BLOCK_MS
         while not self._stopping.is_set():
             with self._connection.turn() as current:
                 if current is not client or self._stopping.is_set():
                     return  # the connection broke for another thread, and this is a new one
                 asked_at = time.monotonic()
-                entries = self._read(client, cursor, block_ms)
+                since = self._connection.since_command(_IN_HAND_SECONDS)
+                is_idle = since == math.inf
+                entries = self._read(client, cursor, _BLOCK_MS if is_idle else None)
                 took = time.monotonic() - asked_at
                 for entry, fields in entries:
                     self._take_safely(client, entry, fields or {})
             self._connection.succeeded()
-            if not entries and cursor == ">" and took < block_ms / 2000:
+            if not entries and cursor == ">" and not is_idle:
+                self._stopping.wait(_FIRST_PAUSE + _PAUSE_SHARE * since)
+            elif not entries and cursor == ">" and took < _BLOCK_MS / 2000:
                 self._stopping.wait(_EMPTY_ANSWER_WAIT)
-            block_ms = _FIRST_BLOCK_MS if entries else min(2 * block_ms, _BLOCK_MS)
             if cursor != ">":
                 cursor = entries[-1][0].decode() if entries else ">"
             elif not entries and time.monotonic() - read_pending_at > _PENDING_EVERY:
@@ -161,7 +167,7 @@ class CommandReceiver:
                 raise
         self._consumer.connected(client)
 
-    def _read(self, client: redis.Redis, cursor: str, block_ms: int) -> Any:
+    def _read(self, client: redis.Redis, cursor: str, block_ms: int | None) -> Any:
         stream, consumer = self._addressee.stream, self._addressee.consumer
         answer: Any = client.xreadgroup(CONSUMER_GROUP, consumer, {stream: cursor}, count=_COUNT, block=block_ms)
         return answer[0][1] if answer else []
@@ -191,6 +197,7 @@ class CommandReceiver:
             self._consumer.note_unreadable()
             _drop(client, addressee.stream, entry)
             return
+        self._connection.note_command(command.id)
         received = ReceivedCommand(command, entry, client, addressee.stream)
         try:
             if self._signer is not None:

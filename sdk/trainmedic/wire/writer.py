@@ -194,6 +194,9 @@ class ReplyWriter:
                 pipeline.execute()
         if is_due and self._announced_at is None:
             self._announced_at = envelope.utc_now()
+        for batch in batches:
+            if any(reply.is_final for reply in batch.replies):
+                self._connection.note_answer(batch.command_id)
         self._refusals = 0
         self._connection.succeeded()
         self._on_written(batches)

@@ -123,7 +123,7 @@ def test_a_fork_makes_ids_of_its_own() -> None:
     """What was drawn for ids to come is not used by both; in one millisecond, only chance tells ids apart."""
     program = (
         "import os; from trainmedic.wire.envelope import new_id; new_id(0); child = os.fork();"
-        "print(*(new_id(0) for _ in range(50)), flush=True); child and os.wait()"
+        "os.write(1, ' '.join([*(new_id(0) for _ in range(50)), chr(10)]).encode()); child and os.wait()"
     )
     argv = [sys.executable, "-c", program]
     made = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout.split()
