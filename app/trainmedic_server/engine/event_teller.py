@@ -19,7 +19,7 @@ from trainmedic_server.domain.run import Event
 from trainmedic_server.ports.store import RunStore, Transaction
 
 _LOOK_EVERY = timedelta(seconds=1)
-_LAST_RETRY = timedelta(minutes=2)
+_LAST_RETRY = timedelta(seconds=30)
 
 log = telemetry.logger(__name__)
 
