@@ -6,16 +6,18 @@ Who calls it: the engine (``engine.job_diagnoses``), and the simulation, for tes
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.job_verdict import JobVerdict
 from trainmedic_server.domain.known_verdict import SLOW
-from trainmedic_server.domain.own_source import DIAGNOSIS, SOURCE
+from trainmedic_server.domain.own_source import DIAGNOSIS, NODE_SUSPECT, SOURCE
 
 ALERTNAME = "TrainingFailed"
 OF_SLOW = "TrainingSlow"
 """That of a job that goes on slower than it could."""
+SUSPECT_WITHIN, SUSPECT_JOBS = timedelta(days=30), 3
 
 
 def labels_of(job: str, verdict: Mapping[str, Any]) -> dict[str, str]:
@@ -26,6 +28,12 @@ def labels_of(job: str, verdict: Mapping[str, Any]) -> dict[str, str]:
     labels = {"alertname": name, "severity": severity, "component": "training", SOURCE: DIAGNOSIS}
     labels |= {"job_name": job, "cause": str(verdict["cause"]), "confidence": str(verdict["confidence"])}
     return labels | ({"node": str(verdict["node"])} if verdict["node"] else {})
+
+
+def labels_of_suspect(node: str) -> dict[str, str]:
+    """Return the labels of the alert of a node that `SUSPECT_JOBS` jobs have failed on within `SUSPECT_WITHIN`."""
+    labels = {"alertname": NODE_SUSPECT, "severity": "warning", "component": "node", SOURCE: DIAGNOSIS}
+    return {**labels, "node": node, "needs": "people"}
 
 
 def annotations_of(verdict: Mapping[str, Any]) -> dict[str, str]:

@@ -23,7 +23,6 @@ from trainmedic_server.domain.job_life import LifeState
 from trainmedic_server.domain.job_verdict import JobVerdict
 from trainmedic_server.domain.known_finding import KnownExcerpt, KnownFinding
 from trainmedic_server.domain.known_verdict import KnownVerdict
-from trainmedic_server.domain.own_source import DIAGNOSIS, NODE_SUSPECT, SOURCE
 from trainmedic_server.domain.topology import ranks_in
 from trainmedic_server.engine.job_verdicts import JobVerdicts
 from trainmedic_server.engine.node_watch import PresenceSource
@@ -37,7 +36,6 @@ SETTLING = timedelta(seconds=5)
 TAKEN_IN = timedelta(minutes=2)
 """After the first sign: what comes within it belongs to the same failure."""
 ALERT_LASTS = timedelta(minutes=15)
-SUSPECT_WITHIN, SUSPECT_JOBS = timedelta(days=30), 3
 """A node that so many different jobs' verdicts name in that time is suspect, whatever was repaired each time."""
 OLDEST = timedelta(hours=1)
 _LOOK_EVERY = timedelta(seconds=2)
@@ -191,12 +189,11 @@ class JobDiagnoses:
 
     async def _suspect(self, node: str, now: datetime) -> None:
         """Tell of a node that several jobs failed on."""
-        named = await self._store.transact(lambda tx: tx.verdicts.on_node(node, now - SUSPECT_WITHIN))
+        named = await self._store.transact(lambda tx: tx.verdicts.on_node(node, now - verdict_alert.SUSPECT_WITHIN))
         jobs = sorted({verdict.job for verdict in named})
-        if len(jobs) < SUSPECT_JOBS:
+        if len(jobs) < verdict_alert.SUSPECT_JOBS:
             return
-        labels = {"alertname": NODE_SUSPECT, "severity": "warning", "component": "node", SOURCE: DIAGNOSIS}
-        labels |= {"node": node, "needs": "people"}
+        labels = verdict_alert.labels_of_suspect(node)
         summary = f"{len(jobs)} jobs failed on {node} within 30 days: {', '.join(jobs[:10])}"
         annotations = {"summary": summary, "verdicts": ", ".join(verdict.id for verdict in named[:10])}
         status = AlertStatus.FIRING

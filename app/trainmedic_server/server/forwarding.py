@@ -28,6 +28,8 @@ _TURN_SECONDS = 5.0
 _CONNECT_SECONDS = 2.0
 _SILENT_SECONDS = 60.0
 """Event streams send something every 15 s; a delivery is answered long before."""
+_SLOWEST_PART_SECONDS = 10.0
+"""A client that sends nothing more for so long gives its turn to others."""
 _IDLE_SECONDS = 30.0
 """Older ones are not used again, because the leader closes them after 75 s (``limits``)."""
 _LONG_SECONDS = 1.0
@@ -138,7 +140,8 @@ async def _send_request(connection: _Connection, scope: Scope, receive: Receive)
     waiting = b"\r\n".join(lines) + b"\r\n\r\n"
     more = True
     while more:
-        message = await receive()
+        async with asyncio.timeout(_SLOWEST_PART_SECONDS):
+            message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientLeft
         part, more = message.get("body", b""), message.get("more_body", False)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from trainmedic_server.diagnosis import verdict_alert
 from trainmedic_server.domain.alert import Alert, Delivery, fingerprint
@@ -24,7 +24,6 @@ from trainmedic_server.ports.verdicts import VerdictHistory
 NOT_OWN = f"exported_{SOURCE}"
 _VERDICTS_OF_JOB = 50
 """The alert of a verdict lasts a quarter of an hour; a job does not fail more often in that time."""
-_SUSPECT_WITHIN = timedelta(days=30)
 
 
 class OwnAlerts:
@@ -58,7 +57,10 @@ class OwnAlerts:
         return replace(delivery, alerts=tuple(alerts))
 
     async def _is_suspect(self, alert: Alert, now: datetime) -> bool:
-        return bool(await self._verdicts.verdicts_on(alert.labels.get("node", ""), now - _SUSPECT_WITHIN))
+        node = alert.labels.get("node", "")
+        named = await self._verdicts.verdicts_on(node, now - verdict_alert.SUSPECT_WITHIN)
+        is_suspect = len({verdict.job for verdict in named}) >= verdict_alert.SUSPECT_JOBS
+        return is_suspect and _given(alert.labels) == verdict_alert.labels_of_suspect(node)
 
 
 def _is_among(alert: Alert, raised: Iterable[Mapping[str, str]]) -> bool:

@@ -23,6 +23,8 @@ from trainmedic.recovery.fingerprints import Fingerprint, read
 MOST_COMPARED = 16
 """Batches after a rollback: if these are the same, those that follow are."""
 _LONGEST = 65_536  # batches that are remembered
+FORMAT = 2
+"""Of fingerprints in a checkpoint: what other releases have made of a batch says nothing about ours."""
 _MOST_UNREAD = 32  # batches after which fingerprints are worked out
 _MOST_AWAY = 1024  # the same where their samples are on a device
 _CARRIED = 512  # batches that a checkpoint remembers for a restart
@@ -176,13 +178,16 @@ class BatchLog:
         """What a checkpoint keeps, for `restore` after a restart; plain JSON values. It waits for the device."""
         self.read()
         kept = list(islice(reversed(self._fingerprints), _CARRIED))[::-1]  # those before are not gone through
-        return {"drawn": self.drawn, "fingerprints": kept, "begins_because": self._begins_because}
+        known = {"fingerprints": kept, "begins_because": self._begins_because}
+        return {"drawn": self.drawn, "format": FORMAT, **known}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
         """Go on after a restart from where `state` was taken; None where the checkpoint does not hold it."""
         self.forget("these batches were drawn by an earlier process")
         self.drawn = 0 if state is None else int(state["drawn"])
         if state is None:
+            return
+        if state.get("format") != FORMAT:  # those of another release cannot be compared with ours
             return
         self._fingerprints.extend(state["fingerprints"])
         self._begins_because = str(state["begins_because"])

@@ -35,6 +35,8 @@ ROOM_FOR_SERVERS = 64
 _WAITS_FOR_ROOM = (10.0, 30.0)
 """Seconds between tries where Redis has no room: any of these, because thousands may wait, and each try takes a
 client's place for a moment."""
+_MOST_IN_HAND = 1000
+"""Commands without an answer that are remembered: most are answered in a moment, few never."""
 _REFUSES_ONE_THING = ("OOM", "WRONGTYPE", "NOGROUP", "EXECABORT")
 """First words of Redis, where it refuses one command and the connection is none the worse."""
 _GENERATOR = random.Random()  # noqa: S311 - not the shared one, from which a training draws
@@ -95,6 +97,7 @@ class _Line:
         self.holder: RedisConnection | None = None
         self.users = 0
         self.in_hand: dict[str, float] = {}
+        self.is_ending = False
         self.client: redis.Redis | None = None
 
     def take(self, holder: RedisConnection) -> None:
@@ -121,7 +124,8 @@ class _Line:
                 self.client = open_client(url)
             except (ValueError, TypeError) as error:
                 raise NoRedisUrl("what the state directory says is no Redis URL") from error
-            _leave_room(self.client)
+            if not self.is_ending:  # the last answers and notices may be lost otherwise
+                _leave_room(self.client)
         return self.client
 
     def drop(self) -> None:
@@ -167,7 +171,10 @@ class RedisConnection:
 
     def note_command(self, command_id: str) -> None:
         """A command has come by this connection, and its answer will go by it."""
-        self._line.in_hand[command_id] = time.monotonic()
+        in_hand = self._line.in_hand
+        if len(in_hand) >= _MOST_IN_HAND:
+            in_hand.clear()
+        in_hand.setdefault(command_id, time.monotonic())  # one that is read again came when it came first
 
     def note_answer(self, command_id: str) -> None:
         """The final answer to a command was sent."""
@@ -175,12 +182,9 @@ class RedisConnection:
 
     def since_command(self, most: float) -> float:
         """Seconds since the last command that came and is not answered; infinite where there is none, or only some that
-        came `most` seconds ago, which are forgotten."""
-        now = time.monotonic()
-        for command_id, came_at in list(self._line.in_hand.items()):
-            if now - came_at >= most:
-                self._line.in_hand.pop(command_id, None)
-        return now - max(list(self._line.in_hand.values()), default=-math.inf)
+        came `most` seconds ago."""
+        since = time.monotonic() - max(list(self._line.in_hand.values()), default=-math.inf)
+        return since if since < most else math.inf
 
     def succeeded(self) -> None:
         """Redis has just answered a command."""
@@ -195,8 +199,9 @@ class RedisConnection:
         return self._backoff.next()
 
     def cut(self) -> None:
-        """End the answer that this thread waits for, if it does. Called from another thread."""
+        """End the answer that this thread waits for, if it does: the process ends. Called from another thread."""
         line = self._line
+        line.is_ending = True
         client = line.client
         if client is not None and line.holder is self:
             client.connection_pool.disconnect(inuse_connections=True)

@@ -31,6 +31,10 @@ async def checked(store: InMemoryStore, *alerts: Alert) -> tuple[Alert, ...]:
     return (await OwnAlerts(store, store).checked(delivery)).alerts
 
 
+async def keep(store: InMemoryStore, verdict: KnownVerdict) -> None:
+    await store.transact(lambda tx: tx.verdicts.save([verdict]))
+
+
 async def test_the_alert_of_a_verdict_that_comes_back_is_own_and_says_what_the_verdict_says() -> None:
     """Whatever was put beside its labels on the way: ranks and advice are the verdict's."""
     store = InMemoryStore()
@@ -54,14 +58,18 @@ async def test_a_posted_alert_that_no_verdict_raised_is_not_own() -> None:
         assert alert.fingerprint == fingerprint(before)
 
 
-async def test_a_suspect_node_is_own_where_verdicts_name_it() -> None:
-    """Of 30 days."""
+async def test_a_suspect_node_is_own_where_the_verdicts_of_three_jobs_name_it() -> None:
+    """Of 30 days, and with the labels that the server gives it and no other."""
     store = InMemoryStore()
-    await store.transact(lambda tx: tx.verdicts.save([VERDICT]))
-    labels = {"alertname": "NodeSuspect", "source": "diagnosis"}
-    own, forged = await checked(store, posted({**labels, "node": "node-2"}), posted({**labels, "node": "node-3"}))
+    for number in range(3):
+        labels = verdict_alert.labels_of_suspect("node-2")
+        forged = [{**labels, "severity": "critical"}, verdict_alert.labels_of_suspect("node-3")]
+        alerts = await checked(store, posted(labels), *map(posted, forged))
+        assert ["source" in alert.labels for alert in alerts] == [False, False, False], number
+        await keep(store, replace(VERDICT, id=f"v{number}", job=f"llm-{number}"))
+    own, *others = await checked(store, posted(labels), *map(posted, forged))
     assert own.labels["source"] == "diagnosis"
-    assert "source" not in forged.labels
+    assert not any("source" in alert.labels for alert in others)
 
 
 async def test_the_alert_of_a_finding_is_own_by_all_its_labels() -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import sys
 import threading
 import time
@@ -40,8 +41,11 @@ def begin_anew(reason: str) -> None:
     """Start the process's command again in its place, at once and without unwinding, because unwinding could act.
 
     All threads end with that, and all files and connections close, as if the process had been killed. Only its id is
-    kept, so no supervisor has to start it, or waits longer each time. Where it cannot be started again it ends.
+    kept, so no supervisor has to start it, or waits longer each time. Where it cannot be started again, or was told to
+    end, it ends.
     """
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # the command line gives it back when it has been sent
+        os._exit(EXIT_CODE)
     log.critical(
         "this server works no more and begins anew; what it had begun, the one that takes over goes on with", why=reason
     )

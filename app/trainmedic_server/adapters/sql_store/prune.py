@@ -171,9 +171,8 @@ def alerts_before(transaction: SqlTransaction, before: datetime) -> int:
     return len(fingerprints)
 
 
-def count_surplus_alerts(transaction: SqlTransaction) -> int:
+def count_surplus_alerts(connection: sa.Connection) -> int:
     """Return how many alerts that no run is tied to there are over `MOST_ALERTS`; less than 1 where they are few."""
-    connection = transaction.flushed_connection()
     alerts_in_all, tied = (connection.execute(count).scalar_one() for count in (_COUNT_ALERTS, _COUNT_TIED))
     return int(alerts_in_all - tied - MOST_ALERTS)
 

@@ -78,11 +78,8 @@ class FindingSender:
             wait = _IDLE_SECONDS
             try:
                 with self._connection.turn() as client:
-                    wait = self._round(client)
+                    wait = self._round_or_wait(client)
                 self._connection.succeeded()
-            except JournalUnavailable as error:
-                if self._log_limit.lets_through():
-                    log.error("findings cannot be read from the journal", extra={"reason": str(error)})
             # Every error is caught, because Redis may also answer in a shape that it should never use.
             except Exception as error:
                 wait = self._connection.failed(error)
@@ -90,6 +87,15 @@ class FindingSender:
                 self._has_findings.wait(wait)
                 self._has_findings.clear()
         self._connection.close()
+
+    def _round_or_wait(self, client: redis.Redis) -> float:
+        """The same where the journal can be read; that it cannot is no fault of the connection that others use."""
+        try:
+            return self._round(client)
+        except JournalUnavailable as error:
+            if self._log_limit.lets_through():
+                log.error("findings cannot be read from the journal", extra={"reason": str(error)})
+            return _IDLE_SECONDS
 
     def _round(self, client: redis.Redis) -> float:
         """Do what is due; return the seconds until it should be asked again."""
