@@ -131,6 +131,18 @@ def test_agents_and_jobs_leave_room_for_servers(tmp_path: Path, own_redis: Calla
     connection.close()
 
 
+def test_a_job_that_ends_says_so_though_redis_has_no_room_left(tmp_path: Path, own_redis: Callable[..., Any]) -> None:
+    """Its connection is cut, so that nobody waits for the next command by it; what it has to say goes by another."""
+    server = own_redis(tmp_path, "--maxclients", "40")
+    server.start()
+    medic = trainmedic.connect(job="llm-1", redis_url=server.url)
+    with redis.Redis.from_url(server.url) as client:
+        eventually(lambda: client.exists(envelope.job_presence("llm-1")), 20, "the presence")
+        with held(server.url, 37):
+            medic.close()
+            assert not client.exists(envelope.job_presence("llm-1"))
+
+
 def test_the_server_says_that_redis_is_too_small(tmp_path: Path, own_redis: Callable[..., Any]) -> None:
     """At /ready, by a metric and in its log, from its start on."""
     small = own_redis(tmp_path, "--maxclients", "200", "--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru")
