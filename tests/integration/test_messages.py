@@ -95,5 +95,5 @@ def test_a_question_reaches_people_once_though_the_server_is_killed(
     assert asked == "[warning] job:llm: Go back?"
     assert text.endswith(f"https://medic.example/runs/{started['run_id']}")
     logs = "".join(path.read_text() for path in tmp_path.glob("server-*.log"))
-    assert "messages are held up" in logs
+    assert "a background loop is held up" in logs
     assert SECRET not in logs

@@ -98,8 +98,8 @@ class MemoryHistory:
         record = self.records.get(run_id)
         return record and replace(record, events=tuple(e for e in self.events if e.run_id == run_id))
 
-    async def events_after(self, seq: int, limit: int) -> list[Event]:
-        return self.events[seq : seq + limit]
+    async def events_after(self, seq: int, limit: int, kinds: Collection[str] = ()) -> list[Event]:
+        return [event for event in self.events[seq:] if not kinds or event.kind in kinds][:limit]
 
     async def events_of_jobs(
         self, kinds: Collection[str], since: datetime, until: datetime, limit: int, job: str | None = None

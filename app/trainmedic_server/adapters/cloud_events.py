@@ -32,7 +32,7 @@ class CloudEvents:
     def __init__(self, door: WebDoor, source: str, kinds: Collection[str], on_left_out: Callable[[], None]) -> None:
         self._door = door
         self._source = source
-        self._kinds = frozenset(kinds)
+        self.kinds = frozenset(kinds)
         self._on_left_out = on_left_out
         self._taken = 0
         """The newest event that is done with: those before one that is held up are handed here again with it."""
@@ -41,8 +41,7 @@ class CloudEvents:
         for event in events:
             if event.seq is not None and event.seq <= self._taken:
                 continue
-            if not self._kinds or event.kind in self._kinds:
-                await self._post(event)
+            await self._post(event)
             self._taken = event.seq or self._taken
 
     async def _post(self, event: Event) -> None:

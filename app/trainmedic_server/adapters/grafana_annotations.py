@@ -20,8 +20,6 @@ from trainmedic_server.domain.run import Event, Run, UndoStatus
 from trainmedic_server.errors import PermanentFailure
 from trainmedic_server.ports.store import RunStore
 
-TELLING = frozenset({"step_started", "step_resumed", "closed", "undo_done", "undo_closed"})
-"""The events after which a run's annotation may begin or end."""
 _LONGEST_TAG = 100
 """What Grafana's database keeps of one."""
 
@@ -32,6 +30,8 @@ class GrafanaAnnotations:
     """One Grafana."""
 
     name = "grafana"
+    kinds = frozenset({"step_started", "step_resumed", "closed", "undo_done", "undo_closed"})
+    """After these a run's annotation may begin or end."""
     at_once = 100
 
     def __init__(self, door: WebDoor, store: RunStore, external_url: str) -> None:
@@ -40,9 +40,8 @@ class GrafanaAnnotations:
         self._external_url = external_url
 
     async def take(self, events: Sequence[Event]) -> None:
-        run_ids = {event.run_id for event in events if event.run_id is not None and event.kind in TELLING}
-        runs = await self._store.transact(lambda tx: tx.runs(run_ids)) if run_ids else []
-        for run in runs:
+        run_ids = {event.run_id for event in events if event.run_id is not None}
+        for run in await self._store.transact(lambda tx: tx.runs(run_ids)):
             if run.acted_at is None:
                 continue
             try:

@@ -49,6 +49,7 @@ class RunTraces:
     spans that the collector takes for wrong."""
 
     name = "traces_to"
+    kinds = _UNDO_OVER | {"closed"}
     at_once = 50
 
     def __init__(
@@ -63,9 +64,7 @@ class RunTraces:
     async def take(self, events: Sequence[Event]) -> None:
         spans: list[dict[str, Any]] = []
         for event in events:
-            if event.run_id is None or event.kind not in _UNDO_OVER | {"closed"}:
-                continue
-            record = await self._runs.record(event.run_id)
+            record = await self._runs.record(event.run_id) if event.run_id is not None else None
             if record is None:
                 continue  # --retention was quicker
             if event.kind == "closed":

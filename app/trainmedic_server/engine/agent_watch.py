@@ -10,8 +10,7 @@ Who calls it: ``wiring`` runs `watch` beside the engine. Not here: the rules (`d
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Protocol
 
@@ -19,7 +18,9 @@ from trainmedic_server import telemetry
 from trainmedic_server.domain import agent_life
 from trainmedic_server.domain.agent_life import AgentChanges, AgentLife
 from trainmedic_server.domain.run import Event
-from trainmedic_server.errors import BusUnavailable, StoreUnavailable
+from trainmedic_server.engine import loops
+from trainmedic_server.engine.absences import Absences
+from trainmedic_server.errors import BusUnavailable
 from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.ports.store import RunStore, Transaction
 
@@ -56,40 +57,28 @@ class AgentWatch:
         self._clock = clock
         self._metrics = metrics
         self._ago = ago
-        self._elapsed = elapsed or asyncio.get_running_loop().time
+        self._absences = Absences(agent_life.LOST_AFTER, _LATEST_LOOK, elapsed)
         self._lives: dict[str, AgentLife] | None = None
         self._heard: dict[str, datetime] = {}
         """When each was heard of last, as far as this server knows."""
-        self._missing_since: dict[str, float] = {}
-        self._looked_at: float | None = None
 
     async def watch(self) -> None:
         """Look until cancelled."""
-        while True:
-            try:
-                await self.look()
-            except BusUnavailable:
-                self.forget_absences()
-            except StoreUnavailable as error:
-                log.warning("which agents are there could not be written; trying again", error=str(error))
-            except Exception:  # the loop's boundary: what is wrong with one agent must not end the watch
-                self._metrics.loop_errors.labels("agents").inc()
-                log.exception("looking for agents failed; trying again")
-            await asyncio.sleep(LOOK_EVERY.total_seconds())
-
-    def forget_absences(self) -> None:
-        """Let the time of whoever is missing begin anew, because Redis did not answer."""
-        self._missing_since.clear()
-        self._looked_at = None
+        await loops.repeat(self.look, LOOK_EVERY, "agents", self._metrics)
 
     async def look(self) -> None:
         """Look once. Raises BusUnavailable, StoreUnavailable."""
         if self._lives is None:
             self._lives = {life.name: life for life in await self._store.transact(lambda tx: tx.agents.all())}
         lives, now = self._lives, self._clock.now()
-        seen = {agent.name: agent.last_seen for agent in await self._source.agents() if agent.doubt is None}
+        try:
+            agents = await self._source.agents()
+        except BusUnavailable:
+            self._absences.forget()
+            raise
+        seen = {agent.name: agent.last_seen for agent in agents if agent.doubt is None}
         self._heard |= seen
-        missing = self._missing([name for name in lives if name not in seen])
+        missing = self._absences.note([name for name in lives if name not in seen])
         heard = {name: self._heard.get(name, lives[name].seen_at) for name in missing}
         changes = agent_life.looked(lives, seen, heard, now, self._ago(agent_life.KEPT))
         if changes.save or changes.forget:
@@ -100,16 +89,6 @@ class AgentWatch:
             del lives[name]
         lives |= {life.name: life for life in changes.save}
         self._metrics.agents_lost.set(sum(life.lost_at is not None for life in lives.values()))
-
-    def _missing(self, absent: Collection[str]) -> list[str]:
-        """Those of the absent that were so for too long. While the server was held up they could not be heard."""
-        now, before = self._elapsed(), self._looked_at
-        self._looked_at = now
-        if before is None or now - before > _LATEST_LOOK.total_seconds():
-            self._missing_since.clear()
-        self._missing_since = {name: self._missing_since.get(name, now) for name in absent}
-        latest = now - agent_life.LOST_AFTER.total_seconds()
-        return [name for name, since in self._missing_since.items() if since <= latest]
 
 
 def _keep(tx: Transaction, changes: AgentChanges, now: datetime) -> None:

@@ -9,7 +9,6 @@ Who calls it: ``wiring`` runs both. Not here: what the verdict rests on (``domai
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -19,6 +18,7 @@ from trainmedic_server.domain import effect as effects
 from trainmedic_server.domain import promql
 from trainmedic_server.domain.effect import Effect
 from trainmedic_server.domain.run import Event, Run
+from trainmedic_server.engine import loops
 from trainmedic_server.ports.metric_history import AlertRule, MetricsAndRules, MetricSeries
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook
@@ -43,6 +43,7 @@ class EffectRecorder:
     """Records which effects are due; implements `event_teller.EventListener`."""
 
     name = "effects"
+    kinds = ACTED
     at_once = 500
 
     def __init__(self, store: RunStore, catalog: Catalog) -> None:
@@ -50,9 +51,7 @@ class EffectRecorder:
         self._catalog = catalog
 
     async def take(self, events: Sequence[Event]) -> None:
-        run_ids = {event.run_id for event in events if event.run_id is not None and event.kind in ACTED}
-        if not run_ids:
-            return
+        run_ids = {event.run_id for event in events if event.run_id is not None}
         runs, known = await self._store.transact(lambda tx: (tx.runs(run_ids), tx.effects.of_runs(run_ids)))
         new = [await self._due(run, run.acted_at) for run in runs if run.acted_at is not None and run.id not in known]
         if new:
@@ -93,16 +92,7 @@ class EffectMeasuring:
 
     async def run(self) -> None:
         """Measure what is due, until cancelled."""
-        while True:
-            try:
-                while await self.measure():
-                    pass
-            except errors.TrainmedicError as error:
-                log.warning("effects could not be measured; trying again", error=str(error))
-            except Exception:  # the loop's boundary
-                self._metrics.loop_errors.labels("effects").inc()
-                log.exception("measuring effects failed; trying again")
-            await asyncio.sleep(_LOOK_EVERY.total_seconds())
+        await loops.repeat(self.measure, _LOOK_EVERY, "effects", self._metrics)
 
     async def measure(self) -> int:
         """Measure what is due once, up to a bound; return how many those were. Raises StoreUnavailable."""

@@ -10,18 +10,19 @@ Who calls it: ``wiring`` runs one for each listener.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import Protocol
 
-from trainmedic_server import errors, telemetry
+from trainmedic.wire.backoff import Backoff
+from trainmedic_server import telemetry
 from trainmedic_server.domain.run import Event
+from trainmedic_server.engine import loops
+from trainmedic_server.engine.loops import Rest
 from trainmedic_server.ports.store import RunStore, Transaction
 
 _LOOK_EVERY = timedelta(seconds=1)
-_LAST_RETRY = timedelta(seconds=30)
-
-log = telemetry.logger(__name__)
+_FIRST_RETRY, _LONGEST_RETRY = 1.0, 30.0
 
 
 class EventListener(Protocol):
@@ -30,6 +31,11 @@ class EventListener(Protocol):
     @property
     def name(self) -> str:
         """By which its position is kept."""
+        ...
+
+    @property
+    def kinds(self) -> Collection[str]:
+        """Of which kinds the events are that it is handed; of all where this is empty."""
         ...
 
     @property
@@ -45,7 +51,7 @@ class EventListener(Protocol):
 class EventSource(Protocol):
     """Reads the events; `ports.store.History` does."""
 
-    async def events_after(self, seq: int, limit: int) -> list[Event]: ...
+    async def events_after(self, seq: int, limit: int, kinds: Collection[str] = ()) -> list[Event]: ...
     async def last_seq(self) -> int: ...
 
 
@@ -53,65 +59,58 @@ class EventTeller:
     """Hands events to one listener."""
 
     def __init__(
-        self, store: RunStore, source: EventSource, listener: EventListener, metrics: telemetry.Metrics
+        self,
+        store: RunStore,
+        source: EventSource,
+        listener: EventListener,
+        metrics: telemetry.Metrics,
+        rest: Rest = asyncio.sleep,
     ) -> None:
         self._store = store
         self._source = source
         self._listener = listener
         self._metrics = metrics
+        self._rest = rest
         self._position: int | None = None
-        self._failures = 0
 
     async def run(self) -> None:
         """Hand on what is new, until cancelled."""
-        while True:
-            wait = _LOOK_EVERY
-            try:
-                while await self.tell():
-                    pass
-            except errors.TrainmedicError as error:
-                wait = self._note_failure(str(error))
-            except Exception as error:  # the loop's boundary: one event must not end the telling of others
-                self._metrics.loop_errors.labels(self._listener.name).inc()
-                log.exception("handing on events failed; trying again", listener=self._listener.name)
-                wait = self._note_failure(type(error).__name__)
-            await asyncio.sleep(wait.total_seconds())
+        retries = Backoff(_FIRST_RETRY, _LONGEST_RETRY)
+        await loops.repeat(self.tell, _LOOK_EVERY, self._listener.name, self._metrics, retries=retries, rest=self._rest)
 
     async def tell(self) -> int:
         """Hand on the next events once; return how many those were. Raises TrainmedicError."""
-        name = self._listener.name
-        if self._position is None:
-            self._position = await self._begin(name)
-        events = await self._source.events_after(self._position, self._listener.at_once)
-        if not events:
+        before, newest = await self.begin(), await self._source.last_seq()
+        if newest <= before:
             return 0
-        await self._listener.take(events)
-        taken = events[-1].seq
-        assert taken is not None, "the history gives events their seq"
-        await self._store.transact(lambda tx: tx.event_positions.save_position(name, taken))
+        listener = self._listener
+        events = await self._source.events_after(before, listener.at_once, listener.kinds)
+        if events:
+            try:
+                await listener.take(events)
+            except Exception:
+                self._metrics.event_errors.labels(listener.name).inc()
+                raise
+        last = events[-1].seq if events else None
+        # Of other kinds there may have been more, up to the newest event that was there before these were read.
+        taken = last if last is not None and len(events) == listener.at_once else max(newest, last or 0)
+        await self._store.transact(lambda tx: tx.event_positions.save_position(listener.name, taken))
         self._position = taken
-        if self._failures:
-            self._failures = 0
-            log.info("events are taken again", listener=name)
         return len(events)
 
-    async def _begin(self, name: str) -> int:
-        """The position that is kept, or the newest event's, which is kept then."""
-        newest = await self._source.last_seq()
+    async def begin(self) -> int:
+        """Find the position from which on there is to tell, if it is not known yet, and return it: what comes after the
+        first call is told, whatever happens. Raises StoreUnavailable."""
+        if self._position is None:
+            newest = await self._source.last_seq()
+            self._position = await self._store.transact(lambda tx: self._kept_or(newest, tx))
+        return self._position
 
-        def position(tx: Transaction) -> int:
-            kept = tx.event_positions.position(name)
-            # One beyond the newest event dates from before the store was replaced.
-            if kept is None or kept > newest:
-                tx.event_positions.save_position(name, newest)
-                return newest
-            return kept
-
-        return await self._store.transact(position)
-
-    def _note_failure(self, reason: str) -> timedelta:
-        self._metrics.event_errors.labels(self._listener.name).inc()
-        if not self._failures:
-            log.warning("events are not taken; trying again", listener=self._listener.name, error=reason)
-        self._failures += 1
-        return min(timedelta(seconds=2 ** min(self._failures - 1, 10)), _LAST_RETRY)
+    def _kept_or(self, newest: int, tx: Transaction) -> int:
+        name = self._listener.name
+        kept = tx.event_positions.position(name)
+        # One beyond the newest event dates from before the store was replaced.
+        if kept is None or kept > newest:
+            tx.event_positions.save_position(name, newest)
+            return newest
+        return kept

@@ -22,10 +22,9 @@ from trainmedic_server.domain.finding_codec import FindingUpdate
 from trainmedic_server.domain.known_finding import Episode, EpisodeKey, FindingEnd, KnownExcerpt, KnownFinding
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.domain.topology import Topology
-from trainmedic_server.engine import finding_alerts, finding_claims, finding_ends
+from trainmedic_server.engine import finding_alerts, finding_claims, finding_ends, loops
 from trainmedic_server.engine.finding_ends import EndFacts
 from trainmedic_server.engine.node_watch import NodeWatch
-from trainmedic_server.errors import StoreUnavailable
 from trainmedic_server.logs.rule import LogRule, RuleSet
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import RunStore, Transaction
@@ -97,15 +96,7 @@ class FindingIntake:
 
     async def watch(self) -> None:
         """End what is over, and look for confirmations, until cancelled."""
-        while True:
-            try:
-                await self.check()
-            except StoreUnavailable as error:
-                log.warning("findings could not be looked through; trying again", error=str(error))
-            except Exception:  # the loop's boundary: a bug at one finding must not keep all others open
-                self._metrics.loop_errors.labels("findings").inc()
-                log.exception("looking through the findings failed; trying again")
-            await self._clock.sleep_until(self._clock.now() + CHECK_EVERY)
+        await loops.repeat(self.check, CHECK_EVERY, "findings", self._metrics, rest=loops.by_clock(self._clock))
 
     async def take(self, updates: Sequence[FindingUpdate]) -> None:
         """Return once what the updates say is durable. Raises StoreUnavailable."""

@@ -19,7 +19,7 @@ from trainmedic.wire import envelope
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.alert import Alert, Delivery
 from trainmedic_server.domain.known_finding import KnownFinding
-from trainmedic_server.engine import finding_alerts
+from trainmedic_server.engine import finding_alerts, loops
 from trainmedic_server.ports.findings import AlertTeller
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import RunStore, Transaction
@@ -29,9 +29,6 @@ RECEIVER = "log findings"
 _LOOK_EVERY = timedelta(seconds=5)
 _AT_ONCE = 200
 """Alerts that are told in one call."""
-_AFTER_FAILURE = timedelta(seconds=5)
-
-log = telemetry.logger(__name__)
 
 
 class IntakeTeller:
@@ -62,7 +59,6 @@ class FindingTeller:
         self._metrics = metrics
         self._repeat_every = repeat_every
         self._touched = asyncio.Event()
-        self._is_failing = False
 
     def touch(self) -> None:
         """There is something to tell."""
@@ -70,35 +66,28 @@ class FindingTeller:
 
     async def run(self) -> None:
         """Tell what is due, until cancelled."""
-        while True:
-            try:
-                while await self.tell():
-                    pass
-                wait = _LOOK_EVERY
-            except errors.TrainmedicError as error:
-                wait = self._note_failure(error)
-            except Exception:  # the loop's boundary: an alert that cannot be told must not end the telling
-                self._metrics.loop_errors.labels("finding alerts").inc()
-                log.exception("telling the alerts of findings failed; trying again")
-                wait = _AFTER_FAILURE
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait.total_seconds()):
-                    await self._touched.wait()
-            self._touched.clear()
+        await loops.repeat(self.tell, _LOOK_EVERY, "finding alerts", self._metrics, rest=self._until_touched)
+
+    async def _until_touched(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._touched.wait()
+        self._touched.clear()
 
     async def tell(self) -> int:
         """Tell what is due once, up to a bound; return how many that were. Raises TrainmedicError."""
         due = await self._store.transact(lambda tx: tx.findings.to_tell(self._clock.now(), _AT_ONCE))
         told = [known for known in due if known.alert is not None]
         if told:
-            await self._teller.tell([finding_alerts.written(known, known.alert) for known in told if known.alert])
+            try:
+                await self._teller.tell([finding_alerts.written(known, known.alert) for known in told if known.alert])
+            except errors.TrainmedicError:
+                self._metrics.finding_alert_errors.inc()
+                raise
         if due:
             now = self._clock.now()
             await self._store.transact(lambda tx: self._note_told(tx, due, now))
             self._observe(told, now)
-        if self._is_failing:
-            self._is_failing = False
-            log.info("the alerts of findings are taken again")
         return len(due)
 
     def _note_told(self, tx: Transaction, told: Sequence[KnownFinding], now: datetime) -> None:
@@ -119,10 +108,3 @@ class FindingTeller:
             alert = known.alert
             if alert is not None and known.is_open and known.tell_at == alert.starts_at:  # for the first time
                 self._metrics.finding_to_alert_seconds.observe(max((now - alert.starts_at).total_seconds(), 0.0))
-
-    def _note_failure(self, error: errors.TrainmedicError) -> timedelta:
-        self._metrics.finding_alert_errors.inc()
-        if not self._is_failing:
-            self._is_failing = True
-            log.warning("the alerts of findings are not taken; trying again", error=str(error))
-        return _AFTER_FAILURE

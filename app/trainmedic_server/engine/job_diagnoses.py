@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from trainmedic.wire import envelope
-from trainmedic_server import errors, telemetry
+from trainmedic_server import telemetry
 from trainmedic_server.diagnosis import job_failure, verdict_alert
 from trainmedic_server.diagnosis.facts import RankFacts
 from trainmedic_server.diagnosis.judge import diagnose
@@ -24,6 +24,7 @@ from trainmedic_server.domain.job_verdict import JobVerdict
 from trainmedic_server.domain.known_finding import KnownExcerpt, KnownFinding
 from trainmedic_server.domain.known_verdict import KnownVerdict
 from trainmedic_server.domain.topology import ranks_in
+from trainmedic_server.engine import loops
 from trainmedic_server.engine.job_verdicts import JobVerdicts
 from trainmedic_server.engine.node_watch import PresenceSource
 from trainmedic_server.ports.findings import AlertTeller, FindingFilter, FindingHistory
@@ -86,15 +87,7 @@ class JobDiagnoses:
 
     async def watch(self) -> None:
         """Look until cancelled."""
-        while True:
-            try:
-                await self.look()
-            except errors.TrainmedicError as error:
-                log.warning("failures of jobs could not be looked at; trying again", error=str(error))
-            except Exception:  # the loop's boundary: what is wrong with one job must not end the watch
-                self._metrics.loop_errors.labels("diagnoses").inc()
-                log.exception("diagnosing jobs failed; trying again")
-            await asyncio.sleep(_LOOK_EVERY.total_seconds())
+        await loops.repeat(self.look, _LOOK_EVERY, "diagnoses", self._metrics)
 
     async def look(self) -> None:
         """Look once, and tell what is due. Raises TrainmedicError."""

@@ -24,7 +24,9 @@ from trainmedic_server.domain.gpu_names import is_of_one_node
 from trainmedic_server.domain.job_life import JobLife, LifeChange, LifeState
 from trainmedic_server.domain.run import Event
 from trainmedic_server.domain.topology import ranks_in
-from trainmedic_server.errors import BusUnavailable, Conflict, NotFound, StoreUnavailable
+from trainmedic_server.engine import loops
+from trainmedic_server.engine.absences import Absences
+from trainmedic_server.errors import BusUnavailable, Conflict, NotFound
 from trainmedic_server.ports.jobs import ArrivedNotice, JobSource
 from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.ports.store import RunStore, Transaction
@@ -57,36 +59,19 @@ class JobWatch:
         self._clock = clock
         self._metrics = metrics
         self._ago = ago
-        self._elapsed = elapsed or asyncio.get_running_loop().time
+        self._absences = Absences(job_life.GONE_AFTER, _LATEST_LOOK, elapsed)
         self._lives: dict[str, JobLife] | None = None
         self._signs: dict[tuple[str, str], datetime] = {}
         """By kind and name, when the presence that was last heard was written: what does not change is no sign."""
-        self._missing_since: dict[str, float] = {}
         self._ranks: dict[str, int] = {}
         """How many ranks each job had when it was last there."""
         self._placements: dict[str, Any] = {}
-        self._looked_at: float | None = None
         self._looking = asyncio.Lock()
         """Held by whoever changes the records."""
 
     async def watch(self) -> None:
         """Look until cancelled."""
-        while True:
-            try:
-                await self.look()
-            except BusUnavailable:
-                self.forget_absences()
-            except StoreUnavailable as error:
-                log.warning("what became of jobs could not be written; trying again", error=str(error))
-            except Exception:  # the loop's boundary: what is wrong with one job must not end the watch
-                self._metrics.loop_errors.labels("jobs").inc()
-                log.exception("looking for jobs failed; trying again")
-            await asyncio.sleep(LOOK_EVERY.total_seconds())
-
-    def forget_absences(self) -> None:
-        """Let the time of whoever is missing begin anew, because Redis did not answer."""
-        self._missing_since.clear()
-        self._looked_at = None
+        await loops.repeat(self.look, LOOK_EVERY, "jobs", self._metrics)
 
     async def look(self) -> None:
         """Look once. Raises BusUnavailable, StoreUnavailable."""
@@ -120,7 +105,11 @@ class JobWatch:
     async def _look(self) -> None:
         known = await self._known_lives()
         arrived = self._source.notices()
-        jobs, launchers = await asyncio.gather(self._source.jobs(), self._source.launchers())
+        try:
+            jobs, launchers = await asyncio.gather(self._source.jobs(), self._source.launchers())
+        except BusUnavailable:
+            self._absences.forget()
+            raise
         self._note_ranks(jobs, known)
         lives_now = dict(known)
         changes = list(self._changes(lives_now, arrived, jobs, launchers))
@@ -174,7 +163,7 @@ class JobWatch:
                 room -= notice.job not in lives
                 change = job_life.noticed(lives.get(notice.job), notice, notice.attempt is not None, now)
                 yield from _taken(lives, change)
-        for name in self._missing(lives, heard.keys() | launched.keys()):
+        for name in self._absences.note(lives.keys() - heard.keys() - launched.keys()):
             yield from _taken(lives, job_life.missed(lives[name], now))
 
     def _heard(self, kind: str, presences: Sequence[Presence]) -> dict[str, Presence]:
@@ -189,17 +178,6 @@ class JobWatch:
         if len(self._signs) > 4 * MOST_JOBS:
             self._signs.clear()
         return heard
-
-    def _missing(self, lives: dict[str, JobLife], heard: set[str]) -> list[str]:
-        """The jobs that are missing for so long that they are gone. While the server was held up, they could not be
-        heard, and their time begins anew."""
-        now, before = self._elapsed(), self._looked_at
-        self._looked_at = now
-        if before is None or now - before > _LATEST_LOOK.total_seconds():
-            self._missing_since.clear()
-        self._missing_since = {name: self._missing_since.get(name, now) for name in lives if name not in heard}
-        latest = now - job_life.GONE_AFTER.total_seconds()
-        return [name for name, since in self._missing_since.items() if since <= latest]
 
     def _dropped(self, lives: dict[str, JobLife]) -> list[JobLife]:
         """The records that are not kept any more; `lives` has them no longer."""

@@ -20,6 +20,7 @@ from datetime import datetime, timedelta
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain import alert
 from trainmedic_server.domain.run import Run, StepState, UndoStatus
+from trainmedic_server.engine import loops
 from trainmedic_server.engine.lease_recovery import LeaseRecovery
 from trainmedic_server.engine.timeline import Timeline
 from trainmedic_server.ports.actions import Actions, LeasedAction, LeasedEffect
@@ -71,16 +72,8 @@ class LeaseRenewer:
         if not self._leased:
             return
         try:
-            while True:
-                try:
-                    await self.renew_due()
-                except errors.StoreUnavailable as error:
-                    log.warning("reading leases failed; trying again", error=str(error))
-                except Exception:  # the loop's boundary: a bug in one pass must not let all caps run out
-                    self._metrics.loop_errors.labels("leases").inc()
-                    log.exception("renewing leases failed")
-                # Not by the time of day, which may be set back by an hour.
-                await asyncio.sleep(RENEW_EVERY.total_seconds())
+            # Not by the time of day, which may be set back by an hour.
+            await loops.repeat(self.renew_due, RENEW_EVERY, "leases", self._metrics)
         finally:
             for task in self._renewals:
                 task.cancel()

@@ -20,7 +20,7 @@ from trainmedic_server import telemetry
 from trainmedic_server.domain.known_finding import JobPlace
 from trainmedic_server.domain.target import LONGEST_NAME
 from trainmedic_server.domain.topology import ranks_in
-from trainmedic_server.errors import BusUnavailable, StoreUnavailable
+from trainmedic_server.engine import loops
 from trainmedic_server.ports.jobs import JobSource
 from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.ports.store import RunStore
@@ -94,17 +94,7 @@ class NodeWatch:
 
     async def watch(self) -> None:
         """Look until cancelled."""
-        while True:
-            try:
-                await self.look()
-            except BusUnavailable:
-                pass  # the places are remembered; whoever reads commands and replies logs the outage
-            except StoreUnavailable as error:
-                log.warning("where jobs are could not be written; trying again", error=str(error))
-            except Exception:  # the loop's boundary: what is wrong with one presence must not end the watch
-                self._metrics.loop_errors.labels("places").inc()
-                log.exception("looking where jobs are failed; trying again")
-            await asyncio.sleep(LOOK_EVERY.total_seconds())
+        await loops.repeat(self.look, LOOK_EVERY, "places", self._metrics)
 
     async def look(self) -> None:
         """Look once. Raises BusUnavailable, StoreUnavailable."""

@@ -23,7 +23,7 @@ from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Controls, Event, OperatorOrder, OrderKind, Run
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.domain.upcoming import Upcoming
-from trainmedic_server.engine import orders, pausing, upcoming
+from trainmedic_server.engine import loops, orders, pausing, upcoming
 from trainmedic_server.engine.admission_changes import AdmissionChanges, ByHand
 from trainmedic_server.engine.breaker import Breaker
 from trainmedic_server.engine.by_hand import HandStarter, Started, StartOrder
@@ -272,12 +272,9 @@ class Engine:
             self._workers.touch_all()
 
     async def _beat_for_ever(self) -> None:
-        while True:
-            await self._clock.sleep_until(self._clock.now() + HEARTBEAT)
-            try:
-                await self._beat()
-            except errors.StoreUnavailable as error:
-                log.warning("the heartbeat could not be written", error=str(error))
+        rest = loops.by_clock(self._clock)
+        await rest(HEARTBEAT.total_seconds())
+        await loops.repeat(self._beat, HEARTBEAT, "heartbeat", self._metrics, rest=rest)
 
     async def _beat(self, *events: Event) -> None:
         def work(tx: Transaction) -> Controls:

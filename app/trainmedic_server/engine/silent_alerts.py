@@ -14,6 +14,7 @@ from datetime import timedelta
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.run import Event
+from trainmedic_server.engine import loops
 from trainmedic_server.engine.timeline import Timeline
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.outside import AlertSource, Clock
@@ -52,15 +53,10 @@ class SilentAlerts:
         return min(max(self._limits.assume_resolved_after / 10, timedelta(seconds=0.5)), timedelta(minutes=1))
 
     async def run(self) -> None:
-        while True:
-            await self._clock.sleep_until(self._clock.now() + self.interval)
-            try:
-                await self.check()
-            except errors.StoreUnavailable as error:
-                log.warning("reading silent alerts failed; trying again", error=str(error))
-            except Exception:  # the loop's boundary: a bug at one alert must not end the checks of all others
-                self._metrics.loop_errors.labels("sweeper").inc()
-                log.exception("checking silent alerts failed")
+        """Check now and then, until cancelled; not at once, because the start is busy."""
+        rest = loops.by_clock(self._clock)
+        await rest(self.interval.total_seconds())
+        await loops.repeat(self.check, self.interval, "sweeper", self._metrics, rest=rest)
 
     async def check(self) -> None:
         """Check all silent alerts once, and end those that no longer fire."""

@@ -9,12 +9,11 @@ cause it raises `TrainingSlow`, which the watch of failures tells as its own. Wh
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from trainmedic.wire import envelope
-from trainmedic_server import errors, telemetry
+from trainmedic_server import telemetry
 from trainmedic_server.diagnosis import slow, verdict_alert
 from trainmedic_server.diagnosis.slow import RankStep
 from trainmedic_server.domain import promql
@@ -22,6 +21,7 @@ from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.finding import CauseClass
 from trainmedic_server.domain.job_verdict import JobVerdict
 from trainmedic_server.domain.known_verdict import KnownVerdict
+from trainmedic_server.engine import loops
 from trainmedic_server.engine.job_verdicts import JobVerdicts
 from trainmedic_server.ports.metric_history import MetricHistory, MetricSeries
 from trainmedic_server.ports.outside import Clock
@@ -59,15 +59,7 @@ class SlowJobs:
 
     async def watch(self) -> None:
         """Look until cancelled."""
-        while True:
-            try:
-                await self.look()
-            except errors.TrainmedicError as error:
-                log.warning("slow jobs could not be looked at; trying again", error=str(error))
-            except Exception:  # the loop's boundary: what is wrong with one job must not end the watch
-                self._metrics.loop_errors.labels("slow jobs").inc()
-                log.exception("diagnosing slow jobs failed; trying again")
-            await asyncio.sleep(_LOOK_EVERY.total_seconds())
+        await loops.repeat(self.look, _LOOK_EVERY, "slow jobs", self._metrics)
 
     async def look(self) -> None:
         """Make the verdicts that are due. Raises TrainmedicError."""

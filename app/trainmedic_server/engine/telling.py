@@ -1,10 +1,10 @@
 """Tells people what they should know, at least once each: from the events of the history, by way of an outbox.
 
-Whatever happens is an event, committed with what it is about. `MessageTeller` reads the events after the last that
-became messages, and commits the messages together with that place; then it sends them, channel by channel. So a kill
-loses no message and repeats none that was told, but one that was just being sent; what is told late, because no
-server was up or the channel was away, says so. A channel that does not answer holds up neither the others nor anything
-else; its messages wait, and the oldest go where they are too many.
+Whatever happens is an event, committed with what it is about. `MessageTeller` is handed the events (``event_teller``)
+and commits messages, whose ids follow from the event; then it sends them, channel by channel. So a kill loses no
+message and repeats none that was told, but one that was just being sent; what is told late, because no server was up or
+the channel was away, says so. A channel that does not answer holds up neither the others nor anything else; its
+messages wait, and the oldest go where they are too many.
 
 Who calls it: ``wiring`` runs `run`, in the server that works and in none that stands by. Not here: what is said of
 an event (``message_texts``).
@@ -13,6 +13,7 @@ an event (``message_texts``).
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -24,14 +25,14 @@ from trainmedic_server.domain import links
 from trainmedic_server.domain.message import Message, MessageKind, MessageRule
 from trainmedic_server.domain.problems import FileProblem
 from trainmedic_server.domain.run import Event
-from trainmedic_server.engine import message_texts
+from trainmedic_server.engine import loops, message_texts
+from trainmedic_server.engine.event_teller import EventSource, EventTeller
+from trainmedic_server.engine.loops import by_clock
 from trainmedic_server.engine.message_texts import Draft
 from trainmedic_server.ports.fence import Fence, no_fence
 from trainmedic_server.ports.outside import Clock, Notifier
-from trainmedic_server.ports.store import History, RunStore, Transaction
+from trainmedic_server.ports.store import RunStore, Transaction
 
-LISTENER = "messages"
-"""The name under which it is kept up to which event people were told."""
 MOST_WAITING = 1_000
 """Messages that wait for one channel; of more, the oldest are given up, counted and logged."""
 GROUP_EVERY = timedelta(minutes=1)
@@ -41,7 +42,6 @@ KEPT_WAITING = timedelta(days=1)
 KEPT = timedelta(days=7)
 """How long it is known what people were told."""
 _LOOK_EVERY = timedelta(seconds=2)
-_AT_ONCE = 200
 _TIMEOUT = timedelta(seconds=60)
 _FIRST_RETRY, _LONGEST_RETRY = 5.0, 300.0
 _TOO_LATE = "they could not be told for a day"
@@ -52,12 +52,17 @@ log = telemetry.logger(__name__)
 
 
 class MessageTeller:
-    """Sends what `rules` ask for to `channels`, the names of all channels that there are."""
+    """Sends what `rules` ask for to `channels`, the names of all channels that there are; implements
+    `event_teller.EventListener`."""
+
+    name = "messages"
+    kinds = message_texts.KINDS
+    at_once = 200
 
     def __init__(
         self,
         store: RunStore,
-        history: History,
+        history: EventSource,
         notifier: Notifier,
         clock: Clock,
         metrics: telemetry.Metrics,
@@ -69,7 +74,6 @@ class MessageTeller:
         fence: Fence = no_fence,
     ) -> None:
         self._store = store
-        self._history = history
         self._notifier = notifier
         self._clock = clock
         self._metrics = metrics
@@ -78,7 +82,7 @@ class MessageTeller:
         self._external_url = external_url
         self._broken = _BrokenPlaybooks(problems)
         self._fence = fence
-        self._read_up_to: int | None = None
+        self._events = EventTeller(store, history, self, metrics, by_clock(clock))
         self._may_wait = set(self._channels)
         """The channels for which something may wait; an idle server does not ask the store."""
         self._last_sent: dict[tuple[str, str, str], datetime] = {}
@@ -86,45 +90,45 @@ class MessageTeller:
     async def run(self) -> None:
         """Gather and send, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._for_ever(self.gather, "message gathering"))
+            tasks.create_task(self._events.run())
+            tasks.create_task(self._repeat(self.look_at_playbooks, "messages about playbooks"))
             for channel in self._channels:
-                tasks.create_task(self._send_for_ever(channel))
+                tasks.create_task(self._repeat(functools.partial(self.send, channel), f"messages to {channel}"))
+
+    async def _repeat(self, work: Callable[[], Awaitable[object]], name: str) -> None:
+        retries, rest = Backoff(_FIRST_RETRY, _LONGEST_RETRY), by_clock(self._clock)
+        await loops.repeat(work, _LOOK_EVERY, name, self._metrics, retries=retries, rest=rest)
 
     # --- from events to messages ----------------------------------------------------------------
 
-    async def begin(self) -> int:
-        """Find the place from which on there is to tell, if that is not known yet, and return it. What comes after the
-        first call is told, whatever happens. Raises StoreUnavailable."""
-        if self._read_up_to is None:
-            newest = await self._history.last_seq()
-            self._read_up_to = await self._store.transact(lambda tx: _first_place(tx, newest))
-        return self._read_up_to
+    async def begin(self) -> None:
+        """What comes after the first call is told, whatever happens. Raises StoreUnavailable."""
+        await self._events.begin()
 
-    async def gather(self) -> int:
-        """Make messages of what is new; return how many events that were. Raises StoreUnavailable."""
+    async def take(self, events: Sequence[Event]) -> None:
+        """Keep the messages about these events. One of an event that is taken again is kept already, or was sent."""
+        await self._add(lambda tx: self._of_events(tx, events))
+
+    async def look_at_playbooks(self) -> None:
+        """Keep a message about playbook files that cannot be loaded, where people have to be told of them."""
         now = self._clock.now()
-        begin = await self.begin()
-        newest = await self._history.last_seq()
-        news: list[Event] = []
-        if newest > begin:
-            news = await self._history.events_of_kinds(message_texts.KINDS, begin, newest, _AT_ONCE)
-        up_to = newest if len(news) < _AT_ONCE else news[-1].seq or newest
         problems = self._broken.to_tell(now)
         if self._broken.are_mended():
             await self._store.transact(lambda tx: tx.messages.forget_sent(MessageKind.PLAYBOOK_BROKEN))
-        if news or problems:
-            given_up = await self._store.transact(lambda tx: self._keep(tx, news, problems, up_to, now))
+        if problems:
+            digest = hashlib.sha256("\n".join(problems).encode()).hexdigest()[:32]
+            draft = message_texts.of_broken_playbooks(problems)
+            await self._add(lambda tx: self._addressed(draft, f"playbooks/{digest}", now))
             self._broken.note_told(problems)
-            self._may_wait.update(self._channels)
-            for (channel, why), count in given_up.items():
-                self._count_given_up(channel, count, why)
-        self._read_up_to = up_to
-        return len(news)
 
-    def _keep(
-        self, tx: Transaction, events: Sequence[Event], problems: Sequence[str], up_to: int, now: datetime
-    ) -> Mapping[tuple[str, str], int]:
-        """Keep the messages and the place up to which they reach; return how many were given up, by channel and why."""
+    async def _add(self, make: Callable[[Transaction], Sequence[Message]]) -> None:
+        now = self._clock.now()
+        given_up = await self._store.transact(lambda tx: _keep(tx, make(tx), now))
+        self._may_wait.update(self._channels)
+        for (channel, why), count in given_up.items():
+            self._count_given_up(channel, count, why)
+
+    def _of_events(self, tx: Transaction, events: Sequence[Event]) -> list[Message]:
         run_ids = {event.run_id for event in events if event.run_id is not None}
         runs = {run.id: run for run in tx.runs(run_ids)} if run_ids else {}
         told = tx.messages.kinds_told(run_ids) if run_ids else {}
@@ -133,19 +137,7 @@ class MessageTeller:
             draft = message_texts.written(event, runs.get(event.run_id or ""), told)
             if draft is not None:
                 made += self._addressed(draft, draft.once or f"{event.seq}", event.at)
-        if problems:
-            digest = hashlib.sha256("\n".join(problems).encode()).hexdigest()[:32]
-            made += self._addressed(message_texts.of_broken_playbooks(problems), f"playbooks/{digest}", now)
-        timely = [message for message in made if message.at > now - KEPT_WAITING]
-        tx.messages.add(timely)
-        tx.event_positions.save_position(LISTENER, up_to)
-        given_up = Counter((message.channel, _TOO_LATE) for message in made if message.at <= now - KEPT_WAITING)
-        for channel in {message.channel for message in timely}:
-            surplus = tx.messages.count_waiting(channel) - MOST_WAITING
-            if surplus > 0:
-                tx.messages.drop(tx.messages.oldest_waiting(channel, surplus))
-                given_up[channel, "too many wait"] = surplus
-        return given_up
+        return made
 
     def _addressed(self, draft: Draft, name: str, at: datetime) -> list[Message]:
         rule = self._rules[draft.kind]
@@ -252,28 +244,6 @@ class MessageTeller:
         except TimeoutError as error:
             raise errors.TemporaryFailure("the notification service did not answer in time") from error
 
-    async def _send_for_ever(self, channel: str) -> None:
-        async def send() -> int:
-            return await self.send(channel)
-
-        await self._for_ever(send, f"messages to {channel}")
-
-    async def _for_ever(self, work: Callable[[], Awaitable[object]], name: str) -> None:
-        backoff = Backoff(first=_FIRST_RETRY, longest=_LONGEST_RETRY)
-        while True:
-            wait = _LOOK_EVERY.total_seconds()
-            try:
-                await work()
-                backoff.reset()
-            except (errors.TemporaryFailure, errors.StoreUnavailable) as error:
-                wait = backoff.next()
-                log.warning("messages are held up; trying again", what=name, error=str(error), retry_in=wait)
-            except Exception:  # the loop's boundary: whatever one message does, the others are told
-                wait = backoff.next()
-                self._metrics.loop_errors.labels("messages").inc()
-                log.exception("messages are held up; trying again", what=name, retry_in=wait)
-            await self._clock.sleep_until(self._clock.now() + timedelta(seconds=wait))
-
 
 class _BrokenPlaybooks:
     """Says which mistakes in playbook files have stood for long enough, and were not told yet."""
@@ -301,11 +271,14 @@ class _BrokenPlaybooks:
         self._told |= set(problems)
 
 
-def _first_place(tx: Transaction, newest: int) -> int:
-    """Where to begin: after what was told; at a store in which nothing ever was, with what comes."""
-    place = tx.event_positions.position(LISTENER)
-    if place is None:
-        place = newest
-        tx.event_positions.save_position(LISTENER, place)
-    # A larger one is of another store, which was put in the place of this one's.
-    return min(place, newest)
+def _keep(tx: Transaction, made: Sequence[Message], now: datetime) -> Mapping[tuple[str, str], int]:
+    """Keep messages; return how many were given up, by channel and why."""
+    timely = [message for message in made if message.at > now - KEPT_WAITING]
+    tx.messages.add(timely)
+    given_up = Counter((message.channel, _TOO_LATE) for message in made if message.at <= now - KEPT_WAITING)
+    for channel in {message.channel for message in timely}:
+        surplus = tx.messages.count_waiting(channel) - MOST_WAITING
+        if surplus > 0:
+            tx.messages.drop(tx.messages.oldest_waiting(channel, surplus))
+            given_up[channel, "too many wait"] = surplus
+    return given_up

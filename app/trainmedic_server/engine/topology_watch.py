@@ -22,6 +22,7 @@ from trainmedic_server.domain.topology import (
     Topology,
     WrittenTopology,
 )
+from trainmedic_server.engine import loops
 from trainmedic_server.engine.job_verdicts import JobVerdicts
 from trainmedic_server.engine.node_watch import PresenceSource
 from trainmedic_server.errors import BusUnavailable
@@ -66,15 +67,17 @@ class TopologyWatch:
 
     async def watch(self) -> None:
         """Keep the topology up to date until cancelled."""
-        while True:
-            try:
-                await self.refresh()
-            except BusUnavailable as error:
-                self._forget_if_old(error)
-            except Exception:  # the loop's boundary: what is wrong with one presence must not end the watch
-                self._metrics.loop_errors.labels("whereabouts").inc()
-                log.exception("reading where jobs run failed; trying again")
-            await self._clock.sleep_until(self._clock.now() + REFRESH_EVERY)
+        rest = loops.by_clock(self._clock)
+        await loops.repeat(self._refresh_or_forget, REFRESH_EVERY, "whereabouts", self._metrics, rest=rest)
+
+    async def _refresh_or_forget(self) -> None:
+        try:
+            await self.refresh()
+        except BusUnavailable:
+            if self._as_of is not None and self._clock.now() - self._as_of > FORGET_AFTER:
+                log.warning("the nodes of jobs are unknown while Redis is unreachable")
+                self._forget()
+            raise
 
     async def refresh(self) -> None:
         """Read all presences again, if any playbook needs them. Raises BusUnavailable."""
@@ -91,11 +94,6 @@ class TopologyWatch:
             self._jobs, self._agents = await asyncio.to_thread(_read, jobs, agents)
             self._presences = presences
         self._as_of = self._clock.now()
-
-    def _forget_if_old(self, error: BusUnavailable) -> None:
-        if self._as_of is not None and self._clock.now() - self._as_of > FORGET_AFTER:
-            log.warning("the nodes of jobs are unknown while Redis is unreachable", error=str(error))
-            self._forget()
 
     def _forget(self) -> None:
         self._jobs, self._agents, self._presences, self._as_of = JobTopology(), AgentTopology(), None, None

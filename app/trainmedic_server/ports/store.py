@@ -287,12 +287,8 @@ class History(Protocol):
         ...
 
     async def record(self, run_id: str) -> RunRecord | None: ...
-    async def events_after(self, seq: int, limit: int) -> list[Event]:
-        """Return events with a larger `seq`, in order."""
-        ...
-
-    async def events_of_kinds(self, kinds: Collection[str], after: int, up_to: int, limit: int) -> list[Event]:
-        """Return events of these kinds whose `seq` is larger than `after` and at most `up_to`, in order."""
+    async def events_after(self, seq: int, limit: int, kinds: Collection[str] = ()) -> list[Event]:
+        """Return events with a larger `seq`, in order; of these kinds, or of all where none is named."""
         ...
 
     async def events_of_jobs(

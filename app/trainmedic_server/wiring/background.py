@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from trainmedic_server import telemetry
+from trainmedic_server.engine import loops
 from trainmedic_server.errors import ArchiveUnavailable, StoreUnavailable
 from trainmedic_server.ports.archive import RunArchive
 from trainmedic_server.ports.ending import end_tasks
@@ -36,18 +37,18 @@ async def prune_for_ever(
 
     The retention counts while a server is at work, so a clock that is wrong deletes nothing.
     """
-    await clock.sleep_until(clock.now() + _PRUNE_FIRST_AFTER)
-    while True:
+
+    async def prune() -> None:
         try:
             if gone := await store.prune(older_than(), archive):
                 log.info("old runs deleted", runs=gone)
-        except (StoreUnavailable, ArchiveUnavailable) as error:
-            metrics.loop_errors.labels("retention").inc()
-            log.warning("old runs could not be deleted; trying again later", error=str(error))
-        except Exception:  # the loop outlives one failure, which is logged and counted
-            metrics.loop_errors.labels("retention").inc()
-            log.exception("old runs could not be deleted; trying again later")
-        await clock.sleep_until(clock.now() + PRUNE_EVERY)
+        except (StoreUnavailable, ArchiveUnavailable):
+            metrics.loop_errors.labels("retention").inc()  # nothing else counts that the disk is filling up
+            raise
+
+    rest = loops.by_clock(clock)
+    await rest(_PRUNE_FIRST_AFTER.total_seconds())
+    await loops.repeat(prune, PRUNE_EVERY, "retention", metrics, rest=rest)
 
 
 @contextlib.asynccontextmanager

@@ -9,6 +9,7 @@ from typing import Any
 
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.sql_store.store import SqlStore
+from trainmedic_server.engine import loops
 from trainmedic_server.engine.event_teller import EventTeller
 from trainmedic_server.engine.service import Engine
 from trainmedic_server.errors import ConfigurationError
@@ -35,7 +36,7 @@ def slack_loops(
         raise ConfigurationError("--slack needs the extra: pip install 'trainmedic-server[slack]'") from error
     from trainmedic_server.adapters.slack import people
     from trainmedic_server.adapters.slack.presses import SlackPresses
-    from trainmedic_server.adapters.slack.questions import SlackQuestions
+    from trainmedic_server.adapters.slack.questions import LOOK_EVERY, SlackQuestions
     from trainmedic_server.adapters.slack.web_api import SlackApi
 
     read = functools.partial(people.read, settings.slack)
@@ -46,8 +47,10 @@ def slack_loops(
     presses = SlackPresses(api, engine, questions, read, lambda outcome: metrics.slack_presses.labels(outcome).inc())
     socket = SocketMode(api.open_socket, presses.handle, metrics.slack_connected.set)
     teller = EventTeller(store, store, questions, metrics)
+    waiting = "waiting questions in Slack"
     return [
         (teller.run(), "questions in Slack"),
-        (questions.show_waiting_for_ever(), "waiting questions in Slack"),
+        # Again and again, because a channel that refused a message may take it by now.
+        (loops.repeat(questions.show_waiting, LOOK_EVERY, waiting, metrics), waiting),
         (socket.run(), "presses in Slack"),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -56,10 +57,8 @@ class Watching:
     async def go_on(self, span: timedelta) -> None:
         for _ in range(round(span / LOOK_EVERY)):
             await self.clock.sleep_until(self.clock.now() + LOOK_EVERY)
-            try:
+            with contextlib.suppress(BusUnavailable):
                 await self.watch.look()
-            except BusUnavailable:
-                self.watch.forget_absences()
 
     async def lost(self) -> list[str]:
         agents, _ = await self.store.lost(self.clock.now() - KEPT)

@@ -223,6 +223,7 @@ class Listener:
     """Takes events, or fails so many times."""
 
     name = "test"
+    kinds = frozenset[str]()
     at_once = 2
 
     def __init__(self, failures: int = 0) -> None:

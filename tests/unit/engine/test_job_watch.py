@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -87,10 +88,8 @@ class Watching:
             await self.clock.sleep_until(self.clock.now() + LOOK_EVERY)
 
     async def _look(self) -> None:
-        try:
+        with contextlib.suppress(BusUnavailable):
             await self.watch.look()
-        except BusUnavailable:
-            self.watch.forget_absences()
 
     def gone(self, job: str) -> float | None:
         return self.metrics.registry.get_sample_value("trainmedic_job_gone", {"job_name": job})

@@ -20,15 +20,13 @@ from trainmedic_server.adapters.slack.web_api import SlackApi
 from trainmedic_server.domain.approval import Terms
 from trainmedic_server.domain.run import Event, OperatorOrder, Run, Status, StepState
 from trainmedic_server.domain.shown_question import ShownQuestion
-from trainmedic_server.errors import ChatRefused, ConfigurationError, TrainmedicError
+from trainmedic_server.errors import ChatRefused, ConfigurationError
 from trainmedic_server.ports.fence import Fence, no_fence
 from trainmedic_server.ports.store import History, HistoryFilter, RunStore
 
 LOOK_EVERY = timedelta(minutes=1)
 _MOST = 1_000
 _ASKING = frozenset({"approval_requested", "approval_reminded", "approval_escalated"})
-_TELLING = _ASKING | {"approved", "rejected", "approval_ended", "cancel_ordered", "closed"}
-"""The events after which a message may have to show something else."""
 
 log = telemetry.logger(__name__)
 
@@ -39,6 +37,8 @@ class SlackQuestions:
     """The questions of one server. ``settings`` reads the file that names the channels."""
 
     name = "slack"
+    kinds = _ASKING | {"approved", "rejected", "approval_ended", "cancel_ordered", "closed"}
+    """After these a message may have to show something else."""
     at_once = 20
 
     def __init__(
@@ -64,7 +64,7 @@ class SlackQuestions:
 
     async def take(self, events: Sequence[Event]) -> None:
         """Raises TemporaryFailure, OutcomeUnknown, StoreUnavailable: the events are taken again."""
-        await self.show({event.run_id for event in events if event.run_id is not None and event.kind in _TELLING})
+        await self.show({event.run_id for event in events if event.run_id is not None})
         for event in events:
             if event.kind in _ASKING and (event.seq or 0) > self._reminded:
                 await self._remind(event)
@@ -74,17 +74,6 @@ class SlackQuestions:
         """Show every question that waits; those that were asked before Slack was set, too. Raises as `take`."""
         runs, _ = await self._history.page(HistoryFilter(status=Status.AWAITING_APPROVAL), _MOST, None)
         await self.show({run.id for run in runs})
-
-    async def show_waiting_for_ever(self) -> None:
-        """Do so every minute, until cancelled: a channel that refused a message may take it by now."""
-        while True:
-            try:
-                await self.show_waiting()
-            except TrainmedicError as error:
-                log.warning("questions are not shown in Slack; trying again", error=str(error))
-            except Exception:  # the loop's boundary: a fault in one question must not end the telling of others
-                log.exception("questions are not shown in Slack; trying again")
-            await asyncio.sleep(LOOK_EVERY.total_seconds())
 
     async def show(self, run_ids: Collection[str]) -> None:
         """Have the messages about these runs show what is. Raises as `take`."""

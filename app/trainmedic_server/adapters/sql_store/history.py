@@ -73,17 +73,13 @@ class SqlHistory(History, TallySource):
     async def record(self, run_id: str) -> RunRecord | None:
         return await self._read(lambda connection: _record(connection, run_id))
 
-    async def events_after(self, seq: int, limit: int) -> list[Event]:
-        def read(connection: sa.Connection) -> list[Event]:
-            rows = connection.execute(_EVENTS_AFTER, {"after": seq, "limit": limit})
-            return [mapping.event_of(row) for row in rows]
-
-        return await self._read(read)
-
-    async def events_of_kinds(self, kinds: Collection[str], after: int, up_to: int, limit: int) -> list[Event]:
-        chosen = sa.select(events).where(events.c.seq > after, events.c.seq <= up_to, events.c.kind.in_(kinds))
-        statement = chosen.order_by(events.c.seq).limit(limit)
-        return await self._read(lambda connection: [mapping.event_of(row) for row in connection.execute(statement)])
+    async def events_after(self, seq: int, limit: int, kinds: Collection[str] = ()) -> list[Event]:
+        statement, values = _EVENTS_AFTER, {"after": seq, "limit": limit}
+        if kinds:
+            statement = statement.where(events.c.kind.in_(kinds))
+        return await self._read(
+            lambda connection: [mapping.event_of(row) for row in connection.execute(statement, values)]
+        )
 
     async def events_of_jobs(
         self, kinds: Collection[str], since: datetime, until: datetime, limit: int, job: str | None = None
