@@ -657,7 +657,7 @@ async def test_orders_of_a_run_come_in_the_order_of_giving(store: SqlStore) -> N
     one, other = run(), run(target=gpu(1))
     await keep(store, one, other)
     orders = [
-        OperatorOrder("o2", one.id, OrderKind.APPROVE, "kim", at(5), "go ahead", "ask"),
+        OperatorOrder("o2", one.id, OrderKind.APPROVE, "kim", at(5), "go ahead", "ask", 2),
         OperatorOrder("o1", one.id, OrderKind.UNDO, "lee", at(4)),
     ]
     for order in orders:

@@ -53,7 +53,8 @@ class Terms:
     to: str | None = None
     """The notification channel for it; None for all."""
     void: tuple[str, ...] = ()
-    """The ids of the answers that were given before it was asked again, which count no more."""
+    """The ids of the answers before it was asked again of which an earlier release did not note which round they are
+    of; they count no more."""
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -109,10 +110,14 @@ def answers(step: StepState, orders: Sequence[OperatorOrder]) -> list[OperatorOr
     """The answers among a run's `orders` to what the step asks, the oldest first.
 
     A question that is asked again is rendered anew, and so another one: those who approved what it was before have not
-    approved what it is now.
+    approved what it is now, however late their answer came to be known.
     """
-    void = Terms.of(step).void
-    return [order for order in orders if order.step == step.id and order.id not in void]
+    terms = Terms.of(step)
+
+    def counts(order: OperatorOrder) -> bool:
+        return order.id not in terms.void if order.asked is None else order.asked == terms.asked
+
+    return [order for order in orders if order.step == step.id and counts(order)]
 
 
 def approvers(step: StepState) -> tuple[str, ...]:

@@ -323,6 +323,9 @@ class OperatorOrder:
     """What the operator wrote beside it."""
     step: str | None = None
     """The id of the step that is approved or rejected; None for the other kinds."""
+    asked: int | None = None
+    """How often that step had asked by then: the round that is answered. None for the other kinds, and of an earlier
+    release."""
 
 
 @dataclass(frozen=True, slots=True)

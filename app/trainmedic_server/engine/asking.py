@@ -66,7 +66,7 @@ def _ask(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepStat
     context = draft.context
     steps = preview.steps_after(state, draft.run, draft.playbook, names, context.actions, context.topology())
     asked = Terms.of(state).asked + 1 if state.params else 1
-    void = tuple(order.id for order in draft.outside.orders if order.step == state.id)
+    void = tuple(order.id for order in draft.outside.orders if order.step == state.id and order.asked is None)
     terms = Terms(steps, question.by, question.count, definition.on_timeout, asked, to=question.to, void=void)
     message = message or _default_question(draft.run, draft.playbook.definition.summary)
     deadline = draft.now + definition.timeout if definition.timeout else None

@@ -29,7 +29,8 @@ def accept(
         raise errors.NotFound(f"there is no run {order.run_id}")
     match order.kind:
         case OrderKind.APPROVE | OrderKind.REJECT:
-            order = replace(order, step=_answered_step(tx, run, order, groups, question).id)
+            step = _answered_step(tx, run, order, groups, question)
+            order = replace(order, step=step.id, asked=Terms.of(step).asked)
         case OrderKind.CANCEL:
             if not run.is_open:
                 raise errors.Conflict(f"run {run.id} is closed already; it is {run.status}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from trainmedic_server import errors
 from trainmedic_server.domain import approval
 from trainmedic_server.domain.approval import Terms
 from trainmedic_server.domain.run import Event, OrderKind, Run, Status
+from trainmedic_server.engine.recorder import Recorder
 
 MakeWorld = Callable[..., World]
 
@@ -163,6 +165,30 @@ async def test_who_approved_an_earlier_round_has_not_approved_what_is_asked_agai
     await w.pass_time(0)
     run = await w.run()
     assert (run.status, approval.approved_by(run)) == (Status.SUCCEEDED, ("bob", "ann"))
+
+
+async def test_an_approval_that_comes_while_it_is_asked_again_is_of_the_round_before(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is committed between the moment at which the run was read and the one at which the new question is on record:
+    what is asked then has been approved by nobody."""
+    w = world(asking("count: 1, ask_again: 10m", "reject"))
+    run = await asked(w)
+    record, late = Recorder.record, []
+
+    async def approved_before(recorder: Recorder, run: Run, *change: Any) -> bool:
+        if not late and run.steps and Terms.of(run.steps[0]).asked == 2:
+            late.append(await w.engine.order(run.id, OrderKind.APPROVE, "ann"))
+        return await record(recorder, run, *change)
+
+    monkeypatch.setattr(Recorder, "record", approved_before)
+    await w.pass_time(2500)
+    run = await w.run()
+    assert late
+    assert (run.status, approval.approved_by(run), w.calls()) == (Status.AWAITING_APPROVAL, (), {})
+    await w.engine.order(run.id, OrderKind.APPROVE, "ann")
+    await w.pass_time(0)
+    assert approval.approved_by(await w.run()) == ("ann",)
 
 
 @pytest.mark.parametrize(

@@ -248,12 +248,12 @@ def _attempts_of(document: Sequence[Mapping[str, Any]]) -> tuple[Attempt, ...]:
 
 def order_row(order: OperatorOrder) -> tuple[Any, ...]:
     """Without ``seq``, which the database gives."""
-    return (order.id, order.run_id, order.kind.value, order.actor, order.at, order.note, order.step)
+    return (order.id, order.run_id, order.kind.value, order.actor, order.at, order.note, order.step, order.asked)
 
 
 def order_of(row: Row) -> OperatorOrder:
-    _, order_id, run_id, kind, actor, at, note, step = row
-    return OperatorOrder(order_id, run_id, OrderKind(kind), actor, at, note, step)
+    _, order_id, run_id, kind, actor, at, note, step, asked = row
+    return OperatorOrder(order_id, run_id, OrderKind(kind), actor, at, note, step, asked)
 
 
 def event_row(event: Event) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ from trainmedic_server.adapters.sql_store.columns import TimeColumn as TimeColum
 from trainmedic_server.adapters.sql_store.columns import metadata as metadata
 from trainmedic_server.domain.run import OPEN, Status
 
-HEAD = "0014"
+HEAD = "0015"
 """The revision of the schema that this code reads and writes."""
 
 alerts = sa.Table(
@@ -141,6 +141,7 @@ orders = sa.Table(
     sa.Column("at", TimeColumn, nullable=False),
     sa.Column("note", Text, nullable=False),
     sa.Column("step", Text),
+    sa.Column("asked", sa.Integer),
 )
 
 events = sa.Table(
