@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,12 +78,14 @@ def test_a_missing_secret_file_is_named() -> None:
         ({"max_age": "15"}, {}, "--max-age: '15': '15' is not a duration"),
         ({"retention": "0s"}, {}, "--retention: '0s': must be longer than 0s"),
         ({"breaker_share": "1.5"}, {}, "--breaker-share: '1.5': must be less than or equal to 1"),
+        ({"events_kinds": ("closed", "undone")}, {}, "there is no event 'undone'; did you mean 'undo_done'?"),
+        ({}, {"TRAINMEDIC_EVENTS_KINDS": "closed:run_paused"}, "there is no event 'run_paused'"),
         ({"log_level": "loud"}, {}, "--log-level: 'loud': must be 'debug', 'info', 'warning' or 'error'"),
         ({}, {"TRAINMEDIC_ALLOW_ANONYMOUS": "perhaps"}, "TRAINMEDIC_ALLOW_ANONYMOUS: 'perhaps': must be a valid bool"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_allowed(
-    flags: dict[str, str], environ: dict[str, str], message: str
+    flags: dict[str, Any], environ: dict[str, str], message: str
 ) -> None:
     """The message names the flag or variable, the value, and what it may be."""
     with pytest.raises(ConfigurationError) as caught:

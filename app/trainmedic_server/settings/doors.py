@@ -7,12 +7,22 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from trainmedic_server.domain.event_kinds import EVENT_KINDS
+from trainmedic_server.domain.problems import did_you_mean
 from trainmedic_server.settings.sources import SettingSource
 from trainmedic_server.settings.values import ExpandedPath, HttpUrl
 
-EventKind = Annotated[str, Field(pattern=r"^[a-z_]{1,64}$")]
+
+def _event_kind(value: str) -> str:
+    if value not in EVENT_KINDS:
+        hint = did_you_mean(value, EVENT_KINDS)
+        raise ValueError(f"there is no event {value!r}{hint or ';'} there are {', '.join(sorted(EVENT_KINDS))}")
+    return value
+
+
+EventKind = Annotated[str, AfterValidator(_event_kind)]
 
 
 class DoorSettings(BaseModel):
