@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from html import unescape
@@ -15,6 +16,8 @@ from tests.conftest import RedisServer
 from tests.support.lab import AGENTS, JOBS, Lab, night
 from tests.support.programs import eventually
 from trainmedic_server.cli import main
+
+_SHOWN = re.compile(r'href="([^"]+)">show (\d+)</a>')
 
 
 @pytest.fixture(scope="module")
@@ -266,6 +269,12 @@ def test_a_night_of_204_alerts_fits_one_screen(lab: Lab) -> None:
     open_runs = lab.get("/history?open=true&limit=1000")["items"]
     assert len(open_runs) == 8 + 8 + 5 + 4
     assert all(short(run["run_id"]) in done.output for run in open_runs)
+    page = lab.ask("/runs", accept="text/html")
+    assert all(f'id="run-{run["run_id"]}"' in page for run in open_runs)
+    [apart] = [href for href, count in _SHOWN.findall(page) if count == "92"]
+    assert lab.ask(unescape(apart), accept="text/html").count('<tr id="run-') == 60
+    heard = lab.ask("/alerts", accept="text/html")
+    assert sorted(count for _, count in _SHOWN.findall(heard)) == ["40", "52", "92"]
     assert "×92" in done.output
     every = json.loads(command(lab, "history", "--all", "--output", "json"))
     assert len(every) == len(lab.get("/history?limit=1000")["items"]) > 100

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
 from starlette.responses import Response
 
+from trainmedic_server.server.console import folding
 from trainmedic_server.server.console.page_request import PageRequest
 from trainmedic_server.server.problems import HttpProblem
 
+_BEGAN = ("started", "joined")
 _FILTERS = ("alertname", "label", "status", "reacted", "since", "until")
 
 
@@ -23,15 +27,20 @@ async def approvals(page: PageRequest) -> Response:
 async def alerts(page: PageRequest) -> Response:
     """Every alert that was heard, and what was made of it."""
     chosen = {name: value for name in _FILTERS if (value := page.query.get(name, "").strip())}
-    query: list[tuple[str, Any]] = list(chosen.items())
-    query += [("limit", "60"), *([("cursor", page.query["cursor"])] if page.query.get("cursor") else [])]
-    listed = await page.get("/alerts", query)
+    each = page.query.get("each", "")
+
+    async def asked(bounds: Mapping[str, str]) -> Any:
+        return await page.get("/alerts", {**chosen, **bounds})
+
+    rows, after = await folding.read(asked, page.query.get("cursor", ""), None if each else _says, "last_heard")
+    shown = {**chosen, **({"each": each} if each else {})}
     return await page.page(
         "alerts.html",
         title="Alerts",
-        items=listed["items"],
+        rows=rows,
         chosen=chosen,
-        more=urlencode({**chosen, "cursor": listed["next"]}) if listed["next"] else "",
+        alike=partial(_alike, chosen),
+        more=urlencode({**shown, "cursor": after}) if after else "",
         api_text=urlencode(chosen),
     )
 
@@ -55,3 +64,18 @@ async def explain(page: PageRequest) -> Response:
             except HttpProblem as problem:
                 wrong = problem.detail
     return await page.page("explain.html", title="Why", path="/explain", pasted=pasted, wrong=wrong, answer=answer)
+
+
+def _says(item: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """Alerts of one name that everything kept from a run for the same reasons say the same."""
+    decisions = [(each["playbook"], each["decision"]) for each in item["reactions"]]
+    if any(decision in _BEGAN for _, decision in decisions):
+        return None
+    return item["alert_name"], item["status"], item["reacted"], item["reason"], *decisions
+
+
+def _alike(chosen: Mapping[str, str], row: folding.FoldedRow) -> str:
+    """The query of the list that has each alert of a row, and others of its name."""
+    reacted = "true" if row.item["reacted"] else "false"
+    same = {"alertname": row.item["alert_name"], "status": row.item["status"], "reacted": reacted}
+    return urlencode({**chosen, **same, "each": "true"})

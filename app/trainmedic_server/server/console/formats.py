@@ -104,6 +104,12 @@ def clock_time(value: Any, now: datetime | None = None) -> str:
     return at.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M")
 
 
+def day(value: Any) -> str:
+    """The day and the minute in UTC."""
+    at = moment(value)
+    return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M") if at else "–"
+
+
 def when(value: Any, now: datetime, *, ahead: bool = False) -> Markup:
     """An age as a ``<time>`` element, which the script keeps current."""
     at = moment(value)

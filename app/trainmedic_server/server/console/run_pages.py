@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections.abc import Iterable, Mapping
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlencode
@@ -14,13 +15,11 @@ from starlette.responses import RedirectResponse, Response
 
 from trainmedic_server.domain.problems import did_you_mean
 from trainmedic_server.domain.run import Status
-from trainmedic_server.server.console import formats
+from trainmedic_server.server.console import folding, formats
 from trainmedic_server.server.console.book_pages import UNCOUNTED
 from trainmedic_server.server.console.page_request import PageRequest
 from trainmedic_server.server.problems import HttpProblem
 
-_PAGE = 60
-_NOTHING: Mapping[str, Any] = {"items": [], "next": None}
 _DEFAULT_SINCE = "24h"
 _FILTERS = (
     *("status", "playbook", "decision", "node", "gpu", "job", "alertname", "since", "until", "owes_undo"),
@@ -38,18 +37,21 @@ SAVED = (
 
 async def runs(page: PageRequest) -> Response:
     """The list, newest first, from a cursor on."""
-    (chosen, text), wrong, listed = _conditions(page.query), "", _NOTHING
-    api_query = {**chosen, "limit": str(_PAGE)}
-    if cursor := page.query.get("cursor"):
-        api_query["cursor"] = cursor
+    (chosen, text), wrong = _conditions(page.query), ""
+    rows: list[folding.FoldedRow] = []
+    cursor, after, each = page.query.get("cursor", ""), "", page.query.get("each", "")
+
+    async def asked(bounds: Mapping[str, str]) -> Any:
+        return await page.get("/history", [*_pairs(chosen), *bounds.items()])
+
     try:
         _check(text)
-        listed = await page.get("/history", [pair for name, value in api_query.items() for pair in _pairs(name, value)])
+        rows, after = await folding.read(asked, cursor, None if each else _says, "timestamp")
     except HttpProblem as problem:
         if problem.status != HTTPStatus.UNPROCESSABLE_ENTITY:
             raise
         wrong = problem.detail
-    more = urlencode({**chosen, "cursor": listed["next"]}) if listed["next"] else ""
+    shown = {**chosen, **({"each": each} if each else {})}
     books = await page.get("/playbooks", UNCOUNTED)
     return await page.page(
         "runs.html",
@@ -58,8 +60,9 @@ async def runs(page: PageRequest) -> Response:
         # Where the script asks while somebody types, it shows the page of a success alone.
         status=422 if wrong and "hx-request" not in page.request.headers else 200,
         wrong=wrong,
-        groups=list(_folded(listed["items"])),
-        more=more,
+        rows=rows,
+        alike=partial(_alike, chosen),
+        more=urlencode({**shown, "cursor": after}) if after else "",
         chosen=chosen,
         text=text,
         statuses=[status.value for status in Status],
@@ -181,26 +184,29 @@ def _check(text: str) -> None:
             raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, detail)
 
 
-def _pairs(name: str, value: str) -> list[tuple[str, str]]:
-    parts = value.split(",") if name in ("status", "playbook", "decision") else [value]
-    return [(name, part) for part in parts if part]
+def _pairs(chosen: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The filters as the API takes them: several values of one name, one by one."""
+    return [
+        (name, part)
+        for name, value in chosen.items()
+        for part in (value.split(",") if name in ("status", "playbook", "decision") else [value])
+        if part
+    ]
 
 
 def _flag(name: str) -> str:
     return {"alertname": "alert", "owes_undo": "owes-undo"}.get(name, name)
 
 
-def _folded(items: list[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
-    """Decisions not to start of one playbook, reason and minute, three or more of them, as one group."""
+def _says(item: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Decisions not to start that have playbook, alert and reason in common say the same."""
+    if item["status"] != Status.NOT_STARTED:
+        return None
+    return item["playbook"], item["alert_name"], item["decision"]
 
-    def mark(item: Mapping[str, Any]) -> tuple[str, ...]:
-        if item["status"] != Status.NOT_STARTED.value:
-            return (item["run_id"],)
-        return item["playbook"], item["decision"], item["alert_name"], item["timestamp"][:16]
 
-    for number, (_, members) in enumerate(itertools.groupby(items, key=mark)):
-        row = list(members)
-        if len(row) > 2:
-            yield {"runs": row, "mark": f"g{number}"}
-        else:
-            yield from ({"runs": [each], "mark": ""} for each in row)
+def _alike(chosen: Mapping[str, str], row: folding.FoldedRow) -> str:
+    """The query of the list that has each item of a row."""
+    same = {name: row.item[name] for name in ("status", "playbook", "decision")}
+    same |= {"alertname": row.item["alert_name"], "since": row.oldest["timestamp"]}
+    return urlencode({**chosen, **same, "each": "true"})

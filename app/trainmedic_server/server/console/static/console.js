@@ -92,7 +92,7 @@ function rows(/** @type {Record<string, string>} */ pieces) {
     const fresh = parsed(`<table><tbody>${html}</tbody></table>`).querySelector("tr");
     const old = document.getElementById(id);
     if (!fresh) continue;
-    if (old) { if (old.className) fresh.className = old.className; if (old.dataset.of) fresh.dataset.of = old.dataset.of; become(old, fresh); }
+    if (old) { if (old.className) fresh.className = old.className; become(old, fresh); }
     else if (belongs(fresh)) waiting.set(id, html);
   }
   const bar = $(".newbar");
@@ -104,6 +104,8 @@ function rows(/** @type {Record<string, string>} */ pieces) {
 }
 function take() {
   if (!waiting.size) return;
+  // So many are an alert storm: the server puts those that say the same into one row.
+  if (waiting.size > 20) return look();
   const into = $("#rows");
   const none = $(".none", into);
   if (none) none.remove();
@@ -154,7 +156,7 @@ document.addEventListener("visibilitychange", () => {
 
 // -- rows and keys --------------------------------------------------------------------------------------------------
 let chosen = "";
-const shown = () => $$("main .list tbody tr[id], main .list tbody tr.group, main .ask[id]").filter((row) => row.offsetParent !== null);
+const shown = () => $$("main .list tbody tr[id], main .ask[id]").filter((row) => row.offsetParent !== null);
 const row = () => chosen && document.getElementById(chosen);
 function mark() {
   for (const each of $$(".at")) if (each.id !== chosen) each.classList.remove("at");
@@ -162,7 +164,7 @@ function mark() {
   if (at) at.classList.add("at");
 }
 function move(/** @type {number} */ by) {
-  const all = shown().filter((each) => each.id);
+  const all = shown();
   const next = all[Math.min(all.length - 1, Math.max(0, all.findIndex((each) => each.id === chosen) + by))];
   if (!next) return;
   chosen = next.id;
@@ -185,7 +187,7 @@ function pick(/** @type {boolean} */ all) {
 function act(/** @type {string} */ key) {
   const together = $(`[data-many-act="${key}"]`);
   if (together && picked().length && !body.classList.contains("viewer")) return ask(together.form, together);
-  const within = row() || (shown().some((each) => each.id) ? null : document);
+  const within = row() || (shown().length ? null : document);
   const button = (within && $(`[data-act="${key}"]`, within)) || ($$(`[data-act="${key}"]`).length === 1 && $(`[data-act="${key}"]`));
   if (button && !body.classList.contains("viewer")) ask(button.form);
 }
@@ -302,12 +304,6 @@ addEventListener("click", (event) => {
     case "help": return $("#keys").showModal();
     case "close": return /** @type {any} */ (button.closest("dialog")).close();
     case "take": return take();
-    case "unfold": {
-      const group = /** @type {HTMLElement} */ (button.closest("tr")).dataset.group;
-      const opens = button.getAttribute("aria-expanded") !== "true";
-      button.setAttribute("aria-expanded", String(opens));
-      for (const each of $$(`tr[data-of="${group}"]`)) each.classList.toggle("shown", opens);
-    }
   }
 });
 addEventListener("submit", (event) => {
