@@ -67,7 +67,15 @@ def read(value: Fingerprint) -> Optional[int]:
 def _told(leaf: Any) -> bytes:
     if hasattr(leaf, "cpu"):
         return _bytes_of(leaf.cpu())
+    if hasattr(leaf, "itemsize"):
+        return _name_of(leaf)
     return leaf.encode(errors="surrogatepass") if isinstance(leaf, str) else repr(leaf).encode()
+
+
+@lru_cache(maxsize=64)
+def _name_of(dtype: Any) -> bytes:
+    """Its `repr`, which NumPy takes longer to make than all else of a fingerprint takes."""
+    return repr(dtype).encode()
 
 
 _NOTHING, _PLAIN, _ARRAY, _AWAY = range(4)
