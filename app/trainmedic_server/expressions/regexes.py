@@ -1,5 +1,5 @@
-"""Regular expressions as Alertmanager and Go have them, by the library RE2: `Pattern` for a label's whole value, and
-`SearchPattern` for what stands somewhere in a line.
+"""Regular expressions as Alertmanager and Go have them, by the library RE2: `Pattern` for a label's whole value,
+`SearchPattern` for what stands somewhere in a line, `LiteralSet` and `ByteSearch` for many at once.
 
 RE2 never backtracks: what a match takes is at most the length of the text times the size of the
 pattern. Both are bounded here, so that no pattern and no label can hold up the server.
@@ -83,6 +83,27 @@ class LiteralSet:
     def present(self, line: bytes) -> list[int]:
         """Return the positions, among the literals, of those that are in the line."""
         return [] if self._is_empty else self._set.Match(line)
+
+
+class ByteSearch:
+    """The first place of any of some patterns in much text."""
+
+    def __init__(self, patterns: Sequence[bytes]) -> None:
+        """Each pattern is one over bytes, for which no text comes from outside but by `literal_bytes`."""
+        options = _options(_SET_MEMORY)
+        options.encoding = re2.Options.Encoding.LATIN1
+        options.never_capture = True
+        self._compiled = re2.compile(b"|".join(patterns), options=options)
+
+    def next(self, text: bytes, start: int) -> int | None:
+        """Return where the next one begins from `start` on; None where there is none."""
+        found = self._compiled.search(text, start)
+        return None if found is None else int(found.start())
+
+
+def literal_bytes(literal: str) -> bytes:
+    """The pattern for `ByteSearch` that is a text's UTF-8."""
+    return bytes(re2.escape(literal.encode()))
 
 
 def _compiled(pattern: str, largest: int, *, never_capture: bool) -> Any:

@@ -6,6 +6,7 @@ container's runtime has divided) is bounded in lines, bytes and time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -14,6 +15,7 @@ from trainmedic_server.logs import blocks, kernel_text, prefixes, raw_text, reco
 from trainmedic_server.logs.blocks import TRACEBACK, BlockKind, Continuation
 from trainmedic_server.logs.learned_prefixes import LearnedPrefixes
 from trainmedic_server.logs.line import LONGEST, Line
+from trainmedic_server.logs.prefilter import Prefilter
 
 PATIENCE = timedelta(seconds=5)
 """How long a block waits for its next line."""
@@ -95,6 +97,32 @@ class LineAssembler:
         again holds back the same."""
         of_blocks = [place for block in self._open.values() for place in block.places]
         return of_blocks + [place for part in self._divided.values() for place in part.places]
+
+    def feed_many(
+        self, placed: Sequence[tuple[int, bytes]], arrived: datetime, prefilter: Prefilter | None = None
+    ) -> list[Line]:
+        """Take the next physical lines, each with its place. With a prefilter, lines are left out of what is returned
+        of which no rule that it was made for could take any."""
+        lines: list[Line] = []
+        if prefilter is None:
+            for place, raw in placed:
+                lines += self.feed(raw, arrived, place)
+            return lines
+        suspects = set(prefilter.suspects([raw for _, raw in placed]))
+        if not suspects and not self._holds_back:
+            self._number += len(placed)
+            return lines
+        for number, (place, raw) in enumerate(placed):
+            if number in suspects or self._holds_back:
+                lines += self.feed(raw, arrived, place)
+            else:
+                self._number += 1
+        return lines
+
+    @property
+    def _holds_back(self) -> bool:
+        """Whether the next line may belong to one before it."""
+        return bool(self._open or self._divided or self._learned)
 
     def feed(self, raw: bytes, arrived: datetime, place: int) -> list[Line]:
         """Take the next physical line, without its line feed, which begins at `place`; return the lines that are

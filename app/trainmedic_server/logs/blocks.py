@@ -49,6 +49,15 @@ _CHAIN = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
 )
+BEGINNINGS = (
+    rb"Traceback \(most recent call last\):",
+    rb"Exception ignored ",
+    rb"Root Cause",
+    rb"[=*]{20}",
+    rb" \(local_rank: ",
+    rb"or sacrifice child",
+)
+"""Patterns over bytes, of which one is in each line that begins a block."""
 _KILL = re.compile(r"Kill process \d{1,10} \(.{0,64}\) score \d{1,10} or sacrifice child")
 
 

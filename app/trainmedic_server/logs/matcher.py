@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from trainmedic_server import errors
@@ -22,6 +23,7 @@ from trainmedic_server.expressions.regexes import Found, LiteralSet, SearchPatte
 from trainmedic_server.expressions.sandbox import PlainFunction
 from trainmedic_server.logs import records
 from trainmedic_server.logs.line import LONGEST, Line
+from trainmedic_server.logs.prefilter import Prefilter
 from trainmedic_server.logs.rule import LinePattern, LogRule, RuleSet
 
 OWN_MARK = "trainmedic: "
@@ -118,6 +120,11 @@ class _SourceRules:
                 by_literal.setdefault(literal, []).append(ready)
         self.literals = LiteralSet(tuple(by_literal))
         self._by_literal = list(by_literal.values())
+        self._literals = tuple(by_literal)
+
+    @cached_property
+    def prefilter(self) -> Prefilter:
+        return Prefilter(self._literals)
 
     def has_literal(self, text: bytes) -> bool:
         return bool(self.literals.present(text))
@@ -140,13 +147,12 @@ class LineMatcher:
     def __init__(self, rule_set: RuleSet) -> None:
         """Raises ValueError or Malformed for a rule that ``catalog.log_rules`` would have refused."""
         self._ready = [_ReadyRule(rule) for rule in rule_set.rules]
-        self._by_source: dict[str, _SourceRules] = {}
-        self._of_any: dict[tuple[str, ...], _SourceRules] = {}
+        self._of: dict[tuple[str, ...], _SourceRules] = {}
 
     def match(self, line: Line, source: str | None = None) -> LineMatch:
         """Return which rule takes the line, and what it took from it; as if it were of `source`, if one is given."""
         source = line.origin.source if source is None else source
-        rules = self._of_source(source)
+        rules = self._of_sources((source,))
         words = line.text if line.record is None else records.words_of(line.record)
         match = self._match_words(rules, words, source) if words else _NOTHING
         if line.record is None or match.rule is not None:
@@ -156,14 +162,15 @@ class LineMatcher:
     def is_quiet(self, line: Line, sources: tuple[str, ...]) -> bool:
         """Return whether no rule of any of these sources can take the line: one look at it, in place of one for each
         source."""
-        rules = self._of_any.get(sources)
-        if rules is None:
-            of_any = (ready for ready in self._ready if not set(sources).isdisjoint(ready.rule.sources))
-            rules = self._of_any[sources] = _SourceRules(of_any)
+        rules = self._of_sources(sources)
         if line.record is not None and str(line.record.get("event")) in rules.over_records:
             return False
         words = line.text if line.record is None else records.words_of(line.record)
         return not words or not rules.has_literal(words.encode(errors="replace")[:LONGEST])
+
+    def prefilter(self, sources: tuple[str, ...]) -> Prefilter:
+        """What passes over physical lines that no rule of any of these sources can take."""
+        return self._of_sources(sources).prefilter
 
     def _match_words(self, rules: _SourceRules, words: str, source: str) -> LineMatch:
         if words.startswith(OWN_MARK):
@@ -172,10 +179,11 @@ class LineMatcher:
         candidates = rules.candidates(text)
         return self._match_text(candidates, text, source) if candidates else _NOTHING
 
-    def _of_source(self, source: str) -> _SourceRules:
-        rules = self._by_source.get(source)
+    def _of_sources(self, sources: tuple[str, ...]) -> _SourceRules:
+        rules = self._of.get(sources)
         if rules is None:
-            rules = self._by_source[source] = _SourceRules(each for each in self._ready if source in each.rule.sources)
+            of_any = (ready for ready in self._ready if not set(sources).isdisjoint(ready.rule.sources))
+            rules = self._of[sources] = _SourceRules(of_any)
         return rules
 
     def _match_text(self, candidates: list[_ReadyRule], text: bytes, source: str) -> LineMatch:

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 from trainmedic_server.logs import times
 
 _CRI = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)) (stdout|stderr) ([FP])(?: |$)")
+DIVIDED = rb"std(?:out|err) P"
+"""A pattern over bytes, which is in each line that a container runtime has divided, but for those that are JSON."""
 _DOCKER = '{"log":"'
 _TAGGED_RANK = re.compile(r"\[rank(\d{1,6})\]:[ ]?")
 _TORCHRUN = re.compile(r"\[[A-Za-z_][A-Za-z_-]{0,30}(\d{1,4})\]:[ ]?")

@@ -17,6 +17,9 @@ _ESCAPE = re.compile(
 )
 _PROGRESS = re.compile(rb"\d%\||\d(?:it|s|B|batch|step|example)s?/s|\ds/(?:it|batch|step)|\?it/s")
 _CONTROLS = bytes(byte for byte in (*range(32), 127) if byte not in b"\t\n")
+REWRITTEN = (rb"[\x00-\x08\x0b-\x1f\x7f]", codecs.BOM_UTF8)
+"""Patterns over bytes. A line with none of them has, as text, the bytes that it has, but for those that are not
+UTF-8."""
 _REDRAWN = 8
 """Pieces of a line with carriage returns that are looked at, from its end."""
 

@@ -45,12 +45,17 @@ _PLAIN_MEMBER = r"'[\w ./()%-]{1,60}': ?(?:-?(?:0|[1-9]\d{0,17})(?:\.\d{1,20})?(
 _PLAIN_DICTIONARY = re.compile(rf"\{{{_PLAIN_MEMBER}(?:, ?{_PLAIN_MEMBER}){{0,63}}\}}", re.ASCII)
 _PYTHON_WORD = re.compile(r"(?<=[:\s,\[(])(-?)(nan|inf)(?=[\s,\])}])")
 _OF = re.compile(r"(\d{1,12})/\d{1,12}")
-_MEGATRON = re.compile(r"(?:\[[^\]]{1,40}\] )? ?iteration +(\d{1,12}) */ *\d{1,12} \|")
+_MEGATRON = re.compile(r"(?:\[[^\]]{1,40}\] )? ?iteration +(\d{1,12}) */ *\d{1,12} \|", re.ASCII)
 _MEGATRON_PART = re.compile(
     r"\s*([A-Za-z][A-Za-z0-9 ()/_-]{0,60}?)\s*: *(-?[0-9][0-9.]{0,40}(?:[eE][+-]?\d{1,4})?|-?nan|-?inf)\s*$"
 )
-_TITAN = re.compile(r"(?:\[titan\] \S{10} \S{8},\d{1,3} - root - INFO - |^)step: *(\d{1,12}) +loss: *(\S{1,40})(.*)$")
+_TITAN = re.compile(
+    r"(?:\[titan\] \S{10} \S{8},\d{1,3} - root - INFO - |^)step: *(\d{1,12}) +loss: *(\S{1,40})(.*)$", re.ASCII
+)
 _TITAN_PART = re.compile(r"(grad_norm|memory|tps|tflops|mfu): *(-?[0-9][0-9.,]{0,30}(?:[eE][+-]?\d{1,4})?|-?nan|-?inf)")
+
+REPORTS = (rb"\{[\"']", rb"iteration +\d+ */ *\d+ \|", rb"step: *\d+ +loss:")
+"""Patterns over bytes, of which one is in each line that is a record."""
 
 
 def record_of(text: str) -> dict[str, Any] | None:

@@ -104,7 +104,8 @@ class FollowedFile:
         counters.lines(self.origin.source, len(placed))
         kept = self._budget.within(placed, monotonic)
         counters.lines_left_out(self.origin.source, len(placed) - len(kept))
-        lines = [*self.stream.feed(kept, self._arrived(now)), *self.stream.flush(now)]
+        prefilter = self._runner.prefilter(self.origin.source)
+        lines = [*self.stream.feed(kept, self._arrived(now), prefilter), *self.stream.flush(now)]
         if placed or lines:
             self._runner.take(self, lines)
         self._runner.add_excerpts(self)

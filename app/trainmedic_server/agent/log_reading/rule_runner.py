@@ -20,6 +20,7 @@ from trainmedic_server.agent.log_reading.streams import LineStream, PendingExcer
 from trainmedic_server.domain.finding import Excerpt, Finding
 from trainmedic_server.errors import JournalUnavailable
 from trainmedic_server.logs.line import Line
+from trainmedic_server.logs.prefilter import Prefilter
 from trainmedic_server.logs.rule import RuleSet
 from trainmedic_server.logs.tracker import FindingTracker
 
@@ -102,6 +103,11 @@ class RuleRunner:
             else:
                 self._tracker.use(rule_set)
         self._counters.rules = rule_set.version
+
+    def prefilter(self, source: str) -> Prefilter | None:
+        """What passes over lines of a source that no rule can take; None while there are no rules."""
+        with self._lock:
+            return self._tracker.matcher.prefilter((source,)) if self._tracker is not None else None
 
     def take(self, source: ReadStream, lines: Sequence[Line]) -> None:
         """Show lines to the rules, in the order of their stream; what they find goes with the stream's position.

@@ -6,7 +6,7 @@ were held back: the rules have seen the others already.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -16,6 +16,7 @@ from trainmedic_server.domain.finding import MOST_AROUND, Excerpt, Origin
 from trainmedic_server.logs.assembly import LineAssembler
 from trainmedic_server.logs.line import LONGEST, Line
 from trainmedic_server.logs.masks import masked
+from trainmedic_server.logs.prefilter import Prefilter
 
 BYTES_AROUND = 64 * 1024
 """Bytes before a line, and from it on, in which the lines of its excerpt are looked for."""
@@ -60,14 +61,14 @@ class LineStream:
         """Where the oldest line begins that is held back."""
         return self._assembler.oldest_place
 
-    def feed(self, placed: Iterable[PlacedLine], arrived: datetime) -> list[Line]:
-        """Take physical lines; return those that the rules are to see now."""
-        lines: list[Line] = []
-        for place, raw in placed:
-            if place > self._fed_to or place in self._held:
-                lines.extend(self._assembler.feed(raw, arrived, place))
-                self._fed_to = max(self._fed_to, place)
-        return lines
+    def feed(self, placed: Sequence[PlacedLine], arrived: datetime, prefilter: Prefilter | None = None) -> list[Line]:
+        """Take physical lines; return those that the rules are to see now. With a prefilter, not those that none of
+        its rules can take."""
+        fresh = [(place, raw) for place, raw in placed if place > self._fed_to or place in self._held]
+        if not fresh:
+            return []
+        self._fed_to = max(self._fed_to, fresh[-1][0])
+        return self._assembler.feed_many(fresh, arrived, prefilter)
 
     def flush(self, now: datetime | None) -> list[Line]:
         """The blocks that have waited for long enough; all where `now` is None, because nothing more comes."""

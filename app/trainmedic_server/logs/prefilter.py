@@ -1,0 +1,49 @@
+"""Which of many physical lines can mean anything, found in one pass over all of them before any is decoded.
+
+Most lines of a training hold no literal of a rule, begin no block and report no step. To cut, decode and strip each of
+them in order to see that costs fifty times as much as to look for what a line that counts must hold. Whoever uses this
+finds what they would have found without it: a line is passed over only where nothing that is done to it could change
+that.
+
+Not here: lines that go on with what an earlier one began (``assembly``, which knows what it holds back).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+from trainmedic_server.expressions.regexes import ByteSearch, literal_bytes
+from trainmedic_server.logs.blocks import BEGINNINGS
+from trainmedic_server.logs.prefixes import DIVIDED
+from trainmedic_server.logs.raw_text import REWRITTEN
+from trainmedic_server.logs.records import REPORTS
+
+_REPLACED = "\N{REPLACEMENT CHARACTER}"
+"""What stands in a text for bytes that are not UTF-8, whichever they were."""
+
+
+class Prefilter:
+    """Made for the literals of some rules; one serves any number of streams."""
+
+    def __init__(self, literals: Iterable[str]) -> None:
+        parts = {max(literal.split(_REPLACED), key=len) for literal in literals}
+        # A literal that holds another one is in no line that the other is not in.
+        fewest = [each for each in parts if not any(other in each for other in parts - {each})]
+        self._search = ByteSearch(
+            [*REWRITTEN, *BEGINNINGS, *REPORTS, DIVIDED, *(literal_bytes(each) for each in sorted(fewest))]
+        )
+
+    def suspects(self, lines: Sequence[bytes]) -> list[int]:
+        """The positions, in their order, of the lines that may mean something; none of them holds a line feed."""
+        together = b"\n".join(lines)
+        at = self._search.next(together, 0)
+        if at is None:
+            return []
+        found: list[int] = []
+        beyond = list(accumulate(len(line) + 1 for line in lines))
+        while at is not None:
+            found.append(bisect_right(beyond, at))
+            at = self._search.next(together, beyond[found[-1]]) if found[-1] + 1 < len(lines) else None
+        return found
