@@ -1,10 +1,11 @@
 """Lines per second and core with all shipped log rules, over ``grep`` with the same patterns on the same lines.
 
 Four figures: lines of a training with all that is done to them (decoding, prefixes, records, blocks, rules, findings);
-the same without those that report a step, so that nearly each can be passed over; the rules alone on lines that are ready; and what a hostile line of 1 MB costs for each KB. Beside the first three stand
-``grep -P`` with all patterns as one, which is what a careful person would write, and Python's `re` with the patterns
-one after another, as a simple log agent does it; and mtail with a counter for each pattern, where one is named
-(``apt-get download mtail`` and ``dpkg -x`` give one without installing it).
+the same without those that report a step, so that nearly each can be passed over; the rules alone on lines that are
+ready; and what a hostile line of 1 MB costs for each KB. Beside the first three stand ``grep -P`` with all patterns as
+one, which is what a careful person would write, and Python's `re` with the patterns one after another, as a simple log
+agent does it; and mtail with a counter for each pattern, where one is named (``apt-get download mtail`` and ``dpkg -x``
+give one without installing it).
 
     python -m benchmarks.log_rules [--lines 200000] [--mtail mtail]
 """
