@@ -36,7 +36,11 @@ class StandIn:
 
         class Handler(BaseHTTPRequestHandler):
             def _answer(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                size = int(self.headers.get("Content-Length", 0))
+                body = self.rfile.read(size)
+                if len(body) < size:  # the sender was killed meanwhile
+                    self.close_connection = True
+                    return
                 document = json.loads(body) if body else None
                 status = stand_in.statuses.pop(0) if stand_in.statuses else 200
                 if status in (0, 200):

@@ -100,8 +100,8 @@ ASKED: dict[str, dict[str, Any]] = {
     "alerts": {"reacted": False, "since": "1h"},
     "history": {"job": "llm-1", "open": True},
     "approvals": {},
-    "jobs": {},
-    "agents": {},
+    "jobs": {"name": "llm-1", "cluster": True, "limit": 1},
+    "agents": {"limit": 1},
     "playbooks": {"name": "ask-first"},
     "report": {"since": "1h"},
 }
@@ -125,6 +125,7 @@ async def test_every_question_is_answered_and_nothing_is_changed(served: Served,
     assert answers["run"]["alert_labels"]["said"] == HOSTILE
     assert answers["approvals"]["items"][0]["run_id"] == served.run_id
     assert answers["playbooks"]["text"] == PLAYBOOK.lstrip()
+    assert answers["jobs"] == answers["agents"] == {"items": []}
     assert (answers["report"]["failures"], answers["report"]["causes"]) == (0, [])
     after = served.ask(f"/history/{served.run_id}")
     assert (after["status"], after["events"]) == ("awaiting_approval", before["events"])

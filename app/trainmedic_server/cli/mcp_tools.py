@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from trainmedic_server.cli import exits, why
 from trainmedic_server.cli.client import Client
+from trainmedic_server.cli.mcp_results import bounded
 from trainmedic_server.domain.log_search import LogLevel
 
 Arguments = Mapping[str, Any]
@@ -148,6 +149,16 @@ def _given(arguments: Arguments, *names: str, **defaults: Any) -> dict[str, Any]
     return {**defaults, **written}
 
 
+def _page(reader: Reader, path: str, arguments: Arguments, query: Arguments) -> Any:
+    """A page of a list, so short that nothing of it has to be left out: its ``next`` would pass that over."""
+    limit = arguments.get("limit", 20)
+    while True:
+        document = reader.get(path, {**query, **_given(arguments, "cursor"), "limit": limit})
+        if limit == 1 or not bounded(document)[1]:
+            return document
+        limit //= 2
+
+
 def _why(reader: Reader, arguments: Arguments) -> Any:
     since = arguments.get("since")
     return why.told(reader, arguments["alert"], arguments.get("labels", {}), since, arguments.get("limit", 5))
@@ -159,10 +170,10 @@ def _explain(reader: Reader, arguments: Arguments) -> Any:
 
 
 def _alerts(reader: Reader, arguments: Arguments) -> Any:
-    query = _given(arguments, "status", "since", "until", "reacted", "limit", limit=20)
+    query = _given(arguments, "status", "since", "until", "reacted")
     pairs = [f"{name}={value}" for name, value in arguments.get("labels", {}).items()]
     named = {"alertname": arguments["alert"]} if "alert" in arguments else {}
-    return reader.get("alerts", {**query, **named, **({"label": pairs} if pairs else {})})
+    return _page(reader, "alerts", arguments, {**query, **named, **({"label": pairs} if pairs else {})})
 
 
 _HISTORY = ("playbook", "status", "decision", "job", "node", "target", "by", "open", "owes_undo", "since", "until")
@@ -170,7 +181,7 @@ _HISTORY = ("playbook", "status", "decision", "job", "node", "target", "by", "op
 
 def _history(reader: Reader, arguments: Arguments) -> Any:
     named = {"alertname": arguments["alert"]} if "alert" in arguments else {}
-    return reader.get("history", _given(arguments, *_HISTORY, "limit", limit=20) | named)
+    return _page(reader, "history", arguments, _given(arguments, *_HISTORY) | named)
 
 
 def _report(reader: Reader, arguments: Arguments) -> Any:
@@ -192,6 +203,7 @@ def _playbook(reader: Reader, arguments: Arguments) -> Any:
 _SINCE = Parameter("From then on: an RFC 3339 time, or how long ago, such as 90m or 7d.")
 _UNTIL = Parameter("Up to then: an RFC 3339 time, or how long ago.")
 _LIMIT = Parameter("At most so many.", "integer", least=1, most=100)
+_PAGE = {"limit": _LIMIT, "cursor": Parameter("`next` of the page before, with the other arguments as they were.")}
 _ALERT = Parameter("The alert's name, such as GPUTemperatureHigh.")
 _NAMED_ALERT = Parameter(_ALERT.description, is_required=True)
 _LABELS = Parameter('Labels that it has, such as {"job_name": "llm-1"}.', "labels")
@@ -232,8 +244,7 @@ TOOLS = {
             _alerts,
             "GET /alerts",
             {"alert": _ALERT, "labels": _LABELS, "status": Parameter("Only these.", choices=("firing", "resolved")),
-             "reacted": Parameter("Whether a playbook reacted.", "boolean"), "since": _SINCE, "until": _UNTIL,
-             "limit": _LIMIT},
+             "reacted": Parameter("Whether a playbook reacted.", "boolean"), "since": _SINCE, "until": _UNTIL, **_PAGE},
         ),
         Tool(
             "history",
@@ -247,7 +258,7 @@ TOOLS = {
              "by": Parameter("Who approved, rejected, cancelled or undid it."),
              "open": Parameter("Whether it is not closed.", "boolean"),
              "owes_undo": Parameter("Closed, and still owes an undo.", "boolean"),
-             "since": _SINCE, "until": _UNTIL, "limit": _LIMIT},
+             "since": _SINCE, "until": _UNTIL, **_PAGE},
         ),
         Tool(
             "run",
@@ -264,10 +275,21 @@ TOOLS = {
             lambda reader, _: reader.get("approvals"),
             "GET /approvals",
         ),
-        Tool("jobs", "The training jobs that are connected: step, nodes, GPUs, what they can do.",
-             lambda reader, _: reader.get("jobs"), "GET /jobs"),
-        Tool("agents", "The node agents that are connected, and their GPUs.",
-             lambda reader, _: reader.get("agents"), "GET /agents"),
+        Tool(
+            "jobs",
+            "The training jobs that are connected, by name, a page at a time: step, nodes, GPUs, what they can do.",
+            lambda reader, arguments: _page(reader, "jobs", arguments, _given(arguments, "name", "cluster")),
+            "GET /jobs",
+            {"name": Parameter("Only the job of this name."),
+             "cluster": Parameter("Also those that only Kubernetes knows, on the last page.", "boolean"), **_PAGE},
+        ),
+        Tool(
+            "agents",
+            "The node agents that are connected, and their GPUs, by the names of the nodes, a page at a time.",
+            lambda reader, arguments: _page(reader, "agents", arguments, _given(arguments, "name")),
+            "GET /agents",
+            {"name": Parameter("Only the agent of this node."), **_PAGE},
+        ),
         Tool("playbooks", "The playbooks that are loaded and what they came to in 30 days; with a name, its text.",
              _playbook, "GET /playbooks", {"name": Parameter("One playbook's name.")}),
         Tool(

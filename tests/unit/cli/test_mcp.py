@@ -47,7 +47,7 @@ ARGUMENTS = {
     "alert": "Hot", "labels": {"a": "b"}, "since": "1h", "until": "1m", "limit": 3, "status": "firing", "job": "llm-1",
     "run": "abcd1234", "reacted": False, "name": "cool", "grep": "x", "level": "error", "rank": 0, "attempt": 1,
     "node": "node-1", "kernel": True, "playbook": "p", "decision": "started", "target": "job:x", "by": "ann",
-    "open": True, "owes_undo": True,
+    "open": True, "owes_undo": True, "cursor": "c", "cluster": True,
 }  # fmt: skip
 
 
@@ -179,6 +179,31 @@ def test_a_result_is_bounded_and_says_what_it_leaves_out(document: Any) -> None:
     assert is_cut
     assert len(text) <= LONGEST
     assert "left_out" in json.dumps(json.loads(text))
+
+
+class Fleet(Recorded):
+    """Answers with pages of a thousand entries, each of which says more than a page of a hundred has room for."""
+
+    def _ask(self, method: str, path: str, accept: tuple[int, ...] = (), **arguments: Any) -> Any:
+        params = arguments["params"]
+        start = int(params.get("cursor", 0))
+        items = [{"name": f"node-{number}", "gpus": ["x" * 900]} for number in range(1000)]
+        end = start + params["limit"]
+        return {"items": items[start:end]} | ({"next": str(end)} if end < len(items) else {})
+
+
+@pytest.mark.parametrize("tool", ["alerts", "history", "jobs", "agents"])
+def test_a_list_is_read_to_its_end_page_by_page(tool: str) -> None:
+    """Nothing is left out between two pages, however large one was asked for."""
+    client, seen, asked = Fleet(), [], {"limit": 100}
+    while True:
+        text = called(tool, asked, client)["content"][0]["text"]
+        page = json.loads(text.splitlines()[2])
+        seen += [item["name"] for item in page["items"]]
+        if "next" not in page:
+            break
+        asked = {"limit": 100, "cursor": page["next"]}
+    assert seen == [f"node-{number}" for number in range(1000)]
 
 
 def test_lines_of_logs_are_read_no_further_than_they_are_wanted() -> None:
