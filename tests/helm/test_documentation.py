@@ -102,3 +102,50 @@ def test_the_values_files_of_the_page_open_what_the_page_says() -> None:
     assert policy["allow"] == ["gpu.power_limit", "disk.clean"]
     assert [rule["resources"] for rule in charts.one(found, "ClusterRole")["rules"]]
     assert files["inside.yaml"]["image"]["digest"]
+
+
+OTHER_PAGES = ("docs/how-to/probe.md", "docs/how-to/read-logs.md", "docs/how-to/slack.md")
+
+
+def test_no_page_with_values_is_missing_here() -> None:
+    """A page that shows some has them rendered by one of these tests."""
+    every = {str(path.relative_to(charts.ROOT)) for path in (charts.ROOT / "docs").rglob("*.md")}
+    assert {page for page in every if values_on(page)} == {PAGES[0], *OTHER_PAGES}
+
+
+@pytest.mark.parametrize("page", OTHER_PAGES)
+def test_what_other_pages_give_the_chart_works_together(page: str) -> None:
+    """Each file that a setting names lies where something is mounted."""
+    for values in values_on(page):
+        found = charts.parsed(charts.rendered(values, name="trainmedic"))
+        for _, pod in charts.pods(found):
+            for container in pod["containers"]:
+                mounts = container.get("volumeMounts", ())
+                names = [each["value"] for each in container.get("env", ()) if each["name"].endswith("_FILE")]
+                for name in names:
+                    assert any(name.startswith(f"{mount['mountPath']}/") for mount in mounts), name
+
+
+def test_slack_is_set_by_a_secret_alone() -> None:
+    """The file and both tokens are read from it; no token stands in a value."""
+    [values] = values_on("docs/how-to/slack.md")
+    server = charts.one(charts.parsed(charts.rendered(values)), "Deployment")["spec"]["template"]["spec"]
+    settings = {each["name"]: each.get("value") for each in server["containers"][0]["env"]}
+    files = {name: value for name, value in settings.items() if name.startswith("TRAINMEDIC_SLACK_")}
+    assert files == {
+        "TRAINMEDIC_SLACK_FILE": "/etc/trainmedic-slack/slack.yaml",
+        "TRAINMEDIC_SLACK_BOT_TOKEN_FILE": "/etc/trainmedic-slack/bot-token",
+        "TRAINMEDIC_SLACK_APP_TOKEN_FILE": "/etc/trainmedic-slack/app-token",
+    }
+    assert {"name": "slack", "mountPath": "/etc/trainmedic-slack", "readOnly": True} in server["containers"][0][
+        "volumeMounts"
+    ]
+    assert {"name": "slack", "secret": {"secretName": "trainmedic-slack"}} in server["volumes"]
+
+
+def values_on(page: str) -> list[dict[str, Any]]:
+    """What the page shows of the chart's values."""
+    names = yaml.safe_load((charts.CHART / "values.yaml").read_text()).keys()
+    shown = (block.body for block in doc_pages.blocks((charts.ROOT / page).read_text()) if block.kind == "yaml")
+    documents = [yaml.safe_load(body) for body in shown if re.match(rf"(#.*\n)*({'|'.join(names)}):", body)]
+    return [document for document in documents if document.keys() <= names]
