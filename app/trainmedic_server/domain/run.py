@@ -250,11 +250,15 @@ class Run:
     """What the client that started it by hand named its request, so that a repeated one starts nothing again."""
 
     def step(self, key: tuple[str, int]) -> StepState:
-        return next(step for step in self.steps if step.key == key)
+        for step in self.steps:
+            if step.key == key:
+                return step
+        raise KeyError(key)
 
-    def with_step(self, changed: StepState) -> Run:
-        """This run with the step of the same key replaced."""
-        return replace(self, steps=tuple(changed if step.key == changed.key else step for step in self.steps))
+    def with_step(self, changed: StepState, **changes: Any) -> Run:
+        """This run with the step of the same key replaced, and with `changes` of its own."""
+        steps = tuple([changed if step.key == changed.key else step for step in self.steps])
+        return replace(self, steps=steps, **changes)
 
     @property
     def target_key(self) -> str:

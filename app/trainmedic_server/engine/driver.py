@@ -83,13 +83,13 @@ class Driver:
         await self._planned.wait()
 
     async def drive(self) -> None:
-        with structlog.contextvars.bound_contextvars(run_id=self.run.id, playbook=self.run.playbook):
-            try:
-                if not self.run.is_open or await self._take_target():
-                    await self._carry_through()
-            finally:
-                self._services.locks.release(self.run.id)
-                self._note_planned()
+        structlog.contextvars.bind_contextvars(run_id=self.run.id, playbook=self.run.playbook)  # its task's alone
+        try:
+            if not self.run.is_open or await self._take_target():
+                await self._carry_through()
+        finally:
+            self._services.locks.release(self.run.id)
+            self._note_planned()
 
     async def _carry_through(self) -> None:
         ended: tuple[PerformAttempt, AttemptOutcome] | None = None
@@ -182,11 +182,11 @@ class Driver:
                 call = self._call(act)
             except (errors.ConfigurationError, ValueError) as problem:
                 return attempts.unmakeable_outcome(act, str(problem))
+            began = self._now()
             if self._received_at is not None and not act.undo:
-                metrics.alert_to_action_seconds.observe((self._now() - self._received_at).total_seconds())
+                metrics.alert_to_action_seconds.observe((began - self._received_at).total_seconds())
                 self._received_at = None
             self._services.fence()
-            began = self._now()
             outcome = await self._outcome(name, call, lambda call: actions.get(name).perform(call))
         metrics.step_seconds.labels(name, outcome.status).observe((self._now() - began).total_seconds())
         number = attempts.attempts_of(self.run, act)[-1].number

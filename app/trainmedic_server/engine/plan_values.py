@@ -169,8 +169,9 @@ class RunDraft:
     def add_event(self, kind: str, actor: str = "trainmedic", **data: Any) -> None:
         self.events.append(Event(kind, self.now, self.run.id, actor, data))
 
-    def put(self, step: StepState) -> StepState:
-        self.run = self.run.with_step(step)
+    def put(self, step: StepState, **changes: Any) -> StepState:
+        """Replace the step of the same key, and with it what else of the run has changed."""
+        self.run = self.run.with_step(step, **changes)
         return step
 
     def end(self, step: StepState, status: StepStatus, **changes: Any) -> None:

@@ -77,7 +77,9 @@ def record_location(draft: RunDraft, key: tuple[str, int], params: Mapping[str, 
 def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome) -> None:
     """Apply the outcome of the last attempt of an action step."""
     # The message of an open run is for people: what it waits for, or why its last attempt failed.
-    draft.run = replace(draft.run, message="" if outcome.status == "applied" else outcome.error or outcome.status)
+    message = "" if outcome.status == "applied" else outcome.error or outcome.status
+    if draft.run.message != message:
+        draft.run = replace(draft.run, message=message)
     state = draft.run.step(key)
     definition = step_definition(draft.playbook, state)
     assert isinstance(definition, ActionStep)
@@ -90,7 +92,8 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
     )
     state = replace(state, attempts=(*state.attempts[:-1], attempt), output=outcome.output, error=outcome.error)
     if outcome.status == "applied":
-        draft.end(_with_known_undo(draft.context, state, definition, outcome.output), StepStatus.SUCCEEDED)
+        undo = _known_undo(draft.context, state, definition, outcome.output)
+        draft.end(state, StepStatus.SUCCEEDED, undo=undo)
         draft.add_event("step_succeeded", step=state.id, action=state.action, output=dict(outcome.output))
         return
     if outcome.barred_by is not None and not has_acted_before(draft.run, state, draft.context.actions):
@@ -169,27 +172,27 @@ def _act(draft: RunDraft, state: StepState, definition: ActionStep) -> PerformAt
     if action.harmful and draft.run.acted_at is None and draft.outside.breaker and _was_held_up(draft.run):
         draft.refuse(Decision.BREAKER_OPEN, f"before the run could act the breaker opened: {draft.outside.breaker}")
         return None
+    params = state.params
     if not state.attempts:
         try:
-            params = draft.playbook.params(state.phase, state.index, draft.scope())
+            rendered = draft.playbook.params(state.phase, state.index, draft.scope())
         except errors.ExpressionError as error:
             _fail(draft, state, str(error))
             return None
-        state = replace(state, params=params.model_dump(mode="json", by_alias=True, exclude_none=True))
+        params = rendered.model_dump(mode="json", by_alias=True, exclude_none=True)
     attempt = attempt_again(draft, state.attempts, definition.timeout or action.default_timeout)
     state = replace(
         state,
         status=StepStatus.RUNNING,
+        params=params,
         started_at=state.started_at or draft.now,
         retry_at=None,
         error=None,
         attempts=(*state.attempts, attempt),
-        undo=_undo_of(action, state.params, definition.undo, attempt.command_id),
+        undo=_undo_of(action, params, definition.undo, attempt.command_id),
     )
-    draft.put(state)
-    draft.set_status(Status.RUNNING)
-    if action.harmful and draft.run.acted_at is None:
-        draft.run = replace(draft.run, acted_at=draft.now)
+    acted_at = draft.now if action.harmful and draft.run.acted_at is None else draft.run.acted_at
+    draft.put(state, status=Status.RUNNING, waiting_on=None, acted_at=acted_at)
     draft.add_event(
         "step_started",
         step=state.id,
@@ -254,15 +257,14 @@ def _undo_of(
     return Undo(trigger, inverse.action, inverse.params, command_id, status)
 
 
-def _with_known_undo(
+def _known_undo(
     context: PlanningContext, state: StepState, definition: ActionStep, output: Mapping[str, Any]
-) -> StepState:
-    """The step with the undo that follows from the action's output, which may hold the earlier state."""
+) -> Undo | None:
+    """The step's undo as it follows from the action's output, which may hold the earlier state."""
     action = context.actions.action_class(definition.action)
     if action is None:
-        return state
-    undo = _undo_of(action, state.params, definition.undo, state.attempts[-1].command_id, output)
-    return replace(state, undo=undo) if undo is not None else state
+        return state.undo
+    return _undo_of(action, state.params, definition.undo, state.attempts[-1].command_id, output) or state.undo
 
 
 def interrupted(run: Run) -> StepState | None:
