@@ -2,8 +2,8 @@
 
 The Trainer finds its position by itself: after the batches that the checkpoint's steps were trained on. From there
 `BatchSkipper` reads further batches and does not train on them; over the end of an epoch too, which gets shorter by
-them. Each batch that is trained on is told to the proof of rollbacks. `HuggingFaceLoop` uses it around
-``Trainer.train``.
+them. A training of ``max_steps`` gets further epochs for them, where it needs them. Each batch that is trained on is
+told to the proof of rollbacks. `HuggingFaceLoop` uses it around ``Trainer.train``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class BatchSkipper:
         self._trainer = trainer
         self._proof = proof
         self._why_not = why_not
-        self._left = batches
+        self._left = self._most = batches
         self._original: Any = None
         self._shortened: Any = None  # the iterator of the epoch in which batches were left out
         self._has_trained = False  # whether any batch of that epoch was trained on
@@ -37,6 +37,9 @@ class BatchSkipper:
     def __enter__(self) -> BatchSkipper:
         self._original = self._trainer.get_batch_samples
         self._trainer.get_batch_samples = self._take
+        if self._most and self._trainer.args.max_steps > 0:
+            values = self._trainer.set_initial_training_values
+            self._trainer.set_initial_training_values = lambda *args, **options: self._longer(values(*args, **options))
         return self
 
     def __exit__(
@@ -44,6 +47,15 @@ class BatchSkipper:
     ) -> None:
         if self._original is not None:
             del self._trainer.get_batch_samples
+        vars(self._trainer).pop("set_initial_training_values", None)
+
+    def _longer(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What the Trainer has worked out from ``max_steps``, with as many epochs more as the batches left out take."""
+        epochs, steps_per_epoch, *others = values
+        accumulation = self._trainer.args.gradient_accumulation_steps
+        # A step more than they are, for the last one of the shortened epoch, which may have too few batches.
+        further = (self._most + accumulation) // (steps_per_epoch * accumulation) + 1
+        return (epochs + further, steps_per_epoch, *others)
 
     def _take(self, batches: Iterator[Any], count: int, *arguments: Any, **options: Any) -> Any:
         epoch, before = int(self._trainer.state.epoch or 0), self._proof.before_draw()

@@ -78,7 +78,7 @@ def test_batches_are_left_out_and_stay_so(tmp_path: Path, medic: trainmedic.Medi
     make_trainer(tmp_path / "plain", train_dataset=order).train()
     data = Windows()
     script = Script(at_27=sent("job.rollback", step=25, skip_batches=12))
-    trainer = make_trainer(tmp_path, script, train_dataset=data)
+    trainer = make_trainer(tmp_path, script, train_dataset=data, max_steps=-1, num_train_epochs=1)
     script.acts[34] = sent("job.rollback", step=30)
     result = huggingface.train(trainer, medic=medic, limits=QUICK)
 
@@ -89,6 +89,28 @@ def test_batches_are_left_out_and_stay_so(tmp_path: Path, medic: trainmedic.Medi
     assert result.global_step == 48
     assert script.steps == [*range(1, 28), *range(21, 35), *range(31, 49)]
     assert data.seen[-18 * 4 :] == order.seen[-18 * 4 :]
+
+
+@pytest.mark.parametrize(("accumulation", "skip"), [(1, 70), (4, 13)])
+def test_a_training_of_so_many_steps_does_them_all(
+    accumulation: int, skip: int, tmp_path: Path, medic: trainmedic.Medic, sent: Sent
+) -> None:
+    """What is left out costs epochs and not steps, in this process and in the next, where ``max_steps`` says how many
+    there are to be."""
+    options = {"gradient_accumulation_steps": accumulation, "max_steps": 60 // accumulation, "save_steps": 3}
+    script = Script(at_9=sent("job.rollback", step=6, skip_batches=skip))
+    trainer = make_trainer(tmp_path, script, **options)
+    result = huggingface.train(trainer, medic=medic, limits=QUICK)
+    # The last of the epoch's 60 is trained on, for the Trainer ends at an epoch without any; the rest comes after it.
+    assert sent.reply().output["skipped_batches"] == min(skip, 60 - 6 * accumulation - 1)
+    assert result.global_step == 60 // accumulation
+    assert script.steps == [*range(1, 10), *range(7, 60 // accumulation + 1)]
+
+    script = Script()
+    trainer = make_trainer(tmp_path, script, **options)
+    checkpoint = tmp_path / "out" / "checkpoint-9"
+    huggingface.train(trainer, medic=medic, limits=QUICK, resume_from_checkpoint=str(checkpoint))
+    assert script.steps == [*range(10, 60 // accumulation + 1)]
 
 
 def test_by_default_it_goes_back_to_before_the_alert(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
