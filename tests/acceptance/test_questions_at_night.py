@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from html import unescape
@@ -13,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.conftest import RedisServer
+from tests.support import lab_past
 from tests.support.lab import AGENTS, JOBS, Lab, night
 from tests.support.programs import eventually
 from trainmedic_server.cli import main
@@ -46,7 +48,8 @@ def _has_come_to_rest(lab: Lab, changed: int, asking: int) -> bool:
     standing = lab.get("/now")
     certain = [each for each in standing["changed"] if each["is_certain"]]
     failed = lab.get("/history?status=failed")["items"]
-    return (len(certain), len(standing["approvals"]), len(failed)) == (changed, asking, 3)
+    is_measured = lab.get(f"/history/{_cooled(lab)}")["effect"]["verdict"] != "pending"
+    return is_measured and (len(certain), len(standing["approvals"]), len(failed)) == (changed, asking, 3)
 
 
 def command(lab: Lab, *words: str) -> str:
@@ -134,23 +137,51 @@ def _playbooks(listed: Any) -> list[str]:
 
 
 def _helped(run: Any) -> list[str]:
-    assert run["effect"]["verdict"] == "not_measured"
-    return ["not measured", run["effect"]["reason"]]
+    effect = run["effect"]
+    assert (effect["verdict"], effect["before"], effect["at"], effect["after"]) == ("helped", 70, 91, 68)
+    return ["helped", "70", "91", "68"]
 
 
-def _acted(lab: Lab) -> str:
-    """A run that has changed something."""
-    run_id: str = lab.get("/now")["changed"][0]["run_id"]
+def _kept(report: Any) -> list[str]:
+    """By the one GPU that was cooled within six minutes, where a person would have come after thirty."""
+    kept = report["gpu_hours_kept"]
+    assert (kept["gpu_hours"], kept["runs"]) == (0.4, 1)
+    return ["0.4", kept["formula"], *kept["assumptions"]]
+
+
+def _coming_back(report: Any) -> list[str]:
+    nodes = [str(node["node"]) for node in report["nodes"] if node["came_back"]]
+    assert nodes == [lab_past.HOT_NODE]
+    return nodes
+
+
+def _cooled(lab: Lab) -> str:
+    """The run whose effect has been measured."""
+    run_id: str = lab.get("/history?alertname=LabHot")["items"][0]["run_id"]
     return run_id
 
 
 QUESTIONS = (
     Question(
         "Did it help?",
-        lambda lab: ("history", "show", short(_acted(lab))),
-        lambda lab: f"/history/{_acted(lab)}",
-        lambda lab: f"/runs/{_acted(lab)}",
+        lambda lab: ("history", "show", short(_cooled(lab))),
+        lambda lab: f"/history/{_cooled(lab)}",
+        lambda lab: f"/runs/{_cooled(lab)}",
         _helped,
+    ),
+    Question(
+        "How many GPU-hours were saved?",
+        lambda lab: ("report", "--since", "7d"),
+        lambda lab: "/report?since=7d",
+        lambda lab: "/report?since=7d&whole=1",
+        _kept,
+    ),
+    Question(
+        "Which node comes back again and again?",
+        lambda lab: ("report", "--since", "7d"),
+        lambda lab: "/report?since=7d",
+        lambda lab: "/report?since=7d&whole=1",
+        _coming_back,
     ),
     Question(
         "What changed in the playbook?",
@@ -278,3 +309,17 @@ def test_a_night_of_204_alerts_fits_one_screen(lab: Lab) -> None:
     assert "×92" in done.output
     every = json.loads(command(lab, "history", "--all", "--output", "json"))
     assert len(every) == len(lab.get("/history?limit=1000")["items"]) > 100
+
+
+def test_what_failed_is_tried_again_by_command_call_and_page(lab: Lab) -> None:
+    """The page leads to the run that came of it, and each new run says which one it repeats."""
+    failed = lab.get("/history?status=failed&playbook=broken")["items"]
+    by_command, by_call, by_page = (item["run_id"] for item in failed)
+    command(lab, "runs", "retry", short(by_command), "--note", "the service is up")
+    assert json.loads(lab.ask(f"/runs/{by_call}/retry", body={"note": "again"}))["decision"] == "started"
+    form = urllib.request.Request(f"{lab.url}/console/runs/{by_page}/retry", b"note=again", {"Origin": lab.url})
+    with urllib.request.urlopen(form, timeout=20) as reply:
+        assert reply.url.startswith(f"{lab.url}/runs/")
+        assert not reply.url.endswith(by_page)
+    repeats = {item["repeats"] for item in lab.get("/history?playbook=broken")["items"]}
+    assert {by_command, by_call, by_page} <= repeats

@@ -1,7 +1,7 @@
 """A lab as an on-call engineer finds it at night: 20 jobs, 12 agents, 204 alerts, by a real Redis and a real server.
 
 The jobs are the real SDK, all served by one thread; the agents announce themselves by the real wire protocol and take
-no commands. One agent and one job were lost before the server was started.
+no commands. What was before the night is in ``lab_past``.
 """
 
 from __future__ import annotations
@@ -13,18 +13,16 @@ import threading
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
 import trainmedic
+from tests.support import lab_past
 from tests.support.programs import Program, eventually, start_server
 from trainmedic.wire.command_memory import CommandMemory
 from trainmedic.wire.connection import OutageLog, RedisConnection
 from trainmedic.wire.writer import PresenceKey, ReplyWriter
-from trainmedic_server.adapters.sql_store.store import SqlStore
-from trainmedic_server.domain.agent_life import AgentLife
-from trainmedic_server.domain.job_life import JobLife, LifeState
 
 JOBS, AGENTS = 20, 12
 LOWER = """
@@ -92,9 +90,13 @@ class Lab:
         books.mkdir()
         for number, text in enumerate((LOWER, SECOND, ASK, COOL, FAIL)):
             (books / f"{number}.yaml").write_text(text)
-        asyncio.run(self._remember_the_lost())
+        now = datetime.now(UTC)
+        (self.directory / "state").mkdir()
+        asyncio.run(lab_past.remember(f"sqlite:///{self.directory}/state/trainmedic.db", now))
+        self._thermometer = lab_past.thermometer(self.directory, now)
+        prometheus_url = self._thermometer.__enter__()
         self.program, self.url = start_server(
-            *(self.directory, "--mode", "enforce"),
+            *(self.directory, "--mode", "enforce", "--prometheus-url", prometheus_url),
             environment={"TRAINMEDIC_REDIS_URL": self.redis_url},
             playbooks=books,
         )
@@ -121,6 +123,7 @@ class Lab:
         for agent in self._agents:
             agent.stop(5)
         self.program.end()
+        self._thermometer.__exit__(None, None, None)
 
     def ask(self, path: str, accept: str = "application/json", body: Mapping[str, Any] | None = None) -> str:
         """What the server answers."""
@@ -148,17 +151,6 @@ class Lab:
                 medic.commands(step)
             if self._over.wait(0.1):
                 return
-
-    async def _remember_the_lost(self) -> None:
-        """What an earlier server knew of an agent and a job that have gone since."""
-        (self.directory / "state").mkdir()
-        store = SqlStore.open(f"sqlite:///{self.directory}/state/trainmedic.db")
-        gone = datetime.now(UTC) - timedelta(hours=1)
-        life = JobLife("llm-lost", LifeState.GONE, gone, reason="nothing has been heard of it")
-        await store.transact(
-            lambda tx: (tx.agents.save([AgentLife("node-lost", gone, gone)]), tx.save_job_lives([life]))
-        )
-        await store.close()
 
 
 def _scaled(command: Any) -> dict[str, Any]:

@@ -39,8 +39,8 @@ _LONGEST_NUMBER = 500
 MAX_DEPTH = 60
 """Well within the recursion limit of Python, for whatever walks through the value."""
 
-_UNQUOTED = 'what begins with {{ must be in quotes: percent: "{{ vars.percent }}"'
 _BRACES = re.compile(r"(?:^|[:\-,\[{])\s*\{\{")
+_BRACED = re.compile(r"\{\{.*?\}\}[^},\]#]*")
 _KEY = re.compile(r"\s*([\w.-]+)\s*:")
 
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
@@ -211,7 +211,7 @@ class _Reader:
         if not isinstance(event, ScalarEvent):
             index = event.start_mark.index
             if "{{" in (self.text[index - 1 : index + 1], self.text[index : index + 2]):
-                raise _Refused(_UNQUOTED, event)
+                raise _Refused(_unquoted(self.text[index - 1 :].partition("\n")[0]), event)
             raise _Refused("a key must be plain text", event)
         self._refuse_tag(event)
         self._refuse_half_a_character(event)
@@ -318,14 +318,21 @@ def _line_column(text: str, index: int) -> tuple[int, int]:
     return text.count("\n", 0, index) + 1, index - (text.rfind("\n", 0, index) + 1) + 1
 
 
+def _unquoted(line: str) -> str:
+    """What to do about braces that YAML takes for its own, with the line's own text."""
+    found = _BRACED.search(line)
+    text = found[0].rstrip() if found else "{{ … }}"
+    return "what begins with {{ must be in quotes: " + (f"'{text}'" if '"' in text else f'"{text}"')
+
+
 def _plain(error: MarkedYAMLError, lines: list[str]) -> str:
     """The mistake in words that do not suppose that one knows how YAML is parsed."""
     problem, context = (error.problem or "not YAML").strip(), (error.context or "").strip()
     line = lines[error.problem_mark.line] if error.problem_mark and error.problem_mark.line < len(lines) else ""
     begin = error.context_mark.line + 1 if error.context_mark else 1
     opening = lines[begin - 1] if begin <= len(lines) else ""
-    if _BRACES.search(opening if context.startswith("while parsing a flow") else line):
-        return _UNQUOTED
+    if _BRACES.search(held := opening if context.startswith("while parsing a flow") else line):
+        return _unquoted(held)
     if context.startswith("while parsing a flow"):
         opened = "[" if "sequence" in context else "{"
         return f"the '{opened}' is not closed"

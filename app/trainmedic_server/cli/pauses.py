@@ -118,7 +118,9 @@ def controls(switches: Mapping[str, Any]) -> str:
     paused = "paused" if switches.get("paused") else "not paused"
     if switches.get("paused_by"):
         paused += f" by {table.plain(switches['paused_by'])} since {story.moment(switches.get('paused_at'))}"
-    paused += "".join(_partly(item) for item in switches.get("pauses") or ())
+    parts = [text for item in switches.get("pauses") or () if (text := _partly(item))]
+    # That the server as a whole is not paused is no news beside what is.
+    paused = "; ".join(parts if parts and not switches.get("paused") else [paused, *parts])
     if not switches.get("breaker_open"):
         return f"{paused}, breaker closed"
     reason = f" ({table.plain(switches['breaker_reason'])})" if switches.get("breaker_reason") else ""
@@ -133,7 +135,7 @@ def _partly(item: Mapping[str, Any]) -> str:
         return ""
     why = f": {table.plain(note)}" if note else ""
     until = f" until {story.moment(end)}" if end else ""
-    return f"; {_scope(item)} {_state(item)} by {table.plain(item.get('by'))}{until}{why}"
+    return f"{_scope(item)} {_state(item)} by {table.plain(item.get('by'))}{until}{why}"
 
 
 def _scope(item: Mapping[str, Any]) -> str:

@@ -18,7 +18,10 @@ _OPEN = ("running", "waiting", "awaiting_approval")
 
 @click.group()
 def runs() -> None:
-    """Approve, reject, cancel, undo, start or try again a run. Who did it is recorded, by the token's name."""
+    """Approve, reject, cancel, undo, start or try again a run. Who did it is recorded, by the token's name.
+
+    'trainmedic history' lists runs, 'trainmedic approvals' those that ask.
+    """
 
 
 def _order(kind: str, summary: str, needs_note: bool = False) -> click.Command:

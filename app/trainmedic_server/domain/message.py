@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 
 from trainmedic_server.domain.problems import did_you_mean
@@ -138,3 +138,9 @@ def _changed(rule: MessageRule, level: str, channels: str | None) -> MessageRule
     if level not in list(Severity):
         raise ValueError(f"{level!r} is none of on, off, {', '.join(Severity)}")
     return replace(rule, is_on=True, severity=Severity(level))
+
+
+def minute(at: datetime | str) -> str:
+    """A moment, or its ISO 8601, as a message has it: ``31 Jan 03:12Z``."""
+    moment = datetime.fromisoformat(at) if isinstance(at, str) else at
+    return f"{moment.astimezone(UTC):%d %b %H:%M}Z"

@@ -16,7 +16,7 @@ from typing import Any
 
 from trainmedic_server.domain import duration, links
 from trainmedic_server.domain.approval import Terms
-from trainmedic_server.domain.message import Message, MessageKind, Severity
+from trainmedic_server.domain.message import Message, MessageKind, Severity, minute
 from trainmedic_server.domain.plain_text import json_text
 from trainmedic_server.domain.run import Event, Run, Status, StepStatus
 
@@ -103,9 +103,9 @@ def together(messages: Sequence[Message], now: datetime) -> tuple[str, str, Seve
 
 def _lateness(message: Message, now: datetime) -> str:
     """That it could not be told in time, where that is so."""
-    minute = timedelta(minutes=1)
-    age = (now - message.at) // minute * minute
-    return f" (late: {duration.write(age)} ago, {message.at:%d %b %H:%M}Z)" if age >= LATE else ""
+    whole = timedelta(minutes=1)
+    age = (now - message.at) // whole * whole
+    return f" (late: {duration.write(age)} ago, {minute(message.at)})" if age >= LATE else ""
 
 
 def of_broken_playbooks(problems: Sequence[str]) -> Draft:
@@ -126,7 +126,7 @@ def _asked(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
         f"{run.playbook} on {run.target_key} asks, because of {run.alert_name}: {question}",
         *ahead(run, str(event.data.get("step"))),
         *_whom(event.data),
-        f"It waits until {until}." if until else "It waits until it is answered.",
+        f"It waits until {minute(until)}." if until else "It waits until it is answered.",
         f"trainmedic runs approve {run.id}",
         f"trainmedic runs reject {run.id}",
     ]
@@ -271,12 +271,14 @@ def _observing(event: Event) -> Draft:
 
 
 def _circumstances(event: Event) -> str:
-    """What is paused, from when where that is later, until when, and why; as far as that was said."""
+    """What is paused and why; and, unless it is over, from when where that is later, until when, and how often."""
     data = event.data
     parts = [str(data["scope"])] if data.get("scope") else []
-    if data.get("starts_at") and datetime.fromisoformat(str(data["starts_at"])) > event.at:
-        parts.append(f"from {data['starts_at']}")
-    parts += [f"{name} {data[name]}" for name in ("until", "every") if data.get(name)]
+    if event.kind not in ("resumed", "pause_ended"):
+        if data.get("starts_at") and datetime.fromisoformat(str(data["starts_at"])) > event.at:
+            parts.append(f"from {minute(data['starts_at'])}")
+        parts += [f"until {minute(data['until'])}"] if data.get("until") else []
+        parts += [f"every {data['every']}"] if data.get("every") else []
     said = f" ({', '.join(parts)})" if parts else ""
     return f"{said}: {data['note']}" if data.get("note") else said
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -113,7 +113,7 @@ async def test_a_question_is_asked_with_what_would_be_done_and_where_to_answer(b
     ((title, text, to, severity),) = t.channels.sent
     assert (title, to, severity) == ("[warning] node:n1: Cap n1?", "oncall", Severity.WARNING)
     assert '- cap: test.cap {"amount": 1.0}' in text
-    assert run.step(("steps", 0)).deadline.isoformat() in text
+    assert f"It waits until {run.step(('steps', 0)).deadline:%d %b %H:%M}Z." in text
     assert f"trainmedic runs approve {run.id}" in text
     assert text.endswith(f"run {run.id[-8:]} · https://medic.example/runs/{run.id}")
 
@@ -254,11 +254,9 @@ async def test_a_pause_is_told_with_what_until_when_and_why(begin: Any) -> None:
     _, pause = await t.world.engine.pause("ann", order)
     await t.world.pass_time(15)
     assert pause.ends_at is not None
-    until = t.channels.titles[0].partition("until ")[2].partition(")")[0]
-    assert datetime.fromisoformat(until) == pause.ends_at
-    assert t.channels.titles == [f"[info] Paused by ann (node n1, until {until}): new fans"]
+    assert t.channels.titles == [f"[info] Paused by ann (node n1, until {pause.ends_at:%d %b %H:%M}Z): new fans"]
     await t.world.pass_time(1900)
-    assert t.channels.titles[1:] == [f"[info] A pause is over (node n1, until {until}): new fans"]
+    assert t.channels.titles[1:] == ["[info] A pause is over (node n1): new fans"]
 
 
 async def test_a_playbook_that_cannot_be_loaded_is_told_once_until_it_is_mended(begin: Any) -> None:
