@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime, time, timedelta
+
+import sqlalchemy as sa
+
 from tests.contract import run_store_values as values
 from tests.contract.run_store_values import at, closed, gpu, heard, not_started, run
+from trainmedic_server.adapters.sql_store import schema
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.effect import Effect, EffectVerdict
 from trainmedic_server.domain.run import OperatorOrder, OrderKind, Run, Status, StepStatus
@@ -43,7 +50,7 @@ async def test_what_became_of_runs_is_counted(store: SqlStore) -> None:
     await store.transact(lambda tx: tx.effects.save([known]))
     tally = (await store.tally(at(0), at(60)))["cool"]
     assert (tally.timed_out, tally.undone_by_hand, tally.started) == (1, 1, 2)
-    assert tally.person_seconds == [180.0]
+    assert tally.person_seconds == {180.0: 1}
     assert 120.0 in tally.repair_seconds
     assert tally.effects == {EffectVerdict.HELPED: 1}
     assert await store.effects_between(at(0), at(60), 9) == {slow.id: EffectVerdict.HELPED}
@@ -60,11 +67,46 @@ async def test_a_run_within_an_hour_of_the_last_on_its_target_is_repeated(store:
     assert {name: tally.repeated for name, tally in tallies.items()} == {"cool": 1, "rollback": 0}
 
 
+async def test_whole_days_are_added_up_to_what_counting_their_runs_gives(store: SqlStore) -> None:
+    """Whatever has become of them since they were counted first, and in however many transactions."""
+    late = values.step(status=StepStatus.TIMED_OUT)
+    asked = values.step(1, kind="approve", action=None, status=StepStatus.REJECTED, started_at=at(1), ended_at=at(4.4))
+    begun = [run(minute, gpu(minute % 3), playbook=("cool", "rollback")[minute % 2]) for minute in range(12)]
+    ended: list[Run] = []
+    for each in begun:
+        await add(store, each)
+        end = closed(0, status=(Status.SUCCEEDED, Status.FAILED, Status.REJECTED)[len(ended) % 3], ended_at=at(90.77))
+        steps = (late, asked)[: len(ended) % 3]
+        ended.append(replace(each, status=end.status, ended_at=end.ended_at, steps=steps))
+        waiting = replace(each, status=Status.WAITING)
+        await store.transact(lambda tx, change=(waiting, each): tx.save_runs([change]))  # type: ignore[misc]
+        await store.transact(lambda tx, change=(ended[-1], None): tx.save_runs([change]))  # type: ignore[misc]
+    await add(store, not_started(3), closed(95, gpu(0)), run(96, gpu(1)), closed(97, gpu(2), status=Status.OBSERVED))
+    await store.transact(lambda tx: tx.add_order(OperatorOrder("o", begun[0].id, OrderKind.UNDO, "ann", at(5))))
+    pending = Effect(begun[1].id, "rollback", at(1), at(2))
+    for effect in (pending, replace(pending, verdict=EffectVerdict.WORSE, due_at=None)):
+        await store.transact(lambda tx, effect=effect: tx.effects.save([effect]))  # type: ignore[misc]
+    day = timedelta(days=1)
+    begin = datetime.combine(at(0).date(), time(), UTC)
+    by_day = await store.tally(begin - day, begin + day)
+    await store.transact(lambda tx: _count_none(tx.flushed_connection()))  # type: ignore[attr-defined]
+    assert by_day == await store.tally(begin - day, begin + day)
+    assert (by_day["cool"].undone_by_hand, by_day["cool"].repeated, by_day["cool"].timed_out) == (1, 2, 4)
+    assert by_day["cool"].person_seconds == {200.0: 2}
+    assert by_day["rollback"].effects == {EffectVerdict.WORSE: 1}
+
+
+def _count_none(connection: sa.Connection) -> None:
+    """No day is counted, as in a store of an earlier release."""
+    connection.execute(sa.delete(schema.identity))
+    connection.execute(sa.insert(schema.identity).values(id="of-the-test", counted_from=10**6))
+
+
 def test_tallies_add_up() -> None:
     """Days make a month."""
-    total, day = PlaybookTally(), PlaybookTally(timed_out=1, repair_seconds=[1.0])
+    total, day = PlaybookTally(), PlaybookTally(timed_out=1, repair_seconds=Counter([1.0]))
     day.statuses[Status.FAILED] = 2
     for _ in range(3):
         total.add(day)
-    assert (total.timed_out, total.started, total.repair_seconds) == (3, 6, [1.0, 1.0, 1.0])
+    assert (total.timed_out, total.started, total.repair_seconds) == (3, 6, {1.0: 3})
     assert (day.timed_out, day.started) == (1, 2)

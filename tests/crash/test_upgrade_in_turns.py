@@ -1,10 +1,13 @@
-"""Servers of the release before and of this one on one database, one after the other: nothing is lost or done twice.
+"""Servers of the release before, of this one and of the next on one database, one after the other: nothing is lost or
+done twice.
 
 The release before is the commit before the newest migration, taken from git and run with this environment's libraries.
+The next one is this one with a migration more, which only adds to the schema.
 """
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +31,17 @@ steps:
     undo: on_resolve
 """
 MakeServer = Callable[[str, bool], Server]
+MIGRATION = """
+import sqlalchemy as sa
+from alembic import op
+
+revision, down_revision, branch_labels, depends_on = "9999", "{head}", None, None
+
+
+def upgrade():
+    op.add_column("runs", sa.Column("mood", sa.Text))
+    op.create_table("moods", sa.Column("name", sa.Text, primary_key=True))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +103,7 @@ def test_each_release_takes_up_what_the_other_left(server: MakeServer, redis_url
         again.start(wait=False)
         assert again.program is not None
         assert again.program.process.wait(60) != 0
-        assert "which this release does not know" in again.program.tail()
+        assert "does not know" in again.program.tail()
         with server("later", False) as later:
             act(later, job)
             eventually(lambda: len(later.runs()) == 2, 60, "both are there", every=0.1)
@@ -118,3 +132,43 @@ def test_the_next_release_stands_by_until_the_one_before_has_gone(
             )
             act(working, job)
             eventually(lambda: len(working.runs()) == 2, 60, "both are there", every=0.1)
+
+
+@pytest.fixture(scope="module")
+def python_path_after(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where a release is imported from that has one migration more than this one."""
+    tree = tmp_path_factory.mktemp("after")
+    shutil.copytree(ROOT / "app", tree / "app", ignore=shutil.ignore_patterns("__pycache__"))
+    store = tree / "app/trainmedic_server/adapters/sql_store"
+    (store / "migrations/versions/9999_moods.py").write_text(MIGRATION.format(head=schema.HEAD))
+    code = (store / "schema.py").read_text()
+    changed = code.replace(f'HEAD = "{schema.HEAD}"', 'HEAD = "9999"')
+    assert changed != code
+    (store / "schema.py").write_text(changed)
+    return f"{tree}/app:{ROOT}/sdk"
+
+
+@pytest.mark.long
+def test_this_release_works_on_after_the_next_has_added_to_the_schema(
+    postgres: PostgresServer, tmp_path: Path, redis_url: str, python_path_after: str
+) -> None:
+    """Both are there, as while servers roll. The next one takes over, adds to the schema and is killed; this one, which
+    stood by, works on what it left, and the next takes over from it again."""
+    database = postgres.database()
+
+    def make(name: str, path: str) -> Server:
+        options = ("--database", database, "--redis", redis_url)
+        return Server(tmp_path / name, PLAYBOOK, *options, environment={"PYTHONPATH": path})
+
+    with Job("llm-1", redis_url) as job, make("next", python_path_after) as following:
+        act(following, job)
+        with make("this", PYTHON_PATH) as this:
+            assert not works(this)
+            following.kill()
+            eventually(lambda: works(this), 60, "this one takes over", every=0.1)
+            act(this, job)
+            with make("again", python_path_after) as again:
+                this.stop()
+                eventually(lambda: works(again), 60, "the next one takes over", every=0.1)
+                act(again, job)
+                eventually(lambda: len(again.runs()) == 3, 60, "all are there", every=0.1)

@@ -124,7 +124,7 @@ class MemoryHistory:
             tally = tallies.setdefault(run.playbook, PlaybookTally())
             tally.statuses[run.status] += 1
             if run.status is Status.SUCCEEDED and run.ended_at is not None:
-                tally.repair_seconds.append((run.ended_at - run.created_at).total_seconds())
+                tally.repair_seconds[(run.ended_at - run.created_at).total_seconds()] += 1
         return tallies
 
     async def effects_between(self, since: datetime, until: datetime, limit: int) -> dict[str, EffectVerdict]:

@@ -24,10 +24,10 @@ class PlaybookTally:
     """Started runs that a person has ordered to be taken back."""
     repeated: int = 0
     """Runs that were started within an hour after one of the same playbook on the same target had ended."""
-    repair_seconds: list[float] = field(default_factory=list)
-    """From the admission to the end of each that succeeded."""
-    person_seconds: list[float] = field(default_factory=list)
-    """From the question to a person's answer, of each question that a person has answered."""
+    repair_seconds: Counter[float] = field(default_factory=Counter)
+    """From the admission to the end of each that succeeded, to two digits: how many there are of each length."""
+    person_seconds: Counter[float] = field(default_factory=Counter)
+    """From the question to a person's answer, of each question that a person has answered, likewise."""
 
     def add(self, other: PlaybookTally) -> None:
         self.statuses += other.statuses

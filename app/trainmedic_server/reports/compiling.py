@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 from typing import Protocol
 
 from trainmedic_server import telemetry
@@ -32,7 +32,6 @@ from trainmedic_server.reports.job_report import (
     job_report,
     repair_record,
 )
-from trainmedic_server.reports.playbook_tallies import PlaybookTallies
 from trainmedic_server.reports.worth import PERSON_AFTER, WorthTally
 
 MOST_RUNS = 20_000
@@ -40,6 +39,8 @@ MOST_RUNS = 20_000
 MOST_EVENTS = 20_000
 """Events of jobs, the same; some 10 MB."""
 LONGEST = timedelta(days=366)
+COUNTED = timedelta(days=30)
+"""What the list of playbooks counts."""
 _PATIENCE = timedelta(seconds=25)
 """How long Prometheus may take for all questions of a report: whoever asks waits for 30 s."""
 NO_PROMETHEUS = "no Prometheus is set (--prometheus-url)"
@@ -64,7 +65,7 @@ class ReportCompiler:
         self.history = history
         self._metrics = metrics
         self._verdicts = verdicts or NoVerdicts()
-        self._tallies = PlaybookTallies(history, clock)
+        self._clock = clock
 
     @property
     def has_metrics(self) -> bool:
@@ -98,12 +99,15 @@ class ReportCompiler:
         async for run in self._runs(HistoryFilter(since=since, until=until), left_out, "repaired"):
             runs.add(run)
         verdicts = [each for each in await self._verdicts.verdicts(since, until) if not each.is_slow]
-        tallies = await self._tallies.between(since, until)
+        tallies = await self.history.tally(since, until)
         return fleet_report(since, until, events, runs, tallies, verdicts, left_out)
 
     async def counts_of_late(self) -> dict[str, PlaybookTally]:
         """What the runs of each playbook came to in the last 30 days. Raises StoreUnavailable."""
-        return await self._tallies.of_late()
+        now = self._clock.now() if self._clock is not None else datetime.now(UTC)
+        # From the beginning of a day, because whole days are counted already.
+        begin = datetime.combine((now.astimezone(UTC) - COUNTED).date(), time(), UTC)
+        return dict(await self.history.tally(begin, now))
 
     async def _events(
         self, since: datetime, until: datetime, left_out: dict[str, str], job: str | None = None

@@ -5,7 +5,7 @@ It rests on the run store alone, so it covers the time that the store keeps.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -160,7 +160,7 @@ def fleet_report(
         tuple(runs.nodes(verdicts, until - since)),
         tuple(repair_total(playbook, tally) for playbook, tally in sorted(tallies.items())),
         tuple(runs.worth.causes()),
-        runs.worth.gpu_hours([seconds for tally in tallies.values() for seconds in tally.person_seconds]),
+        runs.worth.gpu_hours(sum((tally.person_seconds for tally in tallies.values()), Counter())),
         unknown,
     )
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -127,14 +126,14 @@ class WorthTally:
         ]
         return sorted(totals, key=lambda total: (-total.runs, total.cause))
 
-    def gpu_hours(self, person_seconds: Sequence[float]) -> GpuHoursKept:
+    def gpu_hours(self, person_seconds: Counter[float]) -> GpuHoursKept:
         minutes = self.person_after.total_seconds() / 60
         return GpuHoursKept(
             gpu_hours=round(self._gpu_seconds / 3600, 3),
             runs=self._counted,
             uncounted=self._uncounted,
             person_after_seconds=self.person_after.total_seconds(),
-            median_person_seconds=statistics.median(person_seconds) if person_seconds else None,
+            median_person_seconds=median_of(person_seconds),
             formula=FORMULA,
             assumptions=(
                 f"a person would have repaired it {minutes:g} min after the alert (person_after)",
@@ -143,6 +142,16 @@ class WorthTally:
                 "helped is what was measured; a metric that recovered by itself counts as well",
             ),
         )
+
+
+def median_of(seconds: Counter[float]) -> float | None:
+    """The median of so many of each length; None of none."""
+    places = {(seconds.total() - 1) // 2, seconds.total() // 2}
+    middle, passed = [], 0
+    for length, count in sorted(seconds.items()):
+        middle += [length] * sum(passed <= place < passed + count for place in places)
+        passed += count
+    return sum(middle) / len(middle) if middle else None
 
 
 def _gpus_of(run: Run) -> int | None:
@@ -174,6 +183,6 @@ def repair_total(playbook: str, tally: PlaybookTally) -> RepairTotal:
         undone_by_hand=tally.undone_by_hand,
         held_back=statuses[Status.NOT_STARTED],
         repeated=tally.repeated,
-        median_seconds=statistics.median(tally.repair_seconds) if tally.repair_seconds else None,
-        median_person_seconds=statistics.median(tally.person_seconds) if tally.person_seconds else None,
+        median_seconds=median_of(tally.repair_seconds),
+        median_person_seconds=median_of(tally.person_seconds),
     )

@@ -68,7 +68,7 @@ class Kept:
                 tally = tallies.setdefault(each.playbook, PlaybookTally())
                 tally.statuses[each.status] += 1
                 if each.status is Status.SUCCEEDED and each.ended_at is not None:
-                    tally.repair_seconds.append((each.ended_at - each.created_at).total_seconds())
+                    tally.repair_seconds[(each.ended_at - each.created_at).total_seconds()] += 1
         return tallies
 
     async def effects_between(self, since: datetime, until: datetime, limit: int) -> dict[str, EffectVerdict]:

@@ -25,26 +25,28 @@ class BulkInsert:
     """An insert into a table, of rows that are tuples in the order of its columns.
 
     A row whose key is there already is an error, or is left alone (``ignore``), or has the columns
-    `update` replaced. A column that the database fills (`seq`) is left out.
+    `update` replaced, or has what is given added to its numbers (``add``). A column that the database fills (`seq`) is
+    left out.
     """
 
     def __init__(
         self,
         dialect: sa.Dialect,
         table: sa.Table,
-        on_conflict: Literal["error", "ignore", "update"] = "error",
+        on_conflict: Literal["error", "ignore", "update", "add"] = "error",
         update: Sequence[str] | None = None,
     ) -> None:
         columns = [column for column in table.columns if column.name != "seq"]
         statement = _INSERTS[dialect.name](table).values({column.name: sa.bindparam(column.name) for column in columns})
         if on_conflict == "ignore":
             statement = statement.on_conflict_do_nothing()
-        elif on_conflict == "update":
+        elif on_conflict != "error":
             key = [column.name for column in table.primary_key]
             changed = update if update is not None else [c.name for c in columns if not c.primary_key]
-            statement = statement.on_conflict_do_update(
-                index_elements=key, set_={name: statement.excluded[name] for name in changed}
-            )
+            values = {name: statement.excluded[name] for name in changed}
+            if on_conflict == "add":
+                values = {name: table.c[name] + value for name, value in values.items()}
+            statement = statement.on_conflict_do_update(index_elements=key, set_=values)
         match = _VALUES.fullmatch(str(statement.compile(dialect=dialect)))
         if match is None:
             raise ValueError(f"unexpected form of the statement for table {table.name}")

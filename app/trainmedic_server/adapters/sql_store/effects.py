@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -9,9 +10,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from trainmedic_server.adapters.sql_store import run_facts
 from trainmedic_server.adapters.sql_store.bulk import BulkInsert
 from trainmedic_server.adapters.sql_store.columns import JsonColumn, Text, TimeColumn, metadata, partial_index
 from trainmedic_server.adapters.sql_store.lookup import KEYS, Lookup
+from trainmedic_server.adapters.sql_store.schema import playbook_days
 from trainmedic_server.domain.effect import Effect, EffectVerdict
 from trainmedic_server.ports.effects import EffectRecords, EventPositions
 
@@ -58,6 +61,10 @@ def _row_of(effect: Effect) -> tuple[Any, ...]:
     return (*columns, {name: value for name, value in members.items() if value not in (None, ())})
 
 
+def _fact_of(effect: Effect) -> run_facts.Key:
+    return run_facts.day_of(effect.acted_at), effect.playbook, f"{run_facts.EFFECT}:{effect.verdict.value}"
+
+
 class SqlEffects(EffectRecords, EventPositions):
     """``connection`` returns that of the unit, behind its savepoint."""
 
@@ -73,9 +80,14 @@ class SqlEffects(EffectRecords, EventPositions):
         return [effect_of(row) for row in rows]
 
     def save(self, made: Sequence[Effect]) -> None:
-        if made:
-            connection = self._connection()
-            BulkInsert(connection.dialect, effects, "update").run(connection, map(_row_of, made))
+        if not made:
+            return
+        connection, before = self._connection(), self.of_runs([effect.run_id for effect in made])
+        counts: run_facts.Counts = Counter(map(_fact_of, made))
+        counts.subtract(map(_fact_of, before.values()))
+        BulkInsert(connection.dialect, effects, "update").run(connection, map(_row_of, made))
+        changed = ((*key, count) for key, count in counts.items() if count)
+        BulkInsert(connection.dialect, playbook_days, "add").run(connection, changed)
 
     def position(self, listener: str) -> int | None:
         statement = sa.select(event_positions.c.position).where(event_positions.c.listener == listener)

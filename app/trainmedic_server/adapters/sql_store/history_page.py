@@ -106,6 +106,11 @@ def beside_them(matching: HistoryFilter, before: tuple[datetime, str] | None) ->
         yield from (runs.c.unfinished, is_closed)
     elif matching.owes_undo is False:
         yield sa.or_(sa.not_(runs.c.unfinished), is_open)
+    yield from after_place(before)
+
+
+def after_place(before: tuple[datetime, str] | None) -> Iterator[Condition]:
+    """What holds of the runs of a page that begins after this place."""
     if before is not None:
         created_at, run_id = before
         last = sa.tuple_(sa.literal(created_at, TimeColumn), sa.literal(run_id))

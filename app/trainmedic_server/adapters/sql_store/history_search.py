@@ -15,7 +15,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from trainmedic_server.adapters.sql_store.history_page import alternatives, beside_them
+from trainmedic_server.adapters.sql_store.history_page import after_place, alternatives, beside_them
 from trainmedic_server.adapters.sql_store.schema import runs
 from trainmedic_server.ports.store import HistoryFilter
 
@@ -30,6 +30,8 @@ _SHORT = 0.05
 of them, and the last takes about as long as all before it."""
 _BEFORE_ALL = "!"
 """Smaller than the id of any run."""
+_KEYS = {"sqlite": sa.literal_column("runs.rowid", sa.BigInteger)}
+"""What indexes have of each row anyway; elsewhere the id, which is put beside their keys."""
 _OLDEST = sa.select(sa.func.min(runs.c.created_at))
 _NEWEST = sa.select(sa.func.max(runs.c.created_at))
 
@@ -55,10 +57,11 @@ def search(
     if before is not None:
         end = min(end, before[0] + timedelta(microseconds=1))
     rows: list[sa.Row[Any]] = []
+    key = _KEYS.get(connection.dialect.name, runs.c.id)
     window, began = _FIRST_WINDOW, seconds()
     while end > first:
         begin, asked_at = max(end - window, first), seconds()
-        rows += connection.execute(_in_window(matching, begin, end, before, limit + 1 - len(rows))).all()
+        rows += connection.execute(_in_window(matching, begin, end, before, limit + 1 - len(rows), key)).all()
         if len(rows) > limit:
             return rows[:limit], (rows[limit - 1].created_at, rows[limit - 1].id)
         end, now = begin, seconds()
@@ -69,21 +72,25 @@ def search(
 
 
 def _in_window(
-    matching: HistoryFilter, begin: datetime, end: datetime, before: Place | None, limit: int
+    matching: HistoryFilter,
+    begin: datetime,
+    end: datetime,
+    before: Place | None,
+    limit: int,
+    key: sa.ColumnElement[Any],
 ) -> sa.Select[Any]:
-    common = [runs.c.created_at >= begin, runs.c.created_at < end, *beside_them(matching, before)]
-    met = sa.intersect(*(_of_any(group, common) for group in alternatives(matching))).subquery()
-    newest = sa.select(met.c.id).order_by(met.c.created_at.desc(), met.c.id.desc()).limit(limit)
-    return (
-        sa.select(runs)
-        .where(runs.c.id.in_(newest.scalar_subquery()))
-        .order_by(runs.c.created_at.desc(), runs.c.id.desc())
-    )
+    """`key` tells runs apart, and stands in every index."""
+    common = [runs.c.created_at >= begin, runs.c.created_at < end, *beside_them(matching, None)]
+    met = sa.intersect(*(_of_any(group, common, key) for group in alternatives(matching)))
+    newest = sa.select(runs).where(key.in_(met)).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
+    return newest.where(*after_place(before))
 
 
 def _of_any(
-    group: Sequence[sa.ColumnElement[bool]], common: Sequence[sa.ColumnElement[bool] | sa.TextClause]
+    group: Sequence[sa.ColumnElement[bool]],
+    common: Sequence[sa.ColumnElement[bool] | sa.TextClause],
+    key: sa.ColumnElement[Any],
 ) -> sa.Select[Any]:
     """The keys of the runs for which one of the conditions holds, each read from the index over it."""
-    every = sa.union_all(*(sa.select(runs.c.id, runs.c.created_at).where(each, *common) for each in group)).subquery()
-    return sa.select(every.c.id, every.c.created_at)
+    every = sa.union_all(*(sa.select(key.label("key")).where(each, *common) for each in group)).subquery()
+    return sa.select(every.c.key)

@@ -7,13 +7,14 @@ statements in place of many short ones. Who reads what may be pending has it flu
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 import sqlalchemy as sa
 
 from trainmedic_server import errors
-from trainmedic_server.adapters.sql_store import mapping, schema
+from trainmedic_server.adapters.sql_store import mapping, run_facts, schema
 from trainmedic_server.adapters.sql_store.bulk import BulkInsert
 from trainmedic_server.domain.alert import AlertRecord, Identity
 from trainmedic_server.domain.run import Controls, Event, OperatorOrder, Run, StepState
@@ -45,6 +46,7 @@ class PendingWrites:
         self.nodes: dict[str, datetime] = {}
         self.touched: dict[tuple[str, str], datetime] = {}
         """When a run last touched a node, by the run's id and the node's name."""
+        self.counts: run_facts.Counts = Counter()
         self.playbooks: dict[tuple[str, str], tuple[str, datetime]] = {}
         self.time_gaps: list[TimeGap] = []
         self.controls: Controls | None = None
@@ -77,13 +79,15 @@ class PendingWrites:
             raise errors.Conflict(f"there is a run {run.id} already")
         self.added[run.id] = run
         self.targets.add((run.playbook, run.target_key))
+        self.counts.update(run_facts.change(run, None))
         for step in run.steps:
             self.steps[run.id, step.phase, step.index] = step
 
-    def save_run(self, run: Run, before: Run | None) -> None:
+    def save_run(self, run: Run, before: Run) -> None:
         (self.added if run.id in self.added else self.saved)[run.id] = run
         self.targets.add((run.playbook, run.target_key))
-        earlier: Mapping[tuple[str, int], StepState] = {step.key: step for step in before.steps} if before else {}
+        self.counts.update(run_facts.change(run, before))
+        earlier: Mapping[tuple[str, int], StepState] = {step.key: step for step in before.steps}
         for step in run.steps:
             kept = earlier.get(step.key)
             if kept is not step and kept != step:
@@ -104,6 +108,7 @@ class PendingWrites:
         self.events += other.events
         self.nodes.update(other.nodes)
         self.touched.update(other.touched)
+        self.counts.update(other.counts)
         self.playbooks.update({key: kept for key, kept in other.playbooks.items() if key not in self.playbooks})
         self.time_gaps += other.time_gaps
         self.controls = other.controls or self.controls
@@ -123,6 +128,7 @@ class Flusher:
         self._touched = BulkInsert(dialect, schema.touched_nodes, "update")
         self._orders = BulkInsert(dialect, schema.orders)
         self._events = BulkInsert(dialect, schema.events)
+        self._counts = BulkInsert(dialect, schema.playbook_days, "add")
         self._nodes = BulkInsert(dialect, schema.nodes, "update")
         self._playbooks = BulkInsert(dialect, schema.playbook_versions, "ignore")
         self._time_gaps = BulkInsert(dialect, schema.time_gaps)
@@ -140,6 +146,7 @@ class Flusher:
         self._steps.run(connection, (mapping.step_row(key[0], step) for key, step in steps))
         self._links.run(connection, ((run_id, *identity) for run_id, identity in pending.links))
         self._touched.run(connection, ((*key, at) for key, at in pending.touched.items()))
+        self._counts.run(connection, ((*key, count) for key, count in pending.counts.items() if count))
         self._orders.run(connection, map(mapping.order_row, pending.orders))
         self._time_gaps.run(connection, map(mapping.time_gap_row, pending.time_gaps))
         self._controls.run(connection, [mapping.controls_row(pending.controls)] if pending.controls else ())

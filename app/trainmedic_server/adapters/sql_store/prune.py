@@ -12,7 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from trainmedic_server.adapters.sql_store import queries, schema
+from trainmedic_server.adapters.sql_store import queries, run_facts, schema
 from trainmedic_server.adapters.sql_store.effects import effects
 from trainmedic_server.adapters.sql_store.finding_tables import (
     finding_episodes,
@@ -26,6 +26,7 @@ from trainmedic_server.adapters.sql_store.schema import (
     events,
     nodes,
     orders,
+    playbook_days,
     run_alerts,
     runs,
     steps,
@@ -140,6 +141,7 @@ _DELETE_PLACES = sa.delete(job_places).where(
     job_places.c.seen_at < _BEFORE, ~sa.exists().where(kept_jobs.c.job == job_places.c.job)
 )
 _DELETE_NODES = sa.delete(nodes).where(nodes.c.seen_at < _BEFORE)
+_DELETE_DAYS = sa.delete(playbook_days).where(playbook_days.c.day < sa.bindparam("day"))
 _DELETE_TIME_GAPS = sa.delete(time_gaps).where(time_gaps.c.ended_at < _BEFORE)
 
 
@@ -209,12 +211,13 @@ def verdicts_before(transaction: SqlTransaction, before: datetime) -> int:
 
 
 def nodes_before(transaction: SqlTransaction, before: datetime) -> int:
-    """Delete the nodes not seen since, which no longer count as part of the cluster, where jobs were before, and the
-    gaps in the time that ended before; all at once, and not counted."""
+    """Delete the nodes not seen since, which no longer count as part of the cluster, where jobs were before, the
+    gaps in the time that ended before, and the tallies of whole days before; all at once, and not counted."""
     connection = transaction.flushed_connection()
     connection.execute(_DELETE_NODES, {"before": before})
     connection.execute(_DELETE_TIME_GAPS, {"before": before})
     connection.execute(_DELETE_PLACES, {"before": before})
+    connection.execute(_DELETE_DAYS, {"day": run_facts.day_of(before)})
     return 0
 
 

@@ -30,27 +30,43 @@ def current(connection: sa.Connection) -> str | None:
 def bring_to_head(connection: sa.Connection) -> None:
     """Run the migrations that the database lacks, all in the transaction that `connection` is in.
 
-    Raises ConfigurationError where the database was written by a newer release.
+    A schema of a newer release is left as it is, if that release says that this one works on it; raises
+    ConfigurationError otherwise.
     """
     at = current(connection)
-    if at != schema.HEAD:
-        _upgrade(connection, at)
-        log.info("run store schema migrated", before=at, after=schema.HEAD)
+    if at == schema.HEAD:
+        return
+    if at is not None and at not in _known():
+        _require_readable(connection, at)
+        return
+    _upgrade(connection)
+    connection.execute(sa.update(schema.identity).values(readable_from=schema.READABLE_FROM))
+    log.info("run store schema migrated", before=at, after=schema.HEAD)
 
 
-def _upgrade(connection: sa.Connection, at: str | None) -> None:
+def _known() -> set[str]:
+    return {path.name.partition("_")[0] for path in (MIGRATIONS / "versions").glob("[0-9]*.py")}
+
+
+def _require_readable(connection: sa.Connection, at: str) -> None:
+    """Return if code of `schema.HEAD` works on a newer schema. Raises ConfigurationError."""
+    columns = {column["name"] for column in sa.inspect(connection).get_columns("identity")}
+    readable_from = sa.select(schema.identity.c.readable_from)
+    oldest = connection.execute(readable_from).scalar() if "readable_from" in columns else None
+    if oldest is None or oldest > schema.HEAD:
+        raise errors.ConfigurationError(
+            f"the run store's schema is at revision {at!r}, which this release does not know and does not work on: "
+            "a newer release has written it; run that one, or restore a backup from before"
+        )
+    log.warning("the run store's schema is of a newer release, on which this one works", at=at, known=schema.HEAD)
+
+
+def _upgrade(connection: sa.Connection) -> None:
     import alembic.command
     import alembic.config
-    from alembic.script import ScriptDirectory
 
     config = alembic.config.Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
-    revisions = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    if at is not None and at not in revisions:
-        raise errors.ConfigurationError(
-            f"the run store's schema is at revision {at!r}, which this release does not know: "
-            "a newer release has written it; run that one, or restore a backup from before"
-        )
     config.attributes["connection"] = connection
     alembic.command.upgrade(config, schema.HEAD)

@@ -7,6 +7,9 @@ says which question it answers; one that answers none costs each webhook a write
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import sqlalchemy as sa
 
 from trainmedic_server.adapters.sql_store import finding_tables as finding_tables  # so that they are in the registry
@@ -16,10 +19,13 @@ from trainmedic_server.adapters.sql_store import shown_questions as shown_questi
 from trainmedic_server.adapters.sql_store.columns import JsonColumn, Serial, Text, partial_index
 from trainmedic_server.adapters.sql_store.columns import TimeColumn as TimeColumn
 from trainmedic_server.adapters.sql_store.columns import metadata as metadata
-from trainmedic_server.domain.run import OPEN, Status
+from trainmedic_server.domain.run import OPEN, OrderKind, Status, StepStatus, UndoStatus
 
-HEAD = "0015"
+HEAD = "0016"
 """The revision of the schema that this code reads and writes."""
+READABLE_FROM = "0016"
+"""The oldest revision whose code still works on the schema of `HEAD`. It stays where a migration only adds what that
+code may leave alone, and moves to `HEAD` where one takes away or changes what that code uses."""
 
 alerts = sa.Table(
     "alerts",
@@ -221,20 +227,54 @@ playbook_versions = sa.Table(
     sa.Column("kept_at", TimeColumn, nullable=False),
 )
 
-# one row, made at the first start: what a copy of the database has in common with it
-identity = sa.Table("identity", metadata, sa.Column("id", Text, primary_key=True))
+identity = sa.Table(
+    "identity",
+    metadata,
+    sa.Column("id", Text, primary_key=True),
+    sa.Column("readable_from", Text),
+    sa.Column("counted_from", sa.BigInteger),
+)
+"""One row, made at the first start. ``id`` is what a copy of the database has in common with it, ``readable_from``
+`READABLE_FROM` of the code that brought the schema to where it is, and ``counted_from`` the first day of which all runs
+are in ``playbook_days``; null: every day."""
+
+playbook_days = sa.Table(
+    "playbook_days",
+    metadata,
+    sa.Column("day", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("playbook", Text, primary_key=True),
+    sa.Column("fact", Text, primary_key=True),
+    sa.Column("count", sa.BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
+"""How many of a playbook's runs that were created on a day, in days since 1970 by UTC, have a fact (``run_facts``)."""
 
 OPEN_STATUSES = tuple(status.value for status in Status if status in OPEN)
 _IS_OPEN = "status IN ({})".format(", ".join(f"'{status}'" for status in OPEN_STATUSES))
 _WAS_STARTED = f"status <> '{Status.NOT_STARTED.value}'"
 
 _IS_NAMED = "node <> ''"
+_IS_UNCERTAIN = f"status <> '{StepStatus.SUCCEEDED.value}'"
+_IS_NOT_UNDONE = f"undo_status <> '{UndoStatus.DONE.value}'"
+_IS_UNDO = f"kind = '{OrderKind.UNDO.value}'"
 
 is_open = sa.text(_IS_OPEN)
 is_closed = sa.text(f"NOT ({_IS_OPEN})")
 was_started = sa.text(_WAS_STARTED)
 is_named = sa.text(_IS_NAMED)
+is_uncertain = sa.text(f"steps.{_IS_UNCERTAIN}")
+is_not_undone = sa.text(_IS_NOT_UNDONE)
+is_undo = sa.text(f"orders.{_IS_UNDO}")
 """Conditions in the very words of the partial indexes, as a database needs them to use those."""
+
+
+def _page_index(
+    name: str, *equal: sa.Column[Any], beside: Sequence[sa.Column[Any]] = (), where: str | None = None
+) -> None:
+    condition: dict[str, Any] = {
+        f"{dialect}_where": sa.text(where) for dialect in ("sqlite", "postgresql") if where is not None
+    }
+    sa.Index(f"ix_runs_{name}", *equal, runs.c.created_at, *beside, postgresql_include=["id"], **condition)
 
 
 # a run for an alert that fires again; an alert that lost its end
@@ -248,28 +288,28 @@ partial_index("ix_alerts_not_reacted", alerts.c.first_heard_at, where="reacted =
 sa.Index("ix_alerts_last_heard", alerts.c.last_heard_at)
 sa.Index("ix_run_alerts_alert", run_alerts.c.fingerprint, run_alerts.c.starts_at)
 
-# one page of the history, for each filter: equality first, then the order of the pages
-sa.Index("ix_runs_created", runs.c.created_at, runs.c.id)
-sa.Index("ix_runs_alert_name", runs.c.alert_name, runs.c.created_at, runs.c.id)
-# status last, so that counting runs by playbook and status reads this index alone
-sa.Index("ix_runs_playbook", runs.c.playbook, runs.c.created_at, runs.c.id, runs.c.status)
-sa.Index("ix_runs_status", runs.c.status, runs.c.created_at, runs.c.id)
-sa.Index("ix_runs_decision", runs.c.decision, runs.c.created_at, runs.c.id)
-partial_index("ix_runs_node", runs.c.node, runs.c.created_at, runs.c.id, where="node IS NOT NULL")
-partial_index("ix_runs_gpu", runs.c.gpu, runs.c.created_at, runs.c.id, where="gpu IS NOT NULL")
-partial_index("ix_runs_job", runs.c.job, runs.c.created_at, runs.c.id, where="job IS NOT NULL")
+# one page of the history, for each filter: equality first, then the time. The few runs of one moment are put in order
+# when they are read, since their ids would be more than half of each index. PostgreSQL has those beside the keys: a
+# search by several filters reads the indexes alone, and there is no number of the row as in SQLite
+_page_index("created")
+_page_index("alert_name", runs.c.alert_name)
+_page_index("playbook", runs.c.playbook, beside=[runs.c.status])  # so that counting by status reads this index alone
+_page_index("status", runs.c.status)
+_page_index("decision", runs.c.decision)
+_page_index("node", runs.c.node, where="node IS NOT NULL")
+_page_index("gpu", runs.c.gpu, where="gpu IS NOT NULL")
+_page_index("job", runs.c.job, where="job IS NOT NULL")
 
 # the history of a node has the runs on jobs that touched it; that of a person what was ordered by them. The condition
 # always holds, and keeps the breaker's count from going by this index
 partial_index("ix_touched_nodes_node", touched_nodes.c.node, touched_nodes.c.run_id, where=_IS_NAMED)
 sa.Index("ix_orders_actor", orders.c.actor, orders.c.run_id)
 
-# guards: the cooldown of a target; how many were started of late. With the status, though the
-# condition implies it, since SQLite reads an index alone only where that has all it compares
+# guards: the cooldown of a target. With the status, though the condition implies it, since SQLite reads an index alone
+# only where that has all it compares
 partial_index(
     "ix_runs_cooldown", runs.c.playbook, runs.c.target_key, runs.c.ended_at, runs.c.status, where=_WAS_STARTED
 )
-partial_index("ix_runs_started", runs.c.playbook, runs.c.created_at, runs.c.status, where=_WAS_STARTED)
 # at most one run is open per playbook and target, whoever writes
 partial_index("uq_runs_open", runs.c.playbook, runs.c.target_key, where=_IS_OPEN, unique=True)
 # one run for a request by hand, however often it is repeated
@@ -277,14 +317,17 @@ partial_index("uq_runs_request", runs.c.request_key, where="request_key IS NOT N
 # what a new start has to go on with
 partial_index("ix_runs_unfinished", runs.c.created_at, runs.c.id, where="unfinished = 1", postgresql="unfinished")
 
-# whose reply this is
-partial_index("ix_steps_command", steps.c.command_id, where="command_id IS NOT NULL")
-partial_index("ix_steps_undo_command", steps.c.undo_command_id, where="undo_command_id IS NOT NULL")
+# whose late reply this is: nothing is asked of what has succeeded
+partial_index("ix_steps_command", steps.c.command_id, where=f"command_id IS NOT NULL AND {_IS_UNCERTAIN}")
+partial_index(
+    "ix_steps_undo_command", steps.c.undo_command_id, where=f"undo_command_id IS NOT NULL AND {_IS_NOT_UNDONE}"
+)
 
 # the breaker's count
 sa.Index("ix_touched_nodes_at", touched_nodes.c.at, touched_nodes.c.node)
 
 sa.Index("ix_orders_run", orders.c.run_id)
-sa.Index("ix_events_run", events.c.run_id, events.c.seq)
+partial_index("ix_orders_undo", orders.c.run_id, where=_IS_UNDO)
+sa.Index("ix_events_run", events.c.run_id)
 # pruning
 partial_index("ix_events_of_no_run", events.c.at, where="run_id IS NULL")

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from trainmedic_server.adapters.sql_store import queries, schema
 from trainmedic_server.adapters.sql_store.lookup import KEYS, Lookup
 from trainmedic_server.adapters.sql_store.schema import alerts, run_alerts, runs, steps, touched_nodes
-from trainmedic_server.domain.run import Decision
+from trainmedic_server.domain.run import Decision, Status
 
 ALERTS = Lookup(sa.select(alerts).where(alerts.c.fingerprint.in_(KEYS), queries.within(alerts.c.starts_at)))
 FIRING_ALERTS = Lookup(
@@ -45,6 +45,17 @@ LAST_ENDED = Lookup(
     .where(runs.c.playbook == sa.bindparam("playbook"), runs.c.target_key.in_(KEYS), schema.was_started)
     .group_by(runs.c.target_key)
 )
+LAST_REAL_END = Lookup(
+    sa.select(runs.c.target_key, sa.func.max(runs.c.ended_at).label("ended_at"))
+    .where(
+        runs.c.playbook == sa.bindparam("playbook"),
+        runs.c.target_key.in_(KEYS),
+        schema.was_started,
+        runs.c.status != Status.OBSERVED.value,
+    )
+    .group_by(runs.c.target_key)
+)
+"""When the last run on each target ended, but for those that only recorded what they would do."""
 COUNT_STARTED = (
     sa.select(sa.func.count())
     .select_from(runs)
@@ -95,8 +106,8 @@ RUNS_IN_EFFECT = (
 _COMMAND: sa.BindParameter[str] = sa.bindparam("command")
 RUN_OF_COMMAND = (
     sa.select(steps.c.run_id)
-    .where(steps.c.command_id == _COMMAND)
-    .union_all(sa.select(steps.c.run_id).where(steps.c.undo_command_id == _COMMAND))
+    .where(steps.c.command_id == _COMMAND, schema.is_uncertain)
+    .union_all(sa.select(steps.c.run_id).where(steps.c.undo_command_id == _COMMAND, schema.is_not_undone))
     .limit(1)
 )
 RUN_OF_REQUEST = sa.select(runs.c.id).where(runs.c.request_key == sa.bindparam("key"))

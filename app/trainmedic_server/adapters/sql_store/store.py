@@ -222,7 +222,7 @@ def _migrate(engine: sa.Engine) -> str:
         identity: str | None = connection.execute(sa.select(schema.identity.c.id)).scalar()
         if identity is None:
             identity = uuid.uuid4().hex
-            connection.execute(sa.insert(schema.identity).values(id=identity))
+            connection.execute(sa.insert(schema.identity).values(id=identity, readable_from=schema.READABLE_FROM))
     return identity
 
 

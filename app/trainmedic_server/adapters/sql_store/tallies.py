@@ -1,21 +1,34 @@
-"""Counting what the runs of each playbook came to, in one reading of a time. Who calls it: ``history``."""
+"""What the runs of each playbook came to in a time. Who calls it: ``history``.
+
+Whole days are added up from ``playbook_days``. Only the parts of days at both ends, and days before those were
+counted, are counted run by run.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
 
+from trainmedic_server.adapters.sql_store import run_facts
 from trainmedic_server.adapters.sql_store.effects import effects
-from trainmedic_server.adapters.sql_store.schema import TimeColumn, orders, runs, steps
+from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of, time_of
+from trainmedic_server.adapters.sql_store.schema import (
+    TimeColumn,
+    identity,
+    is_undo,
+    orders,
+    playbook_days,
+    runs,
+    steps,
+)
 from trainmedic_server.domain.effect import EffectVerdict
-from trainmedic_server.domain.run import OrderKind, Status, StepStatus
+from trainmedic_server.domain.run import Status, StepStatus
 from trainmedic_server.ports.tallies import PlaybookTally
 
-REPEATED_WITHIN = timedelta(hours=1)
 _SECOND = 1_000_000
 _SINCE, _UNTIL = sa.bindparam("since", type_=TimeColumn), sa.bindparam("until", type_=TimeColumn)
 _IN_TIME = sa.and_(runs.c.created_at >= _SINCE, runs.c.created_at < _UNTIL)
@@ -30,13 +43,12 @@ _earlier = runs.alias("earlier")
 _WAS_STARTED, _EARLIER_WAS_STARTED = (
     sa.text(f"{table}.status <> '{Status.NOT_STARTED.value}'") for table in (runs.name, _earlier.name)
 )
-_UNDONE = sa.exists().where(orders.c.run_id == runs.c.id, orders.c.kind == OrderKind.UNDO.value)
 _REPEATED = sa.exists().where(
     _earlier.c.playbook == runs.c.playbook,
     _earlier.c.target_key == runs.c.target_key,
     _microseconds(_earlier.c.ended_at) <= _microseconds(runs.c.created_at),
     _microseconds(_earlier.c.ended_at)
-    >= _microseconds(runs.c.created_at) - int(REPEATED_WITHIN.total_seconds()) * _SECOND,
+    >= _microseconds(runs.c.created_at) - int(run_facts.REPEATED_WITHIN.total_seconds()) * _SECOND,
     _EARLIER_WAS_STARTED,
     _earlier.c.status != Status.OBSERVED.value,
 )
@@ -49,7 +61,6 @@ _STARTED = (
     sa.select(
         runs.c.status,
         sa.func.count().label("runs"),
-        sa.func.count().filter(_UNDONE).label("undone"),
         sa.func.count().filter(_REPEATED).label("repeated"),
     )
     .where(_OF_PLAYBOOK, _WAS_STARTED, _IN_TIME)
@@ -77,6 +88,21 @@ _EFFECTS = (
     .where(effects.c.acted_at >= _SINCE, effects.c.acted_at < _UNTIL)
     .group_by(effects.c.playbook, effects.c.verdict)
 )
+_UNDONE = (  # from the few orders, not from the runs
+    sa.select(runs.c.playbook, sa.func.count().label("runs"))
+    .where(
+        runs.c.id.in_(sa.select(orders.c.run_id).where(is_undo)), _WAS_STARTED, runs.c.status != Status.OBSERVED.value
+    )
+    .where(_IN_TIME)
+    .group_by(runs.c.playbook)
+)
+_COUNTED_FROM = sa.select(identity.c.counted_from)
+_NEWEST = sa.select(_microseconds(sa.func.max(runs.c.created_at)))
+_OF_DAYS = (
+    sa.select(playbook_days.c.playbook, playbook_days.c.fact, sa.func.sum(playbook_days.c.count).label("runs"))
+    .where(playbook_days.c.day >= sa.bindparam("first"), playbook_days.c.day < sa.bindparam("end"))
+    .group_by(playbook_days.c.playbook, playbook_days.c.fact)
+)
 _VERDICTS = (
     sa.select(effects.c.run_id, effects.c.verdict)
     .where(effects.c.acted_at >= _SINCE, effects.c.acted_at < _UNTIL)
@@ -87,15 +113,60 @@ _VERDICTS = (
 
 def tally(connection: sa.Connection, since: datetime, until: datetime) -> dict[str, PlaybookTally]:
     """What the runs that were created in this time came to."""
-    time = {"since": since, "until": until}
+    first, end = _whole_days(connection, since, until)
     tallies: dict[str, PlaybookTally] = defaultdict(PlaybookTally)
+    if first < end:
+        _add_days(connection, tallies, first, end)
+        _count(connection, tallies, since, time_of(first * run_facts.MICROSECONDS_OF_A_DAY))
+        _count(connection, tallies, time_of(end * run_facts.MICROSECONDS_OF_A_DAY), until)
+    else:
+        _count(connection, tallies, since, until)
+    for row in connection.execute(_UNDONE, {"since": since, "until": until}):
+        tallies[row.playbook].undone_by_hand += row.runs
+    return dict(tallies)
+
+
+def _whole_days(connection: sa.Connection, since: datetime, until: datetime) -> tuple[int, int]:
+    """The days, from one to before another, that are counted and lie in the time; the newest run's day does if that
+    run does."""
+    day = run_facts.MICROSECONDS_OF_A_DAY
+    begin, end = microseconds_of(since), microseconds_of(until)
+    newest = connection.execute(_NEWEST).scalar()
+    last = end // day if newest is None or newest >= end else -(-end // day)
+    return max(-(-begin // day), connection.execute(_COUNTED_FROM).scalar() or 0), last
+
+
+def _add_days(connection: sa.Connection, tallies: dict[str, PlaybookTally], first: int, end: int) -> None:
+    for playbook, fact, count in connection.execute(_OF_DAYS, {"first": first, "end": end}):
+        name, _, value = fact.partition(":")
+        if not count:
+            continue
+        tally = tallies[playbook]
+        if name == run_facts.STATUS:
+            tally.statuses[Status(value)] += count
+        elif name == run_facts.EFFECT:
+            tally.effects[EffectVerdict(value)] += count
+        elif value:
+            {run_facts.REPAIR_SECONDS: tally.repair_seconds, run_facts.PERSON_SECONDS: tally.person_seconds}[name][
+                float(value)
+            ] += count
+        elif name == run_facts.TIMED_OUT:
+            tally.timed_out += count
+        else:
+            tally.repeated += count
+
+
+def _count(connection: sa.Connection, tallies: dict[str, PlaybookTally], since: datetime, until: datetime) -> None:
+    """Count run by run what was created in this time."""
+    if since >= until:
+        return
+    time = {"since": since, "until": until}
     for playbook in _playbooks(connection):
         of_playbook = _tally_of(connection, {**time, "playbook": playbook})
         if of_playbook.statuses:
-            tallies[playbook] = of_playbook
+            tallies[playbook].add(of_playbook)
     for row in connection.execute(_EFFECTS, time):
         tallies[row.playbook].effects[EffectVerdict(row.verdict)] += row.runs
-    return dict(tallies)
 
 
 def _playbooks(connection: sa.Connection) -> Iterator[str]:
@@ -113,14 +184,18 @@ def _tally_of(connection: sa.Connection, which: Mapping[str, Any]) -> PlaybookTa
         status = Status(row.status)
         tally.statuses[status] += row.runs
         if status is not Status.OBSERVED:
-            tally.undone_by_hand += row.undone
             tally.repeated += row.repeated
     if tally.started:
-        tally.repair_seconds += [row.lasted / _SECOND for row in connection.execute(_REPAIRS, which)]
-    steps_of_note = connection.execute(_SLOW_STEPS, which).all() if tally.statuses else []
+        tally.repair_seconds.update(
+            run_facts.rounded(row.lasted / _SECOND) for row in connection.execute(_REPAIRS, which)
+        )
+    slow = connection.execute(_SLOW_STEPS, which).all() if tally.statuses else []
+    steps_of_note = [row for row in slow if not Status(row.status).is_open]
     timed_out = {row.id for row in steps_of_note if row.timed_out and row.status != Status.OBSERVED.value}
     tally.timed_out = len(timed_out)
-    tally.person_seconds += [(row.ended - row.began) / _SECOND for row in steps_of_note if not row.timed_out]
+    tally.person_seconds.update(
+        run_facts.rounded((row.ended - row.began) / _SECOND) for row in steps_of_note if not row.timed_out
+    )
     return tally
 
 

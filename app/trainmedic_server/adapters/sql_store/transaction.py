@@ -8,13 +8,14 @@ again one by one. Who calls it: ``writer``, on its thread; and the engine's work
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
 import sqlalchemy as sa
 
-from trainmedic_server.adapters.sql_store import database, mapping, queries, statements
+from trainmedic_server import errors
+from trainmedic_server.adapters.sql_store import database, mapping, queries, run_facts, statements
 from trainmedic_server.adapters.sql_store.guarded_tables import GuardedTables
 from trainmedic_server.adapters.sql_store.pending_writes import Flusher, PendingWrites
 from trainmedic_server.adapters.sql_store.writer_cache import WriterCache
@@ -216,12 +217,34 @@ class SqlTransaction(GuardedTables, Transaction):
         self._own.nodes.update((node, at) for node in nodes if self._cache.should_write_node(node, at))
 
     def add_runs(self, runs: Sequence[Run]) -> None:
+        self._own.counts.update(self._repeated(runs))
         for run in runs:
             self._own.add_run(run)
             self._cache.update(run)
 
+    def _repeated(self, runs: Sequence[Run]) -> Iterator[run_facts.Key]:
+        """What is counted of those that follow, within an hour, the end of one of the same playbook and target."""
+        able = [run for run in runs if run_facts.can_repeat(run)]
+        keys = {(run.playbook, run.target_key) for run in able}
+        ended: dict[tuple[str, str], datetime] = {}
+        for playbook in {playbook for playbook, _ in keys}:
+            targets = [target for its_playbook, target in keys if its_playbook == playbook]
+            connection = self._flushed_if(lambda pending: not pending.targets.isdisjoint(keys))
+            rows = statements.LAST_REAL_END.rows(connection, targets, playbook=playbook)
+            ended |= {(playbook, target): at for target, at in rows if at is not None}
+        for run in able:
+            key = (run.playbook, run.target_key)
+            last = ended.get(key)
+            if last is not None and last <= run.created_at <= last + run_facts.REPEATED_WITHIN:
+                yield run_facts.day_of(run.created_at), run.playbook, run_facts.REPEATED
+            if run.ended_at is not None:
+                ended[key] = run.ended_at
+
     def save_runs(self, changes: Sequence[tuple[Run, Run | None]]) -> None:
-        for run, before in changes:
+        for run, known in changes:
+            before = known or self.run(run.id)
+            if before is None:
+                raise errors.NotFound(f"there is no run {run.id}")
             self._own.save_run(run, before)
             self._cache.update(run)
 
