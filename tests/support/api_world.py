@@ -9,6 +9,7 @@ import asyncio
 import io
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -38,6 +39,7 @@ from trainmedic_server.engine.admission_changes import ByHand
 from trainmedic_server.engine.by_hand import Started, StartOrder
 from trainmedic_server.engine.explanation import ExplainedAlert
 from trainmedic_server.engine.kept_jobs import KeptJobs
+from trainmedic_server.engine.shared_presences import SharedPresences
 from trainmedic_server.ports.logs import LogBatch
 from trainmedic_server.ports.outside import NoClockWatch, Presence
 from trainmedic_server.ports.playbook_tests import NoPlaybookTester, PlaybookTester
@@ -321,7 +323,7 @@ class Dependency:
         await self.check()
         return self.present
 
-    jobs = agents
+    jobs = launchers = agents
 
 
 @dataclass
@@ -390,6 +392,7 @@ class World:
             messaging=self.channels or ChannelsApi(self.findings, StoppedClock()),
             log_rules=self.log_rules,
             bus=self.bus,  # type: ignore[arg-type]
+            presences=SharedPresences(self.bus, time.monotonic),  # type: ignore[arg-type]
             store=self.store,  # type: ignore[arg-type]
             metrics=self.metrics,
             auth=self.auth,

@@ -6,6 +6,7 @@ import re
 
 _PCI = re.compile(r"(?:([0-9a-f]{4}|[0-9a-f]{8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.0)?")
 _INDEX = re.compile("[0-9]{1,4}")
+_LONGEST_PCI = 16
 
 
 def normal_pci(text: str) -> str | None:
@@ -29,12 +30,14 @@ def is_index(text: str) -> bool:
 
 def is_of_one_node(text: str) -> bool:
     """Whether `text` names a GPU only together with its node: an index or a PCI address."""
-    return is_index(text) or normal_pci(text) is not None
+    stripped = text.strip()
+    return len(stripped) <= _LONGEST_PCI and (is_index(stripped) or normal_pci(stripped) is not None)
 
 
 def key(name: str, node: str | None = None) -> str:
     """The key by which a GPU is looked up: its UUID, or ``<node>/<name>`` where `name` is an index or PCI address."""
-    if not is_of_one_node(name):
-        return normal_uuid(name)
-    number = str(int(name)) if is_index(name) else normal_pci(name)
-    return f"{node or ''}/{number}"
+    text = name.strip()
+    if len(text) > _LONGEST_PCI:  # as nearly all are, of a hundred thousand
+        return normal_uuid(text)
+    number = str(int(text)) if is_index(text) else normal_pci(text)
+    return normal_uuid(text) if number is None else f"{node or ''}/{number}"

@@ -78,9 +78,9 @@ class Gpu:
         """Every key by which it is looked up (`gpu_names.key`)."""
         yield gpu_names.key(self.uuid)
         if self.index is not None:
-            yield gpu_names.key(str(self.index), self.node)
+            yield f"{self.node}/{self.index}"
         if self.pci is not None:
-            yield gpu_names.key(self.pci, self.node)
+            yield f"{self.node}/{self.pci}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainmedic.wire.notice import NAME
 from trainmedic_server import telemetry
@@ -26,6 +25,7 @@ from trainmedic_server.domain.run import Event
 from trainmedic_server.domain.topology import ranks_in
 from trainmedic_server.engine import loops
 from trainmedic_server.engine.absences import Absences
+from trainmedic_server.engine.read_parts import PartReader
 from trainmedic_server.errors import BusUnavailable, Conflict, NotFound
 from trainmedic_server.ports.jobs import ArrivedNotice, JobSource
 from trainmedic_server.ports.outside import Clock, Presence
@@ -39,6 +39,14 @@ _LATEST_LOOK = timedelta(seconds=20)
 _INSTANCE = re.compile(r"^[!-~]{1,64}\Z")
 
 log = telemetry.logger(__name__)
+
+
+class _Ranks(NamedTuple):
+    """What a job says of its ranks."""
+
+    gpus: frozenset[tuple[str, str, str]]
+    """Each as job, node and UUID."""
+    number: int
 
 
 class JobWatch:
@@ -65,7 +73,7 @@ class JobWatch:
         """By kind and name, when the presence that was last heard was written: what does not change is no sign."""
         self._ranks: dict[str, int] = {}
         """How many ranks each job had when it was last there."""
-        self._placements: dict[str, Any] = {}
+        self._read_ranks = PartReader("placement", _ranks_of)
         self._looking = asyncio.Lock()
         """Held by whoever changes the records."""
 
@@ -110,7 +118,7 @@ class JobWatch:
         except BusUnavailable:
             self._absences.forget()
             raise
-        self._note_ranks(jobs, known)
+        await self._note_ranks(jobs, known)
         lives_now = dict(known)
         changes = list(self._changes(lives_now, arrived, jobs, launchers))
         dropped = self._dropped(lives_now)
@@ -120,20 +128,15 @@ class JobWatch:
         self._source.discard_notices([notice.entry for notice in arrived])
         self._metrics.jobs.show(list(lives_now.values()))
 
-    def _note_ranks(self, jobs: Sequence[Presence], known: Collection[str]) -> None:
+    async def _note_ranks(self, jobs: Sequence[Presence], known: Collection[str]) -> None:
         """Note which GPUs are in use, and how many ranks each job has, as far as it is believed."""
-        placements = {job.name: job.details.get("placement") for job in jobs if job.doubt is None}
         self._ranks = {name: number for name, number in self._ranks.items() if name in known}
-        # Of thousands of ranks it takes a while to read where they are, and they hardly ever move.
-        if placements != self._placements:
-            self._placements = placements
-            ranks = [
-                rank for name, placement in placements.items() for rank in ranks_in(name, {"placement": placement})
-            ]
-            self._metrics.jobs.show_gpus(
-                {(rank.job, rank.node, rank.gpu) for rank in ranks if rank.gpu and not is_of_one_node(rank.gpu)}
+        told = await self._read_ranks.changed([job for job in jobs if job.doubt is None])
+        if told is not None:
+            await asyncio.to_thread(
+                self._metrics.jobs.show_gpus, frozenset().union(*(job.gpus for job in told.values()))
             )
-            self._ranks |= Counter(job for job, _ in {(rank.job, str(rank.rank)) for rank in ranks})
+            self._ranks |= {name: job.number for name, job in told.items() if job.number}
 
     def _changes(
         self,
@@ -213,6 +216,12 @@ class JobWatch:
         await self._store.transact(work)
         for event in events:
             log.info("a job's life has changed", change=event.kind, **event.data)
+
+
+def _ranks_of(job: Presence) -> _Ranks:
+    ranks = ranks_in(job.name, job.details)
+    gpus = ((job.name, rank.node, rank.gpu) for rank in ranks if rank.gpu and not is_of_one_node(rank.gpu))
+    return _Ranks(frozenset(gpus), len({str(rank.rank) for rank in ranks}))
 
 
 def _instance_of(presence: Presence) -> str:

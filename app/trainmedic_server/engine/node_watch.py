@@ -10,9 +10,10 @@ targets (``topology_watch``), and whether they live (``job_watch``).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import Any, Protocol
 
 from trainmedic.wire import envelope
@@ -21,6 +22,7 @@ from trainmedic_server.domain.known_finding import JobPlace
 from trainmedic_server.domain.target import LONGEST_NAME
 from trainmedic_server.domain.topology import ranks_in
 from trainmedic_server.engine import loops
+from trainmedic_server.engine.read_parts import PartReader
 from trainmedic_server.ports.jobs import JobSource
 from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.ports.store import RunStore
@@ -31,6 +33,8 @@ REMEMBERED = timedelta(hours=1)
 """For how long a job counts as having been on a node."""
 MOST_PLACES = 200_000
 _WRITE_AGAIN = timedelta(minutes=10)
+_WRITE_EVERY = timedelta(minutes=1)
+"""How often it is looked for what has to be written again, or is to be forgotten."""
 _UUID7_DIGITS = 12
 
 log = telemetry.logger(__name__)
@@ -66,10 +70,12 @@ class NodeWatch:
         self._metrics = metrics
         self._places: dict[JobPlace, datetime] = {}
         self._written: dict[JobPlace, datetime] = {}
+        self._write_from: datetime | None = None
         self.progress: dict[str, JobProgress] = {}
         """By the job's name, of those that are there now."""
-        self._ranks_read: dict[str, tuple[Any, frozenset[JobPlace]]] = {}
-        """By job, where its ranks are by the placement that it has told last."""
+        self._read_places = PartReader("placement", _places_of)
+        self._of_jobs: frozenset[JobPlace] = frozenset()
+        """Where the jobs that are there now say that they are."""
         self._boots_told: dict[str, Any] = {}
         self.booted_at: dict[str, datetime] = {}
         """When each node was booted last, as far as anybody has said."""
@@ -101,9 +107,9 @@ class NodeWatch:
         source = self._source
         jobs, launchers, agents = await asyncio.gather(source.jobs(), source.launchers(), source.agents())
         now = self._clock.now()
-        for place in await self._places_in(jobs, launchers):
-            if place in self._places or len(self._places) < MOST_PLACES:
-                self._places[place] = now
+        places = await self._places_in(jobs, launchers)
+        new = list(islice((place for place in places if place not in self._places), MOST_PLACES - len(self._places)))
+        self._places |= dict.fromkeys(self._places.keys() & places, now) | dict.fromkeys(new, now)
         self.progress = {job.name: self._progress_of(job, now) for job in jobs if job.doubt is None}
         self.agents = frozenset(agent.name for agent in agents)
         told = {agent.name: agent.details.get("booted_at") for agent in agents}
@@ -111,25 +117,22 @@ class NodeWatch:
             if booted_at != self._boots_told.get(name):
                 self.note_boot(name, _time(booted_at))
         self._boots_told = told
-        await self._write(now)
+        if new or self._write_from is None or now >= self._write_from:
+            self._write_from = None
+            await self._write(now)
+            self._write_from = now + _WRITE_EVERY
 
-    async def _places_in(self, jobs: Sequence[Presence], launchers: Sequence[Presence]) -> set[JobPlace]:
+    async def _places_in(self, jobs: Sequence[Presence], launchers: Sequence[Presence]) -> Collection[JobPlace]:
         """Where the presences that are believed say that jobs are. A launcher that waits has its node left out."""
-        before = self._ranks_read
-        placements = {job.name: job.details.get("placement") for job in jobs}
-        changed = [job for job in jobs if job.name not in before or before[job.name][0] is not placements[job.name]]
-        # Of thousands of ranks it takes a while to read where they are, and they hardly ever move.
-        read = await asyncio.to_thread(_places_of_ranks, changed) if changed else {}
-        self._ranks_read = {
-            name: (placement, read[name] if name in read else before[name][1]) for name, placement in placements.items()
-        }
-        places = {place for _, of_job in self._ranks_read.values() for place in of_job}
+        told = await self._read_places.changed(jobs)
+        if told is not None:
+            self._of_jobs = frozenset().union(*told.values())
         of_launchers = (
             JobPlace(launcher.name, node)
             for launcher in launchers
             if isinstance(node := launcher.details.get("node"), str) and node
         )
-        return places | {place for place in of_launchers if _is_storable(place)}
+        return self._of_jobs.union(place for place in of_launchers if _is_storable(place))
 
     async def _write(self, now: datetime) -> None:
         oldest = now - REMEMBERED
@@ -165,16 +168,10 @@ def began_at(instance: str) -> datetime | None:
         return None
 
 
-def _places_of_ranks(jobs: Sequence[Presence]) -> dict[str, frozenset[JobPlace]]:
-    """By job, where its ranks are."""
-    return {
-        job.name: frozenset(
-            place
-            for node in {rank.node for rank in ranks_in(job.name, job.details)}
-            if _is_storable(place := JobPlace(job.name, node))
-        )
-        for job in jobs
-    }
+def _places_of(job: Presence) -> frozenset[JobPlace]:
+    """Where the job's ranks are."""
+    places = (JobPlace(job.name, node) for node in {rank.node for rank in ranks_in(job.name, job.details)})
+    return frozenset(place for place in places if _is_storable(place))
 
 
 def _is_storable(place: JobPlace) -> bool:

@@ -19,6 +19,10 @@ _FRESH_FOR_TIMES = 10
 """Of many, reading takes its time: it stays fresh for so many times as long, and so takes a small share of the time."""
 _LONGEST_FRESH = 4.5
 """Seconds; less than the loops' five, so that each look comes to something new."""
+_IS_LONG = 0.2
+"""Seconds of a reading that a person who asks does not wait for."""
+_RECENT = 10.0
+"""Seconds behind its being fresh in which a reading is shown to people nevertheless: the loops' longest pause."""
 
 
 class SharedReading:
@@ -30,6 +34,7 @@ class SharedReading:
         self._turn = asyncio.Lock()
         self._known: list[Presence] = []
         self._fresh_until: float | None = None
+        self._took = 0.0
 
     async def fresh(self) -> list[Presence]:
         """The same list as before while it is fresh. Raises what reading does, which is not kept."""
@@ -38,8 +43,15 @@ class SharedReading:
             if self._fresh_until is None or began >= self._fresh_until:
                 self._known = await self._read()
                 now = self._elapsed()
-                self._fresh_until = now + min(max(FRESH_FOR, _FRESH_FOR_TIMES * (now - began)), _LONGEST_FRESH)
+                self._took = now - began
+                self._fresh_until = now + min(max(FRESH_FOR, _FRESH_FOR_TIMES * self._took), _LONGEST_FRESH)
             return self._known
+
+    async def recent(self) -> list[Presence]:
+        """As `fresh`; but where reading takes long, what a loop has read some seconds ago, at once. Raises the same."""
+        if self._took >= _IS_LONG and self._fresh_until is not None and self._elapsed() < self._fresh_until + _RECENT:
+            return self._known
+        return await self.fresh()
 
 
 class SharedPresences:
@@ -55,6 +67,15 @@ class SharedPresences:
         self._jobs = SharedReading(source.jobs, elapsed)
         self._launchers = SharedReading(source.launchers, elapsed)
         self._agents = SharedReading(source.agents, elapsed)
+
+    async def recent_jobs(self) -> list[Presence]:
+        """For people who ask: some seconds older than `jobs` at most, so that thousands keep nobody waiting. Raises
+        BusUnavailable."""
+        return await self._jobs.recent()
+
+    async def recent_agents(self) -> list[Presence]:
+        """As `recent_jobs`, of agents."""
+        return await self._agents.recent()
 
     async def jobs(self) -> list[Presence]:
         """As of the source. Raises BusUnavailable."""

@@ -89,9 +89,11 @@ class TopologyWatch:
             {job.name: job.details.get("placement") for job in jobs},
             {agent.name: agent.details.get("gpus") for agent in agents},
         )
-        if presences != self._presences:
-            # For thousands of ranks this takes a tenth of a second, which deliveries should not wait for.
-            self._jobs, self._agents = await asyncio.to_thread(_read, jobs, agents)
+        before = self._presences
+        if presences != before:
+            # For a hundred thousand ranks this takes a second, which deliveries should not wait for.
+            known_agents = self._agents if before is not None and presences[1] == before[1] else None
+            self._jobs, self._agents = await asyncio.to_thread(_read, jobs, agents, known_agents)
             self._presences = presences
         self._as_of = self._clock.now()
 
@@ -99,6 +101,9 @@ class TopologyWatch:
         self._jobs, self._agents, self._presences, self._as_of = JobTopology(), AgentTopology(), None, None
 
 
-def _read(jobs: Sequence[Presence], agents: Sequence[Presence]) -> tuple[JobTopology, AgentTopology]:
-    agent_topology = AgentTopology.of({agent.name: agent.details for agent in agents})
+def _read(
+    jobs: Sequence[Presence], agents: Sequence[Presence], known: AgentTopology | None
+) -> tuple[JobTopology, AgentTopology]:
+    """`known` is what the agents say, where that is known."""
+    agent_topology = known or AgentTopology.of({agent.name: agent.details for agent in agents})
     return JobTopology.of({job.name: job.details for job in jobs}, agent_topology), agent_topology

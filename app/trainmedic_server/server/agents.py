@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Depends
+import asyncio
+
+from fastapi import APIRouter, Depends, Response
 from pydantic import BaseModel, Field
 
 from trainmedic_server.ports.outside import CommandBus
+from trainmedic_server.server.ascii_json import AsciiJson
 from trainmedic_server.server.auth import Authenticator, requires
 from trainmedic_server.server.presence_lists import Names, PresenceLists, page
 from trainmedic_server.server.presences import PresenceView, members_of
@@ -26,17 +29,21 @@ def router(bus: CommandBus, lists: PresenceLists, auth: Authenticator) -> APIRou
         "/agents",
         summary="The node agents that are connected",
         response_model=PresenceList,
-        response_model_exclude_unset=True,
         responses=responses(401, 403, 422, 503),
     )
-    async def agents(limit: PageLimit = 1000, cursor: PageCursor = None, name: Names = None) -> PresenceList:
+    async def agents(limit: PageLimit = 1000, cursor: PageCursor = None, name: Names = None) -> Response:
         """In the order of their names, as they were some seconds ago at most."""
         listed = await lists.agents()
         shown = page(listed.presences, limit, cursor, name)
-        items = [
-            PresenceView(**members_of(agent, listed.against.get(agent.name, ()), bus.is_signed))
-            for agent in shown.presences
-        ]
-        return PresenceList(items=items, next=shown.next) if shown.next else PresenceList(items=items)
+
+        def rendered() -> Response:
+            items = [
+                PresenceView(**members_of(agent, listed.against.get(agent.name, ()), bus.is_signed))
+                for agent in shown.presences
+            ]
+            page_of = PresenceList(items=items, next=shown.next) if shown.next else PresenceList(items=items)
+            return AsciiJson.of(page_of, exclude_unset=True)
+
+        return await asyncio.to_thread(rendered)  # it is up to some MB
 
     return routes

@@ -18,8 +18,8 @@ class AsciiJson(JSONResponse):
     """A response whose content is rendered as JSON in ASCII."""
 
     @classmethod
-    def of(cls, model: BaseModel) -> AsciiJson:
-        return cls(model.model_dump(mode="json"))
+    def of(cls, model: BaseModel, exclude_unset: bool = False) -> AsciiJson:
+        return cls(model.model_dump(mode="json", exclude_unset=exclude_unset))
 
     def render(self, content: Any) -> bytes:
         return json_bytes(content)

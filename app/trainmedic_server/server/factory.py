@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from trainmedic_server import __version__, errors, telemetry
 from trainmedic_server.domain.plain_text import json_bytes
 from trainmedic_server.domain.topology import ClusterTopology
+from trainmedic_server.engine.shared_presences import SharedPresences
 from trainmedic_server.ports.heard_alerts import HeardAlerts
 from trainmedic_server.ports.outside import Clock, ClockWatch, CommandBus
 from trainmedic_server.ports.store import RunStore
@@ -93,6 +94,7 @@ def create_app(
     messaging: channels.ChannelsApi,
     log_rules: LogRulesPort,
     bus: CommandBus,
+    presences: SharedPresences,
     store: RunStore,
     metrics: telemetry.Metrics,
     auth: Authenticator,
@@ -103,8 +105,7 @@ def create_app(
     allowed_hosts: Collection[str] = (),
     redis_caveat: Callable[[], str] = str,
 ) -> FastAPI:
-    """The API and the console; ``state.feed`` is for `listener.serve` to close. `allowed_hosts` are names that it
-    answers to without tokens, ``redis_caveat`` returns why a Redis that answers should not be relied on."""
+    """The API and the console. `listener.serve` closes ``state.feed``; `allowed_hosts` are served without tokens."""
     bodies, reads = BodyReader(limits), ReadTurns(limits.reads, limits.waiting_reads, "pages of the history")
     handle = webhook.endpoint(engine, OwnAlerts(found.history, found.verdicts), auth, bodies, clock, metrics)
     app = _Api(webhook.WebhookApp(handle), SiteCheck(allowed_hosts, lambda: not auth.has_tokens), metrics)
@@ -119,7 +120,7 @@ def create_app(
         *operations.routers(engine, job_lives, catalog, sums, standing, auth, bodies, reads, clock),
         playbook_versions.router(catalog, texts, auth, bodies, reads),
         channels.router(messaging, auth, bodies),
-        *jobs.routers(bus, cluster_topology, clock, auth),
+        *jobs.routers(bus, presences, cluster_topology, clock, auth),
         lines.router(auth, clock, limits),
         reports.router(sums, auth, clock),
         status.router(engine, store, bus, catalog, log_rules, clock, clock_watch, metrics, limits, redis_caveat),

@@ -11,13 +11,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Response
 from pydantic import BaseModel, Field
 
 from trainmedic_server.domain import gpu_names
 from trainmedic_server.domain.topology import AgentTopology, ClusterTopology, Pod, ranks_in
+from trainmedic_server.engine.shared_presences import SharedPresences
 from trainmedic_server.ports.outside import Clock, CommandBus, Presence
 from trainmedic_server.server import agents
+from trainmedic_server.server.ascii_json import AsciiJson
 from trainmedic_server.server.auth import Authenticator, requires
 from trainmedic_server.server.presence_lists import Names, PresenceLists, page
 from trainmedic_server.server.presences import PresenceView, members_of
@@ -56,10 +58,14 @@ class JobList(BaseModel):
 
 
 def routers(
-    bus: CommandBus, cluster_topology: Callable[[], ClusterTopology], clock: Clock, auth: Authenticator
+    bus: CommandBus,
+    presences: SharedPresences,
+    cluster_topology: Callable[[], ClusterTopology],
+    clock: Clock,
+    auth: Authenticator,
 ) -> tuple[APIRouter, ...]:
     """The route of this module and that of the agents, which have their readings together."""
-    lists = PresenceLists(bus)
+    lists = PresenceLists(presences)
     return agents.router(bus, lists, auth), _router(bus, lists, cluster_topology, clock, auth)
 
 
@@ -76,7 +82,6 @@ def _router(
         "/jobs",
         summary="The training jobs that are connected",
         response_model=JobList,
-        response_model_exclude_unset=True,
         responses=responses(401, 403, 422, 503),
     )
     async def jobs(
@@ -86,24 +91,28 @@ def _router(
         cluster: bool = Query(
             False, description="Also the jobs that only the Kubernetes cluster knows, behind the last page's others."
         ),
-    ) -> JobList:
+    ) -> Response:
         """In the order of their names, each with what it said of itself, some seconds ago at most, and the nodes, GPUs
         and pods that are known to be its."""
         listed = await lists.jobs()
         directory = JobDirectory(listed.agents, cluster_topology())
 
+        shown = page(listed.presences, limit, cursor, name)
+
         def view(job: Presence) -> JobView:
             return directory.connected(job, members_of(job, listed.against.get(job.name, ()), bus.is_signed))
 
-        shown = page(listed.presences, limit, cursor, name)
-        items = await asyncio.to_thread(lambda: [view(job) for job in shown.presences])
-        if shown.next:
-            return JobList(items=items, next=shown.next)
-        if cluster:
+        def jobs_shown() -> JobList:
+            items = [view(job) for job in shown.presences]
+            if shown.next:
+                return JobList(items=items, next=shown.next)
+            if not cluster:
+                return JobList(items=items)
             connected = items if len(items) == len(listed.presences) else [view(job) for job in listed.presences]
-            others = directory.others(connected, clock.now())
-            items = sorted([*items, *(job for job in others if not name or job.name in name)], key=lambda job: job.name)
-        return JobList(items=items)
+            others = [job for job in directory.others(connected, clock.now()) if not name or job.name in name]
+            return JobList(items=sorted([*items, *others], key=lambda job: job.name))
+
+        return await asyncio.to_thread(lambda: AsciiJson.of(jobs_shown(), exclude_unset=True))  # it is up to some MB
 
     return routes
 

@@ -1,7 +1,7 @@
 """Pages of who is connected: in the order of their names, from what was read a moment ago.
 
-What takes long for thousands, such as what speaks against whom, is worked out once for each reading and not for each
-page. Who calls it: the routes of ``/agents`` and ``/jobs``.
+What takes long for thousands, such as what speaks against whom, is worked out anew only where it may have changed, and
+not for each page. Who calls it: the routes of ``/agents`` and ``/jobs``.
 """
 
 from __future__ import annotations
@@ -9,19 +9,18 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import time
 from bisect import bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from fastapi import Query
 
 from trainmedic_server.domain import contradictions
 from trainmedic_server.domain.contradictions import Contradictions
 from trainmedic_server.domain.topology import AgentTopology, ranks_in
-from trainmedic_server.engine.shared_presences import SharedReading
-from trainmedic_server.ports.outside import CommandBus, Presence
+from trainmedic_server.engine.shared_presences import SharedPresences
+from trainmedic_server.ports.outside import Presence
 from trainmedic_server.server.query_types import wrong_cursor
 
 MOST_NAMES = 20
@@ -38,6 +37,9 @@ class Listed:
     presences: Sequence[Presence]
     against: Contradictions
     agents: AgentTopology
+    parts: Mapping[str, Any]
+    """What `against` follows from, by name: the GPUs of each agent, or the places of each job's ranks."""
+    read: Sequence[Presence]
 
 
 class Page(NamedTuple):
@@ -48,31 +50,29 @@ class Page(NamedTuple):
 
 
 class PresenceLists:
-    """What the bus says of agents and jobs, at most some seconds old."""
+    """What is known of agents and jobs, some seconds old at most."""
 
-    def __init__(self, bus: CommandBus) -> None:
-        self._read_agents = SharedReading(bus.agents, time.monotonic)
-        self._read_jobs = SharedReading(bus.jobs, time.monotonic)
-        self._agents: tuple[Sequence[Presence], Listed] | None = None
-        self._jobs: tuple[Sequence[Presence], AgentTopology, Listed] | None = None
+    def __init__(self, presences: SharedPresences) -> None:
+        self._source = presences
+        self._agents: Listed | None = None
+        self._jobs: Listed | None = None
         self._turn = asyncio.Lock()
 
     async def agents(self) -> Listed:
         """Raises BusUnavailable."""
-        read = await self._read_agents.fresh()
+        read = await self._source.recent_agents()
         async with self._turn:
-            if self._agents is None or self._agents[0] is not read:
-                self._agents = read, await asyncio.to_thread(_listed_agents, read)
-            return self._agents[1]
+            if self._agents is None or self._agents.read is not read:
+                self._agents = await asyncio.to_thread(_listed_agents, read, self._agents)
+            return self._agents
 
     async def jobs(self) -> Listed:
         """Raises BusUnavailable."""
-        agents, read = (await self.agents()).agents, await self._read_jobs.fresh()
+        agents, read = (await self.agents()).agents, await self._source.recent_jobs()
         async with self._turn:
-            known = self._jobs
-            if known is None or known[0] is not read or known[1] is not agents:
-                known = self._jobs = read, agents, await asyncio.to_thread(_listed_jobs, read, agents)
-            return known[2]
+            if self._jobs is None or self._jobs.read is not read or self._jobs.agents is not agents:
+                self._jobs = await asyncio.to_thread(_listed_jobs, read, agents, self._jobs)
+            return self._jobs
 
 
 def page(listed: Sequence[Presence], limit: int, cursor: str | None, names: Collection[str] | None) -> Page:
@@ -87,14 +87,28 @@ def page(listed: Sequence[Presence], limit: int, cursor: str | None, names: Coll
     return Page(shown, _encoded(shown[-1].name) if start + limit < len(listed) else None)
 
 
-def _listed_agents(read: Sequence[Presence]) -> Listed:
-    agents = AgentTopology.of({agent.name: agent.details for agent in read})
-    return Listed(sorted(read, key=lambda agent: agent.name), contradictions.of_agents(agents), agents)
+def _listed_agents(read: Sequence[Presence], before: Listed | None) -> Listed:
+    parts = {agent.name: agent.details.get("gpus") for agent in read}
+    if before is not None and before.parts == parts:
+        agents, against = before.agents, before.against
+    else:
+        agents = AgentTopology.of({agent.name: agent.details for agent in read})
+        against = contradictions.of_agents(agents)
+    return Listed(_by_name(read), against, agents, parts, read)
 
 
-def _listed_jobs(read: Sequence[Presence], agents: AgentTopology) -> Listed:
-    ranks = (rank for job in read for rank in ranks_in(job.name, job.details))
-    return Listed(sorted(read, key=lambda job: job.name), contradictions.of_jobs(ranks, agents), agents)
+def _listed_jobs(read: Sequence[Presence], agents: AgentTopology, before: Listed | None) -> Listed:
+    parts = {job.name: job.details.get("placement") for job in read}
+    if before is not None and before.agents is agents and before.parts == parts:
+        against = before.against
+    else:
+        ranks = (rank for job in read for rank in ranks_in(job.name, job.details))
+        against = contradictions.of_jobs(ranks, agents)
+    return Listed(_by_name(read), against, agents, parts, read)
+
+
+def _by_name(read: Sequence[Presence]) -> list[Presence]:
+    return sorted(read, key=lambda each: each.name)
 
 
 def _encoded(name: str) -> str:

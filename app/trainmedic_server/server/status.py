@@ -119,7 +119,7 @@ def router(
     )
     async def exposition(accept: Annotated[str | None, Header(include_in_schema=False)] = None) -> Response:
         encode, content_type = choose_encoder(accept or "")
-        content: bytes = encode(metrics.registry)
+        content: bytes = await asyncio.to_thread(encode, metrics.registry)  # of a large fleet it is some MB
         return Response(content, headers={"Content-Type": content_type})
 
     return routes

@@ -170,10 +170,9 @@ class TrainmedicServer:
             cluster, cluster_topology = await self._cluster(stack, store.fence)
             services = await self._services(stack, bus, alerts, cluster, cluster_topology)
             prometheus = opened_prometheus(settings, stack, metrics.prometheus_errors.inc)
-            actions = registry.build(services)
-            catalog, rules = await self._loaded(actions)
-            is_needed = functools.partial(asks_for_jobs, catalog, rules)
-            watch = TopologyWatch(SharedPresences(bus), clock, metrics, is_needed, written, cluster_topology)
+            catalog, rules = await self._loaded(actions := registry.build(services))
+            presences, is_needed = SharedPresences(bus), functools.partial(asks_for_jobs, catalog, rules)
+            watch = TopologyWatch(presences, clock, metrics, is_needed, written, cluster_topology)
             where, source = watch.topology, log_source(settings.log_store, stack, bus, clock)
             engine = Engine(store, catalog, actions, clock, settings.limits, metrics, where, alerts, store.fence, clock)
             job_lives = await self._start_work(stack, bus, store, watch, engine)
@@ -195,6 +194,7 @@ class TrainmedicServer:
                 messaging=telling.channels_of(settings, store, services.notifier, clock),
                 log_rules=rules,
                 bus=bus,
+                presences=presences,
                 redis_caveat=redis_caveat,
                 cluster_topology=cluster_topology,
                 metrics=metrics,

@@ -41,6 +41,28 @@ async def test_loops_that_look_together_cost_one_look() -> None:
     assert source.asked == 3
 
 
+async def test_people_are_shown_the_last_of_what_takes_long_to_read() -> None:
+    """For some seconds, while the loops read on; what is read in a moment is read for them too."""
+    source, now = Source(), 0.0
+    shared = SharedPresences(source, lambda: now)  # type: ignore[arg-type]
+    await shared.recent_jobs()
+    now = 100.0
+    assert [each.name for each in await shared.recent_jobs()] == ["job-2"]
+
+    async def slow() -> list[Presence]:
+        nonlocal now
+        now += 1.0
+        return await Source.jobs(source)
+
+    source.agents = slow  # type: ignore[method-assign]
+    shared = SharedPresences(source, lambda: now)  # type: ignore[arg-type]
+    first = await shared.recent_agents()
+    now += 14.0
+    assert await shared.recent_agents() is first
+    now += 1.0
+    assert await shared.recent_agents() is not first
+
+
 async def test_a_failure_is_told_to_each_and_not_kept() -> None:
     """The next one asks again, and what was read before is not taken for what is there."""
     source = Source()
