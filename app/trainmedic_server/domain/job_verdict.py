@@ -1,4 +1,4 @@
-"""What a verdict on a job's failure says to playbooks: `job.verdict` in their expressions."""
+"""What the verdicts on a job say to playbooks: `job.verdict` in their expressions."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+SLOW_ALERTS = frozenset({"TrainingStraggler", "TrainingThroughputDrop"})
+"""The alerts that say of a job that it is slow, and not that it fails."""
 CURRENT_FOR = timedelta(hours=1)
 """After the first sign of the failure: later alerts of the job are of something else."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobVerdict:
-    """The newest verdict on a job, as far as playbooks need it. Without one everything is empty, so that a comparison
+    """A verdict on a job, as far as playbooks need it. Without one everything is empty, so that a comparison
     with it is false and never an error."""
 
     cause: str | None = None
@@ -42,3 +44,19 @@ class JobVerdict:
             "node": self.node,
             "ranks": list(self.ranks),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictsOnJob:
+    """The newest verdict on a job's failure, and the newest on its being slow. They are of different things, so neither
+    takes the other's place."""
+
+    failure: JobVerdict | None = None
+    slowness: JobVerdict | None = None
+
+    def seen_by(self, alertname: str) -> JobVerdict:
+        """Return what an alert of the job is about: of one that says that it is slow that alone, of every other the
+        failure where there is one."""
+        if alertname in SLOW_ALERTS:
+            return self.slowness or JobVerdict()
+        return self.failure or self.slowness or JobVerdict()

@@ -21,7 +21,7 @@ from itertools import chain, islice
 from typing import Any, NamedTuple, TypeAlias
 
 from trainmedic_server.domain import gpu_names
-from trainmedic_server.domain.job_verdict import JobVerdict
+from trainmedic_server.domain.job_verdict import VerdictsOnJob
 
 MOST_ENTRIES = 200_000
 """Ranks or GPUs that are taken in at most, whatever is in Redis: they are some tens of MB."""
@@ -244,7 +244,7 @@ class Topology:
     jobs: JobTopology = field(default_factory=JobTopology)
     agents: AgentTopology = field(default_factory=AgentTopology)
     cluster: ClusterTopology = field(default_factory=ClusterTopology)
-    verdicts: Mapping[str, JobVerdict] = field(default_factory=dict)
+    verdicts: Mapping[str, VerdictsOnJob] = field(default_factory=dict)
     """By job, for those that failed within the last hour, who began it and why."""
 
     @property

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
-from trainmedic_server.domain.job_verdict import JobVerdict
+from trainmedic_server.domain.job_verdict import VerdictsOnJob
 from trainmedic_server.domain.playbook import Guards, Mode
 from trainmedic_server.domain.run import Controls, Decision
 from trainmedic_server.domain.target import Target
@@ -85,7 +85,7 @@ class ExplainContext:
     ago: Ago
     holder: Callable[[Target], str | None] = lambda target: None
     """The run that holds a target, or one that overlaps it."""
-    verdicts: Mapping[str, JobVerdict] = field(default_factory=dict)
+    verdicts: Mapping[str, VerdictsOnJob] = field(default_factory=dict)
     """By job, who began a failure of the last hour, and why."""
     is_live: bool = False
     """Whether what the guards look at is known."""

@@ -18,7 +18,7 @@ from typing import Any
 from trainmedic_server import errors
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.alert import Alert
-from trainmedic_server.domain.job_verdict import JobVerdict
+from trainmedic_server.domain.job_verdict import VerdictsOnJob
 from trainmedic_server.domain.playbook import ActionStep, ApproveStep, Mode, UndoTrigger
 from trainmedic_server.domain.run import Decision, Run, Status, StepState
 from trainmedic_server.domain.target import Target
@@ -64,7 +64,7 @@ def step_plans(
     target: Target,
     mode: Mode,
     now: datetime,
-    verdicts: Mapping[str, JobVerdict],
+    verdicts: Mapping[str, VerdictsOnJob],
 ) -> tuple[StepPlan, ...]:
     """What would become of each step, those of ``on_success`` and ``on_failure`` included."""
     run = _imagined(playbook, alert, target, mode, now)

@@ -1,8 +1,8 @@
-"""The newest verdict on each job that failed within the last hour, for the expressions of playbooks.
+"""The newest verdicts on each job that failed or was slow within the last hour, for the expressions of playbooks.
 
 Kept in memory, because planning reads nothing; the run store has them all, and a server that starts takes them from it.
 
-Who calls it: ``job_diagnoses`` puts them in, ``topology_watch`` hands them on with what else is known of jobs.
+Who calls it: ``job_diagnoses`` and ``slow_jobs`` put them in, ``topology_watch`` hands them on with what else is known of jobs.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 
-from trainmedic_server.domain.job_verdict import CURRENT_FOR, JobVerdict
+from trainmedic_server.domain.job_verdict import CURRENT_FOR, JobVerdict, VerdictsOnJob
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.verdicts import VerdictSource
+
+_Newest = dict[str, tuple[datetime, JobVerdict]]
+"""By job the newest verdict, and when what it is on began."""
 
 
 class JobVerdicts:
@@ -20,24 +23,35 @@ class JobVerdicts:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._known: dict[str, tuple[datetime, JobVerdict]] = {}
+        self._failures: _Newest = {}
+        self._slownesses: _Newest = {}
 
-    def take(self, job: str, began_at: datetime, verdict: JobVerdict) -> None:
-        """Take a verdict, or what it says anew."""
-        newest = self._known.get(job)
+    def take(self, job: str, began_at: datetime, verdict: JobVerdict, *, is_slow: bool = False) -> None:
+        """Take a verdict, or what it says anew. `is_slow`: it is on a job that goes on, and on no failure."""
+        known = self._slownesses if is_slow else self._failures
+        newest = known.get(job)
         if newest is None or newest[0] <= began_at:
-            self._known[job] = (began_at, verdict)
+            known[job] = (began_at, verdict)
 
     async def load(self, source: VerdictSource) -> None:
         """Take those that an earlier server has made. Raises StoreUnavailable."""
         now = self._clock.now()
         for record in await source.verdicts(now - CURRENT_FOR, now + CURRENT_FOR):
             members = {"cause": record.cause, "confidence": record.confidence, "advice": record.advice}
-            self.take(record.job, record.at, JobVerdict.of({**members, "node": record.node, "ranks": record.ranks}))
+            verdict = JobVerdict.of({**members, "node": record.node, "ranks": record.ranks})
+            self.take(record.job, record.at, verdict, is_slow=record.is_slow)
 
-    def current(self) -> Mapping[str, JobVerdict]:
+    def current(self) -> Mapping[str, VerdictsOnJob]:
         """Return them by job."""
         oldest = self._clock.now() - CURRENT_FOR
-        for job in [job for job, (began_at, _) in self._known.items() if began_at < oldest]:
-            del self._known[job]
-        return {job: verdict for job, (_, verdict) in self._known.items()}
+        for known in (self._failures, self._slownesses):
+            for job in [job for job, (began_at, _) in known.items() if began_at < oldest]:
+                del known[job]
+        return {
+            job: VerdictsOnJob(_of(self._failures, job), _of(self._slownesses, job))
+            for job in {*self._failures, *self._slownesses}
+        }
+
+
+def _of(known: _Newest, job: str) -> JobVerdict | None:
+    return known[job][1] if job in known else None

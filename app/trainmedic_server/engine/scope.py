@@ -14,7 +14,7 @@ from trainmedic.wire.envelope import write_time
 from trainmedic_server.diagnosis import verdict_alert
 from trainmedic_server.domain import links
 from trainmedic_server.domain.alert import Alert
-from trainmedic_server.domain.job_verdict import JobVerdict
+from trainmedic_server.domain.job_verdict import VerdictsOnJob
 from trainmedic_server.domain.run import Run, StepState
 from trainmedic_server.domain.target import Target
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
@@ -62,11 +62,11 @@ def of_step(step: StepState) -> dict[str, Any]:
     }
 
 
-def of_job(target: Target | None, alert: Alert, verdicts: Mapping[str, JobVerdict]) -> dict[str, Any]:
+def of_job(target: Target | None, alert: Alert, verdicts: Mapping[str, VerdictsOnJob]) -> dict[str, Any]:
     """What is known of the job that is the target: by the alert itself where that tells a verdict, so that it is the
     same for the whole run."""
     job = target.job if target is not None else None
-    verdict = verdict_alert.verdict_of(alert) or verdicts.get(job or "") or JobVerdict()
+    verdict = verdict_alert.verdict_of(alert) or verdicts.get(job or "", VerdictsOnJob()).seen_by(alert.name)
     return {"name": job, "verdict": verdict.as_data()}
 
 
@@ -77,7 +77,7 @@ def build(
     *,
     hindsight: bool = True,
     external_url: str = "",
-    verdicts: Mapping[str, JobVerdict] = MappingProxyType({}),
+    verdicts: Mapping[str, VerdictsOnJob] = MappingProxyType({}),
 ) -> Scope:
     """The scope for the steps of `run`. The first of `alerts` is the one that the run was started for.
 

@@ -19,7 +19,7 @@ from trainmedic_server.diagnosis.slow import RankStep
 from trainmedic_server.domain import promql
 from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.finding import CauseClass
-from trainmedic_server.domain.job_verdict import JobVerdict
+from trainmedic_server.domain.job_verdict import SLOW_ALERTS, JobVerdict
 from trainmedic_server.domain.known_verdict import KnownVerdict
 from trainmedic_server.engine import loops
 from trainmedic_server.engine.job_verdicts import JobVerdicts
@@ -27,7 +27,6 @@ from trainmedic_server.ports.metric_history import MetricHistory, MetricSeries
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import RunStore
 
-SLOW_ALERTS = frozenset({"TrainingStraggler", "TrainingThroughputDrop"})
 """The alerts that say that a job is slow; each has lasted five minutes by then."""
 AGAIN_AFTER = timedelta(minutes=15)
 _LOOK_EVERY = timedelta(seconds=10)
@@ -95,7 +94,7 @@ class SlowJobs:
             tell_at=now if is_named else None,
         )
         await self._store.transact(lambda tx: tx.verdicts.save([made]))
-        self._verdicts.take(job, now, JobVerdict.of(plain))
+        self._verdicts.take(job, now, JobVerdict.of(plain), is_slow=True)
         log.info("a job is slow", job=job, cause=made.cause, confidence=made.confidence, verdict=verdict.summary)
 
     async def _parts(self, job: str, now: datetime) -> dict[int, RankStep]:

@@ -16,7 +16,7 @@ from typing import Any
 from trainmedic_server import errors
 from trainmedic_server.domain.alert import AlertRecord, decisive
 from trainmedic_server.domain.approval import Terms
-from trainmedic_server.domain.job_verdict import JobVerdict
+from trainmedic_server.domain.job_verdict import VerdictsOnJob
 from trainmedic_server.domain.playbook import APPROVAL, ApproveStep, WaitStep
 from trainmedic_server.domain.run import OperatorOrder, OrderKind, Run, StepState, StepStatus, Undo, UndoStatus
 from trainmedic_server.domain.upcoming import Upcoming
@@ -29,7 +29,7 @@ def of_run(
     playbook: CompiledPlaybook | None,
     alerts: Sequence[AlertRecord],
     holder: str | None = None,
-    verdicts: Mapping[str, JobVerdict] = MappingProxyType({}),
+    verdicts: Mapping[str, VerdictsOnJob] = MappingProxyType({}),
     orders: Sequence[OperatorOrder] = (),
 ) -> Upcoming | None:
     """What the run does next; None where it is over. `playbook` is None where it cannot be read; `holder` is the run

@@ -21,7 +21,7 @@ from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
 from trainmedic_server.domain import duration, inventory
 from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, fingerprint
-from trainmedic_server.domain.job_verdict import JobVerdict
+from trainmedic_server.domain.job_verdict import JobVerdict, VerdictsOnJob
 from trainmedic_server.domain.problems import DocumentPath, FileProblem, path_text
 from trainmedic_server.domain.run import OrderKind, Run
 from trainmedic_server.domain.target import IdentityLabels
@@ -213,7 +213,9 @@ class _Scenario:
 
     async def _start(self) -> Engine:
         job = self.test.job
-        verdicts = {job.name: JobVerdict.of(job.verdict.model_dump())} if job.verdict else {}
+        given = JobVerdict.of(job.verdict.model_dump()) if job.verdict else None
+        # It is that which the alert sees, whichever that is about.
+        verdicts = {job.name: VerdictsOnJob(given, given)} if given else {}
         topology = Topology(inventory.parse(self.test.inventory), verdicts=verdicts)
         limits = EngineLimits(mode=self.test.mode, max_age=self.test.max_age)
         engine = Engine(

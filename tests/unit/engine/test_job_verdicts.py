@@ -8,7 +8,7 @@ from tests.support.clocks import START, ManualClock
 from tests.unit.diagnosis.test_job_diagnoses import World
 from trainmedic_server.diagnosis import verdict_alert
 from trainmedic_server.domain.alert import Alert, AlertStatus
-from trainmedic_server.domain.job_verdict import JobVerdict
+from trainmedic_server.domain.job_verdict import JobVerdict, VerdictsOnJob
 from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.engine import scope
 from trainmedic_server.engine.job_diagnoses import JobDiagnoses
@@ -16,6 +16,7 @@ from trainmedic_server.engine.job_verdicts import JobVerdicts
 from trainmedic_server.telemetry import Metrics
 
 GPU, CODE = JobVerdict("gpu", "high", "isolate_node", "node-2", (9,)), JobVerdict("code", "medium", "restart")
+WIRE = JobVerdict("network", "medium", "ask")
 JOB = Target(TargetKind.JOB, job="llm-1")
 
 
@@ -30,16 +31,39 @@ def test_the_newest_of_each_job_counts_for_an_hour() -> None:
     verdicts = JobVerdicts(clock)
     verdicts.take("llm-1", START, GPU)
     verdicts.take("llm-1", START - timedelta(minutes=5), CODE)
-    assert verdicts.current() == {"llm-1": GPU}
+    assert verdicts.current() == {"llm-1": VerdictsOnJob(GPU)}
     clock.sleep(3601)
     assert verdicts.current() == {}
 
 
+def test_a_slow_job_takes_no_failure_its_verdict_and_the_other_way_round() -> None:
+    """Of the attempt after a failure it says nothing of that failure; each alert sees what it is about, and one of
+    neither the failure first. A quarter of an hour later the job is slow again, which changes nothing."""
+    verdicts = JobVerdicts(ManualClock())
+    verdicts.take("llm-1", START, GPU)
+    for minutes in (5, 20):
+        verdicts.take("llm-1", START + timedelta(minutes=minutes), WIRE, is_slow=True)
+    verdicts.take("slow-1", START, WIRE, is_slow=True)
+    verdicts.take("dead-1", START, GPU)
+    known = verdicts.current()
+    for name, failed, slow, dead in (
+        ("TrainingHang", "gpu", "network", "gpu"),
+        ("MyOwnAlert", "gpu", "network", "gpu"),
+        ("TrainingStraggler", "network", "network", None),
+        ("TrainingThroughputDrop", "network", "network", None),
+    ):
+        seen = [
+            scope.of_job(Target(TargetKind.JOB, job=job), _alert(name), known)["verdict"]["cause"]
+            for job in ("llm-1", "slow-1", "dead-1")
+        ]
+        assert seen == [failed, slow, dead], name
+
+
 def test_a_run_sees_the_verdict_on_its_job_and_else_nothing_is_an_error() -> None:
     """Of another job, or of a target that is no job, there is none."""
-    assert scope.of_job(JOB, _alert(), {"llm-1": GPU})["verdict"]["node"] == "node-2"
+    assert scope.of_job(JOB, _alert(), {"llm-1": VerdictsOnJob(GPU)})["verdict"]["node"] == "node-2"
     for target in (JOB, Target(TargetKind.NODE, node="llm-2"), None):
-        empty = scope.of_job(target, _alert(), {"llm-2": GPU})["verdict"]
+        empty = scope.of_job(target, _alert(), {"llm-2": VerdictsOnJob(GPU)})["verdict"]
         assert empty == {"cause": None, "confidence": None, "advice": None, "node": None, "ranks": []}
 
 
@@ -47,7 +71,7 @@ def test_the_alert_of_a_verdict_says_it_for_the_whole_run() -> None:
     """Whatever is found out later; and only the server's own alert does."""
     told = _alert("TrainingFailed", source="diagnosis", cause="code", confidence="high")
     assert verdict_alert.verdict_of(told) == JobVerdict("code", "high", "stop", None, (3, 5))
-    assert scope.of_job(JOB, told, {"llm-1": GPU})["verdict"]["cause"] == "code"
+    assert scope.of_job(JOB, told, {"llm-1": VerdictsOnJob(GPU)})["verdict"]["cause"] == "code"
     assert verdict_alert.verdict_of(_alert("TrainingFailed", cause="gpu", node="n")) is None
 
 
@@ -60,7 +84,10 @@ async def test_a_verdict_that_is_made_is_there_at_once_and_after_a_restart() -> 
     await world.find("f1", ranks=frozenset({2}))
     world.clock.sleep(11)
     await watching.look()
-    (made,) = verdicts.current().values()
+    (known,) = verdicts.current().values()
+    made = known.failure
+    assert made is not None
+    assert known.slowness is None
     assert (made.cause, made.advice) == ("unknown", "restart")
     await later.load(world.store)
     assert later.current() == verdicts.current()

@@ -11,7 +11,7 @@ import pytest
 from tests.support.clocks import ManualClock
 from tests.unit.diagnosis.test_job_diagnoses import World
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus
-from trainmedic_server.domain.job_verdict import JobVerdict
+from trainmedic_server.domain.job_verdict import JobVerdict, VerdictsOnJob
 from trainmedic_server.domain.known_verdict import KnownVerdict
 from trainmedic_server.engine.job_verdicts import JobVerdicts
 from trainmedic_server.engine.slow_jobs import SlowJobs
@@ -80,7 +80,7 @@ async def test_one_slow_rank_is_named_told_and_known_to_playbooks() -> None:
     assert (verdict.cause, verdict.plain["ranks"], verdict.node, verdict.attempt) == ("node", [5], None, None)
     assert verdict.plain["shares"] == {"data": 0.02, "compute": 0.58, "wait": 0.4}
     assert verdict.plain["evidence"][0]["node"] == "node-5"
-    assert slow.verdicts.current() == {"llm-1": JobVerdict("node", "medium", "ask", None, (5,))}
+    assert slow.verdicts.current() == {"llm-1": VerdictsOnJob(slowness=JobVerdict("node", "medium", "ask", None, (5,)))}
     await slow.world.look()
     (alert,) = slow.world.told
     assert (alert.name, alert.labels["severity"], alert.labels["cause"]) == ("TrainingSlow", "warning", "node")
