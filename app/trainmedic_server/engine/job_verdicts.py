@@ -2,7 +2,8 @@
 
 Kept in memory, because planning reads nothing; the run store has them all, and a server that starts takes them from it.
 
-Who calls it: ``job_diagnoses`` and ``slow_jobs`` put them in, ``topology_watch`` hands them on with what else is known of jobs.
+Who calls it: ``job_diagnoses`` and ``slow_jobs`` put them in, ``topology_watch`` hands them on with what else is known
+of jobs.
 """
 
 from __future__ import annotations
