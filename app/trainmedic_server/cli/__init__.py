@@ -8,6 +8,7 @@ only speak to a server do not wait for the server's libraries.
 from __future__ import annotations
 
 import difflib
+import gc
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -73,7 +74,13 @@ class LazyGroup(click.Group):
         entry = _COMMANDS.get(cmd_name)
         if entry is None:
             return None
-        command = getattr(importlib.import_module(f"{__name__}.{entry.module}"), cmd_name)
+        gc.disable()  # what modules make lives on: to look for garbage in it was a seventh of a server's imports
+        try:
+            module = importlib.import_module(f"{__name__}.{entry.module}")
+        finally:
+            gc.freeze()
+            gc.enable()
+        command = getattr(module, cmd_name)
         assert isinstance(command, click.Command)
         return command
 

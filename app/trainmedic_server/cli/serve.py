@@ -70,7 +70,6 @@ def _tune_the_interpreter() -> None:
     A storm makes a hundred thousand objects that all live on for a while. At the usual thresholds
     the collector goes through them again and again, which doubled the time of ``benchmarks.alert_storm``.
     """
-    gc.freeze()
     sys.setswitchinterval(0.0005)
     gc.set_threshold(50_000, 20, 50)
 
