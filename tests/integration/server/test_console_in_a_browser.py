@@ -171,6 +171,35 @@ def test_the_page_of_questions_is_live_and_answers_by_keyboard(seen: Watched, la
     assert [order.kind for order in lab.world.history.records[run].orders] == ["reject"]
 
 
+def test_a_phone_shows_every_page_whole_and_answers_a_question(browser: Browser, lab: Lab) -> None:
+    """Nothing is to be scrolled sideways but the texts of playbooks and the reference of the API."""
+    run = lab.ask(node="node-of-a-rack-with-a-long-name-12")
+    viewport: Any = {"width": 390, "height": 844}
+    watched = Watched(browser, lab, "op", viewport=viewport, has_touch=True)
+    try:
+        for path in (
+            *PAGES,
+            "/nodes/node-1",
+            "/audit",
+            "/settings",
+            "/report?whole=1",
+            "/playbooks?whole=1",
+            f"/runs/{run}",
+        ):
+            watched.page.goto(lab.url + path)
+            wider = watched.page.locator("html, main, .wide").evaluate_all(
+                "all => all.filter((each) => each.scrollWidth > each.clientWidth).map((each) => each.outerHTML)"
+            )
+            assert (path, wider) == (path, [])
+        watched.page.goto(lab.url)
+        watched.page.locator(f"#ask-{run}").get_by_role("button", name="Approve").tap()
+        watched.page.locator("#ask").get_by_role("button", name="Confirm").tap()
+        expect(watched.page.locator(".notice")).to_contain_text("Approved")
+    finally:
+        watched.context.close()
+    assert (watched.complaints, watched.elsewhere) == ([], [])
+
+
 def test_several_questions_are_answered_at_once_by_keyboard(seen: Watched, lab: Lab) -> None:
     """Chosen with a key, with one note for all; the others stay as they are."""
     for record in [*lab.world.history.records.values()]:
