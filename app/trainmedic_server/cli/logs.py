@@ -53,7 +53,7 @@ def logs(client: Client, job: str | None, **conditions: Any) -> None:
     """
     if click.get_current_context().invoked_subcommand is None:
         if job is None:
-            raise click.UsageError("name a job with --job, or a command: check, explain, schema")
+            raise click.UsageError("name a job with --job, or a command: check, explain, schema, test")
         show_lines(client, job, **conditions)
         return
     # The command's output says better what the catalog would log.

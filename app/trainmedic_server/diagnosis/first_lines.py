@@ -9,6 +9,7 @@ from trainmedic_server.diagnosis.facts import Facts
 from trainmedic_server.diagnosis.verdict import Confidence
 from trainmedic_server.diagnosis.window import Relevant
 from trainmedic_server.domain.finding import CauseClass, Finding, Role
+from trainmedic_server.logs.blocks import TRACEBACK
 
 _NEVER_SURE_BY_LINE = frozenset({CauseClass.UNKNOWN, CauseClass.NETWORK, CauseClass.GPU, CauseClass.NODE})
 """Causes of which a training sees only what they do to it: evidence of a card or a wire is the kernel's."""
@@ -41,6 +42,8 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     # A loss that is no number ends nobody by itself; what else failed may have.
     has_both = leading.cause is CauseClass.NUMERICS and any(f.cause is not leading.cause for f in relevant.roots)
     is_sure = is_sure and not has_both and leading.cause not in _NEVER_SURE_BY_LINE and not _was_killed(leading)
+    # What ends a thread ends that thread alone; and a traceback that was cut does not say what was raised.
+    is_sure = is_sure and "thread" not in leading.fields and not leading.line.startswith(TRACEBACK)
     # An exception can be what became of another one, on a rank of which nothing was read.
     is_sure = is_sure and not (leading.cause is CauseClass.CODE and facts.silent_ranks)
     yield Accusation(

@@ -46,7 +46,8 @@ def not_timed_out(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     """Nearly everybody timed out in a collective: who did not was elsewhere."""
     timed_out = [finding for finding in relevant.cascades if finding.cause is CauseClass.HANG]
     victims = {rank for finding in timed_out for rank in (*finding.ranks, rank_of(finding)) if rank is not None}
-    everybody = set(facts.ranks) | set(range(facts.world_size or 0))
+    ended = {rank for each in facts.exits if (rank := each.rank) is not None}
+    everybody = set(facts.ranks) | set(range(facts.world_size or 0)) | ended
     others = everybody - victims
     if not victims or not others or len(others) > _MOST_BEHIND * len(everybody):
         return

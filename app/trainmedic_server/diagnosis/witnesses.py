@@ -305,6 +305,26 @@ def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
         )
 
 
+def told_kills(facts: Facts) -> Iterator[Accusation]:
+    """What the scheduler says of a process that it saw killed for want of memory, where nothing tells how any ended."""
+    told = [
+        finding
+        for finding in facts.findings
+        if finding.role is Role.CONFIRMATION and finding.cause is CauseClass.HOST_MEMORY
+        if finding.origin.source not in TRUSTED_SOURCES and finding.id not in facts.outlived
+    ]
+    if told and not any(ended.is_failure for ended in facts.exits):
+        yield Accusation(
+            Witness.EXIT,
+            CauseClass.HOST_MEMORY,
+            Confidence.MEDIUM,
+            (evidence_of(told[0], "somebody was killed there for want of memory"),),
+            node=told[0].origin.node,
+            moment=moment_of(told[0]),
+            fingerprint=f"{CauseClass.HOST_MEMORY}:{told[0].rule}",
+        )
+
+
 def _worth_of_exit(is_only_one: bool, is_confirmed: bool) -> Confidence:
     if not is_only_one:
         return Confidence.LOW

@@ -30,8 +30,11 @@ class Continuation(StrEnum):
 
 
 TRACEBACK = "Traceback (most recent call last):"
-_IGNORED = "Exception ignored "
-"""What Python says before the traceback of an exception that nobody could catch, as in a destructor."""
+ORIGINAL = f"Original {TRACEBACK}"
+"""What PyTorch puts between an exception that a loader's process passed on and the traceback that it had there."""
+_ANNOUNCED = ("Exception ignored ", "Exception in thread ")
+"""What Python says before the traceback of an exception that nobody could catch, as in a destructor, and before that of
+one that ended a thread."""
 _GROUP = "Exception Group Traceback (most recent call last):"
 _TABLE_RULE = re.compile(r"[=*-]{20,}\s*$")
 _TABLE_BEGIN = re.compile(r"Root Cause(?: \(first|:\s*$)|[=*]{20,}\s*$|\s{0,4}rank *: \d{1,6} \(local_rank: ")
@@ -48,6 +51,7 @@ _EXCEPTION = re.compile(
 _CHAIN = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
+    ORIGINAL,
 )
 BEGINNINGS = (
     rb"Traceback \(most recent call last\):",
@@ -63,7 +67,7 @@ _KILL = re.compile(r"Kill process \d{1,10} \(.{0,64}\) score \d{1,10} or sacrifi
 
 def kind_of(text: str) -> BlockKind | None:
     """Return which block a line begins, if any."""
-    if text.startswith((TRACEBACK, "  + " + _GROUP, _IGNORED)) or (
+    if text.startswith((TRACEBACK, "  + " + _GROUP, *_ANNOUNCED)) or (
         TRACEBACK in text[:400] and text.rstrip().endswith(TRACEBACK)
     ):
         return BlockKind.TRACEBACK
@@ -90,7 +94,7 @@ def _of_traceback(lines: list[str], text: str) -> Continuation:
         return Continuation.MORE
     if text.startswith(_CHAIN) or text.startswith(TRACEBACK):
         return Continuation.MORE
-    if has_ended(lines) or lines[-1].startswith(_IGNORED):
+    if has_ended(lines) or lines[-1].startswith(_ANNOUNCED):
         return Continuation.NO
     # What stands at the margin ends a traceback: the exception, which another may follow.
     return Continuation.MORE if _EXCEPTION.match(text) else Continuation.NO

@@ -193,6 +193,28 @@ async def test_the_kernels_kill_of_a_neighbour_before_hides_not_that_of_the_jobs
     assert verdict.plain["evidence"][0]["line"] == lines["b"]
 
 
+async def test_who_printed_nothing_is_known_by_the_launchers_table() -> None:
+    """Three of four ranks time out in a collective; that there is a fourth, its table alone says."""
+    world = World()
+    await world.time_out("timeout", frozenset({0, 1, 3}))
+    table = [
+        row
+        for rank, code in enumerate((-15, 1, -15, -15))
+        for row in (
+            f"[{rank}]:",
+            f"  rank      : {rank} (local_rank: {rank})",
+            f"  exitcode  : {code} (pid: {20 + rank})",
+        )
+    ]
+    await world.find("table", rule="launcher-table", role=Role.CONFIRMATION, line=table[0])
+    key = EpisodeKey("node-1", "table")
+    excerpt = KnownExcerpt("table", key, "launcher", "launcher.log", None, world.clock.now(), Excerpt(tuple(table), 0))
+    await world.store.transact(lambda tx: tx.findings.save_excerpts([excerpt]))
+    await world.look(11)
+    (verdict,) = await world.store.verdicts_of("llm-1", 5)
+    assert (verdict.cause, verdict.confidence, verdict.plain["ranks"]) == ("hang", "medium", [2])
+
+
 async def test_an_exception_alone_is_no_failure() -> None:
     """Many loops catch it. Nothing is diagnosed until a process ended, a collective timed out, or the job is gone."""
     world = World()

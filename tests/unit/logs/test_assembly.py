@@ -227,6 +227,23 @@ def test_a_block_has_200_lines_and_8_kib_at_most() -> None:
     assert only.is_cut
 
 
+def test_an_exception_of_a_thread_is_one_line_with_whose_it_was() -> None:
+    said = 'Exception in thread Thread-3:\nTraceback (most recent call last):\n  File "a.py", line 1, in f\nKeyError: 1'
+    assert [each.text for each in lines(f"{said}\nnext", "training")] == [said, "next"]
+
+
+def test_what_a_loaders_process_raised_belongs_to_what_its_parent_says_of_it() -> None:
+    """Also behind the rank; what PyTorch writes before it is taken for no prefix."""
+    block = (
+        'Traceback (most recent call last):\n  File "a.py", line 1, in f\n'
+        "RuntimeError: Caught RuntimeError in DataLoader worker process 0.\n"
+        'Original Traceback (most recent call last):\n  File "b.py", line 2, in g\nRuntimeError: CUDA error: out of memory'
+    )
+    assert [each.text for each in lines(f"{block}\nnext", "training")] == [block, "next"]
+    prefixed = block.replace("\n", "\n[rank3]: ")
+    assert [each.text for each in lines(f"[rank3]: {prefixed}\n[rank3]: next", "training")] == [block, "next"]
+
+
 def test_an_exception_that_python_ignored_is_one_line() -> None:
     """With its traceback; what is printed next begins anew, also where no traceback follows."""
     ignored = "Exception ignored in: <function f at 0x7f>"
