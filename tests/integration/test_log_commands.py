@@ -68,7 +68,7 @@ def test_nothing_is_said_of_an_empty_file() -> None:
 def test_a_source_that_no_rule_is_for_is_told() -> None:
     """A name of one's own may be right; one that is mistyped would find nothing, in silence."""
     done = logs("explain", "-", "--rules", str(RULES), "--source", "kernal", "--output", "json", stdin=OOM.encode())
-    assert (done.returncode, done.stderr) == (0, b"No rule is for the source 'kernal'.\n")
+    assert (done.returncode, done.stderr) == (0, b"No rule is for the source 'kernal'. Did you mean 'kernel'?\n")
     assert json.loads(done.stdout)["rule"] is None
 
 

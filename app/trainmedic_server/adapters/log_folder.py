@@ -21,7 +21,7 @@ from typing import IO
 from trainmedic.wire import log_layout
 from trainmedic_server.adapters import dump_reader
 from trainmedic_server.domain.finding import Origin
-from trainmedic_server.logs.rule import KERNEL_SOURCES
+from trainmedic_server.domain.log_sources import KERNEL_SOURCES
 
 MOST_FILES = 20_000
 MOST_BYTES = 64 * 1024 * 1024

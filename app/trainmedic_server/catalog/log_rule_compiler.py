@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from trainmedic_server.catalog.scope_check import VisibleNames
 from trainmedic_server.catalog.yaml_text import YamlDocument
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.finding import Role
+from trainmedic_server.domain.log_sources import KERNEL_SOURCES, fault_of_source, misspelt
 from trainmedic_server.domain.problems import DocumentPath, FileProblem, did_you_mean
 from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.expressions import evaluation, template_syntax
@@ -25,10 +25,9 @@ from trainmedic_server.expressions.evaluation import Expression
 from trainmedic_server.expressions.regexes import SearchPattern
 from trainmedic_server.expressions.template_syntax import Malformed
 from trainmedic_server.logs.matcher import FUNCTIONS
+from trainmedic_server.logs.records import EVENTS
 from trainmedic_server.logs.rendering import SEVERITIES
 from trainmedic_server.logs.rule import (
-    KERNEL_SOURCES,
-    SOURCES,
     UNTIL_ATTEMPT,
     UNTIL_BOOT,
     UNTIL_ENDS,
@@ -47,7 +46,6 @@ _LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}\Z")
 _TAKEN_LABELS = frozenset(
     {"alertname", "severity", "component", "job_name", "node", "uuid", "gpu", "gpu_id", "source", "rule"}
 )
-_SOURCE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}\Z")
 _ALERT_TEXTS = ("fields", "labels", "target", "finding")
 
 
@@ -173,11 +171,10 @@ class _Compilation:
 
     def _sources(self, form: LogRuleForm) -> None:
         for path, name in _listed(self.document.value.get("source"), ("source",)):
-            near = difflib.get_close_matches(str(name), SOURCES, n=1, cutoff=0.85)
-            if not _SOURCE_NAME.match(str(name)):
-                self._problem(path, f"source: {name!r} may hold small letters, digits and '-'")
-            elif near and name not in SOURCES:
-                self._problem(path, f"source: there is no {name!r}; did you mean {near[0]!r}?")
+            if fault := fault_of_source(str(name)):
+                self._problem(path, f"source: {fault}")
+        if form.record and (meant := misspelt(form.record, EVENTS)):
+            self._problem(("record",), f"record: there is no event {form.record!r}; did you mean {meant!r}?")
 
     def _over_what(self, form: LogRuleForm) -> None:
         if form.record is not None and not (form.contains or form.match):
@@ -235,12 +232,14 @@ class _Compilation:
                 self._problem(path, f"alert.labels: {name!r} is given by Trainmedic itself", at_key=True)
         if alert.until == UNTIL_ENDS and not form.ends:
             self._problem(("alert", "until"), "alert.until: `ends` needs lines that end it")
-        if alert.until not in (UNTIL_BOOT, UNTIL_ATTEMPT, UNTIL_ENDS):
+        words = (UNTIL_BOOT, UNTIL_ATTEMPT, UNTIL_ENDS)
+        if alert.until not in words:
             try:
                 if not duration.parse(alert.until):
                     self._problem(("alert", "until"), "alert.until: must be longer than 0s")
             except ValueError as error:
-                self._problem(("alert", "until"), f"alert.until: {error}; or boot, attempt, ends")
+                hint = did_you_mean(alert.until, words) or f"; or {', '.join(words)}"
+                self._problem(("alert", "until"), f"alert.until: {error}{hint}")
 
     def _problem(self, path: DocumentPath, message: str, *, at_key: bool = False) -> None:
         self.problems.append(self.document.problem(path, message, at_key=at_key))

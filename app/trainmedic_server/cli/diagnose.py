@@ -97,7 +97,13 @@ def _text(chosen: AttemptVerdict, found: FolderDiagnosis) -> Iterator[str]:
         yield ", ".join(part for part in of if part)
     yield from shown(chosen.verdict.plain())
     left_out = len(found.left_out)
-    yield f"{found.files_read} files were read" + (f", {left_out} were not" if left_out else "")
+    yield f"{_were(found.files_read, 'file')} read" + (f", {_were(left_out)} not" if left_out else "")
+
+
+def _were(count: int, noun: str = "") -> str:
+    """``1 file was``, ``3 files were``."""
+    counted = f"{count} {noun}" if noun else str(count)
+    return f"{counted} was" if count == 1 else f"{counted}{'s' if noun else ''} were"
 
 
 def shown(verdict: Mapping[str, Any]) -> Iterator[str]:
@@ -110,9 +116,10 @@ def shown(verdict: Mapping[str, Any]) -> Iterator[str]:
         yield f"  node        {verdict['node']}"
     if verdict["gpu"]:
         yield f"  GPU         {verdict['gpu']}"
-    yield f"  do next     {verdict['advice']}: {_MEANS.get(verdict['advice'], '')}".rstrip(": ")
+    if verdict["advice"] != Advice.NONE:
+        yield f"  do next     {verdict['advice']}: {_MEANS.get(verdict['advice'], '')}".rstrip(": ")
     if verdict["same_before"]:
-        yield f"  before      {verdict['same_before']} earlier failures were the same"
+        yield f"  before      {_were(verdict['same_before'], 'earlier failure')} the same"
     for heading, member in (("because", "evidence"), ("against", "against")):
         for each in verdict[member][:_MOST_SHOWN]:
             yield from _evidence(heading, each)

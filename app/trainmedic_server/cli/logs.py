@@ -21,6 +21,7 @@ from trainmedic_server.catalog.schema import log_rule_schema
 from trainmedic_server.cli import exits
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.log_lines import line_options, show_lines
+from trainmedic_server.domain.log_sources import SOURCES, misspelt
 from trainmedic_server.domain.plain_text import json_text, visible
 from trainmedic_server.logs.rule import RuleSet
 from trainmedic_server.simulation import report, suite
@@ -134,7 +135,9 @@ def explain(file: BufferedIOBase, source: str, paths: Sequence[Path], matched: b
     """
     rules = loaded(paths)
     if not any(source in rule.sources for rule in rules.rules):
-        click.echo(visible(f"No rule is for the source {source!r}."), err=True)
+        meant = misspelt(source, SOURCES)
+        hint = f" Did you mean {meant!r}?" if meant else ""
+        click.echo(visible(f"No rule is for the source {source!r}.{hint}"), err=True)
     for line in explain_lines(file, source, rules, SystemClock().now()):
         if matched and line.match.rule is None and not line.match.near and not line.match.ended:
             continue

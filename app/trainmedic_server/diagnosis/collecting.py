@@ -18,10 +18,11 @@ from trainmedic_server.diagnosis.exits import Exit
 from trainmedic_server.diagnosis.facts import Facts
 from trainmedic_server.diagnosis.rank_seen import RankSeen
 from trainmedic_server.domain.finding import Finding, Origin, TimeSource
+from trainmedic_server.domain.log_sources import KERNEL_SOURCES, TEXT_SOURCES
 from trainmedic_server.logs.assembly import LineAssembler
 from trainmedic_server.logs.line import Line
 from trainmedic_server.logs.matcher import LineMatch
-from trainmedic_server.logs.rule import KERNEL_SOURCES, TEXT_SOURCES, RuleSet
+from trainmedic_server.logs.rule import RuleSet
 from trainmedic_server.logs.tracker import FindingTracker
 
 _TABLE_LINE = re.compile(r"\W*(?:\[\d+\]:\s*$|(?:time|host|rank|exitcode|error_file|traceback|msg)\s*:)")

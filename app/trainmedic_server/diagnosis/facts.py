@@ -77,6 +77,8 @@ class Facts:
     healthy_shapes: frozenset[str] = frozenset()
     """The shapes of lines that successful attempts of this job printed too: `Finding.shape`."""
     earlier: Sequence[Earlier] = ()
+    is_known_to_fail: bool = False
+    """Whether who watches the job says that it failed; of a folder nobody does."""
 
     def node_of(self, rank: int | None) -> str:
         """The node on which `rank` ran; empty where it is not known."""

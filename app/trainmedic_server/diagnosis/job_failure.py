@@ -127,6 +127,7 @@ def facts(
         if rank is not None and rank not in known_ranks and known.origin.node:
             known_ranks[rank] = RankFacts(node=known.origin.node)
     return Facts(
+        is_known_to_fail=True,
         job=job,
         attempt=max(attempts, default=None),
         findings=sorted((known.as_finding for known in findings), key=lambda finding: finding.first_at),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from trainmedic_server.diagnosis import advice, first_lines, slow, stops, stragglers, witnesses, wording
 from trainmedic_server.diagnosis.accusation import Accusation, Witness, evidence_of
 from trainmedic_server.diagnosis.facts import Facts
-from trainmedic_server.diagnosis.verdict import Confidence, Evidence, Verdict
+from trainmedic_server.diagnosis.verdict import Advice, Confidence, Evidence, Verdict
 from trainmedic_server.diagnosis.window import TRUSTED_SOURCES, Relevant, relevant
 from trainmedic_server.domain.finding import CauseClass
 
@@ -159,11 +159,13 @@ def _nobody(facts: Facts, counting: Relevant) -> Verdict:
     is_hang = hang is not None or bool(facts.recorder and facts.recorder.waits)
     cause = CauseClass.HANG if is_hang else CauseClass.UNKNOWN
     before = sum(1 for earlier in facts.earlier if earlier.fingerprint == str(cause))
+    has_signs = is_hang or bool(counting.roots or counting.cascades) or any(ended.is_failure for ended in facts.exits)
+    next_step = advice.what_to_do(cause, Confidence.LOW, before, names_node=False)
     return Verdict(
         cause=cause,
         confidence=Confidence.LOW,
-        summary=wording.nobody(cause, facts, has_failed=bool(counting.roots or counting.cascades)),
-        advice=advice.what_to_do(cause, Confidence.LOW, before, names_node=False),
+        summary=wording.nobody(cause, has_signs=has_signs),
+        advice=next_step if has_signs or facts.is_known_to_fail else Advice.NONE,
         evidence=tuple(evidence),
         missing=tuple(wording.missing(facts, is_sure=False)),
         same_before=before,

@@ -38,6 +38,8 @@ class Advice(StrEnum):
     """Go on from a checkpoint before it began."""
     ASK = "ask"
     """A person has to look."""
+    NONE = "none"
+    """Nothing says that it failed, so there is nothing to do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,11 +48,11 @@ def summary(leader: Accusation, facts: Facts) -> str:
     return said if leader.confidence is Confidence.HIGH else f"{_DOUBTS[leader.confidence]} {said[0].lower()}{said[1:]}"
 
 
-def nobody(cause: CauseClass, facts: Facts, *, has_failed: bool) -> str:
+def nobody(cause: CauseClass, *, has_signs: bool) -> str:
     """The sentence where no rank can be named."""
     if cause is CauseClass.HANG:
         return "It hangs, and nothing that was read says who did not come: those that timed out are victims."
-    if not has_failed and not any(ended.is_failure for ended in facts.exits):
+    if not has_signs:
         return "Nothing that was read says that it failed, or why it ended."
     return "What was found says how it ended, and not why."
 

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from trainmedic_server.domain.finding import Finding, Origin
+from trainmedic_server.domain.log_sources import KERNEL_SOURCES
 from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.domain.topology import Topology
-from trainmedic_server.logs.rule import KERNEL_SOURCES
 
 WasThere = Callable[[str, str], bool]
 """Returns whether a job was on a node within the last hour."""

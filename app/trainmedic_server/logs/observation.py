@@ -16,12 +16,13 @@ from typing import Any
 from trainmedic_server.domain import gpu_names
 from trainmedic_server.domain.finding import Finding, Origin
 from trainmedic_server.domain.finding_codec import LARGEST_RANK
+from trainmedic_server.domain.log_sources import KERNEL_SOURCES
 from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.logs import records, rendering, shapes
 from trainmedic_server.logs.line import Line
 from trainmedic_server.logs.masks import masked
 from trainmedic_server.logs.matcher import LineMatch
-from trainmedic_server.logs.rule import KERNEL_SOURCES, LogRule
+from trainmedic_server.logs.rule import LogRule
 
 GpuLookup = Callable[[str], str | None]
 """From a PCI address, as it is logged, to the GPU's UUID; None where the node has no such GPU, or it is not known."""

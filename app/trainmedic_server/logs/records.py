@@ -14,6 +14,19 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+EVENTS = (
+    "step",
+    "epoch",
+    "evaluation",
+    "checkpoint",
+    "checkpoint_failed",
+    "exception",
+    "restart",
+    "command",
+    "detected",
+    "end",
+)
+"""What the SDK's records report; a program may write others of its own."""
 MOST_MEMBERS = 64
 _LONGEST_TEXT = 1024
 _NAMES: Mapping[str, str] = {

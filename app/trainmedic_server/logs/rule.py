@@ -18,13 +18,6 @@ from typing import Any
 from trainmedic_server.domain.finding import CauseClass, Role
 from trainmedic_server.domain.target import TargetKind
 
-KERNEL_SOURCES = frozenset({"kernel", "fabric-manager"})
-"""Sources that no training can write to. Of these lines alone a finding can be about a node or a GPU; what another
-source prints is about its job, whatever it says."""
-TEXT_SOURCES = ("training", "launcher", "slurm")
-SOURCES = (*TEXT_SOURCES, *sorted(KERNEL_SOURCES))
-"""The names that each agent knows; a policy may give others to files of its own."""
-
 
 @dataclass(frozen=True, slots=True)
 class LinePattern:

@@ -18,11 +18,12 @@ from trainmedic.wire import envelope
 from trainmedic_server.domain import finding_codec
 from trainmedic_server.domain.finding import CauseClass, Finding, Origin, Role
 from trainmedic_server.domain.finding_codec import FindingUpdate
+from trainmedic_server.domain.log_sources import KERNEL_SOURCES
 from trainmedic_server.logs import observation
 from trainmedic_server.logs.line import Line
 from trainmedic_server.logs.matcher import LineMatch, LineMatcher
 from trainmedic_server.logs.observation import FindingIdentity, GpuLookup
-from trainmedic_server.logs.rule import KERNEL_SOURCES, UNTIL_ATTEMPT, LogRule, RuleSet
+from trainmedic_server.logs.rule import UNTIL_ATTEMPT, LogRule, RuleSet
 
 MOST_OPEN = 2_000
 """Findings that are followed at once; of more, those that were quiet longest are forgotten."""

@@ -166,7 +166,8 @@ class LogScenario:
 
     def verdict(self) -> Verdict:
         """Return what a diagnosis of the job makes of the lines so far."""
-        return diagnose(self._collector.facts(job=self._job.name, attempt=self._job.attempt))
+        fails = self._job.fails is not None
+        return diagnose(self._collector.facts(job=self._job.name, attempt=self._job.attempt, is_known_to_fail=fails))
 
     async def _read(self, reader: _NodeReader, lines: Sequence[Line]) -> None:
         # In a test it is the test that says when a line is printed, whatever stands in it.

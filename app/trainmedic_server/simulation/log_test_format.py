@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from trainmedic_server.diagnosis.verdict import Advice, Confidence
 from trainmedic_server.domain.fields import Duration
 from trainmedic_server.domain.finding import CauseClass, Role
+from trainmedic_server.domain.log_sources import fault_of_source
 
 MOST_RANKS = 1024
 _SPAN = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?\Z")
@@ -35,6 +36,12 @@ def _read_ranks(value: Any) -> Any:
         if len(ranks) > MOST_RANKS:
             raise ValueError(f"a test has at most {MOST_RANKS} ranks")
     return tuple(ranks)
+
+
+def _known_source(name: str) -> str:
+    if fault := fault_of_source(name):
+        raise ValueError(fault)
+    return name
 
 
 Ranks = Annotated[tuple[int, ...], BeforeValidator(_read_ranks)]
@@ -71,7 +78,7 @@ class LineEntry(_Model):
     the place of what stands there."""
 
     at: Duration = timedelta(0)
-    source: str
+    source: Annotated[str, AfterValidator(_known_source)]
     node: str | None = None
     rank: Ranks = ()
     text: str | None = None

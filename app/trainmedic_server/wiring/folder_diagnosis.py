@@ -18,8 +18,9 @@ from trainmedic_server.diagnosis.facts import Earlier
 from trainmedic_server.diagnosis.flight_recorder import absentees
 from trainmedic_server.diagnosis.judge import diagnose
 from trainmedic_server.diagnosis.verdict import Verdict
+from trainmedic_server.domain.log_sources import KERNEL_SOURCES
 from trainmedic_server.errors import ConfigurationError
-from trainmedic_server.logs.rule import KERNEL_SOURCES, RuleSet
+from trainmedic_server.logs.rule import RuleSet
 
 _LARGEST_DOCUMENT = 1024 * 1024
 _MOST_MERGED = 8
@@ -69,7 +70,8 @@ def diagnose_folder(directory: Path, rule_set: RuleSet, job: str | None = None) 
         earlier = [Earlier(each.attempt or 0, each.verdict.fingerprint) for each in verdicts]
         verdict = _attempt(parts, rule_set, earlier, left_out)
         verdicts.append(AttemptVerdict(job or (jobs[0] if jobs else None), number, verdict))
-    return FolderDiagnosis(tuple(verdicts), len(files), left_out)
+    read = sum(file.origin.stream not in left_out for file in files)
+    return FolderDiagnosis(tuple(verdicts), read, left_out)
 
 
 @dataclass(frozen=True, slots=True)

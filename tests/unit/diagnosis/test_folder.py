@@ -14,6 +14,7 @@ from tests.unit.diagnosis.test_scenes import shipped_rules
 from trainmedic_server.adapters import log_folder
 from trainmedic_server.adapters.log_folder import Kind
 from trainmedic_server.cli import main
+from trainmedic_server.cli.diagnose import shown
 from trainmedic_server.domain.finding import CauseClass
 from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.wiring.folder_diagnosis import FolderDiagnosis, diagnose_folder
@@ -158,3 +159,36 @@ def test_a_hostile_folder_is_read_in_bounded_time(tmp_path: Path) -> None:
     began = time.process_time()
     assert diagnosed(tmp_path).attempts[-1].verdict.cause is CauseClass.UNKNOWN
     assert time.process_time() - began < 15
+
+
+def test_where_nothing_failed_nothing_is_advised(tmp_path: Path) -> None:
+    """And one file was read, one earlier failure was the same: no plural where there is one."""
+    done = CliRunner().invoke(main, ["diagnose", "--dir", str(write(tmp_path / "well", a__train_log="hello\n"))])
+    assert done.exit_code == 0, done.output
+    assert "Nothing that was read says that it failed" in done.output
+    assert "do next" not in done.output
+    assert done.output.rstrip().endswith("1 file was read")
+    folder = str(write(tmp_path / "well", **{"b.log": "hello\n", "model.bin": "PK\3\4\0\0\0"}))
+    found = json.loads(CliRunner().invoke(main, ["diagnose", "--dir", folder, "--output", "json"]).output)
+    assert (found["advice"], found["cause"], found["files_read"]) == ("none", "unknown", 2)
+    assert (
+        CliRunner().invoke(main, ["diagnose", "--dir", folder]).output.rstrip().endswith("2 files were read, 1 was not")
+    )
+
+
+def test_one_of_a_kind_is_told_as_one() -> None:
+    """The lines that people read of a verdict."""
+    verdict = {
+        "summary": "s",
+        "cause": "code",
+        "confidence": "low",
+        "node": None,
+        "gpu": None,
+        "advice": "restart",
+        "ranks": [],
+        "evidence": [],
+        "against": [],
+        "missing": [],
+    }
+    assert "  before      1 earlier failure was the same" in list(shown({**verdict, "same_before": 1}))
+    assert "  before      2 earlier failures were the same" in list(shown({**verdict, "same_before": 2}))

@@ -11,8 +11,8 @@ from pydantic import BaseModel
 from tests.unit.logs.test_shipped_rules import RULES
 from trainmedic_server.catalog.log_rule_form import AlertForm, LogRuleForm
 from trainmedic_server.domain.finding import CauseClass, Role
+from trainmedic_server.domain.log_sources import SOURCES
 from trainmedic_server.logs.matcher import FUNCTIONS
-from trainmedic_server.logs.rule import SOURCES
 from trainmedic_server.simulation.log_test_format import (
     FindingExpected,
     JobEntry,

@@ -11,8 +11,9 @@ import yaml
 
 from tests.unit.logs.reading import lines
 from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
+from trainmedic_server.domain.log_sources import KERNEL_SOURCES, SOURCES
 from trainmedic_server.logs.matcher import LineMatch, LineMatcher
-from trainmedic_server.logs.rule import KERNEL_SOURCES, SOURCES, RuleSet
+from trainmedic_server.logs.rule import RuleSet
 
 FOLDER = Path(__file__).parents[3] / "logrules"
 CORPUS: list[dict[str, Any]] = yaml.safe_load((FOLDER / "lines_fixture.yaml").read_text(encoding="utf-8"))

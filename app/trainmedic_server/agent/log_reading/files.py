@@ -31,7 +31,7 @@ from trainmedic_server.agent.log_reading.log_files import (
     UnreadReason,
 )
 from trainmedic_server.domain.finding import Origin
-from trainmedic_server.logs.rule import KERNEL_SOURCES
+from trainmedic_server.domain.log_sources import KERNEL_SOURCES
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from trainmedic_server.agent.log_reading.log_files import FilePosition, GrowingF
 from trainmedic_server.agent.log_reading.rule_runner import RuleRunner
 from trainmedic_server.agent.log_reading.streams import BYTES_AROUND, LineStream, excerpt_of
 from trainmedic_server.domain.finding import Excerpt, Origin
-from trainmedic_server.logs.rule import KERNEL_SOURCES
+from trainmedic_server.domain.log_sources import KERNEL_SOURCES
 
 HALF_LINE_SECONDS = 10.0
 """A line whose end has not come for so long counts as whole."""

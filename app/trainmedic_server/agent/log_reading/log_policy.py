@@ -21,11 +21,11 @@ from trainmedic_server.agent import mapping_reader
 from trainmedic_server.agent.log_reading.path_patterns import PathPattern, checked_path
 from trainmedic_server.agent.log_shipping.ship_policy import ShipPolicy, read_ship
 from trainmedic_server.agent.mapping_reader import FieldFault, MappingReader
+from trainmedic_server.domain.log_sources import fault_of_source
 
 DEFAULT_MAX_FILES = 1000
 DEFAULT_MAX_LINES = 2000
 KERNEL_FILE = "/var/log/kern.log"
-_SOURCE = re.compile(r"[a-z][a-z0-9-]{0,63}\Z")
 _NAMESPACE = re.compile(r"[a-z0-9*?-]{1,63}\Z")
 
 
@@ -127,8 +127,8 @@ def _source(raw: object) -> str:
         raise ValueError("the kernel's log is read by kernel, which knows what is older than the boot")
     if name == FLIGHT_RECORDER:
         raise ValueError("dumps are no lines; those below roots are read")
-    if not _SOURCE.match(name):
-        raise ValueError(f"{name!r} is no source; a name has small letters, digits and '-', at most 64")
+    if fault := fault_of_source(name):
+        raise ValueError(fault)
     return name
 
 

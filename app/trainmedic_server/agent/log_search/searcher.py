@@ -29,7 +29,7 @@ from trainmedic_server.agent.log_search.file_lines import (
 )
 from trainmedic_server.domain.finding import Origin
 from trainmedic_server.domain.log_search import FoundLine, LogQuery, read_time, written
-from trainmedic_server.logs.rule import KERNEL_SOURCES
+from trainmedic_server.domain.log_sources import KERNEL_SOURCES
 
 log = logging.getLogger(__name__)
 

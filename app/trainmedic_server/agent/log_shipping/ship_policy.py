@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 
 from trainmedic_server.agent import mapping_reader
 from trainmedic_server.agent.mapping_reader import FieldFault, MappingReader
+from trainmedic_server.domain.log_sources import fault_of_source
 
 OLDEST = timedelta(days=7)
 """What Loki takes at most unless it is set otherwise (``reject_old_samples_max_age``)."""
 _NUMBERS = re.compile(r"\d{1,10}(:\d{1,10})?\Z")
-_SOURCE = re.compile(r"[a-z][a-z0-9-]{0,63}\Z")
 
 
 class StoreKind(StrEnum):
@@ -99,6 +99,6 @@ def _path(raw: Any) -> str | None:
 
 def _source(raw: object) -> str:
     name = mapping_reader.text(raw)
-    if not _SOURCE.match(name):
-        raise ValueError(f"{name!r} is no source; a name has small letters, digits and '-', at most 64")
+    if fault := fault_of_source(name):
+        raise ValueError(fault)
     return name

@@ -84,6 +84,11 @@ def test_the_kernels_log_is_read_in_one_of_several_ways(value: str, kernel: Kern
         ("files: ['/a/{rank}/{rank}.log']", "has {rank} twice"),
         ("files: [{source: x}]", "path is missing"),
         ("files: [{path: /a/b, source: kernel}]", "the kernel's log is read by kernel"),
+        ("files: [{path: /a/b, source: trainng}]", "there is no 'trainng'; did you mean 'training'?"),
+        (
+            "files: [{path: /a/b, source: fabric_manager}]",
+            "did you mean 'fabric-manager'?",
+        ),
         ("files: [{path: /a/b, source: Own}]", "'Own' is no source"),
         ("pods: ['../x']", "is no namespace"),
         ("kernel: maybe", "must be true, any, kmsg, journal, file, or the path of a file, not 'maybe'"),
