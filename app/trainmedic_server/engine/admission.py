@@ -276,7 +276,7 @@ class Admitter:
         if decision is Decision.OBSERVE_ONLY:
             url, verdicts = self._limits.external_url, self._facts.topology.verdicts
             names = scope.build(run, playbook, [record.alert], hindsight=False, external_url=url, verdicts=verdicts)
-            run = replace(plan.observe(run, playbook, names), status=Status.OBSERVED)
+            run = plan.observe(run, playbook, names)
             would = f"would have applied {run.action_taken or 'nothing'}"
             run = replace(run, message=f"{would}; {outcome.why}" if outcome.why else would)
         return run

@@ -87,13 +87,14 @@ def has_begun(run: Run) -> bool:
 
 def observe(run: Run, playbook: CompiledPlaybook, names: Scope) -> Run:
     """The run of mode observe: each step with the parameters that it would have had."""
-    for state in run.steps:
+
+    def observed(state: StepState) -> StepState:
         if state.phase == "steps":
-            run = run.with_step(preview.observed(state, playbook, names))
-        else:
-            message = f"is for a run that {'succeeds' if state.phase == 'on_success' else 'fails'}"
-            run = run.with_step(replace(state, status=StepStatus.SKIPPED, message=message))
-    return run
+            return preview.observed(state, playbook, names)
+        message = f"is for a run that {'succeeds' if state.phase == 'on_success' else 'fails'}"
+        return replace(state, status=StepStatus.SKIPPED, message=message)
+
+    return replace(run, status=Status.OBSERVED, steps=tuple(map(observed, run.steps)))
 
 
 def _advance_open(draft: RunDraft) -> PerformAttempt | Wait | None:
