@@ -59,6 +59,7 @@ _COMMANDS: Mapping[str, _CommandEntry] = {
     "playbook": _CommandEntry("playbook", "List playbooks; check, explain and test them without a server."),
     "logs": _CommandEntry("logs", "Show the lines of a job, or check, explain and test log rules."),
     "diagnose": _CommandEntry("diagnose", "Say who began a failure of a job, and why."),
+    "backup": _CommandEntry("backup", "Copy the run store while the server works."),
     "key": _CommandEntry("key", "Print the signing key of one job or node."),
     "completion": _CommandEntry("completion", "Print the completion script of a shell."),
 }

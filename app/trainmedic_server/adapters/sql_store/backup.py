@@ -1,0 +1,80 @@
+"""A copy of an SQLite run store while a server writes to it. Who calls it: the command ``trainmedic backup``."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import quote
+
+from trainmedic_server import errors
+from trainmedic_server.adapters.sql_store import database, postgresql
+
+_BUSY_SECONDS = 30.0
+
+
+def copy(url: str, target: Path) -> int:
+    """Write the store at `url`, as it is at one moment, to the file `target`, and read it back; return its bytes.
+
+    No writer waits for it. The file has its name only once it is whole and on the disk, and is readable by its owner
+    only. Raises ConfigurationError where the store is no SQLite file or `target` is there already, and StoreUnavailable
+    where one of them cannot be read or written.
+    """
+    if postgresql.names_postgresql(url):
+        raise errors.ConfigurationError(
+            "PostgreSQL's own tools back its databases up, also while the server works: pg_dump --format=custom"
+        )
+    source = database.file_of(database.parse(url))
+    if not source.exists():
+        raise errors.ConfigurationError(f"there is no run store at {source}")
+    if target.exists():
+        raise errors.ConfigurationError(f"{target} is there already; name a new file")
+    partial = target.with_name(f"{target.name}.partial")
+    try:
+        partial.unlink(missing_ok=True)  # of a copy that was interrupted
+        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        _copy_pages(source, partial)
+        _read_back(partial)
+        _keep(partial, target)
+    except (sqlite3.Error, OSError) as error:
+        partial.unlink(missing_ok=True)
+        raise errors.StoreUnavailable(f"the run store {source} could not be copied to {target}: {error}") from error
+    return target.stat().st_size
+
+
+def _copy_pages(source: Path, target: Path) -> None:
+    """In one step, hence of one moment: one of several begins anew whenever another process has written."""
+    with (
+        closing(sqlite3.connect(_uri(source, "mode=ro"), uri=True, timeout=_BUSY_SECONDS)) as reading,
+        closing(sqlite3.connect(target)) as writing,
+    ):
+        writing.execute("PRAGMA synchronous = OFF")  # it is brought to the disk as a whole
+        reading.backup(writing)
+
+
+def _read_back(copied: Path) -> None:
+    """Raises sqlite3.DatabaseError."""
+    with closing(sqlite3.connect(_uri(copied, "immutable=1"), uri=True)) as reading:
+        [found] = reading.execute("PRAGMA quick_check(1)").fetchone()
+    if found != "ok":
+        raise sqlite3.DatabaseError(f"the copy is damaged, as the store may be: {found}")
+
+
+def _keep(partial: Path, target: Path) -> None:
+    """Bring the copy to the disk, and then its name."""
+    _sync(partial)
+    partial.rename(target)
+    _sync(target.absolute().parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _uri(path: Path, how: str) -> str:
+    return f"file:{quote(str(path.absolute()))}?{how}"

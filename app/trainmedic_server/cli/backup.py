@@ -1,0 +1,48 @@
+"""``trainmedic backup``: a copy of the run store while the server works."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trainmedic_server.adapters.sql_store import backup as store_backup
+from trainmedic_server.cli import exits
+from trainmedic_server.cli.setting_flags import setting_flag
+from trainmedic_server.errors import ConfigurationError, TrainmedicError
+from trainmedic_server.settings import server as settings
+from trainmedic_server.settings import server_defaults
+
+
+def _flags(command: Callable[..., None]) -> Callable[..., None]:
+    """The flags of ``serve`` that say where the run store is."""
+    for name in ("database", "state_dir"):
+        description = settings.ServerSettings.model_fields[name].description or ""
+        default, choices = server_defaults.default_of(name), server_defaults.choices_of(name)
+        command = setting_flag(name, settings.SOURCES[name], description, default, choices)(command)
+    return command
+
+
+@click.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@_flags
+def backup(file: Path, **flags: Any) -> None:
+    """Copy the run store to FILE, as it is at one moment.
+
+    It can be done while the server works, on the same machine and as a user who may read the run store; no alert
+    waits for it. The copy is read back before it has its name. A run store in PostgreSQL is backed up by PostgreSQL's
+    own tools.
+
+    \b
+    trainmedic backup --state-dir /var/lib/trainmedic backup.db
+    """
+    try:
+        size = store_backup.copy(settings.load(flags, os.environ).database_url, file)
+    except ConfigurationError as error:
+        raise exits.InvalidInput(str(error)) from error
+    except TrainmedicError as error:
+        raise exits.Unreachable(str(error)) from error
+    click.echo(f"{file}: {size / 1e6:,.1f} MB, read back")

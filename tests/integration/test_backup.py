@@ -1,0 +1,106 @@
+"""``trainmedic backup``: a copy that is made while a server writes is whole, and a server goes on from it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from tests.support.live import Server
+from tests.support.messages import delivery
+from tests.support.programs import PYTHON_PATH
+from trainmedic_server.adapters.sql_store.store import SqlStore
+
+PLAYBOOK = """
+playbook: look
+on: {alert: Spike}
+target: job
+steps:
+  - {notify: a spike}
+"""
+
+
+def back_up(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
+    command = [sys.executable, "-m", "trainmedic_server", "backup", *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+class Deliveries(threading.Thread):
+    """Posts one alert after the other; `acknowledged` are the jobs of those that were."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__()
+        self._server = server
+        self.acknowledged: list[str] = []
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        number = 0
+        while not self.over.is_set():
+            number += 1
+            if self._server.ask("/webhook", delivery("Spike", f"job-{number}")).status == 200:
+                self.acknowledged.append(f"job-{number}")
+
+    def __enter__(self) -> Deliveries:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        self.join()
+
+
+def test_a_server_goes_on_from_a_copy_that_was_made_under_load(tmp_path: Path) -> None:
+    """What was acknowledged before the copy began is in it, webhooks go on meanwhile, and nothing is left beside it."""
+    copies = tmp_path / "copies"
+    copies.mkdir()
+    with Server(tmp_path / "first", PLAYBOOK, "--mode", "observe") as server:
+        with Deliveries(server) as deliveries:
+            for number in range(2):
+                before = list(deliveries.acknowledged)
+                done = back_up("--state-dir", server.state, copies / f"{number}.db")
+                assert done.returncode == 0, done.stderr
+                assert "read back" in done.stdout
+        assert len(deliveries.acknowledged) > len(before) > 0
+        server.stop()
+    assert sorted(path.name for path in copies.iterdir()) == ["0.db", "1.db"]
+    restored = Server(tmp_path / "second", PLAYBOOK, "--mode", "observe")
+    restored.state.mkdir()
+    (copies / "1.db").rename(restored.state / "trainmedic.db")
+    with restored:
+        heard = {item["labels"]["job_name"] for item in all_alerts(restored)}
+        assert set(before) <= heard
+        assert restored.ask("/webhook", delivery("Spike", "later")).status == 200
+        assert "later" in {item["labels"]["job_name"] for item in all_alerts(restored)}
+
+
+def all_alerts(server: Server) -> list[dict[str, dict[str, str]]]:
+    items: list[dict[str, dict[str, str]]] = []
+    cursor = ""
+    while True:
+        page = server.ask(f"/alerts?limit=1000{cursor}").body
+        items += page["items"]
+        if page["next"] is None:
+            return items
+        cursor = f"&cursor={page['next']}"
+
+
+async def test_what_cannot_be_copied_leaves_no_file(tmp_path: Path) -> None:
+    """Each with its reason; a file that is there already is left as it is."""
+    store, copied = tmp_path / "trainmedic.db", tmp_path / "copy.db"
+    none = back_up("--state-dir", tmp_path, copied)
+    assert (none.returncode, "no run store" in none.stderr) == (2, True)
+    await SqlStore.open(f"sqlite:///{store}").close()
+    pages = store.read_bytes()
+    store.write_bytes(pages[: len(pages) // 2] + bytes(4096) + pages[len(pages) // 2 + 4096 :])
+    damaged = back_up("--state-dir", tmp_path, copied)
+    assert (damaged.returncode, "could not be copied" in damaged.stderr) == (3, True)
+    other = back_up("--database", "postgresql://user:hunter2@host/db", copied)
+    assert (other.returncode, "pg_dump" in other.stderr, "hunter2" in other.stderr) == (2, True, False)
+    assert not list(tmp_path.glob("copy.db*"))
+    copied.write_text("mine")
+    there = back_up("--state-dir", tmp_path, copied)
+    assert (there.returncode, copied.read_text()) == (2, "mine")
