@@ -253,6 +253,7 @@ _PLAIN = tuple(
         (r"Input should be a valid string", "must be text"),
         (r"Input should be a valid (?:dictionary|object).*", "must be a JSON object"),
         (r"Input should be a valid (?:list|tuple|array)", "must be a list"),
+        (r"String should match pattern '\^\[\^=.*'", "must be like name=value"),
         (r"String should match pattern '(.*)'", r"must have the form \1"),
         (r"(?:Input|String|List|Tuple|Dictionary) should (.*)", r"must \1"),
     )

@@ -213,6 +213,25 @@ async def test_a_wrong_filter_is_said_beside_the_filter(query: str, says: str) -
         assert (await client.get(f"/runs?{query}", headers={**HTML, "hx-request": "true"})).status_code == 200
 
 
+async def test_a_wrong_filter_of_alerts_is_said_in_words_beside_it() -> None:
+    """No pattern of a program is shown to a person."""
+    async with World().client() as client:
+        answer = await client.get("/alerts?label=node-7", headers=HTML)
+        assert answer.status_code == 422
+        assert "label: must be like name=value" in answer.text.partition('id="wrong-filter">')[2]
+        assert 'value="node-7"' in answer.text
+
+
+async def test_what_people_did_is_there_as_a_file() -> None:
+    """From the page, of whom it shows."""
+    async with World().client() as client:
+        page = (await client.get("/audit?by=anonymous", headers=HTML)).text
+        for kind, media_type in (("csv", "text/csv"), ("ndjson", "application/x-ndjson")):
+            assert f'href="/audit.{kind}?by=anonymous"' in page
+            whole = await client.get(f"/audit.{kind}?by=anonymous", headers=HTML)
+            assert whole.headers["content-type"].startswith(media_type)
+
+
 async def test_a_page_that_is_not_there_leads_on_to_those_that_are() -> None:
     """Whatever is wrong, a browser keeps the navigation; programs get a problem document."""
     async with World().client() as client:

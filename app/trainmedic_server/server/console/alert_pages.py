@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlencode
 
@@ -32,11 +33,20 @@ async def alerts(page: PageRequest) -> Response:
     async def asked(bounds: Mapping[str, str]) -> Any:
         return await page.get("/alerts", {**chosen, **bounds})
 
-    rows, after = await folding.read(asked, page.query.get("cursor", ""), None if each else _says, "last_heard")
+    rows: list[folding.FoldedRow] = []
+    after = wrong = ""
+    try:
+        rows, after = await folding.read(asked, page.query.get("cursor", ""), None if each else _says, "last_heard")
+    except HttpProblem as problem:
+        if problem.status != HTTPStatus.UNPROCESSABLE_ENTITY:
+            raise
+        wrong = problem.detail
     shown = {**chosen, **({"each": each} if each else {})}
     return await page.page(
         "alerts.html",
         title="Alerts",
+        status=422 if wrong else 200,
+        wrong=wrong,
         rows=rows,
         chosen=chosen,
         alike=partial(_alike, chosen),
