@@ -27,7 +27,7 @@ ATTEMPT = "TRAINMEDIC_ATTEMPT"
 LOG_DIR = "TRAINMEDIC_LOG_DIR"
 _JOB = re.compile(r"^[^\s\x00-\x1f\x7f]{1,253}$")
 URL_FILE = "redis.url"
-SCHEMES = ("redis://", "rediss://", "unix://")
+SCHEMES = ("redis://", "rediss://", "unix://", "redis+sentinel://", "rediss+sentinel://")
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def resolve(
         )
     url = redis_url or env.get("TRAINMEDIC_REDIS_URL") or None
     if url is not None and not url.startswith(SCHEMES):
-        raise ConfigurationError("the Redis URL begins with redis://, rediss:// or unix://")
+        raise ConfigurationError(f"the Redis URL begins with {', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}")
     launched_rank, launched_size = _ranks(env)
     my_rank = launched_rank if rank is None else rank
     size = world_size if world_size is not None else max(launched_size, my_rank + 1)

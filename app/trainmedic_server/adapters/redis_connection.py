@@ -6,16 +6,20 @@ Who calls it: the other ``redis_`` adapters. Not here: what is sent.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from prometheus_client import Counter
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from trainmedic.wire.backoff import Backoff
 from trainmedic.wire.connection import ANSWER_SECONDS, client_options
+from trainmedic.wire.redis_url import behind_sentinels
 from trainmedic_server import errors, telemetry
 
 log = telemetry.logger(__name__)
@@ -25,20 +29,44 @@ FAULTS = (RedisError, OSError, asyncio.TimeoutError)
 
 
 def open_client(url: str, answer_seconds: float = ANSWER_SECONDS) -> Redis:
-    """A client for `url` (``redis://``, ``rediss://`` or ``unix://``); it connects when first used.
+    """A client for `url` (``redis://``, ``rediss://``, ``unix://`` or that of Sentinels); it connects when first used.
 
     It never retries by itself: the callers know which of their calls may be repeated.
     Raises ConfigurationError, without the URL, whose password would end up in a log.
     """
     try:
-        client: Redis = Redis.from_url(url, retry=Retry(NoBackoff(), 0), **client_options(url, answer_seconds))
+        client = _client(url, {"retry": Retry(NoBackoff(), 0), **client_options(url, answer_seconds)})
         pool = client.connection_pool
         pool.connection_class(**pool.connection_kwargs)  # only this reads the options at the URL's end
     except (ValueError, TypeError) as error:
         raise errors.ConfigurationError(
-            "the Redis URL cannot be read; it looks like redis://:password@host:6379/0, rediss://… or unix:///path"
+            "the Redis URL cannot be read; it looks like redis://:password@host:6379/0, rediss://…, unix:///path, or "
+            "redis+sentinel://:password@host:26379,host:26379/master"
         ) from error
     return client
+
+
+def _client(url: str, options: Mapping[str, Any]) -> Redis:
+    behind = behind_sentinels(url)
+    if behind is None:
+        client: Redis = Redis.from_url(url, **options)
+        return client
+    asked = {**options, **behind.sentinel_options}
+    sentinels = _BriefSentinels(behind.sentinels, sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
+    master: Redis = sentinels.master_for(behind.master, **{**options, **behind.options})
+    return master
+
+
+class _BriefSentinels(Sentinel):
+    """Sentinels that are asked over a connection that ends with the answer, as in `trainmedic.wire.connection`."""
+
+    async def discover_master(self, service_name: str) -> Any:
+        """Where the master is. Raises MasterNotFoundError."""
+        try:
+            return await super().discover_master(service_name)
+        finally:
+            for sentinel in self.sentinels:
+                await sentinel.connection_pool.disconnect()
 
 
 def without_password(url: str) -> str:

@@ -16,12 +16,31 @@ from redis.exceptions import ResponseError
 from trainmedic.wire.connection import ROOM_FOR_SERVERS
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.redis_connection import FAULTS, open_client
+from trainmedic_server.errors import ConfigurationError
 
 LOOK_SECONDS = 30.0
 NEARLY_FULL = 0.9
 _MB = 1_000_000
+_ASK_SECONDS = 1.0
 
 log = telemetry.logger(__name__)
+
+
+async def check_is_no_cluster(url: str) -> None:
+    """Raises ConfigurationError where a Redis answers that is part of a Redis Cluster."""
+    client = open_client(url)
+    try:
+        async with asyncio.timeout(_ASK_SECONDS):
+            info = await client.info("cluster")
+    except FAULTS:  # it is away, or this user may not ask
+        return
+    finally:
+        await client.aclose()
+    if info.get("cluster_enabled"):
+        raise ConfigurationError(
+            "this Redis is part of a Redis Cluster, over which commands cannot be spread: use a single Redis, or one "
+            "that fails over by Sentinels (redis+sentinel://)"
+        )
 
 
 class RedisRoom:

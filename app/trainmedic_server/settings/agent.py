@@ -88,7 +88,7 @@ def _signing_key(text: str) -> bytes:
 
 def _url(text: str) -> str:
     if not text.startswith(sdk.SCHEMES):
-        raise ValueError("must be a URL that begins with redis:// or rediss:// or unix://")
+        raise ValueError(f"must be a URL that begins with {' or '.join(sdk.SCHEMES)}")
     return text
 
 
@@ -139,7 +139,7 @@ SETTINGS: Mapping[str, AgentSetting] = {
         ),
         _nothing,
         _url,
-        "redis:// or rediss:// URL where commands come from; the server's.",
+        "redis://, rediss:// or redis+sentinel:// URL where commands come from; the server's.",
     ),
     "signing_key": AgentSetting(
         SettingSource("TRAINMEDIC_SIGNING_KEY", secret=True, shown_default="none"),

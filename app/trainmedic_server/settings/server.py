@@ -113,8 +113,8 @@ class ServerSettings(DoorSettings, SlackSettings, TellingSettings, AccessSetting
         RedisUrl | None, SettingSource("TRAINMEDIC_REDIS_URL", "--redis", "URL", secret=True, shown_default="embedded")
     ] = Field(
         None,
-        description="redis:// or rediss:// URL that agents and jobs reach too. Embedded by default, which serves "
-        "this machine only, and is for trying out.",
+        description="redis://, rediss:// or redis+sentinel:// URL that agents and jobs reach too. Embedded by "
+        "default, which serves this machine only, and is for trying out.",
     )
     mode: Annotated[AnyCaseMode, SettingSource("TRAINMEDIC_MODE", "--mode", "MODE")] = Field(
         Mode.OBSERVE,

@@ -111,7 +111,7 @@ ExpandedPath = Annotated[Path, AfterValidator(Path.expanduser)]
 PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
 TakeoverDuration = Annotated[Duration, AfterValidator(_takeover)]
 SigningKey = Annotated[SecretStr, AfterValidator(_signing_key)]
-RedisUrl = Annotated[SecretStr, AfterValidator(_url_of("redis", "rediss", "unix"))]
+RedisUrl = Annotated[SecretStr, AfterValidator(_url_of("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel"))]
 HttpUrl = Annotated[SecretStr, AfterValidator(_url_of("http", "https"))]
 StoreUrl = Annotated[
     SecretStr,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.embedded_redis import EmbeddedRedis
-from trainmedic_server.adapters.redis_room import RedisRoom
+from trainmedic_server.adapters.redis_room import RedisRoom, check_is_no_cluster
 from trainmedic_server.settings.server import ServerSettings
 from trainmedic_server.wiring.background import background
 
@@ -21,6 +21,7 @@ async def found_redis(
     against it. Raises ConfigurationError."""
     if settings.redis is not None:
         url, caveat = settings.redis.get_secret_value(), ""
+        await check_is_no_cluster(url)
     else:
         embedded = EmbeddedRedis(settings.state_dir)
         url = await embedded.start()

@@ -19,8 +19,10 @@ from typing import Any, Callable, Iterator
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+from redis.sentinel import Sentinel
 
 from trainmedic.wire.backoff import Backoff
+from trainmedic.wire.redis_url import behind_sentinels
 
 log = logging.getLogger("trainmedic")
 
@@ -238,12 +240,32 @@ def open_client(url: str) -> redis.Redis:
 
     It connects when it is first used. Raises ValueError or TypeError where the URL cannot be read.
     """
-    client: redis.Redis = redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **client_options(url))
+    options = {"retry": Retry(NoBackoff(), 0), **client_options(url)}
+    behind = behind_sentinels(url)
+    client: redis.Redis
+    if behind is None:
+        client = redis.Redis.from_url(url, **options)
+    else:
+        asked = options | behind.sentinel_options
+        sentinels = _BriefSentinels(behind.sentinels, sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
+        client = sentinels.master_for(behind.master, **options | behind.options)  # type: ignore[no-untyped-call]
     pool = client.connection_pool
     pool.connection_class(
         **pool.connection_kwargs
     )  # only this reads the options at the URL's end, and refuses wrong ones
     return client
+
+
+class _BriefSentinels(Sentinel):
+    """Sentinels that are asked over a connection that ends with the answer: thousands of clients ask them."""
+
+    def discover_master(self, service_name: str) -> Any:
+        """Where the master is. Raises MasterNotFoundError."""
+        try:
+            return super().discover_master(service_name)  # type: ignore[no-untyped-call]
+        finally:
+            for sentinel in self.sentinels:
+                sentinel.connection_pool.disconnect()
 
 
 def client_options(url: str, answer_seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
@@ -261,6 +283,8 @@ def _reason(error: BaseException) -> str:
     """A reason that is fit for a log: Redis may repeat what it was sent, a password among it, after its first word."""
     if isinstance(error, (NoRedisUrl, NoRoom)):
         return str(error)
+    if isinstance(error, (redis.exceptions.MovedError, redis.exceptions.ClusterDownError)):
+        return "it is part of a Redis Cluster, which is not supported"
     name = type(error).__name__
     code = str(error).split(" ", 1)[0] if isinstance(error, redis.ResponseError) else ""
     return f"{name}: {code}" if code.isupper() and code.isalpha() else name
