@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from trainmedic_server.cli import ages
-from trainmedic_server.cli.table import plain
+from trainmedic_server.cli.table import plain, short_id
 from trainmedic_server.domain.plain_text import json_text
 
 Document = Mapping[str, Any]
@@ -83,7 +83,8 @@ def next_line(upcoming: Document | None, at: str) -> str:
         return ""
     parts = [f"at {plain(upcoming['now'])}"] if upcoming["now"] else []
     if upcoming["waits_for"]:
-        parts.append(f"waits for {plain(upcoming['waits_for'])}")
+        awaited, holder = plain(upcoming["waits_for"]), upcoming.get("holder")
+        parts.append(f"waits for {awaited.replace(plain(holder), short_id(holder)) if holder else awaited}")
     if upcoming["not_before"]:
         parts.append(f"not before {ages.moment(upcoming['not_before'], at)}")
     if upcoming["deadline"]:

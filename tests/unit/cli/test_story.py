@@ -39,3 +39,13 @@ def test_an_approval_is_told_by_what_it_would_let_happen_and_whose_it_is() -> No
     assert "would    job.scale_lr  factor=0.5" in told
     assert "of       ann or hardware, 2 different people; asked 3 times" in told
     assert not any("on_timeout" in line or "{" in line for line in told)
+
+
+def test_the_run_that_is_waited_for_is_named_as_in_the_table() -> None:
+    """By the end of its id, which every command takes."""
+    run = "01a2067f-0e28-7007-b926-e046f06b8a6f"
+    upcoming = dict.fromkeys(
+        ("now", "not_before", "deadline", "step", "outcome", "params", "action", "question", "note")
+    )
+    upcoming |= {"waits_for": f"job:llm-7, which run {run} has", "holder": run}
+    assert "waits for job:llm-7, which run f06b8a6f has" in story.next_line(upcoming, "2026-01-31T03:00:00Z")

@@ -133,8 +133,8 @@ def words(value: Any) -> str:
 
 
 def tail(run_id: Any) -> str:
-    """The end of a run's id, by which people tell runs apart."""
-    return str(run_id)[-6:]
+    """The end of a run's id, by which people tell runs apart, as in messages and at the command line."""
+    return str(run_id)[-8:]
 
 
 def safe_link(value: Any) -> str | None:
