@@ -135,7 +135,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "kubernetes.customKinds: no action could use them",
     ),
     "an Ingress without a name": ({"server": {"ingress": {"enabled": True}}}, "server.ingress.host: the name by which"),
-    "more Redis than memory": ({"redis": {"maxMemory": "250mb"}}, "redis.maxMemory: 250mb is too near to the memory"),
+    "more Redis than memory": ({"redis": {"maxMemory": "350mb"}}, "redis.maxMemory: 350mb is too near to the memory"),
     "power control without an agent": (
         {"agent": {"enabled": False, "powerControl": {"enabled": True}}},
         "agent.enabled: is false",
