@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from trainmedic_server import errors, telemetry
+from trainmedic_server import errors
 from trainmedic_server.domain.alert import BY_HAND, Alert, AlertRecord, AlertStatus, Delivery
 from trainmedic_server.domain.approval import StepAhead
 from trainmedic_server.domain.playbook import APPROVAL
@@ -20,13 +20,10 @@ from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import admission_facts, preview, scope, step_sequence
 from trainmedic_server.engine.admission import Admitter
 from trainmedic_server.engine.admission_changes import AdmissionChanges, ByHand
+from trainmedic_server.engine.engine_services import EngineServices
 from trainmedic_server.engine.matching import Candidate, MatchedAlert, PreparedDelivery
-from trainmedic_server.engine.timeline import Timeline
-from trainmedic_server.ports.actions import Actions
-from trainmedic_server.ports.limits import EngineLimits
-from trainmedic_server.ports.outside import Clock
-from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook
-from trainmedic_server.ports.store import RunStore, Transaction
+from trainmedic_server.ports.playbooks import CompiledPlaybook
+from trainmedic_server.ports.store import Transaction
 
 ALERT_NAME = "StartedByHand"
 """The alertname of what stands in place of an alert."""
@@ -63,30 +60,8 @@ class Started:
 class HandStarter:
     """Starts runs for people. `on_admitted` is called with what a start has changed, once that is durable."""
 
-    def __init__(
-        self,
-        store: RunStore,
-        catalog: Catalog,
-        actions: Actions,
-        clock: Clock,
-        timeline: Timeline,
-        limits: EngineLimits,
-        metrics: telemetry.Metrics,
-        topology: Callable[[], Topology],
-        new_id: Callable[[], str],
-        holder: Callable[[Target], str | None],
-        on_admitted: Callable[[AdmissionChanges], None],
-    ) -> None:
-        self._store = store
-        self._catalog = catalog
-        self._actions = actions
-        self._clock = clock
-        self._timeline = timeline
-        self._limits = limits
-        self._metrics = metrics
-        self._topology = topology
-        self._new_id = new_id
-        self._holder = holder
+    def __init__(self, services: EngineServices, on_admitted: Callable[[AdmissionChanges], None]) -> None:
+        self._services = services
         self._on_admitted = on_admitted
 
     async def start(self, order: StartOrder, by: ByHand) -> Started:
@@ -95,7 +70,7 @@ class HandStarter:
         kind = playbook.definition.target_kind
         if kind is not order.target.kind:
             raise errors.Conflict(f"{order.playbook} works on a {kind}, not on {order.target.key}")
-        topology = self._topology()
+        topology = self._services.topology()
 
         def work(tx: Transaction) -> tuple[Started, AdmissionChanges | None]:
             earlier = _of_request(tx, by, order.playbook, order.target)
@@ -111,8 +86,8 @@ class HandStarter:
 
         Raises NotFound, Conflict where the run is open or has succeeded or its alert has resolved, StoreUnavailable.
         """
-        topology = self._topology()
-        known = await self._store.transact(lambda tx: tx.run(run_id))
+        topology = self._services.topology()
+        known = await self._services.store.transact(lambda tx: tx.run(run_id))
         if known is None:
             raise errors.NotFound(f"there is no run {run_id}")
         playbook = self._playbook(known.playbook)
@@ -125,7 +100,7 @@ class HandStarter:
                 raise errors.NotFound(f"there is no run {run_id}")
             target, record = _to_repeat(run, tx.alerts_of([run.id]).get(run.id, []))
             started, changes = self._decide(tx, playbook, target, record, by, topology, write=True)
-            tx.append([Event("retried", self._clock.now(), run.id, by.actor, {"run_id": started.run.id})])
+            tx.append([Event("retried", self._services.clock.now(), run.id, by.actor, {"run_id": started.run.id})])
             return started, changes
 
         return await self._done(work, known.target)
@@ -133,10 +108,10 @@ class HandStarter:
     async def _done(
         self, work: Callable[[Transaction], tuple[Started, AdmissionChanges | None]], target: Target | None
     ) -> Started:
-        holder = self._holder(target) if target is not None else None
-        started, changes = await self._store.transact(work)
+        holder = self._services.locks.holder(target) if target is not None else None
+        started, changes = await self._services.store.transact(work)
         if changes is not None:
-            self._metrics.decisions.labels(started.run.playbook, str(started.run.decision)).inc()
+            self._services.metrics.decisions.labels(started.run.playbook, str(started.run.decision)).inc()
             self._on_admitted(changes)
         return replace(started, waits_for=holder)
 
@@ -151,11 +126,12 @@ class HandStarter:
         *,
         write: bool,
     ) -> tuple[Started, AdmissionChanges | None]:
-        now, ago, candidate = self._clock.now(), self._timeline.by_clock(), Candidate(playbook, target)
+        services, candidate = self._services, Candidate(playbook, target)
+        now, ago = services.clock.now(), services.timeline.by_clock()
         delivery = Delivery("", now, "by hand", "", "", (record.alert,))
         prepared = PreparedDelivery(delivery, (MatchedAlert((candidate,)),))
-        facts = admission_facts.read(tx, [prepared], self._limits, ago, topology)
-        admitting = Admitter(facts, self._limits, self._new_id, now, ago)
+        facts = admission_facts.read(tx, [prepared], services.limits, ago, topology)
+        admitting = Admitter(facts, services.limits, services.new_id, now, ago)
         run = admitting.start(record, candidate, by)
         steps = self._steps(run, playbook, record, topology)
         if not write:
@@ -167,14 +143,14 @@ class HandStarter:
     def _steps(
         self, run: Run, playbook: CompiledPlaybook, record: AlertRecord, topology: Topology
     ) -> tuple[StepAhead, ...]:
-        url, verdicts = self._limits.external_url, topology.verdicts
+        url, verdicts = self._services.limits.external_url, topology.verdicts
         names = scope.build(run, playbook, [record.alert], hindsight=False, external_url=url, verdicts=verdicts)
         whole = replace(run, steps=step_sequence.initial_steps(playbook, ask_first=False))
         asking = StepState(APPROVAL, 0, APPROVAL, "approve")
-        return preview.steps_after(asking, whole, playbook, names, self._actions, topology)
+        return preview.steps_after(asking, whole, playbook, names, self._services.actions, topology)
 
     def _playbook(self, name: str) -> CompiledPlaybook:
-        playbook = self._catalog.get(name)
+        playbook = self._services.catalog.get(name)
         if playbook is None:
             raise errors.NotFound(f"no playbook {name} is loaded")
         return playbook
@@ -193,11 +169,11 @@ class HandStarter:
         return max(fitting, key=lambda record: record.alert.starts_at, default=None)
 
     def _stand_in(self, order: StartOrder) -> AlertRecord:
-        now = self._clock.now()
+        now = self._services.clock.now()
         target = order.target
         named = {"job_name": target.job, "node": target.node, "gpu": target.gpu}
         labels = {"alertname": ALERT_NAME, **{name: value for name, value in named.items() if value}, **order.labels}
-        alert = Alert(f"{BY_HAND}{self._new_id()[-12:]}", AlertStatus.FIRING, labels, {}, now)
+        alert = Alert(f"{BY_HAND}{self._services.new_id()[-12:]}", AlertStatus.FIRING, labels, {}, now)
         return AlertRecord(alert, now, now)
 
 

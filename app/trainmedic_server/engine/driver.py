@@ -24,7 +24,7 @@ from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.pause import OperatorPause
 from trainmedic_server.domain.run import Decision, Event, OrderKind, Run, Status, StepState
 from trainmedic_server.engine import attempts, plan, steps
-from trainmedic_server.engine.driver_services import DriverServices
+from trainmedic_server.engine.engine_services import EngineServices
 from trainmedic_server.engine.plan_values import (
     AttemptOutcome,
     Idle,
@@ -48,7 +48,7 @@ class Driver:
         run: Run,
         playbook: CompiledPlaybook | None,
         outside: OutsideState,
-        services: DriverServices,
+        services: EngineServices,
         received_at: datetime | None,
     ) -> None:
         self.run = run

@@ -21,12 +21,10 @@ from trainmedic_server.engine import admission_facts, matching
 from trainmedic_server.engine.admission import Admitter
 from trainmedic_server.engine.admission_changes import AdmissionChanges
 from trainmedic_server.engine.batching import Batcher
+from trainmedic_server.engine.engine_services import EngineServices
 from trainmedic_server.engine.matching import MatchedAlert, PreparedDelivery
-from trainmedic_server.engine.timeline import Timeline
-from trainmedic_server.ports.limits import EngineLimits
-from trainmedic_server.ports.outside import Clock
-from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook
-from trainmedic_server.ports.store import RunStore, Transaction
+from trainmedic_server.ports.playbooks import CompiledPlaybook
+from trainmedic_server.ports.store import Transaction
 
 _ALERTS_PER_TRANSACTION = 500
 """With more, the first alert of a transaction would wait long for the last; with fewer there would be more commits."""
@@ -48,26 +46,8 @@ class AdmittedBatch:
 class DeliveryIntake:
     """Admits deliveries. After each commit, `on_admitted` is called with what the transaction changed."""
 
-    def __init__(
-        self,
-        store: RunStore,
-        catalog: Catalog,
-        clock: Clock,
-        timeline: Timeline,
-        limits: EngineLimits,
-        metrics: telemetry.Metrics,
-        topology: Callable[[], Topology],
-        new_id: Callable[[], str],
-        on_admitted: Callable[[AdmissionChanges], None],
-    ) -> None:
-        self._store = store
-        self._catalog = catalog
-        self._clock = clock
-        self._timeline = timeline
-        self._limits = limits
-        self._metrics = metrics
-        self._topology = topology
-        self._new_id = new_id
+    def __init__(self, services: EngineServices, on_admitted: Callable[[AdmissionChanges], None]) -> None:
+        self._services, metrics = services, services.metrics
         self._on_admitted = on_admitted
         self._kept: set[tuple[str, str]] = set()
         self._matching = asyncio.Lock()
@@ -78,7 +58,7 @@ class DeliveryIntake:
             most=_ALERTS_PER_TRANSACTION,
             weigh=lambda delivery: 1 + len(delivery.alerts),
             at_once=2,  # one is matched while the other is written
-            limit=limits.queue,
+            limit=services.limits.queue,
             entries="deliveries",
             watch=metrics.batch_watch("deliveries"),
         )
@@ -95,7 +75,7 @@ class DeliveryIntake:
 
         One delivery can hold so many alerts that matching them takes seconds: other requests get their turn meanwhile.
         """
-        topology = self._topology()
+        topology = self._services.topology()
         failures: list[Event] = []
         matched: list[MatchedAlert] = []
         loop = asyncio.get_running_loop()
@@ -108,27 +88,28 @@ class DeliveryIntake:
         return PreparedDelivery(delivery, tuple(matched), tuple(failures))
 
     def _matched(self, alert: Alert, topology: Topology, failures: list[Event]) -> MatchedAlert:
-        matched = matching.match_shortlist(self._catalog.shortlist(alert), alert, topology)
+        matched = matching.match_shortlist(self._services.catalog.shortlist(alert), alert, topology)
         for miss in matched.misses:
             if miss.decision == NoReaction.MATCH_FAILED and alert.status is AlertStatus.FIRING:
                 log.warning("a playbook's condition failed", playbook=miss.playbook, alert=alert.name, why=miss.reason)
                 data = {"playbook": miss.playbook, "alert": alert.name, "why": miss.reason}
-                failures.append(Event("match_failed", self._clock.now(), data=data))
+                failures.append(Event("match_failed", self._services.clock.now(), data=data))
         return matched
 
     async def _admit(self, deliveries: Sequence[Delivery]) -> Sequence[Admission]:
         async with self._matching:  # so that transactions begin in the order in which the deliveries came
             prepared = [await self._prepare(delivery) for delivery in deliveries]
-        admitted = await self._store.transact(lambda tx: self._decide_and_write(tx, prepared))
+        admitted = await self._services.store.transact(lambda tx: self._decide_and_write(tx, prepared))
         self._kept.update((run.playbook, run.version) for run in admitted.changes.runs)
         self._count(prepared, admitted)
         self._on_admitted(admitted.changes)
         return admitted.replies
 
     def _decide_and_write(self, tx: Transaction, prepared: Sequence[PreparedDelivery]) -> AdmittedBatch:
-        now, ago = self._clock.now(), self._timeline.by_clock()
-        facts = admission_facts.read(tx, prepared, self._limits, ago, self._topology())
-        admitting = Admitter(facts, self._limits, self._new_id, now, ago)
+        services = self._services
+        now, ago = services.clock.now(), services.timeline.by_clock()
+        facts = admission_facts.read(tx, prepared, services.limits, ago, services.topology())
+        admitting = Admitter(facts, services.limits, services.new_id, now, ago)
         replies = tuple(admitting.admit(entry) for entry in prepared)
         changes = admitting.changes
         self._keep_playbooks(tx, prepared, changes)
@@ -144,15 +125,15 @@ class DeliveryIntake:
             for candidate in entry.candidates
         }
         for name, version in needed:
-            tx.keep_playbook(name, version, playbooks[name, version].text, self._clock.now())
+            tx.keep_playbook(name, version, playbooks[name, version].text, self._services.clock.now())
 
     def _count(self, prepared: Sequence[PreparedDelivery], admitted: AdmittedBatch) -> None:
         for entry in prepared:
-            self._metrics.truncated.inc(entry.delivery.truncated)
+            self._services.metrics.truncated.inc(entry.delivery.truncated)
             for alert, matched in zip(entry.delivery.alerts, entry.matched, strict=True):
-                self._metrics.alerts.labels(str(alert.status)).inc()
+                self._services.metrics.alerts.labels(str(alert.status)).inc()
                 if alert.status is AlertStatus.FIRING and (kept_by := matched.kept_from_a_run_by):
                     self._kept_from_a_run[kept_by].inc()
         for reply in admitted.replies:
             for run in reply.runs:
-                self._metrics.decisions.labels(run.playbook, str(run.decision)).inc()
+                self._services.metrics.decisions.labels(run.playbook, str(run.decision)).inc()

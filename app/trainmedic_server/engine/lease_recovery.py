@@ -39,15 +39,12 @@ from trainmedic_server.domain.alert import decisive
 from trainmedic_server.domain.playbook import Guards
 from trainmedic_server.domain.run import Event, Run, UndoStatus
 from trainmedic_server.domain.target import Target
-from trainmedic_server.engine.locks import TargetLocks
+from trainmedic_server.engine.engine_services import EngineServices
 from trainmedic_server.engine.set_again import DONE, HELD, LOST, STARTED, guard_obstacle, last_event, obstacle, seq_of
-from trainmedic_server.engine.timeline import Timeline
 from trainmedic_server.ports.actions import LeasedAction, LeasedEffect, MultiNodeAction, Renewal
-from trainmedic_server.ports.fence import Fence
-from trainmedic_server.ports.limits import EngineLimits
-from trainmedic_server.ports.outside import AlertSource, Clock
+from trainmedic_server.ports.outside import AlertSource
 from trainmedic_server.ports.playbooks import CompiledPlaybook
-from trainmedic_server.ports.store import RunStore, Transaction
+from trainmedic_server.ports.store import Transaction
 
 RESENT_AFTER = timedelta(minutes=5)
 """Alertmanager's group_interval: after so long it has sent again what it could not deliver."""
@@ -76,28 +73,11 @@ class LeaseRecovery:
     """Sets expired effects again. There is one object per server. Its in-memory state only saves look-ups, so a restart
     may lose it."""
 
-    def __init__(
-        self,
-        store: RunStore,
-        clock: Clock,
-        timeline: Timeline,
-        limits: EngineLimits,
-        metrics: telemetry.Metrics,
-        locks: TargetLocks,
-        source: AlertSource | None,
-        playbook_of: PlaybookOf,
-        fence: Fence,
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._timeline = timeline
-        self._limits = limits
-        self._metrics = metrics
-        self._locks = locks
+    def __init__(self, services: EngineServices, source: AlertSource | None, playbook_of: PlaybookOf) -> None:
+        self._services = services
         self._source = source
         self._playbook_of = playbook_of
-        self._fence = fence
-        self._started_at = clock.now()
+        self._started_at = services.clock.now()
         self._started_at_loop_time = 0.0
         self._recorded_losses: set[tuple[str, str]] = set()
         """Command id and node of each loss that is in the history."""
@@ -108,7 +88,7 @@ class LeaseRecovery:
 
     def note_server_start(self) -> None:
         """Note that the server begins to listen now."""
-        self._started_at = self._clock.now()
+        self._started_at = self._services.clock.now()
         self._started_at_loop_time = asyncio.get_running_loop().time()
 
     async def handle_renewals(self, action: LeasedAction, renewals: Sequence[Renewal]) -> None:
@@ -122,9 +102,9 @@ class LeaseRecovery:
             renewal for renewal in lost if (renewal.effect.command_id, renewal.node) not in self._recorded_losses
         ]
         if unrecorded:
-            recorded = await self._store.transact(lambda tx: self._record_losses(tx, unrecorded))
+            recorded = await self._services.store.transact(lambda tx: self._record_losses(tx, unrecorded))
             self._recorded_losses |= {(renewal.effect.command_id, renewal.node) for renewal in unrecorded}
-            self._metrics.leases_lost.inc(recorded)
+            self._services.metrics.leases_lost.inc(recorded)
         expired = {renewal.effect.command_id: renewal.effect for renewal in renewals if renewal.has_expired}
         # An earlier server may have been killed between the start and the end of setting an effect again, which
         # may be in effect by now. So each command is looked up once.
@@ -154,7 +134,7 @@ class LeaseRecovery:
             if any(event.data["command_id"] == effect.command_id and seq_of(event) > since for event in losses):
                 continue
             data = {"step": effect.step_id, "command_id": effect.command_id, "place": renewal.node, "why": renewal.why}
-            tx.append([Event(LOST, self._clock.now(), run.id, data=data)])
+            tx.append([Event(LOST, self._services.clock.now(), run.id, data=data)])
             recorded += 1
         return recorded
 
@@ -176,24 +156,26 @@ class LeaseRecovery:
     ) -> None:
         """Record the start, send the commands, record the result, while no other attempt runs on the same targets."""
         targets = {target for effect in effects for target in _targets_of(action, effect)}
-        async with self._locks.acting(f"{run_id}/again/{next(self._attempt_numbers)}", *targets):
-            started = await self._store.transact(lambda tx: self._record_start(tx, run_id, effects, prepared, targets))
+        async with self._services.locks.acting(f"{run_id}/again/{next(self._attempt_numbers)}", *targets):
+            started = await self._services.store.transact(
+                lambda tx: self._record_start(tx, run_id, effects, prepared, targets)
+            )
             if not started:
                 return
             self._looked_up -= {effect.command_id for effect in started}
-            self._fence()
-            until = self._clock.now() + action.lease / 3
+            self._services.fence()
+            until = self._services.clock.now() + action.lease / 3
             renewals = await action.renew([replace(effect, again=True) for effect in started], until)
         await self._record_set_again(renewals)
         failed = [renewal for renewal in renewals if not _is_in_effect(renewal)]
         if failed:
             log.warning("an expired effect could not be set again", run_id=run_id, why=failed[0].why)
-            await self._store.transact(lambda tx: self._record_obstacle(tx, run_id, failed[0].why, asked=True))
+            await self._services.store.transact(lambda tx: self._record_obstacle(tx, run_id, failed[0].why, asked=True))
 
     async def _prepare(self, run_id: str) -> _PreparedRun | None:
         """Look up the playbook's guards and whether an alert still fires; None if the guards cannot be read, so that
         nothing may be set again."""
-        run = await self._store.transact(lambda tx: tx.run(run_id))
+        run = await self._services.store.transact(lambda tx: tx.run(run_id))
         if run is None:
             return None
         try:
@@ -202,14 +184,14 @@ class LeaseRecovery:
             raise
         except errors.TrainmedicError as error:
             reason = f"the playbook's guards are not known: {error}"
-            await self._store.transact(lambda tx: self._record_obstacle(tx, run_id, reason))
+            await self._services.store.transact(lambda tx: self._record_obstacle(tx, run_id, reason))
             return None
         return _PreparedRun(await self._is_firing(run_id), guards)
 
     async def _is_firing(self, run_id: str) -> bool | None:
         """Whether an alert of the run fires now; None if that is not known."""
-        alerts = decisive(await self._store.transact(lambda tx: tx.alerts_of([run_id]).get(run_id, [])))
-        silent_since = self._timeline.ago(self._limits.assume_resolved_after)
+        alerts = decisive(await self._services.store.transact(lambda tx: tx.alerts_of([run_id]).get(run_id, [])))
+        silent_since = self._services.timeline.ago(self._services.limits.assume_resolved_after)
         firing = [alert for alert in alerts if not alert.is_resolved and alert.last_heard_at >= silent_since]
         if any(alert.is_stand_in for alert in firing):
             return True
@@ -244,24 +226,24 @@ class LeaseRecovery:
         needed = [effect for effect in effects if _is_needed(run, effect.command_id)]
         if not needed:
             return []
-        reason = obstacle(tx, run, prepared.fires, self._limits.mode, self._clock.now())
+        reason = obstacle(tx, run, prepared.fires, self._services.limits.mode, self._services.clock.now())
         started: list[LeasedEffect] = []
         for effect in needed if reason is None else ():
             if last_event(tx, run.id, STARTED, effect.command_id) > last_event(tx, run.id, DONE, effect.command_id):
                 started.append(effect)  # by a server that was killed, or it did not succeed the last time
                 continue
-            barred_by = guard_obstacle(tx, run, effect.command_id, prepared.guards, self._timeline.by_clock())
+            barred_by = guard_obstacle(tx, run, effect.command_id, prepared.guards, self._services.timeline.by_clock())
             if barred_by is not None:
                 reason = barred_by
                 continue
             started.append(effect)
             data = {"step": effect.step_id, "command_id": effect.command_id}
-            tx.append([Event(STARTED, self._clock.now(), run.id, data=data)])
+            tx.append([Event(STARTED, self._services.clock.now(), run.id, data=data)])
         if reason is not None:
             self._record_obstacle(tx, run.id, reason)
         if started:
             nodes = [target.node for target in targets if target.node is not None]
-            tx.touch_nodes(run.id, nodes, self._clock.now())
+            tx.touch_nodes(run.id, nodes, self._services.clock.now())
         return started
 
     def _record_obstacle(self, tx: Transaction, run_id: str, reason: str, *, asked: bool = False) -> None:
@@ -271,7 +253,7 @@ class LeaseRecovery:
         held = [event.data for event in tx.events_of(run_id, HELD) if seq_of(event) > since]
         is_recorded = any(data["asked"] for data in held) if asked else bool(held) and held[-1]["why"] == reason
         if not is_recorded:
-            tx.append([Event(HELD, self._clock.now(), run_id, data={"why": reason, "asked": asked})])
+            tx.append([Event(HELD, self._services.clock.now(), run_id, data={"why": reason, "asked": asked})])
 
     async def _record_set_again(self, renewals: Sequence[Renewal]) -> None:
         """Record which effects are in effect again on all their nodes."""
@@ -281,10 +263,10 @@ class LeaseRecovery:
         complete = [of_command for of_command in by_command.values() if all(map(_is_in_effect, of_command))]
         for start in range(0, len(complete), _BATCH):
             batch = complete[start : start + _BATCH]
-            done = await self._store.transact(functools.partial(self._record_done, batch))
+            done = await self._services.store.transact(functools.partial(self._record_done, batch))
             self._looked_up |= {of_command[0].effect.command_id for of_command in batch}
             self._recorded_losses = {loss for loss in self._recorded_losses if loss[0] not in done}
-            self._metrics.leases_set_again.inc(len(done))
+            self._services.metrics.leases_set_again.inc(len(done))
 
     def _record_done(self, complete: Iterable[Sequence[Renewal]], tx: Transaction) -> list[str]:
         """Record the effects that were set again; return the ids of the commands for which that is new."""
@@ -296,7 +278,7 @@ class LeaseRecovery:
                 continue
             output = {renewal.node: dict(renewal.output) for renewal in renewals if renewal.output}
             data = {"step": effect.step_id, "command_id": command_id, "output": output}
-            tx.append([Event(DONE, self._clock.now(), run_id, data=data)])
+            tx.append([Event(DONE, self._services.clock.now(), run_id, data=data)])
             done.append(command_id)
         return done
 

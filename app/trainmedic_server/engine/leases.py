@@ -21,12 +21,10 @@ from trainmedic_server import errors, telemetry
 from trainmedic_server.domain import alert
 from trainmedic_server.domain.run import Run, StepState, UndoStatus
 from trainmedic_server.engine import loops
+from trainmedic_server.engine.engine_services import EngineServices
 from trainmedic_server.engine.lease_recovery import LeaseRecovery
-from trainmedic_server.engine.timeline import Timeline
 from trainmedic_server.ports.actions import Actions, LeasedAction, LeasedEffect
-from trainmedic_server.ports.limits import EngineLimits
-from trainmedic_server.ports.outside import Clock
-from trainmedic_server.ports.store import RunStore, Transaction
+from trainmedic_server.ports.store import Transaction
 
 RENEW_EVERY = timedelta(seconds=15)
 """How often effects that are due are looked for; much less than a third of any sensible lease."""
@@ -42,22 +40,8 @@ class LeaseRenewer:
     """Renews the leased effects of all runs. There is one object per server. Its in-memory state only saves renewals,
     so a restart may lose it."""
 
-    def __init__(
-        self,
-        store: RunStore,
-        actions: Actions,
-        clock: Clock,
-        timeline: Timeline,
-        limits: EngineLimits,
-        metrics: telemetry.Metrics,
-        recovery: LeaseRecovery,
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._timeline = timeline
-        self._patience = limits.assume_resolved_after
-        self._metrics = metrics
-        self._actions = actions
+    def __init__(self, services: EngineServices, recovery: LeaseRecovery) -> None:
+        self._services = services
         self._leased: Mapping[str, LeasedAction] = {}
         self._last_third: dict[str, int] = {}
         """By command id: the third of its lease in which the effect was last renewed, counted by the loop's time."""
@@ -68,12 +52,12 @@ class LeaseRenewer:
         """Renew what is due every `RENEW_EVERY` until cancelled. The first pass is at once, because the server may have
         been down for long."""
         self._recovery.note_server_start()
-        self._leased = _leased(self._actions)
+        self._leased = _leased(self._services.actions)
         if not self._leased:
             return
         try:
             # Not by the time of day, which may be set back by an hour.
-            await loops.repeat(self.renew_due, RENEW_EVERY, "leases", self._metrics)
+            await loops.repeat(self.renew_due, RENEW_EVERY, "leases", self._services.metrics)
         finally:
             for task in self._renewals:
                 task.cancel()
@@ -81,13 +65,13 @@ class LeaseRenewer:
     async def renew_due(self) -> None:
         """Start renewing the effects that are due. It does not wait for the replies, because one node that does not
         answer must not delay others."""
-        now, loop_time = self._clock.now(), asyncio.get_running_loop().time()
-        run_ids = await self._store.transact(lambda tx: tx.runs_in_effect(self._leased))
+        now, loop_time = self._services.clock.now(), asyncio.get_running_loop().time()
+        run_ids = await self._services.store.transact(lambda tx: tx.runs_in_effect(self._leased))
         in_effect: list[tuple[str, LeasedEffect, timedelta]] = []
         for start in range(0, len(run_ids), _BATCH):
             batch = run_ids[start : start + _BATCH]
-            in_effect += await self._store.transact(functools.partial(self._in_effect, batch, now))
-        self._metrics.leases.set(len(in_effect))
+            in_effect += await self._services.store.transact(functools.partial(self._in_effect, batch, now))
+        self._services.metrics.leases.set(len(in_effect))
         last_third: dict[str, int] = {}
         due: dict[str, list[LeasedEffect]] = {}
         for name, effect, lease in in_effect:
@@ -108,7 +92,7 @@ class LeaseRenewer:
         self, run_ids: Sequence[str], now: datetime, tx: Transaction
     ) -> list[tuple[str, LeasedEffect, timedelta]]:
         """Return every effect of these runs that is needed, with the name of its action and the length of its lease."""
-        heard_since = self._timeline.ago(self._patience)
+        heard_since = self._services.timeline.ago(self._services.limits.assume_resolved_after)
         runs = tx.runs(run_ids)
         alerts = tx.alerts_of([run.id for run in runs if not run.is_open])
         in_effect = []
@@ -128,7 +112,7 @@ class LeaseRenewer:
             renewals = await action.renew(effects, now + action.lease / 3)
             outcomes = Counter(renewal.outcome for renewal in renewals)
             for outcome, count in outcomes.items():
-                self._metrics.lease_renewals.labels(outcome).inc(count)
+                self._services.metrics.lease_renewals.labels(outcome).inc(count)
             missed = [renewal for renewal in renewals if renewal.outcome in ("refused", "unanswered")]
             if missed:
                 places = sorted({renewal.node for renewal in missed})
@@ -137,7 +121,7 @@ class LeaseRenewer:
         except errors.StoreUnavailable as error:
             log.warning("the outcome of renewals could not be recorded", error=str(error))
         except Exception:  # the boundary of a renewal, which is one of a loop
-            self._metrics.loop_errors.labels("leases").inc()
+            self._services.metrics.loop_errors.labels("leases").inc()
             log.exception("renewing leases failed")
 
 

@@ -27,7 +27,7 @@ from trainmedic_server.engine import loops, orders, pausing, upcoming
 from trainmedic_server.engine.admission_changes import AdmissionChanges, ByHand
 from trainmedic_server.engine.breaker import Breaker
 from trainmedic_server.engine.by_hand import HandStarter, Started, StartOrder
-from trainmedic_server.engine.driver_services import DriverServices
+from trainmedic_server.engine.engine_services import EngineServices
 from trainmedic_server.engine.explaining import Explainer
 from trainmedic_server.engine.explanation import ExplainedAlert
 from trainmedic_server.engine.heartbeat import Heartbeat
@@ -76,7 +76,9 @@ class Engine:
         self._metrics = metrics
         self._controls = Controls()
         self._recorder = Recorder(store, metrics)
-        services = DriverServices(
+        services = EngineServices(
+            store=store,
+            catalog=catalog,
             recorder=self._recorder,
             breaker=Breaker(self._recorder, clock, timeline, limits, topology, self._put_in_force),
             locks=TargetLocks(),
@@ -90,19 +92,14 @@ class Engine:
             fence=fence,
             topology=topology,
         )
-        self._workers = Workers(store, catalog, services)
-        self._intake = DeliveryIntake(
-            store, catalog, clock, timeline, limits, metrics, topology, self._new_id, self._on_admitted
-        )
+        self._workers = Workers(services)
+        self._intake = DeliveryIntake(services, self._on_admitted)
         self._locks = services.locks
-        known = (store, catalog, actions, clock, timeline, limits)
-        self._explainer = Explainer(*known, topology, self._locks.holder)
-        self._starter = HandStarter(*known, metrics, topology, self._new_id, self._locks.holder, self._on_admitted)
-        self._silent_alerts = SilentAlerts(store, clock, timeline, limits, metrics, alert_source, self._workers.touch)
-        lease_recovery = LeaseRecovery(
-            store, clock, timeline, limits, metrics, services.locks, alert_source, self._workers.playbook_of, fence
-        )
-        self._leases = LeaseRenewer(store, actions, clock, timeline, limits, metrics, lease_recovery)
+        self._explainer = Explainer(services)
+        self._starter = HandStarter(services, self._on_admitted)
+        self._silent_alerts = SilentAlerts(services, alert_source, self._workers.touch)
+        lease_recovery = LeaseRecovery(services, alert_source, self._workers.playbook_of)
+        self._leases = LeaseRenewer(services, lease_recovery)
         self._topology, self._mode = topology, limits.mode
         self._loops: list[asyncio.Task[None]] = []
         self._last_id, self._id_lock = (0, 0), threading.Lock()

@@ -15,10 +15,9 @@ from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.run import Event
 from trainmedic_server.engine import loops
-from trainmedic_server.engine.timeline import Timeline
-from trainmedic_server.ports.limits import EngineLimits
-from trainmedic_server.ports.outside import AlertSource, Clock
-from trainmedic_server.ports.store import RunStore, Transaction
+from trainmedic_server.engine.engine_services import EngineServices
+from trainmedic_server.ports.outside import AlertSource
+from trainmedic_server.ports.store import Transaction
 
 ASK_AFTER = timedelta(minutes=5)
 """An alert with a more recent report is not asked about: Alertmanager's group_interval is five minutes."""
@@ -30,39 +29,31 @@ class SilentAlerts:
     """Ends silent alerts of open runs, and of runs that owe an undo. `on_resolved` is called with the runs' ids."""
 
     def __init__(
-        self,
-        store: RunStore,
-        clock: Clock,
-        timeline: Timeline,
-        limits: EngineLimits,
-        metrics: telemetry.Metrics,
-        source: AlertSource | None,
-        on_resolved: Callable[[Iterable[str]], None],
+        self, services: EngineServices, source: AlertSource | None, on_resolved: Callable[[Iterable[str]], None]
     ) -> None:
-        self._store = store
-        self._clock = clock
-        self._timeline = timeline
-        self._limits = limits
-        self._metrics = metrics
+        self._services = services
         self._source = source
         self._on_resolved = on_resolved
 
     @property
     def interval(self) -> timedelta:
         """Time between two checks: an alert is assumed resolved at most a tenth later than the setting says."""
-        return min(max(self._limits.assume_resolved_after / 10, timedelta(seconds=0.5)), timedelta(minutes=1))
+        return min(max(self._services.limits.assume_resolved_after / 10, timedelta(seconds=0.5)), timedelta(minutes=1))
 
     async def run(self) -> None:
         """Check now and then, until cancelled; not at once, because the start is busy."""
-        rest = loops.by_clock(self._clock)
+        rest = loops.by_clock(self._services.clock)
         await rest(self.interval.total_seconds())
-        await loops.repeat(self.check, self.interval, "sweeper", self._metrics, rest=rest)
+        await loops.repeat(self.check, self.interval, "sweeper", self._services.metrics, rest=rest)
 
     async def check(self) -> None:
         """Check all silent alerts once, and end those that no longer fire."""
-        patience = self._limits.assume_resolved_after
-        moment = self._clock.now() - min(ASK_AFTER, patience / 2) if self._source else self._timeline.ago(patience)
-        silent = await self._store.transact(lambda tx: tx.firing_not_heard_since(moment))
+        services = self._services
+        patience = services.limits.assume_resolved_after
+        moment = (
+            services.clock.now() - min(ASK_AFTER, patience / 2) if self._source else services.timeline.ago(patience)
+        )
+        silent = await services.store.transact(lambda tx: tx.firing_not_heard_since(moment))
         for record in silent:
             because = await self._ended_because(record)
             if because is not None:
@@ -73,22 +64,22 @@ class SilentAlerts:
             try:
                 if not await self._source.is_firing(record.identity):
                     return "asked"
-                await self._store.transact(lambda tx: self._record_still_firing(tx, record))
+                await self._services.store.transact(lambda tx: self._record_still_firing(tx, record))
                 return None
             except errors.TemporaryFailure as error:
                 log.warning("the Alertmanager did not say whether an alert still fires", error=str(error))
-        silent_since = self._timeline.ago(self._limits.assume_resolved_after)
+        silent_since = self._services.timeline.ago(self._services.limits.assume_resolved_after)
         return "assumed" if record.last_heard_at <= silent_since else None
 
     def _record_still_firing(self, tx: Transaction, record: AlertRecord) -> None:
         """Record that the alert still fires, unless a newer report arrived meanwhile."""
         current = _unchanged(tx, record)
         if current is not None:
-            tx.save_alerts([replace(current, last_heard_at=self._clock.now())])
+            tx.save_alerts([replace(current, last_heard_at=self._services.clock.now())])
 
     async def _end(self, record: AlertRecord, because: str) -> None:
         def work(tx: Transaction) -> list[str]:
-            now = self._clock.now()
+            now = self._services.clock.now()
             current = _unchanged(tx, record)
             if current is None:
                 return []
@@ -98,7 +89,7 @@ class SilentAlerts:
             tx.append([Event("alert_resolved", now, run_id, data=data) for run_id in run_ids])
             return run_ids
 
-        self._on_resolved(await self._store.transact(work))
+        self._on_resolved(await self._services.store.transact(work))
 
 
 def _unchanged(tx: Transaction, record: AlertRecord) -> AlertRecord | None:

@@ -16,12 +16,11 @@ from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.run import Decision, Run
 from trainmedic_server.engine import plan
 from trainmedic_server.engine.driver import Driver
-from trainmedic_server.engine.driver_services import DriverServices
+from trainmedic_server.engine.engine_services import EngineServices
 from trainmedic_server.engine.plan_values import OutsideState, RunDraft, RunPlan
 from trainmedic_server.engine.recorder import RunSnapshot
 from trainmedic_server.ports.ending import end_tasks
-from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook
-from trainmedic_server.ports.store import RunStore
+from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 _READ_AT_ONCE = 100
 """Versions of playbooks that are kept compiled for who only reads."""
@@ -32,9 +31,7 @@ log = telemetry.logger(__name__)
 class Workers:
     """One task for each run that is open or has an undo due."""
 
-    def __init__(self, store: RunStore, catalog: Catalog, services: DriverServices) -> None:
-        self._store = store
-        self._catalog = catalog
+    def __init__(self, services: EngineServices) -> None:
         self._services = services
         self._drivers: dict[str, Driver] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -80,7 +77,7 @@ class Workers:
         Runs that have begun take their targets before those that still waited for one; attempts that
         were in flight are resumed in the order in which they were begun.
         """
-        unfinished = await self._store.transact(lambda tx: tx.unfinished())
+        unfinished = await self._services.store.transact(lambda tx: tx.unfinished())
         unfinished.sort(key=lambda run: (run.waiting_on == "target", _in_flight_since(run) or run.created_at, run.id))
         snapshots = await asyncio.gather(*(self._services.recorder.snapshot(run.id) for run in unfinished))
         for snapshot in snapshots:
@@ -139,13 +136,13 @@ class Workers:
 
     async def playbook_of(self, run: Run) -> CompiledPlaybook:
         """The playbook in the version that the run started with. Raises NotFound, PlaybookError, StoreUnavailable."""
-        loaded = self._catalog.get(run.playbook)
+        loaded = self._services.catalog.get(run.playbook)
         if loaded is not None and loaded.version == run.version:
             return loaded
-        text = await self._store.transact(lambda tx: tx.playbook_text(run.playbook, run.version))
+        text = await self._services.store.transact(lambda tx: tx.playbook_text(run.playbook, run.version))
         if text is None:
             raise errors.NotFound(f"the text of playbook {run.playbook}, version {run.version}, is not in the store")
-        return self._catalog.compile(text, f"{run.playbook}@{run.version[:12]}")
+        return self._services.catalog.compile(text, f"{run.playbook}@{run.version[:12]}")
 
     async def playbook_for_reading(self, run: Run) -> CompiledPlaybook | None:
         """As `playbook_of`, for who asks often; None where it cannot be read. Raises StoreUnavailable."""

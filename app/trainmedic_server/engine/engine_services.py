@@ -1,4 +1,4 @@
-"""What every driver works with, and what it counts. Made by ``service``, used by ``driver`` and ``workers``."""
+"""What the parts of the engine have in common. Made by ``service``, which hands it to each of them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.fence import Fence
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.outside import Clock
-from trainmedic_server.ports.playbooks import CompiledPlaybook
+from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook
+from trainmedic_server.ports.store import RunStore
 
 log = telemetry.logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class DriverServices:
-    """What every driver works with. Made by ``service``."""
+class EngineServices:
+    """What the parts of the engine work with. One for each engine."""
 
+    store: RunStore
+    catalog: Catalog
     recorder: Recorder
     locks: TargetLocks
     actions: Actions
