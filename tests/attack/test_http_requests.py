@@ -30,7 +30,8 @@ from schemathesis.specs.openapi.checks import (
 
 from tests.attack.effort import random_source, trials
 from tests.attack.siege import ROLES, bearer
-from tests.support.api_world import START, Address, World, alert, payload
+from tests.support.api_world import Address, World, alert, payload
+from tests.support.clocks import START
 from tests.support.programs import Program, start_server
 from trainmedic_server.ports.outside import Presence
 from trainmedic_server.server.auth import Authenticator

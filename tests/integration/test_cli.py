@@ -6,21 +6,16 @@ import csv
 import hashlib
 import io
 import json
-import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-import click
 import pytest
 
-from tests.support.programs import PYTHON_PATH, Program, free_port, inherited, start_server
-from trainmedic_server.cli import history
-from trainmedic_server.domain.run import Decision, Status
+from tests.support.command_line import CommandLine
+from tests.support.programs import Program, start_server
 
 PLAYBOOKS = """
 playbook: ask-first
@@ -44,64 +39,6 @@ steps:
     action: job.rollback
     timeout: 10m
 """
-
-
-@dataclass(frozen=True)
-class CommandResult:
-    """The exit code and the output of a command."""
-
-    code: int
-    out: str
-    err: str
-
-
-@dataclass(frozen=True)
-class CommandLine:
-    """Runs the command against one server."""
-
-    url: str
-    token: str = ""
-
-    def run(self, *arguments: str, **environment: str) -> CommandResult:
-        done = subprocess.run(
-            [sys.executable, "-m", "trainmedic_server", *arguments],
-            env=self.environment(**environment),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        return CommandResult(done.returncode, done.stdout, done.stderr)
-
-    def environment(self, **more: str) -> dict[str, str]:
-        path = {"PYTHONPATH": PYTHON_PATH, "COLUMNS": "300"}
-        return {**inherited(), **path, "TRAINMEDIC_URL": self.url, "TRAINMEDIC_TOKEN": self.token, **more}
-
-    def alert(self, job: str, name: str = "Trouble", **annotations: str) -> str:
-        """Have Alertmanager report trouble with a job; the run's id."""
-        alert = {
-            "status": "firing",
-            "labels": {"alertname": name, "job_name": job},
-            "annotations": annotations,
-            "startsAt": datetime.now(UTC).isoformat(),
-            "fingerprint": hashlib.sha256(job.encode()).hexdigest()[:16],
-        }
-        payload = {"version": "4", "status": "firing", "receiver": "r", "groupKey": "g", "alerts": [alert]}
-        request = urllib.request.Request(
-            f"{self.url}/webhook",
-            json.dumps(payload).encode(),
-            {"Content-Type": "application/json", "Authorization": f"Bearer {self.token}"},
-        )
-        with urllib.request.urlopen(request, timeout=10) as reply:
-            run_id: str = json.load(reply)["runs"][0]["run_id"]
-            return run_id
-
-    def wait_for_line(self, run_id: str, part: str) -> None:
-        """Wait until the run's story has this in it."""
-        for _ in range(50):
-            if part in (shown := self.run("history", "show", run_id).out):
-                return
-        raise AssertionError(f"{part!r} is not in {shown}")
 
 
 @pytest.fixture(scope="module")
@@ -191,21 +128,6 @@ def test_the_token_can_be_in_a_file(command_line: CommandLine, tmp_path: Path) -
     assert command_line.run("history", TRAINMEDIC_TOKEN="", TRAINMEDIC_TOKEN_FILE=str(file)).code == 0
 
 
-def test_a_server_that_is_not_there_ends_with_3_and_says_what_to_do() -> None:
-    """The message names the URL and how to start or name a server."""
-    nowhere = f"http://127.0.0.1:{free_port()}"
-    away = CommandLine(nowhere).run("status")
-    assert away.code == 3
-    assert nowhere in away.err
-    assert "trainmedic serve" in away.err
-
-
-@pytest.mark.parametrize("url", ["nonsense", "ftp://127.0.0.1", "http://[::1"])
-def test_a_wrong_url_ends_with_2(url: str) -> None:
-    """It is a mistake in the command, not a server that is away."""
-    assert CommandLine(url).run("history").code == 2
-
-
 def test_pause_and_resume_are_shown_in_the_status(command_line: CommandLine) -> None:
     """By whom too, where the server tells it."""
     assert command_line.run("pause").out.startswith("paused by ann since ")
@@ -257,12 +179,6 @@ def test_how_things_stand_and_who_is_there(command_line: CommandLine) -> None:
     assert command_line.run("agents").err == "No agent is connected.\n"
     assert command_line.run("jobs").err == "No job is connected.\n"
     assert "next tell: http.request" in command_line.run("history", "show", run_id[-8:]).out
-
-
-def test_a_misspelt_command_is_answered_with_the_nearest() -> None:
-    """As options are."""
-    wrong = CommandLine("").run("histroy")
-    assert (wrong.code, "Did you mean history?" in wrong.err) == (2, True)
 
 
 def test_a_limit_is_kept(command_line: CommandLine) -> None:
@@ -320,74 +236,6 @@ def test_following_shows_what_happens(command_line: CommandLine, tmp_path: Path)
         assert "job:llm-followed" in log.read_text()
 
 
-def test_the_whole_help_can_be_read() -> None:
-    """Every command and subcommand explains itself, the exit codes included."""
-    assert "Exit codes:" in CommandLine("").run("--help").out
-    for command in (
-        "serve",
-        "status",
-        "history",
-        "history show",
-        "runs",
-        "runs undo",
-        "jobs end",
-        "pause",
-        "resume",
-        "playbook",
-    ):
-        helped = CommandLine("").run(*command.split(), "--help")
-        assert helped.code == 0, helped.err
-        assert "Usage:" in helped.out
-
-
-def test_the_client_commands_do_not_load_the_server() -> None:
-    """They start in a fraction of the time that the server's libraries take."""
-    script = (
-        "import sys; from trainmedic_server.cli import completion, history, pauses, runs, status;"
-        "print([name for name in ('fastapi', 'sqlalchemy', 'pydantic', 'redis') if name in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=CommandLine("").environment(), capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "[]\n"
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_scripts_are_printed(shell: str) -> None:
-    """For each shell, and they call back the command."""
-    assert f"_TRAINMEDIC_COMPLETE={shell}_complete" in CommandLine("").run("completion", shell).out
-
-
-@pytest.mark.parametrize(
-    ("typed", "offered"),
-    [
-        ("trainmedic hi", "plain,history"),
-        ("trainmedic history --status awai", "plain,awaiting_approval"),
-        ("trainmedic history --decision target_b", "plain,target_busy"),
-        ("trainmedic serve --mode en", "plain,enforce"),
-        ("trainmedic serve --log-level de", "plain,debug"),
-        ("trainmedic serve --tokens ./to", "file,./to"),
-    ],
-)
-def test_bash_completes_commands_and_values(typed: str, offered: str) -> None:
-    """The script does what it is for."""
-    words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
-    assert CommandLine("").run(**words, _TRAINMEDIC_COMPLETE="bash_complete").out.split() == [offered]
-
-
-def test_the_filters_know_every_status_and_reason() -> None:
-    """A wrong one ends with 2, and names those that there are."""
-    choices = {parameter.name: parameter.type for parameter in history.history.params}
-    findable = set(Decision) - {Decision.JOINED, Decision.DUPLICATE}
-    for name, values in (("status", set(Status)), ("decision", findable)):
-        offered = choices[name]
-        assert isinstance(offered, click.Choice)
-        assert set(offered.choices) == values
-    refused = CommandLine("").run("history", "--status", "suceeded")
-    assert refused.code == 2
-    assert "'succeeded'" in refused.err
-
-
 def test_why_says_what_happened_to_an_alert_and_what_would_happen_now(command_line: CommandLine) -> None:
     """With the run, by a viewer's token; the run that is open is named."""
     run_id = command_line.alert("llm-why")
@@ -408,16 +256,6 @@ def test_why_says_of_an_alert_that_nobody_heard_what_is_missing(command_line: Co
     assert "No alert Troubles with these labels was heard of" in told.out
     assert "no playbook reacts to 'Troubles'; did you mean 'Trouble'?" in told.out
     assert command_line.run("why", "--alert", "Trouble", "--label", "job_name").code == 2
-
-
-def test_explaining_by_no_playbooks_is_no_answer(tmp_path: Path) -> None:
-    """That no playbook reacts would be true of every alert where none was found: a wrong path is to be seen."""
-    alert = tmp_path / "alert.json"
-    alert.write_text('{"labels": {"alertname": "Trouble"}}')
-    for path in (tmp_path, tmp_path / "none"):
-        explained = CommandLine("").run("playbook", "explain", str(alert), "--playbooks", str(path))
-        assert (explained.code, explained.out) == (2, "")
-        assert f"No playbook was loaded from {path}." in explained.err
 
 
 def test_an_alert_that_alertmanager_keeps_back_is_explained_as_such(command_line: CommandLine, tmp_path: Path) -> None:

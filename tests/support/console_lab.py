@@ -13,8 +13,8 @@ from typing import Any
 
 import httpx
 
-from tests.support.api_world import START, World, alert, payload
-from tests.support.clocks import StoppedClock
+from tests.support.api_world import World, alert, payload
+from tests.support.clocks import START, StoppedClock
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.domain.run import Status, StepState, StepStatus
 from trainmedic_server.ports.outside import Presence

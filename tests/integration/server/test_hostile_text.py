@@ -13,7 +13,8 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
-from tests.support.api_world import START, Address, World, alert, payload
+from tests.support.api_world import Address, World, alert, payload
+from tests.support.clocks import START
 from trainmedic_server.cli import main
 from trainmedic_server.ports.outside import Presence
 

@@ -18,7 +18,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.support.api_world import START, Address, World
+from tests.support.api_world import Address, World
+from tests.support.clocks import START
 from trainmedic_server.domain.run import Controls
 from trainmedic_server.ports.outside import Presence
 

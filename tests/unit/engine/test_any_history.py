@@ -14,7 +14,8 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.engine.histories import ACTION_SECONDS, History, Life, Say, Start, Switch, histories, live, world_of
+from tests.unit.engine.histories import ACTION_SECONDS, History, Say, Start, Switch, histories
+from tests.unit.engine.lives import Life, live, world_of
 from tests.unit.engine.world import World
 from trainmedic_server.domain.playbook import UndoTrigger
 from trainmedic_server.domain.run import OrderKind, Run, Status, StepState, StepStatus, UndoStatus

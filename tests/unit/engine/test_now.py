@@ -6,7 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from tests.support.api_world import START, World, alert, payload
+from tests.support.api_world import World, alert, payload
+from tests.support.clocks import START
 from tests.unit.engine.books import CAP
 from tests.unit.engine.world import World as EngineWorld
 from trainmedic_server.domain.agent_life import AgentLife

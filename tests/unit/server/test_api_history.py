@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.api_world import START, World, alert, payload
+from tests.support.api_world import World, alert, payload
+from tests.support.clocks import START
 from trainmedic_server.domain.alert import AlertRecord, Identity
 from trainmedic_server.domain.playbook import Mode, UndoTrigger
 from trainmedic_server.domain.run import Attempt, Decision, Run, Status, StepState, StepStatus, Undo

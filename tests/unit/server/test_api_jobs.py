@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.support.api_world import START, World
+from tests.support.api_world import World
+from tests.support.clocks import START
 from trainmedic_server.domain.topology import AgentTopology, ClusterTopology, Pod
 from trainmedic_server.ports.outside import Presence
 from trainmedic_server.server.jobs import JobDirectory, JobView

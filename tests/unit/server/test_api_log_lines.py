@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.api_world import START, World
+from tests.support.api_world import World
+from tests.support.clocks import START
 from trainmedic_server import errors
 from trainmedic_server.domain.known_finding import JobPlace
 from trainmedic_server.domain.log_search import FoundLine, LogLevel, LogQuery

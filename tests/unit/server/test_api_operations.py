@@ -10,7 +10,9 @@ import httpx
 import pytest
 
 from tests.contract.run_store_values import closed
-from tests.support.api_world import START, Problem, World, payload
+from tests.support.api_world import World, payload
+from tests.support.clocks import START
+from tests.support.memory_api import Problem
 from trainmedic_server import __version__, errors
 from trainmedic_server.domain.run import Controls
 from trainmedic_server.ports.outside import Presence

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tests.support.api_world import START, World
+from tests.support.api_world import World
+from tests.support.clocks import START
 from tests.unit.server.test_console_access import TOKENS
 from trainmedic_server import errors
 from trainmedic_server.domain.problems import FileProblem

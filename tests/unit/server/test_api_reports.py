@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.api_world import START, World, payload
+from tests.support.api_world import World, payload
+from tests.support.clocks import START
 from trainmedic_server.domain.run import Event, Status
 from trainmedic_server.server.auth import Authenticator
 from trainmedic_server.server.tokens import parse

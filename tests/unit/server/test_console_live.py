@@ -7,7 +7,8 @@ from collections.abc import AsyncGenerator, Collection, Mapping
 
 import pytest
 
-from tests.support.api_world import MemoryHistory, World, alert, payload
+from tests.support.api_world import World, alert, payload
+from tests.support.memory_api import MemoryHistory
 from trainmedic_server.errors import Saturated
 from trainmedic_server.server.console.live import LiveBoard
 from trainmedic_server.server.event_feed import EventFeed

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.support.api_world import MemoryHistory
+from tests.support.memory_api import MemoryHistory
 from trainmedic_server.domain.run import Event
 from trainmedic_server.errors import Saturated, StoreUnavailable
 from trainmedic_server.server import event_feed as feeds

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tests.support.api_world import START, alert, payload
+from tests.support.api_world import alert, payload
+from tests.support.clocks import START
 from trainmedic_server.domain.alert import AlertStatus, Delivery, fingerprint
 from trainmedic_server.errors import PayloadError
 from trainmedic_server.server.payload import PROBLEMS_REPORTED, delivery

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from tests.support.api_world import MemoryHistory, World, alert, payload
+from tests.support.api_world import World, alert, payload
+from tests.support.memory_api import MemoryHistory
 from trainmedic_server.errors import Saturated
 from trainmedic_server.server.events import WrittenEvents
 from trainmedic_server.server.limits import ServerLimits

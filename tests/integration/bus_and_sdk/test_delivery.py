@@ -1,0 +1,188 @@
+"""How commands reach a training loop over a real Redis, how it answers, and who is said to be there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from redis.asyncio import Redis
+
+import trainmedic
+from tests.integration.bus_and_sdk.training_loop import ask, eventually, is_empty
+from tests.support.messages import KEY, make_command
+from trainmedic.wire import envelope
+from trainmedic_server.adapters.redis_bus import RedisBus
+
+
+async def test_a_command_reaches_the_loop_and_its_answer_the_server(
+    redis_server: Any, bus: RedisBus, start_job: Any
+) -> None:
+    """Action, checked parameters and reason there; status, output, rank and step here."""
+    seen: list[trainmedic.JobCommand] = []
+
+    def act(given: trainmedic.JobCommand) -> None:
+        seen.append(given)
+        given.applied({"before": 0.1}, after=0.05)
+
+    start_job(redis_server.url, act, signing_key=KEY)
+    reply = await ask(bus, make_command())
+    assert (reply.status, reply.rank) == (envelope.APPLIED, 0)
+    assert reply.output["before"] == 0.1
+    assert reply.output["after"] == 0.05
+    assert reply.output["step"] >= 1
+    assert reply.sender.startswith("llm-1/0@")
+    assert (seen[0].action, seen[0].params, seen[0].reason) == (
+        "job.scale_lr",
+        {"factor": 0.5},
+        "TrainingLossSpike",
+    )
+    assert seen[0].parameters == trainmedic.ScaleLr(0.5)
+
+
+async def test_an_answer_waits_for_no_other_command(redis_server: Any, bus: RedisBus, start_job: Any) -> None:
+    """Commands come by the connection that answers go by: while one is in hand nobody waits for the next at Redis,
+    which would hold the answer up by a tenth of a second at least, and a second where nothing else is to do."""
+    start_job(redis_server.url, signing_key=KEY)
+    seconds = []
+    for pause in (0.0,) * 10 + (1.2,) * 3:
+        await asyncio.sleep(pause)
+        began = time.monotonic()
+        await ask(bus, make_command())
+        seconds.append(time.monotonic() - began)
+    assert sorted(seconds)[len(seconds) // 2] < 0.1, seconds
+
+
+async def test_nothing_is_left_in_redis_but_the_memory(
+    redis_server: Any, bus: RedisBus, client: Redis, start_job: Any
+) -> None:
+    """Answered and settled, a command is on no stream and pending nowhere."""
+    job = start_job(redis_server.url, signing_key=KEY)
+    sent = make_command()
+    await ask(bus, sent)
+    stream = envelope.job_commands("llm-1")
+    await eventually(lambda: is_empty(client, stream))
+    await eventually(lambda: is_empty(client, envelope.REPLIES))
+    job.end()
+    keys = {key.decode() for key in await client.keys("*")}
+    memory = f"trainmedic:memory:job:llm-1:{sent.id}"
+    assert keys == {stream, envelope.REPLIES, memory, "trainmedic:memory-since:job:llm-1"}
+    assert await client.ttl(stream) > 0
+    assert await client.ttl("trainmedic:memory-since:job:llm-1") > 0
+    assert await client.ttl(f"trainmedic:memory:job:llm-1:{sent.id}") > 0
+
+
+async def test_handlers_answer_for_the_loop(redis_server: Any, bus: RedisBus, start_job: Any) -> None:
+    """Returning is applied, raising says why not, and no handler is unsupported; the loop lives on."""
+    job = start_job(redis_server.url, act=lambda _: None, signing_key=KEY)
+
+    @job.medic.on("job.scale_lr")
+    def scale(given: trainmedic.JobCommand) -> dict[str, Any]:
+        return {"factor": given.params["factor"]}
+
+    @job.medic.on("job.rollback", how="restart")
+    def roll_back(given: trainmedic.JobCommand) -> None:
+        raise trainmedic.Rejected("there is no checkpoint")
+
+    @job.medic.on("job.pause")
+    def pause(given: trainmedic.JobCommand) -> None:
+        raise trainmedic.Unsupported("not in this framework")
+
+    @job.medic.on("job.checkpoint")
+    def save(given: trainmedic.JobCommand) -> None:
+        raise OSError("no space left")
+
+    async def said(action: str, **params: Any) -> tuple[str, Any]:
+        reply = await ask(bus, make_command(action=action, params=params))
+        return reply.status, reply.output.get("reason", reply.output.get("factor"))
+
+    assert await said("job.scale_lr", factor=0.5) == ("applied", 0.5)
+    assert await said("job.rollback", steps_back=1) == ("rejected", "there is no checkpoint")
+    assert await said("job.pause", max="1m") == ("unsupported", "not in this framework")
+    assert await said("job.checkpoint") == ("failed", "OSError: no space left")
+    assert await said("job.stop") == ("unsupported", "the training loop does not carry out job.stop")
+    assert await said("job.scale_lr", factor=0.5) == ("applied", 0.5)
+    (present,) = await bus.jobs()
+    assert present.details["capabilities"] == {
+        "job.scale_lr": "live",
+        "job.rollback": "restart",
+        "job.pause": "live",
+        "job.checkpoint": "live",
+    }
+
+
+async def test_a_handler_may_answer_when_its_work_is_done(redis_server: Any, bus: RedisBus, start_job: Any) -> None:
+    """Work that outlasts the handler, such as a restart of the loop, is applied when the answer says so."""
+    job = start_job(redis_server.url, act=lambda _: None, signing_key=KEY)
+    begun: list[trainmedic.JobCommand] = []
+
+    @job.medic.on("job.rollback", how="restart")
+    def roll_back(given: trainmedic.JobCommand) -> None:
+        given.later()
+        begun.append(given)
+
+    asked = asyncio.create_task(ask(bus, make_command(action="job.rollback", params={})))
+    await eventually(lambda: begun)
+    await asyncio.sleep(0.05)  # many steps
+    assert not asked.done()
+    begun[0].applied(checkpoint="step-7")
+    assert ((await asked).status, (await asked).output["checkpoint"]) == ("applied", "step-7")
+
+
+async def test_what_a_job_cannot_do_it_says_beforehand(redis_server: Any, bus: RedisBus, start_job: Any) -> None:
+    """The capability is announced, and a command is answered with the reason without troubling the loop."""
+    job = start_job(redis_server.url, act=lambda _: None, signing_key=KEY)
+    job.medic.cannot("job.rollback", "the loop is not restarted here")
+    job.hold()
+    reply = await ask(bus, make_command(action="job.rollback", params={}))
+    assert (reply.status, reply.output["reason"]) == ("unsupported", "the loop is not restarted here")
+
+    async def announced() -> bool:
+        return [each.details["capabilities"] for each in await bus.jobs()] == [{"job.rollback": "unsupported"}]
+
+    await eventually(announced)
+
+
+async def test_presence_says_who_is_there_and_goes_with_the_job(
+    redis_server: Any, bus: RedisBus, client: Redis, start_job: Any
+) -> None:
+    """Expiring while the job lives, deleted when it ends."""
+    job = start_job(redis_server.url, rank=0, world_size=8, capabilities={"job.stop": "unsupported"}, signing_key=KEY)
+    await eventually(lambda: client.exists(envelope.job_presence("llm-1")))
+    assert 0 < await client.ttl(envelope.job_presence("llm-1")) <= 15
+
+    async def is_alone() -> bool:
+        return bool((await bus.jobs())[0].details["ranks"] == [0])
+
+    await eventually(is_alone)
+    (present,) = await bus.jobs()
+    assert present.name == "llm-1"
+    assert (present.details["world_size"], present.details["pid"]) == (8, os.getpid())
+    assert abs((datetime.now(UTC) - present.last_seen).total_seconds()) < 10
+    reply = await ask(bus, make_command(action="job.stop", params={}))
+    assert (reply.status, job.done) == (envelope.UNSUPPORTED, [])
+    job.end()
+    assert await bus.jobs() == []
+
+
+async def test_the_presence_of_a_newer_process_is_left_alone(redis_server: Any, client: Redis, start_job: Any) -> None:
+    """A job that is restarted before its old process has ended stays connected."""
+    old = start_job(redis_server.url)
+    await eventually(lambda: client.exists(envelope.job_presence("llm-1")))
+    await client.set(envelope.job_presence("llm-1"), json.dumps({"instance": "newer"}))
+    old.end()
+    assert await client.exists(envelope.job_presence("llm-1"))
+
+
+async def test_a_burst_of_a_thousand_commands_is_applied_once_each(
+    redis_server: Any, bus: RedisBus, start_job: Any
+) -> None:
+    """In order of sending, all answered."""
+    job = start_job(redis_server.url, signing_key=KEY)
+    sent = [make_command(seconds=30) for _ in range(1000)]
+    replies = await asyncio.gather(*(ask(bus, one) for one in sent))
+    assert {reply.status for reply in replies} == {envelope.APPLIED}
+    assert job.done == [one.id for one in sent]
