@@ -25,11 +25,12 @@ from trainmedic.wire.envelope import Command, Reply
 from trainmedic.wire.signing import Signer, job_identity, node_identity
 from trainmedic_server import errors, telemetry
 from trainmedic_server.adapters.redis_connection import FAULTS, RedisOutage, open_client, unavailable
-from trainmedic_server.adapters.redis_inbox import BLOCK_SECONDS, LateReply, ReplyInbox
+from trainmedic_server.adapters.redis_inbox import LateReply, ReplyInbox
 from trainmedic_server.adapters.redis_outbox import CommandOutbox, QueuedCommand
 from trainmedic_server.adapters.redis_presence import PresenceReader
 from trainmedic_server.adapters.redis_presence_judge import PresenceJudge
 from trainmedic_server.adapters.redis_replies import ReplyRouter, ReplyWaiter
+from trainmedic_server.adapters.redis_stream_reader import BLOCK_SECONDS
 from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.fence import Fence, no_fence
 from trainmedic_server.ports.jobs import ArrivedNotice

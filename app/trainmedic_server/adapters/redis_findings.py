@@ -1,18 +1,15 @@
 """The one reader of ``trainmedic:findings``.
 
-It reads as a member of a consumer group, a few entries at a time, and hands the genuine ones on. An entry is taken off
-the stream once what it says is durable; what was delivered and not taken off is read again first.
+It hands the genuine ones on, a few at a time. An entry is taken off the stream once what it says is durable.
 
 Who calls it: ``wiring`` runs it. Not here: what the entries mean (``engine.finding_intake``).
 """
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
+from collections.abc import Sequence
 
 from redis.asyncio import Redis
-from redis.exceptions import ResponseError
 
 from trainmedic.wire import findings as wire
 from trainmedic.wire.connection import ANSWER_SECONDS
@@ -20,10 +17,9 @@ from trainmedic.wire.envelope import EnvelopeError
 from trainmedic.wire.log_limit import LogLimit
 from trainmedic.wire.signing import BadSignature, Signer, node_identity, signatures_of
 from trainmedic_server import telemetry
-from trainmedic_server.adapters.redis_connection import FAULTS, RedisOutage, open_client
-from trainmedic_server.adapters.redis_inbox import BLOCK_SECONDS, IDS_SECONDS, REREAD_SECONDS
+from trainmedic_server.adapters.redis_connection import RedisOutage, open_client
 from trainmedic_server.adapters.redis_outbox import GROUP
-from trainmedic_server.adapters.redis_reply_ids import begin_ids_anew
+from trainmedic_server.adapters.redis_stream_reader import BLOCK_SECONDS, Entry, StreamReader
 from trainmedic_server.domain import finding_codec
 from trainmedic_server.domain.finding_codec import FindingUpdate
 from trainmedic_server.errors import StoreUnavailable
@@ -34,18 +30,12 @@ log = telemetry.logger(__name__)
 
 _ENTRIES_PER_READ = 64
 """Few, for each may have an excerpt of a quarter of a megabyte."""
-_AGAIN_SECONDS = 1.0
-"""The wait after the store did not take what was read."""
-
-Entry = tuple[bytes, dict[bytes, bytes] | None]
 
 
 class RedisFindings:
     """Reads findings, and hands those that are genuine to ``take``. ``signer`` is None where no key is in use.
 
-    ``consumer`` must stay the same over restarts, and for each of several servers, because Redis delivers what was not
-    acknowledged to the same name again. ``fence`` is called before anything is read, and does not return if this server
-    is no longer the leader.
+    ``consumer`` and ``fence`` are those of `StreamReader`.
     """
 
     def __init__(
@@ -61,64 +51,24 @@ class RedisFindings:
         self._take = take
         self._metrics = metrics
         self._signer = signer
-        self._consumer = consumer
-        self._fence = fence
-        self._outage = RedisOutage("reading findings", url, metrics.bus_errors)
+        outage = RedisOutage("reading findings", url, metrics.bus_errors)
+        self._reader = StreamReader(
+            self._client, wire.FINDINGS, self._hand_on, metrics, outage,
+            loop="finding reader", consumer=consumer, most=_ENTRIES_PER_READ, fence=fence,
+        )  # fmt: skip
         self._log_limit = LogLimit()
 
     async def run(self) -> None:
         """Read until cancelled."""
-        while True:
-            try:
-                await self._follow()
-            except FAULTS as error:
-                await asyncio.sleep(self._outage.begin(error))
-            except StoreUnavailable as error:  # the store, or the fence: they stay in the stream
-                log.warning("findings are left in Redis for now", reason=str(error))
-                await asyncio.sleep(_AGAIN_SECONDS)
-            except Exception:  # the loop's boundary: a connection can die in ways redis-py has no name for
-                self._metrics.loop_errors.labels(loop="finding reader").inc()
-                log.exception("reading findings failed; trying again")
-                await asyncio.sleep(_AGAIN_SECONDS)
+        await self._reader.run()
 
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def _follow(self) -> None:
-        await self._make_group()
-        cursor = "0"  # entries that were delivered before and not taken off, from the first one
-        clock = asyncio.get_running_loop().time
-        reread_at: float | None = clock() + REREAD_SECONDS
-        look_at_ids_at = clock()
-        while True:
-            entries = await self._read(cursor)
-            self._outage.end()
-            if entries:
-                await self._hand_on(entries)
-            if cursor != ">":
-                cursor = entries[-1][0].decode() if entries else ">"
-            elif reread_at is not None and clock() > reread_at:
-                cursor, reread_at = "0", None
-            if clock() > look_at_ids_at:
-                await begin_ids_anew(self._client, wire.FINDINGS)
-                look_at_ids_at = clock() + IDS_SECONDS
-
-    async def _make_group(self) -> None:
-        try:
-            await self._client.xgroup_create(wire.FINDINGS, GROUP, id="0", mkstream=True)
-        except ResponseError as error:
-            if "BUSYGROUP" not in str(error):
-                raise
-
-    async def _read(self, cursor: str) -> list[Entry]:
-        self._fence()
-        answer: Any = await self._client.xreadgroup(
-            GROUP, self._consumer, {wire.FINDINGS: cursor}, count=_ENTRIES_PER_READ, block=int(BLOCK_SECONDS * 1000)
-        )
-        return list(answer[0][1]) if answer else []
-
-    async def _hand_on(self, entries: list[Entry]) -> None:
+    async def _hand_on(self, entries: Sequence[Entry]) -> None:
         """Have what is genuine taken, and take all of them off the stream."""
+        if not entries:
+            return
         updates = [update for entry in entries if (update := self._update_in(entry)) is not None]
         if updates:
             await self._have_taken(updates)

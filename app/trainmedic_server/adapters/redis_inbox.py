@@ -1,42 +1,28 @@
 """The one reader of ``trainmedic:replies``.
 
-It reads as a member of a consumer group. Entries that were delivered to it and not acknowledged before it
-was killed, or before its connection broke, are read again first. Who calls it: ``redis_bus``.
+Who calls it: ``redis_bus``. Not here: how a stream is followed (``redis_stream_reader``).
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
 
 from redis.asyncio import Redis
-from redis.exceptions import ResponseError
 
 from trainmedic.wire import envelope
 from trainmedic.wire.log_limit import LogLimit
 from trainmedic.wire.notice import FIELD, Notice
 from trainmedic.wire.signing import BadSignature, Signer, job_identity, signatures_of
 from trainmedic_server import telemetry
-from trainmedic_server.adapters.redis_connection import FAULTS, RedisOutage
-from trainmedic_server.adapters.redis_outbox import GROUP
+from trainmedic_server.adapters.redis_connection import RedisOutage
 from trainmedic_server.adapters.redis_replies import ReplyRouter
-from trainmedic_server.adapters.redis_reply_ids import begin_ids_anew
+from trainmedic_server.adapters.redis_stream_reader import Entry, StreamReader
 from trainmedic_server.errors import StoreUnavailable
 from trainmedic_server.ports.fence import Fence
 from trainmedic_server.ports.outside import Clock
 
 log = telemetry.logger(__name__)
 
-BLOCK_SECONDS = 2.0
-REREAD_SECONDS = 3 * BLOCK_SECONDS
-"""Seconds after which delivered but unacknowledged entries are read once more.
-
-The previous leader read under the same name. If it hangs, Redis may deliver entries to it until its blocking read
-ends, and no other server would read these.
-"""
-IDS_SECONDS = 3.0
-"""Seconds between two looks at the last id of the stream."""
 LARGEST_REPLY = 256 * 1024
 MOST_NOTICES = 1000
 """Notices that wait for the engine, which takes them every few seconds."""
@@ -61,70 +47,29 @@ class ReplyInbox:
         on_late_reply: LateReply | None,
         fence: Fence,
     ) -> None:
-        self._client = client
-        self._consumer = consumer
         self._router = router
         self._clock = clock
         self._metrics = metrics
-        self._outage = outage
         self._signer = signer
         self._on_late_reply = on_late_reply
-        self._fence = fence
+        self._reader = StreamReader(
+            client, envelope.REPLIES, self._take_all, metrics, outage,
+            loop="replies", consumer=consumer, most=_ENTRIES_PER_READ, fence=fence,
+            # Redis may have lost commands that it had not written to disk; receivers recognise repeats.
+            on_back=router.send_again,
+        )  # fmt: skip
         self._log_limit = LogLimit()
         self.notices: dict[bytes, Notice] = {}
         """The genuine notices that have come, by their entries; whoever has dealt with one takes it out."""
 
     async def run(self) -> None:
         """Read until cancelled."""
-        while True:
-            try:
-                await self._follow()
-            except FAULTS as error:
-                await asyncio.sleep(self._outage.begin(error))
-            except StoreUnavailable as error:  # the fence: another server works, and takes the replies
-                log.warning("replies are left to the server that works", reason=str(error))
-                await asyncio.sleep(1)
-            except Exception:  # the loop's boundary: a connection can die in ways redis-py has no name for
-                self._metrics.loop_errors.labels(loop="replies").inc()
-                log.exception("reading replies failed; trying again")
-                await asyncio.sleep(1)
+        await self._reader.run()
 
-    async def _follow(self) -> None:
-        await self._make_group()
-        cursor = "0"  # entries that were delivered before and not acknowledged, from the first one
-        clock = asyncio.get_running_loop().time
-        reread_at: float | None = clock() + REREAD_SECONDS
-        look_at_ids_at = clock()
-        while True:
-            entries = await self._read(cursor)
-            if self._outage.is_on:
-                self._outage.end()
-                # Redis may have lost commands that it had not written to disk; receivers recognise repeats.
-                self._router.send_again()
-            for entry, fields in entries:
-                self._take(entry, fields)
-            if cursor != ">":
-                cursor = entries[-1][0].decode() if entries else ">"
-            elif reread_at is not None and clock() > reread_at:
-                cursor, reread_at = "0", None
-            if clock() > look_at_ids_at:
-                await begin_ids_anew(self._client)
-                look_at_ids_at = clock() + IDS_SECONDS
-            await self._hand_on_late_replies()
-
-    async def _make_group(self) -> None:
-        try:
-            await self._client.xgroup_create(envelope.REPLIES, GROUP, id="0", mkstream=True)
-        except ResponseError as error:
-            if "BUSYGROUP" not in str(error):
-                raise
-
-    async def _read(self, cursor: str) -> list[tuple[bytes, dict[bytes, bytes] | None]]:
-        self._fence()
-        answer: Any = await self._client.xreadgroup(
-            GROUP, self._consumer, {envelope.REPLIES: cursor}, count=_ENTRIES_PER_READ, block=int(BLOCK_SECONDS * 1000)
-        )
-        return list(answer[0][1]) if answer else []
+    async def _take_all(self, entries: Sequence[Entry]) -> None:
+        for entry, fields in entries:
+            self._take(entry, fields)
+        await self._hand_on_late_replies()
 
     def _take(self, entry: bytes, fields: dict[bytes, bytes] | None) -> None:
         fields = fields or {}
