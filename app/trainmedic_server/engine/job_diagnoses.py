@@ -44,6 +44,8 @@ _PRESENCES_EVERY = timedelta(seconds=5)
 """As often as they are written."""
 _GONE_AFTER = timedelta(seconds=30)
 _AT_ONCE, _MOST_EARLIER, _MOST_EXCERPTS, _MOST_PAST = 50, 50, 16, 500
+_MOST_RANKS = 100_000
+"""Of a job that says to have more it is not known how many there are."""
 
 log = telemetry.logger(__name__)
 
@@ -82,6 +84,8 @@ class JobDiagnoses:
         """By job, where its ranks were when it was last there."""
         self._placements: dict[str, Any] = {}
         """By job, what it said last of where they are."""
+        self._sizes: dict[str, int] = {}
+        """By job, how many ranks it said to have when it was last there."""
         self._agents: dict[str, datetime] = {}
         """When each node's agent was last there."""
 
@@ -119,6 +123,7 @@ class JobDiagnoses:
         }
         self._ranks |= await asyncio.to_thread(_ranks_of, changed)
         self._placements |= {name: details.get("placement", ()) for name, details in changed.items()}
+        self._sizes |= {job.name: size for job in jobs if job.doubt is None and (size := _size_of(job.details))}
         self._agents |= {agent.name: now for agent in agents}
 
     async def _look_at(self, job: str, signs: Sequence[datetime], findings: Sequence[KnownFinding]) -> None:
@@ -149,7 +154,8 @@ class JobDiagnoses:
         gone = {node: at for node in nodes if (at := self._agents.get(node)) and now - at > _GONE_AFTER}
         facts = job_failure.facts(job, own, excerpts, ranks, gone, earlier)
         past, _ = await self._store.findings_page(FindingFilter(job=job), _MOST_PAST, None)
-        facts = replace(facts, healthy_shapes=job_failure.healthy_shapes(past, facts.attempt, earlier))
+        healthy = job_failure.healthy_shapes(past, facts.attempt, earlier)
+        facts = replace(facts, healthy_shapes=healthy, world_size=self._sizes.get(job))
         kills = [each for each in own if job_failure.tells_kills(each)]
         facts = job_failure.with_kills(facts, kills, await self._excerpts(kills))
         # Those of a large job take tenths of a second.
@@ -223,6 +229,12 @@ def written(verdict: KnownVerdict, now: datetime) -> Alert:
         starts_at=verdict.began_at,
         ends_at=verdict.began_at + ALERT_LASTS if is_over else None,
     )
+
+
+def _size_of(details: Mapping[str, Any]) -> int | None:
+    """How many ranks a job's presence says that it has; None where that is no such number."""
+    size = details.get("world_size")
+    return size if isinstance(size, int) and 0 < size <= _MOST_RANKS else None
 
 
 def _ranks_of(details_by_job: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[int, RankFacts]]:

@@ -215,6 +215,18 @@ async def test_who_printed_nothing_is_known_by_the_launchers_table() -> None:
     assert (verdict.cause, verdict.confidence, verdict.plain["ranks"]) == ("hang", "medium", [2])
 
 
+async def test_who_printed_nothing_is_known_by_how_many_ranks_the_job_says_to_have() -> None:
+    """A number that no job has says nothing, and costs nothing."""
+    for size, confidence, ranks in ((4, "medium", [2]), (10**12, "low", []), ("4", "low", [])):
+        world = World()
+        world.present_jobs = [Presence("llm-1", world.clock.now(), {"world_size": size})]
+        await world.look(5)
+        await world.time_out("timeout", frozenset({0, 1, 3}))
+        await world.look(11)
+        (verdict,) = await world.store.verdicts_of("llm-1", 5)
+        assert (verdict.cause, verdict.confidence, verdict.plain["ranks"]) == ("hang", confidence, ranks)
+
+
 async def test_an_exception_alone_is_no_failure() -> None:
     """Many loops catch it. Nothing is diagnosed until a process ended, a collective timed out, or the job is gone."""
     world = World()
