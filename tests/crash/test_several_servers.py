@@ -10,16 +10,18 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from tests.crash.test_random_kills import PLAYBOOKS, Flaky, check_effects, go_through
 from tests.support.postgres import PostgresServer
 from tests.support.server_group import Servers
 
-TROUBLES = int(os.environ.get("TROUBLES", "4"))
+KINDS = ("kill", "cut", "hang", "restart", "redis")
+TROUBLES = int(os.environ.get("TROUBLES", len(KINDS)))
 JOBS = 5
 
 
-def trouble(kind: str, servers: Servers, postgres: PostgresServer) -> None:
+def trouble(kind: str, servers: Servers, postgres: PostgresServer, redis: Any) -> None:
     match kind:
         case "kill":
             servers.kill()
@@ -32,21 +34,24 @@ def trouble(kind: str, servers: Servers, postgres: PostgresServer) -> None:
             servers.wait()
             postgres.stop()
             postgres.start()
+        case "redis":
+            redis.kill()
+            redis.start()
 
 
 def test_whatever_happens_to_the_one_that_works_every_effect_is_once(
-    tmp_path: Path, redis_url: str, postgres: PostgresServer
+    tmp_path: Path, redis_server: Any, postgres: PostgresServer
 ) -> None:
-    """Killed, cut off, hung for longer than the takeover and continued, PostgreSQL restarted: others go on."""
-    seed = random.randrange(10_000)
+    """Killed, cut off, hung for longer than the takeover and continued, PostgreSQL or Redis restarted: others go on."""
+    seed = int(os.environ.get("SEED", random.randrange(10_000)))
     chance = random.Random(seed)
-    kinds = ["kill", "cut", "hang", "restart"]
-    troubles = [kind for _ in range(-(-TROUBLES // 4)) for kind in chance.sample(kinds, 4)][:TROUBLES]
+    rounds = -(-TROUBLES // len(KINDS))
+    troubles = [kind for _ in range(rounds) for kind in chance.sample(KINDS, len(KINDS))][:TROUBLES]
     print(f"seed {seed}: {troubles}")
     over = threading.Event()
-    jobs = [Flaky(f"job-{number}", redis_url) for number in range(JOBS)]
+    jobs = [Flaky(f"job-{number}", redis_server.url) for number in range(JOBS)]
     with (
-        Servers(tmp_path, PLAYBOOKS, postgres.database(), redis_url) as servers,
+        Servers(tmp_path, PLAYBOOKS, postgres.database(), redis_server.url) as servers,
         ThreadPoolExecutor(JOBS) as threads,
     ):
         for job in jobs:
@@ -58,7 +63,7 @@ def test_whatever_happens_to_the_one_that_works_every_effect_is_once(
             ]
             for kind in troubles:
                 time.sleep(chance.uniform(0.3, 1.5))
-                trouble(kind, servers, postgres)
+                trouble(kind, servers, postgres, redis_server)
             servers.wait()
             over.set()
             ids = [run_id for future in going for run_id in future.result()]
