@@ -36,7 +36,7 @@ async def test_a_node_that_does_not_answer_is_named_and_the_others_are_shown(nod
     """Whoever reads the lines must know that some are missing."""
     (batch,) = await asked(BusOfNodes(names([node])), "gpu-01", "gpu-02")
     assert [line.node for line in batch.lines] == ["gpu-01"]
-    assert batch.notes == ["no lines of 1 nodes are here: gpu-02: did not answer"]
+    assert batch.notes == ["no lines of 1 node are here: gpu-02: did not answer"]
 
 
 async def test_a_node_that_reads_no_logs_says_so(node: LogNode, tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def _checked(page: dict[str, Any]) -> dict[str, Any]:
 def _told(silent: Sequence[_NodeAnswer]) -> str:
     named = "; ".join(f"{answer.node}: {answer.silence}" for answer in silent[:_MOST_NAMED])
     more = f"; and {len(silent) - _MOST_NAMED} more" if len(silent) > _MOST_NAMED else ""
-    return f"no lines of {len(silent)} nodes are here: {named}{more}"
+    return f"no lines of {len(silent)} {'node' if len(silent) == 1 else 'nodes'} are here: {named}{more}"
 
 
 async def _stop_waiting() -> bool:

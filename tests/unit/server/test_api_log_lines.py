@@ -40,14 +40,14 @@ def world(*batches: LogBatch | Exception) -> World:
 
 async def test_lines_and_notes_come_as_ndjson() -> None:
     """One object in each line, whatever is in the text."""
-    made = world(LogBatch([LINE]), LogBatch([LINE], ["no lines of 1 nodes are here: gpu-08: did not answer"]))
+    made = world(LogBatch([LINE]), LogBatch([LINE], ["no lines of 1 node are here: gpu-08: did not answer"]))
     async with made.client() as client:
         answer = await client.get("/jobs/llm-1/logs")
     assert answer.headers["content-type"] == "application/x-ndjson"
     assert [json.loads(line) for line in answer.text.split("\n")[:-1]] == [
         TOLD,
         TOLD,
-        {"note": "no lines of 1 nodes are here: gpu-08: did not answer"},
+        {"note": "no lines of 1 node are here: gpu-08: did not answer"},
     ]
     assert made.logs.closed == 1
 
