@@ -55,7 +55,7 @@ _CHAIN = (
 )
 BEGINNINGS = (
     rb"Traceback \(most recent call last\):",
-    rb"Exception ignored ",
+    *(announced.encode() for announced in _ANNOUNCED),
     rb"Root Cause",
     rb"[=*]{20}",
     rb" \(local_rank: ",

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from tests.unit.logs.reading import NOW, origin
 from tests.unit.logs.test_shipped_rules import CORPUS, RULES
 from trainmedic_server.agent.log_reading.line_cutter import LineCutter
 from trainmedic_server.agent.log_reading.streams import LineStream
+from trainmedic_server.logs.blocks import kind_of
 from trainmedic_server.logs.matcher import LineMatcher
 from trainmedic_server.logs.prefilter import Prefilter
 from trainmedic_server.logs.rule import RuleSet
@@ -40,6 +42,7 @@ REPORTED = (
     "[rank1]: Traceback (most recent call last):",
     '[rank1]:   File "train.py", line 1, in <module>',
     "[rank1]: ValueError: bad",
+    "Exception in thread Thread-4 (_pin_memory_loop):",
     "gpu-07: Traceback (most recent call last):",
     "gpu-07: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.",
     "====================================================",
@@ -144,6 +147,27 @@ def test_each_line_of_the_corpus_comes_through() -> None:
             data = quiet + written(entry["text"], form, len(entry["text"]) // 2) + quiet
             with_it, without = (found(data, entry["source"], [], has_prefilter=has) for has in (True, False))
             assert with_it == without, (entry["id"], form)
+
+
+BEGINNINGS = (
+    "Traceback (most recent call last):",
+    "gpu-07: Traceback (most recent call last):",
+    "  + Exception Group Traceback (most recent call last):",
+    "Exception ignored in: <function Loader.__del__ at 0x7f>",
+    "Exception in thread Thread-4 (_pin_memory_loop):",
+    "Root Cause (first observed failure):",
+    "=" * 20,
+    "*" * 40,
+    "  rank      : 3 (local_rank: 3)",
+    "Kill process 100 (python) score 901 or sacrifice child",
+)
+
+
+@pytest.mark.parametrize("text", BEGINNINGS)
+def test_a_line_that_begins_a_block_is_not_passed_over(text: str) -> None:
+    """Whatever the rules are: the lines after it are read as its own."""
+    assert kind_of(text) is not None
+    assert Prefilter([]).suspects([b"x", text.encode()]) == [1]
 
 
 def test_a_quiet_line_is_passed_over() -> None:
