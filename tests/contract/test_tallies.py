@@ -14,7 +14,11 @@ from trainmedic_server.adapters.sql_store import schema
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.effect import Effect, EffectVerdict
 from trainmedic_server.domain.run import OperatorOrder, OrderKind, Run, Status, StepStatus
+from trainmedic_server.ports.store import Transaction
 from trainmedic_server.ports.tallies import PlaybookTally
+
+_BEGIN = datetime.combine(at(0).date(), time(), UTC)
+WHOLE_DAYS = (_BEGIN - timedelta(days=1), _BEGIN + timedelta(days=1))
 
 
 async def add(store: SqlStore, *runs: Run) -> None:
@@ -86,14 +90,47 @@ async def test_whole_days_are_added_up_to_what_counting_their_runs_gives(store: 
     pending = Effect(begun[1].id, "rollback", at(1), at(2))
     for effect in (pending, replace(pending, verdict=EffectVerdict.WORSE, due_at=None)):
         await store.transact(lambda tx, effect=effect: tx.effects.save([effect]))  # type: ignore[misc]
-    day = timedelta(days=1)
-    begin = datetime.combine(at(0).date(), time(), UTC)
-    by_day = await store.tally(begin - day, begin + day)
+    by_day = await store.tally(*WHOLE_DAYS)
     await store.transact(lambda tx: _count_none(tx.flushed_connection()))  # type: ignore[attr-defined]
-    assert by_day == await store.tally(begin - day, begin + day)
+    assert by_day == await store.tally(*WHOLE_DAYS)
+    assert {type(count) for tally in by_day.values() for count in _counts_of(tally)} == {int}  # as JSON needs them
     assert (by_day["cool"].undone_by_hand, by_day["cool"].repeated, by_day["cool"].timed_out) == (1, 2, 4)
     assert by_day["cool"].person_seconds == {200.0: 2}
     assert by_day["rollback"].effects == {EffectVerdict.WORSE: 1}
+
+
+async def test_a_run_that_was_barred_after_it_waited_counts_for_nothing_but_that(store: SqlStore) -> None:
+    """Neither as repeated nor for what a person answered before it was barred, counted by days or by runs."""
+    asked = values.step(kind="approve", action=None, status=StepStatus.SUCCEEDED, started_at=at(21), ended_at=at(24))
+    late = values.step(1, status=StepStatus.TIMED_OUT)
+    await add(store, closed(0, ended_at=at(10)))
+    waiting = run(20)
+    await add(store, waiting)
+    barred = replace(waiting, status=Status.NOT_STARTED, ended_at=at(30), steps=(asked, late))
+    await store.transact(lambda tx: tx.save_runs([(barred, waiting)]))
+    by_day = await store.tally(*WHOLE_DAYS)
+    await store.transact(lambda tx: _count_none(tx.flushed_connection()))  # type: ignore[attr-defined]
+    assert by_day == await store.tally(*WHOLE_DAYS)
+    assert (by_day["cool"].repeated, by_day["cool"].timed_out, by_day["cool"].person_seconds) == (0, 0, {})
+
+
+async def test_a_run_is_repeated_also_where_the_one_before_ends_in_its_transaction(store: SqlStore) -> None:
+    """What is pending is sent before the ends are looked up, and nothing that is counted is lost by that."""
+    first = run(0)
+    await add(store, first)
+    ended = replace(first, status=Status.SUCCEEDED, ended_at=at(10))
+
+    def both(tx: Transaction) -> None:
+        tx.save_runs([(ended, first)])
+        tx.add_runs([closed(20)])
+
+    await store.transact(both)
+    assert (await store.tally(*WHOLE_DAYS))["cool"].repeated == 1
+
+
+def _counts_of(tally: PlaybookTally) -> list[int]:
+    counters = (tally.statuses, tally.effects, tally.repair_seconds, tally.person_seconds)
+    return [tally.timed_out, tally.repeated, *(count for counter in counters for count in counter.values())]
 
 
 def _count_none(connection: sa.Connection) -> None:

@@ -56,7 +56,7 @@ def can_repeat(run: Run) -> bool:
 
 def _facts_of(run: Run) -> Iterator[str]:
     yield f"{STATUS}:{run.status.value}"
-    if run.is_open:
+    if run.is_open or run.status is Status.NOT_STARTED:
         return
     if run.status is Status.SUCCEEDED and run.ended_at is not None:
         yield f"{REPAIR_SECONDS}:{rounded((run.ended_at - run.created_at).total_seconds())}"

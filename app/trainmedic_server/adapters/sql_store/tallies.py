@@ -98,8 +98,9 @@ _UNDONE = (  # from the few orders, not from the runs
 )
 _COUNTED_FROM = sa.select(identity.c.counted_from)
 _NEWEST = sa.select(_microseconds(sa.func.max(runs.c.created_at)))
+_SUM = sa.cast(sa.func.sum(playbook_days.c.count), sa.BigInteger)  # PostgreSQL makes a decimal number of it
 _OF_DAYS = (
-    sa.select(playbook_days.c.playbook, playbook_days.c.fact, sa.func.sum(playbook_days.c.count).label("runs"))
+    sa.select(playbook_days.c.playbook, playbook_days.c.fact, _SUM.label("runs"))
     .where(playbook_days.c.day >= sa.bindparam("first"), playbook_days.c.day < sa.bindparam("end"))
     .group_by(playbook_days.c.playbook, playbook_days.c.fact)
 )

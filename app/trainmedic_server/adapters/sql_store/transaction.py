@@ -8,7 +8,7 @@ again one by one. Who calls it: ``writer``, on its thread; and the engine's work
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -21,7 +21,7 @@ from trainmedic_server.adapters.sql_store.pending_writes import Flusher, Pending
 from trainmedic_server.adapters.sql_store.writer_cache import WriterCache
 from trainmedic_server.domain.alert import AlertRecord, Identity
 from trainmedic_server.domain.job_life import JobLife
-from trainmedic_server.domain.run import Controls, Event, OperatorOrder, Run
+from trainmedic_server.domain.run import Controls, Event, OperatorOrder, Run, Status
 from trainmedic_server.domain.time_gaps import TimeGap
 from trainmedic_server.ports.store import GuardFacts, LinkedRun, Transaction
 
@@ -217,13 +217,13 @@ class SqlTransaction(GuardedTables, Transaction):
         self._own.nodes.update((node, at) for node in nodes if self._cache.should_write_node(node, at))
 
     def add_runs(self, runs: Sequence[Run]) -> None:
-        self._own.counts.update(self._repeated(runs))
+        self._count_repeated(runs, 1)
         for run in runs:
             self._own.add_run(run)
             self._cache.update(run)
 
-    def _repeated(self, runs: Sequence[Run]) -> Iterator[run_facts.Key]:
-        """What is counted of those that follow, within an hour, the end of one of the same playbook and target."""
+    def _count_repeated(self, runs: Sequence[Run], by: int) -> None:
+        """Count those that follow, within an hour, the end of one of the same playbook and target."""
         able = [run for run in runs if run_facts.can_repeat(run)]
         keys = {(run.playbook, run.target_key) for run in able}
         ended: dict[tuple[str, str], datetime] = {}
@@ -233,10 +233,9 @@ class SqlTransaction(GuardedTables, Transaction):
             rows = statements.LAST_REAL_END.rows(connection, targets, playbook=playbook)
             ended |= {(playbook, target): at for target, at in rows if at is not None}
         for run in able:
-            key = (run.playbook, run.target_key)
-            last = ended.get(key)
+            last = ended.get(key := (run.playbook, run.target_key))
             if last is not None and last <= run.created_at <= last + run_facts.REPEATED_WITHIN:
-                yield run_facts.day_of(run.created_at), run.playbook, run_facts.REPEATED
+                self._own.counts[run_facts.day_of(run.created_at), run.playbook, run_facts.REPEATED] += by
             if run.ended_at is not None:
                 ended[key] = run.ended_at
 
@@ -245,6 +244,8 @@ class SqlTransaction(GuardedTables, Transaction):
             before = known or self.run(run.id)
             if before is None:
                 raise errors.NotFound(f"there is no run {run.id}")
+            if run.status is Status.NOT_STARTED and before.is_open:
+                self._count_repeated([before], -1)
             self._own.save_run(run, before)
             self._cache.update(run)
 

@@ -33,7 +33,7 @@ _PAGES = {
 }
 _RUNS = "SELECT playbook, status, created_at, ended_at FROM runs WHERE created_at >= :since"
 _IS_TIMED_OUT = """
-SELECT playbook, created_at FROM runs WHERE created_at >= :since AND status NOT IN ({open}, 'observed')
+SELECT playbook, created_at FROM runs WHERE created_at >= :since AND status NOT IN ({open}, 'not_started', 'observed')
 AND EXISTS (SELECT 1 FROM steps WHERE steps.run_id = runs.id AND steps.status = 'timed_out')
 """
 _IS_REPEATED = """
@@ -46,7 +46,7 @@ AND EXISTS (
 """
 _ANSWERED = """
 SELECT runs.playbook, runs.created_at, steps.started_at, steps.ended_at FROM runs JOIN steps ON steps.run_id = runs.id
-WHERE runs.created_at >= :since AND runs.status NOT IN ({open}) AND steps.kind = 'approve'
+WHERE runs.created_at >= :since AND runs.status NOT IN ({open}, 'not_started') AND steps.kind = 'approve'
 AND steps.status IN ('succeeded', 'rejected') AND steps.started_at IS NOT NULL AND steps.ended_at IS NOT NULL
 """
 _EFFECTS = "SELECT playbook, verdict, acted_at FROM effects WHERE acted_at >= :since"
