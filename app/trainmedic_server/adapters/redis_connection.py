@@ -58,10 +58,20 @@ def _client(url: str, options: Mapping[str, Any]) -> Redis:
 
 
 class _BriefSentinels(Sentinel):
-    """Sentinels that are asked over a connection that ends with the answer, as in `trainmedic.wire.connection`."""
+    """Sentinels that are asked over a connection that ends with the answer, as in `trainmedic.wire.connection`.
+
+    Connections that are opened at the same time share one question: each would end the others' otherwise.
+    """
+
+    _asking: asyncio.Task[Any] | None = None
 
     async def discover_master(self, service_name: str) -> Any:
         """Where the master is. Raises MasterNotFoundError."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask(service_name))
+        return await asyncio.shield(self._asking)
+
+    async def _ask(self, service_name: str) -> Any:
         try:
             return await super().discover_master(service_name)
         finally:
