@@ -83,9 +83,10 @@ class NodeWatch:
         """The nodes whose agent is there now."""
 
     async def start(self) -> None:
-        """Read what an earlier server knew. Raises StoreUnavailable."""
-        places = await self._store.transact(lambda tx: dict(tx.findings.job_places()))
-        self._places, self._written = places, dict(places)
+        """Read what an earlier server knew of the last hour; the store keeps more. Raises StoreUnavailable."""
+        kept, oldest = await self._store.transact(lambda tx: tx.findings.job_places()), self._clock.now() - REMEMBERED
+        self._places = {place: seen_at for place, seen_at in kept.items() if seen_at >= oldest}
+        self._written = dict(self._places)
 
     def was_there(self, job: str, node: str) -> bool:
         """Whether the job was on the node within the last hour."""
@@ -108,7 +109,8 @@ class NodeWatch:
         jobs, launchers, agents = await asyncio.gather(source.jobs(), source.launchers(), source.agents())
         now = self._clock.now()
         places = await self._places_in(jobs, launchers)
-        new = list(islice((place for place in places if place not in self._places), MOST_PLACES - len(self._places)))
+        room = max(MOST_PLACES - len(self._places), 0)
+        new = list(islice((place for place in places if place not in self._places), room))
         self._places |= dict.fromkeys(self._places.keys() & places, now) | dict.fromkeys(new, now)
         self.progress = {job.name: self._progress_of(job, now) for job in jobs if job.doubt is None}
         self.agents = frozenset(agent.name for agent in agents)

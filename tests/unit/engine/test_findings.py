@@ -19,13 +19,13 @@ from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, fing
 from trainmedic_server.domain.finding import Finding, Role
 from trainmedic_server.domain.finding_codec import FindingUpdate
 from trainmedic_server.domain.job_life import JobLife, LifeState
-from trainmedic_server.domain.known_finding import FindingEnd, KnownFinding
+from trainmedic_server.domain.known_finding import FindingEnd, JobPlace, KnownFinding
 from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.domain.topology import ClusterTopology, Pod, Topology
-from trainmedic_server.engine import finding_alerts
+from trainmedic_server.engine import finding_alerts, node_watch
 from trainmedic_server.engine.finding_intake import MOST_EXCERPTS, MOST_OPEN_OF_NODE, FindingIntake
 from trainmedic_server.engine.finding_teller import FindingTeller
-from trainmedic_server.engine.node_watch import NodeWatch
+from trainmedic_server.engine.node_watch import REMEMBERED, NodeWatch
 from trainmedic_server.errors import BusUnavailable, TemporaryFailure
 from trainmedic_server.ports.findings import FindingFilter
 from trainmedic_server.ports.outside import Presence
@@ -257,6 +257,27 @@ async def test_a_job_is_believed_for_an_hour_after_it_was_there(world: FindingWo
     late = of_training("cuda-oom", "node-3", "llm-2", 1, world.clock.now())
     await world.tell(late)
     assert (await world.findings())[-1].target == Target(TargetKind.NODE, "node-3")
+
+
+@pytest.mark.parametrize("ago", [timedelta(days=3), timedelta(minutes=5)])
+async def test_more_places_in_the_store_than_are_remembered_keep_nobody_from_looking(
+    world: FindingWorld, monkeypatch: pytest.MonkeyPatch, ago: timedelta
+) -> None:
+    """The store keeps them for as long as the history. Those of the last hour alone take the place of new ones."""
+    monkeypatch.setattr(node_watch, "MOST_PLACES", 3)  # two are known from the beginning
+    seen_at = world.clock.now() - ago
+    await world.store.transact(
+        lambda tx: tx.findings.save_job_places({JobPlace("llm-0", f"node-{number}"): seen_at for number in range(3)})
+    )
+    world.begin()
+    await world.nodes.start()
+    world.presences.job_details = {"llm-9": {"placement": [{"rank": 0, "node": "node-1"}]}}
+    await world.nodes.look()
+    assert world.nodes.progress.keys() == {"llm-9"}
+    assert world.nodes.was_there("llm-9", "node-1") == (ago > REMEMBERED)
+    await world.pass_by(minutes=61)
+    await world.pass_by(seconds=5)
+    assert world.nodes.was_there("llm-9", "node-1")
 
 
 async def test_the_job_of_a_pod_is_believed(world: FindingWorld) -> None:
