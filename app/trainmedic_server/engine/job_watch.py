@@ -130,7 +130,8 @@ class JobWatch:
 
     async def _note_ranks(self, jobs: Sequence[Presence], known: Collection[str]) -> None:
         """Note which GPUs are in use, and how many ranks each job has, as far as it is believed."""
-        self._ranks = {name: number for name, number in self._ranks.items() if name in known}
+        kept = {*known, *(job.name for job in jobs)}
+        self._ranks = {name: number for name, number in self._ranks.items() if name in kept}
         told = await self._read_ranks.changed([job for job in jobs if job.doubt is None])
         if told is not None:
             await asyncio.to_thread(

@@ -17,7 +17,7 @@ from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.domain.job_life import GONE_AFTER, KEPT, LifeState
 from trainmedic_server.engine import job_watch
 from trainmedic_server.engine.job_watch import LOOK_EVERY, JobWatch
-from trainmedic_server.errors import BusUnavailable, Conflict, NotFound
+from trainmedic_server.errors import BusUnavailable, Conflict, NotFound, StoreUnavailable
 from trainmedic_server.ports.jobs import ArrivedNotice
 from trainmedic_server.ports.outside import Presence
 from trainmedic_server.simulation.virtual_time import VirtualClock
@@ -148,6 +148,27 @@ async def test_a_death_is_told_with_the_ranks_that_the_job_had(watching: Watchin
     await watching.pass_by(PATIENCE)
     data = {event.data["job"]: event.data.get("ranks") for event in await watching.store.events_after(0, 10)}
     assert data == {"llm-1": 2, "llm-2": None}
+
+
+async def test_the_ranks_of_a_job_are_known_though_it_could_not_be_written_at_first(
+    watching: Watching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a job says of its ranks is read once, and the store was away just then."""
+
+    async def away(work: object) -> None:
+        raise StoreUnavailable("away")
+
+    watching.redis.living["llm-3"] = envelope.new_id()
+    watching.redis.placed["llm-3"] = [{"rank": 0, "node": "node-1"}]
+    with monkeypatch.context() as outage:
+        outage.setattr(watching.store, "transact", away)
+        with pytest.raises(StoreUnavailable):
+            await watching.watch.look()
+    await watching.pass_by(2 * LOOK_EVERY)
+    del watching.redis.living["llm-3"]
+    await watching.pass_by(PATIENCE)
+    [death] = await watching.store.events_after(0, 10)
+    assert death.data["ranks"] == 1
 
 
 async def test_a_job_that_dies_without_a_word_is_gone(watching: Watching) -> None:
