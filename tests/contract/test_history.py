@@ -11,7 +11,7 @@ from tests.contract.run_store_values import at, closed, event, gpu, heard, not_s
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.run import Decision, OperatorOrder, OrderKind, Run, Status, UndoStatus
 from trainmedic_server.domain.target import Target, TargetKind
-from trainmedic_server.ports.store import HistoryFilter, Transaction
+from trainmedic_server.ports.store import ActFilter, HistoryFilter, Transaction
 
 Filter = HistoryFilter
 
@@ -258,3 +258,19 @@ async def test_many_events_of_jobs_are_read_whole(store: SqlStore) -> None:
     await store.transact(lambda tx: tx.append(told))
     read = await store.events_of_jobs(("job_failed",), at(0), at(2), 10_000)
     assert [each.data["number"] for each in read] == list(range(2500))
+
+
+async def test_acts_of_people_are_those_of_their_actor_and_time(store: SqlStore) -> None:
+    """Newest first, `since` inclusive and `until` exclusive, before a number; what the server did is left out."""
+    acts = [replace(event("paused", minute=number), actor=("ann", "bob")[number % 2]) for number in range(6)]
+    await store.transact(lambda tx: tx.append([*acts, event("resumed", minute=3)]))
+
+    async def minutes(matching: ActFilter, before: int | None = None, limit: int = 100) -> list[float]:
+        read = await store.acts_of_people(matching, before, limit)
+        return [(each.at - at(0)).total_seconds() / 60 for each in read]
+
+    assert await minutes(ActFilter()) == [5, 4, 3, 2, 1, 0]
+    assert await minutes(ActFilter(since=at(1), until=at(4))) == [3, 2, 1]
+    assert await minutes(ActFilter("ann", since=at(1), until=at(5))) == [4, 2]
+    newest = await store.acts_of_people(ActFilter(), None, 2)
+    assert await minutes(ActFilter(since=at(2)), newest[-1].seq, 1) == [3]

@@ -29,7 +29,7 @@ from trainmedic_server.engine.by_hand import Started, StartOrder
 from trainmedic_server.engine.explanation import ExplainedAlert
 from trainmedic_server.ports.logs import LogBatch
 from trainmedic_server.ports.outside import Presence
-from trainmedic_server.ports.store import HistoryFilter, RunRecord, values_of
+from trainmedic_server.ports.store import ActFilter, HistoryFilter, RunRecord, values_of
 from trainmedic_server.ports.tallies import PlaybookTally
 
 
@@ -85,10 +85,12 @@ class MemoryHistory:
         chosen = [event for event in chosen if since <= event.at < until and job in (None, event.data.get("job"))]
         return sorted(chosen, key=lambda event: event.at)[-limit:]
 
-    async def acts_of_people(self, before: int | None, actor: str | None, limit: int) -> list[Event]:
+    async def acts_of_people(self, matching: ActFilter, before: int | None, limit: int) -> list[Event]:
         chosen = [event for event in reversed(self.events) if event.actor != "trainmedic"]
         chosen = [event for event in chosen if before is None or (event.seq or 0) < before]
-        return [event for event in chosen if actor in (None, event.actor)][:limit]
+        chosen = [event for event in chosen if matching.since is None or event.at >= matching.since]
+        chosen = [event for event in chosen if matching.until is None or event.at < matching.until]
+        return [event for event in chosen if matching.actor in (None, event.actor)][:limit]
 
     async def last_seq(self) -> int:
         return len(self.events)

@@ -261,6 +261,15 @@ class HistoryFilter:
 
 
 @dataclass(frozen=True, slots=True)
+class ActFilter:
+    """Which acts of people are meant; None means any. ``since`` is inclusive, ``until`` exclusive."""
+
+    actor: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RunRecord:
     """A run with everything that the store knows of it."""
 
@@ -298,9 +307,8 @@ class History(Protocol):
         about this job, or about any. Of more than `limit`, the newest."""
         ...
 
-    async def acts_of_people(self, before: int | None, actor: str | None, limit: int) -> list[Event]:
-        """Return the events whose actor is not the server, newest first: those with a smaller `seq` than `before`, and
-        of one actor where that is given."""
+    async def acts_of_people(self, matching: ActFilter, before: int | None, limit: int) -> list[Event]:
+        """Return the events whose actor is not the server, newest first: those with a smaller `seq` than `before`."""
         ...
 
     async def last_seq(self) -> int: ...

@@ -16,7 +16,8 @@ from fastapi import APIRouter, Depends, Header, Query
 
 from trainmedic_server.domain.plain_text import csv_cell, json_bytes
 from trainmedic_server.domain.run import Event
-from trainmedic_server.ports.store import History
+from trainmedic_server.ports.outside import Clock
+from trainmedic_server.ports.store import ActFilter, History
 from trainmedic_server.server import events, views
 from trainmedic_server.server.auth import Authenticator, requires
 from trainmedic_server.server.event_feed import EventFeed
@@ -27,6 +28,7 @@ from trainmedic_server.server.problems import responses
 from trainmedic_server.server.query_types import Name, PageLimit
 from trainmedic_server.server.read_turns import ReadTurns
 from trainmedic_server.server.streaming import StreamedResponse
+from trainmedic_server.server.times import TimeText, span_of
 from trainmedic_server.server.tokens import TokenRole
 from trainmedic_server.server.view import View
 
@@ -43,13 +45,13 @@ class ActPage(View):
 
 
 def routers(
-    history: History, feed: EventFeed, auth: Authenticator, limits: ServerLimits, reads: ReadTurns
+    history: History, feed: EventFeed, auth: Authenticator, clock: Clock, limits: ServerLimits, reads: ReadTurns
 ) -> tuple[APIRouter, ...]:
     """Events as they happen, and what people did."""
-    return events.router(feed, auth, limits), router(history, auth, limits, reads)
+    return events.router(feed, auth, limits), router(history, auth, clock, limits, reads)
 
 
-def router(history: History, auth: Authenticator, limits: ServerLimits, reads: ReadTurns) -> APIRouter:
+def router(history: History, auth: Authenticator, clock: Clock, limits: ServerLimits, reads: ReadTurns) -> APIRouter:
     routes = APIRouter(tags=["history"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
     turns = ReadTurns(limits.exports, 0, "exports")
 
@@ -62,14 +64,17 @@ def router(history: History, auth: Authenticator, limits: ServerLimits, reads: R
     async def acts(
         by: Annotated[Name | None, Query(description="Of this person alone.")] = None,
         before: Annotated[int | None, Query(ge=1, le=(1 << 63) - 1, description="`next` of the page before.")] = None,
+        since: TimeText | None = None,
+        until: TimeText | None = None,
         limit: PageLimit = 100,
         accept: Annotated[str | None, Header(include_in_schema=False)] = None,
     ) -> Any:
         """Approvals, orders, pauses, sign-ins: every event whose actor is not the server.
 
-        With `Accept: application/x-ndjson` or `text/csv` all of it, the newest first, each line with the SHA-256 of
-        itself and of the hash of the line before.
+        With `Accept: application/x-ndjson` or `text/csv` all that match, the newest first, each line with the SHA-256
+        of itself and of the hash of the line before.
         """
+        wanted = ActFilter(by, *span_of(since, until, clock.now()))
         kind = preferred(accept, ("application/json", NDJSON, CSV))
         if kind != "application/json":
             await turns.acquire()
@@ -77,9 +82,9 @@ def router(history: History, auth: Authenticator, limits: ServerLimits, reads: R
             async def stop() -> None:
                 turns.release()
 
-            return StreamedResponse(_chained(history, by, kind), kind, limits.stall_seconds, stop)
+            return StreamedResponse(_chained(history, wanted, kind), kind, limits.stall_seconds, stop)
         async with reads.take():
-            acts_read = await history.acts_of_people(before, by, limit)
+            acts_read = await history.acts_of_people(wanted, before, limit)
         following = acts_read[-1].seq if len(acts_read) == limit else None
         return ActPage(items=[views.event(each) for each in acts_read], next=following)
 
@@ -92,12 +97,12 @@ def line_hash(previous: str, entry: dict[str, Any]) -> str:
     return hashlib.sha256(previous.encode() + json_bytes(ordered)).hexdigest()
 
 
-async def _chained(history: History, by: str | None, kind: str) -> AsyncGenerator[bytes, None]:
+async def _chained(history: History, wanted: ActFilter, kind: str) -> AsyncGenerator[bytes, None]:
     previous, before = _FIRST_HASH, None
     if kind == CSV:
         yield _record(list(_COLUMNS))
     while True:
-        batch = await history.acts_of_people(before, by, _BATCH)
+        batch = await history.acts_of_people(wanted, before, _BATCH)
         lines: list[bytes] = []
         for event in batch:
             entry = _entry(event)

@@ -116,7 +116,7 @@ def create_app(
         *explanations.routers(engine, catalog, alerts, auth, bodies, clock, limits, reads),
         *found.routers(auth, clock, bodies, reads, limits),
         *sessions.routers(auth),
-        *audit.routers(runs, feed, auth, limits, reads),
+        *audit.routers(runs, feed, auth, clock, limits, reads),
         *operations.routers(engine, job_lives, catalog, sums, standing, auth, bodies, reads, clock),
         playbook_versions.router(catalog, texts, auth, bodies, reads),
         channels.router(messaging, auth, bodies),

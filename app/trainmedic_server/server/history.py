@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -27,7 +26,7 @@ from trainmedic_server.server.problems import responses
 from trainmedic_server.server.query_types import Name, PageCursor, PageLimit, wrong_cursor
 from trainmedic_server.server.read_turns import ReadTurns
 from trainmedic_server.server.run_ids import RunId
-from trainmedic_server.server.times import TimeText, time_of
+from trainmedic_server.server.times import TimeText, span_of
 from trainmedic_server.server.tokens import TokenRole
 
 _TARGET = re.compile(r"cluster\Z|(job|node|gpu):.")
@@ -139,9 +138,8 @@ def _filter(clock: Clock) -> Callable[..., HistoryFilter]:
         is_open: Annotated[bool | None, Query(alias="open", description="Runs that are not closed.")] = None,
         owes_undo: Annotated[bool | None, Query(description="Closed runs that still owe an undo.")] = None,
     ) -> HistoryFilter:
-        at = clock.now()
-        since_then, until_then = (time_of(text, at) if text else None for text in (since, until))
-        _check(target or (), since_then, until_then)
+        _check(target or ())
+        since_then, until_then = span_of(since, until, clock.now())
         return HistoryFilter(
             alertname=_several(alertname),
             playbook=_several(playbook),
@@ -161,13 +159,11 @@ def _filter(clock: Clock) -> Callable[..., HistoryFilter]:
     return conditions  # type: ignore[return-value]
 
 
-def _check(targets: Sequence[str], since: datetime | None, until: datetime | None) -> None:
+def _check(targets: Sequence[str]) -> None:
     """Raises PayloadError for what no run can ever match: an empty page would say that nothing had happened."""
     for target in targets:
         if not _TARGET.match(target):
             raise PayloadError.at([("target", "must be like job:llm-1, node:node-1, gpu:node-1/0 or cluster")])
-    if since is not None and until is not None and since > until:
-        raise PayloadError.at([("until", "must be later than 'since'")])
 
 
 def _several(values: Sequence[str] | None) -> tuple[str, ...] | None:

@@ -1,4 +1,4 @@
-"""Times in a query: a moment, or how long ago. Who calls it: ``history`` and ``reports``."""
+"""Times in a query: a moment, or how long ago. Who calls it: every route that takes one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from fastapi import Query
 from pydantic import AfterValidator
 
 from trainmedic_server.domain import duration
+from trainmedic_server.errors import PayloadError
 
 
 def _checked_time(text: str) -> str:
@@ -26,6 +27,15 @@ TimeText = Annotated[
         examples=["2026-01-31T12:00:00Z", "24h"],
     ),
 ]
+
+
+def span_of(since: str | None, until: str | None, now: datetime) -> tuple[datetime | None, datetime | None]:
+    """The times that bound a list, None where it has no bound. Raises PayloadError for bounds with nothing between
+    them: an empty page would say that nothing had happened."""
+    begin, end = (time_of(text, now) if text else None for text in (since, until))
+    if begin is not None and end is not None and begin > end:
+        raise PayloadError.at([("until", "must be later than 'since'")])
+    return begin, end
 
 
 def time_of(text: str, now: datetime) -> datetime:

@@ -10,6 +10,7 @@ from tests.unit.server.test_console_access import TOKENS
 from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.domain.message import DEFAULT_RULES, Severity
+from trainmedic_server.ports.store import ActFilter
 from trainmedic_server.server.auth import Authenticator
 from trainmedic_server.server.channels import ChannelsApi
 from trainmedic_server.settings.server import load
@@ -48,7 +49,7 @@ async def test_a_test_message_is_sent_by_an_operator_and_recorded() -> None:
         failed = await client.post("/channels/broken/test", headers=operator)
         assert failed.json() == {"channel": "broken", "sent": False, "detail": "could not be sent to broken"}
         assert (await client.post("/channels/none/test", headers=operator)).status_code == 404
-    acts = await store.acts_of_people(None, None, 10)
+    acts = await store.acts_of_people(ActFilter(), None, 10)
     assert [(act.kind, act.actor, act.data["channel"], act.data["sent"]) for act in acts] == [
         ("channel_tested", "ann", "broken", False),
         ("channel_tested", "ann", "ops", True),

@@ -5,10 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
+from datetime import timedelta
 
 from tests.support.api_world import World, payload
+from tests.support.clocks import START
 from trainmedic_server.domain.run import Event
 from trainmedic_server.server.audit import line_hash
+
+HTML = {"accept": "text/html"}
 
 
 async def world_with_acts() -> World:
@@ -51,3 +56,21 @@ async def test_a_table_runs_no_formula() -> None:
     rows = list(csv.DictReader(io.StringIO(text)))
     assert [row["seq"] for row in rows] == ["4", "3", "1"]
     assert [row["previous"] for row in rows[1:]] == [row["hash"] for row in rows[:-1]]
+
+
+async def test_a_night_can_be_asked_for() -> None:
+    """As a page, as a file and in the console, and with whose acts they are; a span of nothing is a mistake."""
+    world = await world_with_acts()
+    for place, event in enumerate(world.history.events):
+        world.history.events[place] = replace(event, at=START - timedelta(hours=4 - place))
+    async with world.client() as client:
+        night = "since=3h&until=1h"
+        assert [each["seq"] for each in (await client.get(f"/audit?{night}")).json()["items"]] == [3]
+        lines = (await client.get("/audit?since=4h&until=2h&by=ann", headers={"accept": "application/x-ndjson"})).text
+        assert [json.loads(line)["seq"] for line in lines.splitlines()] == [1]
+        page = (await client.get(f"/audit?{night}", headers=HTML)).text
+        assert ('id="ev-3"' in page, 'id="ev-1"' in page, 'id="ev-4"' in page) == (True, False, False)
+        assert 'href="/audit.csv?since=3h&amp;until=1h"' in page
+        assert (await client.get("/audit?since=1h&until=3h")).json()["field"] == "until"
+        wrong = await client.get("/audit?since=yesterday", headers=HTML)
+        assert (wrong.status_code, "RFC 3339" in wrong.text, 'value="yesterday"' in wrong.text) == (422, True, True)

@@ -31,7 +31,7 @@ from trainmedic_server.adapters.sql_store.history_search import Place
 from trainmedic_server.adapters.sql_store.schema import TimeColumn, events, identity
 from trainmedic_server.domain.effect import EffectVerdict
 from trainmedic_server.domain.run import Event, Run
-from trainmedic_server.ports.store import History, HistoryFilter, RunRecord
+from trainmedic_server.ports.store import ActFilter, History, HistoryFilter, RunRecord
 from trainmedic_server.ports.tallies import PlaybookTally, TallySource
 
 T = TypeVar("T")
@@ -95,12 +95,16 @@ class SqlHistory(History, TallySource):
             before = (page[-1].at, page[-1].seq or 0)
         return newest_first[::-1]
 
-    async def acts_of_people(self, before: int | None, actor: str | None, limit: int) -> list[Event]:
+    async def acts_of_people(self, matching: ActFilter, before: int | None, limit: int) -> list[Event]:
         statement = sa.select(events).where(sa.text("actor <> 'trainmedic'")).order_by(events.c.seq.desc()).limit(limit)
         if before is not None:
             statement = statement.where(events.c.seq < before)
-        if actor is not None:
-            statement = statement.where(events.c.actor == actor)
+        if matching.actor is not None:
+            statement = statement.where(events.c.actor == matching.actor)
+        if matching.since is not None:
+            statement = statement.where(events.c.at >= matching.since)
+        if matching.until is not None:
+            statement = statement.where(events.c.at < matching.until)
         return await self._read(lambda connection: [mapping.event_of(row) for row in connection.execute(statement)])
 
     async def last_seq(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlencode
 
@@ -10,6 +11,7 @@ from starlette.responses import Response
 
 from trainmedic_server.server.console.book_pages import UNCOUNTED
 from trainmedic_server.server.console.page_request import PageRequest
+from trainmedic_server.server.problems import HttpProblem
 
 _SPANS = ("24h", "7d", "30d", "90d")
 
@@ -47,7 +49,22 @@ async def report(page: PageRequest) -> Response:
 
 async def audit(page: PageRequest) -> Response:
     """Who did what, the newest first."""
-    query: list[tuple[str, Any]] = [(name, page.query[name]) for name in ("by", "before") if page.query.get(name)]
-    listed = await page.get("/audit", query)
-    more = urlencode({**dict(query), "before": listed["next"]}) if listed["next"] else ""
-    return await page.page("audit.html", title="Audit", items=listed["items"], by=page.query.get("by", ""), more=more)
+    chosen = {name: value for name in ("by", "since", "until") if (value := page.query.get(name, "").strip())}
+    before = {"before": page.query["before"]} if page.query.get("before") else {}
+    listed, wrong = {"items": [], "next": None}, ""
+    try:
+        listed = await page.get("/audit", {**chosen, **before})
+    except HttpProblem as problem:
+        if problem.status != HTTPStatus.UNPROCESSABLE_ENTITY:
+            raise
+        wrong = problem.detail
+    return await page.page(
+        "audit.html",
+        title="Audit",
+        status=422 if wrong else 200,
+        wrong=wrong,
+        items=listed["items"],
+        chosen=chosen,
+        more=urlencode({**chosen, "before": listed["next"]}) if listed["next"] else "",
+        api_text=urlencode(chosen),
+    )
