@@ -160,7 +160,7 @@ def _words(detail: ErrorDetails, model: type[BaseModel]) -> str:
     if kind == "missing":
         return f"{loc[-1]!r} is missing"
     if kind == "extra_forbidden":
-        return f"unknown key {loc[-1]!r}{did_you_mean(str(loc[-1]), allowed_keys(model, loc[:-1]))}"
+        return f"unknown key {loc[-1]!r}{_meant(str(loc[-1]), allowed_keys(model, loc[:-1]))}"
     if kind in ("enum", "literal_error"):
         right = re.findall(r"'([^']*)'", str(context.get("expected", "")))
         hint = did_you_mean(value, right) if isinstance(value, str) else ""
@@ -179,6 +179,19 @@ def _words(detail: ErrorDetails, model: type[BaseModel]) -> str:
     if kind in ("int_parsing", "float_parsing") and isinstance(value, str) and (number := _NUMBER.match(value)):
         return f"{_PLAIN[kind]}; write {number[1]}"
     return _PLAIN.get(kind) or detail["msg"].replace("Input should be ", "must be ").replace("Value error, ", "")
+
+
+_OTHER_WORDS = {
+    **{"trigger": "on", "triggers": "on", "name": "playbook", "description": "summary", "tasks": "steps", "if": "when"},
+    **dict.fromkeys(("params", "parameters", "args", "arguments"), "with"),
+}
+"""What other tools call a key of a playbook."""
+
+
+def _meant(wrong: str, right: Collection[str]) -> str:
+    """A hint at the key that is meant, by what it is or by how it is written."""
+    meant = _OTHER_WORDS.get(wrong.lower())
+    return did_you_mean(meant if meant in right else wrong, right)
 
 
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*\D{1,8}$")

@@ -139,7 +139,7 @@ def _made(make: Callable[[], T], text: str) -> T:
     except RecursionError:
         raise Malformed(f"{shown(text)}: too deeply nested") from None
     except Exception as error:  # whatever Jinja, or Python on Jinja's code, makes of a text is a mistake of that text
-        raise Malformed(f"{shown(text)}: {_reason(error)}") from None
+        raise Malformed(f"{shown(text)}: {_reason(error, text)}") from None
 
 
 _SIGNS = {
@@ -156,8 +156,17 @@ def _nearest(name: str, names: Sequence[str]) -> str:
     return did_you_mean(name, names) or f"; there are {', '.join(sorted(names))}"
 
 
-def _reason(error: Exception) -> str:
+_ENDS = {"'end of print statement'": "'}}'", "'end of statement block'": "'%}'"}
+"""What Jinja calls the ends of its parts, and how they are written."""
+_CLOSED_BY = "; '{{' is closed by '}}', and '{%' by '%}'"
+
+
+def _reason(error: Exception, text: str) -> str:
     words = error.msg if isinstance(error, SyntaxError) else str(getattr(error, "message", None) or error)
+    if words == "unexpected '}'" and ("{{" in text or "{%" in text):  # in an expression it is a brace too many
+        return words + _CLOSED_BY
+    for end, written in _ENDS.items():
+        words = words.replace(end, written)
     hint = next((hint for sign, hint in _SIGNS.items() if words.endswith(f"got {sign[0]!r}")), "")
     hint = hint or next((hint for sign, hint in _SIGNS.items() if f"unexpected char {sign[0]!r}" in words), "")
     return (cut(words) or type(error).__name__) + hint

@@ -22,6 +22,8 @@ def with_step(step: str) -> str:
         ("[1]", "1:1: must be a mapping"),
         ("playbook: x\n", "1:1: 'steps' is missing"),
         (changed("target: job", "targt: job"), "4:1: unknown key 'targt'; did you mean 'target'?"),
+        (changed("on:\n", "trigger:\n"), "2:1: unknown key 'trigger'; did you mean 'on'?"),
+        (changed("target: job", "target: job\ntasks: []"), "5:1: unknown key 'tasks'; did you mean 'steps'?"),
         (changed("target: job", "target: jobs"), "4:9: target: 'jobs' is not one of gpu, node, job, cluster"),
         (changed("target: job", "target: {jb: x}"), "4:10: unknown key 'jb'; did you mean 'job'?"),
         (changed("target: job", "target: {gpu: a}"), "4:9: target: a gpu needs its node too"),

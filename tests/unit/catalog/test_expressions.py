@@ -108,6 +108,7 @@ def test_a_text_that_grows_without_end_is_cut_off() -> None:
         ("a b", "unexpected 'b'"),
         ("{{ a }}", "without braces"),
         ("a ==", "unexpected 'end"),
+        ("a }", "unexpected '}'$"),
         ("(" * 600, "nested"),
     ],
 )
@@ -120,7 +121,9 @@ def test_what_is_no_expression_is_refused(text: str, told: str) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("{{ a", "unexpected end"),
+        ("{{ a", "unexpected end of template, expected '}}'"),
+        ("{% if a", "unexpected end of template, expected '%}'"),
+        ("{{ a } b", "unexpected '}'; '{{' is closed by '}}'"),
         ("{% include 'x' %}", "include is not possible"),
         ("{{ a | upcase }}", "no filter 'upcase'"),
         ("{% if a is definde %}{% endif %}", "no test 'definde'; did you mean 'defined'"),
