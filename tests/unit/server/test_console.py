@@ -18,6 +18,7 @@ import pytest
 from tests.support.api_world import World, alert, payload
 from trainmedic_server.domain.run import StepState, StepStatus
 from trainmedic_server.server.console.assets import Assets
+from trainmedic_server.server.console.formats import linked_runs
 from trainmedic_server.server.negotiation import preferred
 
 HTML = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
@@ -243,6 +244,23 @@ async def test_a_page_that_is_not_there_leads_on_to_those_that_are() -> None:
         assert (await client.get("/nothing-here")).headers["content-type"] == "application/problem+json"
         assert (await client.get("/openapi.json", headers=HTML)).headers["content-type"] == "application/json"
         assert (await client.get("/nothing-here", headers={"accept": "*/*"})).status_code == 404
+
+
+async def test_an_id_that_several_runs_have_leads_to_each() -> None:
+    """Nobody copies 36 characters out of a sentence; what else stands there stays text."""
+    world = World()
+    async with world.client() as client:
+        for node in ("node-1", "node-2"):
+            await client.post("/webhook", json=payload(alert(labels={"alertname": "GPUHot", "node": node})))
+        ids = list(world.history.records)
+        found = [record.run for record in world.history.records.values()]
+        await world.findings.transact(lambda tx: tx.add_runs(found))
+        answer = await client.get(f"/runs/{ids[0][:6]}", headers=HTML)
+        assert answer.status_code == 409
+        for run_id in ids:
+            assert f'<a href="/runs/{run_id}">{run_id}</a>' in answer.text
+    hostile = f"<b>{ids[0]}</b> x{ids[0]}"
+    assert linked_runs(hostile) == f'&lt;b&gt;<a href="/runs/{ids[0]}">{ids[0]}</a>&lt;/b&gt; x{ids[0]}'
 
 
 async def test_a_run_by_hand_is_shown_before_it_is_done_and_then_led_to() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -35,6 +36,7 @@ _MARKS = {
     "firing": ("▲", "bad"),
     "resolved": ("✓", "good"),
 }
+_RUN_ID = re.compile(r"(?<![\w-])([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?![\w-])")
 _WORDS = {
     "awaiting_approval": "asks",
     "not_started": "held back",
@@ -203,6 +205,13 @@ def share(part: float, whole: float) -> int:
 def lines(value: Any) -> Markup:
     """A text with a ``<br>`` at each line's end."""
     return Markup("<br>").join(escape(finish(line)) for line in str(value).splitlines())
+
+
+def linked_runs(value: Any) -> Markup:
+    """A text in which each run's id leads to the run."""
+    pieces = _RUN_ID.split(str(finish(value)))
+    link = Markup('<a href="/runs/{0}">{0}</a>')
+    return Markup("").join(link.format(piece) if place % 2 else piece for place, piece in enumerate(pieces))
 
 
 def _cut(text: str, limit: int) -> str:
