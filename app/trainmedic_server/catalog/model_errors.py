@@ -182,15 +182,23 @@ def _words(detail: ErrorDetails, model: type[BaseModel]) -> str:
 
 
 _OTHER_WORDS = {
-    **{"trigger": "on", "triggers": "on", "name": "playbook", "description": "summary", "tasks": "steps", "if": "when"},
-    **dict.fromkeys(("params", "parameters", "args", "arguments"), "with"),
+    "trigger": "on",
+    "triggers": "on",
+    "name": "playbook",
+    "description": "summary",
+    "tasks": "steps",
+    "if": "when",
+    "params": "with",
+    "parameters": "with",
+    "args": "with",
+    "arguments": "with",
 }
 """What other tools call a key of a playbook."""
 
 
 def _meant(wrong: str, right: Collection[str]) -> str:
     """A hint at the key that is meant, by what it is or by how it is written."""
-    meant = _OTHER_WORDS.get(wrong.lower())
+    meant = _OTHER_WORDS.get(wrong.lower(), wrong)
     return did_you_mean(meant if meant in right else wrong, right)
 
 

@@ -51,7 +51,8 @@ async def audit(page: PageRequest) -> Response:
     """Who did what, the newest first."""
     chosen = {name: value for name in ("by", "since", "until") if (value := page.query.get(name, "").strip())}
     before = {"before": page.query["before"]} if page.query.get("before") else {}
-    listed, wrong = {"items": [], "next": None}, ""
+    listed: Mapping[str, Any] = {"items": [], "next": None}
+    wrong = ""
     try:
         listed = await page.get("/audit", {**chosen, **before})
     except HttpProblem as problem:
