@@ -31,21 +31,27 @@ class SharedReading:
     def __init__(self, read: Callable[[], Awaitable[list[Presence]]], elapsed: Callable[[], float]) -> None:
         self._read = read
         self._elapsed = elapsed
-        self._turn = asyncio.Lock()
+        self._reading: asyncio.Task[None] | None = None
         self._known: list[Presence] = []
         self._fresh_until: float | None = None
         self._took = 0.0
 
     async def fresh(self) -> list[Presence]:
         """The same list as before while it is fresh. Raises what reading does, which is not kept."""
-        async with self._turn:  # who comes while it is read takes what is read
-            began = self._elapsed()
-            if self._fresh_until is None or began >= self._fresh_until:
-                self._known = await self._read()
-                now = self._elapsed()
-                self._took = now - began
-                self._fresh_until = now + min(max(FRESH_FOR, _FRESH_FOR_TIMES * self._took), _LONGEST_FRESH)
-            return self._known
+        if self._fresh_until is None or self._elapsed() >= self._fresh_until:
+            # Who comes while it is read takes what comes of that, also where it fails: were each to try in its turn,
+            # people who ask would hold up the loops while Redis does not answer.
+            if self._reading is None or self._reading.done():
+                self._reading = asyncio.create_task(self._read_anew())
+            await asyncio.shield(self._reading)
+        return self._known
+
+    async def _read_anew(self) -> None:
+        began = self._elapsed()
+        self._known = await self._read()
+        now = self._elapsed()
+        self._took = now - began
+        self._fresh_until = now + min(max(FRESH_FOR, _FRESH_FOR_TIMES * self._took), _LONGEST_FRESH)
 
     async def recent(self) -> list[Presence]:
         """As `fresh`; but where reading takes long, what a loop has read some seconds ago, at once. Raises the same."""

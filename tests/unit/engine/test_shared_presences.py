@@ -73,3 +73,23 @@ async def test_a_failure_is_told_to_each_and_not_kept() -> None:
             await shared.jobs()
     source.is_away = False
     assert len(await shared.jobs()) == 1
+
+
+async def test_who_waits_together_is_told_of_one_failure() -> None:
+    """While Redis does not answer, those who ask would hold up one another otherwise, for as long as each try takes."""
+    source = Source()
+    source.is_away = True
+    shared = SharedPresences(source, lambda: 0.0)  # type: ignore[arg-type]
+    told = await asyncio.gather(*(shared.jobs() for _ in range(3)), return_exceptions=True)
+    assert ([type(each) for each in told], source.asked) == ([BusUnavailable] * 3, 1)
+
+
+async def test_who_gives_up_ends_the_reading_of_nobody_else() -> None:
+    """As a person whose browser has gone."""
+    source = Source()
+    shared = SharedPresences(source, lambda: 0.0)  # type: ignore[arg-type]
+    gone, other = asyncio.create_task(shared.jobs()), asyncio.create_task(shared.jobs())
+    await asyncio.sleep(0)
+    gone.cancel()
+    assert [each.name for each in await other] == ["job-1"]
+    assert (gone.cancelled(), source.asked) == (True, 1)
