@@ -27,6 +27,7 @@ from trainmedic_server.logs.tracker import FindingTracker
 
 _TABLE_LINE = re.compile(r"\W*(?:\[\d+\]:\s*$|(?:time|host|rank|exitcode|error_file|traceback|msg)\s*:)")
 _EXIT_LINE = re.compile(r"exitcode:|exits with return code|srun: error:|CalledProcessError")
+_MOMENT = timedelta(microseconds=1)
 _MOST_EXITS = 100_000
 _MOST_NEW, _MOST_FINDINGS = 2_000, 50_000
 """Findings after which it is looked whether some can be dropped, and that are kept. A rank has a handful of them."""
@@ -82,7 +83,7 @@ class Collector:
             # A line without a time came when the one before it did.
             guessed = clock_guess.of_line(physical, written)
             is_known = is_known or guessed is not None
-            last = guessed or last + timedelta(microseconds=1)
+            last = guessed or last + _MOMENT
             rank = _rank_said(physical) if origin.rank is not None else None
             rank = origin.rank if rank is None else rank
             if rank not in assemblers:
@@ -142,12 +143,12 @@ class Collector:
             if not found:
                 self._aftermath.plain(line, is_timed=has_time)
         for finding in found:
-            self._keep(replace(finding, clock_error=max(finding.clock_error, error)))
+            self._keep(finding, error)
 
-    def _keep(self, finding: Finding) -> None:
+    def _keep(self, finding: Finding, error: float = 0.0) -> None:
         before = self._findings.get(finding.id)
-        error = before.clock_error if before else 0.0
-        self._findings[finding.id] = replace(finding, clock_error=max(error, finding.clock_error))
+        known = before.clock_error if before else 0.0
+        self._findings[finding.id] = replace(finding, clock_error=max(known, error, finding.clock_error))
         if len(self._findings) - self._cleared_at > _MOST_NEW:
             self._clear()
 

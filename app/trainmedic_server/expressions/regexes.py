@@ -66,7 +66,7 @@ class SearchPattern:
         match = self._compiled.search(line)
         if match is None:
             return None
-        return Found(match.start(), {name: _text(match.group(at)) for name, at in self._numbers if match.group(at)})
+        return Found(match.start(), {name: _text(took) for name, at in self._numbers if (took := match.group(at))})
 
 
 class LiteralSet:

@@ -19,6 +19,7 @@ from trainmedic_server import errors
 from trainmedic_server.domain.finding import CauseClass, Role
 from trainmedic_server.domain.xids import xid
 from trainmedic_server.expressions.evaluation import Expression
+from trainmedic_server.expressions.number_conditions import number_condition
 from trainmedic_server.expressions.regexes import Found, LiteralSet, SearchPattern
 from trainmedic_server.expressions.sandbox import PlainFunction
 from trainmedic_server.logs import records
@@ -86,6 +87,7 @@ class _ReadyRule:
         self.unless = [SearchPattern(pattern) for pattern in rule.unless]
         self.ends = [SearchPattern(pattern) for pattern in rule.ends]
         self.when = Expression(rule.when, f"when of {rule.name}") if rule.when else None
+        self._of_numbers = number_condition(rule.when, "fields", FUNCTIONS) if rule.when and rule.record else None
 
     def matched(self, text: bytes) -> tuple[Found, LinePattern] | None:
         for pattern, written in self.patterns:
@@ -101,6 +103,9 @@ class _ReadyRule:
         """Return whether the condition holds; None where the fields that it asks about are not there, or no numbers."""
         if self.when is None:
             return True
+        told = self._of_numbers(fields) if self._of_numbers is not None else None
+        if told is not None:
+            return told
         try:
             return self.when.holds({"fields": fields, "source": source, **FUNCTIONS})
         except errors.ExpressionError:
@@ -202,7 +207,7 @@ class LineMatcher:
                 taken = self._taken(ready, *match, text, source)
         if is_known or ended:
             near = []  # somebody knows the wording, also where it then does not count
-        return replace(taken, near=tuple(near), ended=tuple(ended))
+        return replace(taken, near=tuple(near), ended=tuple(ended)) if near or ended else taken
 
     def _taken(self, ready: _ReadyRule, found: Found, pattern: LinePattern, text: bytes, source: str) -> LineMatch:
         fields = {name: value[:LONGEST_FIELD] for name, value in found.groups.items()}
