@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -31,6 +32,10 @@ _PAGES = {
     "gpu": (["gpu"], [], "gpu IS NOT NULL"),
     "job": (["job"], [], "job IS NOT NULL"),
 }
+_GIVE_IDENTITY = """
+INSERT INTO identity (id) SELECT :id WHERE EXISTS (SELECT 1 FROM runs) AND NOT EXISTS (SELECT 1 FROM identity)
+"""
+"""A store of before there were identities gets its own at its next start; what is counted has to be told before."""
 _RUNS = "SELECT playbook, status, created_at, ended_at FROM runs WHERE created_at >= :since"
 _IS_TIMED_OUT = """
 SELECT playbook, created_at FROM runs WHERE created_at >= :since AND status NOT IN ({open}, 'not_started', 'observed')
@@ -67,6 +72,7 @@ def upgrade() -> None:
     )
     first = int(time.time() * 1e6) // _DAY - _COUNTED_DAYS
     connection = op.get_bind()
+    connection.execute(sa.text(_GIVE_IDENTITY), {"id": uuid.uuid4().hex})
     connection.execute(sa.text("UPDATE identity SET counted_from = :first"), {"first": first})
     counts = Counter(_facts(connection, first * _DAY))
     rows = [{"day": day, "playbook": name, "fact": fact, "count": n} for (day, name, fact), n in counts.items()]
