@@ -8,9 +8,13 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 from tests.support.live import Server
 from tests.support.messages import delivery
 from tests.support.programs import PYTHON_PATH
+from trainmedic_server import errors
+from trainmedic_server.adapters.sql_store import backup
 from trainmedic_server.adapters.sql_store.store import SqlStore
 
 PLAYBOOK = """
@@ -104,3 +108,23 @@ async def test_what_cannot_be_copied_leaves_no_file(tmp_path: Path) -> None:
     copied.write_text("mine")
     there = back_up("--state-dir", tmp_path, copied)
     assert (there.returncode, copied.read_text()) == (2, "mine")
+
+
+async def test_two_copies_to_one_file_do_not_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that is whole first has the name, the other is refused; nothing but that file is touched."""
+    url, copied, beside = f"sqlite:///{tmp_path}/trainmedic.db", tmp_path / "copy.db", tmp_path / "copy.db.partial"
+    await SqlStore.open(url).close()
+    beside.write_text("mine")
+    copy_pages = backup._copy_pages
+
+    def while_another_copies(source: Path, target: Path) -> None:
+        monkeypatch.setattr(backup, "_copy_pages", copy_pages)
+        backup.copy(url, copied)
+        copy_pages(source, target)
+
+    monkeypatch.setattr(backup, "_copy_pages", while_another_copies)
+    with pytest.raises(errors.ConfigurationError, match="there already"):
+        backup.copy(url, copied)
+    assert sorted(tmp_path.glob("copy.db*")) == [copied, beside]
+    assert (beside.read_text(), copied.stat().st_mode & 0o777) == ("mine", 0o600)
+    await SqlStore.open(f"sqlite:///{copied}").close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import tempfile
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
@@ -28,19 +29,30 @@ def copy(url: str, target: Path) -> int:
     source = database.file_of(database.parse(url))
     if not source.exists():
         raise errors.ConfigurationError(f"there is no run store at {source}")
+    _require_new(target)
+    try:
+        # Of its own name, so that two copies to one file do not write to each other's.
+        descriptor, partial = tempfile.mkstemp(".partial", f"{target.name}.", target.parent)
+        os.close(descriptor)
+        try:
+            return _copy_by(Path(partial), source, target)
+        finally:
+            Path(partial).unlink(missing_ok=True)
+    except (sqlite3.Error, OSError) as error:
+        raise errors.StoreUnavailable(f"the run store {source} could not be copied to {target}: {error}") from error
+
+
+def _copy_by(partial: Path, source: Path, target: Path) -> int:
+    _copy_pages(source, partial)
+    _read_back(partial)
+    _require_new(target)  # it has been a while
+    _keep(partial, target)
+    return target.stat().st_size
+
+
+def _require_new(target: Path) -> None:
     if target.exists():
         raise errors.ConfigurationError(f"{target} is there already; name a new file")
-    partial = target.with_name(f"{target.name}.partial")
-    try:
-        partial.unlink(missing_ok=True)  # of a copy that was interrupted
-        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        _copy_pages(source, partial)
-        _read_back(partial)
-        _keep(partial, target)
-    except (sqlite3.Error, OSError) as error:
-        partial.unlink(missing_ok=True)
-        raise errors.StoreUnavailable(f"the run store {source} could not be copied to {target}: {error}") from error
-    return target.stat().st_size
 
 
 def _copy_pages(source: Path, target: Path) -> None:
