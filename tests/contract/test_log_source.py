@@ -220,6 +220,7 @@ async def test_so_many_lines_and_no_more_with_a_note(kept: Kept) -> None:
         f"line {number}" for number in range(7)
     ]
     assert "more than 7 lines answer" in batches[-1].notes[-1]
+    assert "more than 1 line answers" in (await kept.batches(most=1))[-1].notes[-1]
     assert not [note for batch in await kept.batches(most=20) for note in batch.notes]
 
 

@@ -104,8 +104,10 @@ def test_text_is_for_people_and_raw_for_other_programs(searched: Searched) -> No
     assert nobody.returncode == 3
     assert "n2: did not answer" in nobody.stderr
     nowhere = searched.asked()
-    assert nowhere.returncode == 3
+    assert nowhere.returncode == 5
+    assert "no job 'llm-1' is connected, and nothing is known of one" in nowhere.stderr
     assert "not known on which nodes llm-1 runs" in nowhere.stderr
+    assert "ry again" not in nowhere.stderr
     wrong = searched.asked("--node", "n1", "--grep", "(")
     assert wrong.returncode == 1
     assert "grep" in wrong.stderr

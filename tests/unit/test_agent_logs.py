@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from tests.support.clocks import ManualClock
 from tests.support.nodes_with_logs import BusOfNodes, LogNode, names
 from trainmedic_server.adapters.agent_logs import AgentLogs
 from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.agent.no_logs import NoLogsExecutor
 from trainmedic_server.domain import log_pages
 from trainmedic_server.domain.log_search import LogQuery
-from trainmedic_server.errors import LogsUnavailable
+from trainmedic_server.errors import LogsUnavailable, NotFound
 from trainmedic_server.ports.logs import LogBatch
 
 NOW = datetime.now(UTC)
@@ -47,11 +48,13 @@ async def test_a_node_that_reads_no_logs_says_so(node: LogNode, tmp_path: Path) 
     assert "gpu-02: this node's policy has no logs part" in batch.notes[0]
 
 
-@pytest.mark.parametrize(("nodes", "message"), [((), "not known on which nodes"), (("gpu-09",), "gpu-09: did not")])
-async def test_where_no_node_can_be_asked_that_is_an_error(nodes: tuple[str, ...], message: str) -> None:
-    """An empty answer would look like a quiet job."""
-    with pytest.raises(LogsUnavailable, match=message):
-        await asked(BusOfNodes({}), *nodes)
+async def test_where_no_node_can_be_asked_that_is_an_error() -> None:
+    """An empty answer would look like a quiet job. Asking again helps where a node is silent, and not where none is
+    known."""
+    with pytest.raises(LogsUnavailable, match="gpu-09: did not"):
+        await asked(BusOfNodes({}), "gpu-09")
+    with pytest.raises(NotFound, match="not known on which nodes llm-1 runs"):
+        await asked(BusOfNodes({}))
 
 
 LIE = {"at": "2026-01-31T12:00:00Z", "node": "gpu-99", "source": "training", "line": "x"}
@@ -100,3 +103,28 @@ async def test_commands_expire_and_are_acknowledged(node: LogNode) -> None:
     (command,) = bus.asked
     assert command.action == "logs.read"
     assert timedelta(0) < command.expires_at - command.issued_at <= timedelta(seconds=15)
+
+
+async def test_who_follows_is_told_once_who_stops_answering_and_once_who_answers_again(
+    node: LogNode, tmp_path: Path
+) -> None:
+    """Silence looks like a quiet job; what was printed meanwhile comes afterwards, each line once."""
+    other = LogNode(tmp_path, "gpu-02")
+    bus = BusOfNodes(names([node, other]))
+    batches = AgentLogs(bus, ManualClock(NOW)).follow(QUERY, ["gpu-01", "gpu-02"])
+
+    async def rounds(count: int) -> tuple[list[str], list[str]]:
+        read = [await anext(batches) for _ in range(count)]
+        lines = [line.text for batch in read for line in batch.lines]
+        return lines, [note for batch in read for note in batch.notes]
+
+    assert [text.partition(" ")[2] for text in (await rounds(1))[0]] == ["a line"]
+    del bus.nodes["gpu-01"]
+    assert await rounds(4) == ([], ["no lines of 1 node are here: gpu-01: did not answer"])
+    node.write("llm-1", 1, NOW, "printed while its agent was dead")
+    bus.nodes["gpu-01"] = node
+    lines, notes = await rounds(4)
+    assert [text.partition(" ")[2] for text in lines] == ["printed while its agent was dead"]
+    assert notes == ["the lines of 1 node come again: gpu-01"]
+    del bus.nodes["gpu-01"], bus.nodes["gpu-02"]
+    assert (await rounds(3))[1] == ["no lines of 2 nodes are here: gpu-01: did not answer; gpu-02: did not answer"]

@@ -15,9 +15,9 @@ from typing import Any
 
 from trainmedic.wire import envelope
 from trainmedic_server.domain import log_pages
-from trainmedic_server.domain.log_search import FoundLine, LogQuery, written
+from trainmedic_server.domain.log_search import FoundLine, LogQuery, left_out
 from trainmedic_server.domain.target import TargetKind
-from trainmedic_server.errors import LogsUnavailable
+from trainmedic_server.errors import LogsUnavailable, NotFound
 from trainmedic_server.ports.logs import LogBatch
 from trainmedic_server.ports.outside import Clock, CommandBus
 
@@ -42,6 +42,8 @@ class _NodeAnswer:
     is_end: bool = False
     silence: str = ""
     """Why nothing more is asked of it."""
+    is_missed: bool = False
+    """Whether the reader was told that its lines are not here."""
 
     @property
     def wants_more(self) -> bool:
@@ -62,8 +64,7 @@ class AgentLogs:
         async for batch in self._to_the_end(query, self._begin(query, nodes)):
             if len(batch.lines) > left:
                 last = batch.lines[left - 1].at if left else query.since
-                note = f"more than {most} lines answer; those after {written(last)} are not shown"
-                yield LogBatch(batch.lines[:left], (*batch.notes, note))
+                yield LogBatch(batch.lines[:left], (*batch.notes, left_out(most, last)))
                 return
             left -= len(batch.lines)
             yield batch
@@ -87,8 +88,8 @@ class AgentLogs:
     def _begin(self, query: LogQuery, nodes: Collection[str]) -> list[_NodeAnswer]:
         asked = {query.node} if query.node is not None else set(nodes)
         if not asked:
-            raise LogsUnavailable(
-                f"it is not known on which nodes {query.job} runs or has run, so no agent can be asked; name one"
+            raise NotFound(
+                f"it is not known on which nodes {query.job} runs or has run, so no agent can be asked; name a node"
             )
         return [_NodeAnswer(node) for node in sorted(asked)]
 
@@ -97,11 +98,9 @@ class AgentLogs:
     ) -> AsyncGenerator[LogBatch, None]:
         """Yield what the nodes have now. Raises LogsUnavailable where no node answers."""
         notes = await self._ask(query, answers)
-        silent = [answer for answer in answers if answer.silence]
-        if len(silent) == len(answers) and not is_again:
-            raise LogsUnavailable(_told(silent))
-        if silent and not is_again:
-            notes.append(_told(silent))
+        if not is_again and all(answer.silence for answer in answers):
+            raise LogsUnavailable(_told(answers))
+        notes += _changes(answers)
         heap: list[tuple[datetime, int]] = []
         for number, answer in enumerate(answers):
             if answer.waiting:
@@ -113,8 +112,7 @@ class AgentLogs:
             lines.append(answer.waiting.pop())
             if answer.wants_more:
                 notes += await self._ask(query, [answer])
-                if answer.silence:
-                    notes.append(_told([answer]))
+                notes += _changes([answer])
             if answer.waiting:
                 heapq.heappush(heap, (answer.waiting[-1].at, number))
             if len(lines) >= BATCH:
@@ -182,10 +180,30 @@ def _checked(page: dict[str, Any]) -> dict[str, Any]:
     return page
 
 
+def _changes(answers: Sequence[_NodeAnswer]) -> list[str]:
+    """Which of them have stopped answering, and which answer again: told once each."""
+    lost = [answer for answer in answers if answer.silence and not answer.is_missed]
+    back = [answer for answer in answers if answer.is_missed and not answer.silence]
+    for answer in (*lost, *back):
+        answer.is_missed = bool(answer.silence)
+    notes = [_told(lost)] if lost else []
+    if back:
+        notes.append(f"the lines of {_count(back)} come again: {_named([answer.node for answer in back])}")
+    return notes
+
+
 def _told(silent: Sequence[_NodeAnswer]) -> str:
-    named = "; ".join(f"{answer.node}: {answer.silence}" for answer in silent[:_MOST_NAMED])
-    more = f"; and {len(silent) - _MOST_NAMED} more" if len(silent) > _MOST_NAMED else ""
-    return f"no lines of {len(silent)} {'node' if len(silent) == 1 else 'nodes'} are here: {named}{more}"
+    named = _named([f"{answer.node}: {answer.silence}" for answer in silent])
+    return f"no lines of {_count(silent)} are here: {named}"
+
+
+def _count(answers: Sequence[_NodeAnswer]) -> str:
+    return f"{len(answers)} {'node' if len(answers) == 1 else 'nodes'}"
+
+
+def _named(parts: Sequence[str]) -> str:
+    more = f"; and {len(parts) - _MOST_NAMED} more" if len(parts) > _MOST_NAMED else ""
+    return "; ".join(parts[:_MOST_NAMED]) + more
 
 
 async def _stop_waiting() -> bool:

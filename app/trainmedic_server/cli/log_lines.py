@@ -59,12 +59,16 @@ def show_lines(client: Client, job: str, output: str, follow: bool, kernel: bool
     path = f"jobs/{quote(job)}/logs"
     answers = _followed(client, path, params) if follow else map(json.loads, client.lines(path, params))
     count = 0
-    for answer in answers:
-        if "note" in answer:
-            click.echo(visible(str(answer["note"])), err=True)
-            continue
-        count += 1
-        click.echo(_WRITERS[output](answer))
+    try:
+        for answer in answers:
+            if "note" in answer:
+                click.echo(visible(str(answer["note"])), err=True)
+                continue
+            count += 1
+            click.echo(_WRITERS[output](answer))
+    except exits.UnknownName as error:
+        doubt = job_names.doubt(client, job)
+        raise exits.UnknownName(f"{doubt}\n{error.message}" if doubt else error.message) from error
     if not count:
         usual = "no lines answer; --since says from when on, and the lines of a node are kept by its agent"
         click.echo(job_names.doubt(client, job) or usual, err=True)

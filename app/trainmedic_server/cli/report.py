@@ -88,7 +88,7 @@ def _fleet_lines(report: Mapping[str, Any]) -> Iterator[str]:
             cause["cause"],
             cause["failures"],
             cause["jobs"],
-            _span(cause["down_seconds"]),
+            _down(cause["down_seconds"], cause.get("not_back", 0)),
             "-" if cause["lost_gpu_hours"] is None else f"{cause['lost_gpu_hours']:g}",
             cause["uncounted"] or "",
         )
@@ -132,6 +132,12 @@ def _baseline(baseline: Mapping[str, Any] | None, unit: str) -> str | None:
 
 def _span(seconds: float | None) -> str:
     return story.span(None if seconds is None else seconds * 1000)
+
+
+def _down(seconds: float | None, not_back: int) -> str:
+    """How long jobs were down, and of how many failures nobody has told that the job is back."""
+    parts = ([] if seconds is None else [_span(seconds)]) + ([f"{not_back} not back"] if not_back else [])
+    return ", ".join(parts)
 
 
 def _goodput_lines(goodput: Mapping[str, Any] | None, reason: str | None) -> Iterator[str]:

@@ -144,6 +144,12 @@ class FoundLine:
         )
 
 
+def left_out(most: int, last: datetime) -> str:
+    """The note that says that more than `most` lines answer, of which those until `last` are shown."""
+    more = "1 line answers" if most == 1 else f"{most} lines answer"
+    return f"more than {more}; those after {written(last)} are not shown"
+
+
 def written(at: datetime) -> str:
     """A time as ISO 8601 in UTC, with microseconds."""
     return at.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

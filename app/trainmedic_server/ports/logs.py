@@ -25,12 +25,12 @@ class LogSource(Protocol):
         """Yield the lines that answer, oldest first, in batches, `most` of them altogether; where there are more, a
         note says so. `nodes` are those on which the job is known to have run; a store needs none.
 
-        What a source cannot read is a note, where others can; LogsUnavailable where nothing can be read, QueryRefused
-        where the query makes no sense to it.
+        What a source cannot read is a note, where others can; LogsUnavailable where nothing can be read, NotFound
+        where `nodes` is empty and it needs them, LogQueryRefused where the query makes no sense to it.
         """
         ...
 
     def follow(self, query: LogQuery, nodes: Collection[str]) -> AsyncIterator[LogBatch]:
         """The same, and then what is new, without an end. A batch without lines is a sign of life. Lines of several
-        nodes that arrive late come late."""
+        nodes that arrive late come late. A node that stops answering is a note, and one that answers again."""
         ...

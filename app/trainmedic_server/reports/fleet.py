@@ -32,8 +32,10 @@ class CauseTotal:
     cause: str
     failures: int
     jobs: int
-    down_seconds: float
-    """Until the jobs were started again; of those that were not, nothing is counted."""
+    down_seconds: float | None
+    """Until the jobs were started again; of those that were not, nothing is counted. None where none was."""
+    not_back: int
+    """Failures after which nobody has told that the job was started again: it may be down still."""
     lost_gpu_hours: float | None
     """That time by the ranks that each job had, a GPU each; None where the ranks of none of them are known."""
     uncounted: int
@@ -190,6 +192,7 @@ def _causes(failures: Sequence[tuple[str, FailureRecord, int | None]]) -> list[C
 
 
 def _cause(cause: str, failures: Sequence[tuple[str, FailureRecord, int | None]]) -> CauseTotal:
+    downs = [failure.down_seconds for _, failure, _ in failures if failure.down_seconds is not None]
     costs = [
         failure.down_seconds * ranks / 3600
         for _, failure, ranks in failures
@@ -199,7 +202,8 @@ def _cause(cause: str, failures: Sequence[tuple[str, FailureRecord, int | None]]
         cause=cause,
         failures=len(failures),
         jobs=len({job for job, _, _ in failures}),
-        down_seconds=sum(failure.down_seconds or 0.0 for _, failure, _ in failures),
+        down_seconds=sum(downs) if downs else None,
+        not_back=len(failures) - len(downs),
         lost_gpu_hours=round(sum(costs), 3) if costs else None,
         uncounted=len(failures) - len(costs),
     )

@@ -29,7 +29,7 @@ examples:
       -m trainmedic.probe --baselines /shared/probe.json            two nodes, held against what they were
 
 Exit codes: 0 as it should be (or nothing to hold it against yet), 1 slow or wrong, 2 a wrong option, 3 it could not be
-measured, 4 somebody trains on these nodes.
+measured, 4 somebody trains on these nodes, or it cannot be asked whether.
 """
 
 
@@ -66,9 +66,12 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _sizes(text: str) -> tuple[float, ...]:
-    sizes = tuple(float(part) for part in text.split(","))
-    if not all(0 < size <= 16_384 for size in sizes):
-        raise argparse.ArgumentTypeError("sizes are in megabytes, such as 1,10,100")
+    try:
+        sizes = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        sizes = ()
+    if not sizes or not all(0 < size <= 16_384 for size in sizes):
+        raise argparse.ArgumentTypeError("sizes are in megabytes, above 0 and at most 16384, such as 1,10,100")
     return sizes
 
 
@@ -123,7 +126,7 @@ def _be_a_rank(options: argparse.Namespace) -> int:
         document = probe(wanted)
     except NodesTrain as error:
         if is_first:
-            print(f"trainmedic-probe: not measured, for somebody trains there: {error}", file=sys.stderr)
+            print(f"trainmedic-probe: not measured: {error}", file=sys.stderr)
             print("With --even-if-training it is measured all the same.", file=sys.stderr)
         return TRAINS
     except ConfigurationError as error:

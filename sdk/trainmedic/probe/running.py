@@ -40,7 +40,7 @@ class ProbeOptions:
 
 
 class NodesTrain(Exception):
-    """Not measured, because somebody trains there."""
+    """Not measured, because somebody trains there, or the server cannot be asked whether; the text says which."""
 
 
 def probe(options: ProbeOptions) -> dict[str, Any] | None:

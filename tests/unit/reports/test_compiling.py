@@ -142,6 +142,7 @@ async def test_jobs_of_which_only_verdicts_tell_are_counted_as_well() -> None:
         None,
         2,
     )
+    assert (cause.down_seconds, cause.not_back) == (None, 2)
 
 
 async def test_a_repair_that_is_open_or_only_observed_has_neither_succeeded_nor_failed() -> None:

@@ -99,6 +99,7 @@ async def test_the_report_on_all_jobs_counts_causes_nodes_and_repairs() -> None:
         "failures": 2,
         "jobs": 2,
         "down_seconds": 900.0,
+        "not_back": 1,
         "lost_gpu_hours": 2.0,
         "uncounted": 1,
     }

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, Protocol
 
-from trainmedic_server.domain.log_search import FoundLine, LogQuery, written
+from trainmedic_server.domain.log_search import FoundLine, LogQuery, left_out
 from trainmedic_server.expressions.regexes import SearchPattern
 from trainmedic_server.ports.logs import LogBatch
 from trainmedic_server.ports.outside import Clock
@@ -68,8 +68,7 @@ class StoredLogs:
         async for lines in self._until(query, nodes, self._end(query), set()):
             if len(lines) > left:
                 last = lines[left - 1].line.at if left else query.since
-                note = f"more than {most} lines answer; those after {written(last)} are not shown"
-                yield LogBatch([each.line for each in lines[:left]], (note,))
+                yield LogBatch([each.line for each in lines[:left]], (left_out(most, last),))
                 return
             left -= len(lines)
             yield LogBatch([each.line for each in lines])
