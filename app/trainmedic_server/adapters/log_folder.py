@@ -6,6 +6,7 @@ Our own layout (``trainmedic.wire.log_layout``), torchrun's ``--log-dir``, and f
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import os
 import re
@@ -29,6 +30,7 @@ MOST_BYTES = 64 * 1024 * 1024
 MOST_UNPACKED = 1024 * 1024 * 1024
 """Of a file that is compressed; a larger one is left out, as a few bytes can pretend to be any number."""
 _GZIP = b"\x1f\x8b"
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _HEAD = 4096
 
 
@@ -81,7 +83,7 @@ def look_into(directory: Path) -> Folder:
             if found := _file(path, directory):
                 files.append(found)
             else:
-                left_out[name] = "it is no text"
+                left_out[name] = "it is no text in UTF-8, nor in UTF-16 with its mark"
         except OSError as error:
             left_out[name] = error.strerror or str(error)
     return Folder(tuple(_with_ranks(files)), left_out)
@@ -176,7 +178,7 @@ def _file(path: Path, directory: Path) -> FolderFile | None:
     origin = replace(origin, stream=str(path_read.relative_to(directory)))
     if kind is not Kind.DUMP and (_has_dumps_name(path) or (head[:1] == b"\x80" and head[1:2] in b"\2\3\4\5")):
         kind = Kind.DUMP
-    if kind is Kind.LINES and b"\0" in head and origin.source != "kernel":
+    if kind is Kind.LINES and b"\0" in head and origin.source != "kernel" and not head.startswith(_UTF16):
         return None
     return FolderFile(path_read, kind, origin, written)
 

@@ -78,10 +78,15 @@ def load_file(path: Path, before: LoadedRules | None = None) -> LoadedRules:
 
 
 class LogRuleLibrary:
-    """The rules of `roots` (directories, or single files). Empty until the first `reload`."""
+    """The rules of `roots` (directories, or single files). Empty until the first `reload`.
 
-    def __init__(self, roots: Sequence[Path]) -> None:
-        self._roots = tuple(roots)
+    ``beside`` are roots of playbooks, which may hold rules too: that one is not there, or cannot be listed, is told by
+    the library of playbooks, and not a second time here.
+    """
+
+    def __init__(self, roots: Sequence[Path], beside: Sequence[Path] = ()) -> None:
+        self._roots = (*beside, *roots)
+        self._beside = frozenset(beside).difference(roots)
         self._files: dict[Path, LoadedRules] = {}
         self._rule_set = RuleSet()
         self._placed: tuple[PlacedRule, ...] = ()
@@ -109,7 +114,8 @@ class LogRuleLibrary:
         for root in self._roots:
             for path in loader.playbook_files(root):
                 if isinstance(path, FileProblem):
-                    problems.append(path)
+                    if root not in self._beside:
+                        problems.append(path)
                     if os.path.lexists(path.file):  # nobody can say that what was in it is gone
                         files.update((old, file) for old, file in self._files.items() if Path(path.file) in old.parents)
                 elif path not in files and len(files) < loader.MOST_FILES:

@@ -97,7 +97,9 @@ def _text(chosen: AttemptVerdict, found: FolderDiagnosis) -> Iterator[str]:
         yield ", ".join(part for part in of if part)
     yield from shown(chosen.verdict.plain())
     left_out = len(found.left_out)
-    yield f"{_were(found.files_read, 'file')} read" + (f", {_were(left_out)} not" if left_out else "")
+    yield f"{_were(found.files_read, 'file')} read" + (f", {_were(left_out)} not:" if left_out else "")
+    for name, why in list(found.left_out.items())[:_MOST_SHOWN]:
+        yield f"  {name}: {why}"
 
 
 def _were(count: int, noun: str = "") -> str:

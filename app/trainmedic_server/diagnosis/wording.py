@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Sequence
 
 from trainmedic_server.diagnosis.accusation import Accusation
@@ -26,6 +27,8 @@ _CAUSES = {
 _DOUBTS = {Confidence.MEDIUM: "Probably", Confidence.LOW: "Perhaps"}
 _MOST_NAMED = 8
 _LONGEST_WORDS = 200
+_PROGRESS_BAR = re.compile(r"^[^|\n]{0,80}\d%\|[^|\n]{0,400}\|[^\[\n]{0,60}\[[^\]\n]{0,200}\]\s*(?=\S)")
+"""As tqdm draws it: whoever prints next goes on in the line of a bar that has not ended."""
 
 
 def summary(leader: Accusation, facts: Facts) -> str:
@@ -36,8 +39,8 @@ def summary(leader: Accusation, facts: Facts) -> str:
     first = leader.evidence[0]
     # Of a process that ended a launcher's line says less than what that means.
     is_told_better = first.source == "exit" or first.line.startswith("{")
-    words = first.why if is_told_better or not first.line else first.line.partition("\n")[0][:_LONGEST_WORDS]
-    words = words.rstrip(". ")
+    words = first.why if is_told_better or not first.line else _PROGRESS_BAR.sub("", first.line).partition("\n")[0]
+    words = words[:_LONGEST_WORDS].rstrip(". ")
     if leader.cause is CauseClass.UNKNOWN and named and words.startswith("it "):
         return f"Why it failed is not known; {ranks(named)}{on} {words.removeprefix('it ')}."
     if leader.cause is CauseClass.HANG and named:

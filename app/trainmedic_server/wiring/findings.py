@@ -41,7 +41,7 @@ _FIRST_LOOK_SECONDS = 2.0
 def log_rule_library(settings: ServerSettings) -> LogRuleLibrary:
     """The log rules: those beside the playbooks, and those of the setting, else the shipped ones. Nothing is read
     yet."""
-    return LogRuleLibrary([*settings.playbooks, *log_rule_roots.roots(settings.log_rules, {})])
+    return LogRuleLibrary(log_rule_roots.roots(settings.log_rules, {}), beside=settings.playbooks)
 
 
 @dataclass(frozen=True, slots=True)

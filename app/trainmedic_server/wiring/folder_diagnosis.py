@@ -25,6 +25,7 @@ from trainmedic_server.logs.rule import RuleSet
 _LARGEST_DOCUMENT = 1024 * 1024
 _MOST_MERGED = 8
 """Attempts in one file that are diagnosed, the newest ones."""
+_MOST_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,8 @@ def diagnose_folder(directory: Path, rule_set: RuleSet, job: str | None = None) 
         raise ConfigurationError(f"{directory}: there are logs of {len(jobs)} jobs, {', '.join(jobs[:8])}; say which")
     files = [file for file in folder.files if not job or file.origin.job in (job, None)]
     if not files:
-        raise ConfigurationError(f"{directory}: there are no logs and no dumps")
+        unread = "".join(f"; not read: {name}: {why}" for name, why in islice(folder.left_out.items(), _MOST_NAMED))
+        raise ConfigurationError(f"{directory}: there are no logs and no dumps{unread}")
     left_out = dict(folder.left_out)
     verdicts: list[AttemptVerdict] = []
     for number, parts in _attempts(files, left_out):

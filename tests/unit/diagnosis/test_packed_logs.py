@@ -1,4 +1,4 @@
-"""Logs that were compressed by logrotate or by hand."""
+"""Logs that were compressed by logrotate or by hand, or are not in UTF-8."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from tests.unit.diagnosis.test_scenes import shipped_rules
 from trainmedic_server.adapters import log_folder
+from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.wiring.folder_diagnosis import diagnose_folder
 
 _OOM = b"[rank2]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 22.78 GiB.\n"
@@ -36,3 +37,17 @@ def test_one_that_unpacks_to_more_than_anybody_logs_is_left_out(
     found = diagnose_folder(tmp_path, shipped_rules())
     assert set(found.left_out) == {"rank1.log.gz"}
     assert found.attempts[-1].verdict.ranks == (2,)
+
+
+@pytest.mark.parametrize("codec", ["utf-16-le", "utf-16-be"])
+def test_a_file_in_utf_16_is_read_by_its_mark(tmp_path: Path, codec: str) -> None:
+    """As a console of Windows writes it; without the mark it could be anything, and is named as not read."""
+    text = f"step 1\n{_OOM.decode()}"
+    (tmp_path / "rank2.log").write_bytes(f"\ufeff{text}".encode(codec))
+    (tmp_path / "rank3.log").write_bytes(text.encode(codec))
+    found = diagnose_folder(tmp_path, shipped_rules())
+    assert (str(found.attempts[-1].verdict.cause), found.attempts[-1].verdict.ranks) == ("gpu_memory", (2,))
+    assert found.left_out == {"rank3.log": "it is no text in UTF-8, nor in UTF-16 with its mark"}
+    (tmp_path / "rank2.log").unlink()
+    with pytest.raises(ConfigurationError, match="no dumps; not read: rank3.log: it is no text in UTF-8"):
+        diagnose_folder(tmp_path, shipped_rules())

@@ -73,3 +73,12 @@ def test_a_time_that_is_only_guessed_is_not_shown(tmp_path: Path) -> None:
     """Of a line without a time, in a file without times, nobody knows more than its place."""
     verdict = verdict_on(tmp_path, **{"rank1.log": RAISED})
     assert verdict.evidence[0].at is None
+
+
+def test_a_progress_bar_in_the_same_line_is_not_what_happened(tmp_path: Path) -> None:
+    """A bar ends without a line feed, so what Slurm says of its end stands behind it; the evidence has it all."""
+    said = "slurmstepd: error: *** JOB 77 ON node-1 CANCELLED AT 2025-01-21T04:42:10 DUE TO TIME LIMIT ***"
+    bar = f"train:  22%|██▏{' ' * 200}| 11/50 [1:56:21<6:51:20, 632.83s/it, loss=2.1]"
+    verdict = verdict_on(tmp_path, **{"slurm-77.out": f"{STEP % (1, 0, '')}{bar}{said}\n"})
+    assert verdict.summary.endswith(f"ended it: {said}."), verdict.summary
+    assert verdict.evidence[0].line == bar + said
