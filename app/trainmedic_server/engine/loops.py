@@ -42,13 +42,14 @@ async def repeat(
     while True:
         wait = every.total_seconds()
         try:
-            while await work():
-                pass
-            if retries is not None:
-                retries.reset()
-            if is_failing:
-                log.info("a background loop goes on", loop=name)
-            is_failing = False
+            has_more: object = True
+            while has_more:
+                has_more = await work()
+                if retries is not None:
+                    retries.reset()
+                if is_failing:
+                    log.info("a background loop goes on", loop=name)
+                is_failing = False
         except Exception as error:  # the boundary of a loop: what is wrong with one thing must not end the work
             wait = retries.next() if retries is not None else wait
             if not isinstance(error, errors.TrainmedicError):

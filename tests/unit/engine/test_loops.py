@@ -79,3 +79,11 @@ async def test_retries_wait_longer_each_time_until_one_succeeds(error: Exception
     with capture_logs():
         await rounds.run(Backoff(1, 60))
     assert rounds.waits == [1, 2, 7, 1]
+
+
+async def test_whoever_gets_on_now_and_then_does_not_wait_longer_each_time() -> None:
+    """Of much that waits some is done between two failures, so the next try is soon."""
+    rounds = Rounds(AWAY, AWAY, 1, AWAY, 1, AWAY)
+    with capture_logs():
+        await rounds.run(Backoff(1, 60))
+    assert rounds.waits == [1, 2, 1, 1]
