@@ -39,6 +39,8 @@ TAKEN_IN = timedelta(minutes=2)
 ALERT_LASTS = timedelta(minutes=15)
 """A node that so many different jobs' verdicts name in that time is suspect, whatever was repaired each time."""
 OLDEST = timedelta(hours=1)
+_REMEMBERED = 2 * OLDEST
+"""How long it is known of a job where it was when it was last there."""
 _LOOK_EVERY = timedelta(seconds=2)
 _PRESENCES_EVERY = timedelta(seconds=5)
 """As often as they are written."""
@@ -86,6 +88,8 @@ class JobDiagnoses:
         """By job, what it said last of where they are."""
         self._sizes: dict[str, int] = {}
         """By job, how many ranks it said to have when it was last there."""
+        self._seen: dict[str, datetime] = {}
+        """When each job was last there."""
         self._agents: dict[str, datetime] = {}
         """When each node's agent was last there."""
 
@@ -125,6 +129,10 @@ class JobDiagnoses:
         self._placements |= {name: details.get("placement", ()) for name, details in changed.items()}
         self._sizes |= {job.name: size for job in jobs if job.doubt is None and (size := _size_of(job.details))}
         self._agents |= {agent.name: now for agent in agents}
+        self._seen |= {job.name: now for job in jobs}
+        for job in [job for job, seen_at in self._seen.items() if now - seen_at > _REMEMBERED]:
+            for known in (self._seen, self._ranks, self._placements, self._sizes):
+                known.pop(job, None)
 
     async def _look_at(self, job: str, signs: Sequence[datetime], findings: Sequence[KnownFinding]) -> None:
         now = self._clock.now()

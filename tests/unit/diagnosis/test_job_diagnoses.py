@@ -311,6 +311,30 @@ async def test_a_node_that_is_gone_with_its_ranks_is_the_culprit() -> None:
     assert (verdict.cause, verdict.node, verdict.plain["ranks"]) == ("node", "node-2", [4, 5, 6, 7])
 
 
+async def test_where_a_job_was_hours_ago_is_forgotten() -> None:
+    """A name may come back on other nodes, and jobs of thousands of ranks come and go for months."""
+    for hours, node in ((1, "node-2"), (3, None)):
+        world = World()
+        world.present_jobs = [Presence("llm-1", START, {"placement": [{"rank": 1, "node": "node-2"}]})]
+        await world.look(5)
+        world.present_jobs = []
+        await world.look(hours * 3600)
+        await world.find(
+            "xid",
+            rule="xid",
+            role=Role.ROOT,
+            cause=CauseClass.GPU,
+            target=Target(TargetKind.GPU, node="node-2", gpu="GPU-5f3a"),
+            origin=Origin("kernel", "node-2"),
+            nodes=frozenset({"node-2"}),
+            is_printed=False,
+        )
+        await world.time_out("timeout", frozenset({0}))
+        await world.look(6)
+        (verdict,) = await world.store.verdicts_of("llm-1", 5)
+        assert verdict.node == node
+
+
 async def test_a_node_on_which_three_jobs_failed_is_suspect() -> None:
     """Within thirty days, whatever was repaired each time; two jobs are not enough."""
     world = World()
