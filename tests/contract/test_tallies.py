@@ -128,6 +128,16 @@ async def test_a_run_is_repeated_also_where_the_one_before_ends_in_its_transacti
     assert (await store.tally(*WHOLE_DAYS))["cool"].repeated == 1
 
 
+async def test_a_run_that_ends_after_its_day_was_deleted_leaves_no_negative_count(store: SqlStore) -> None:
+    """It was open for longer than what is closed is kept, and is counted as what it has become."""
+    waiting = run(0)
+    await add(store, waiting)
+    await store.prune(_BEGIN + timedelta(days=1))
+    ended = replace(waiting, status=Status.FAILED, ended_at=at(90))
+    await store.transact(lambda tx: tx.save_runs([(ended, waiting)]))
+    assert (await store.tally(*WHOLE_DAYS))["cool"].statuses == {Status.FAILED: 1}
+
+
 def _counts_of(tally: PlaybookTally) -> list[int]:
     counters = (tally.statuses, tally.effects, tally.repair_seconds, tally.person_seconds)
     return [tally.timed_out, tally.repeated, *(count for counter in counters for count in counter.values())]

@@ -140,7 +140,7 @@ def _whole_days(connection: sa.Connection, since: datetime, until: datetime) -> 
 def _add_days(connection: sa.Connection, tallies: dict[str, PlaybookTally], first: int, end: int) -> None:
     for playbook, fact, count in connection.execute(_OF_DAYS, {"first": first, "end": end}):
         name, _, value = fact.partition(":")
-        if not count:
+        if count <= 0:  # less than none where a run that was open for longer than days are kept has left a status
             continue
         tally = tallies[playbook]
         if name == run_facts.STATUS:
