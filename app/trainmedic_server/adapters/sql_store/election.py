@@ -9,7 +9,7 @@ import asyncio
 from datetime import timedelta
 
 from trainmedic_server import errors, telemetry
-from trainmedic_server.adapters.sql_store import postgresql
+from trainmedic_server.adapters.sql_store import database, postgresql, revision
 
 ASK_EVERY = 0.5
 """Seconds between two tries: the delay until a standby takes over once the leader has ended."""
@@ -44,8 +44,8 @@ class Election:
                 try:
                     if await self._try():
                         assert self._session is not None
+                        self._report(await asyncio.to_thread(_what_is_left, self._session))
                         session, self._session = self._session, None
-                        self._report(_WON)
                         return session
                     self._report("another server works")
                 except errors.StoreUnavailable as error:
@@ -76,8 +76,16 @@ class Election:
         if reason != self.why:
             self.why = reason
             if error is None:
-                log.info("takes over" if reason == _WON else "stands by", why=reason)
+                log.info("takes over" if reason.startswith(_WON) else "stands by", why=reason)
             else:
                 log.warning("stands by", why=reason, error=error)
         if error is not None:
             self.holder = ""
+
+
+def _what_is_left(session: postgresql.LockSession) -> str:
+    """What a server that has the lock has still to do before it works. Raises StoreUnavailable."""
+    with database.translated("PostgreSQL does not answer"), session.engine.begin() as connection:
+        postgresql.take_time(connection)
+        runs = revision.runs_to_migrate(connection)
+    return _WON if runs is None else f"{_WON}, and brings the schema of {runs:,} runs up to date"

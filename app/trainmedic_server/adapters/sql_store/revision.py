@@ -1,11 +1,15 @@
 """Bringing the database's schema to the revision that this code needs.
 
-Who calls it: ``store``, once at start. Alembic is imported only where there is something to do:
-it costs a good part of the time in which a server is to be ready.
+Who calls it: ``store``, once at start, and ``election``, which tells others of it. Alembic is imported only where there
+is something to do: it costs a good part of the time in which a server is to be ready.
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -17,6 +21,8 @@ log = telemetry.logger(__name__)
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 _VERSION = sa.text("SELECT version_num FROM alembic_version")
+_TELL_EVERY = 10.0
+"""Seconds between two lines of the log during a long migration."""
 
 
 def current(connection: sa.Connection) -> str | None:
@@ -25,6 +31,15 @@ def current(connection: sa.Connection) -> str | None:
         return None
     revision: str | None = connection.execute(_VERSION).scalar()
     return revision
+
+
+def runs_to_migrate(connection: sa.Connection) -> int | None:
+    """Return how many runs there are where the schema is of an earlier release; None where nothing is to be done, or
+    the database is empty."""
+    at = current(connection)
+    if at in (None, schema.HEAD) or at not in _known():
+        return None
+    return int(connection.execute(sa.select(sa.func.count()).select_from(schema.runs)).scalar_one())
 
 
 def bring_to_head(connection: sa.Connection) -> None:
@@ -39,9 +54,33 @@ def bring_to_head(connection: sa.Connection) -> None:
     if at is not None and at not in _known():
         _require_readable(connection, at)
         return
-    _upgrade(connection)
-    connection.execute(sa.update(schema.identity).values(readable_from=schema.READABLE_FROM))
-    log.info("run store schema migrated", before=at, after=schema.HEAD)
+    with _told(at, runs_to_migrate(connection)):
+        _upgrade(connection)
+        connection.execute(sa.update(schema.identity).values(readable_from=schema.READABLE_FROM))
+
+
+@contextlib.contextmanager
+def _told(at: str | None, runs: int | None) -> Iterator[None]:
+    """Log that the migration begins, goes on and has ended: of a million runs it takes about a minute."""
+    began, is_over = time.monotonic(), threading.Event()
+
+    def seconds() -> float:
+        return round(time.monotonic() - began, 1)
+
+    def tell() -> None:
+        while not is_over.wait(_TELL_EVERY):
+            log.info("run store schema is still being migrated", runs=runs, seconds=seconds())
+
+    if runs is not None:
+        log.info("run store schema is being migrated", before=at, after=schema.HEAD, runs=runs)
+    teller = threading.Thread(target=tell, name="migration-log", daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        teller.join()
+    log.info("run store schema migrated", before=at, after=schema.HEAD, seconds=seconds())
 
 
 def _known() -> set[str]:
