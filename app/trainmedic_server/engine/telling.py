@@ -131,12 +131,17 @@ class MessageTeller:
     def _of_events(self, tx: Transaction, events: Sequence[Event]) -> list[Message]:
         run_ids = {event.run_id for event in events if event.run_id is not None}
         runs = {run.id: run for run in tx.runs(run_ids)} if run_ids else {}
-        told = tx.messages.kinds_told(run_ids) if run_ids else {}
+        told = dict(tx.messages.kinds_told(run_ids)) if run_ids else {}
         made: list[Message] = []
         for event in events:
             draft = message_texts.written(event, runs.get(event.run_id or ""), told)
-            if draft is not None:
-                made += self._addressed(draft, draft.once or f"{event.seq}", event.at)
+            if draft is None:
+                continue
+            messages = self._addressed(draft, draft.once or f"{event.seq}", event.at)
+            made += messages
+            if messages and draft.run_id is not None and draft.kind is MessageKind.RUN_FAILED:
+                # It will be told. So what follows is the same if these events are taken again.
+                told.setdefault(draft.run_id, set()).add(draft.kind)
         return made
 
     def _addressed(self, draft: Draft, name: str, at: datetime) -> list[Message]:

@@ -195,12 +195,13 @@ async def test_a_failure_is_told_as_it_is_on_record(begin: Any) -> None:
     assert "Still to be taken back, by test.uncap." in text
 
 
-async def test_people_who_were_told_of_a_failure_hear_how_it_ended(begin: Any) -> None:
-    """That the alert has resolved, and that what was done is taken back."""
+@pytest.mark.parametrize("after", [15, 0.1])
+async def test_people_who_were_told_of_a_failure_hear_how_it_ended(begin: Any, after: float) -> None:
+    """That the alert has resolved, and that what was done is taken back; also where that is at once."""
     t = await begin(CAPPING)
     t.world.actions["cap"].outcomes.append(errors.OutcomeUnknown("no answer"))
     await t.world.post(t.world.alert(node="n1"))
-    await t.world.pass_time(15)
+    await t.world.pass_time(after)
     await t.world.post(t.world.alert(node="n1", status="resolved"))
     await t.world.pass_time(70)
     assert sorted(t.channels.titles[1:]) == ["[info] capping: 2 messages"]
