@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 SLOW_ALERTS = frozenset({"TrainingStraggler", "TrainingThroughputDrop"})
-"""The alerts that say of a job that it is slow, and not that it fails."""
+"""The alerts that say of a job that it is slow, and not that it fails; each has lasted five minutes by then."""
 CURRENT_FOR = timedelta(hours=1)
 """After the first sign of the failure: later alerts of the job are of something else."""
 

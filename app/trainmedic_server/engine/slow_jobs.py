@@ -27,7 +27,6 @@ from trainmedic_server.ports.metric_history import MetricHistory, MetricSeries
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import RunStore
 
-"""The alerts that say that a job is slow; each has lasted five minutes by then."""
 AGAIN_AFTER = timedelta(minutes=15)
 _LOOK_EVERY = timedelta(seconds=10)
 _OVER = timedelta(minutes=5)
