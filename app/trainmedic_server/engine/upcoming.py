@@ -77,7 +77,7 @@ def _at_step(state: StepState, definition: Step, alerts: Sequence[AlertRecord]) 
         return {"waits_for": _resolution_of(alerts), "deadline": state.deadline, "at_deadline": otherwise}
     if isinstance(definition, ApproveStep):
         terms = Terms.of(state)
-        waits_for = f"approval: {state.message}" if state.message else "approval"
+        waits_for = f"approval: {state.message.removesuffix('.')}" if state.message else "approval"
         if terms.lapsed:
             return {"waits_for": f"{waits_for} (asked again then)", "not_before": state.retry_at}
         otherwise = "it is handed on" if terms.on_timeout == "escalate" else _ends_with(terms.on_timeout)

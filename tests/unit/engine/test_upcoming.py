@@ -15,7 +15,7 @@ playbook: ask
 on: {alert: Hot}
 target: {node: "{{ labels.node }}"}
 steps:
-  - approve: "Cap {{ labels.node }}?"
+  - approve: "Cap {{ labels.node }}? It cools."
     timeout: 30m
   - id: never
     when: labels.node == "other"
@@ -48,14 +48,14 @@ async def test_a_run_that_asks_says_what_it_would_do() -> None:
     told = await _next(world, run)
     assert told is not None
     assert (told.step, told.action, told.params) == ("cap", "test.cap", {"amount": 300.0})
-    assert (told.waits_for, told.at_deadline) == ("approval: Cap node-1?", "the run fails")
+    assert (told.waits_for, told.at_deadline) == ("approval: Cap node-1? It cools", "the run fails")
     assert told.deadline == run.created_at + timedelta(minutes=30)
     await world.engine.stop()
 
 
 async def test_what_depends_on_an_outcome_says_so() -> None:
     """While the step before it is at work, its parameters are unknown, and are not guessed."""
-    world = World(ASK.replace('  - approve: "Cap {{ labels.node }}?"\n    timeout: 30m\n', ""))
+    world = World(ASK.replace('  - approve: "Cap {{ labels.node }}? It cools."\n    timeout: 30m\n', ""))
     await world.engine.start()
     world.actions["cap"].outcomes.append("hang")
     await world.post(world.alert(node="node-1", watts="300"))
@@ -70,7 +70,7 @@ async def test_what_depends_on_an_outcome_says_so() -> None:
 
 async def test_a_run_that_was_cancelled_in_the_middle_of_a_step_has_no_next_step() -> None:
     """What is in work is waited for; that the run goes on after it would not be true."""
-    world = World(ASK.replace('  - approve: "Cap {{ labels.node }}?"\n    timeout: 30m\n', ""))
+    world = World(ASK.replace('  - approve: "Cap {{ labels.node }}? It cools."\n    timeout: 30m\n', ""))
     await world.engine.start()
     world.actions["cap"].outcomes.append("hang")
     await world.post(world.alert(node="node-1", watts="300"))

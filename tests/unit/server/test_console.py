@@ -18,7 +18,7 @@ import pytest
 from tests.support.api_world import World, alert, payload
 from trainmedic_server.domain.run import StepState, StepStatus
 from trainmedic_server.server.console.assets import Assets
-from trainmedic_server.server.console.formats import linked_runs
+from trainmedic_server.server.console.formats import coded, linked_runs
 from trainmedic_server.server.negotiation import preferred
 
 HTML = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
@@ -317,3 +317,22 @@ async def test_the_answer_of_each_rank_is_shown_beside_how_many_there_are() -> N
     assert re.findall(r'<li class="(\w+)" title="rank (\d): (\w+)"', page) == [
         *(("good", "0", "applied"), ("bad", "1", "refused"), ("going", "2", "silent"))
     ]
+
+
+async def test_what_comes_next_reads_as_a_sentence() -> None:
+    """Also where nothing stands before it."""
+    world = World()
+    async with world.client() as client:
+        await client.post("/webhook", json=payload())
+        (run_id,) = world.history.records
+        page = (await client.get(f"/runs/{run_id}", headers=HTML)).text
+        assert "<h2>What comes next</h2><p>gpu.power_limit" in page
+
+
+async def test_the_description_of_the_api_shows_code_as_code() -> None:
+    """No backtick is left over, and nothing in them is markup."""
+    async with World().client() as client:
+        page = (await client.get("/docs", headers=HTML)).text
+    assert "<code>application/problem+json</code>" in page
+    assert "`" not in page
+    assert coded("a `<b>` c") == "a <code>&lt;b&gt;</code> c"

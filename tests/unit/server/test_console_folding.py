@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from html import unescape
 from typing import Any
 
+from tests.support.api_world import World, payload
+from trainmedic_server.domain.run import Decision, Status
 from trainmedic_server.server.console import folding
 
 START = datetime(2026, 1, 31, 3, tzinfo=UTC)
@@ -47,3 +52,28 @@ async def test_a_page_is_filled_though_hundreds_of_items_fold_into_one_row() -> 
     rows, cursor = await folding.read(page_of, "", _says, "at")
     assert (len(rows), cursor) == (1, str(rows[0].count))
     assert 1000 <= int(cursor) < 1250
+
+
+async def test_every_page_that_lists_runs_folds_what_was_held_back() -> None:
+    """What ran on the node stays to be seen below a storm; the row leads to each of its runs."""
+    world = World()
+    async with world.client() as client:
+        await client.post("/webhook", json=payload())
+        (began,) = world.history.records.values()
+        for number in range(80):
+            held = replace(
+                began.run,
+                id=f"{number:08x}-0000-7000-8000-000000000000",
+                created_at=began.run.created_at + timedelta(seconds=1 + number),
+                status=Status.NOT_STARTED,
+                decision=Decision.CONCURRENCY_LIMITED,
+            )
+            world.history.records[held.id] = replace(began, run=held)
+        target = began.run.target
+        assert target is not None
+        for path in ("/runs", f"/nodes/{target.node}", f"/playbooks/{began.run.playbook}"):
+            page = (await client.get(path, headers={"accept": "text/html"})).text
+            assert (page.count('<tr id="alike-'), page.count('<tr id="run-')) == (1, 1), path
+            (row,) = re.findall(r'<a class="open" href="([^"]+)">show 80</a>', page)
+            one_by_one = (await client.get(unescape(row), headers={"accept": "text/html"})).text
+            assert (one_by_one.count('<tr id="alike-'), one_by_one.count('<tr id="run-')) == (0, 60), path

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from starlette.responses import Response
 
+from trainmedic_server.server.console import run_rows
 from trainmedic_server.server.console.page_request import PageRequest
 from trainmedic_server.server.problems import HttpProblem
 
@@ -31,7 +33,7 @@ async def playbook(page: PageRequest, **more: Any) -> Response:
     so the page asks for them once the rest is there. `more` is what a form has found out."""
     name = page.parameters["playbook"]
     shown = await page.get(f"/playbooks/{name}", UNCOUNTED)
-    runs = await page.get("/history", {"playbook": name, "limit": "50"})
+    runs, older = await run_rows.read(page, {"playbook": name})
     versions, wrong = None, ""
     if asked := {end: value for end in ("before", "after") if (value := page.query.get(end, "").strip())}:
         try:
@@ -45,7 +47,9 @@ async def playbook(page: PageRequest, **more: Any) -> Response:
         title=f"Playbook {name}",
         path=f"/playbooks/{name}",
         book=shown,
-        runs=runs["items"],
+        runs=runs,
+        more=older,
+        alike=partial(run_rows.alike, {"playbook": name}),
         versions=versions,
         wrong_version=wrong,
         targets=await _targets(page, shown["target"]) if page.is_operator else (),

@@ -214,5 +214,12 @@ def linked_runs(value: Any) -> Markup:
     return Markup("").join(link.format(piece) if place % 2 else piece for place, piece in enumerate(pieces))
 
 
+def coded(value: Any) -> Markup:
+    """A text of the API's description, whose pieces within backticks are code."""
+    pieces = str(finish(value)).split("`")
+    code = Markup("<code>{}</code>")
+    return Markup("").join(code.format(piece) if place % 2 else piece for place, piece in enumerate(pieces))
+
+
 def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from starlette.responses import Response
 
+from trainmedic_server.server.console import run_rows
 from trainmedic_server.server.console.page_request import PageRequest
 from trainmedic_server.server.problems import HttpProblem
 
-_RUNS = "50"
 _RACK = re.compile(r"(?P<rack>.+?)[-_.]?\d+$")
 
 
@@ -32,12 +33,19 @@ async def job(page: PageRequest) -> Response:
     """One job, by rank."""
     name = page.parameters["job"]
     shown = await _named(page, "/jobs", name)
-    runs = await page.get("/history", {"job": name, "limit": _RUNS})
-    if shown is None and not runs["items"]:
+    runs, more = await run_rows.read(page, {"job": name})
+    if shown is None and not runs:
         raise HttpProblem(404, f"No job {name} is connected, and no run was on one of that name.")
     diagnosis = await page.get_or(None, f"/jobs/{name}/diagnosis")
     return await page.page(
-        "job.html", title=f"Job {name}", name=name, job=shown, runs=runs["items"], diagnosis=diagnosis
+        "job.html",
+        title=f"Job {name}",
+        name=name,
+        job=shown,
+        runs=runs,
+        more=more,
+        alike=partial(run_rows.alike, {"job": name}),
+        diagnosis=diagnosis,
     )
 
 
@@ -59,8 +67,8 @@ async def node(page: PageRequest) -> Response:
     """One node: what its agent says, and what was done there."""
     name = page.parameters["node"]
     agent = await _named(page, "/agents", name)
-    runs = await page.get("/history", {"node": name, "limit": _RUNS})
-    if agent is None and not runs["items"]:
+    runs, more = await run_rows.read(page, {"node": name})
+    if agent is None and not runs:
         raise HttpProblem(404, f"No agent of a node {name} is connected, and no run was on one of that name.")
     present = await page.stands()
     return await page.page(
@@ -68,7 +76,9 @@ async def node(page: PageRequest) -> Response:
         title=f"Node {name}",
         name=name,
         agent=agent,
-        runs=runs["items"],
+        runs=runs,
+        more=more,
+        alike=partial(run_rows.alike, {"node": name}),
         changed=_changed(present.document),
     )
 

@@ -26,7 +26,7 @@ SECURITY_HEADERS = {
 _COMPRESSED_FROM = 600
 _FILTERS = (
     *("span", "words", "tail", "pairs", "plain", "day", "segment", "lines"),
-    *("shell", "as_json", "status_mark", "safe_link", "without", "linked_runs"),
+    *("shell", "as_json", "status_mark", "safe_link", "without", "linked_runs", "coded"),
 )
 
 

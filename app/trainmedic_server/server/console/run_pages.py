@@ -15,7 +15,7 @@ from starlette.responses import RedirectResponse, Response
 
 from trainmedic_server.domain.problems import did_you_mean
 from trainmedic_server.domain.run import Status
-from trainmedic_server.server.console import folding, formats
+from trainmedic_server.server.console import folding, formats, run_rows
 from trainmedic_server.server.console.book_pages import UNCOUNTED
 from trainmedic_server.server.console.page_request import PageRequest
 from trainmedic_server.server.problems import HttpProblem
@@ -41,12 +41,9 @@ async def runs(page: PageRequest) -> Response:
     rows: list[folding.FoldedRow] = []
     cursor, after, each = page.query.get("cursor", ""), "", page.query.get("each", "")
 
-    async def asked(bounds: Mapping[str, str]) -> Any:
-        return await page.get("/history", [*_pairs(chosen), *bounds.items()])
-
     try:
         _check(text)
-        rows, after = await folding.read(asked, cursor, None if each else _says, "timestamp")
+        rows, after = await run_rows.read(page, chosen, cursor, each=bool(each))
     except HttpProblem as problem:
         if problem.status != HTTPStatus.UNPROCESSABLE_ENTITY:
             raise
@@ -61,7 +58,7 @@ async def runs(page: PageRequest) -> Response:
         status=422 if wrong and "hx-request" not in page.request.headers else 200,
         wrong=wrong,
         rows=rows,
-        alike=partial(_alike, chosen),
+        alike=partial(run_rows.alike, chosen),
         more=urlencode({**shown, "cursor": after}) if after else "",
         chosen=chosen,
         text=text,
@@ -184,29 +181,5 @@ def _check(text: str) -> None:
             raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, detail)
 
 
-def _pairs(chosen: Mapping[str, str]) -> list[tuple[str, str]]:
-    """The filters as the API takes them: several values of one name, one by one."""
-    return [
-        (name, part)
-        for name, value in chosen.items()
-        for part in (value.split(",") if name in ("status", "playbook", "decision") else [value])
-        if part
-    ]
-
-
 def _flag(name: str) -> str:
     return {"alertname": "alert", "owes_undo": "owes-undo"}.get(name, name)
-
-
-def _says(item: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Decisions not to start that have playbook, alert and reason in common say the same."""
-    if item["status"] != Status.NOT_STARTED:
-        return None
-    return item["playbook"], item["alert_name"], item["decision"]
-
-
-def _alike(chosen: Mapping[str, str], row: folding.FoldedRow) -> str:
-    """The query of the list that has each item of a row."""
-    same = {name: row.item[name] for name in ("status", "playbook", "decision")}
-    same |= {"alertname": row.item["alert_name"], "since": row.oldest["timestamp"]}
-    return urlencode({**chosen, **same, "each": "true"})
