@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -113,18 +114,51 @@ async def test_who_follows_is_told_once_who_stops_answering_and_once_who_answers
     bus = BusOfNodes(names([node, other]))
     batches = AgentLogs(bus, ManualClock(NOW)).follow(QUERY, ["gpu-01", "gpu-02"])
 
-    async def rounds(count: int) -> tuple[list[str], list[str]]:
-        read = [await anext(batches) for _ in range(count)]
-        lines = [line.text for batch in read for line in batch.lines]
-        return lines, [note for batch in read for note in batch.notes]
+    async def read(count: int) -> tuple[list[str], list[str]]:
+        lines, notes = [], []
+        for _ in range(count):
+            batch = await anext(batches)
+            await asyncio.sleep(0.01)
+            lines += [line.text.partition(" ")[2] for line in batch.lines]
+            notes += batch.notes
+        return lines, notes
 
-    assert [text.partition(" ")[2] for text in (await rounds(1))[0]] == ["a line"]
+    assert await read(1) == (["a line"], [])
     del bus.nodes["gpu-01"]
-    assert await rounds(4) == ([], ["no lines of 1 node are here: gpu-01: did not answer"])
+    assert await read(12) == ([], ["no lines of 1 node are here: gpu-01: did not answer"])
     node.write("llm-1", 1, NOW, "printed while its agent was dead")
     bus.nodes["gpu-01"] = node
-    lines, notes = await rounds(4)
-    assert [text.partition(" ")[2] for text in lines] == ["printed while its agent was dead"]
-    assert notes == ["the lines of 1 node come again: gpu-01"]
+    assert await read(12) == (["printed while its agent was dead"], ["the lines of 1 node come again: gpu-01"])
     del bus.nodes["gpu-01"], bus.nodes["gpu-02"]
-    assert (await rounds(3))[1] == ["no lines of 2 nodes are here: gpu-01: did not answer; gpu-02: did not answer"]
+    assert await read(12) == ([], ["no lines of 2 nodes are here: gpu-01: did not answer; gpu-02: did not answer"])
+    await batches.aclose()
+
+
+async def test_nobody_waits_for_a_node_that_has_stopped_answering(node: LogNode, tmp_path: Path) -> None:
+    """Its agent is given many seconds to answer; the lines of the others come meanwhile."""
+    other = LogNode(tmp_path, "gpu-02")
+
+    class Slow(BusOfNodes):
+        async def request(self, command: Any, unheard: Any = None) -> Any:
+            if command.target["node"] not in self.nodes and self.is_told:
+                await asyncio.Event().wait()
+            return await super().request(command, unheard)
+
+        is_told = False
+
+    bus = Slow(names([node, other]))
+    batches = AgentLogs(bus, ManualClock(NOW)).follow(QUERY, ["gpu-01", "gpu-02"])
+    await anext(batches)
+    del bus.nodes["gpu-01"]
+    while not (await anext(batches)).notes:
+        pass
+    bus.is_told = True
+    found: list[str] = []
+    async with asyncio.timeout(30):
+        for number in range(3):
+            other.write("llm-1", 1, NOW, f"line {number}")
+            while len(found) <= number:
+                found += [line.text.partition(" ")[2] for line in (await anext(batches)).lines]
+                await asyncio.sleep(0.01)
+    assert found == ["line 0", "line 1", "line 2"]
+    await batches.aclose()

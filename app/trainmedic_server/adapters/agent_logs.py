@@ -18,6 +18,7 @@ from trainmedic_server.domain import log_pages
 from trainmedic_server.domain.log_search import FoundLine, LogQuery, left_out
 from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.errors import LogsUnavailable, NotFound
+from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.logs import LogBatch
 from trainmedic_server.ports.outside import Clock, CommandBus
 
@@ -73,17 +74,29 @@ class AgentLogs:
         answers = self._begin(query, nodes)
         async for batch in self._to_the_end(query, answers):
             yield batch
-        while True:
-            pause = max(_POLL_SECONDS, _POLL_SECONDS_PER_NODE * len(answers))
-            await self._clock.sleep_until(self._clock.now() + timedelta(seconds=pause))
-            for answer in answers:
-                answer.is_end, answer.silence = False, ""
-            has_lines = False
-            async for batch in self._to_the_end(query, answers, is_again=True):
-                has_lines = has_lines or bool(batch.lines)
-                yield batch
-            if not has_lines:
-                yield LogBatch()
+        asking: asyncio.Task[list[str]] | None = None  # those that are missed, beside the others, who wait for nobody
+        try:
+            while True:
+                pause = max(_POLL_SECONDS, _POLL_SECONDS_PER_NODE * len(answers))
+                await self._clock.sleep_until(self._clock.now() + timedelta(seconds=pause))
+                asked = [answer for answer in answers if not answer.is_missed]
+                missed = [answer for answer in answers if answer.is_missed]
+                has_lines = False
+                if asking is not None and asking.done():
+                    asked += [answer for answer in missed if not answer.silence]
+                    yield LogBatch(notes=asking.result())
+                    asking = None
+                elif asking is None and missed:
+                    _ask_anew(missed)
+                    asking = asyncio.create_task(self._ask(query, missed))
+                _ask_anew(asked)
+                async for batch in self._to_the_end(query, asked, is_again=True):
+                    has_lines = has_lines or bool(batch.lines)
+                    yield batch
+                if not has_lines:
+                    yield LogBatch()
+        finally:
+            await end_tasks([asking] if asking is not None else [])
 
     def _begin(self, query: LogQuery, nodes: Collection[str]) -> list[_NodeAnswer]:
         asked = {query.node} if query.node is not None else set(nodes)
@@ -169,6 +182,11 @@ class AgentLogs:
         except (ValueError, TypeError) as error:
             answer.silence = f"its answer cannot be read: {error}"
             return None
+
+
+def _ask_anew(answers: Iterable[_NodeAnswer]) -> None:
+    for answer in answers:
+        answer.is_end, answer.silence = False, ""
 
 
 def _checked(page: dict[str, Any]) -> dict[str, Any]:
