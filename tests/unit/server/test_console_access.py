@@ -238,6 +238,20 @@ async def test_a_part_of_a_page_sends_its_browser_to_sign_in() -> None:
     assert (answer.status_code, answer.headers["hx-redirect"]) == (401, "/login?next=%2Fruns%3Fstatus%3Dfailed")
 
 
+async def test_who_acts_after_the_session_has_ended_is_led_to_sign_in_and_back() -> None:
+    """By a sentence for people, and not by one about Bearer and Basic."""
+    here, clock = world()
+    async with here.client() as client:
+        await sign_in(client, "op")
+        clock.sleep(LASTS.total_seconds())
+        headers = {**FORM, "referer": "http://trainmedic/settings?x=1"}
+        answer = await client.post("/console/pause", data={"node": "node-7"}, headers=headers)
+    assert (answer.status_code, here.engine.controls.paused) == (401, False)
+    assert "nothing was done" in answer.text
+    assert 'href="/login?next=%2Fsettings%3Fx%3D1"' in answer.text
+    assert "Bearer" not in answer.text
+
+
 async def test_a_token_has_twenty_sessions_at_the_most() -> None:
     """The oldest gives way."""
     sessions = Sessions(InMemoryStore(), ManualClock())

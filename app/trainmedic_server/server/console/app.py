@@ -153,6 +153,8 @@ class ConsoleApp:
         acted = request.method == "POST"
         named: dict[str, Any] = {"title": HTTPStatus(problem.status).phrase, "problem": problem, "acted": acted}
         named["back"] = _came_from(request) if acted else request.url.path
+        if acted and problem.status == HTTPStatus.UNAUTHORIZED:
+            named["title"], named["sign_in"] = "Signed out", f"/login?next={quote(named['back'], safe='')}"
         headers = {name: value for name, value in problem.headers.items() if name.lower() != "www-authenticate"}
         try:
             response = await self.page_request(request, {}).page("problem.html", status=problem.status, **named)
