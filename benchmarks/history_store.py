@@ -1,11 +1,12 @@
-"""A run store with many runs: its size, its start, its pages and filters, and deliveries while it deletes old runs.
+"""A run store with many runs: its size, its start, its pages and filters, and deliveries while it deletes old runs or
+is exported.
 
     PYTHONPATH=.:app:sdk python benchmarks/history_store.py [--runs 1000000] [--database URL] [--delete 20000]
 
 The store is filled by SQL (``past_rows``): in a temporary directory, where there must be 4 KB of room for each run, or
 in the empty PostgreSQL database that is named. Pages of a file are read cold (the system is asked to forget the file)
-and warm. Deletion runs beside single matched deliveries' transactions, fifty a second; their times are printed without
-and with it.
+and warm. An export as CSV, in the same process as in the server, and then deletion run beside single matched
+deliveries' transactions, fifty a second; their times are printed without and with each.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import cast
 
 import psycopg
 import sqlalchemy as sa
@@ -29,6 +31,10 @@ from trainmedic_server.adapters.sql_store import database, postgresql
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus
 from trainmedic_server.ports.store import HistoryFilter, Transaction
+from trainmedic_server.server import views
+from trainmedic_server.server.exports import CSV, Exports
+from trainmedic_server.server.limits import ServerLimits
+from trainmedic_server.server.streaming import StreamedResponse
 
 FILTERS = {
     "none": HistoryFilter(),
@@ -133,12 +139,34 @@ async def percentiles(store: SqlStore, first: int, count: int = DELIVERIES) -> s
     return f"p50 {p50:.1f} ms, p99 {p99:.1f} ms, worst {worst:.0f} ms"
 
 
-async def deletion(store: SqlStore, count: int, delete: int) -> None:
+async def export(store: SqlStore) -> None:
+    """Deliveries beside an export that is begun again until they are through, and what it wrote meanwhile."""
+    exports, runs = Exports(ServerLimits(), views.HistoryItem, views.item), 0
+
+    async def exported() -> None:
+        nonlocal runs
+        while True:
+            response = await exports.response(store.stream(HistoryFilter()), CSV)
+            async for chunk in cast(StreamedResponse, response)._chunks:
+                runs += chunk.count(b"\n")
+                await asyncio.sleep(0)
+
     alone = await percentiles(store, 0)
+    reading, began = asyncio.create_task(exported()), time.perf_counter()
+    beside = await percentiles(store, DELIVERIES)
+    speed = runs / (time.perf_counter() - began)
+    reading.cancel()
+    await asyncio.wait([reading])
+    print(f"deliveries alone: {alone}")
+    print(f"deliveries beside an export of {speed:,.0f} runs a second: {beside}", flush=True)
+
+
+async def deletion(store: SqlStore, count: int, delete: int) -> None:
+    alone = await percentiles(store, 2 * DELIVERIES)
     before = datetime.now(UTC) - timedelta(seconds=(count - delete) * past_rows.SECONDS_APART)
     pruning = asyncio.create_task(store.prune(before))
     began = time.perf_counter()
-    beside = await percentiles(store, DELIVERIES)
+    beside = await percentiles(store, 3 * DELIVERIES)
     gone = await pruning
     seconds = time.perf_counter() - began
     print(f"deliveries alone: {alone}")
@@ -152,6 +180,7 @@ async def measure(measured: Measured, count: int, delete: int) -> None:
     print(f"opened in {(time.perf_counter() - began) * 1000:.0f} ms", flush=True)
     await pages(measured, store)
     await tallies(store)
+    await export(store)
     await deletion(store, count, delete)
     await store.close()
 

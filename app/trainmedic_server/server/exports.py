@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, Generic, TypeVar
 
@@ -23,6 +25,8 @@ _TEXT = {"schema": {"type": "string"}}
 AS_STREAM: dict[int | str, dict[str, Any]] = {200: {"content": dict.fromkeys((NDJSON, CSV), _TEXT)}}
 """What the API's description says of an answer that can be a stream too."""
 _CHUNK_BYTES = 16 * KIB  # written at one go, between which other requests have their turn
+_REST = 1.0
+"""Times as long as a chunk took, until the next is begun: an export without rests holds up the deliveries beside it."""
 Item = TypeVar("Item")
 
 
@@ -77,11 +81,13 @@ async def _chunks(
 ) -> AsyncGenerator[bytes, None]:
     """The items as `write` makes them, after the header, which it makes of None."""
     buffer = [write(None), write(first)]
-    size = 0
+    size, began = 0, time.monotonic()
     async for item in others:
         buffer.append(write(item))
         size += len(buffer[-1])
         if size >= _CHUNK_BYTES:
+            took = time.monotonic() - began
             yield b"".join(buffer)
-            buffer, size = [], 0
+            await asyncio.sleep(took * _REST)
+            buffer, size, began = [], 0, time.monotonic()
     yield b"".join(buffer)
