@@ -16,6 +16,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from trainmedic_server.domain.log_search import LONGEST_GREP, LogLevel, LogQuery
 from trainmedic_server.domain.plain_text import json_bytes
 from trainmedic_server.expressions.regexes import SearchPattern
+from trainmedic_server.errors import BusUnavailable, NotFound
 from trainmedic_server.ports.logs import LogBatch, LogSource
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.server.auth import Authenticator, Principal, requires
@@ -98,8 +99,10 @@ def _router(
 
         try:
             first = await anext(batches, None)  # before anything is sent, so that who cannot answer leads to a 503
-        except BaseException:
+        except BaseException as error:
             await stop()
+            if isinstance(error, NotFound) and not places.is_whole:
+                raise BusUnavailable("the job cannot be asked where it runs") from error
             raise
         write, media_type = (_event, EVENT_STREAM) if follow else (_line, NDJSON)
         written = while_allowed(_written(first, batches, write), lambda: auth.allows(request, TokenRole.VIEWER))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,6 +21,8 @@ class JobNodes:
     nodes: tuple[str, ...] = ()
     pods: tuple[str, ...] = ()
     """``namespace/name``."""
+    is_whole: bool = True
+    """False where Redis did not answer, so that the job itself could not be asked."""
 
 
 class Whereabouts:
@@ -36,12 +37,13 @@ class Whereabouts:
 
     async def of(self, job: str) -> JobNodes:
         """What the job says itself, what the cluster knows of its pods, and where it was seen before. Raises
-        StoreUnavailable; without Redis the job itself cannot be asked."""
+        StoreUnavailable."""
         cluster = self._cluster_topology()
         nodes: list[str] = []
         pods = [(pod.namespace, pod.name) for pod in cluster.pods_by_job.get(job, ())]
         nodes += [pod.node for pod in cluster.pods_by_job.get(job, ())]
-        with contextlib.suppress(BusUnavailable):
+        is_whole = True
+        try:
             presence = next((each for each in await self._bus.jobs() if each.name == job), None)
             if presence is not None:
                 agents = AgentTopology.of({agent.name: agent.details for agent in await self._bus.agents()})
@@ -49,7 +51,10 @@ class Whereabouts:
                 view = JobDirectory(agents, cluster).connected(presence, members)
                 nodes += view.nodes or ()
                 pods += [(pod.namespace, pod.name) for pod in view.pods or ()]
+        except BusUnavailable:
+            is_whole = False
         seen = await self._store.transact(lambda tx: dict(tx.findings.job_places()))
         before = sorted((at, place.node) for place, at in seen.items() if place.job == job)
         nodes += [node for _, node in reversed(before)]
-        return JobNodes(tuple(dict.fromkeys(nodes))[:MOST_NODES], tuple(dict.fromkeys(map("/".join, pods))))
+        names = tuple(dict.fromkeys(map("/".join, pods)))
+        return JobNodes(tuple(dict.fromkeys(nodes))[:MOST_NODES], names, is_whole)

@@ -140,6 +140,18 @@ async def test_where_nobody_can_answer_the_status_says_so(error: Exception, stat
     assert answer.json()["detail"].startswith(str(error))
 
 
+@pytest.mark.parametrize(("away", "status"), [(None, 404), (errors.BusUnavailable, 503)])
+async def test_a_job_that_could_not_be_asked_is_not_said_to_be_unknown(
+    away: type[errors.BusUnavailable] | None, status: int
+) -> None:
+    """Once Redis is back, its node may be known again."""
+    made = world(errors.NotFound("no job 'llm-1' is connected"))
+    made.bus.away = away
+    async with made.client() as client:
+        answer = await client.get("/jobs/llm-1/logs")
+    assert answer.status_code == status
+
+
 async def test_a_tenant_sees_its_own_jobs_and_no_kernel() -> None:
     """A kernel's lines name processes of others."""
     digest = hashlib.sha256(b"tenant").digest()
