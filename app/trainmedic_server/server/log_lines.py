@@ -15,8 +15,8 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from trainmedic_server.domain.log_search import LONGEST_GREP, LogLevel, LogQuery
 from trainmedic_server.domain.plain_text import json_bytes
-from trainmedic_server.expressions.regexes import SearchPattern
 from trainmedic_server.errors import BusUnavailable, NotFound
+from trainmedic_server.expressions.regexes import SearchPattern
 from trainmedic_server.ports.logs import LogBatch, LogSource
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.server.auth import Authenticator, Principal, requires
