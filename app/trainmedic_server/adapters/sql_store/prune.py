@@ -175,8 +175,10 @@ def alerts_before(transaction: SqlTransaction, before: datetime) -> int:
 
 def count_surplus_alerts(connection: sa.Connection) -> int:
     """Return how many alerts that no run is tied to there are over `MOST_ALERTS`; less than 1 where they are few."""
-    alerts_in_all, tied = (connection.execute(count).scalar_one() for count in (_COUNT_ALERTS, _COUNT_TIED))
-    return int(alerts_in_all - tied - MOST_ALERTS)
+    surplus_if_none_is_tied = int(connection.execute(_COUNT_ALERTS).scalar_one()) - MOST_ALERTS
+    if surplus_if_none_is_tied < 1:
+        return 0
+    return surplus_if_none_is_tied - int(connection.execute(_COUNT_TIED).scalar_one())
 
 
 def surplus_alerts(transaction: SqlTransaction, most: int) -> int:
