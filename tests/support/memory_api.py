@@ -86,6 +86,8 @@ class MemoryHistory:
         return sorted(chosen, key=lambda event: event.at)[-limit:]
 
     async def acts_of_people(self, matching: ActFilter, before: int | None, limit: int) -> list[Event]:
+        if self.away:
+            raise errors.StoreUnavailable("away")
         chosen = [event for event in reversed(self.events) if event.actor != "trainmedic"]
         chosen = [event for event in chosen if before is None or (event.seq or 0) < before]
         chosen = [event for event in chosen if matching.since is None or event.at >= matching.since]

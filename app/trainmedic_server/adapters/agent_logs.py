@@ -59,6 +59,7 @@ class AgentLogs:
         self._clock = clock
         self._patience = patience
         self._turns = asyncio.Semaphore(_AT_A_TIME)
+        self._turns_of_missed = asyncio.Semaphore(_AT_A_TIME)
 
     async def search(self, query: LogQuery, nodes: Collection[str], most: int) -> AsyncGenerator[LogBatch, None]:
         left = most
@@ -74,29 +75,43 @@ class AgentLogs:
         answers = self._begin(query, nodes)
         async for batch in self._to_the_end(query, answers):
             yield batch
-        asking: asyncio.Task[list[str]] | None = None  # those that are missed, beside the others, who wait for nobody
+        asking: dict[str, asyncio.Task[list[str]]] = {}
         try:
             while True:
                 pause = max(_POLL_SECONDS, _POLL_SECONDS_PER_NODE * len(answers))
                 await self._clock.sleep_until(self._clock.now() + timedelta(seconds=pause))
-                asked = [answer for answer in answers if not answer.is_missed]
-                missed = [answer for answer in answers if answer.is_missed]
+                asked, notes = self._due(query, answers, asking)
                 has_lines = False
-                if asking is not None and asking.done():
-                    asked += [answer for answer in missed if not answer.silence]
-                    yield LogBatch(notes=asking.result())
-                    asking = None
-                elif asking is None and missed:
-                    _ask_anew(missed)
-                    asking = asyncio.create_task(self._ask(query, missed))
-                _ask_anew(asked)
+                if notes:
+                    yield LogBatch(notes=notes)
                 async for batch in self._to_the_end(query, asked, is_again=True):
                     has_lines = has_lines or bool(batch.lines)
                     yield batch
                 if not has_lines:
                     yield LogBatch()
         finally:
-            await end_tasks([asking] if asking is not None else [])
+            await end_tasks(list(asking.values()))
+
+    def _due(
+        self, query: LogQuery, answers: Iterable[_NodeAnswer], asking: dict[str, asyncio.Task[list[str]]]
+    ) -> tuple[list[_NodeAnswer], list[str]]:
+        """Who is asked now: nodes that are not missed, or have answered again, with the notes of the latter. `asking`
+        has a task for each node that is missed, so that nobody waits for one."""
+        due: list[_NodeAnswer] = []
+        notes: list[str] = []
+        for answer in answers:
+            task = asking.get(answer.node)
+            if task is not None and not task.done():
+                continue
+            if task is not None:
+                notes += asking.pop(answer.node).result()
+            has_answered = not answer.silence
+            answer.is_end, answer.silence = False, ""
+            if has_answered or not answer.is_missed:
+                due.append(answer)
+            else:
+                asking[answer.node] = asyncio.create_task(self._ask_node(query, answer, self._turns_of_missed))
+        return due, notes
 
     def _begin(self, query: LogQuery, nodes: Collection[str]) -> list[_NodeAnswer]:
         asked = {query.node} if query.node is not None else set(nodes)
@@ -136,13 +151,13 @@ class AgentLogs:
 
     async def _ask(self, query: LogQuery, answers: Iterable[_NodeAnswer]) -> list[str]:
         """Ask each of these until it has lines, or nothing more; return their notes."""
-        answered = await asyncio.gather(*(self._ask_node(query, answer) for answer in answers))
+        answered = await asyncio.gather(*(self._ask_node(query, answer, self._turns) for answer in answers))
         return [note for notes in answered for note in notes]
 
-    async def _ask_node(self, query: LogQuery, answer: _NodeAnswer) -> list[str]:
+    async def _ask_node(self, query: LogQuery, answer: _NodeAnswer, turns: asyncio.Semaphore) -> list[str]:
         notes: list[str] = []
         while answer.wants_more:
-            async with self._turns:
+            async with turns:
                 page = await self._page(query, answer)
             if page is not None:
                 # Who answers says where its lines are from, and not they.
@@ -182,11 +197,6 @@ class AgentLogs:
         except (ValueError, TypeError) as error:
             answer.silence = f"its answer cannot be read: {error}"
             return None
-
-
-def _ask_anew(answers: Iterable[_NodeAnswer]) -> None:
-    for answer in answers:
-        answer.is_end, answer.silence = False, ""
 
 
 def _checked(page: dict[str, Any]) -> dict[str, Any]:

@@ -19,8 +19,8 @@ _ALIKE = 0.75
 
 def misspelt(name: str, known: Sequence[str]) -> str | None:
     """Return the known name that was probably meant; None for a known one, and for one of somebody's own, which may
-    also be a known one with a part before or behind it: ``training-eval``."""
-    if name in known or any(name.startswith(f"{each}-") or name.endswith(f"-{each}") for each in known):
+    also have a known one in it: ``training-eval``, ``slurmd``."""
+    if any(each in name for each in known):
         return None
     written = {each.replace("_", "-"): each for each in known}
     near = difflib.get_close_matches(name.lower().replace("_", "-"), written, n=1, cutoff=_ALIKE)

@@ -133,6 +133,8 @@ class JobDiagnoses:
         for job in [job for job, seen_at in self._seen.items() if now - seen_at > _REMEMBERED]:
             for known in (self._seen, self._ranks, self._placements, self._sizes):
                 known.pop(job, None)
+        for node in [node for node, seen_at in self._agents.items() if now - seen_at > _REMEMBERED]:
+            del self._agents[node]
 
     async def _look_at(self, job: str, signs: Sequence[datetime], findings: Sequence[KnownFinding]) -> None:
         now = self._clock.now()

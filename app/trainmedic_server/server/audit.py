@@ -9,7 +9,8 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query
@@ -21,7 +22,7 @@ from trainmedic_server.ports.store import ActFilter, History
 from trainmedic_server.server import events, views
 from trainmedic_server.server.auth import Authenticator, requires
 from trainmedic_server.server.event_feed import EventFeed
-from trainmedic_server.server.exports import AS_STREAM, CSV, NDJSON
+from trainmedic_server.server.exports import AS_STREAM, CSV, NDJSON, rest
 from trainmedic_server.server.limits import ServerLimits
 from trainmedic_server.server.negotiation import preferred
 from trainmedic_server.server.problems import responses
@@ -78,11 +79,16 @@ def router(history: History, auth: Authenticator, clock: Clock, limits: ServerLi
         kind = preferred(accept, ("application/json", NDJSON, CSV))
         if kind != "application/json":
             await turns.acquire()
+            try:
+                first = await history.acts_of_people(wanted, before, _BATCH)
+            except BaseException:
+                turns.release()
+                raise
 
             async def stop() -> None:
                 turns.release()
 
-            return StreamedResponse(_chained(history, wanted, kind), kind, limits.stall_seconds, stop)
+            return StreamedResponse(_chained(history, wanted, kind, first), kind, limits.stall_seconds, stop)
         async with reads.take():
             acts_read = await history.acts_of_people(wanted, before, limit)
         following = acts_read[-1].seq if len(acts_read) == limit else None
@@ -97,12 +103,15 @@ def line_hash(previous: str, entry: dict[str, Any]) -> str:
     return hashlib.sha256(previous.encode() + json_bytes(ordered)).hexdigest()
 
 
-async def _chained(history: History, wanted: ActFilter, kind: str) -> AsyncGenerator[bytes, None]:
-    previous, before = _FIRST_HASH, None
+async def _chained(
+    history: History, wanted: ActFilter, kind: str, batch: Sequence[Event]
+) -> AsyncGenerator[bytes, None]:
+    """The lines of `batch`, which was fetched before anything is sent, and of all that follow it."""
+    previous = _FIRST_HASH
     if kind == CSV:
         yield _record(list(_COLUMNS))
     while True:
-        batch = await history.acts_of_people(wanted, before, _BATCH)
+        began = time.monotonic()
         lines: list[bytes] = []
         for event in batch:
             entry = _entry(event)
@@ -113,11 +122,13 @@ async def _chained(history: History, wanted: ActFilter, kind: str) -> AsyncGener
             lines.append(
                 _record([csv_cell(whole[name]) for name in _COLUMNS]) if is_table else json_bytes(whole) + b"\n"
             )
+        took = time.monotonic() - began
         if lines:
             yield b"".join(lines)
         if len(batch) < _BATCH:
             return
-        before = batch[-1].seq
+        await rest(took)
+        batch = await history.acts_of_people(wanted, batch[-1].seq, _BATCH)
 
 
 def _entry(event: Event) -> dict[str, Any]:

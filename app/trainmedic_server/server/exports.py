@@ -1,5 +1,5 @@
 """A whole filtered list as one stream: NDJSON or CSV, a few streams at a time. Who calls it: ``history``,
-``findings``, ``heard_alerts`` and ``audit``."""
+``findings`` and ``heard_alerts``; ``audit`` writes lines of its own, and rests alike."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ _TEXT = {"schema": {"type": "string"}}
 AS_STREAM: dict[int | str, dict[str, Any]] = {200: {"content": dict.fromkeys((NDJSON, CSV), _TEXT)}}
 """What the API's description says of an answer that can be a stream too."""
 _CHUNK_BYTES = 16 * KIB  # written at one go, between which other requests have their turn
-_REST = 1.0
-"""Times as long as a chunk took, until the next is begun: an export without rests holds up the deliveries beside it."""
 Item = TypeVar("Item")
 
 
@@ -76,6 +74,12 @@ class Exports(Generic[Item]):
         return record.getvalue().encode()
 
 
+async def rest(took: float) -> None:
+    """Leave the processor to others for as long as a chunk `took`, in seconds: an export without rests holds up the
+    deliveries beside it."""
+    await asyncio.sleep(took)
+
+
 async def _chunks(
     first: Item, others: AsyncIterator[Item], write: Callable[[Item | None], bytes]
 ) -> AsyncGenerator[bytes, None]:
@@ -88,6 +92,6 @@ async def _chunks(
         if size >= _CHUNK_BYTES:
             took = time.monotonic() - began
             yield b"".join(buffer)
-            await asyncio.sleep(took * _REST)
+            await rest(took)
             buffer, size, began = [], 0, time.monotonic()
     yield b"".join(buffer)

@@ -72,7 +72,8 @@ def _router(
         "/jobs/{job:path}/logs",
         summary="The lines of a job's logs, oldest first",
         response_class=Response,
-        responses={200: _ANSWER, **responses(401, 403, 404, 422, 429, 503)},  # 404: a name that no path can have
+        # 404: a name that no path can have, or a job of which no node is known.
+        responses={200: _ANSWER, **responses(401, 403, 404, 422, 429, 503)},
     )
     async def lines(
         request: Request,

@@ -1,6 +1,6 @@
 """Streams long responses as they are produced, in bounded memory, and stops when the client does not read them.
 
-Who calls it: the history's exports and the event stream.
+Who calls it: exports, the audit, lines of logs and the event stream.
 """
 
 from __future__ import annotations

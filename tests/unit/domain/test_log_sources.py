@@ -7,7 +7,9 @@ import pytest
 from trainmedic_server.domain.log_sources import SOURCES, fault_of_source
 
 
-@pytest.mark.parametrize("name", [*SOURCES, "training-eval", "my-slurm", "serving", "trainer", "nginx", "x1"])
+@pytest.mark.parametrize(
+    "name", [*SOURCES, "training-eval", "my-slurm", "slurmd", "pretraining", "trainer", "nginx", "x1"]
+)
 def test_a_known_name_and_ones_own_are_good(name: str) -> None:
     """Also one that is a known name with a part before or behind it."""
     assert fault_of_source(name) is None

@@ -49,6 +49,17 @@ async def test_each_line_of_a_file_holds_the_one_before() -> None:
         previous = told
 
 
+async def test_a_file_begins_where_it_is_asked_to() -> None:
+    """At the page of `before`; and where the store is away nothing is begun."""
+    world = await world_with_acts()
+    async with world.client() as client:
+        text = (await client.get("/audit?before=4", headers={"accept": "application/x-ndjson"})).text
+        assert [json.loads(line)["seq"] for line in text.splitlines()] == [3, 1]
+        world.history.away = True
+        for kind in ("application/x-ndjson", "text/csv"):
+            assert (await client.get("/audit", headers={"accept": kind})).status_code == 503, kind
+
+
 async def test_a_table_runs_no_formula() -> None:
     """Notes are people's own words."""
     async with (await world_with_acts()).client() as client:

@@ -75,5 +75,6 @@ async def test_every_page_that_lists_runs_folds_what_was_held_back() -> None:
             page = (await client.get(path, headers={"accept": "text/html"})).text
             assert (page.count('<tr id="alike-'), page.count('<tr id="run-')) == (1, 1), path
             (row,) = re.findall(r'<a class="open" href="([^"]+)">show 80</a>', page)
+            assert re.search("until=[^&]+", row), path
             one_by_one = (await client.get(unescape(row), headers={"accept": "text/html"})).text
             assert (one_by_one.count('<tr id="alike-'), one_by_one.count('<tr id="run-')) == (0, 60), path

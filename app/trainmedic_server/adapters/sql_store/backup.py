@@ -29,7 +29,8 @@ def copy(url: str, target: Path) -> int:
     source = database.file_of(database.parse(url))
     if not source.exists():
         raise errors.ConfigurationError(f"there is no run store at {source}")
-    _require_new(target)
+    if target.exists():
+        raise _taken(target)
     try:
         # Of its own name, so that two copies to one file do not write to each other's.
         descriptor, partial = tempfile.mkstemp(".partial", f"{target.name}.", target.parent)
@@ -45,14 +46,12 @@ def copy(url: str, target: Path) -> int:
 def _copy_by(partial: Path, source: Path, target: Path) -> int:
     _copy_pages(source, partial)
     _read_back(partial)
-    _require_new(target)  # it has been a while
     _keep(partial, target)
     return target.stat().st_size
 
 
-def _require_new(target: Path) -> None:
-    if target.exists():
-        raise errors.ConfigurationError(f"{target} is there already; name a new file")
+def _taken(target: Path) -> errors.ConfigurationError:
+    return errors.ConfigurationError(f"{target} is there already; name a new file")
 
 
 def _copy_pages(source: Path, target: Path) -> None:
@@ -74,8 +73,12 @@ def _read_back(copied: Path) -> None:
 
 
 def _keep(partial: Path, target: Path) -> None:
-    """Bring the copy to the disk, and then its name."""
+    """Bring the copy to the disk, and then its name, which it takes from nobody. Raises ConfigurationError."""
     _sync(partial)
+    try:
+        os.close(os.open(target, os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        raise _taken(target) from None
     partial.rename(target)
     _sync(target.absolute().parent)
 

@@ -102,6 +102,7 @@ _SUM = sa.cast(sa.func.sum(playbook_days.c.count), sa.BigInteger)  # PostgreSQL 
 _OF_DAYS = (
     sa.select(playbook_days.c.playbook, playbook_days.c.fact, _SUM.label("runs"))
     .where(playbook_days.c.day >= sa.bindparam("first"), playbook_days.c.day < sa.bindparam("end"))
+    .where(playbook_days.c.count > 0)  # less than none where a run outlived the counts of its day
     .group_by(playbook_days.c.playbook, playbook_days.c.fact)
 )
 _VERDICTS = (
@@ -140,8 +141,6 @@ def _whole_days(connection: sa.Connection, since: datetime, until: datetime) -> 
 def _add_days(connection: sa.Connection, tallies: dict[str, PlaybookTally], first: int, end: int) -> None:
     for playbook, fact, count in connection.execute(_OF_DAYS, {"first": first, "end": end}):
         name, _, value = fact.partition(":")
-        if count <= 0:  # less than none where a run that was open for longer than days are kept has left a status
-            continue
         tally = tallies[playbook]
         if name == run_facts.STATUS:
             tally.statuses[Status(value)] += count

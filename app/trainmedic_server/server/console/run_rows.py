@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
 
@@ -29,7 +30,8 @@ async def read(
 def alike(chosen: Mapping[str, str], row: folding.FoldedRow) -> str:
     """The query of the list that has each item of a row."""
     same = {name: row.item[name] for name in _SEVERAL}
-    same |= {"alertname": row.item["alert_name"], "since": row.oldest["timestamp"]}
+    behind = datetime.fromisoformat(row.item["timestamp"]) + timedelta(microseconds=1)
+    same |= {"alertname": row.item["alert_name"], "since": row.oldest["timestamp"], "until": behind.isoformat()}
     return urlencode({**chosen, **same, "each": "true"})
 
 
