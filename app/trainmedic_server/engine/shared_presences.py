@@ -16,11 +16,11 @@ from trainmedic_server.ports.outside import Presence
 FRESH_FOR = 2.0
 """Seconds. Presences are written every five."""
 _FRESH_FOR_TIMES = 10
-"""Of many, reading takes its time: it stays fresh for so many times as long, and so takes a small share of the time."""
+"""Of many, reading takes its time: the next one waits for so many times as long, so that it takes a small share."""
 _LONGEST_FRESH = 4.5
 """Seconds; less than the loops' five, so that each look comes to something new."""
-_IS_LONG = 0.2
-"""Seconds of a reading that a person who asks does not wait for."""
+_LONG_REST = 2.0
+"""Seconds: behind a reading of a fifth of a second, for which a person who asks does not wait."""
 _RECENT = 10.0
 """Seconds behind its being fresh in which a reading is shown to people nevertheless: the loops' longest pause."""
 
@@ -33,12 +33,21 @@ class SharedReading:
         self._elapsed = elapsed
         self._reading: asyncio.Task[None] | None = None
         self._known: list[Presence] = []
-        self._fresh_until: float | None = None
-        self._took = 0.0
+        self._read_at: float | None = None
+        self._rest = 0.0
+        """Seconds behind a reading in which another would take too large a share of the time."""
 
     async def fresh(self) -> list[Presence]:
         """The same list as before while it is fresh. Raises what reading does, which is not kept."""
-        if self._fresh_until is None or self._elapsed() >= self._fresh_until:
+        return await self._younger_than(min(max(FRESH_FOR, self._rest), _LONGEST_FRESH))
+
+    async def recent(self) -> list[Presence]:
+        """What is there now; where reading takes long, what was read some seconds ago, at once. Raises as `fresh`."""
+        is_long = self._rest >= _LONG_REST
+        return await self._younger_than(_LONGEST_FRESH + _RECENT if is_long else self._rest)
+
+    async def _younger_than(self, age: float) -> list[Presence]:
+        if self._read_at is None or self._elapsed() - self._read_at >= age:
             # Who comes while it is read takes what comes of that, also where it fails: were each to try in its turn,
             # people who ask would hold up the loops while Redis does not answer.
             if self._reading is None or self._reading.done():
@@ -49,15 +58,8 @@ class SharedReading:
     async def _read_anew(self) -> None:
         began = self._elapsed()
         self._known = await self._read()
-        now = self._elapsed()
-        self._took = now - began
-        self._fresh_until = now + min(max(FRESH_FOR, _FRESH_FOR_TIMES * self._took), _LONGEST_FRESH)
-
-    async def recent(self) -> list[Presence]:
-        """As `fresh`; but where reading takes long, what a loop has read some seconds ago, at once. Raises the same."""
-        if self._took >= _IS_LONG and self._fresh_until is not None and self._elapsed() < self._fresh_until + _RECENT:
-            return self._known
-        return await self.fresh()
+        self._read_at = self._elapsed()
+        self._rest = _FRESH_FOR_TIMES * (self._read_at - began)
 
 
 class SharedPresences:
@@ -75,8 +77,8 @@ class SharedPresences:
         self._agents = SharedReading(source.agents, elapsed)
 
     async def recent_jobs(self) -> list[Presence]:
-        """For people who ask: some seconds older than `jobs` at most, so that thousands keep nobody waiting. Raises
-        BusUnavailable."""
+        """For people who ask: those that are there now; of thousands, for whom nobody is kept waiting, as they were some
+        seconds ago. Raises BusUnavailable."""
         return await self._jobs.recent()
 
     async def recent_agents(self) -> list[Presence]:

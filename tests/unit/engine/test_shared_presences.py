@@ -41,6 +41,15 @@ async def test_loops_that_look_together_cost_one_look() -> None:
     assert source.asked == 3
 
 
+async def test_people_see_who_is_there_now_though_a_loop_has_just_read() -> None:
+    """Where reading takes a moment only."""
+    source = Source()
+    shared = SharedPresences(source, lambda: 0.0)  # type: ignore[arg-type]
+    assert [each.name for each in await shared.jobs()] == ["job-1"]
+    assert [each.name for each in await shared.recent_jobs()] == ["job-2"]
+    assert [each.name for each in await shared.jobs()] == ["job-2"]
+
+
 async def test_people_are_shown_the_last_of_what_takes_long_to_read() -> None:
     """For some seconds, while the loops read on; what is read in a moment is read for them too."""
     source, now = Source(), 0.0
