@@ -91,7 +91,9 @@ class Siege:
         """Begin to watch: an alert goes to Alertmanager, and /health is asked, every fraction of a second."""
         self._over.clear()
         self.sent, self.slowest_health, self._errors = {}, 0.0, []
-        self._watchers = [threading.Thread(target=self._watch, args=(step,)) for step in (self._send, self._probe)]
+        self._watchers = [
+            threading.Thread(daemon=True, target=self._watch, args=(step,)) for step in (self._send, self._probe)
+        ]
         for watcher in self._watchers:
             watcher.start()
         return self

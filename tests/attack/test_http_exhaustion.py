@@ -44,7 +44,7 @@ class Crowd:
         self._port = siege.port
         self._act = act
         self._over = threading.Event()
-        self._threads = [threading.Thread(target=self._attack) for _ in range(clients)]
+        self._threads = [threading.Thread(daemon=True, target=self._attack) for _ in range(clients)]
 
     def __enter__(self) -> None:
         for thread in self._threads:

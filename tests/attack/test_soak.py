@@ -91,7 +91,7 @@ class Soak:
             *(self._listen for _ in range(LISTENERS)),
             self._come_and_go,
         ]
-        threads = [threading.Thread(target=self._carefully, args=(each,)) for each in work]
+        threads = [threading.Thread(daemon=True, target=self._carefully, args=(each,)) for each in work]
         for thread in threads:
             thread.start()
         return threads

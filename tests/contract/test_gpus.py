@@ -377,7 +377,7 @@ def test_threads_read_and_set_at_once_while_the_driver_is_loaded_anew(driver: Dr
         driver.reload,
         gpus.inventory,
     ]
-    threads = [threading.Thread(target=ask, args=(call,)) for call in calls]
+    threads = [threading.Thread(daemon=True, target=ask, args=(call,)) for call in calls]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -392,7 +392,7 @@ def test_a_slow_reading_does_not_hold_up_a_limit(driver: Driver, gpus: Gpus) -> 
     """The driver takes its time over one GPU; the limit of another is set meanwhile."""
     gpus.inventory()
     driver.fail("nvmlDeviceGetUtilizationRates", gpu=0, delay=0.5)
-    reading = threading.Thread(target=gpus.read, args=(FIRST,))
+    reading = threading.Thread(daemon=True, target=gpus.read, args=(FIRST,))
     reading.start()
     while not driver.is_tripped("nvmlDeviceGetUtilizationRates"):
         pass

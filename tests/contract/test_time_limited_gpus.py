@@ -132,7 +132,7 @@ def test_many_who_ask_at_once_cost_four_threads(driver: Driver, gpus: TimeLimite
         except GpuError as error:
             errors.append(error)
 
-    asking = [threading.Thread(target=ask) for _ in range(12)]
+    asking = [threading.Thread(daemon=True, target=ask) for _ in range(12)]
     for thread in asking:
         thread.start()
     for thread in asking:

@@ -78,7 +78,7 @@ class Agent(threading.Thread):
     """
 
     def __init__(self, node: str, url: str, chance: random.Random) -> None:
-        super().__init__()
+        super().__init__(daemon=True)  # it goes on for ever where Redis stays away
         self._node, self._url, self._chance = node, url, chance
         self._signer = Signer.of(identity_key(KEY.encode(), node_identity(node)))
         self._waiting: deque[FindingUpdate] = deque(self._updates())
@@ -216,7 +216,7 @@ def test_a_line_in_a_file_becomes_one_finding_one_alert_and_one_run(tmp_path: Pa
             (store.kill, store.start),
             (node.kill, lambda: node.start(wait=False)),
         ]
-        killer = threading.Thread(target=kill_at_random, args=(victims, chance))
+        killer = threading.Thread(daemon=True, target=kill_at_random, args=(victims, chance))
         killer.start()
         launcher = attempt.launcher("n1")
         for mark in range(MARKS):

@@ -44,7 +44,7 @@ class Agents:
             ranks = [{"rank": rank, "node": node, "gpu": f"GPU-{node}"} for rank, node in enumerate(nodes)]
             presence = {"job": job, "ranks": [entry["rank"] for entry in ranks], "placement": ranks}
             self._client.set(envelope.job_presence(job), json.dumps(presence))
-        thread = threading.Thread(target=self._answer)
+        thread = threading.Thread(daemon=True, target=self._answer)
         thread.start()
         try:
             yield

@@ -59,7 +59,7 @@ class StandIn:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
-        self.thread = threading.Thread(target=self.server.serve_forever)
+        self.thread = threading.Thread(daemon=True, target=self.server.serve_forever)
         self.thread.start()
 
     def act(self, method: str, path: str, document: Any) -> Any:

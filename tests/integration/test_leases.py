@@ -49,7 +49,7 @@ class Agent:
         self._holds: dict[str, tuple[str, float]] = {}
         self._redis = redis.Redis.from_url(url)
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._serve)
+        self._thread = threading.Thread(daemon=True, target=self._serve)
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -51,7 +51,7 @@ class Sink:
 def serving() -> Iterator[Sink]:
     """A sink while it is served."""
     made = Sink()
-    serving = threading.Thread(target=made.server.serve_forever)
+    serving = threading.Thread(daemon=True, target=made.server.serve_forever)
     serving.start()
     yield made
     made.server.shutdown()

@@ -116,7 +116,7 @@ def server() -> Iterator[str]:
             """Say nothing."""
 
     listening = HTTPServer(("127.0.0.1", 0), Jobs)
-    serving = threading.Thread(target=listening.serve_forever)
+    serving = threading.Thread(daemon=True, target=listening.serve_forever)
     serving.start()
     yield f"http://127.0.0.1:{listening.server_port}"
     listening.shutdown()

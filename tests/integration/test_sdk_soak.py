@@ -101,7 +101,7 @@ def test_ranks_that_agree_for_long_do_not_grow(monkeypatch: pytest.MonkeyPatch) 
                 counts.append(blocks())
 
     with RankThreads(2, every=10) as ranks:
-        threads = [threading.Thread(target=run, args=(member,)) for member in ranks.members]
+        threads = [threading.Thread(daemon=True, target=run, args=(member,)) for member in ranks.members]
         for thread in threads:
             thread.start()
         for thread in threads:

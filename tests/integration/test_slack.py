@@ -239,7 +239,7 @@ def test_of_two_presses_at_once_one_decides(door: Door) -> None:
         start.wait(20)
         door.slack.press(user, ts, "approve")
 
-    threads = [threading.Thread(target=press, args=(user,)) for user in (ANN, BOB) * 4]
+    threads = [threading.Thread(daemon=True, target=press, args=(user,)) for user in (ANN, BOB) * 4]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -102,7 +102,7 @@ class ApiServer:
     @contextlib.contextmanager
     def running(self) -> Iterator[ApiServer]:
         ready = threading.Event()
-        thread = threading.Thread(target=lambda: asyncio.run(self._serve(ready)), name="api-server")
+        thread = threading.Thread(daemon=True, target=lambda: asyncio.run(self._serve(ready)), name="api-server")
         thread.start()
         ready.wait(10)
         try:

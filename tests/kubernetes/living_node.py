@@ -25,7 +25,7 @@ class LivingNode:
         self._count, self._after, self._stubborn = count, after, stubborn
         self._ready = threading.Event()
         self._over = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._live()))
+        self._thread = threading.Thread(daemon=True, target=lambda: asyncio.run(self._live()))
         self.ref: Ref | None = None
         self.ended: list[str] = []
 

@@ -82,7 +82,7 @@ def console_lab() -> Iterator[Lab]:
             started.set_result(Lab(address.url, world))
             await asyncio.wrap_future(stop)
 
-    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread = threading.Thread(daemon=True, target=asyncio.run, args=(run(),))
     thread.start()
     try:
         yield started.result(30)

@@ -150,7 +150,7 @@ class Job:
         self._medic = trainmedic.connect(job=self.name, redis_url=self._redis_url, signing_key=self._signing_key)
         for action in ("job.scale_lr", "job.checkpoint", "job.accumulate"):
             self._medic.on(action)(self._note)
-        self._thread = threading.Thread(target=self._train)
+        self._thread = threading.Thread(daemon=True, target=self._train)
         self._thread.start()
         return self
 

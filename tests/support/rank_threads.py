@@ -134,7 +134,7 @@ class RankThreads:
                 faults.append(fault)
                 barrier.abort()
 
-        threads = [threading.Thread(target=run, args=(member,)) for member in present]
+        threads = [threading.Thread(daemon=True, target=run, args=(member,)) for member in present]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -154,7 +154,7 @@ def everywhere(ranks: RankThreads, act: Callable[[RankThread], Any]) -> list[Any
         except Exception as error:
             found[member.rank] = error
 
-    threads = [threading.Thread(target=run, args=(member,)) for member in ranks.members]
+    threads = [threading.Thread(daemon=True, target=run, args=(member,)) for member in ranks.members]
     for thread in threads:
         thread.start()
     for thread in threads:

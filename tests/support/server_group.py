@@ -68,7 +68,7 @@ class Servers(Server):
         self.exits: list[int] = []
         self._turns = itertools.cycle(self.members)
         self._over = threading.Event()
-        self._keeper = threading.Thread(target=self._keep)
+        self._keeper = threading.Thread(daemon=True, target=self._keep)
 
     def __enter__(self) -> Self:
         for member in self.members:

@@ -323,7 +323,10 @@ def slack() -> Iterator[Slack]:
     workspace.url = f"http://127.0.0.1:{web.server_port}/api"
     started: Future[None] = Future()
     stop: Future[None] = Future()
-    threads = [threading.Thread(target=web.serve_forever), threading.Thread(target=workspace.run, args=(started, stop))]
+    threads = [
+        threading.Thread(daemon=True, target=web.serve_forever),
+        threading.Thread(target=workspace.run, args=(started, stop)),
+    ]
     for thread in threads:
         thread.start()
     started.result(20)

@@ -105,7 +105,7 @@ class Cluster:
         self.flushed_at: list[float] = []
         self._held: set[str] = set()
         self._over = threading.Event()
-        self._keeper = threading.Thread(target=self._keep, name="keeper")
+        self._keeper = threading.Thread(daemon=True, target=self._keep, name="keeper")
         self._keeper_error: BaseException | None = None
 
     def _server(self, connection: dict[str, str]) -> Server:

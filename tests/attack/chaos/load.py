@@ -49,7 +49,9 @@ class Load:
         ]
         for name, make in targets:
             chance = random.Random(self.chance.random())
-            thread = threading.Thread(target=self._carefully, args=(make, chance), name=f"alerts of {name}")
+            thread = threading.Thread(
+                daemon=True, target=self._carefully, args=(make, chance), name=f"alerts of {name}"
+            )
             self._threads.append(thread)
             thread.start()
 

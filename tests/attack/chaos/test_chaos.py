@@ -49,7 +49,7 @@ class Chaos:
                 name = self.chance.choice(sorted(self.parts[part]))
                 self.done[name] += 1
                 arguments = (name, self.parts[part][name], random.Random(self.chance.random()))
-                threads.append(threading.Thread(target=self._carefully, args=arguments))
+                threads.append(threading.Thread(daemon=True, target=self._carefully, args=arguments))
             for thread in threads:
                 thread.start()
             for thread in threads:

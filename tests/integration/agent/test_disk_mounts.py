@@ -45,7 +45,7 @@ def reading(*paths):
         while not stop.wait(0.05):
             for path in paths:
                 subprocess.run(["cat", path], stdout=subprocess.DEVNULL, check=True)
-    reader = threading.Thread(target=read)
+    reader = threading.Thread(daemon=True, target=read)
     reader.start()
     time.sleep(0.3)
     try:

@@ -26,7 +26,7 @@ class TrainingLoop:
         self._act = act or (lambda command: command.applied())
         self._over = threading.Event()
         self._held = threading.Event()
-        self._thread = threading.Thread(target=self._train)
+        self._thread = threading.Thread(daemon=True, target=self._train)
         self._thread.start()
 
     def hold(self) -> None:

@@ -41,7 +41,7 @@ def test_a_step_that_the_job_cannot_carry_out_fails_with_the_jobs_reason(tmp_pat
                 save_strategy="no",
                 logging_steps=100,
             )
-            training = threading.Thread(target=trainer.train)
+            training = threading.Thread(daemon=True, target=trainer.train)
             training.start()
             try:
                 (job,) = eventually(lambda: server.ask("/jobs").body["items"], 10, "the job is known")

@@ -51,7 +51,7 @@ class Ranks:
             memory: Any = self.memory[rank]
             self.comparisons[rank].compare(step, digests[rank], memory)
 
-        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(3)]
+        threads = [threading.Thread(daemon=True, target=run, args=(rank,)) for rank in range(3)]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -46,7 +46,7 @@ def address() -> Iterator[Address]:
             started.set_result(address)
             await asyncio.wrap_future(stop)
 
-    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread = threading.Thread(daemon=True, target=asyncio.run, args=(run(),))
     thread.start()
     yield started.result(30)
     stop.set_result(None)

@@ -184,7 +184,7 @@ def test_a_driver_that_hangs_costs_the_gpus_and_not_the_scrape(
     collected = collector()
     scrape(collected)
     driver.fail("nvmlDeviceGetUtilizationRates", gpu=0, delay=0.6, times=1)
-    hanging = threading.Thread(target=scrape, args=(collected,))
+    hanging = threading.Thread(daemon=True, target=scrape, args=(collected,))
     hanging.start()
     while not driver.is_tripped("nvmlDeviceGetUtilizationRates"):
         pass

@@ -31,7 +31,7 @@ class Page(MetricsRequestHandler):
 @pytest.fixture
 def port() -> Iterator[int]:
     server = MetricsServer("127.0.0.1", 0, Page)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread = threading.Thread(daemon=True, target=server.serve_forever, args=(0.05,))
     thread.start()
     yield server.server_port
     server.shutdown()

@@ -171,7 +171,7 @@ def test_all_ranks_make_the_choice_of_rank_0() -> None:
             except Rejected as error:
                 refused[rank] = str(error)
 
-        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+        threads = [threading.Thread(daemon=True, target=run, args=(rank,)) for rank in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:

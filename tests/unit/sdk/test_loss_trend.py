@@ -73,7 +73,7 @@ def test_it_is_read_while_training_goes_on() -> None:
             progress.add_report(step, torch.tensor(2.5), None, None, None, now=float(step))
         done.set()
 
-    thread = threading.Thread(target=train)
+    thread = threading.Thread(daemon=True, target=train)
     thread.start()
     while not done.is_set():
         assert trend.values(progress.record).get("training_loss_lowest_of_five", 2.5) == 2.5

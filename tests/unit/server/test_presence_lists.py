@@ -20,16 +20,18 @@ class Bus:
 
     def __init__(self) -> None:
         self.asked = 0
+        self.now = 0.0
+        self.takes = 0.0
         self.uuid_of: dict[str, str] = {}
 
     async def agents(self) -> list[Presence]:
-        self.asked += 1
+        self.asked, self.now = self.asked + 1, self.now + self.takes
         return [
             Presence(name, START, {"gpus": [{"uuid": self.uuid_of.get(name, "GPU-1")}]}) for name in reversed(NAMES)
         ]
 
     async def jobs(self) -> list[Presence]:
-        self.asked += 1
+        self.asked, self.now = self.asked + 1, self.now + self.takes
         return [Presence(name, START) for name in NAMES]
 
     launchers = jobs
@@ -75,8 +77,9 @@ def test_a_cursor_that_nobody_gave_is_refused(cursor: str) -> None:
 
 async def test_what_takes_long_is_worked_out_once_for_each_reading() -> None:
     """Pages that are asked one after the other share it, and what contradicts whom is in it."""
-    bus, now = Bus(), 0.0
-    lists = PresenceLists(SharedPresences(bus, lambda: now))  # type: ignore[arg-type]
+    bus = Bus()
+    bus.takes = 0.05
+    lists = PresenceLists(SharedPresences(bus, lambda: bus.now))  # type: ignore[arg-type]
     first = await lists.agents()
     assert await lists.agents() is first
     jobs = await lists.jobs()

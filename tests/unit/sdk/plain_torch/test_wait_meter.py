@@ -56,7 +56,7 @@ def test_the_end_of_the_backward_pass_is_waited_for_from_the_second_step_on() ->
             time.sleep(0.05)
             done.set_result(gradients)
 
-        threads.append(threading.Thread(target=wait))
+        threads.append(threading.Thread(daemon=True, target=wait))
         threads[-1].start()
         return done
 
