@@ -77,7 +77,7 @@ class SharedPresences:
         self._agents = SharedReading(source.agents, elapsed)
 
     async def recent_jobs(self) -> list[Presence]:
-        """For people who ask: those that are there now; of thousands, for whom nobody is kept waiting, as they were some
+        """For people who ask: those that are there now; of thousands, for whom nobody is to wait, as they were some
         seconds ago. Raises BusUnavailable."""
         return await self._jobs.recent()
 
