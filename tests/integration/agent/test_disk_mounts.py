@@ -172,7 +172,10 @@ print(json.dumps([clean(by, dry_run=True)["rules"]["tmp"]["left"], clean(by)["ru
 
 @pytest.mark.parametrize("options", ["relatime", "noatime"])
 def test_a_file_that_is_read_again_and_again_stays_however_it_is_mounted(tmp_path: Path, options: str) -> None:
-    """By relatime only the first read is written down, by noatime none; what nobody reads goes if it can be told."""
+    """By relatime only the first read is written down, by noatime none; what nobody reads goes if it can be told, also
+    beside a process that has ended and for which its parent has not waited."""
+    ended = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
     kept, left, told = in_namespace(
         tmp_path,
         f"""
@@ -190,6 +193,7 @@ rule = output["rules"]["tmp"]
 print(json.dumps([sorted(names(root)), rule["left"], rule["access_times"][str(root)]]))
 """,
     )
+    ended.wait()
     assert kept == (["used/beside", "used/read"] if options == "noatime" else ["used/read"])
     assert {reason: entries["count"] for reason, entries in left.items()} == (
         {"read_meanwhile": 2} if options == "noatime" else {"young": 1}

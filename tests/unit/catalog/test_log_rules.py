@@ -52,7 +52,7 @@ def test_a_rule_is_read() -> None:
     [
         (("role: root", "role: roots"), "5:7: role: 'roots' is not one of root, cascade, confirmation, teardown, noise; did you mean 'root'?"),
         (("cause:", "couse:"), "6:1: unknown key 'couse'; did you mean 'cause'?"),
-        (("source: training", "source: trainings"), "2:9: source: there is no 'trainings'; did you mean 'training'?"),
+        (("source: training", "source: trainng"), "2:9: source: there is no 'trainng'; did you mean 'training'?"),
         (("source: training", "source: My Log"), "2:9: source: 'My Log' is no source; a name has small letters, digits"),
         (("source: training", "source: Training"), "2:9: source: there is no 'Training'; did you mean 'training'?"),
         (("source: training", "source: kernal"), "2:9: source: there is no 'kernal'; did you mean 'kernel'?"),

@@ -20,6 +20,7 @@ different then, and those of a service of the machine that sees the filesystem a
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ _KEEPING = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "tmpfs", "xfs"})
 """Filesystems of one machine that keep access times just as their mounts say."""
 _DAY_NS = 86_400 * 10**9
 """RELATIME_MARGIN of the kernel."""
+_HAS_ENDED = frozenset({errno.ENOENT, errno.ESRCH, errno.EINVAL})
+"""What reading the mounts of a process gives that has ended; EINVAL while its parent has not waited for it yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +117,10 @@ def _mounts_of_others(proc: Path) -> list[_Mount]:
                 if namespace in met:
                     continue
                 theirs = _mounts_of(proc / entry.name)
-            except (FileNotFoundError, ProcessLookupError):
-                continue  # it has ended
+            except OSError as error:
+                if error.errno in _HAS_ENDED:
+                    continue
+                raise
             if namespace is not None:
                 met.add(namespace)
             if _top(theirs) != top:
