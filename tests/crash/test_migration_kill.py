@@ -15,6 +15,7 @@ import pytest
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
+from structlog.testing import capture_logs
 
 from tests.support.postgres import PostgresServer
 from tests.support.programs import PYTHON_PATH
@@ -86,21 +87,20 @@ def test_a_migration_that_is_killed_begins_again(url: str, first: int, apart: in
         assert connection.execute(counted).scalars().all() == [RUNS]
 
 
-async def test_what_a_migration_goes_through_is_told(
-    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_a_migration_goes_through_is_told(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log has how many runs there are, that it goes on, and its end; a start with nothing to do has none of it."""
     monkeypatch.setattr(revision, "_TELL_EVERY", 0.005)
     with connected(url) as connection:
         fill(connection)
-    await SqlStore.open(url).close()
-    first, *others = [line for line in capsys.readouterr().out.splitlines() if "run store schema" in line]
-    assert "is being migrated" in first
-    assert f"runs={RUNS}" in first
-    assert "is still being migrated" in others[0]
-    assert "schema migrated" in others[-1]
-    await SqlStore.open(url).close()
-    assert "run store schema" not in capsys.readouterr().out
+    with capture_logs() as logs:
+        await SqlStore.open(url).close()
+    first, *others = [entry for entry in logs if "run store schema" in entry["event"]]
+    assert (first["event"], first["runs"]) == ("run store schema is being migrated", RUNS)
+    assert others[0]["event"] == "run store schema is still being migrated"
+    assert others[-1]["event"] == "run store schema migrated"
+    with capture_logs() as logs:
+        await SqlStore.open(url).close()
+    assert not [entry for entry in logs if "run store schema" in entry["event"]]
 
 
 async def test_readiness_says_that_the_schema_is_brought_up_to_date(shared_postgres: PostgresServer) -> None:
