@@ -16,6 +16,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 import redis
+import structlog
 
 from tests.driver.driver import Card, Driver, cards
 from tests.support.postgres import PostgresServer
@@ -44,8 +45,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def logging_as_it_was() -> Iterator[None]:
     """Our commands set logging up for their whole process: one that a test calls in its own must not leave it so."""
     root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+    handlers, level, configured = root.handlers[:], root.level, structlog.get_config()
     yield
+    structlog.configure(**configured)
     root.handlers[:] = handlers
     root.setLevel(level)
 
