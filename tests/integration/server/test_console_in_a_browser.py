@@ -255,13 +255,13 @@ def test_a_page_goes_on_after_an_answer_that_ends_a_stream(browser: Browser, lab
     """A proxy's 502 while the server is started again; browsers ask no second time by themselves."""
     watched = Watched(browser, lab, "op")
     try:
-        refused: list[str] = []
-        watched.page.route("**/console/live*", lambda route: (refused.append(""), route.fulfill(status=502)))
-        watched.page.goto(f"{lab.url}/runs")
+        watched.page.route("**/console/live*", lambda route: route.fulfill(status=502))
+        with watched.page.expect_response("**/console/live*") as refused:
+            watched.page.goto(f"{lab.url}/runs")
+        assert refused.value.status == 502
         expect(watched.page.locator(".live-word")).to_have_text("not live")
         watched.page.unroute("**/console/live*")
         expect(watched.page.locator(".live-word")).to_have_text("live", timeout=15_000)
-        assert refused
     finally:
         watched.context.close()
 

@@ -31,16 +31,18 @@ class Rank:
         self.records = RecordLog(settings, logs, "gpu-07", self.progress)
         self.reports = JobReports(self.progress, self.records)
         self.directory = log_dir / "llm-1" / f"attempt-{attempt}"
+        self._file = self.directory / "rank-7.jsonl"
 
     def written(self) -> list[dict[str, Any]]:
         self.records.close(None, 10.0)
+        assert not self._file.exists() or self._file.read_bytes().endswith(b"\n")
         return self.lines()
 
     def lines(self) -> list[dict[str, Any]]:
-        file = self.directory / "rank-7.jsonl"
-        if not file.exists():
+        """All whole ones: the last may be half there while it is written."""
+        if not self._file.exists():
             return []
-        return [json.loads(line, parse_constant=pytest.fail) for line in file.read_text().splitlines()]
+        return [json.loads(line, parse_constant=pytest.fail) for line in self._file.read_text().split("\n")[:-1]]
 
 
 def of_event(records: list[dict[str, Any]], event: str) -> list[dict[str, Any]]:
