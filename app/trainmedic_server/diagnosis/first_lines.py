@@ -14,6 +14,9 @@ from trainmedic_server.logs.blocks import TRACEBACK
 _NEVER_SURE_BY_LINE = frozenset({CauseClass.UNKNOWN, CauseClass.NETWORK, CauseClass.GPU, CauseClass.NODE})
 """Causes of which a training sees only what they do to it: evidence of a card or a wire is the kernel's."""
 _PROGRAMS_XIDS = frozenset({"13", "31"})
+_DOUBTFUL = frozenset({"thread", "first_frame", "alone"})
+"""What rules take from an exception that may have ended nothing: one ends a thread alone, and of one whose heading is
+missing nobody knows what stood there."""
 _TOGETHER = 30.0
 """Seconds within which all ranks come to the same error, where all of them do."""
 _WORST_CLOCK = 900.0
@@ -27,7 +30,7 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     first = relevant.roots[0]
     rivals = [other for other in relevant.roots[1:] if not moment_of(first).is_before(moment_of(other))]
     # Of lines whose order is not known, that which names a thing counts before that which only says "an error".
-    leading = min([first, *rivals], key=lambda finding: finding.cause in (CauseClass.CODE, CauseClass.UNKNOWN))
+    leading = min([first, *rivals], key=_vagueness)
     alike = [f for f in [first, *rivals] if f.rule == leading.rule]
     alike += [f for f in relevant.roots if f not in alike and f.shape == leading.shape and _is_soon_after(f, leading)]
     ranks = frozenset(rank for finding in alike if (rank := rank_of(finding)) is not None)
@@ -42,8 +45,8 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     # A loss that is no number ends nobody by itself; what else failed may have.
     has_both = leading.cause is CauseClass.NUMERICS and any(f.cause is not leading.cause for f in relevant.roots)
     is_sure = is_sure and not has_both and leading.cause not in _NEVER_SURE_BY_LINE and not _was_killed(leading)
-    # What ends a thread ends that thread alone; and a traceback that was cut does not say what was raised.
-    is_sure = is_sure and "thread" not in leading.fields and not leading.line.startswith(TRACEBACK)
+    # A traceback that was cut does not say what was raised.
+    is_sure = is_sure and _DOUBTFUL.isdisjoint(leading.fields) and not leading.line.startswith(TRACEBACK)
     # An exception can be what became of another one, on a rank of which nothing was read.
     is_sure = is_sure and not (leading.cause is CauseClass.CODE and facts.silent_ranks)
     yield Accusation(
@@ -59,6 +62,11 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
         moment=moment_of(leading),
         fingerprint=f"{leading.cause}:{leading.rule}:{leading.shape}",
     )
+
+
+def _vagueness(finding: Finding) -> tuple[bool, bool]:
+    """Less for what names a thing, and for an exception with its traceback."""
+    return finding.cause in (CauseClass.CODE, CauseClass.UNKNOWN), "alone" in finding.fields
 
 
 def _step_of(finding: Finding) -> str:

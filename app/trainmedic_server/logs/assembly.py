@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 from trainmedic_server.domain.finding import Origin, TimeSource
 from trainmedic_server.logs import blocks, kernel_text, prefixes, raw_text, records, times
-from trainmedic_server.logs.blocks import ORIGINAL, TRACEBACK, BlockKind, Continuation
+from trainmedic_server.logs.blocks import HEADING, ORIGINAL, TRACEBACK, BlockKind, Continuation
 from trainmedic_server.logs.learned_prefixes import LearnedPrefixes
 from trainmedic_server.logs.line import LONGEST, Line
 from trainmedic_server.logs.prefilter import Prefilter
@@ -145,7 +145,7 @@ class LineAssembler:
             is_cut = is_cut or len(text) > LONGEST
             text = text[:LONGEST]
         origin, at, key = self._origin_of(prefixed), prefixed.at, prefixed.key
-        if self._learned or (text.rstrip().endswith(TRACEBACK) and not text.startswith(ORIGINAL)):
+        if self._learned or (HEADING in text and not text.startswith(ORIGINAL)):
             at = at or times.said_by(text, None)
             text, learned = self._learned.split(text)
             key = self._key_of(text, key, learned)

@@ -30,12 +30,19 @@ class Continuation(StrEnum):
 
 
 TRACEBACK = "Traceback (most recent call last):"
+HEADING = TRACEBACK.removesuffix(":")
+"""As it also stands in the frame that Rich draws around a traceback."""
 ORIGINAL = f"Original {TRACEBACK}"
 """What PyTorch puts between an exception that a loader's process passed on and the traceback that it had there."""
 _ANNOUNCED = ("Exception ignored ", "Exception in thread ")
 """What Python says before the traceback of an exception that nobody could catch, as in a destructor, and before that of
 one that ended a thread."""
 _GROUP = "Exception Group Traceback (most recent call last):"
+_FRAME = re.compile(r' {1,4}File "[^"]{1,400}", line \d{1,8}(?:, in \S.*)?$')
+"""A call of a traceback. It begins one whose heading is missing: where a log was cut, or searched for words; and of a
+program that Python cannot even read."""
+_WITHIN = (" ", "\t", "│", "╰", "|", "+", "> File ")
+"""What begins the lines of a traceback before its exception: blanks, a frame around it, loguru's mark of a call."""
 _TABLE_RULE = re.compile(r"[=*-]{20,}\s*$")
 _TABLE_BEGIN = re.compile(r"Root Cause(?: \(first|:\s*$)|[=*]{20,}\s*$|\s{0,4}rank *: \d{1,6} \(local_rank: ")
 _TABLE_TITLE = re.compile(
@@ -48,13 +55,17 @@ _TABLE_ROW = re.compile(
 _EXCEPTION = re.compile(
     r"(?!(?:DEBUG|INFO|WARNING|WARN)\b)[A-Za-z_][\w.]{0,200}(?::|$)|\S{0,80}(?:Error|Exception|Interrupt|Exit)\b"
 )
+_SURE_EXCEPTION = re.compile(
+    r"(?:\w{1,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception|Exit|Interrupt|Failure|Timeout)(?::|$)"
+)
 _CHAIN = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
     ORIGINAL,
 )
 BEGINNINGS = (
-    rb"Traceback \(most recent call last\):",
+    rb"Traceback \(most recent call last\)",
+    rb" File \".*\", line \d",
     *(announced.encode() for announced in _ANNOUNCED),
     rb"Root Cause",
     rb"[=*]{20}",
@@ -70,6 +81,8 @@ def kind_of(text: str) -> BlockKind | None:
     if text.startswith((TRACEBACK, "  + " + _GROUP, *_ANNOUNCED)) or (
         TRACEBACK in text[:400] and text.rstrip().endswith(TRACEBACK)
     ):
+        return BlockKind.TRACEBACK
+    if text[:1] == " " and '", line ' in text and _FRAME.match(text):
         return BlockKind.TRACEBACK
     if text[:1] in "=*Rr " and _TABLE_BEGIN.match(text):
         return BlockKind.TABLE
@@ -90,14 +103,16 @@ def continues(kind: BlockKind, lines: list[str], text: str) -> Continuation:
 
 
 def _of_traceback(lines: list[str], text: str) -> Continuation:
-    if text.startswith((" ", "\t")) or not text:
+    if text.startswith(_WITHIN) or not text:
         return Continuation.MORE
     if text.startswith(_CHAIN) or text.startswith(TRACEBACK):
         return Continuation.MORE
     if has_ended(lines) or lines[-1].startswith(_ANNOUNCED):
         return Continuation.NO
-    # What stands at the margin ends a traceback: the exception, which another may follow.
-    return Continuation.MORE if _EXCEPTION.match(text) else Continuation.NO
+    # What stands at the margin ends a traceback: the exception, which another may follow. Without a heading it may be
+    # no traceback, but the place of a warning.
+    exception = _SURE_EXCEPTION if lines[0].lstrip().startswith("File ") else _EXCEPTION
+    return Continuation.MORE if exception.match(text) else Continuation.NO
 
 
 def has_ended(lines: list[str]) -> bool:
@@ -105,7 +120,7 @@ def has_ended(lines: list[str]) -> bool:
     for line in reversed(lines):
         if line.startswith(_CHAIN) or line.startswith(TRACEBACK):
             return False
-        if line.strip() and not line.startswith((" ", "\t")):
+        if line.strip() and not line.startswith(_WITHIN):
             return len(lines) > 1 and line is not lines[0]
     return False
 

@@ -1,6 +1,7 @@
 """Prefixes that nobody has listed, learned from the line that begins a traceback: what stands before it there stands
 before each of its lines, but for the times in it. So tracebacks that pdsh, a logger or somebody's own script have
-passed on are joined like others, and those of several hosts are kept apart.
+passed on are joined like others, and those of several hosts are kept apart. The same goes for the blanks before the
+frame that Rich draws around a traceback, whose upper edge is read as the line that begins it.
 
 A prefix counts for as long as its traceback is open, so other lines cost nothing and stay as they are.
 """
@@ -9,11 +10,12 @@ from __future__ import annotations
 
 import re
 
-from trainmedic_server.logs.blocks import TRACEBACK
+from trainmedic_server.logs.blocks import HEADING, TRACEBACK
 
 _LONGEST = 160
 _MOST = 64
 _TIME = re.compile(r"\d{4}[-/]\d\d[-/]\d\d|\d\d:\d\d:\d\d(?:[.,]\d{1,9})?|\d{10}(?:\.\d{1,9})?")
+_UPPER_EDGE = re.compile(rf"(.{{0,{_LONGEST}}}?)[╭┌+][─-]+ {re.escape(HEADING)} [─-]+[╮┐+]\s*")
 _FRACTION = re.compile(r"[.,]\d{1,9}\Z")
 
 
@@ -25,6 +27,8 @@ class LearnedPrefixes:
 
     def split(self, text: str) -> tuple[str, str]:
         """The text without its prefix, and the key of the prefix; the text itself and nothing where it has none."""
+        if edge := _UPPER_EDGE.fullmatch(text) if HEADING in text else None:
+            return TRACEBACK, self._learn(edge[1]) if edge[1] else ""
         end = text.rstrip()
         if end.endswith(TRACEBACK) and end != TRACEBACK and len(end) - len(TRACEBACK) <= _LONGEST:
             prefix = end[: -len(TRACEBACK)]

@@ -1,9 +1,10 @@
 """Lines that report a step or an event, read into one form, whoever wrote them.
 
 Ours (the SDK's JSON), Hugging Face's dictionaries, the JSON of LLaMA-Factory and ms-swift, Megatron-LM's and
-torchtitan's step lines. The members have the names of the SDK's records: ``event, step, epoch, loss, grad_norm,
-learning_rate, eval_loss`` and so on; what has no such name keeps its own. Numbers that are not finite are read as such,
-also where they are written as text, so that a rule can ask ``is_finite(fields.loss)``.
+torchtitan's step lines; and whatever logs JSON with a traceback in it is read as an exception. The members have the
+names of the SDK's records: ``event, step, epoch, loss, grad_norm, learning_rate, eval_loss`` and so on; what has no
+such name keeps its own. Numbers that are not finite are read as such, also where they are written as text, so that a
+rule can ask ``is_finite(fields.loss)``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import json
 import re
 from collections.abc import Mapping
 from typing import Any
+
+from trainmedic_server.logs import blocks
+from trainmedic_server.logs.blocks import HEADING, TRACEBACK
 
 EVENTS = (
     "step",
@@ -29,6 +33,7 @@ EVENTS = (
 """What the SDK's records report; a program may write others of its own."""
 MOST_MEMBERS = 64
 _LONGEST_TEXT = 1024
+_LONGEST_TRACEBACK = 6 * 1024
 _NAMES: Mapping[str, str] = {
     "lr": "learning_rate",
     "train_loss": "loss",
@@ -89,7 +94,10 @@ def words_of(record: Mapping[str, Any]) -> str:
     if record.get("event") in _NO_WORDS:
         return ""
     error = ": ".join(str(record[name]) for name in ("error", "reason", "message") if record.get(name))
-    return "\n".join(each for each in (str(record.get("traceback") or ""), error) if each)
+    traceback = str(record.get("traceback") or (TRACEBACK if record.get("event") == "exception" else ""))
+    # Of the SDK's records the traceback ends with a call, of others' with the exception itself.
+    parts = (error, traceback) if blocks.has_ended(traceback.splitlines()) else (traceback, error)
+    return "\n".join(each for each in parts if each)
 
 
 def _braced(text: str) -> dict[str, Any] | None:
@@ -100,12 +108,35 @@ def _braced(text: str) -> dict[str, Any] | None:
     try:
         if text.startswith('{"'):
             value = json.loads(text)
+            if isinstance(value, dict) and (HEADING in text or '"exc_type"' in text):
+                return _named(value | _exception(value))
         elif text.startswith("{'") and len(text) <= _LONGEST_DICTIONARY and _STEP_MEMBER.search(text):
             # As Python prints a dictionary, in which nan and inf are no literals.
             value = _plain_dictionary(text) or ast.literal_eval(_PYTHON_WORD.sub(r"'\g<1>\g<2>'", text))
     except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
         return None
     return _named(value) if isinstance(value, dict) else None
+
+
+def _exception(value: Mapping[str, Any]) -> dict[str, str]:
+    """Return the members of a record of an exception; of a line that has another event, the traceback alone."""
+    told = _traceback(value)
+    return {"event": str(value.get("event") or "exception"), "traceback": told} if told else {}
+
+
+def _traceback(value: Mapping[str, Any], depth: int = 3) -> str:
+    """Return the traceback in the members of a logged object, under whatever name; empty where there is none. One that
+    structlog has taken apart is told without its calls."""
+    if "exc_type" in value:
+        return f"{TRACEBACK}\n{value['exc_type']}: {value.get('exc_value', '')}"
+    for each in list(value.values())[:MOST_MEMBERS]:
+        inner = each[0] if isinstance(each, list) and each else each
+        if isinstance(inner, dict) and depth and (told := _traceback(inner, depth - 1)):
+            return told
+        if isinstance(inner, str) and HEADING in inner:
+            cut = len(inner) - _LONGEST_TRACEBACK
+            return inner if cut <= 0 else f"{TRACEBACK}\n{inner[cut:]}"
+    return ""
 
 
 def _plain_dictionary(text: str) -> Any:
@@ -119,7 +150,7 @@ def _named(value: Mapping[Any, Any]) -> dict[str, Any] | None:
     for key, each in list(value.items())[:MOST_MEMBERS]:
         if isinstance(key, str) and (each is None or isinstance(each, (str, int, float, bool))):
             name = _NAMES.get(key, key)
-            record[name] = _number(name, each)
+            record[name] = each if name == "traceback" else _number(name, each)
     steps = value.get("global_step/max_steps")
     if isinstance(steps, str) and (match := _OF.fullmatch(steps)):
         record["step"] = int(match[1])

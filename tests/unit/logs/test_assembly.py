@@ -277,6 +277,41 @@ def test_the_two_lines_of_an_old_oom_kill_are_one() -> None:
     assert [each.text for each in made] == [pair]
 
 
+def test_a_traceback_without_its_heading_is_one_line() -> None:
+    """From its first call that was read to its exception; what is no exception is no part of it."""
+    cut = TRACEBACK.partition("\n")[2]
+    assert [each.text for each in lines(f"before\n{cut}\nafter")] == ["before", cut, "after"]
+    stack = '  File "/app/a.py", line 3, in f\n    g()'
+    assert [each.text for each in lines(f"{stack}\nloss: 2.1")] == [stack, "loss: 2.1"]
+
+
+BOXED = """\
+╭──────────── Traceback (most recent call last) ────────────╮
+│ /app/train.py:190 in main                                 │
+│                                                           │
+│ ❱ 190     labels = batch["labels"]                        │
+│ ╭─────── locals ───────╮                                  │
+│ │ batch = {}           │                                  │
+│ ╰──────────────────────╯                                  │
+╰───────────────────────────────────────────────────────────╯
+KeyError: 'labels'"""
+
+
+@pytest.mark.parametrize("before", ["", "[rank3]: ", " " * 29])
+def test_a_traceback_in_a_frame_is_one_line(before: str) -> None:
+    """With its exception, also where the frame stands behind a prefix or blanks."""
+    written = "\n".join(before + each for each in BOXED.splitlines())
+    first, after = sorted(lines(f"{written}\n[12:00:00] INFO  next"), key=lambda each: each.place)
+    assert first.text.startswith("Traceback (most recent call last):\n│ /app/train.py:190 in main")
+    assert first.text.endswith("╯\nKeyError: 'labels'")
+    assert after.text == "[12:00:00] INFO  next"
+
+
+def test_loguru_marks_a_call_of_a_traceback() -> None:
+    said = 'Traceback (most recent call last):\n\n> File "a.py", line 1, in f\n    g()\n    └ 1\n\nKeyError: 1'
+    assert [each.text for each in lines(f"{said}\nnext")] == [said, "next"]
+
+
 @pytest.mark.parametrize(
     "prefix",
     [

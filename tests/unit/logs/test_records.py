@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -104,3 +105,38 @@ def test_the_quick_way_reads_what_python_reads(text: str, monkeypatch: pytest.Mo
     quick = record_of(text)
     monkeypatch.setattr(records, "_plain_dictionary", lambda _: None)
     assert quick == record_of(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"msg": "failed\\nTraceback (most recent call last):\\n  File \\"a.py\\", line 1, in f\\nKeyError: 1"}',
+        '{"text": "Traceback (most recent call last):\\nKeyError: 1\\n", "record": {"message": "failed"}}',
+        '{"error": {"stack": {"trace": "Traceback (most recent call last):\\nKeyError: 1"}}}',
+        '{"exception": [{"exc_type": "KeyError", "exc_value": "1"}, {"exc_type": "ValueError", "exc_value": "2"}]}',
+    ],
+)
+def test_json_with_a_traceback_is_a_record_of_an_exception(text: str) -> None:
+    """Under whichever name a logger puts it."""
+    record = record_of(text)
+    assert record is not None
+    assert record["event"] == "exception"
+    assert records.words_of(record).rstrip().endswith("KeyError: 1")
+
+
+def test_the_end_of_a_long_traceback_is_kept() -> None:
+    """It says what was raised."""
+    frames = '  File "a.py", line 1, in f\n' * 10_000
+    record = record_of(json.dumps({"msg": f"Traceback (most recent call last):\n{frames}KeyError: 1"}))
+    assert record is not None
+    assert len(record["traceback"]) < 8 * 1024
+    assert record["traceback"].endswith("KeyError: 1")
+
+
+def test_json_that_is_deep_or_wide_is_no_exception() -> None:
+    """Nor is it looked into without an end."""
+    deep = '{"exc_type": {"a": ' * 400 + "1" + "}}" * 400
+    wide = json.dumps({"a": {str(n): "x" for n in range(1000)}, "b": "no Traceback (most recent call last)"[:12]})
+    assert record_of('{"x": ' * 90 + '"Traceback (most recent call last):"' + "}" * 90) is None
+    assert record_of(wide) is None
+    record_of(deep)
