@@ -130,10 +130,10 @@ def alertmanagers() -> dict[str, Path]:
     return found
 
 
-def start_alertmanager(binary: Path, config: Path, directory: Path) -> tuple[Program, str]:
+def start_alertmanager(binary: Path, config: Path, directory: Path, url: str | None = None) -> tuple[Program, str]:
     """An Alertmanager of its own, not part of any cluster, and its URL. Answers when this returns."""
     directory.mkdir(parents=True, exist_ok=True)
-    url = f"http://127.0.0.1:{free_port()}"
+    url = url or f"http://127.0.0.1:{free_port()}"
     program = Program(
         [
             binary,

@@ -1,20 +1,22 @@
 """Several servers on one PostgreSQL, seen as one: what a load balancer and whoever restarts them make of them.
 
-Asked is one after the other, as a Service does it; a server that has ended is started again, as
-Kubernetes does. Used by the crash tests of several servers, in the place of a `live.Server`.
+Asked is one after the other, as a Service does it, connection by connection; a server that has ended is started
+again, as Kubernetes does. Used by the crash tests of several servers, in the place of a `live.Server`.
 """
 
 from __future__ import annotations
 
-import itertools
 import signal
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 from tests.support.live import Answer, Server
 from tests.support.programs import eventually
+from tests.support.wires import Wire, Wires
 
 QUICK = ("--takeover-after", "10s")
 """For servers that are to be replaced when they hang; on a busy machine one may lose its place without having hung."""
@@ -48,8 +50,8 @@ def begun_anew(server: Server) -> int:
     return server.program.log.read_text(errors="replace").count("this server works no more and begins anew")
 
 
-class Servers(Server):
-    """`count` servers. `kill` hits the one that works."""
+class Linked(Server):
+    """A server that reaches PostgreSQL and Redis, and is reached by all others, over wires; not started yet."""
 
     def __init__(
         self,
@@ -58,19 +60,70 @@ class Servers(Server):
         database: str,
         redis: str,
         *options: str,
+        wires: Wires,
         environment: Mapping[str, str] | None = None,
         token: str | None = None,
     ) -> None:
-        known = (playbook, database, redis, *QUICK, *options)
+        self.to_database, to_redis = wires.to(_port(database)), wires.to(_port(redis))
+        connected = ("--database", self.to_database.through(database), "--redis", to_redis.through(redis))
+        super().__init__(directory, playbook, *connected, *options, environment=environment, token=token)
+        self.door = wires.to(self.port)
+        self.argv += ["--advertise", f"127.0.0.1:{self.door.port}"]
+        self.wires: tuple[Wire, ...] = (self.to_database, to_redis, self.door)
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.program is not None
+        self.program.process.send_signal(number)
+
+
+def _port(url: str) -> int:
+    port = urlsplit(url).port
+    assert port is not None
+    return port
+
+
+def each(wires: Iterable[Wire], change: Callable[[Wire], None]) -> Callable[[], None]:
+    def change_all() -> None:
+        for wire in wires:
+            change(wire)
+
+    return change_all
+
+
+class Servers(Server):
+    """`count` servers behind one port, the Service's; the wire that leads from there to them keeps what passes."""
+
+    def __init__(
+        self,
+        directory: Path,
+        playbook: str,
+        database: str,
+        redis: str,
+        *options: str,
+        count: int = 2,
+        environment: Mapping[str, str] | None = None,
+        token: str | None = None,
+    ) -> None:
+        self._wires = Wires()
         self.members = [
-            member(directory / f"server-{n}", *known, environment=environment, token=token) for n in range(2)
+            Linked(
+                directory / f"server-{n}",
+                *(playbook, database, redis, *QUICK, *options),
+                wires=self._wires,
+                environment=environment,
+                token=token,
+            )
+            for n in range(count)
         ]
+        self.service = self._wires.to(*(member.door.port for member in self.members), keeps=True)
+        self.port = self.service.port
+        self._headers = self.members[0]._headers
         self.exits: list[int] = []
-        self._turns = itertools.cycle(self.members)
         self._over = threading.Event()
         self._keeper = threading.Thread(daemon=True, target=self._keep)
 
     def __enter__(self) -> Self:
+        self._wires.__enter__()
         for member in self.members:
             member.start(wait=False)
         self._keeper.start()
@@ -82,32 +135,46 @@ class Servers(Server):
         self._keeper.join()
         for member in self.members:
             member.__exit__()
+        self._wires.__exit__()
 
-    def wait(self, but: Server | None = None) -> Server:
+    def wait(self, but: Server | None = None) -> Linked:
         """The server that works, once there is one, other than `but`."""
         return eventually(lambda: self.working(but), 60, "a server works", 0.05)
 
-    def working(self, but: Server | None = None) -> Server | None:
+    def working(self, but: Server | None = None) -> Linked | None:
         return next((member for member in self.members if member is not but and works(member)), None)
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None, timeout: float = 20) -> Answer:
-        answer = next(self._turns).ask(path, body, timeout)
+        answer = super().ask(path, body, timeout)
         return answer if answer.status < 500 else Answer(answer.status)
 
     def kill(self) -> None:
-        self.wait().kill()
+        self.lose("kill")
 
-    def hang(self) -> None:
-        """Stop the one that works for longer than it takes another to take over, then let it go on."""
-        hung = self.wait()
-        assert hung.program is not None
-        process, before = hung.program.process, begun_anew(hung)
-        process.send_signal(signal.SIGSTOP)
+    def lose(self, how: str) -> float:
+        """Take the one that works from the others until another works; the seconds that this took.
+
+        `kill` ends it, `hang` stops it, `cut` ends all of its connections, `silence` lets nothing through, and
+        `no database` nothing between it and PostgreSQL. What is not dead then goes on, and begins anew.
+        """
+        lost = self.wait()
+        harm, mend = {
+            "kill": (lost.kill, lambda: None),
+            "hang": (lambda: lost.signal(signal.SIGSTOP), lambda: lost.signal(signal.SIGCONT)),
+            "cut": (each(lost.wires, Wire.cut), each(lost.wires, Wire.mend)),
+            "silence": (each(lost.wires, Wire.silence), each(lost.wires, Wire.mend)),
+            "no database": (lost.to_database.silence, lost.to_database.mend),
+        }[how]
+        before, began = begun_anew(lost), time.monotonic()
+        harm()
         try:
-            self.wait(but=hung)
+            self.wait(but=lost)
+            seconds = time.monotonic() - began
         finally:
-            process.send_signal(signal.SIGCONT)
-        eventually(lambda: begun_anew(hung) > before, 30, "the one that hung begins anew", 0.02)
+            mend()
+        if how != "kill":
+            eventually(lambda: begun_anew(lost) > before, 30, "the one that was away begins anew", 0.02)
+        return seconds
 
     def _keep(self) -> None:
         """Start again what has ended."""
