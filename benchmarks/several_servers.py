@@ -1,102 +1,129 @@
-"""Two servers on one PostgreSQL: webhooks through the one that stands by over those sent directly, and takeovers.
+"""Several servers on one PostgreSQL: webhooks sent to any of them over those sent to the one that works, and takeovers.
 
-Rates are measured in turns over the same PostgreSQL, so a busy machine slows both; processor time is that of the
-standby alone. A takeover is from the signal, or from the end of PostgreSQL's restart, to the next 200 from `/ready` of
-any server.
+Rates are measured in turns with the same servers, so a busy machine slows all of them; the processor time of a webhook
+says more there. One rate is of what is sent to the one that works alone; each other is of as many connections, shared
+evenly by so many of the servers, of which all but one hand on. A takeover is from the moment when the one that works
+is lost, or from the end of PostgreSQL's restart, to the next 200 from `/ready` of another server.
 """
 
 from __future__ import annotations
 
 import argparse
-import signal
+import asyncio
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import uvloop
 
 from benchmarks.alert_storm import redis_server
-from benchmarks.webhook_throughput import PLAYBOOK, rate, requests
+from benchmarks.sender import send_all
+from benchmarks.webhook_throughput import PLAYBOOK, requests
 from tests.support.cpu_time import cpu_time
 from tests.support.live import Server
 from tests.support.postgres import PostgresServer
 from tests.support.programs import eventually
-from tests.support.server_group import member, works
+from tests.support.server_group import Servers, member, trouble, works
+
+TAKEOVERS = {
+    "killed": "kill",
+    "stopped": "hang",
+    "its connections end": "cut",
+    "cut off in silence": "silence",
+    "PostgreSQL restarted": "restart",
+}
 
 
-def through_standby(leader: Server, standby: Server, options: argparse.Namespace) -> None:
-    assert standby.program is not None
-    source: Iterator[bytes] = requests(matched=options.matched)
-    direct: list[float] = []
-    passed: list[float] = []
-    used = 0.0
-    for round_number in range(options.rounds + 1):
-        for server, kept in ((leader, direct), (standby, passed)):
-            before = cpu_time(standby.program.process.pid)
-            batch = list(islice(source, options.webhooks))
-            reached = uvloop.run(rate(f"http://127.0.0.1:{server.port}", batch, options.concurrency))
-            if round_number > 0:  # the first round warms both up
-                kept.append(reached)
-                used += (cpu_time(standby.program.process.pid) - before).total if server is standby else 0.0
-    ratio = statistics.median(one / other for one, other in zip(passed, direct, strict=True))
-    print(
-        f"through a standby: {ratio:.2f} = {statistics.median(passed):.0f} webhooks/s / {statistics.median(direct):.0f}"
-        f" sent directly; {used / options.rounds / options.webhooks * 1e6:.0f} µs of processor time each in the standby"
-    )
+class ProcessorTime(NamedTuple):
+    """Microseconds for each webhook."""
+
+    main: float
+    """Of the main thread of the one that works."""
+    others: float
+    """Of its other threads, above all the one that writes to PostgreSQL."""
+    standbys: float
+    session: float
+    """Of PostgreSQL's process that serves the session that writes."""
 
 
-def all_there(servers: list[Server]) -> Server:
-    """The one that works, once the others stand by."""
-    eventually(lambda: all(server.ask("/health").status == 200 for server in servers), 60, "all are there", 0.05)
-    return eventually(lambda: next(filter(works, servers), None), 60, "a server works", 0.05)
+class Rates:
+    """What webhooks came to that were sent to the first so many of `servers`, of which the first works."""
+
+    def __init__(self, servers: Sequence[Server], session: int) -> None:
+        self._servers, self._session = servers, session
+        self._reached: dict[int, list[float]] = {}
+        self._used: dict[int, list[ProcessorTime]] = {}
+
+    async def send(self, count: int, batch: Sequence[bytes], concurrency: int) -> None:
+        """Send the batch to `count` servers, to each its share over its share of the connections."""
+        before = self._processor_time()
+        parts = [
+            send_all(f"http://127.0.0.1:{server.port}", batch[n::count], max(1, concurrency // count))
+            for n, server in enumerate(self._servers[:count])
+        ]
+        exchanges = [exchange for part in await asyncio.gather(*parts) for exchange in part]
+        if refused := [exchange for exchange in exchanges if exchange.status != 200]:
+            raise SystemExit(f"{len(refused)} of {len(batch)} webhooks were not accepted: {refused[0].status}")
+        seconds = max(exchange.replied_at for exchange in exchanges) - min(exchange.sent_at for exchange in exchanges)
+        self._reached.setdefault(count, []).append(len(batch) / seconds)
+        used = [after - then for after, then in zip(self._processor_time(), before, strict=True)]
+        self._used.setdefault(count, []).append(ProcessorTime(*(each / len(batch) * 1e6 for each in used)))
+
+    def told(self) -> Iterator[str]:
+        """A line for each count, without the first round, which warms all up."""
+        direct = self._reached[1][1:]
+        for count, reached in self._reached.items():
+            ratio = statistics.median(one / other for one, other in zip(reached[1:], direct, strict=True))
+            used = ProcessorTime(*(statistics.median(each) for each in zip(*self._used[count][1:], strict=True)))
+            yield (
+                f"webhooks to any of {count}: {ratio:.2f} = {statistics.median(reached[1:]):.0f} a second"
+                f" / {statistics.median(direct):.0f} to the one that works; processor time of each: {used.main:.0f} µs"
+                f" in its main thread and {used.others:.0f} in its others, {used.session:.0f} in the session of"
+                f" PostgreSQL that writes, {used.standbys:.0f} in those that hand on"
+            )
+
+    def _processor_time(self) -> ProcessorTime:
+        pids = [server.program.process.pid for server in self._servers if server.program is not None]
+        works, standbys = cpu_time(pids[0]), sum(cpu_time(pid).total for pid in pids[1:])
+        return ProcessorTime(works.main, works.others, standbys, cpu_time(self._session).total)
 
 
-def takeover(servers: list[Server], begin: Callable[[Server], None], end: Callable[[Server], None]) -> float:
-    """Seconds until another server works than the one that does now."""
-    worked = all_there(servers)
-    began = time.monotonic()
-    begin(worked)
-    left = [server for server in servers if server is not worked]
-    eventually(lambda: any(map(works, left)), 90, "another works", 0.02)
-    seconds = time.monotonic() - began
-    end(worked)
-    return seconds
+def through_any(directory: Path, postgres: PostgresServer, redis: str, options: argparse.Namespace) -> None:
+    database = postgres.database()
+    servers = [member(directory / f"server-{n}", PLAYBOOK, database, redis) for n in range(max(options.servers))]
+    with ExitStack() as stack:
+        stack.enter_context(servers[0])
+        eventually(lambda: works(servers[0]), 60, "the first works", 0.05)
+        for server in servers[1:]:
+            stack.enter_context(server)
+            eventually(lambda server=server: server.ask("/history").status == 200, 60, "another hands on", 0.05)
+        [[session]] = postgres.ask("SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted")
+        rates, source = Rates(servers, session), requests(matched=options.matched)
+        for _ in range(options.rounds + 1):
+            for count in sorted({1, *options.servers}):
+                uvloop.run(rates.send(count, list(islice(source, options.webhooks)), options.concurrency))
+        for line in rates.told():
+            print(line, flush=True)
 
 
-def send(number: signal.Signals) -> Callable[[Server], None]:
-    def to(server: Server) -> None:
-        assert server.program is not None
-        server.program.process.send_signal(number)
-
-    return to
-
-
-def start_again(server: Server) -> None:
-    assert server.program is not None
-    server.program.process.wait()
-    server.start(wait=False)
-    eventually(lambda: server.ask("/health").status == 200, 60, "started again", 0.05)
-
-
-def go_on(server: Server) -> None:
-    send(signal.SIGCONT)(server)
-    eventually(lambda: server.ask("/ready").status == 503, 60, "stands by", 0.05)
-
-
-def after_restart(servers: list[Server], postgres: PostgresServer) -> float:
-    all_there(servers)
-    postgres.stop()
-    postgres.start()
-    began = time.monotonic()
-    eventually(lambda: any(map(works, servers)), 90, "a server works", 0.02)
-    return time.monotonic() - began
+def takeovers(directory: Path, postgres: PostgresServer, redis: str, options: argparse.Namespace) -> None:
+    with Servers(directory, PLAYBOOK, postgres.database(), redis, "--takeover-after", "8s") as servers:
+        for name, kind in TAKEOVERS.items():
+            times: list[float] = []
+            for _ in range(options.takeovers):
+                servers.wait_for_all()
+                times.append(trouble(kind, servers, postgres))
+            told = f"median {statistics.median(times):.2f} s, longest {max(times):.2f} s"
+            print(f"takeover, {name}: {told} ({options.takeovers} times)", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--servers", type=int, nargs="+", default=[2], help="to how many servers webhooks are sent")
     parser.add_argument("--webhooks", type=int, default=2000, help="in each round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--concurrency", type=int, default=64)
@@ -105,23 +132,10 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, PostgresServer() as postgres:
         directory = Path(name)
-        with redis_server(directory) as redis_url:
-            database = postgres.database()
-            servers = [member(directory / f"server-{n}", PLAYBOOK, database, redis_url) for n in range(2)]
-            with servers[0]:
-                eventually(lambda: works(servers[0]), 30, "the first works", 0.05)
-                with servers[1]:
-                    eventually(lambda: servers[1].ask("/history").status == 200, 30, "the second hands on", 0.05)
-                    through_standby(*servers, options)
-                    kinds: dict[str, Callable[[], float]] = {
-                        "killed": lambda: takeover(servers, send(signal.SIGKILL), start_again),
-                        "stopped": lambda: takeover(servers, send(signal.SIGSTOP), go_on),
-                        "PostgreSQL restarted": lambda: after_restart(servers, postgres),
-                    }
-                    for kind, measured in kinds.items():
-                        times = [measured() for _ in range(options.takeovers)]
-                        told = f"median {statistics.median(times):.2f} s, longest {max(times):.2f} s"
-                        print(f"takeover, {kind}: {told} ({options.takeovers} times)")
+        with redis_server(directory) as redis:
+            through_any(directory / "rates", postgres, redis, options)
+            if options.takeovers:
+                takeovers(directory / "takeovers", postgres, redis, options)
 
 
 if __name__ == "__main__":

@@ -16,14 +16,13 @@ from typing import Any
 
 import redis
 
-from tests.crash.test_several_servers import trouble
 from tests.support.agent_node import KEY as NODE_KEY
 from tests.support.findings import of_kernel, told
 from tests.support.live import Server
 from tests.support.log_node import LogNode
 from tests.support.postgres import PostgresServer
 from tests.support.programs import eventually
-from tests.support.server_group import Servers
+from tests.support.server_group import Servers, trouble
 from trainmedic.wire import findings, log_layout
 from trainmedic.wire.signing import Signer, identity_key, node_identity
 from trainmedic_server.domain import finding_codec
@@ -145,7 +144,7 @@ def test_kills_of_server_and_redis_lose_nothing_and_count_nothing_twice(tmp_path
 
 
 def test_with_several_servers_each_update_counts_once(tmp_path: Path, redis_url: str, postgres: PostgresServer) -> None:
-    """The one that works is killed, cut off from PostgreSQL, and hangs for longer than the takeover."""
+    """The one that works is killed, cut off from all others, and hangs for longer than the takeover."""
     seed = random.randrange(10**6)
     chance = random.Random(seed)
     kinds = chance.sample(["kill", "cut", "hang"], 3)

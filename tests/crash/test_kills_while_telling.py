@@ -22,14 +22,13 @@ import pytest
 import sqlalchemy as sa
 
 from tests.crash.test_random_kills import Flaky, Killer, insist
-from tests.crash.test_several_servers import trouble
 from tests.integration.test_doors import StandIn, standing_in
 from tests.integration.test_messages import Sink, serving
 from tests.support.live import Server
 from tests.support.messages import delivery, resolved
 from tests.support.postgres import PostgresServer
 from tests.support.programs import eventually
-from tests.support.server_group import Servers
+from tests.support.server_group import Servers, trouble
 from trainmedic_server.adapters.sql_store import mapping, schema
 from trainmedic_server.domain.run import Event
 

@@ -9,17 +9,24 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
 from tests.support.live import Answer, Server
+from tests.support.postgres import PostgresServer
 from tests.support.programs import eventually
 from tests.support.wires import Wire, Wires
 
 QUICK = ("--takeover-after", "10s")
 """For servers that are to be replaced when they hang; on a busy machine one may lose its place without having hung."""
+
+
+LOST = ("kill", "cut", "hang", "silence", "no database")
+"""The ways in which `Servers.lose` takes one away."""
+KINDS = (*LOST, "session", "restart", "redis")
+"""All that can happen to the one that works."""
 
 
 def member(
@@ -51,7 +58,7 @@ def begun_anew(server: Server) -> int:
 
 
 class Linked(Server):
-    """A server that reaches PostgreSQL and Redis, and is reached by all others, over wires; not started yet."""
+    """A server that reaches PostgreSQL and Redis, and is reached by all others, over wires."""
 
     def __init__(
         self,
@@ -69,7 +76,12 @@ class Linked(Server):
         super().__init__(directory, playbook, *connected, *options, environment=environment, token=token)
         self.door = wires.to(self.port)
         self.argv += ["--advertise", f"127.0.0.1:{self.door.port}"]
-        self.wires: tuple[Wire, ...] = (self.to_database, to_redis, self.door)
+        self._wires = (self.to_database, to_redis, self.door)
+
+    def wires(self, change: Callable[[Wire], None]) -> None:
+        """Change all of its wires: `Wire.cut`, `Wire.silence` or `Wire.mend`."""
+        for wire in self._wires:
+            change(wire)
 
     def signal(self, number: signal.Signals) -> None:
         assert self.program is not None
@@ -80,14 +92,6 @@ def _port(url: str) -> int:
     port = urlsplit(url).port
     assert port is not None
     return port
-
-
-def each(wires: Iterable[Wire], change: Callable[[Wire], None]) -> Callable[[], None]:
-    def change_all() -> None:
-        for wire in wires:
-            change(wire)
-
-    return change_all
 
 
 class Servers(Server):
@@ -141,6 +145,12 @@ class Servers(Server):
         """The server that works, once there is one, other than `but`."""
         return eventually(lambda: self.working(but), 60, "a server works", 0.05)
 
+    def wait_for_all(self) -> None:
+        """Until one works and the others stand by."""
+        for member in self.members:
+            eventually(lambda member=member: member.ask("/health").status == 200, 60, "each is there", 0.05)
+        self.wait()
+
     def working(self, but: Server | None = None) -> Linked | None:
         return next((member for member in self.members if member is not but and works(member)), None)
 
@@ -161,8 +171,8 @@ class Servers(Server):
         harm, mend = {
             "kill": (lost.kill, lambda: None),
             "hang": (lambda: lost.signal(signal.SIGSTOP), lambda: lost.signal(signal.SIGCONT)),
-            "cut": (each(lost.wires, Wire.cut), each(lost.wires, Wire.mend)),
-            "silence": (each(lost.wires, Wire.silence), each(lost.wires, Wire.mend)),
+            "cut": (lambda: lost.wires(Wire.cut), lambda: lost.wires(Wire.mend)),
+            "silence": (lambda: lost.wires(Wire.silence), lambda: lost.wires(Wire.mend)),
             "no database": (lost.to_database.silence, lost.to_database.mend),
         }[how]
         before, began = begun_anew(lost), time.monotonic()
@@ -183,3 +193,24 @@ class Servers(Server):
                 if member.program is not None and (status := member.program.process.poll()) is not None:
                     self.exits.append(status)
                     member.start(wait=False)
+
+
+def trouble(kind: str, servers: Servers, postgres: PostgresServer, redis: Any = None) -> float:
+    """Let it happen, and return the seconds until a server works that was not harmed. `redis` is needed for the kind
+    of that name alone."""
+    if kind in LOST:
+        return servers.lose(kind)
+    servers.wait()
+    began = time.monotonic()
+    match kind:
+        case "session":
+            postgres.cut()
+        case "restart":
+            postgres.stop()
+            postgres.start()
+            began = time.monotonic()
+        case "redis":
+            redis.kill()
+            redis.start()
+    servers.wait()
+    return time.monotonic() - began

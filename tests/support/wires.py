@@ -74,9 +74,10 @@ class Wire:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _call(self, change: Callable[[], object]) -> None:
-        done = threading.Event()
-        self._loop.call_soon_threadsafe(lambda: (change(), done.set()))
-        done.wait()
+        async def changed() -> None:
+            change()
+
+        asyncio.run_coroutine_threadsafe(changed(), self._loop).result()
 
     def _cut(self) -> None:
         self._is_cut = True
