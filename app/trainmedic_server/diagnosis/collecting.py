@@ -26,7 +26,10 @@ from trainmedic_server.logs.rule import RuleSet
 from trainmedic_server.logs.tracker import FindingTracker
 
 _TABLE_LINE = re.compile(r"\W*(?:\[\d+\]:\s*$|(?:time|host|rank|exitcode|error_file|traceback|msg)\s*:)")
-_EXIT_LINE = re.compile(r"exitcode:|exits with return code|srun: error:|CalledProcessError")
+_EXIT_LINE = re.compile(
+    r"exitcode:|exits with return code|srun: error:|CalledProcessError|exits successfully|successfully finished"
+    r"|`Trainer\.fit` stopped|raining (?:is done|completed)|train metrics|done training"
+)
 _MOMENT = timedelta(microseconds=1)
 _MOST_EXITS = 100_000
 _MOST_NEW, _MOST_FINDINGS = 2_000, 50_000
@@ -201,6 +204,8 @@ class Collector:
             seen.line(line.at)
             seen.was_read = True
             seen.on(line.origin.node, record.get("node"))
+        if record.get("event") == "end" and not record.get("reason"):
+            self._exits.append(Exit("training", code=0, rank=rank, node=line.origin.node))
         step = _whole(record.get("step"))
         # Of a line without a time nobody knows more than its place; `Aftermath` goes by that.
         if record.get("event") == "step" and step is not None and has_time:

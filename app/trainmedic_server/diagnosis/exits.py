@@ -104,7 +104,7 @@ def torchrun_table(text: str, node: str = "") -> list[Exit]:
 
     It lists those of one node, and calls the first of them by that node's clock the root cause.
     """
-    found: list[Exit] = []
+    exits: list[Exit] = []
     is_first = False
     # The releases of 2021 call the sections "Root Cause:" and "Other Failures:", in the other order.
     for part in re.split(r"^(.*(?:Root Cause|Failures).*:)\s*$", text, flags=re.MULTILINE):
@@ -112,8 +112,8 @@ def torchrun_table(text: str, node: str = "") -> list[Exit]:
             is_first = "Root Cause" in part
             continue
         ends = (_of_block(block, node) for block in _blocks(part))
-        found.extend(replace(ended, is_first=is_first) for ended in ends if ended)
-    return found
+        exits.extend(replace(ended, is_first=is_first) for ended in ends if ended)
+    return exits
 
 
 def _blocks(text: str) -> Iterator[list[str]]:
@@ -164,6 +164,13 @@ def _local_time(text: str) -> datetime | None:
 
 
 _LONGEST_LINE = 1000
+_FINISHED = re.compile(
+    r"\] Process (?P<pid>\d{1,10}) exits successfully|worker group successfully finished|\[after training is done\]"
+    r"|`Trainer\.fit` stopped: `max_\w{1,20}=|^\*{5} train metrics \*{5}|done training in [\d.]{1,20} seconds"
+    r"|Training completed(?:\. Do not forget|$)"
+)
+"""What DeepSpeed's launcher, torchrun's agent, Megatron-LM, Lightning, Hugging Face's Trainer, fairseq and torchtitan
+print when all steps are done."""
 _ELASTIC = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
 _DEEPSPEED = re.compile(r"exits with return code = (-?\d+)\s*$")
 _ACCELERATE = re.compile(
@@ -183,28 +190,31 @@ _SLURM_WORDS = {
 
 
 def launcher_line(text: str, node: str = "") -> list[Exit]:
-    """The processes whose end one line tells: of torchrun's agent, DeepSpeed, accelerate, or Slurm's srun.
+    """The processes whose end one line tells: of torchrun's agent, DeepSpeed, accelerate, or Slurm's srun; or of a
+    training that says that it is done.
 
     Slurm counts tasks, which are ranks where each rank is a task of its own; they are given as ranks.
     """
     tail, text = text[-200:], text[:_LONGEST_LINE]
-    if found := _ELASTIC.search(text):
-        code, by_signal = of_code(int(found[1]))
-        ended = Exit("torchrun", code, by_signal, local_rank=int(found[2]), node=node, pid=int(found[3]))
+    if match := _ELASTIC.search(text):
+        code, by_signal = of_code(int(match[1]))
+        ended = Exit("torchrun", code, by_signal, local_rank=int(match[2]), node=node, pid=int(match[3]))
         return [replace(ended, is_first=True, line=text[:500])]
-    if found := _DEEPSPEED.search(tail):
+    if match := _DEEPSPEED.search(tail):
         # The command that it prints before is that of the last process it started, not of the one that failed.
-        code, by_signal = of_code(int(found[1]))
+        code, by_signal = of_code(int(match[1]))
         return [Exit("deepspeed", code, by_signal, node=node, line=tail)]
-    if found := _ACCELERATE.search(text):
-        by_signal = getattr(signal, found[2], None) if found[2] else None
-        return [Exit("accelerate", int(found[1]) if found[1] else None, by_signal, node=node, line=text[:500])]
-    if found := _SLURM.search(text):
-        code, by_signal = _slurm_words(found[3])
+    if match := _ACCELERATE.search(text):
+        by_signal = getattr(signal, match[2], None) if match[2] else None
+        return [Exit("accelerate", int(match[1]) if match[1] else None, by_signal, node=node, line=text[:500])]
+    if match := _FINISHED.search(text):
+        return [Exit("training", code=0, node=node, pid=int(match["pid"]) if match["pid"] else None, line=text[:500])]
+    if match := _SLURM.search(text):
+        code, by_signal = _slurm_words(match[3])
         if code is None and by_signal is None:
             return []
-        ended = Exit("slurm", code, by_signal, node=found[1], said=found[3], line=text[:500])
-        return [replace(ended, rank=task) for task in _tasks(found[2][:200])]
+        ended = Exit("slurm", code, by_signal, node=match[1], said=match[3], line=text[:500])
+        return [replace(ended, rank=task) for task in _tasks(match[2][:200])]
     return []
 
 

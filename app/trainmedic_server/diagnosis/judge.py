@@ -40,7 +40,7 @@ def _all(facts: Facts, counting: Relevant) -> Iterable[Accusation]:
     stopped = list(stops.on_purpose(facts, counting))
     # A scheduler also ends what is left of a step of which a process was killed, and then says no reason.
     is_told_why = any(accusation.confidence is Confidence.HIGH for accusation in stopped)
-    killed = [] if is_told_why else list(witnesses.told_kills(facts))
+    killed = [] if is_told_why else list(witnesses.told_kills(facts, counting))
     # Who was killed then was killed by whoever wanted the end.
     yield from killed or stopped or witnesses.first_exits(facts, counting)
     yield from stragglers.not_timed_out(facts, counting)

@@ -305,8 +305,11 @@ def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
         )
 
 
-def told_kills(facts: Facts) -> Iterator[Accusation]:
-    """What the scheduler says of a process that it saw killed for want of memory, where nothing tells how any ended."""
+def told_kills(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
+    """What the scheduler says of a process that it saw killed for want of memory, where nothing tells how any ended. Of
+    a job that has done all its steps, and of which nothing failed, that killed nothing which it needed."""
+    if any(ended.code == 0 for ended in facts.exits) and not relevant.cascades and not relevant.roots:
+        return
     told = [
         finding
         for finding in facts.findings

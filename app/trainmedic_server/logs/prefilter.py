@@ -41,9 +41,9 @@ class Prefilter:
         at = self._search.next(together, 0)
         if at is None:
             return []
-        found: list[int] = []
+        suspects: list[int] = []
         beyond = list(accumulate(len(line) + 1 for line in lines))
         while at is not None:
-            found.append(bisect_right(beyond, at))
-            at = self._search.next(together, beyond[found[-1]]) if found[-1] + 1 < len(lines) else None
-        return found
+            suspects.append(bisect_right(beyond, at))
+            at = self._search.next(together, beyond[suspects[-1]]) if suspects[-1] + 1 < len(lines) else None
+        return suspects

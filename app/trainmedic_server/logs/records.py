@@ -38,6 +38,7 @@ _NAMES: Mapping[str, str] = {
     "lr": "learning_rate",
     "train_loss": "loss",
     "lm loss": "loss",
+    "lm-loss": "loss",
     "grad norm": "grad_norm",
     "global_grad_norm": "grad_norm",
     "learning rate": "learning_rate",
@@ -120,8 +121,8 @@ def _braced(text: str) -> dict[str, Any] | None:
 
 def _exception(value: Mapping[str, Any]) -> dict[str, str]:
     """Return the members of a record of an exception; of a line that has another event, the traceback alone."""
-    told = _traceback(value)
-    return {"event": str(value.get("event") or "exception"), "traceback": told} if told else {}
+    traceback = _traceback(value)
+    return {"event": str(value.get("event") or "exception"), "traceback": traceback} if traceback else {}
 
 
 def _traceback(value: Mapping[str, Any], depth: int = 3) -> str:
@@ -131,8 +132,8 @@ def _traceback(value: Mapping[str, Any], depth: int = 3) -> str:
         return f"{TRACEBACK}\n{value['exc_type']}: {value.get('exc_value', '')}"
     for each in list(value.values())[:MOST_MEMBERS]:
         inner = each[0] if isinstance(each, list) and each else each
-        if isinstance(inner, dict) and depth and (told := _traceback(inner, depth - 1)):
-            return told
+        if isinstance(inner, dict) and depth and (traceback := _traceback(inner, depth - 1)):
+            return traceback
         if isinstance(inner, str) and HEADING in inner:
             cut = len(inner) - _LONGEST_TRACEBACK
             return inner if cut <= 0 else f"{TRACEBACK}\n{inner[cut:]}"
@@ -157,7 +158,9 @@ def _named(value: Mapping[Any, Any]) -> dict[str, Any] | None:
     if not isinstance(record.get("event"), str):
         if not _STEP_MEMBERS & record.keys():
             return None
-        record["event"] = "step" if {"loss", "grad_norm"} & record.keys() else "evaluation"
+        is_step = {"loss", "grad_norm"} & record.keys()
+        # Hugging Face's Trainer sums its steps up when they are done.
+        record["event"] = "end" if "train_runtime" in record else "step" if is_step else "evaluation"
     return record
 
 

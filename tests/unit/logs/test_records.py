@@ -20,6 +20,7 @@ from trainmedic_server.logs.records import record_of
         ("{'loss': 0.0, 'grad_norm': 2.5, 'learning_rate': 9.7e-06, 'epoch': 0.53}", {"event": "step", "loss": 0.0, "epoch": 0.53}),
         ("{'loss': '2.5', 'grad_norm': '1e-3', 'learning_rate': '5e-06'}", {"loss": 2.5, "grad_norm": 0.001, "learning_rate": 5e-6}),
         ("{'eval_loss': 1.5, 'epoch': 1.0}", {"event": "evaluation", "eval_loss": 1.5}),
+        ("{'train_runtime': 5.2, 'train_loss': 1.5, 'epoch': 1.0}", {"event": "end", "loss": 1.5}),
         ('{"current_steps": 3200, "loss": 4.4671, "eval_loss": null, "lr": 1e-5}', {"step": 3200, "loss": 4.4671, "learning_rate": 1e-5}),
         ('{"loss": 2.68, "global_step/max_steps": "1/36", "memory(GiB)": 12.67}', {"step": 1, "gpu_memory_gib": 12.67}),
         (
