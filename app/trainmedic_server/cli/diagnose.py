@@ -13,19 +13,13 @@ from trainmedic_server import telemetry
 from trainmedic_server.cli import exits
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.logs import loaded, rules_option
+from trainmedic_server.diagnosis.advice import MEANS
 from trainmedic_server.diagnosis.verdict import Advice
 from trainmedic_server.domain.plain_text import json_text, visible
 from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.wiring.folder_diagnosis import AttemptVerdict, FolderDiagnosis, diagnose_folder
 
 _MOST_SHOWN = 6
-_MEANS = {
-    Advice.RESTART: "start it again from its newest checkpoint",
-    Advice.ISOLATE_NODE: "no new work for the node until somebody has looked at it",
-    Advice.STOP: "started again as it is, it would end alike",
-    Advice.ROLLBACK: "go back to a checkpoint from before it began",
-    Advice.ASK: "somebody has to look before it is started again",
-}
 
 
 @click.command()
@@ -119,7 +113,7 @@ def shown(verdict: Mapping[str, Any]) -> Iterator[str]:
     if verdict["gpu"]:
         yield f"  GPU         {verdict['gpu']}"
     if verdict["advice"] != Advice.NONE:
-        yield f"  do next     {verdict['advice']}: {_MEANS.get(verdict['advice'], '')}".rstrip(": ")
+        yield f"  do next     {verdict['advice']}: {MEANS.get(verdict['advice'], '')}".rstrip(": ")
     if verdict["same_before"]:
         yield f"  before      {_were(verdict['same_before'], 'earlier failure')} the same"
     for heading, member in (("because", "evidence"), ("against", "against")):

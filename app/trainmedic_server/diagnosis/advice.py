@@ -17,6 +17,15 @@ _ADVICE = {
     CauseClass.NUMERICS: Advice.ROLLBACK,
 }
 
+MEANS = {
+    Advice.RESTART: "start it again from its newest checkpoint",
+    Advice.ISOLATE_NODE: "no new work for the node until somebody has looked at it",
+    Advice.STOP: "started again as it is, it would end alike",
+    Advice.ROLLBACK: "go back to a checkpoint from before it began",
+    Advice.ASK: "somebody has to look before it is started again",
+}
+"""What each says to do, for people."""
+
 
 def what_to_do(cause: CauseClass, confidence: Confidence, before: int, *, names_node: bool) -> Advice:
     """The next step, where the job ended so `before` times already."""

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from trainmedic.wire import undoing
 from trainmedic_server.diagnosis import exits
 from trainmedic_server.diagnosis.exits import Exit
 from trainmedic_server.diagnosis.facts import Earlier, Facts, RankFacts
@@ -59,16 +60,30 @@ def with_dumps(
     return replace(facts, recorder=reading, refused_dumps=refused)
 
 
+def began_at(instances: Iterable[str], failed_at: datetime) -> datetime | None:
+    """When the process of a job that had failed by ``failed_at`` began, by the times in the ids of its processes; None
+    where they have none."""
+    times = (undoing.issued_at(instance) for instance in instances)
+    return max((at for at in times if at is not None and at <= failed_at), default=None)
+
+
 def tells_kills(known: KnownFinding) -> bool:
     """Whether the excerpts of a finding are around the lines by which a kernel says whom it killed."""
     return known.cause is CauseClass.HOST_MEMORY and not known.is_printed
 
 
-def with_kills(facts: Facts, findings: Sequence[KnownFinding], excerpts: Sequence[KnownExcerpt]) -> Facts:
+def with_kills(
+    facts: Facts,
+    findings: Sequence[KnownFinding],
+    excerpts: Sequence[KnownExcerpt],
+    earlier: Sequence[KnownVerdict],
+) -> Facts:
     """The facts in which each process that a kernel killed is a finding of its own, as its excerpt says it: the server
     knows all of a node that follow each other as one, by the line of the first. ``findings`` are those that
-    `tells_kills`."""
+    `tells_kills`; what was killed before the job failed last, as `earlier` says, has nothing to do with this failure.
+    """
     by_id = {finding.id: finding.as_finding for finding in findings}
+    after = max((verdict.began_at for verdict in earlier), default=None)
     kills: dict[tuple[str, str], Finding] = {}
     for each in excerpts:
         line = each.excerpt.lines[each.excerpt.at]
@@ -76,6 +91,7 @@ def with_kills(facts: Facts, findings: Sequence[KnownFinding], excerpts: Sequenc
             own = replace(by_id[each.finding_id], id=each.key.id, first_at=each.first_at, last_at=each.first_at)
             kills[each.finding_id, pid[1]] = replace(own, line=line[:_LONGEST_LINE], fields={"pid": pid[1]}, count=1)
     kills = {(first.id, first.fields.get("pid", "")): first for first in by_id.values()} | kills
+    kills = {key: kill for key, kill in kills.items() if after is None or kill.last_at > after}
     others = [finding for finding in facts.findings if finding.id not in by_id]
     return replace(facts, findings=sorted([*others, *kills.values()], key=lambda finding: finding.first_at))
 

@@ -77,8 +77,7 @@ def _may_be_beside(accusation: Accusation) -> bool:
 
 def _weighed(leader: Accusation, others: Sequence[Accusation]) -> tuple[Accusation, list[Evidence]]:
     """The leading accusation with what others add to it, and what speaks against it."""
-    against: list[Evidence] = []
-    leader = _merged(leader, [other for other in others if other.concerns(leader)])
+    leader, against = _merged(leader, [other for other in others if other.concerns(leader)])
     for other in others:
         if other.concerns(leader) or leader.is_before(other) or leader.is_proven:
             continue
@@ -90,17 +89,19 @@ def _weighed(leader: Accusation, others: Sequence[Accusation]) -> tuple[Accusati
     return leader, against
 
 
-def _merged(leader: Accusation, same: Sequence[Accusation]) -> Accusation:
-    """What witnesses of the same add: a cause where the leader knows none, ranks, a card, and sureness."""
+def _merged(leader: Accusation, same: Sequence[Accusation]) -> tuple[Accusation, list[Evidence]]:
+    """What witnesses of the same add: a cause where the leader knows none, ranks, a card, and sureness; and what they
+    say against it."""
+    against: list[Evidence] = []
     for other in same:
         agrees = other.cause is leader.cause or leader.cause in _VAGUE or other.cause in _VAGUE
         is_explained = _explains(leader, other)
         if not agrees and not is_explained:
-            if leader.is_proven:
+            if leader.is_proven or leader.is_before(other):
                 continue
             # Both concern the same ranks, and say different things: who is stronger is believed, less.
             leader = leader.with_confidence(leader.confidence.lowered())
-            leader = replace(leader, evidence=leader.evidence + other.evidence[:2])
+            against += other.evidence[:2]
             continue
         cause = other.cause if leader.cause in _VAGUE and other.cause not in _VAGUE else leader.cause
         is_narrower = other.confidence is not Confidence.LOW
@@ -123,7 +124,7 @@ def _merged(leader: Accusation, same: Sequence[Accusation]) -> Accusation:
             evidence=leader.evidence + other.evidence if cause is leader.cause else other.evidence + leader.evidence,
             fingerprint=other.fingerprint if cause is not leader.cause else leader.fingerprint,
         )
-    return leader
+    return leader, against
 
 
 def _explains(leader: Accusation, other: Accusation) -> bool:
@@ -205,10 +206,11 @@ def _may_name_node(leader: Accusation) -> bool:
 
 
 def _confirming(leader: Accusation, counting: Relevant) -> list[Evidence]:
-    """Further lines of the kernel on the same node."""
+    """Further lines of the kernel on the same node. Whom it killed says nothing of any other cause."""
     return [
         evidence_of(finding, "the same node's kernel wrote this as well")
         for finding in counting.trusted
         if finding.line not in {each.line for each in leader.evidence}
+        if finding.cause is leader.cause or finding.cause is not CauseClass.HOST_MEMORY
         if finding.origin.source in TRUSTED_SOURCES and leader.node and finding.origin.node == leader.node
     ][:5]

@@ -26,6 +26,8 @@ _OF_TRAININGS = re.compile(r"(?i)(?:i?python|pt_|ray|torch|deepspeed|accelerate|
 than the kernel's, so the name is all that tells."""
 _SAME_FAULT = 120.0
 """Seconds within which a program sees what the kernel said of its card."""
+_SEEN_WITHIN = 120.0
+"""Seconds within which a launcher tells of a process of its own that was killed."""
 _MOST_TO_ACCUSE = 0.25
 """Of all ranks. Who did not time out is only told apart where nearly everybody did."""
 
@@ -36,10 +38,10 @@ def kernel(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     for finding in relevant.trusted:
         if finding.cause is CauseClass.HOST_MEMORY:
             # Where the kernel names a process of the job, what else it killed was a neighbour.
-            if not ours or finding in ours:
+            if finding in ours or not (ours or _is_anothers(finding, facts, relevant)):
                 yield _out_of_memory(finding, facts)
         elif finding.role is Role.ROOT:
-            gpu = finding.target.gpu or _gpu_field(finding)
+            gpu = finding.target.gpu or finding.fields.get("pci") or None
             ranks = _ranks_of(finding.origin.node, gpu, facts)
             if ranks is None:
                 continue  # a card that none of the job's ranks uses
@@ -119,10 +121,6 @@ def _is_nodes_fault(finding: Finding, relevant: Relevant, facts: Facts) -> bool:
     return len(nodes) == 1 and bool(others) and others <= (facts.kernel_read or set())
 
 
-def _gpu_field(finding: Finding) -> str | None:
-    return finding.fields.get("pci") or None
-
-
 def _ranks_of(node: str, gpu: str | None, facts: Facts) -> frozenset[int] | None:
     """The ranks on a GPU; those of its node where the ranks' GPUs are not known; None where it is none of theirs."""
     on_node = facts.ranks_on(node)
@@ -180,6 +178,14 @@ def _out_of_memory(finding: Finding, facts: Facts) -> Accusation:
         is_proven=_killed_ours(finding, facts),
         fingerprint=f"host_memory:{finding.rule}",
     )
+
+
+def _is_anothers(finding: Finding, facts: Facts, relevant: Relevant) -> bool:
+    """Whether the kernel killed a process so long before the launcher on that node saw one fail that it was none of
+    the job's."""
+    has_launcher = any(ended.is_failure and _is_on(ended, finding.origin.node, facts) for ended in facts.exits)
+    ended = relevant.ended
+    return has_launcher and ended is not None and moment_of(finding).is_before(ended, by=_SEEN_WITHIN)
 
 
 def _killed_ours(finding: Finding, facts: Facts) -> bool:

@@ -48,10 +48,10 @@ _CHOICES = 200
 _LONGEST_CHOICE = 80
 
 
-def did_you_mean(wrong: str, right: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` for the nearest right name, or nothing where none is near."""
+def did_you_mean(wrong: str, right: Iterable[str], likeness: float = 0.6) -> str:
+    """``; did you mean 'x'?`` for the nearest right name, or nothing where none is so near (0 to 1)."""
     choices = {name.lower(): str(name) for name in islice(right, _CHOICES) if len(name) <= _LONGEST_CHOICE}
-    near = difflib.get_close_matches(wrong.lower()[:_LONGEST_CHOICE], choices, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(wrong.lower()[:_LONGEST_CHOICE], choices, n=1, cutoff=likeness)
     return f"; did you mean {choices[near[0]]!r}?" if near else ""
 
 

@@ -19,7 +19,7 @@ from trainmedic_server.diagnosis import job_failure, verdict_alert
 from trainmedic_server.diagnosis.facts import RankFacts
 from trainmedic_server.diagnosis.judge import diagnose
 from trainmedic_server.domain.alert import Alert, AlertStatus, fingerprint
-from trainmedic_server.domain.job_life import LifeState
+from trainmedic_server.domain.job_life import JobLife, LifeState
 from trainmedic_server.domain.job_verdict import JobVerdict
 from trainmedic_server.domain.known_finding import KnownExcerpt, KnownFinding
 from trainmedic_server.domain.known_verdict import KnownVerdict
@@ -45,7 +45,7 @@ _LOOK_EVERY = timedelta(seconds=2)
 _PRESENCES_EVERY = timedelta(seconds=5)
 """As often as they are written."""
 _GONE_AFTER = timedelta(seconds=30)
-_AT_ONCE, _MOST_EARLIER, _MOST_EXCERPTS, _MOST_PAST = 50, 50, 16, 500
+_AT_ONCE, _MOST_EARLIER, _MOST_EXCERPTS, _MOST_PAST, _MOST_PROCESSES = 50, 50, 16, 500, 8
 _MOST_RANKS = 100_000
 """Of a job that says to have more it is not known how many there are."""
 
@@ -88,6 +88,8 @@ class JobDiagnoses:
         """By job, what it said last of where they are."""
         self._sizes: dict[str, int] = {}
         """By job, how many ranks it said to have when it was last there."""
+        self._processes: dict[str, tuple[str, ...]] = {}
+        """By job, the instances of its last processes, in the order in which they were heard of."""
         self._seen: dict[str, datetime] = {}
         """When each job was last there."""
         self._agents: dict[str, datetime] = {}
@@ -109,6 +111,7 @@ class JobDiagnoses:
         for known in findings:
             for name in {known.origin.job, known.target.job} - {None}:
                 by_job.setdefault(str(name), []).append(known)
+        self._note_processes(lives)
         gone = {life.name: life for life in lives if life.state is LifeState.GONE}
         for job in sorted(by_job.keys() | gone.keys()):
             signs = job_failure.signs(by_job.get(job, ()), gone.get(job))
@@ -135,6 +138,15 @@ class JobDiagnoses:
                 known.pop(job, None)
         for node in [node for node, seen_at in self._agents.items() if now - seen_at > _REMEMBERED]:
             del self._agents[node]
+
+    def _note_processes(self, lives: Sequence[JobLife]) -> None:
+        for life in lives:
+            instances = self._processes.get(life.name, ())
+            if instances[-1:] != (life.instance,):
+                self._processes[life.name] = (*instances, life.instance)[-_MOST_PROCESSES:]
+        if len(self._processes) > len(lives):
+            names = {life.name for life in lives}
+            self._processes = {name: self._processes[name] for name in self._processes.keys() & names}
 
     async def _look_at(self, job: str, signs: Sequence[datetime], findings: Sequence[KnownFinding]) -> None:
         now = self._clock.now()
@@ -165,9 +177,10 @@ class JobDiagnoses:
         facts = job_failure.facts(job, own, excerpts, ranks, gone, earlier)
         past, _ = await self._store.findings_page(FindingFilter(job=job), _MOST_PAST, None)
         healthy = job_failure.healthy_shapes(past, facts.attempt, earlier)
-        facts = replace(facts, healthy_shapes=healthy, world_size=self._sizes.get(job))
+        began_at = job_failure.began_at(self._processes.get(job, ()), known.began_at)
+        facts = replace(facts, healthy_shapes=healthy, world_size=self._sizes.get(job), began_at=began_at)
         kills = [each for each in own if job_failure.tells_kills(each)]
-        facts = job_failure.with_kills(facts, kills, await self._excerpts(kills))
+        facts = job_failure.with_kills(facts, kills, await self._excerpts(kills), earlier)
         # Those of a large job take tenths of a second.
         facts = await asyncio.to_thread(job_failure.with_dumps, facts, digests, earlier, TAKEN_IN)
         verdict = diagnose(facts)

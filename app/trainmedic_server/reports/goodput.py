@@ -7,6 +7,7 @@ well the GPUs were used meanwhile (``efficiency``), why steps are slow (``bottle
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -63,7 +64,7 @@ class Goodput:
     unmeasured_seconds: float = 0.0
     """Prometheus itself has nothing of this time."""
     resolution_seconds: float = 0.0
-    """What is shorter may be missed."""
+    """Of an interval. What is shorter than two may be missed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,7 @@ def _lost(
         failures=sum(figures.overlap(stretch, measured) for stretch, by_failure in down if by_failure),
         restarts=sum(figures.overlap(stretch, measured) for stretch, by_failure in down if not by_failure)
         + sum(stretch.seconds for stretch in starting),
-        redone=_redone_steps(progress.step, ended) * step_seconds,
+        redone=_redone_steps(progress, ended) * step_seconds,
         checkpoints=in_window.get("checkpoint", 0.0),
         evaluations=in_window.get("evaluation", 0.0),
         repairs=in_window.get("repair", 0.0) + in_window.get("pause", 0.0),
@@ -168,18 +169,19 @@ def _lost(
     )
 
 
-def _redone_steps(step: Points, ended: Sequence[Stretch]) -> float:
-    """How many of the steps that were done within this time lie behind a point to which the training went back. What
-    begins anew after an end as it should be has not gone back."""
+def _redone_steps(progress: ProgressPoints, ended: Sequence[Stretch]) -> float:
+    """How many of the steps that were done within this time lie behind a point to which the training went back: those
+    that were made and brought it no further. What begins anew after an end as it should be has not gone back."""
+    counts = dict(progress.steps)
     done = redone = 0.0
-    for (before_at, before), (after_at, after) in itertools.pairwise(step):
+    for (before_at, before), (after_at, after) in itertools.pairwise(progress.step):
         if any(before_at < gap.end and gap.begin < after_at for gap in ended):
             done = 0.0
-        elif after >= before:
-            done += after - before
-        else:
-            lost = min(before - after, done)
-            done, redone = done - lost, redone + lost
+            continue
+        further = after - before
+        steps = max(figures.rise([(at, counts.get(at, math.nan)) for at in (before_at, after_at)], False), further)
+        lost = min(steps - further, done + steps)
+        done, redone = done + steps - lost, redone + lost
     return redone
 
 

@@ -106,7 +106,7 @@ class JobQuestions:
             average, high, low = await asyncio.gather(
                 *(self._point(query.format(fold=over, over=over), every) for over in ("avg", "max", "min"))
             )
-            return points.spread(average, high, low)
+            return points.spread(average, high, low, count)
 
         every = max(self._every, _interval(self._end - self._begin, self._apart, _INTERVALS_OF_GPUS))
         count = await self._point("count($gpus)", every)

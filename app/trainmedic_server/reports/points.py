@@ -51,15 +51,20 @@ def average(points: Points) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-def spread(averages: Points, highest: Points | None = None, lowest: Points | None = None) -> Spread | None:
+def spread(
+    averages: Points, highest: Points | None = None, lowest: Points | None = None, counts: Points = ()
+) -> Spread | None:
     """The spread of a quantity, of which the averages of equal intervals are known, and, where an interval holds more
-    than its average, the highest and the lowest of each. None without any number."""
+    than its average, the highest and the lowest of each; `counts` says of how many each average is, where they differ.
+    None without any number."""
     values = finite(averages)
     if not values:
         return None
+    of = dict(counts)
+    weights = [of.get(at, 1.0) for at, value in averages if math.isfinite(value)]
     top = finite(highest or ()) or values
     bottom = finite(lowest or ()) or values
-    return Spread(statistics.fmean(values), max(top), min(bottom))
+    return Spread(statistics.fmean(values, weights), max(top), min(bottom))
 
 
 def rise(points: Points, is_from_zero: bool) -> float:

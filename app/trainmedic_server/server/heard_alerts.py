@@ -166,6 +166,10 @@ def view(record: AlertRecord, names: Sequence[str]) -> HeardAlertView:
     )
 
 
+_MISSPELT = 0.8
+"""How like a name another one is that was meant: alerts of one thing begin alike."""
+
+
 def alertnames(catalog: CatalogPort) -> list[str]:
     """The alertnames that the loaded playbooks react to, sorted."""
     return sorted({name for playbook in catalog.all() for name in playbook.definition.on.alertnames})
@@ -187,7 +191,7 @@ def no_playbook(name: str, names: Sequence[str]) -> str:
         return "it has no alertname, by which playbooks are found"
     if name in names:
         return f"no playbook reacted to {name!r} when it was heard; one does now"
-    return f"no playbook reacts to {name!r}{did_you_mean(name, names)}"
+    return f"no playbook reacts to {name!r}{did_you_mean(name, names, _MISSPELT)}"
 
 
 def router(

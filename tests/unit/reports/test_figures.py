@@ -171,3 +171,10 @@ def test_a_spread_is_of_numbers_alone() -> None:
     spread = figures.spread(each_minute(1, math.nan, 3), each_minute(9), each_minute(-1))
     assert spread == figures.Spread(2, 9, -1)
     assert figures.spread(each_minute(math.nan)) is None
+
+
+def test_an_average_over_several_counts_by_how_many_there_were() -> None:
+    """In the first minute one GPU was known, then four."""
+    spread = figures.spread(each_minute(90, 70, 70), counts=each_minute(1, 4, 4))
+    assert spread is not None
+    assert spread.average == (90 + 4 * 70 + 4 * 70) / 9

@@ -101,6 +101,16 @@ def test_steps_that_had_to_be_done_again_are_lost() -> None:
     assert redone([*rising(1, 20, 1000), *rising(21, 40, 2650), *rising(41, 60, 4450)]) == 125 + 50
 
 
+def test_steps_that_were_done_again_within_an_interval_are_lost_too() -> None:
+    """The job was killed at step 300, begun again at 280, and at 430 when it was looked at next: its own count of steps
+    tells, also where it went back without a restart."""
+    step = [(60.0, 100.0), (120.0, 297.0), (180.0, 430.0)]
+    for counts in ((100.0, 297.0, 150.0), (100.0, 297.0, 447.0)):
+        steps = [(at, count) for (at, _), count in zip(step, counts, strict=True)]
+        made = lost_of(ProgressPoints(steps=steps, step=step, step_seconds=minutes(1, 3, 0.5)))
+        assert made.lost.redone == (150 - (430 - 297)) * 0.5
+
+
 def test_only_steps_of_this_time_are_lost_in_it() -> None:
     """A rollback to long before it throws away what was done before as well, which is not of it."""
     assert redone([*rising(1, 11, 10_000), *rising(12, 60, 0)]) == 500

@@ -55,3 +55,16 @@ async def test_an_attempt_is_chosen_and_what_is_not_there_is_said() -> None:
         assert (await client.get("/jobs/team/llm-1/diagnosis?attempt=3")).status_code == 404
         assert (await client.get("/jobs/other/diagnosis")).status_code == 404
         assert (await client.get("/jobs/team/llm-1/diagnosis?attempt=0")).status_code == 422
+
+
+async def test_the_page_of_a_job_that_is_gone_says_what_is_known_of_its_failure() -> None:
+    """With cause, confidence, place, reasons and what to do next, also where no run was on it; nothing as it was
+    printed."""
+    world = World()
+    await world.findings.transact(lambda tx: tx.verdicts.save([made(1, job="llm-1", plain=VERDICT.plain())]))
+    async with world.client() as client:
+        page = await client.get("/jobs/llm-1", headers={"Accept": "text/html"})
+    assert page.status_code == 200, page.text
+    for part in ("gpu", "high", "node-1", "GPU-5f3a", "isolate node: no new work for the node", "NVRM: ", "no flight"):
+        assert part in page.text, part
+    assert "\x1b" not in page.text

@@ -9,6 +9,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from trainmedic_server.diagnosis.advice import MEANS
 from trainmedic_server.server.console import run_rows
 from trainmedic_server.server.console.page_request import PageRequest
 from trainmedic_server.server.problems import HttpProblem
@@ -34,9 +35,9 @@ async def job(page: PageRequest) -> Response:
     name = page.parameters["job"]
     shown = await _named(page, "/jobs", name)
     runs, more = await run_rows.read(page, {"job": name})
-    if shown is None and not runs:
-        raise HttpProblem(404, f"No job {name} is connected, and no run was on one of that name.")
     diagnosis = await page.get_or(None, f"/jobs/{name}/diagnosis")
+    if shown is None and not runs and diagnosis is None:
+        raise HttpProblem(404, f"No job {name} is connected, and neither a run nor a verdict was on one of that name.")
     return await page.page(
         "job.html",
         title=f"Job {name}",
@@ -46,6 +47,7 @@ async def job(page: PageRequest) -> Response:
         more=more,
         alike=partial(run_rows.alike, {"job": name}),
         diagnosis=diagnosis,
+        advice_means=MEANS,
     )
 
 
