@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from trainmedic.wire import undoing
 from trainmedic_server.diagnosis import exits
@@ -96,20 +97,42 @@ def with_kills(
     return replace(facts, findings=sorted([*others, *kills.values()], key=lambda finding: finding.first_at))
 
 
-def signs(findings: Iterable[KnownFinding], life: JobLife | None) -> list[datetime]:
-    """When the server heard what says that a job fails or hangs, the earliest first; `findings` are the job's own.
+class Sign(NamedTuple):
+    """What says that a job fails or hangs."""
+
+    at: datetime
+    """When the server heard it."""
+    attempt: int | None = None
+    """Of which attempt it is; None where nobody says."""
+
+
+def signs(findings: Iterable[KnownFinding], life: JobLife | None) -> list[Sign]:
+    """What says that a job fails or hangs, the earliest first; `findings` are the job's own.
 
     A line that can be where a failure began is no such sign by itself, for many a loop catches an exception; that a
     process ended is one, that a collective timed out, and that nothing is heard of the job any more.
     """
-    heard = [
-        known.heard_first_at
-        for known in findings
-        if known.rule in TELLS_ENDS or (known.role is Role.CASCADE and known.cause is CauseClass.HANG)
-    ]
+    heard = [Sign(known.heard_first_at, known.origin.attempt) for known in findings if _tells_failure(known)]
     if life is not None and life.state is LifeState.GONE:
-        heard.append(life.since)
-    return sorted(heard)
+        heard.append(Sign(life.since))
+    return sorted(heard, key=lambda sign: sign.at)
+
+
+def _tells_failure(known: KnownFinding) -> bool:
+    return known.rule in TELLS_ENDS or (known.role is Role.CASCADE and known.cause is CauseClass.HANG)
+
+
+def is_of_another(sign: Sign, verdict: KnownVerdict, taken_in: timedelta) -> bool:
+    """Whether a sign is of another failure than that of the newest verdict, into which goes what comes within
+    `taken_in`: of a later one, or of a later attempt."""
+    if sign.attempt is not None and verdict.attempt is not None and sign.attempt > verdict.attempt:
+        return True
+    return sign.at - verdict.began_at > taken_in
+
+
+def of_attempt(findings: Iterable[KnownFinding], attempt: int | None) -> list[KnownFinding]:
+    """The findings without those of attempts after this one; all where it is not known."""
+    return [known for known in findings if attempt is None or (known.origin.attempt or 0) <= attempt]
 
 
 def healthy_shapes(
@@ -117,7 +140,10 @@ def healthy_shapes(
 ) -> frozenset[str]:
     """The shapes of what earlier attempts of the job printed that did not fail: whatever a rule says, it means nothing
     in this job. `past` are the job's findings, `failures` its verdicts."""
-    failed = {verdict.attempt for verdict in failures}
+    past = list(past)
+    failed = {verdict.attempt for verdict in failures} | {
+        known.origin.attempt for known in past if _tells_failure(known)
+    }
     numbered = ((known.origin.attempt, known) for known in past if known.is_printed and known.shape)
     return frozenset(
         known.shape

@@ -20,7 +20,7 @@ _OWN_FAULTS = frozenset({CauseClass.GPU, CauseClass.NODE, CauseClass.NETWORK, Ca
 _SURE_ALONE = frozenset({CauseClass.GPU, CauseClass.NODE})
 """A lost card or a panic ends a job; a link or a file system may have been one that the job does not use."""
 _OF_VICTIMS = frozenset({CauseClass.HANG, CauseClass.NETWORK})
-"""Causes of cascades: they waited for another rank, or it closed its connection."""
+"""Causes of cascades: they waited for another rank, or lost it."""
 _OF_TRAININGS = re.compile(r"(?i)(?:i?python|pt_|ray|torch|deepspeed|accelerate|train)|^$")
 """Names of processes, as the kernel writes them, that can be a training's. In a container its process ids are others
 than the kernel's, so the name is all that tells."""
@@ -181,8 +181,7 @@ def _out_of_memory(finding: Finding, facts: Facts) -> Accusation:
 
 
 def _is_anothers(finding: Finding, facts: Facts, relevant: Relevant) -> bool:
-    """Whether the kernel killed a process so long before the launcher on that node saw one fail that it was none of
-    the job's."""
+    """Whether the kernel killed a process so long before the launcher there saw one fail that it was none of its."""
     has_launcher = any(ended.is_failure and _is_on(ended, finding.origin.node, facts) for ended in facts.exits)
     ended = relevant.ended
     return has_launcher and ended is not None and moment_of(finding).is_before(ended, by=_SEEN_WITHIN)

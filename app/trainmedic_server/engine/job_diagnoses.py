@@ -17,6 +17,7 @@ from trainmedic.wire import envelope
 from trainmedic_server import telemetry
 from trainmedic_server.diagnosis import job_failure, verdict_alert
 from trainmedic_server.diagnosis.facts import RankFacts
+from trainmedic_server.diagnosis.job_failure import Sign
 from trainmedic_server.diagnosis.judge import diagnose
 from trainmedic_server.domain.alert import Alert, AlertStatus, fingerprint
 from trainmedic_server.domain.job_life import JobLife, LifeState
@@ -148,19 +149,18 @@ class JobDiagnoses:
             names = {life.name for life in lives}
             self._processes = {name: self._processes[name] for name in self._processes.keys() & names}
 
-    async def _look_at(self, job: str, signs: Sequence[datetime], findings: Sequence[KnownFinding]) -> None:
+    async def _look_at(self, job: str, signs: Sequence[Sign], findings: Sequence[KnownFinding]) -> None:
         now = self._clock.now()
         earlier = await self._store.transact(lambda tx: tx.verdicts.of_job(job, _MOST_EARLIER))
         earlier = [verdict for verdict in earlier if not verdict.is_slow]
         latest = earlier[0] if earlier else None
-        if latest is not None and now - latest.began_at <= TAKEN_IN:
-            await self._make(job, latest, findings, earlier[1:])
-            return
-        new = [sign for sign in signs if latest is None or sign - latest.began_at > TAKEN_IN]
+        new = [sign.at for sign in signs if latest is None or job_failure.is_of_another(sign, latest, TAKEN_IN)]
         # What happened while no server was there to see it is diagnosed for an hour, as alerts of findings are.
         if new and SETTLING <= now - new[0] <= OLDEST:
             began = KnownVerdict(self._ids(), job, None, new[0], now, "", "", None, "", {})
             await self._make(job, began, findings, earlier)
+        elif latest is not None and len(new) < len(signs) and now - latest.began_at <= TAKEN_IN:
+            await self._make(job, latest, job_failure.of_attempt(findings, latest.attempt), earlier[1:])
 
     async def _make(
         self, job: str, known: KnownVerdict, findings: Sequence[KnownFinding], earlier: Sequence[KnownVerdict]

@@ -10,7 +10,6 @@ from itertools import count
 from typing import Any
 
 from tests.support.clocks import START, ManualClock
-from trainmedic.wire.ids import new_id
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.domain.finding import CauseClass, Excerpt, Origin, Role
@@ -352,85 +351,3 @@ async def test_a_node_on_which_three_jobs_failed_is_suspect() -> None:
 def test_the_times_fit_each_other() -> None:
     """An alert fires for longer than its verdict may change."""
     assert job_diagnoses.SETTLING < job_diagnoses.TAKEN_IN < job_diagnoses.ALERT_LASTS
-
-
-async def test_what_a_kernel_said_before_the_job_was_there_is_of_another_job() -> None:
-    """A card that another job lost within the last hour names no node where this one fails by itself."""
-    world = World()
-    await world.lose_a_card("llm-0")
-    world.clock.sleep(1200)
-    now = world.clock.now()
-    process = new_id(int(now.timestamp() * 1000))
-    await world.store.transact(lambda tx: tx.save_job_lives([JobLife("llm-1", LifeState.PRESENT, now, process)]))
-    world.present_jobs = [Presence("llm-1", now, {"placement": [{"rank": 1, "node": "node-2", "gpu": "GPU-5f3a"}]})]
-    await world.look(30)
-    origin = Origin("training", "node-2", job="llm-1", attempt=1, rank=1)
-    members: dict[str, Any] = {"rule": "python-exception", "role": Role.ROOT, "cause": CauseClass.CODE}
-    await world.find("error", **members, origin=origin, line="KeyError: 'labels'", ranks=frozenset({1}))
-    line = "failed (exitcode: 1) local_rank: 0 (pid: 12) of binary: /usr/bin/python"
-    await world.find("f1", origin=Origin("launcher", "node-2", job="llm-1", attempt=1), line=line)
-    await world.look(11)
-    (verdict,) = await world.store.verdicts_of("llm-1", 5)
-    assert (verdict.cause, verdict.node, verdict.plain["ranks"]) == ("code", None, [1])
-
-
-async def kill_for_memory(world: World, name: str, before: float) -> None:
-    """The kernel of node-1 has killed a process of a training, so many seconds ago."""
-    at = world.clock.now() - timedelta(seconds=before)
-    line = "Out of memory: Killed process 7 (python)"
-    await world.find(
-        name,
-        rule="host-oom",
-        role=Role.ROOT,
-        cause=CauseClass.HOST_MEMORY,
-        target=Target(TargetKind.NODE, node="node-1"),
-        origin=Origin("kernel", "node-1"),
-        fields={"pid": "7", "process": "python"},
-        is_printed=False,
-        line=line,
-        first_at=at,
-        last_at=at,
-    )
-
-
-async def test_a_kill_for_memory_long_before_the_launcher_saw_one_is_none_of_its_processes() -> None:
-    """Of a job without the SDK nobody says when it began; but who starts processes sees at once that one is killed."""
-    for before, cause in ((600, "unknown"), (3, "host_memory")):
-        world = World()
-        await kill_for_memory(world, "oom", before)
-        await world.find("f1")
-        await world.look(11)
-        (verdict,) = await world.store.verdicts_of("llm-1", 5)
-        assert verdict.cause == cause
-
-
-async def test_a_kill_for_memory_explains_one_failure_and_not_the_next() -> None:
-    """The next attempt, a minute later, is killed by a person."""
-    world = World()
-    await kill_for_memory(world, "oom", 1)
-    await world.find("f1")
-    await world.look(11)
-    known = await world.store.transact(lambda tx: tx.findings.with_ids(["f1"]))
-    over = replace(known["f1"], ended_at=world.clock.now())
-    await world.store.transact(lambda tx: tx.findings.save([over]))
-    world.clock.sleep(115)
-    await world.find("f2", origin=Origin("launcher", "node-1", job="llm-1", attempt=2))
-    await world.look(11)
-    newest, oldest = await world.store.verdicts_of("llm-1", 5)
-    assert (newest.cause, oldest.cause) == ("unknown", "host_memory")
-
-
-async def test_a_kill_for_memory_after_the_error_is_no_word_on_it() -> None:
-    """Another job on the node runs out of memory half a minute later. Before it, it speaks against; it is no reason."""
-    for before, confidence, against in ((-25, "high", 0), (40, "medium", 1)):
-        world = World()
-        origin = Origin("training", "node-1", job="llm-1", attempt=1, rank=0)
-        members: dict[str, Any] = {"rule": "disk-full", "role": Role.ROOT, "cause": CauseClass.STORAGE}
-        line = "OSError: [Errno 28] No space left on device"
-        await world.find("error", **members, origin=origin, line=line, ranks=frozenset({0}))
-        await world.find("f1", line="failed (exitcode: 1) local_rank: 0 (pid: 12) of binary: /usr/bin/python")
-        await kill_for_memory(world, "oom", before)
-        await world.look(31)
-        (verdict,) = await world.store.verdicts_of("llm-1", 5)
-        assert (verdict.cause, verdict.confidence, len(verdict.plain["against"])) == ("storage", confidence, against)
-        assert not any("Out of memory" in each["line"] for each in verdict.plain["evidence"])
