@@ -103,9 +103,11 @@ class BatchComparison:
             return True
         if drawn in left_out and batch.epoch == self._epoch:
             return False
-        if before is not None:
+        if self.is_skip and batch.is_random:
             # After a skip the random numbers that it is made with are others, and so it looks like no batch before.
-            return None if self.is_skip and batch.is_random else False
+            return None
+        if before is not None:
+            return False
         return True if left_out and batch.epoch == self._epoch else None
 
 

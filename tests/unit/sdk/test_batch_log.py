@@ -108,6 +108,15 @@ def test_in_the_next_epoch_a_batch_may_look_like_one_left_out() -> None:
     assert comparison.told() == {"compared": 0, "agreed": 0, "why": why}
 
 
+def test_a_batch_that_is_made_anew_is_no_proof_that_those_to_be_left_out_are_left_out() -> None:
+    """Masked at random it looks like none of them, even if it is one."""
+    log = drawn(*range(10))
+    comparison = log.go_back(2, 0, skip=20)
+    for number in range(16):
+        log.add(100 + number, 0, is_random=True)
+    assert comparison.told()["compared"] == 0
+
+
 def test_random_numbers_are_no_reason_where_there_was_nothing_to_compare_with() -> None:
     """A loader draws one at the beginning of each epoch."""
     log = drawn(*range(10))
