@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LOCKS = ("server.txt", "sdk.txt", "test.txt", "training.txt", "supply.txt", "engines.txt")
+LOCKS = ("server.txt", "sdk.txt", "test.txt", "training.txt", "supply.txt", "engines.txt", "trl.txt")
 PINNED = re.compile(r"(?P<name>[a-z0-9-]+)==[\w.+!]+( ; .+)? \\\n(    --hash=sha256:[0-9a-f]{64}( \\)?\n)+")
 
 

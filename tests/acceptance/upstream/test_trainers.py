@@ -1,8 +1,8 @@
 """Scripts as people have them: the loss jumps, the alert brings them back, and the answer proves it.
 
 All of it real, as in ``test_loss_spike``: Prometheus with the shipped rules, Alertmanager, ``trainmedic serve`` with
-the shipped playbook. Scripts of others that no package holds, or that need heavy ones, are tried by hand in this scene;
-those here have their shape.
+the shipped playbook. TRL's is its own, from its package; scripts of others that no package holds have one of their
+shape here.
 """
 
 from __future__ import annotations
@@ -10,17 +10,24 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from tests.acceptance import scene
 from tests.support.programs import PYTHON_PATH, Program, alertmanagers, eventually, start_server
 
 HERE = Path(__file__).parent
+TRL = Path(sys.prefix) / "trl"
+"""Where scripts/setup installs what is not to be seen by the other frameworks."""
 LOSS = 'training_loss{job_name="upstream"}'
 LEARNING_RATE = 'training_learning_rate{job_name="upstream"}'
 FAULT = 320
@@ -38,15 +45,40 @@ def text(path: Path) -> Path:
     return path
 
 
-def start_huggingface(directory: Path, port: int, environment: Mapping[str, str]) -> Program:
-    """A script of others within ``protect``."""
+def start_trl(directory: Path, port: int, environment: Mapping[str, str]) -> Program:
+    """TRL's own script for supervised fine-tuning, unmodified, within ``protect``."""
+    end = "[END]"
+    words = WordLevel({word: number for number, word in enumerate((end, *WORDS))}, unk_token=end)
+    tokenizer = Tokenizer(words)
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end, pad_token=end)
+    fast.save_pretrained(directory / "model")
+    torch.manual_seed(0)
+    sizes = {"n_layer": 1, "n_head": 2, "n_embd": 32, "n_positions": 32, "vocab_size": 1 + len(WORDS)}
+    GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).save_pretrained(directory / "model")
+    (directory / "data").mkdir()
+    text(directory / "data" / "train.txt")
+    script = ["trl.scripts.sft", "--model_name_or_path", directory / "model", "--dataset_name", directory / "data"]
+    packages = {"PYTHONPATH": os.pathsep.join((PYTHON_PATH, str(TRL))), "HF_HOME": str(directory / "cache")}
+    return start_protected(script, directory, port, {**packages, **environment})
+
+
+def start_causal_language_model(directory: Path, port: int, environment: Mapping[str, str]) -> Program:
+    """A script of the shape of one of transformers' examples, within ``protect``."""
+    script = [HERE / "causal_language_model.py", "--train_file", text(directory / "train.txt")]
+    return start_protected(script, directory, port, environment)
+
+
+def start_protected(
+    script: Sequence[str | Path], directory: Path, port: int, environment: Mapping[str, str]
+) -> Program:
+    """A script of others that takes a Trainer's arguments, as a job that saves often."""
     trainer = [
         *("--output_dir", directory / "checkpoints", "--max_steps", "100000", "--save_steps", "50"),
         *("--logging_steps", "1", "--learning_rate", "1e-3", "--lr_scheduler_type", "constant", "--use_cpu"),
         *("--report_to", "none", "--disable_tqdm", "true", "--per_device_train_batch_size", "4"),
     ]
-    script = [HERE / "causal_language_model.py", "--train_file", text(directory / "train.txt"), *trainer]
-    argv = [sys.executable, HERE / "protected.py", FAULT, port, *script]
+    argv = [sys.executable, HERE / "protected.py", FAULT, port, *script, *trainer]
     return Program([str(part) for part in argv], directory / "job.log", _with_packages(environment))
 
 
@@ -62,7 +94,9 @@ def _with_packages(environment: Mapping[str, str]) -> dict[str, str]:
     return {"PYTHONPATH": PYTHON_PATH, **offline, **environment}
 
 
-@pytest.mark.parametrize("start", [start_huggingface, start_lightning])
+@pytest.mark.parametrize(
+    "start", [start_trl, start_lightning, pytest.param(start_causal_language_model, marks=pytest.mark.long)]
+)
 def test_a_spike_is_rolled_back_proven_and_given_back(tmp_path: Path, start: Any) -> None:
     """Back to a checkpoint from before the jump; what was compared agrees; the learning rate comes back."""
     alertmanager = next(iter(alertmanagers().values()), None)
