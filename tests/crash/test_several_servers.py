@@ -37,7 +37,7 @@ SEEDS = int(os.environ.get("SEEDS", "3"))
 TROUBLES = int(os.environ.get("TROUBLES", "1"))
 """In each storm."""
 JOBS = 10
-OPTIONS = ("--takeover-after", "5s", "--assume-resolved-after", "6s")
+OPTIONS = ("--takeover-after", "8s", "--assume-resolved-after", "6s")
 GROUPS = {"alone": ["..."], "by name": ["alertname"], "by job": ["job_name"]}
 """How an Alertmanager puts alerts together that say so by their label `grouped`."""
 

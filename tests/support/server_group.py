@@ -143,7 +143,7 @@ class Servers(Server):
 
     def wait(self, but: Server | None = None) -> Linked:
         """The server that works, once there is one, other than `but`."""
-        return eventually(lambda: self.working(but), 60, "a server works", 0.05)
+        return eventually(lambda: self.working(but), 120, "a server works", 0.05)
 
     def wait_for_all(self) -> None:
         """Until one works and the others stand by."""
@@ -183,7 +183,7 @@ class Servers(Server):
         finally:
             mend()
         if how != "kill":
-            eventually(lambda: begun_anew(lost) > before, 30, "the one that was away begins anew", 0.02)
+            eventually(lambda: begun_anew(lost) > before, 60, "the one that was away begins anew", 0.02)
         return seconds
 
     def _keep(self) -> None:
