@@ -6,36 +6,43 @@ all hashes after it being other ones. Who keeps the last hash of a file can tell
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
-import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query
 
-from trainmedic_server.domain.plain_text import csv_cell, json_bytes
-from trainmedic_server.domain.run import Event
+from trainmedic_server.domain.plain_text import json_bytes
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import ActFilter, History
 from trainmedic_server.server import events, views
 from trainmedic_server.server.auth import Authenticator, requires
 from trainmedic_server.server.event_feed import EventFeed
-from trainmedic_server.server.exports import AS_STREAM, CSV, NDJSON, rest
+from trainmedic_server.server.exports import AS_STREAM, CSV, NDJSON, Exports
 from trainmedic_server.server.limits import ServerLimits
 from trainmedic_server.server.negotiation import preferred
 from trainmedic_server.server.problems import responses
 from trainmedic_server.server.query_types import Name, PageLimit
 from trainmedic_server.server.read_turns import ReadTurns
-from trainmedic_server.server.streaming import StreamedResponse
 from trainmedic_server.server.times import TimeText, span_of
 from trainmedic_server.server.tokens import TokenRole
 from trainmedic_server.server.view import View
 
 _BATCH = 500
 _FIRST_HASH = "0" * 64
-_COLUMNS = ("seq", "at", "actor", "kind", "run_id", "data", "previous", "hash")
+
+
+class AuditLine(View):
+    """A line of the file: an event, the hash of the line before, and its own."""
+
+    seq: int
+    at: str
+    actor: str
+    kind: str
+    run_id: str | None
+    data: dict[str, Any]
+    previous: str
+    hash: str
 
 
 class ActPage(View):
@@ -54,7 +61,7 @@ def routers(
 
 def router(history: History, auth: Authenticator, clock: Clock, limits: ServerLimits, reads: ReadTurns) -> APIRouter:
     routes = APIRouter(tags=["history"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
-    turns = ReadTurns(limits.exports, 0, "exports")
+    exports: Exports[AuditLine] = Exports(limits, AuditLine, lambda line: line)
 
     @routes.get(
         "/audit",
@@ -78,17 +85,7 @@ def router(history: History, auth: Authenticator, clock: Clock, limits: ServerLi
         wanted = ActFilter(by, *span_of(since, until, clock.now()))
         kind = preferred(accept, ("application/json", NDJSON, CSV))
         if kind != "application/json":
-            await turns.acquire()
-            try:
-                first = await history.acts_of_people(wanted, before, _BATCH)
-            except BaseException:
-                turns.release()
-                raise
-
-            async def stop() -> None:
-                turns.release()
-
-            return StreamedResponse(_chained(history, wanted, kind, first), kind, limits.stall_seconds, stop)
+            return await exports.response(_chained(history, wanted, before), kind)
         async with reads.take():
             acts_read = await history.acts_of_people(wanted, before, limit)
         following = acts_read[-1].seq if len(acts_read) == limit else None
@@ -103,40 +100,17 @@ def line_hash(previous: str, entry: dict[str, Any]) -> str:
     return hashlib.sha256(previous.encode() + json_bytes(ordered)).hexdigest()
 
 
-async def _chained(
-    history: History, wanted: ActFilter, kind: str, batch: Sequence[Event]
-) -> AsyncGenerator[bytes, None]:
-    """The lines of `batch`, which was fetched before anything is sent, and of all that follow it."""
+async def _chained(history: History, wanted: ActFilter, before: int | None) -> AsyncGenerator[AuditLine, None]:
+    """Every line, the newest first."""
     previous = _FIRST_HASH
-    if kind == CSV:
-        yield _record(list(_COLUMNS))
     while True:
-        began = time.monotonic()
-        lines: list[bytes] = []
+        batch = await history.acts_of_people(wanted, before, _BATCH)
         for event in batch:
-            entry = _entry(event)
+            shown = views.event(event).model_dump(mode="json")
+            entry = {name: shown[name] for name in ("seq", "at", "actor", "kind", "run_id", "data")}
             digest = line_hash(previous, entry)
-            whole = {**entry, "previous": previous, "hash": digest}
+            yield AuditLine(**entry, previous=previous, hash=digest)
             previous = digest
-            is_table = kind == CSV
-            lines.append(
-                _record([csv_cell(whole[name]) for name in _COLUMNS]) if is_table else json_bytes(whole) + b"\n"
-            )
-        took = time.monotonic() - began
-        if lines:
-            yield b"".join(lines)
         if len(batch) < _BATCH:
             return
-        await rest(took)
-        batch = await history.acts_of_people(wanted, batch[-1].seq, _BATCH)
-
-
-def _entry(event: Event) -> dict[str, Any]:
-    shown = views.event(event).model_dump(mode="json")
-    return {name: shown[name] for name in ("seq", "at", "actor", "kind", "run_id", "data")}
-
-
-def _record(cells: list[str]) -> bytes:
-    record = io.StringIO()
-    csv.writer(record, lineterminator="\r\n").writerow(cells)
-    return record.getvalue().encode()
+        before = batch[-1].seq

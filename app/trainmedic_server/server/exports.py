@@ -1,5 +1,5 @@
 """A whole filtered list as one stream: NDJSON or CSV, a few streams at a time. Who calls it: ``history``,
-``findings`` and ``heard_alerts``; ``audit`` writes lines of its own, and rests alike."""
+``findings``, ``heard_alerts`` and ``audit``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import csv
 import io
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from typing import Any, Generic, TypeVar
 
 from fastapi import Response
@@ -43,22 +44,15 @@ class Exports(Generic[Item]):
         The first item is fetched before anything is sent, so that a store that does not answer still leads to a 503.
         """
         write = {NDJSON: self._ndjson, CSV: self._csv}[media_type]
-        await self._turns.acquire()
-        try:
-            first = await anext(items, None)
-        except BaseException:
-            self._turns.release()
-            raise
-        if first is None:
-            self._turns.release()
-            return Response(write(None), media_type=media_type)
-
-        async def stop() -> None:
-            self._turns.release()
+        async with AsyncExitStack() as until_closed:
+            await until_closed.enter_async_context(self._turns.take())
             if isinstance(items, AsyncGenerator):
-                await items.aclose()
-
-        return StreamedResponse(_chunks(first, items, write), media_type, self._stall_seconds, stop)
+                until_closed.push_async_callback(items.aclose)
+            first = await anext(items, None)
+            if first is None:
+                return Response(write(None), media_type=media_type)
+            chunks, stop = _chunks(first, items, write), until_closed.pop_all().aclose
+            return StreamedResponse(chunks, media_type, self._stall_seconds, stop)
 
     def _ndjson(self, item: Item | None) -> bytes:
         return b"" if item is None else views.one_line(self._view(item)) + b"\n"
@@ -74,16 +68,13 @@ class Exports(Generic[Item]):
         return record.getvalue().encode()
 
 
-async def rest(took: float) -> None:
-    """Leave the processor to others for as long as a chunk `took`, in seconds: an export without rests holds up the
-    deliveries beside it."""
-    await asyncio.sleep(took)
-
-
 async def _chunks(
     first: Item, others: AsyncIterator[Item], write: Callable[[Item | None], bytes]
 ) -> AsyncGenerator[bytes, None]:
-    """The items as `write` makes them, after the header, which it makes of None."""
+    """The items as `write` makes them, after the header, which it makes of None.
+
+    A chunk is followed by a rest as long as it took: an export without rests holds up the deliveries beside it.
+    """
     buffer = [write(None), write(first)]
     size, began = 0, time.monotonic()
     async for item in others:
@@ -92,6 +83,6 @@ async def _chunks(
         if size >= _CHUNK_BYTES:
             took = time.monotonic() - began
             yield b"".join(buffer)
-            await rest(took)
+            await asyncio.sleep(took)
             buffer, size, began = [], 0, time.monotonic()
     yield b"".join(buffer)

@@ -6,6 +6,7 @@ Beside lines there are notes, for whoever reads them: a node that did not answer
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from http import HTTPStatus
@@ -90,24 +91,20 @@ def _router(
         _check(asked)
         places = await whereabouts.of(asked.job)
         query = replace(asked, pods=places.pods)
-        await turns.acquire()
-        batches = source.follow(query, places.nodes) if follow else source.search(query, places.nodes, limit)
-
-        async def stop() -> None:
-            turns.release()
+        async with AsyncExitStack() as until_closed:
+            await until_closed.enter_async_context(turns.take())
+            batches = source.follow(query, places.nodes) if follow else source.search(query, places.nodes, limit)
             if isinstance(batches, AsyncGenerator):
-                await batches.aclose()
-
-        try:
-            first = await anext(batches, None)  # before anything is sent, so that who cannot answer leads to a 503
-        except BaseException as error:
-            await stop()
-            if isinstance(error, NotFound) and not places.is_whole:
+                until_closed.push_async_callback(batches.aclose)
+            try:
+                first = await anext(batches, None)  # before anything is sent, so that who cannot answer leads to a 503
+            except NotFound as error:
+                if places.is_whole:
+                    raise
                 raise BusUnavailable("the job cannot be asked where it runs") from error
-            raise
-        write, media_type = (_event, EVENT_STREAM) if follow else (_line, NDJSON)
-        written = while_allowed(_written(first, batches, write), lambda: auth.allows(request, TokenRole.VIEWER))
-        return StreamedResponse(written, media_type, limits.stall_seconds, stop)
+            write, media_type = (_event, EVENT_STREAM) if follow else (_line, NDJSON)
+            written = while_allowed(_written(first, batches, write), lambda: auth.allows(request, TokenRole.VIEWER))
+            return StreamedResponse(written, media_type, limits.stall_seconds, until_closed.pop_all().aclose)
 
     return routes
 

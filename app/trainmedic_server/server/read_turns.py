@@ -26,14 +26,6 @@ class ReadTurns:
     @asynccontextmanager
     async def take(self) -> AsyncIterator[None]:
         """Keep a turn until the block ends. Raises Saturated."""
-        await self.acquire()
-        try:
-            yield
-        finally:
-            self.release()
-
-    async def acquire(self) -> None:
-        """Take a turn, which lasts until `release`. Raises Saturated."""
         if self._turns.locked() and self._waiting >= self._most_waiting:
             raise Saturated(f"as many {self._readers} as are allowed are being read")
         self._waiting += 1
@@ -41,6 +33,7 @@ class ReadTurns:
             await self._turns.acquire()
         finally:
             self._waiting -= 1
-
-    def release(self) -> None:
-        self._turns.release()
+        try:
+            yield
+        finally:
+            self._turns.release()

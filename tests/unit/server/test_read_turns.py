@@ -16,20 +16,23 @@ from trainmedic_server.server.read_turns import ReadTurns
 
 async def test_a_few_are_served_some_wait_and_the_rest_come_back_later() -> None:
     """A turn that ends goes to the next; one who gives up waiting takes none with him."""
-    turns = ReadTurns(1, 2, "pages")
-    await turns.acquire()
-    first, second = (asyncio.create_task(turns.acquire()) for _ in range(2))
+    turns, go_on = ReadTurns(1, 2, "pages"), asyncio.Event()
+
+    async def read() -> None:
+        async with turns.take():
+            await go_on.wait()
+
+    reading, impatient, patient = (asyncio.create_task(read()) for _ in range(3))
     await asyncio.sleep(0)
     with pytest.raises(Saturated, match="pages"):
-        await turns.acquire()
-    first.cancel()
+        await read()
+    impatient.cancel()
     await asyncio.sleep(0)
-    turns.release()
-    await asyncio.wait_for(second, 5)
-    assert first.cancelled()
-    turns.release()
-    async with asyncio.timeout(5), turns.take():
-        pass
+    go_on.set()
+    async with asyncio.timeout(5):
+        await asyncio.gather(reading, patient)
+        await read()
+    assert impatient.cancelled()
 
 
 async def test_pages_beyond_those_that_may_wait_are_503() -> None:
