@@ -123,6 +123,8 @@ class _SourceRules:
                 self.over_records.setdefault(ready.rule.record, []).append(ready)
             for literal in ready.rule.contains:
                 by_literal.setdefault(literal, []).append(ready)
+        for of_event in self.over_records.values():
+            of_event.sort(key=_precedence)
         self.literals = LiteralSet(tuple(by_literal))
         self._by_literal = list(by_literal.values())
         self._literals = tuple(by_literal)
@@ -198,12 +200,14 @@ class LineMatcher:
             if over is not None:
                 ended.append((ready.rule, over))
                 continue
+            if taken.rule is not None:
+                continue  # that others know the wording as well changes nothing
             match = ready.matched(text)
             if match is None:
                 near.append(ready.rule.name)
                 continue
             is_known = True
-            if taken.rule is None and not ready.is_excepted(text):
+            if not ready.is_excepted(text):
                 taken = self._taken(ready, *match, text, source)
         if is_known or ended:
             near = []  # somebody knows the wording, also where it then does not count
@@ -219,7 +223,7 @@ class LineMatcher:
 
     def _match_record(self, rules: _SourceRules, source: str, record: Mapping[str, Any]) -> LineMatch:
         refused: list[str] = []
-        for ready in sorted(rules.over_records.get(str(record.get("event")), ()), key=_precedence):
+        for ready in rules.over_records.get(str(record.get("event")), ()):
             holds = ready.holds(record, source)
             if holds:
                 return LineMatch(ready.rule, ready.rule.role, ready.rule.cause, record, refused=tuple(refused))

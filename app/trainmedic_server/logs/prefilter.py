@@ -17,7 +17,7 @@ from itertools import accumulate
 from trainmedic_server.expressions.regexes import ByteSearch, literal_bytes
 from trainmedic_server.logs.blocks import BEGINNINGS
 from trainmedic_server.logs.prefixes import DIVIDED
-from trainmedic_server.logs.raw_text import REWRITTEN
+from trainmedic_server.logs.raw_text import has_controls, shown_of
 from trainmedic_server.logs.records import REPORTS
 
 _REPLACED = "\N{REPLACEMENT CHARACTER}"
@@ -32,12 +32,16 @@ class Prefilter:
         # A literal that holds another one is in no line that the other is not in.
         fewest = [each for each in parts if not any(other in each for other in parts - {each})]
         self._search = ByteSearch(
-            [*REWRITTEN, *BEGINNINGS, *REPORTS, DIVIDED, *(literal_bytes(each) for each in sorted(fewest))]
+            [*BEGINNINGS, *REPORTS, DIVIDED, *(literal_bytes(each) for each in sorted(fewest))]
         )
 
     def suspects(self, lines: Sequence[bytes]) -> list[int]:
         """The positions, in their order, of the lines that may mean something; none of them holds a line feed."""
         together = b"\n".join(lines)
+        if has_controls(together):
+            # Colours and carriage returns can stand within a literal, and a redrawn bar between two.
+            lines = [shown_of(line) for line in lines]
+            together = b"\n".join(lines)
         at = self._search.next(together, 0)
         if at is None:
             return []

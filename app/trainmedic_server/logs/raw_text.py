@@ -17,9 +17,6 @@ _ESCAPE = re.compile(
 )
 _PROGRESS = re.compile(rb"\d%\||\d(?:it|s|B|batch|step|example)s?/s|\ds/(?:it|batch|step)|\?it/s")
 _CONTROLS = bytes(byte for byte in (*range(32), 127) if byte not in b"\t\n")
-REWRITTEN = (rb"[\x00-\x08\x0b-\x1f\x7f]", codecs.BOM_UTF8)
-"""Patterns over bytes. A line with none of them has, as text, the bytes that it has, but for those that are not
-UTF-8."""
 _REDRAWN = 8
 """Pieces of a line with carriage returns that are looked at, from its end."""
 
@@ -27,9 +24,25 @@ _REDRAWN = 8
 def text_of(raw: bytes, longest: int = LONGEST) -> tuple[str, bool]:
     """Return the text of a line without its line feed, and whether a part of it was left out, for it has more than
     `longest` bytes."""
-    cleaned = raw.translate(None, _CONTROLS)
-    if len(cleaned) == len(raw) <= longest and raw.isascii():
+    if not has_controls(raw) and len(raw) <= longest and raw.isascii():
         return raw.decode("ascii"), False  # as nearly every line is
+    shown, is_cut = _cut(raw, longest)
+    if len(shown) > longest:
+        return shown[:longest].decode("utf-8", "ignore" if _is_utf8(shown) else "replace"), True
+    return shown.decode("utf-8", "replace"), is_cut
+
+
+def has_controls(raw: bytes) -> bool:
+    """Whether there is anything in it that no person would see, but for tabs and line feeds."""
+    return len(raw.translate(None, _CONTROLS)) < len(raw)
+
+
+def shown_of(raw: bytes) -> bytes:
+    """The bytes of the text of a line, of which some are no UTF-8; as far as rules see it, and no less than that."""
+    return _cut(raw, LONGEST)[0] if has_controls(raw) else raw
+
+
+def _cut(raw: bytes, longest: int) -> tuple[bytes, bool]:
     is_cut = False
     if b"\0" in raw:
         raw = _of_utf16(raw[: 4 * longest])
@@ -39,10 +52,7 @@ def text_of(raw: bytes, longest: int = LONGEST) -> tuple[str, bool]:
         raw, is_cut = raw[: longest * 2], True
     if b"\x1b" in raw:
         raw = _ESCAPE.sub(b"", raw)
-    raw = raw.removeprefix(codecs.BOM_UTF8).translate(None, _CONTROLS)
-    if len(raw) > longest:
-        return raw[:longest].decode("utf-8", "ignore" if _is_utf8(raw) else "replace"), True
-    return raw.decode("utf-8", "replace"), is_cut
+    return raw.removeprefix(codecs.BOM_UTF8).translate(None, _CONTROLS), is_cut
 
 
 def _of_utf16(raw: bytes) -> bytes:

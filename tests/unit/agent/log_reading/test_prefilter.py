@@ -160,6 +160,8 @@ BEGINNINGS = (
     "*" * 40,
     "  rank      : 3 (local_rank: 3)",
     "Kill process 100 (python) score 901 or sacrifice child",
+    '  File "/app/train.py", line 12, in main',
+    '  File "/app/train.py", line 12',
 )
 
 
@@ -176,6 +178,16 @@ def test_a_quiet_line_is_passed_over() -> None:
     lines = [text.encode() for text in (*QUIET, REPORTED[0], *QUIET, "CUDA out of memory. Tried to allocate", *QUIET)]
     assert prefilter.suspects(lines) == [len(QUIET), 2 * len(QUIET) + 1]
     assert prefilter.suspects([]) == []
+
+
+@pytest.mark.parametrize("form", ["colours", "bar", "BOM", "CRLF", "NUL", "UTF-16"])
+def test_a_quiet_line_is_passed_over_in_each_form_that_programs_write(form: str) -> None:
+    """A coloured log costs little more than a plain one."""
+    prefilter = matcher().prefilter(("training",))
+    lines = [
+        written(text, form, 12).rstrip(b"\n") for text in (*QUIET, "CUDA out of memory. Tried to allocate", *QUIET)
+    ]
+    assert prefilter.suspects(lines) == [len(QUIET)]
 
 
 def test_a_literal_with_what_stands_for_bytes_that_are_not_utf_8() -> None:
