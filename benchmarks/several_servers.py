@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--matched", action="store_true", help="let every alert start a run in mode observe")
-    parser.add_argument("--takeovers", type=int, default=5, help="of each kind")
+    parser.add_argument("--takeovers", type=int, default=3, help="of each kind")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, PostgresServer() as postgres:
         directory = Path(name)

@@ -95,7 +95,7 @@ def _port(url: str) -> int:
 
 
 class Servers(Server):
-    """`count` servers behind one port, the Service's; the wire that leads from there to them keeps what passes."""
+    """Two servers behind one port, the Service's; the wire that leads from there to them keeps what passes."""
 
     def __init__(
         self,
@@ -104,7 +104,6 @@ class Servers(Server):
         database: str,
         redis: str,
         *options: str,
-        count: int = 2,
         environment: Mapping[str, str] | None = None,
         token: str | None = None,
     ) -> None:
@@ -117,7 +116,7 @@ class Servers(Server):
                 environment=environment,
                 token=token,
             )
-            for n in range(count)
+            for n in range(2)
         ]
         self.service = self._wires.to(*(member.door.port for member in self.members), keeps=True)
         self.port = self.service.port
@@ -131,7 +130,11 @@ class Servers(Server):
         for member in self.members:
             member.start(wait=False)
         self._keeper.start()
-        self.wait()
+        try:
+            self.wait()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -196,8 +199,10 @@ class Servers(Server):
 
 
 def trouble(kind: str, servers: Servers, postgres: PostgresServer, redis: Any = None) -> float:
-    """Let it happen, and return the seconds until a server works that was not harmed. `redis` is needed for the kind
-    of that name alone."""
+    """Let one of `KINDS` happen to the one that works; the seconds until another works, or any where all were harmed.
+
+    `redis` is needed for the kind of that name alone.
+    """
     if kind in LOST:
         return servers.lose(kind)
     servers.wait()
