@@ -31,9 +31,7 @@ class Prefilter:
         parts = {max(literal.split(_REPLACED), key=len) for literal in literals}
         # A literal that holds another one is in no line that the other is not in.
         fewest = [each for each in parts if not any(other in each for other in parts - {each})]
-        self._search = ByteSearch(
-            [*BEGINNINGS, *REPORTS, DIVIDED, *(literal_bytes(each) for each in sorted(fewest))]
-        )
+        self._search = ByteSearch([*BEGINNINGS, *REPORTS, DIVIDED, *(literal_bytes(each) for each in sorted(fewest))])
 
     def suspects(self, lines: Sequence[bytes]) -> list[int]:
         """The positions, in their order, of the lines that may mean something; none of them holds a line feed."""
