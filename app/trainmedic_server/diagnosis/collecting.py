@@ -7,7 +7,7 @@ is in them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -20,12 +20,14 @@ from trainmedic_server.diagnosis.rank_seen import RankSeen
 from trainmedic_server.domain.finding import Finding, Origin, TimeSource
 from trainmedic_server.domain.log_sources import KERNEL_SOURCES, TEXT_SOURCES
 from trainmedic_server.logs.assembly import LineAssembler
+from trainmedic_server.logs.blocks import TRACEBACK
 from trainmedic_server.logs.line import Line
 from trainmedic_server.logs.matcher import LineMatch
 from trainmedic_server.logs.rule import RuleSet
 from trainmedic_server.logs.tracker import FindingTracker
 
 _TABLE_LINE = re.compile(r"\W*(?:\[\d+\]:\s*$|(?:time|host|rank|exitcode|error_file|traceback|msg)\s*:)")
+_RAISED = re.compile(r" {2,4}(?:\w{1,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception|Exit|Interrupt|Failure|Timeout)(?::|$)")
 _EXIT_LINE = re.compile(
     r"exitcode:|exits with return code|srun: error:|CalledProcessError|exits successfully|successfully finished"
     r"|`Trainer\.fit` stopped|raining (?:is done|completed)|train metrics|done training"
@@ -214,9 +216,11 @@ class Collector:
                 seen.step(step, line.at)
                 seen.divided(record)
         for text in line.text.splitlines() if not record else ():
-            if _TABLE_LINE.match(text[:_LONGEST_TABLE_LINE]) or _is_heading(text[:_LONGEST_TABLE_LINE]):
-                kept = self._tables.setdefault(line.origin, [])
-                kept.extend([text[:_LONGEST_TABLE_LINE]] if len(kept) < _MOST_TABLE_LINES else [])
+            row = text[:_LONGEST_TABLE_LINE]
+            rows = self._tables.get(line.origin, [])
+            if (_TABLE_LINE.match(row) or _is_heading(row) or _is_raised(row, rows)) and len(rows) < _MOST_TABLE_LINES:
+                rows.append(row)
+                self._tables[line.origin] = rows
             if _EXIT_LINE.search(text) and len(self._exits) < _MOST_EXITS:
                 self._exits += [
                     _placed(ended, line.origin, line.at if line.time_source is TimeSource.LINE else None)
@@ -237,6 +241,11 @@ def _of_its_own(line: Line, match: LineMatch) -> Line:
 def _is_heading(text: str) -> bool:
     """Whether it is a heading of a table of failures."""
     return ("Root Cause" in text or "Failures" in text) and text.rstrip().endswith(":")
+
+
+def _is_raised(row: str, rows: Sequence[str]) -> bool:
+    """Whether it is the exception of the traceback that the table of these rows has last."""
+    return bool(rows) and bool(_RAISED.match(row)) and rows[-1].rstrip().endswith(TRACEBACK)
 
 
 def _rank_said(physical: bytes) -> int | None:

@@ -16,6 +16,8 @@ _LONGEST = 160
 _MOST = 64
 _TIME = re.compile(r"\d{4}[-/]\d\d[-/]\d\d|\d\d:\d\d:\d\d(?:[.,]\d{1,9})?|\d{10}(?:\.\d{1,9})?")
 _UPPER_EDGE = re.compile(rf"(.{{0,{_LONGEST}}}?)[╭┌+][─-]+ {re.escape(HEADING)} [─-]+[╮┐+]\s*")
+_TABLE_MEMBER = re.compile(r"(?:^|\s)(?:traceback|msg) *: *\Z")
+"""What a launcher's table of failures has before a traceback, and not before its other lines."""
 _FRACTION = re.compile(r"[.,]\d{1,9}\Z")
 
 
@@ -32,7 +34,7 @@ class LearnedPrefixes:
         end = text.rstrip()
         if end.endswith(TRACEBACK) and end != TRACEBACK and len(end) - len(TRACEBACK) <= _LONGEST:
             prefix = end[: -len(TRACEBACK)]
-            if prefix.strip(" +|") and "Exception Group" not in prefix:
+            if prefix.strip(" +|") and "Exception Group" not in prefix and not _TABLE_MEMBER.search(prefix):
                 return TRACEBACK, self._learn(prefix)
         for key, pattern in self._patterns.items():
             if match := pattern.match(text):

@@ -12,7 +12,7 @@ from typing import Any
 
 from trainmedic_server.adapters import dump_reader, log_folder
 from trainmedic_server.adapters.log_folder import FolderFile, Kind
-from trainmedic_server.diagnosis import exits, merged_attempts
+from trainmedic_server.diagnosis import exits, merged_attempts, wording
 from trainmedic_server.diagnosis.collecting import Collector
 from trainmedic_server.diagnosis.facts import Earlier
 from trainmedic_server.diagnosis.flight_recorder import absentees
@@ -61,7 +61,9 @@ def diagnose_folder(directory: Path, rule_set: RuleSet, job: str | None = None) 
         raise ConfigurationError(f"{directory}: {error.strerror or error}") from error
     jobs = sorted({file.origin.job for file in folder.files if file.origin.job})
     if len(jobs) > 1 and job not in jobs:
-        raise ConfigurationError(f"{directory}: there are logs of {len(jobs)} jobs, {', '.join(jobs[:8])}; say which")
+        there = f"there are logs of {wording.few(jobs)}"
+        asked = "say of which job" if job is None else f"there are none of {job}"
+        raise ConfigurationError(f"{directory}: {there}; {asked}")
     files = [file for file in folder.files if not job or file.origin.job in (job, None)]
     if not files:
         unread = "".join(f"; not read: {name}: {why}" for name, why in islice(folder.left_out.items(), _MOST_NAMED))

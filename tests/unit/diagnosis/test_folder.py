@@ -124,10 +124,12 @@ def test_a_job_that_is_only_slow_is_told_by_the_parts_of_its_steps(tmp_path: Pat
 
 
 def test_several_jobs_need_a_name(tmp_path: Path) -> None:
-    """And nothing to read is told; so is a directory that is not there."""
+    """Of one that is there; and nothing to read is told, as is a directory that is not there."""
     write(tmp_path, **{"a__attempt-1__rank-0.jsonl": RAISED, "b__attempt-1__rank-0.jsonl": STEP % (1, 0, "")})
-    with pytest.raises(ConfigurationError, match="2 jobs, a, b"):
+    with pytest.raises(ConfigurationError, match="there are logs of a, b; say of which job"):
         diagnosed(tmp_path)
+    with pytest.raises(ConfigurationError, match="there are logs of a, b; there are none of c"):
+        diagnosed(tmp_path, "c")
     assert diagnosed(tmp_path, "a").attempts[-1].verdict.cause is CauseClass.CODE
     (tmp_path / "empty").mkdir()
     for nothing in ("empty", "none"):
