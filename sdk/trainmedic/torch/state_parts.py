@@ -29,6 +29,8 @@ class StateParts:
         self.by_name: dict[str, Any] = {}
         for name, value in objects.items():
             for member, part in _members(name, value):
+                if isinstance(part, type):
+                    raise ConfigurationError(f"{member}: {part.__name__} is a class; give what it has made")
                 if not (callable(getattr(part, "state_dict", None)) and hasattr(part, "load_state_dict")):
                     raise ConfigurationError(
                         f"{member}: a {type(part).__name__} has no state_dict and load_state_dict to be saved with"

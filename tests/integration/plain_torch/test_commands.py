@@ -433,12 +433,15 @@ def test_a_mistake_in_the_script_is_an_error_at_once(begin: Begin, options: dict
         begin(**options)
 
 
-@pytest.mark.parametrize("given", [{"model": None}, {"model": []}, {"optimizer": None}, {"optimizer": {}}])
+@pytest.mark.parametrize(
+    "given",
+    [{"model": None}, {"model": []}, {"optimizer": None}, {"optimizer": {}}, {"optimizer": torch.optim.SGD}],
+)
 def test_a_training_has_a_model_and_an_optimizer(medic: trainmedic.Medic, given: dict[str, Any]) -> None:
     """Checkpoints without them would be written, and be worth nothing."""
     model = torch.nn.Linear(1, 1)
     parts = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), **given}
-    with pytest.raises(ConfigurationError, match="without one nothing can be gone back to"):
+    with pytest.raises(ConfigurationError, match=r"without one nothing can be gone back to|is a class"):
         trainmedic.torch.attach(medic, **parts)
 
 

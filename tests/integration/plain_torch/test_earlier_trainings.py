@@ -13,6 +13,7 @@ from torch.optim import swa_utils
 import trainmedic
 import trainmedic.torch
 from tests.integration.plain_torch.training import Training
+from tests.support.command_sender import Commander
 
 Begin = Callable[..., Training]
 
@@ -49,6 +50,24 @@ def test_a_resumed_training_goes_back_to_what_it_had_saved_before(begin: Begin) 
     training.run.resume()
     training.train(25, {22: training.order("job.rollback", step=15)})
     assert training.outputs()[0]["step"] == 10
+
+
+def test_nothing_goes_back_to_what_another_job_writes_into_the_same_directory(
+    begin: Begin, commander: Commander, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its weights would be found as they were saved, and are another training's. Neither overwrites what the other has
+    written, and both say so."""
+    data = [(torch.full((4, 4), float(number)), torch.tensor([number] * 4)) for number in range(50)]
+    with Commander(commander.url, "llm-2").connect() as beside:
+        first, other = begin(loader=data), begin(loader=data, medic=beside)
+        first.train(15)
+        other.train(35)
+        written = (tmp_path / "step-00000020" / ".trainmedic-complete").read_bytes()
+        first.train(35, {31: first.order("job.rollback", step=25)})
+    assert first.outputs()[0]["step"] == 10
+    assert (tmp_path / "step-00000020" / ".trainmedic-complete").read_bytes() == written
+    assert caplog.text.count("no rollback goes to what it writes") == 2
+    assert "step-00000030 is there already" in caplog.text
 
 
 def test_a_batch_larger_than_the_epoch_is_rejected(begin: Begin) -> None:

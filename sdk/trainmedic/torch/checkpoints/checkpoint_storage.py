@@ -12,6 +12,7 @@ user's own way of keeping checkpoints (``own_checkpoints``).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -38,6 +39,7 @@ log = logging.getLogger("trainmedic")
 ALERT_TO_ROLLBACK = 120.0
 """Seconds from an alert's beginning to its rollback, with the alert rules and the playbooks that are shipped."""
 TRAINING, RUN = "training.pt", "run.pt"
+_SHARED = "another process writes its checkpoints into this directory as well; give each job one of its own"
 _NAME = re.compile(r"step-(\d{8,18})\Z")
 _LEFTOVER = re.compile(r"unfinished-\d+-step-\d+\Z|abandoned-\d+-step-\d+\Z")
 
@@ -108,13 +110,32 @@ class CheckpointDirectory:
         self.beside: Callable[[], Sequence[SavedCheckpoint]] = tuple
         """Returns those that are kept elsewhere, in memory."""
         self._has_warned = False
+        self._writer = envelope.new_id()
+        self._is_shared = False  # whether another process has been seen to write here as well
+        self._at_start: Mapping[Path, Mapping[str, Any] | None] = {}
+        with contextlib.suppress(OSError):  # which whoever looks there next is told
+            self._at_start = self._marks()
 
     def checkpoints(self) -> list[SavedCheckpoint]:
+        """Those that this process has written or found; what another has written meanwhile is of another training."""
+        marks = self._marks().items()
+        return [self._inspect(path, facts) for path, facts in marks if not self._is_of_another(path, facts)]
+
+    def _marks(self) -> dict[Path, Mapping[str, Any] | None]:
         try:
-            entries = [Path(entry.path) for entry in os.scandir(self._root) if _NAME.match(entry.name)]
+            paths = [Path(entry.path) for entry in os.scandir(self._root) if _NAME.match(entry.name)]
         except (FileNotFoundError, NotADirectoryError):
-            return []
-        return [self._inspect(path) for path in entries]
+            return {}
+        return {path: checkpoints.completion(path) for path in paths}
+
+    def _is_of_another(self, path: Path, facts: Mapping[str, Any] | None) -> bool:
+        """Whether a checkpoint with that mark was written by another process, since this one began."""
+        writer = None if facts is None else facts.get("writer")
+        is_of_another = writer not in (None, self._writer) and facts != self._at_start.get(path)
+        if is_of_another and not self._is_shared:
+            self._is_shared = True
+            log.error("%s: %s; no rollback goes to what it writes", self._root, _SHARED)
+        return is_of_another
 
     def save(self, step: int, parts: StateParts, run: Mapping[str, Any]) -> SavedCheckpoint:
         self._root.mkdir(parents=True, exist_ok=True)
@@ -161,8 +182,8 @@ class CheckpointDirectory:
         back_to = min((checkpoint.step for checkpoint in pinned), default=None)
         kept = [checkpoint.path for checkpoint in pinned]
         gone = [checkpoint.path for checkpoint in checkpoints.surplus(present, self._keep, kept, back_to)]
-        # An unfinished one of another process is a leftover: two processes do not train the same run.
-        gone += [Path(entry.path) for entry in os.scandir(self._root) if _LEFTOVER.match(entry.name)]
+        if not self._is_shared:  # else an unfinished one of another process is no leftover
+            gone += [Path(entry.path) for entry in os.scandir(self._root) if _LEFTOVER.match(entry.name)]
         self._warn_if_too_few([each for each in present if each.path not in gone], len(gone))
         for path in gone:
             # The mark goes first: what is deleted in part must not count as complete.
@@ -232,13 +253,15 @@ class CheckpointDirectory:
 
         ``more`` goes into the mark as well; an ``at`` among it is the time, which otherwise is the present one.
         """
+        if self._is_of_another(path, checkpoints.completion(path)):
+            raise TrainmedicError(f"{path.name} is there already: {_SHARED}")
         if path.exists():  # half-written, or of the same step and so of the same worth
             shutil.rmtree(path)
         unfinished.rename(path)
         checkpoints.flush_directory(self._root)
         checked = torch.serialization.get_crc32_options()
         at = envelope.write_time(envelope.utc_now())
-        facts = {"step": step, "at": at, "files": sizes, "checksums": checked, **more}
+        facts = {"step": step, "at": at, "files": sizes, "checksums": checked, "writer": self._writer, **more}
         try:
             checkpoints.mark_complete(path, facts)
         except BaseException:  # an interrupt, too, leaves nothing half-written behind
@@ -246,9 +269,8 @@ class CheckpointDirectory:
             raise
         return envelope.read_time(facts["at"])
 
-    def _inspect(self, path: Path) -> SavedCheckpoint:
+    def _inspect(self, path: Path, facts: Mapping[str, Any] | None) -> SavedCheckpoint:
         step = int(path.name.partition("-")[2])
-        facts = checkpoints.completion(path)
         if facts is not None:
             try:
                 at = envelope.read_time(facts["at"])

@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from trainmedic.errors import TrainmedicError
 from trainmedic.job.progress import CHECKPOINT
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.health import CheckpointHealth, health_now
@@ -125,8 +126,11 @@ class CheckpointWriter:
         try:
             self.save(prune)
         except Exception as error:  # whatever the user's storage raises: it costs a checkpoint, not the training
-            seconds = time.monotonic() - began
-            training.medic.save_failed(training.global_step, first_line(error))
-            log.exception(
-                "%s: no checkpoint of step %d, after %.1f s", training.medic.job, training.global_step, seconds
+            seconds, why = time.monotonic() - began, first_line(error)
+            training.medic.save_failed(training.global_step, why)
+            log.error(
+                "%s: no checkpoint of step %d, after %.1f s: %s",
+                *(training.medic.job, training.global_step, seconds, why),
+                # What a disk refuses, or we do, is said whole by its sentence, and may be said at every checkpoint.
+                exc_info=not isinstance(error, (OSError, TrainmedicError)),
             )

@@ -253,6 +253,9 @@ class JointCheckpointDirectory(CheckpointDirectory):
 
     # --- what rank 0 does alone -------------------------------------------------------------------------
 
+    def _is_of_another(self, path: Path, facts: Mapping[str, Any] | None) -> bool:
+        return self._rank == 0 and super()._is_of_another(path, facts)
+
     def rolled_back_to(self, checkpoint: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
         if self._rank == 0:
             super().rolled_back_to(checkpoint, reason)
