@@ -78,3 +78,12 @@ def test_a_directory_and_a_missing_file_are_refused(name: str, tmp_path: Path) -
     done = logs("explain", str(tmp_path / name))
     assert (done.returncode, done.stdout) == (2, b"")
     assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("text", ["", "- log_rule: in-a-list\n", "playbook: p\n"])
+def test_a_file_without_a_rule_is_not_called_right(text: str, tmp_path: Path) -> None:
+    """Who wrote a rule there has not written one."""
+    (tmp_path / "rule.yaml").write_text(text)
+    done = logs("check", str(tmp_path / "rule.yaml"))
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"There is no log rule in" in done.stderr

@@ -26,7 +26,7 @@ from trainmedic_server.expressions.regexes import SearchPattern
 from trainmedic_server.expressions.template_syntax import Malformed
 from trainmedic_server.logs.matcher import FUNCTIONS
 from trainmedic_server.logs.records import EVENTS
-from trainmedic_server.logs.rendering import SEVERITIES
+from trainmedic_server.logs.rendering import MEMBERS, SEVERITIES
 from trainmedic_server.logs.rule import (
     UNTIL_ATTEMPT,
     UNTIL_BOOT,
@@ -142,7 +142,7 @@ class _Compilation:
         except Malformed as error:
             self._problem(path, f"{path[-1]}: {error}")
             return
-        for each in (*wrong, *self._unknown_fields(tree)):
+        for each in (*wrong, *self._unknown_fields(tree), *_unknown_members(tree)):
             self._problem(path, f"{path[-1]}: {each}")
 
     def _unknown_fields(self, tree: nodes.Template) -> list[str]:
@@ -243,6 +243,16 @@ class _Compilation:
 
     def _problem(self, path: DocumentPath, message: str, *, at_key: bool = False) -> None:
         self.problems.append(self.document.problem(path, message, at_key=at_key))
+
+
+def _unknown_members(tree: nodes.Template) -> list[str]:
+    """What `target` and `finding` do not have."""
+    used = {parts[:2] for parts in scope_check.chains(tree) if parts[0] in MEMBERS and parts[1] != "get"}
+    return [
+        f"{owner} has no {name!r}{did_you_mean(name, MEMBERS[owner]) or '; there are ' + ', '.join(MEMBERS[owner])}"
+        for owner, name in sorted(used)
+        if name not in MEMBERS[owner]
+    ]
 
 
 def _listed(value: Any, path: DocumentPath) -> list[tuple[DocumentPath, Any]]:

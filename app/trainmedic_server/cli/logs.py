@@ -66,13 +66,18 @@ def logs(client: Client, job: str | None, **conditions: Any) -> None:
 def check(paths: Sequence[Path]) -> None:
     """Check log rules and the form of their tests.
 
-    Each mistake is told with file, line and column. Ends with 1 where there is one.
+    Each mistake is told with file, line and column. Ends with 1 where there is one, and with 2 where no rule is there.
     """
-    rules, problems = check_log_rules(_roots(paths))
+    roots = _roots(paths)
+    rules, problems = check_log_rules(roots)
     for problem in problems:
         click.echo(visible(str(problem), keep="\n"))
     if problems:
         raise exits.Failure(_count(len(problems), "mistake"))
+    if not rules.rules:
+        raise exits.InvalidInput(
+            f"There is no log rule in {', '.join(map(str, roots))}: a rule is a YAML document with the key log_rule."
+        )
     click.echo(f"{_count(len(rules.rules), 'log rule')}, no mistake.")
 
 

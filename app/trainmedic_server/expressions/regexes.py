@@ -139,6 +139,13 @@ def _text(value: bytes | str) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
+_NOT_IN_RE2 = tuple(f"invalid perl operator: (?{mark}" for mark in "=!<") + tuple(
+    f"invalid escape sequence: \\{digit}" for digit in range(1, 10)
+)
+"""How RE2 names what it does not have."""
+
+
 def _reason(error: Exception) -> str:
     reason = error.args[0] if error.args else error
-    return _text(reason) if isinstance(reason, bytes) else str(reason)
+    said = _text(reason) if isinstance(reason, bytes) else str(reason)
+    return f"{said}; RE2 has neither look-around nor references to groups" if said.startswith(_NOT_IN_RE2) else said

@@ -50,6 +50,13 @@ def labels_of(rule: LogRule, fields: Mapping[str, Any]) -> dict[str, str]:
     return made
 
 
+MEMBERS = {
+    "target": ("kind", "key", "node", "gpu", "job"),
+    "finding": ("count", "line", "rule", "ranks", "source"),
+}
+"""What the alert's texts may speak of beside fields and labels, whose names are a rule's own."""
+
+
 def scope_of(finding: Finding) -> dict[str, Any]:
     """Return what the alert's texts may speak of."""
     target = finding.target
