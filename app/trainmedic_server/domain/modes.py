@@ -14,8 +14,10 @@ class Mode(StrEnum):
 
     @classmethod
     def stricter(cls, first: Mode, second: Mode) -> Mode:
-        order = list(cls)
-        return min(first, second, key=order.index)
+        return min(first, second, key=_BY_STRICTNESS.index)
+
+
+_BY_STRICTNESS = tuple(Mode)
 
 
 class UndoTrigger(StrEnum):

@@ -272,7 +272,7 @@ class Run:
 
     @property
     def is_open(self) -> bool:
-        return self.status.is_open
+        return self.status in OPEN
 
     @property
     def owes_undo(self) -> bool:

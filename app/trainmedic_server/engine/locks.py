@@ -16,8 +16,7 @@ The locks live in memory. After a restart `workers` starts the open runs again, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from trainmedic_server.domain.target import Target, TargetKind
 
@@ -64,32 +63,49 @@ class TargetLocks:
             if not granted.done():
                 granted.set_result(None)
 
-    @asynccontextmanager
-    async def acting(self, holder: str, *targets: Target) -> AsyncIterator[bool]:
-        """Wait until no other attempt works on a target that overlaps one of these, then mark them as worked on for the
-        block.
+    def acting(self, holder: str, *targets: Target) -> _Acting:
+        """A block that begins once no other attempt works on a target that overlaps one of these, and marks them as
+        worked on; entering it says whether that had to be waited for.
 
-        Yields whether it had to wait. All targets are taken at once: attempts that each wait for a target which
-        another has taken would be a deadlock.
+        All targets are taken at once: attempts that each wait for a target which another has taken would be a deadlock.
         """
+        return _Acting(self, holder, targets)
+
+    async def begin_acting(self, claims: Mapping[str, Target]) -> bool:
+        """Enter the block of `acting`, with an id for each target."""
         waited = False
-        while any(map(self._acting.overlapping, targets)):
+        while any(map(self._acting.overlapping, claims.values())):
             waited = True
             another_ended = asyncio.get_running_loop().create_future()
             self._held_back.append(another_ended)
             await another_ended
-        claims = [f"{holder}/{number}" for number in range(len(targets))]
-        for claim, target in zip(claims, targets, strict=True):
+        for claim, target in claims.items():
             self._acting.add(claim, target)
-        try:
-            yield waited
-        finally:
-            for claim in claims:
-                self._acting.remove(claim)
-            waiters, self._held_back = self._held_back, []
-            for another_ended in waiters:
-                if not another_ended.done():
-                    another_ended.set_result(None)
+        return waited
+
+    def end_acting(self, claims: Iterable[str]) -> None:
+        """Leave the block of `acting`."""
+        for claim in claims:
+            self._acting.remove(claim)
+        waiters, self._held_back = self._held_back, []
+        for another_ended in waiters:
+            if not another_ended.done():
+                another_ended.set_result(None)
+
+
+class _Acting:
+    """The block of `TargetLocks.acting`; a class, because the event loop keeps a record of each
+    generator."""
+
+    def __init__(self, locks: TargetLocks, holder: str, targets: Sequence[Target]) -> None:
+        self._locks = locks
+        self._claims = {f"{holder}/{number}": target for number, target in enumerate(targets)}
+
+    async def __aenter__(self) -> bool:
+        return await self._locks.begin_acting(self._claims)
+
+    async def __aexit__(self, *error: object) -> None:
+        self._locks.end_acting(self._claims)
 
 
 class _Targets:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
 
@@ -31,51 +30,67 @@ class BodyReader:
         self._limits = limits
         self._memory = BodyMemory(limits)
 
-    @asynccontextmanager
-    async def read(self, request: Request, largest: int | None = None) -> AsyncIterator[bytearray]:
-        """Yield the body in its turn; until the block ends, its memory counts and others wait for theirs.
+    def read(self, request: Request, largest: int | None = None) -> _BodyInWork:
+        """A block that begins with the body in its turn; until it ends, its memory counts and others wait for theirs.
 
-        Raises HttpProblem: 400, 408, 413, 415, 503.
+        Entering it raises HttpProblem: 400, 408, 413, 415, 503.
         """
         largest = self._limits.body_bytes if largest is None else largest
-        _check_headers(request, largest)
-        arrival = BodyArrival(asyncio.timeout(self._limits.body_seconds))
-        try:
-            try:
-                if _has_arrived(request):
-                    body = await self._receive(request, arrival, largest)
-                else:
-                    async with arrival.deadline:
-                        body = await self._receive(request, arrival, largest)
-            except TimeoutError:
-                if arrival.gave_way:
-                    raise _full(closes=True) from None
-                seconds = self._limits.body_seconds
-                raise HttpProblem(
-                    HTTPStatus.REQUEST_TIMEOUT, f"The body did not arrive within {seconds:g} s.", closes=True
-                ) from None
-            self._memory.arrived(arrival)
-            turns = self._memory.turns(len(body))
-            await turns.take(len(body))
-            try:
-                yield body
-            finally:
-                turns.give_back(len(body))
-        finally:
-            self._memory.release(arrival)
+        return _BodyInWork(self._memory, request, self._limits.body_seconds, largest)
 
-    async def _receive(self, request: Request, arrival: BodyArrival, largest: int) -> bytearray:
+
+class _BodyInWork:
+    """The block of `BodyReader.read`; a class, because the event loop keeps a record of each generator."""
+
+    def __init__(self, memory: BodyMemory, request: Request, seconds: float, largest: int) -> None:
+        self._memory = memory
+        self._request = request
+        self._seconds = seconds
+        self._largest = largest
+        self._arrival = BodyArrival(asyncio.timeout(seconds))
+
+    async def __aenter__(self) -> bytearray:
+        _check_headers(self._request, self._largest)
+        try:
+            body = await self._receive_in_time()
+            self._memory.arrived(self._arrival)
+            self._turns = self._memory.turns(len(body))
+            await self._turns.take(len(body))
+        except BaseException:
+            self._memory.release(self._arrival)
+            raise
+        self._size = len(body)
+        return body
+
+    async def __aexit__(self, *error: object) -> None:
+        self._turns.give_back(self._size)
+        self._memory.release(self._arrival)
+
+    async def _receive_in_time(self) -> bytearray:
+        try:
+            if _has_arrived(self._request):
+                return await self._receive()
+            async with self._arrival.deadline:
+                return await self._receive()
+        except TimeoutError:
+            if self._arrival.gave_way:
+                raise _full(closes=True) from None
+            raise HttpProblem(
+                HTTPStatus.REQUEST_TIMEOUT, f"The body did not arrive within {self._seconds:g} s.", closes=True
+            ) from None
+
+    async def _receive(self) -> bytearray:
         body = bytearray()
         more = True
         while more:
-            message = await request.receive()
+            message = await self._request.receive()
             if message["type"] == "http.disconnect":
                 raise HttpProblem(HTTPStatus.BAD_REQUEST, "The connection ended before the body did.")
             chunk = message.get("body", b"")
             more = message.get("more_body", False)
-            if len(body) + len(chunk) > largest:
-                raise _too_large(largest)
-            if not self._memory.grow(arrival, len(chunk)):
+            if len(body) + len(chunk) > self._largest:
+                raise _too_large(self._largest)
+            if not self._memory.grow(self._arrival, len(chunk)):
                 raise _full(closes=more)
             body += chunk
         return body

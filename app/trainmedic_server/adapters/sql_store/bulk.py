@@ -14,6 +14,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
+from trainmedic_server.adapters.sql_store.columns import encoder
 from trainmedic_server.adapters.sql_store.lookup import converted
 
 _COUNTS = (128, 64, 32, 16, 8, 4, 2, 1)
@@ -52,11 +53,11 @@ class BulkInsert:
             raise ValueError(f"unexpected form of the statement for table {table.name}")
         before, group, after = match.groups()
         self._texts = [(n, f"{before}{', '.join([group] * n)}{after}") for n in _COUNTS]
-        processors = [(place, column.type.bind_processor(dialect)) for place, column in enumerate(columns)]
-        self._processors = [(place, processor) for place, processor in processors if processor is not None]
+        encoders = [(place, encoder(column.type, dialect)) for place, column in enumerate(columns)]
+        self._encoders = [(place, encode) for place, encode in encoders if encode is not None]
 
     def run(self, connection: sa.Connection, rows: Iterable[Sequence[Any]]) -> None:
-        encoded = [converted(row, self._processors) for row in rows]
+        encoded = [converted(row, self._encoders) for row in rows]
         start, left = 0, len(encoded)
         for count, text in self._texts:
             while left >= count:

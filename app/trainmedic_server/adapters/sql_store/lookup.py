@@ -14,6 +14,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import exc
 
+from trainmedic_server.adapters.sql_store.columns import decoder
+
 KEYS: sa.BindParameter[Any] = sa.bindparam("keys", expanding=True)
 """What a select writes in place of its list: ``column.in_(KEYS)``, once. Keys are text."""
 
@@ -66,9 +68,7 @@ class _Prepared:
         self._texts = {n: f"{before}{', '.join([key] * n)}{after}" for n in _LENGTHS}
         binders = [_binder(parameters[name], name in required, dialect) for name in names if name in parameters]
         self._before, self._after = binders[:place], binders[place:]
-        decoders = [
-            (i, column.type.result_processor(dialect, None)) for i, column in enumerate(filled.selected_columns)
-        ]
+        decoders = [(i, decoder(column.type, dialect)) for i, column in enumerate(filled.selected_columns)]
         self._decoders = [(place, decode) for place, decode in decoders if decode is not None]
 
     def rows(self, connection: sa.Connection, keys: list[str], others: dict[str, Any]) -> list[Row]:

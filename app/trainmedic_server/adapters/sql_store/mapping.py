@@ -46,7 +46,7 @@ def alert_row(record: AlertRecord) -> tuple[Any, ...]:
     return (
         alert.fingerprint,
         alert.starts_at,
-        alert.status.value,
+        str(alert.status),
         dict(alert.labels),
         dict(alert.annotations),
         alert.ends_at,
@@ -76,14 +76,14 @@ def run_row(run: Run) -> tuple[Any, ...]:
         run.id,
         run.playbook,
         run.version,
-        target.kind.value if target else None,
+        str(target.kind) if target else None,
         target.node if target else None,
         target.gpu if target else None,
         target.job if target else None,
         run.target_key,
-        run.mode.value,
-        run.status.value,
-        run.decision.value,
+        str(run.mode),
+        str(run.status),
+        str(run.decision),
         run.alert.fingerprint,
         run.alert.starts_at,
         run.alert_name,
@@ -140,7 +140,7 @@ def step_row(run_id: str, step: StepState) -> tuple[Any, ...]:
         step.id,
         step.kind,
         step.action,
-        step.status.value,
+        str(step.status),
         dict(step.params),
         _attempts_document(step.attempts),
         dict(step.output),
@@ -180,11 +180,11 @@ def step_of(row: Row) -> StepState:
 
 def _undo_columns(undo: Undo) -> tuple[Any, ...]:
     return (
-        undo.trigger.value,
+        str(undo.trigger),
         undo.action,
         dict(undo.params),
         undo.undo_of,
-        undo.status.value,
+        str(undo.status),
         undo.because,
         _attempts_document(undo.attempts),
         dict(undo.output),
@@ -248,7 +248,7 @@ def _attempts_of(document: Sequence[Mapping[str, Any]]) -> tuple[Attempt, ...]:
 
 def order_row(order: OperatorOrder) -> tuple[Any, ...]:
     """Without ``seq``, which the database gives."""
-    return (order.id, order.run_id, order.kind.value, order.actor, order.at, order.note, order.step, order.asked)
+    return (order.id, order.run_id, str(order.kind), order.actor, order.at, order.note, order.step, order.asked)
 
 
 def order_of(row: Row) -> OperatorOrder:
@@ -279,7 +279,7 @@ def time_gap_of(row: Row) -> TimeGap:
 def job_life_row(life: JobLife) -> dict[str, Any]:
     return {
         "name": life.name,
-        "state": life.state.value,
+        "state": str(life.state),
         "since": life.since,
         "instance": life.instance,
         "reason": life.reason,

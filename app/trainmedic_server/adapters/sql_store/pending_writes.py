@@ -79,14 +79,14 @@ class PendingWrites:
             raise errors.Conflict(f"there is a run {run.id} already")
         self.added[run.id] = run
         self.targets.add((run.playbook, run.target_key))
-        self.counts.update(run_facts.change(run, None))
+        run_facts.count_change(self.counts, run, None)
         for step in run.steps:
             self.steps[run.id, step.phase, step.index] = step
 
     def save_run(self, run: Run, before: Run) -> None:
         (self.added if run.id in self.added else self.saved)[run.id] = run
         self.targets.add((run.playbook, run.target_key))
-        self.counts.update(run_facts.change(run, before))
+        run_facts.count_change(self.counts, run, before)
         earlier: Mapping[tuple[str, int], StepState] = {step.key: step for step in before.steps}
         for step in run.steps:
             kept = earlier.get(step.key)
@@ -108,7 +108,8 @@ class PendingWrites:
         self.events += other.events
         self.nodes.update(other.nodes)
         self.touched.update(other.touched)
-        self.counts.update(other.counts)
+        for fact, count in other.counts.items():
+            self.counts[fact] += count
         self.playbooks.update({key: kept for key, kept in other.playbooks.items() if key not in self.playbooks})
         self.time_gaps += other.time_gaps
         self.controls = other.controls or self.controls

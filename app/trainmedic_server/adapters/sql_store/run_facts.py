@@ -38,15 +38,15 @@ def rounded(seconds: float) -> float:
     return float(f"{seconds:.2g}")
 
 
-def change(run: Run, before: Run | None) -> Counts:
-    """What is counted when a run is written that was `before`; nothing, as a rule, while its status stays."""
-    counts: Counts = Counter()
-    if before is None or before.status is not run.status:
-        day = day_of(run.created_at)
-        counts.update((day, run.playbook, fact) for fact in _facts_of(run))
-        if before is not None:
-            counts.subtract((day, run.playbook, fact) for fact in _facts_of(before))
-    return counts
+def count_change(counts: Counts, run: Run, before: Run | None) -> None:
+    """Count a run that is written and was `before`; nothing changes, as a rule, while its status stays."""
+    if before is not None and before.status is run.status:
+        return
+    day = day_of(run.created_at)
+    for fact in _facts_of(run):
+        counts[day, run.playbook, fact] += 1
+    for fact in _facts_of(before) if before is not None else ():
+        counts[day, run.playbook, fact] -= 1
 
 
 def can_repeat(run: Run) -> bool:
@@ -55,7 +55,7 @@ def can_repeat(run: Run) -> bool:
 
 
 def _facts_of(run: Run) -> Iterator[str]:
-    yield f"{STATUS}:{run.status.value}"
+    yield f"{STATUS}:{run.status}"
     if run.is_open or run.status is Status.NOT_STARTED:
         return
     if run.status is Status.SUCCEEDED and run.ended_at is not None:
