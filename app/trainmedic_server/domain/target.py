@@ -6,6 +6,7 @@ that uses a GPU or a node (``job_lookup``).
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import re
 from collections.abc import Mapping, Sequence
@@ -234,10 +235,9 @@ def _node(folded: Mapping[str, set[str]], topology: Topology, identity: Identity
 def _single(folded: Mapping[str, set[str]], names: Sequence[str], part: str) -> str | Unresolved:
     """The one value that the labels of these names agree on."""
     values: dict[str, str] = {}
-    for name in names:
-        for form in (name.lower(), f"exported_{name.lower()}"):
-            for value in folded.get(form, ()):
-                values.setdefault(value, form)
+    for form in _forms(tuple(names)):
+        for value in folded.get(form, ()):
+            values.setdefault(value, form)
     if not values:
         looked = f"looked for {', '.join(names)}, each also with exported_ before it"
         return Unresolved("target_unknown", f"no label names the {part} ({looked})")
@@ -245,6 +245,12 @@ def _single(folded: Mapping[str, set[str]], names: Sequence[str], part: str) -> 
         shown = ", ".join(f"{form}={value!r}" for value, form in sorted(values.items()))
         return Unresolved("target_ambiguous", f"the labels disagree on the {part}: {shown}")
     return next(iter(values))
+
+
+@functools.lru_cache
+def _forms(names: tuple[str, ...]) -> tuple[str, ...]:
+    """What labels of these names are called once they are folded."""
+    return tuple(form for name in names for form in (name.lower(), f"exported_{name.lower()}"))
 
 
 def _fold(labels: Mapping[str, str]) -> dict[str, set[str]]:

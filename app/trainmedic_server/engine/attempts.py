@@ -27,9 +27,8 @@ Work = Callable[[Call], Awaitable[Mapping[str, Any]]]
 log = telemetry.logger(__name__)
 
 
-def attempts_of(run: Run, act: PerformAttempt) -> tuple[Attempt, ...]:
+def attempts_of(state: StepState, act: PerformAttempt) -> tuple[Attempt, ...]:
     """The attempts of the step, or of its undo, that are on record; the last is the one to be made."""
-    state = run.step(act.key)
     return state.undo_attempts if act.undo else state.attempts
 
 
@@ -45,7 +44,7 @@ def call_of(
     state = run.step(act.key)
     undo = state.undo if act.undo else None
     name = undo.action if undo else state.action or ""
-    *earlier, attempt = attempts_of(run, act)
+    *earlier, attempt = attempts_of(state, act)
     repeated = bool(earlier) and earlier[-1].command_id == attempt.command_id
     action_class = actions.action_class(name)
     assert run.target is not None
@@ -104,15 +103,15 @@ def targets_of(run: Run, act: PerformAttempt, actions: Actions) -> Sequence[Targ
     return (run.target, *cast("type[MultiNodeAction]", action_class).places(params))
 
 
-def nodes_touched(run: Run, act: PerformAttempt, actions: Actions) -> set[str]:
-    """The nodes on which the attempt may change something, which the breaker counts; none for one that only reads, and
-    for an undo, which nothing holds back. Raises ConfigurationError where the action cannot say."""
+def nodes_touched(run: Run, act: PerformAttempt, actions: Actions, targets: Sequence[Target]) -> set[str]:
+    """The nodes on which the attempt on these targets may change something, which the breaker counts; none for one that
+    only reads, and for an undo, which nothing holds back. Raises ConfigurationError where the action cannot say."""
     state = run.step(act.key)
     action_class = actions.action_class(state.action or "")
     if act.undo or action_class is None or not action_class.harmful:
         return set()
     assert run.target is not None
-    nodes = {target.node for target in targets_of(run, act, actions) if target.node is not None}
+    nodes = {target.node for target in targets if target.node is not None}
     if _has_methods_of(action_class, NodeTouchingAction):
         try:
             params = action_class.Params.model_validate(state.params, context=ON_RECORD)
@@ -132,7 +131,7 @@ def barred_outcome(act: PerformAttempt, reason: str) -> AttemptOutcome:
 def with_full_timeout(run: Run, act: PerformAttempt, now: datetime) -> Run:
     """The run with the attempt's deadline reset to its full timeout from `now`."""
     state = run.step(act.key)
-    *earlier, last = attempts_of(run, act)
+    *earlier, last = attempts_of(state, act)
     moved = (*earlier, replace(last, deadline=now + (last.deadline - last.started_at)))
     if act.undo and state.undo:
         return run.with_step(replace(state, undo=replace(state.undo, attempts=moved)))

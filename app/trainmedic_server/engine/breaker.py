@@ -53,9 +53,11 @@ class Breaker:
 
         `has_acted`: whether it has changed something before, so that it has touched its target's node.
         """
+        if not nodes:
+            return None
         since = self._timeline.by_clock()(self._limits.breaker_window)
         of_target = {run.target.node} if run.target and run.target.node else set()
-        if not nodes or (nodes <= of_target and run.created_at > since):
+        if nodes <= of_target and run.created_at > since:
             return None
         own = of_target if has_acted else frozenset[str]()
         known_nodes = self._topology().nodes

@@ -162,9 +162,10 @@ class Driver:
         refused = await self._locate(act, name)
         if refused is not None:
             return refused
-        async with self._services.locks.acting(claim, *attempts.targets_of(self.run, act, actions)) as waited:
+        targets = attempts.targets_of(self.run, act, actions)
+        async with self._services.locks.acting(claim, *targets) as waited:
             try:
-                touched = attempts.nodes_touched(self.run, act, actions)
+                touched = attempts.nodes_touched(self.run, act, actions, targets)
                 self._touches |= touched
                 if not act.undo and steps.is_harmful(actions, name) and self._pause() is not None:
                     return None  # paused since it was recorded; planning holds it back
@@ -187,9 +188,9 @@ class Driver:
                 metrics.alert_to_action_seconds.observe((began - self._received_at).total_seconds())
                 self._received_at = None
             self._services.fence()
-            outcome = await self._outcome(name, call, lambda call: actions.get(name).perform(call))
+            outcome = await self._outcome(name, call, lambda call: actions.get(name).perform(call), began)
         metrics.step_seconds.labels(name, outcome.status).observe((self._now() - began).total_seconds())
-        number = attempts.attempts_of(self.run, act)[-1].number
+        number = attempts.attempts_of(state, act)[-1].number
         log.info("attempt ended", action=name, step=state.id, attempt=number, outcome=outcome.status)
         return outcome
 
@@ -211,7 +212,7 @@ class Driver:
             call = self._call(act)
         except (errors.ConfigurationError, ValueError) as problem:
             return attempts.unmakeable_outcome(act, str(problem))
-        outcome = await self._outcome(name, call, ask)
+        outcome = await self._outcome(name, call, ask, self._now())
         if outcome.status != "applied":
             return outcome
         if located[0] is not call.params:
@@ -220,8 +221,8 @@ class Driver:
             await self._commit(draft.plan(act))
         return None
 
-    async def _outcome(self, name: str, call: Call, work: attempts.Work) -> AttemptOutcome:
-        return await attempts.outcome_of(name, call, work, self._now(), self._services.metrics)
+    async def _outcome(self, name: str, call: Call, work: attempts.Work, now: datetime) -> AttemptOutcome:
+        return await attempts.outcome_of(name, call, work, now, self._services.metrics)
 
     def _call(self, act: PerformAttempt) -> Call:
         state = self.run.step(act.key)

@@ -52,6 +52,7 @@ class DeliveryIntake:
         self._kept: set[tuple[str, str]] = set()
         self._matching = asyncio.Lock()
         self._kept_from_a_run = {name: metrics.unmatched_alerts.labels(name) for name in matching.KEPT_FROM_A_RUN}
+        self._alerts = {status: metrics.alerts.labels(str(status)) for status in AlertStatus}
         metrics.queue_depth.set_function(lambda: len(self._queue))
         self._queue: Batcher[Delivery, Admission] = Batcher(
             self._admit,
@@ -131,7 +132,7 @@ class DeliveryIntake:
         for entry in prepared:
             self._services.metrics.truncated.inc(entry.delivery.truncated)
             for alert, matched in zip(entry.delivery.alerts, entry.matched, strict=True):
-                self._services.metrics.alerts.labels(str(alert.status)).inc()
+                self._alerts[alert.status].inc()
                 if alert.status is AlertStatus.FIRING and (kept_by := matched.kept_from_a_run_by):
                     self._kept_from_a_run[kept_by].inc()
         for reply in admitted.replies:

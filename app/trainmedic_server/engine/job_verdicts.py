@@ -44,6 +44,8 @@ class JobVerdicts:
 
     def current(self) -> Mapping[str, VerdictsOnJob]:
         """Return them by job."""
+        if not self._failures and not self._slownesses:
+            return {}
         oldest = self._clock.now() - CURRENT_FOR
         for known in (self._failures, self._slownesses):
             for job in [job for job, (began_at, _) in known.items() if began_at < oldest]:

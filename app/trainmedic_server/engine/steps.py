@@ -90,12 +90,13 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
         error=outcome.error,
         in_part=outcome.in_part,
     )
-    state = replace(state, attempts=(*state.attempts[:-1], attempt), output=outcome.output, error=outcome.error)
+    attempts, output, error = (*state.attempts[:-1], attempt), outcome.output, outcome.error
     if outcome.status == "applied":
-        undo = _known_undo(draft.context, state, definition, outcome.output)
-        draft.end(state, StepStatus.SUCCEEDED, undo=undo)
+        undo = _known_undo(draft.context, state, definition, output)
+        draft.end(state, StepStatus.SUCCEEDED, attempts=attempts, output=output, error=error, undo=undo)
         draft.add_event("step_succeeded", step=state.id, action=state.action, output=dict(outcome.output))
         return
+    state = replace(state, attempts=attempts, output=output, error=error)
     if outcome.barred_by is not None and not has_acted_before(draft.run, state, draft.context.actions):
         draft.run = replace(draft.run, acted_at=None)
         draft.refuse(outcome.barred_by, f"before the run could act the breaker opened: {outcome.error}")
