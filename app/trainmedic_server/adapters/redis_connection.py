@@ -6,7 +6,7 @@ Who calls it: the other ``redis_`` adapters. Not here: what is sent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -37,6 +37,7 @@ def open_client(url: str, answer_seconds: float = ANSWER_SECONDS) -> Redis:
     try:
         client = _client(url, {"retry": Retry(NoBackoff(), 0), **client_options(url, answer_seconds)})
         pool = client.connection_pool
+        pool.connection_class = type("Connection", (_PackedAtOnce, pool.connection_class), {})
         pool.connection_class(**pool.connection_kwargs)  # only this reads the options at the URL's end
     except (ValueError, TypeError) as error:
         raise errors.ConfigurationError(
@@ -55,6 +56,23 @@ def _client(url: str, options: Mapping[str, Any]) -> Redis:
     sentinels = _BriefSentinels(behind.sentinels, sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
     master: Redis = sentinels.master_for(behind.master, **{**options, **behind.options})
     return master
+
+
+class _PackedAtOnce:
+    """A connection whose pipelines are packed in a third of the time that redis-py takes, which was a quarter of the
+    function calls of a storm. It sends text, bytes and numbers, as they are or as they are written."""
+
+    def pack_commands(self, commands: Iterable[Sequence[Any]]) -> list[bytes]:
+        """The commands as they go over the connection. A name of several words, such as ``XGROUP CREATE``, is as many
+        arguments."""
+        pieces: list[bytes] = []
+        for name, *others in commands:
+            arguments = [*name.split(), *others]
+            pieces.append(b"*%d\r\n" % len(arguments))
+            for argument in arguments:
+                raw = argument if isinstance(argument, bytes) else str(argument).encode()
+                pieces.append(b"$%d\r\n%b\r\n" % (len(raw), raw))
+        return [b"".join(pieces)]
 
 
 class _BriefSentinels(Sentinel):

@@ -194,7 +194,7 @@ class Admitter:
             definition.guards, mode, facts, controls, self._limits, alert.starts_at, self._now, self._ago, pause
         )
         if outcome.decision is Decision.OBSERVE_ONLY:
-            return replace(outcome, why=why)
+            return guards.GuardDecision(Decision.OBSERVE_ONLY, why)
         if outcome.decision is Decision.STARTED and target.node is not None:
             reason = guards.trips_breaker(
                 {target.node}, self._facts.nodes_acted_on, self._facts.known_nodes, self._limits
@@ -218,6 +218,8 @@ class Admitter:
         """What the store knows, with what was decided in this transaction added."""
         facts = self._facts.guards.get(key, GuardFacts())
         started, opened = self._started[key[0]], self._opened[key[0]]
+        if not started and not opened:
+            return facts
         return replace(facts, started=facts.started + started, open_runs=facts.open_runs + opened)
 
     def _open_breaker(self, reason: str) -> None:
@@ -298,17 +300,19 @@ class Admitter:
                 self._facts.nodes_acted_on.add(run.target.node)
 
     def _keep(self, record: AlertRecord) -> None:
-        self._facts.records[record.identity] = record
-        self.changes.records[record.identity] = record
-        firing = self._facts.firing.setdefault(record.alert.fingerprint, {})
+        identity = record.identity
+        self._facts.records[identity] = record
+        self.changes.records[identity] = record
+        firing = self._facts.firing.setdefault(identity.fingerprint, {})
         if record.is_resolved:
-            firing.pop(record.identity, None)
+            firing.pop(identity, None)
         else:
-            firing[record.identity] = record
+            firing[identity] = record
 
     def _link(self, run_id: str, record: AlertRecord, linked: LinkedRun) -> None:
-        self.changes.links.append((run_id, record.identity))
-        self._facts.linked.setdefault(record.identity, []).append(linked)
+        identity = record.identity
+        self.changes.links.append((run_id, identity))
+        self._facts.linked.setdefault(identity, []).append(linked)
 
     def _add_event(self, run_id: str, kind: str, **data: object) -> None:
         self.changes.events.append(Event(kind, self._now, run_id, data=data))

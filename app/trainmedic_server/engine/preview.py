@@ -31,14 +31,14 @@ def observed(state: StepState, playbook: CompiledPlaybook, names: Scope) -> Step
             return replace(state, status=StepStatus.SKIPPED, message="its condition was not met")
     except errors.ExpressionError:
         message = f"would depend on how the run goes: {step_sequence.step_definition(playbook, state).when}"
-    state = replace(state, status=StepStatus.OBSERVED, message=message)
-    if state.kind != "action":
-        return state
-    try:
-        params = playbook.params(state.phase, state.index, names)
-    except errors.ExpressionError as error:
-        return replace(state, message=f"its parameters depend on the run: {error}")
-    return replace(state, params=params.model_dump(mode="json", by_alias=True, exclude_none=True))
+    params = state.params
+    if state.kind == "action":
+        try:
+            rendered = playbook.params(state.phase, state.index, names)
+            params = rendered.model_dump(mode="json", by_alias=True, exclude_none=True)
+        except errors.ExpressionError as error:
+            message = f"its parameters depend on the run: {error}"
+    return replace(state, status=StepStatus.OBSERVED, message=message, params=params)
 
 
 def steps_after(
