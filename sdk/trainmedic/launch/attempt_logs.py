@@ -5,7 +5,9 @@ The paths themselves are those of ``trainmedic.wire.log_layout``. Who calls it: 
 
 from __future__ import annotations
 
+import re
 import time
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Mapping
 
@@ -18,7 +20,9 @@ _SAME_LAUNCH = 600.0
 """Seconds. An attempt in whose directory something has changed since then can be one that another node has begun."""
 _BUFFER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _DUMP_FILE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-"""The names of one setting in the versions of PyTorch, newest first."""
+"""The names of one setting in the versions of PyTorch, newest first. The first of each is known from 2.8 on, where each
+rank warns of the second."""
+_NEW_NAMES_SINCE = (2, 8)
 _DUMP_ON_TIMEOUT = "TORCH_NCCL_DUMP_ON_TIMEOUT"
 _ENTRIES = "2000"
 
@@ -59,7 +63,7 @@ def variables(
     """What the processes of an attempt find in their environment besides what is there already.
 
     PyTorch records the last collectives of each rank and writes them where one times out. Whatever the user has set of
-    that stays, under any of its names.
+    that stays, under any of its names. The rest is set under the names that the PyTorch here has.
     """
     if logs is None or log_dir is None:
         return {LOG_DIR: ""}
@@ -67,7 +71,16 @@ def variables(
     dump = str(logs.flight_recorder / "rank-")
     for names, value in ((_BUFFER, _ENTRIES), ((_DUMP_ON_TIMEOUT,), "1"), (_DUMP_FILE, dump)):
         if not any(name in environment for name in names):
-            added.update(dict.fromkeys(names, value))
+            added.update(dict.fromkeys(names[:1] if _knows_new_names() else names, value))
     if ERROR_FILE not in environment:
         added[ERROR_FILE] = str(logs.error(node))
     return added
+
+
+def _knows_new_names() -> bool:
+    """Not where PyTorch cannot be found here, or its version not be read: both names serve every version."""
+    try:
+        numbers = re.match(r"(\d+)\.(\d+)", version("torch") or "")
+    except PackageNotFoundError:
+        return False
+    return numbers is not None and (int(numbers[1]), int(numbers[2])) >= _NEW_NAMES_SINCE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -48,18 +49,36 @@ def test_the_nodes_of_one_launch_have_one_number(tmp_path: Path) -> None:
     assert [attempt_logs.first_number(tmp_path, node, True) for node in "bc"] == [4, 4]
 
 
-def test_pytorch_is_told_to_record_collectives_under_its_old_and_new_names() -> None:
-    """And where to write them and the error that ends a rank."""
-    found = attempt_logs.variables(LOGS, LOG_DIR, "gpu-07", {})
-    assert found == {
-        "TRAINMEDIC_LOG_DIR": "/logs",
-        "TORCH_FR_BUFFER_SIZE": "2000",
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_FR_DUMP_TEMP_FILE": "/logs/llm-1/attempt-2/flight-recorder/rank-",
-        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/logs/llm-1/attempt-2/flight-recorder/rank-",
-        "TORCHELASTIC_ERROR_FILE": "/logs/llm-1/attempt-2/error-gpu-07.json",
-    }
+RECORDED = {
+    "TRAINMEDIC_LOG_DIR": "/logs",
+    "TORCH_FR_BUFFER_SIZE": "2000",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    "TORCH_FR_DUMP_TEMP_FILE": "/logs/llm-1/attempt-2/flight-recorder/rank-",
+    "TORCHELASTIC_ERROR_FILE": "/logs/llm-1/attempt-2/error-gpu-07.json",
+}
+OLD_NAMES = {
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/logs/llm-1/attempt-2/flight-recorder/rank-",
+}
+
+
+@pytest.mark.parametrize(
+    ("installed", "older"),
+    [("2.13.0+cpu", {}), ("2.8.0a0+git1f2e", {}), ("2.7.1", OLD_NAMES), ("unknown", OLD_NAMES), (None, OLD_NAMES)],
+)
+def test_pytorch_is_told_to_record_collectives_under_the_names_that_it_knows(
+    installed: str | None, older: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And where to write them and the error that ends a rank. A new PyTorch would warn of an old name in each rank."""
+
+    def version(name: str) -> str:
+        assert name == "torch"
+        if installed is None:
+            raise PackageNotFoundError(name)
+        return installed
+
+    monkeypatch.setattr(attempt_logs, "version", version)
+    assert attempt_logs.variables(LOGS, LOG_DIR, "gpu-07", {}) == {**RECORDED, **older}
 
 
 def test_what_the_user_has_set_stays_under_whatever_name() -> None:
