@@ -8,7 +8,7 @@ import json
 import re
 import shlex
 from dataclasses import replace
-from html import unescape
+from html import escape, unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import quote
@@ -16,7 +16,9 @@ from urllib.parse import quote
 import pytest
 
 from tests.support.api_world import World, alert, payload
+from tests.support.clocks import START
 from trainmedic_server.domain.run import StepState, StepStatus
+from trainmedic_server.ports.outside import Presence
 from trainmedic_server.server.console.assets import Assets
 from trainmedic_server.server.console.formats import coded, linked_runs
 from trainmedic_server.server.negotiation import preferred
@@ -244,6 +246,30 @@ async def test_a_page_that_is_not_there_leads_on_to_those_that_are() -> None:
         assert (await client.get("/nothing-here")).headers["content-type"] == "application/problem+json"
         assert (await client.get("/openapi.json", headers=HTML)).headers["content-type"] == "application/json"
         assert (await client.get("/nothing-here", headers={"accept": "*/*"})).status_code == 404
+
+
+@pytest.mark.parametrize("name", ["team/llm", "a/b/c", "llm?x=1#y", "100%/2F", "näme"])
+async def test_a_name_is_linked_to_the_page_that_has_it_whatever_is_in_it(name: str) -> None:
+    """Of a job as of a node. A server has its paths decoded, so that a slash of a name is one of the path."""
+    made = World()
+    made.bus.present = [Presence(name, START, {})]
+    async with made.client() as client:
+        for kind in ("jobs", "nodes"):
+            listed = (await client.get(f"/{kind}", headers=HTML)).text
+            (link,) = re.findall(rf'href="(/{kind}/[^"]+)"', listed)
+            assert link == f"/{kind}/{quote(name, safe='')}"
+            page = await client.get(unescape(link), headers=HTML)
+            assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+            assert f"<title>{kind.removesuffix('s').title()} {escape(name)} ·" in page.text
+
+
+async def test_the_page_of_a_job_leaves_the_answers_about_jobs_to_the_api() -> None:
+    """A browser that asks for a job's report is told of the report, and gets no page of a job of such a name."""
+    async with World().client() as client:
+        for job in ("llm", "team/llm", "team%2Fllm"):
+            answer = await client.get(f"/jobs/{job}/report", headers=HTML)
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert answer.json()["detail"].startswith(f"Of a job {job.replace('%2F', '/')}, the history has nothing")
 
 
 async def test_an_id_that_several_runs_have_leads_to_each() -> None:

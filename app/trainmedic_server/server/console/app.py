@@ -50,12 +50,15 @@ _API_PATHS = (
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A page at the paths that `pattern` takes; `always` where the API has nothing there."""
+    """A page at the paths that `pattern` takes."""
 
     pattern: re.Pattern[str]
     handler: Handler
     always: bool = False
+    """The API has nothing there: whoever asks gets the page."""
     role: TokenRole | None = TokenRole.VIEWER
+    gives_way: bool = False
+    """What the API has at some of the paths comes first, for browsers too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,7 @@ class ConsoleApp:
         if any(route.always and route.pattern.fullmatch(path) for route in self._routes):
             return True
         is_page = _prefers_html(scope) and not path.endswith(tuple(_FORMS))
-        if is_page and any(route.pattern.fullmatch(path) for route in self._routes):
+        if is_page and any(not route.gives_way and route.pattern.fullmatch(path) for route in self._routes):
             return True
         _rename(scope)
         return is_page and not self._parts.api_answers(scope)
@@ -112,7 +115,7 @@ class ConsoleApp:
         await response(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:
-        path, method = request.url.path, request.method
+        path, method = request.scope["path"], request.method
         raw = self._raw.get((method, path))
         if raw is not None:
             return await raw(request)

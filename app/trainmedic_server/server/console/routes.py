@@ -16,8 +16,8 @@ from trainmedic_server.server.console import (
 from trainmedic_server.server.console.app import Handler, Route
 
 
-def _route(pattern: str, handler: Handler, *, always: bool = False) -> Route:
-    return Route(re.compile(pattern), handler, always)
+def _route(pattern: str, handler: Handler, *, always: bool = False, gives_way: bool = False) -> Route:
+    return Route(re.compile(pattern), handler, always, gives_way=gives_way)
 
 
 ROUTES = (
@@ -30,9 +30,10 @@ ROUTES = (
     _route(r"/playbooks", book_pages.playbooks),
     _route(r"/playbooks/(?P<playbook>[^/]{1,200})", book_pages.playbook),
     _route(r"/jobs", place_pages.jobs),
-    _route(r"/jobs/(?P<job>[^/]{1,253})", place_pages.job),
+    # The names of jobs and nodes may hold slashes, which arrive as such however a link has written them.
+    _route(r"/jobs/(?P<job>.{1,253})", place_pages.job, gives_way=True),
     _route(r"/nodes", place_pages.nodes),
-    _route(r"/nodes/(?P<node>[^/]{1,253})", place_pages.node),
+    _route(r"/nodes/(?P<node>.{1,253})", place_pages.node),
     _route(r"/audit", server_pages.audit),
     _route(r"/settings", server_pages.settings),
     _route(r"/report", server_pages.report),
