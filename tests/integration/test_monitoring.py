@@ -147,6 +147,14 @@ def test_every_alert_says_what_it_is_about_and_is_repaired_or_for_people() -> No
         assert (rule["labels"].get("needs") == "people") == (name not in repaired), name
 
 
+def test_no_alert_that_is_repaired_ends_because_one_scrape_failed() -> None:
+    """Its end says to a playbook that all is well: it outlives its series, or rests on counts over a time."""
+    over_time = re.compile(r"_over_time\(|increase\(|\bup\b")
+    for name, rule in shipped_alerts().items():
+        if rule["labels"].get("needs") != "people" and not over_time.search(rule["expr"]):
+            assert "keep_firing_for" in rule, name
+
+
 def test_every_alert_explains_itself() -> None:
     """Summary, description and a runbook section that exists."""
     headings = re.findall(r"^#+ (.+)$", (programs.ROOT / "docs/how-to/monitoring.md").read_text(), re.MULTILINE)
