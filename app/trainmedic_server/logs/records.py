@@ -110,7 +110,8 @@ def _braced(text: str) -> dict[str, Any] | None:
         if text.startswith('{"'):
             value = json.loads(text)
             if isinstance(value, dict) and (HEADING in text or '"exc_type"' in text):
-                return _named(value | _exception(value))
+                exception = _exception(value)
+                return _named(exception | value | exception)  # its members are first, however many there are
         elif text.startswith("{'") and len(text) <= _LONGEST_DICTIONARY and _STEP_MEMBER.search(text):
             # As Python prints a dictionary, in which nan and inf are no literals.
             value = _plain_dictionary(text) or ast.literal_eval(_PYTHON_WORD.sub(r"'\g<1>\g<2>'", text))
@@ -128,8 +129,9 @@ def _exception(value: Mapping[str, Any]) -> dict[str, str]:
 def _traceback(value: Mapping[str, Any], depth: int = 3) -> str:
     """Return the traceback in the members of a logged object, under whatever name; empty where there is none. One that
     structlog has taken apart is told without its calls."""
-    if "exc_type" in value:
-        return f"{TRACEBACK}\n{value['exc_type']}: {value.get('exc_value', '')}"
+    kind = value.get("exc_type")
+    if isinstance(kind, str) and kind:  # some loggers write it into every line, as null where there is none
+        return f"{TRACEBACK}\n{kind}: {value.get('exc_value', '')}"
     for each in list(value.values())[:MOST_MEMBERS]:
         inner = each[0] if isinstance(each, list) and each else each
         if isinstance(inner, dict) and depth and (traceback := _traceback(inner, depth - 1)):

@@ -134,6 +134,21 @@ def test_the_end_of_a_long_traceback_is_kept() -> None:
     assert record["traceback"].endswith("KeyError: 1")
 
 
+@pytest.mark.parametrize("kind", ["null", '""', "0", "{}"])
+def test_a_logger_that_names_no_exception_tells_none(kind: str) -> None:
+    """Some write the member into every line."""
+    assert record_of(f'{{"message": "step 1 done", "exc_type": {kind}, "exc_value": null}}') is None
+    assert record_of(f'{{"extra": {{"exc_type": {kind}}}}}') is None
+
+
+def test_an_exception_beside_many_members_is_read() -> None:
+    text = json.dumps({f"k{n}": n for n in range(63)} | {"msg": "Traceback (most recent call last):\nKeyError: 1"})
+    record = record_of(text)
+    assert record is not None
+    assert record["event"] == "exception"
+    assert records.words_of(record).endswith("KeyError: 1")
+
+
 def test_json_that_is_deep_or_wide_is_no_exception() -> None:
     """Nor is it looked into without an end."""
     deep = '{"exc_type": {"a": ' * 400 + "1" + "}}" * 400
