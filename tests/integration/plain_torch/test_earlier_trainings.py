@@ -14,6 +14,7 @@ import trainmedic
 import trainmedic.torch
 from tests.integration.plain_torch.training import Training
 from tests.support.command_sender import Commander
+from trainmedic.recovery import checkpoints
 
 Begin = Callable[..., Training]
 
@@ -48,6 +49,20 @@ def test_a_resumed_training_goes_back_to_what_it_had_saved_before(begin: Begin) 
     begin().train(25)
     training = begin()
     training.run.resume()
+    training.train(25, {22: training.order("job.rollback", step=15)})
+    assert training.outputs()[0]["step"] == 10
+
+
+def test_a_resumed_training_finds_what_a_file_server_did_not_show_when_it_began(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was written before it began is no other job's."""
+    begin().train(25)
+    with monkeypatch.context() as briefly:
+        briefly.setattr(checkpoints, "completion", lambda path: None)
+        training = begin()
+    training.run.resume()
+    assert training.run.training.global_step == 20
     training.train(25, {22: training.order("job.rollback", step=15)})
     assert training.outputs()[0]["step"] == 10
 

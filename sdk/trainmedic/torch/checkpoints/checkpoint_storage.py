@@ -111,8 +111,10 @@ class CheckpointDirectory:
         """Returns those that are kept elsewhere, in memory."""
         self._has_warned = False
         self._writer = envelope.new_id()
+        self._began = envelope.write_time(envelope.utc_now())
         self._is_shared = False  # whether another process has been seen to write here as well
         self._at_start: Mapping[Path, Mapping[str, Any] | None] = {}
+        """Those of earlier processes, whatever their clocks said."""
         with contextlib.suppress(OSError):  # which whoever looks there next is told
             self._at_start = self._marks()
 
@@ -130,8 +132,9 @@ class CheckpointDirectory:
 
     def _is_of_another(self, path: Path, facts: Mapping[str, Any] | None) -> bool:
         """Whether a checkpoint with that mark was written by another process, since this one began."""
-        writer = None if facts is None else facts.get("writer")
-        is_of_another = writer not in (None, self._writer) and facts != self._at_start.get(path)
+        if facts is None or facts.get("writer") in (None, self._writer) or str(facts.get("at")) < self._began:
+            return False
+        is_of_another = facts != self._at_start.get(path)
         if is_of_another and not self._is_shared:
             self._is_shared = True
             log.error("%s: %s; no rollback goes to what it writes", self._root, _SHARED)
