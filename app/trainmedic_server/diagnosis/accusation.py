@@ -74,6 +74,8 @@ class Accusation:
     """No job can have written it: the kernel, the fabric manager, or the server that sees a node or not."""
     is_proven: bool = False
     """It names the very process that ended, by its number: nothing that happened beside it makes it less sure."""
+    is_kill: bool = False
+    """It tells of a process that SIGKILL ended, where none ended by itself."""
     names_node: bool = False
     """It would be the node's own fault."""
     fingerprint: str = ""

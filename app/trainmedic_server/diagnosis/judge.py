@@ -95,6 +95,7 @@ def _merged(leader: Accusation, same: Sequence[Accusation]) -> tuple[Accusation,
     against: list[Evidence] = []
     for other in same:
         agrees = other.cause is leader.cause or leader.cause in _VAGUE or other.cause in _VAGUE
+        agrees = agrees and not _was_killed_instead(leader, other)
         is_explained = _explains(leader, other)
         if not agrees and not is_explained:
             if leader.is_proven or leader.is_before(other):
@@ -125,6 +126,11 @@ def _merged(leader: Accusation, same: Sequence[Accusation]) -> tuple[Accusation,
             fingerprint=other.fingerprint if cause is not leader.cause else leader.fingerprint,
         )
     return leader, against
+
+
+def _was_killed_instead(leader: Accusation, other: Accusation) -> bool:
+    """Whether what printed an exception was ended by SIGKILL, which no exception does: it may have caught it."""
+    return leader.cause is CauseClass.CODE and leader.witness is Witness.LINE and other.is_kill
 
 
 def _explains(leader: Accusation, other: Accusation) -> bool:

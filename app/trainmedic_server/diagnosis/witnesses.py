@@ -306,6 +306,7 @@ def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
             (_evidence_of_exit(ended, f"it ended first, {ended.manner}: {why}"), *confirming),
             frozenset() if rank is None else frozenset({rank}),
             facts.node_of(rank) or ended.node,
+            is_kill=ended.signal == signal.SIGKILL and hard == firsts,
             fingerprint=f"{cause}:exit:{ended.how}",
         )
 
@@ -334,9 +335,8 @@ def told_kills(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
 
 
 def _worth_of_exit(is_only_one: bool, is_confirmed: bool) -> Confidence:
-    if not is_only_one:
-        return Confidence.LOW
-    return Confidence.HIGH if is_confirmed else Confidence.MEDIUM
+    worth = Confidence.HIGH if is_confirmed else Confidence.MEDIUM
+    return worth if is_only_one else Confidence.LOW
 
 
 def _told_out_of_memory(ended: Exit, facts: Facts, relevant: Relevant) -> list[Evidence]:
