@@ -107,7 +107,7 @@ class Client:
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
             raise exits.InvalidInput(f"{self.url!r} is not a URL such as http://127.0.0.1:8080: {error}") from error
         except httpx.TimeoutException as error:
-            raise exits.Unreachable(f"{self.url} did not answer in time.") from error
+            raise exits.NoAnswerYet(f"{self.url} did not answer in time.") from error
         except httpx.TransportError as error:
             raise exits.Unreachable(f"The connection to {self.url} broke: {error}") from error
 

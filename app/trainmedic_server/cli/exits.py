@@ -35,6 +35,10 @@ class Unreachable(CommandError):
     exit_code = 3
 
 
+class NoAnswerYet(Unreachable):
+    """The server has taken longer than a client waits."""
+
+
 class NotAllowed(CommandError):
     """The token is missing, unknown or not allowed to do that."""
 

@@ -44,6 +44,8 @@ _OPTIONS = (
     click.option("--output", type=click.Choice(["text", "json", "raw"]), default="text", show_default=True),
 )
 
+_ASK_FOR_LESS = "Have less searched: by a later --since, an --attempt, a --node or a --rank."
+
 
 def line_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in reversed(_OPTIONS):
@@ -69,6 +71,8 @@ def show_lines(client: Client, job: str, output: str, follow: bool, kernel: bool
     except exits.UnknownName as error:
         doubt = job_names.doubt(client, job)
         raise exits.UnknownName(f"{doubt}\n{error.message}" if doubt else error.message) from error
+    except exits.NoAnswerYet as error:
+        raise exits.NoAnswerYet(f"{error.message} {_ASK_FOR_LESS}") from error
     if not count:
         usual = "no lines answer; --since says from when on, and the lines of a node are kept by its agent"
         click.echo(job_names.doubt(client, job) or usual, err=True)

@@ -24,17 +24,15 @@ _REPLACED = "\N{REPLACEMENT CHARACTER}"
 """What stands in a text for bytes that are not UTF-8, whichever they were."""
 
 
-class Prefilter:
-    """Made for the literals of some rules; one serves any number of streams."""
+class LineSearch:
+    """Finds the lines in which one of some patterns stands, as a person would see them; for any number of streams."""
 
-    def __init__(self, literals: Iterable[str]) -> None:
-        parts = {max(literal.split(_REPLACED), key=len) for literal in literals}
-        # A literal that holds another one is in no line that the other is not in.
-        fewest = [each for each in parts if not any(other in each for other in parts - {each})]
-        self._search = ByteSearch([*BEGINNINGS, *REPORTS, DIVIDED, *(literal_bytes(each) for each in sorted(fewest))])
+    def __init__(self, patterns: Sequence[bytes]) -> None:
+        """`patterns` are those of a `ByteSearch`."""
+        self._search = ByteSearch(patterns)
 
     def suspects(self, lines: Sequence[bytes]) -> list[int]:
-        """The positions, in their order, of the lines that may mean something; none of them holds a line feed."""
+        """The positions of those lines, in their order; none of `lines` holds a line feed."""
         together = b"\n".join(lines)
         if has_controls(together):
             # Colours and carriage returns can stand within a literal, and a redrawn bar between two.
@@ -49,3 +47,13 @@ class Prefilter:
             suspects.append(bisect_right(beyond, at))
             at = self._search.next(together, beyond[suspects[-1]]) if suspects[-1] + 1 < len(lines) else None
         return suspects
+
+
+class Prefilter(LineSearch):
+    """Made for the literals of some rules: finds the lines that may mean something."""
+
+    def __init__(self, literals: Iterable[str]) -> None:
+        parts = {max(literal.split(_REPLACED), key=len) for literal in literals}
+        # A literal that holds another one is in no line that the other is not in.
+        fewest = [each for each in parts if not any(other in each for other in parts - {each})]
+        super().__init__([*BEGINNINGS, *REPORTS, DIVIDED, *(literal_bytes(each) for each in sorted(fewest))])

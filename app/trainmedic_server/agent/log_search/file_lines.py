@@ -12,7 +12,7 @@ import os
 import select
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from typing import NamedTuple
 from trainmedic_server.agent.log_reading.kernel_log import KernelReader
 from trainmedic_server.agent.log_reading.line_cutter import LineCutter, PlacedLine
 from trainmedic_server.agent.log_reading.log_files import open_log
+from trainmedic_server.agent.log_search.likely_lines import LikelyLines
 from trainmedic_server.domain.finding import Origin
 from trainmedic_server.domain.log_search import FoundLine, LogLevel, LogQuery
 from trainmedic_server.expressions.regexes import SearchPattern
@@ -73,12 +74,15 @@ class LineFilter:
     query: LogQuery
     pattern: SearchPattern | None
     levels: frozenset[LogLevel]
+    likely: LikelyLines | None = None
+    """Where it is known what the pattern needs."""
 
     @classmethod
     def of(cls, query: LogQuery) -> LineFilter:
         """Raises ValueError where its pattern is none of RE2."""
         pattern = SearchPattern(query.grep) if query.grep else None
-        return cls(query, pattern, query.level.at_least if query.level is not None else frozenset(LogLevel))
+        levels = query.level.at_least if query.level is not None else frozenset(LogLevel)
+        return cls(query, pattern, levels, LikelyLines.of(query.grep))
 
     def takes(self, line: FoundLine) -> bool:
         query = self.query
@@ -156,9 +160,19 @@ class WantedLines:
             return own_time, True
         if self._latest == _FIRST_TIME:
             ahead = [raw for _, raw in list(self._waiting)[:_PROBED_LINES]]
-            said_ahead = (_time_in(raw, self._origin.source, self._booted_at) for raw in ahead)
+            said_ahead = map(self._time_in, ahead)
             self._latest = next((at for at in said_ahead if at is not None), self._written_at)
         return self._latest, False
+
+    def _time_in(self, raw: bytes) -> datetime | None:
+        """The time that a line says, which counts for those after it. None for a line that is passed over."""
+        text, _ = raw_text.text_of(raw)
+        if self._origin.source == "kernel":
+            return kernel_text.split(text, self._booted_at).at
+        prefixed = prefixes.split(text, self._origin.source)
+        if self.skips_ranks and prefixed.local_rank is not None:
+            return None
+        return prefixed.at or times.said_by(prefixed.text, record_of(prefixed.text))
 
 
 class FileLines(WantedLines):
@@ -202,12 +216,19 @@ class FileLines(WantedLines):
             piece = os.pread(self._fd, min(PIECE, max(self._size - self._cutter.offset, 0)), self._cutter.offset)
             self._budget.take(len(piece))
             if piece:
-                self._waiting.extend(self._cutter.feed(piece))
+                self._waiting.extend(self._likely(self._cutter.feed(piece)))
             elif self._is_quiet and self._cutter.has_half_line:
                 self._waiting.extend(self._cutter.half_line())
             else:
                 return False
         return True
+
+    def _likely(self, lines: list[PlacedLine]) -> Sequence[PlacedLine]:
+        """Those of them that can matter to the answer."""
+        likely = self._wanted.likely
+        if likely is None or self._mask.is_in_key or self._origin.source == "kernel":
+            return lines
+        return likely.among(lines, lambda raw: self._time_in(raw) is not None, self._latest == _FIRST_TIME)
 
     def _begin(self) -> FilePlace:
         """A place before the first line since when lines are wanted, found by the times that lines say."""
@@ -226,7 +247,7 @@ class FileLines(WantedLines):
         raw = os.pread(self._fd, _PROBE, offset)
         self._budget.take(len(raw))
         for line in raw.split(b"\n")[1:_PROBED_LINES]:
-            if (at := _time_in(line, self._origin.source, self._booted_at)) is not None:
+            if (at := self._time_in(line)) is not None:
                 return at
         return None
 
@@ -266,11 +287,3 @@ class KernelLines(WantedLines):
         if number is None or len(self._lines) > _MOST_KERNEL_LINES:
             return []
         return reader.read() if select.select([number], [], [], _KERNEL_SECONDS)[0] else []
-
-
-def _time_in(raw: bytes, source: str, booted_at: datetime) -> datetime | None:
-    text, _ = raw_text.text_of(raw)
-    if source == "kernel":
-        return kernel_text.split(text, booted_at).at
-    prefixed = prefixes.split(text, source)
-    return prefixed.at or times.said_by(prefixed.text, record_of(prefixed.text))

@@ -1,0 +1,54 @@
+"""Which of many lines are worth a closer look when a regular expression is looked for, before any of them is decoded.
+
+Whoever uses it finds the same lines as without it, with the same times: what is passed over neither answers nor says
+the time of one that may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from trainmedic_server.agent.log_reading.line_cutter import PlacedLine
+from trainmedic_server.expressions.required_text import required_patterns
+from trainmedic_server.logs import raw_text
+from trainmedic_server.logs.prefilter import LineSearch
+
+_KEY = "-----BEGIN"
+_ESCAPED = rb"\{\"log\":\".*\\[^n]"
+"""In a container's log of JSON, whose text stands there otherwise than it is searched."""
+
+
+class LikelyLines:
+    """Made for one regular expression."""
+
+    def __init__(self, patterns: Sequence[bytes]) -> None:
+        self._search = LineSearch([*patterns, _KEY.encode(), _ESCAPED])
+
+    @classmethod
+    def of(cls, grep: str) -> LikelyLines | None:
+        """None where every line has to be looked at."""
+        patterns = required_patterns(grep) if grep else None
+        return cls(patterns) if patterns is not None else None
+
+    def among(
+        self, lines: Sequence[PlacedLine], says_time: Callable[[bytes], bool], needs_first: bool
+    ) -> Sequence[PlacedLine]:
+        """Those that may answer, and for each the last line before it that says a time; at the end the same.
+
+        `needs_first`: no line before these said one, so that the first that does counts too.
+        """
+        raws = [raw for _, raw in lines]
+        suspects = self._search.suspects(raws)
+        if any(_KEY in raw_text.text_of(raws[at])[0] for at in suspects):
+            return lines  # the lines of a private key are masked, whatever is in them
+        kept = set(suspects)
+        for after, until in zip([-1, *suspects], [*suspects, len(raws)], strict=True):
+            kept.update(_first(range(until - 1, after, -1), raws, says_time))
+        if needs_first:
+            kept.update(_first(range(len(raws)), raws, says_time))
+        return [lines[at] for at in sorted(kept)]
+
+
+def _first(positions: range, raws: Sequence[bytes], says_time: Callable[[bytes], bool]) -> list[int]:
+    """The first of these positions whose line says a time, if any does."""
+    return next(([at] for at in positions if says_time(raws[at])), [])

@@ -1,0 +1,150 @@
+"""Searching looks closely only at lines in which a pattern can be found, and finds what it would find without that."""
+
+from __future__ import annotations
+
+import json
+import random
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from trainmedic_server.agent.log_search import file_lines
+from trainmedic_server.agent.log_search.file_lines import FileLines, LineFilter, ReadBudget
+from trainmedic_server.agent.log_search.likely_lines import LikelyLines
+from trainmedic_server.domain.finding import Origin
+from trainmedic_server.domain.log_search import FoundLine, LogQuery
+from trainmedic_server.expressions.regexes import ByteSearch, SearchPattern
+from trainmedic_server.expressions.required_text import required_patterns
+
+BEGAN = datetime(2026, 1, 31, 12, tzinfo=UTC)
+KEY = ("-----BEGIN RSA PRIVATE KEY-----", "needle" * 8, "-----END RSA PRIVATE KEY-----")
+
+
+def test_of_a_pattern_the_longest_text_that_it_needs_is_known() -> None:
+    """Of each alternative; what may be missing, and what is any of several letters, is none of it."""
+    assert required_patterns("CUDA error|ou?t of mem.*ory") == [rb"CUDA\ error", rb"t\ of\ mem"]
+    assert required_patterns(r"^step \d+ loss=nan\.$") == [rb"\ loss\=nan"]
+    assert required_patterns("(?i)killed|größe") == [b"(?i:illed)", b"(?i:gr)"]
+    for unknown in ("", "a|.*", "(a|b)c", "[ab]c", "a{0}bc", r"\x41", r"\Qa*\E", "a|", "x*", "(?i)ks", "\ufffd"):
+        assert required_patterns(unknown) is None, unknown
+
+
+def test_a_text_in_which_a_pattern_is_found_has_what_that_pattern_needs() -> None:
+    """Whatever the pattern."""
+    chance = random.Random(7)
+    known = found = 0
+    for _ in range(20_000):
+        pieces = [
+            "a",
+            "b",
+            "k",
+            "ä",
+            "\u212a",
+            ".",
+            "*",
+            "+",
+            "?",
+            "|",
+            "^",
+            "$",
+            r"\.",
+            r"\w",
+            r"\\",
+            r"\|",
+            "(",
+            ")",
+            "*?",
+        ]
+        expression = chance.choice(["", "(?i)"]) + "".join(chance.choices(pieces, k=chance.randint(1, 6)))
+        try:
+            pattern = SearchPattern(expression)
+        except ValueError:
+            continue
+        if (needed := required_patterns(expression)) is None:
+            continue
+        known += 1
+        text = "".join(chance.choices("abkABKäÄ\u212a.*|\\", k=chance.randint(0, 8))).encode()
+        if pattern.search(text) is not None:
+            found += 1
+            assert ByteSearch(needed).next(text, 0) is not None, (expression, text, needed)
+    assert known > 2000
+    assert found > 300
+
+
+def hostile_lines(chance: random.Random) -> list[str]:
+    """A log with what can stand between a line and the text that is searched."""
+    lines: list[str] = []
+    as_docker = json.JSONEncoder(separators=(",", ":")).encode
+    for number in range(6000):
+        at = (BEGAN + timedelta(seconds=number)).isoformat()
+        word = chance.choice([*["straw"] * 20, "needle", "nee\x1b[1mdle", "NEEDLE", "n\u00e9edle"])
+        docker = {"log": f'"{word}" <{number}>\n', "stream": "stdout", "time": at.replace("+00:00", "Z")}
+        form = chance.randrange(40)
+        if number % 500 == 499:
+            lines += KEY
+        elif number % 500 == 250:
+            lines.append(as_docker({**docker, "log": f"needle {number}\n"}).replace("needle", r"n\u0065edle"))
+        elif form == 1:
+            lines.append(as_docker(docker))
+        elif form == 2:
+            lines.append(f" 10%|# | 1/10 2.0it/s\r 20%|## | 2/10 2.0it/s {word}\r")
+        elif form == 3:
+            lines.append(f"password={word}{number} of {word}")
+        elif form < 20:
+            lines.append(f"{word} without a time {number}")
+        else:
+            lines.append(f"{chance.choice(['', '[rank3]: ', '[default1]:'])}{at} {word} {number}")
+    return lines
+
+
+@pytest.mark.parametrize("skips_ranks", [False, True])
+@pytest.mark.parametrize(
+    "grep", ["needle", "^needle", "(?i)needle .*7$", r"n\wedle|\*\*\*", "dle without", "<59", "none"]
+)
+def test_what_is_found_is_what_a_look_at_every_line_finds(
+    grep: str, skips_ranks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same times, also where the line before says none, or is passed over."""
+    monkeypatch.setattr(file_lines, "PIECE", 8 * 1024)
+    log = tmp_path / "log"
+    lines = hostile_lines(random.Random(11))
+    log.write_text("\n".join(["needle before any time", *lines, ""]), newline="\n")
+
+    def found() -> list[FoundLine]:
+        query = LogQuery("llm-1", BEGAN - timedelta(days=1), grep=grep)
+        file = FileLines(str(log), Origin("launcher", "n1"), {}, LineFilter.of(query), ReadBudget(1 << 30, 60.0))
+        file.skips_ranks = skips_ranks
+        answer = []
+        while (line := file.next()) is not None:
+            answer.append(line)
+        file.close()
+        return answer
+
+    closely = found()
+    monkeypatch.setattr(LikelyLines, "of", lambda _: None)
+    assert closely == found()
+    assert bool(closely) == (grep != "none")
+
+
+def test_lines_without_what_is_looked_for_are_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a piece of the file all but the last that says a time are passed over."""
+    looked_at: list[bytes] = []
+    told = file_lines.told
+
+    def counted(raw: bytes, *more: object) -> object:
+        looked_at.append(raw)
+        return told(raw, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(file_lines, "told", counted)
+    log = tmp_path / "log"
+    log.write_text(
+        "".join(f"{(BEGAN + timedelta(seconds=n)).isoformat()} straw {n}\n" for n in range(5000)) + "needle\n"
+    )
+    query = LogQuery("llm-1", BEGAN - timedelta(days=1), grep="needle")
+    file = FileLines(str(log), Origin("launcher", "n1"), {}, LineFilter.of(query), ReadBudget(1 << 30, 60.0))
+    line = file.next()
+    file.close()
+    assert line is not None
+    assert (line.text, line.at, line.is_sure) == ("needle", BEGAN + timedelta(seconds=4999), False)
+    assert len(looked_at) < 5
