@@ -41,7 +41,7 @@ ALERT_TO_ROLLBACK = 120.0
 TRAINING, RUN = "training.pt", "run.pt"
 _SHARED = "another process writes its checkpoints into this directory as well; give each job one of its own"
 _NAME = re.compile(r"step-(\d{8,18})\Z")
-_LEFTOVER = re.compile(r"unfinished-\d+-step-\d+\Z|abandoned-\d+-step-\d+\Z")
+_LEFTOVER = re.compile(r"(?:unfinished|abandoned)-[0-9a-f-]+-step-\d+\Z")
 
 # What torch.load raises for files that are missing, cut off, changed, or of another time.
 _UNREADABLE = (
@@ -115,8 +115,10 @@ class CheckpointDirectory:
         self._is_shared = False  # whether another process has been seen to write here as well
         self._at_start: Mapping[Path, Mapping[str, Any] | None] = {}
         """Those of earlier processes, whatever their clocks said."""
+        self._left_at_start: frozenset[str] = frozenset()
         with contextlib.suppress(OSError):  # which whoever looks there next is told
             self._at_start = self._marks()
+            self._left_at_start = frozenset(path.name for path in self._root.iterdir())
 
     def checkpoints(self) -> list[SavedCheckpoint]:
         """Those that this process has written or found; what another has written meanwhile is of another training."""
@@ -185,13 +187,18 @@ class CheckpointDirectory:
         back_to = min((checkpoint.step for checkpoint in pinned), default=None)
         kept = [checkpoint.path for checkpoint in pinned]
         gone = [checkpoint.path for checkpoint in checkpoints.surplus(present, self._keep, kept, back_to)]
-        if not self._is_shared:  # else an unfinished one of another process is no leftover
-            gone += [Path(entry.path) for entry in os.scandir(self._root) if _LEFTOVER.match(entry.name)]
+        if not self._is_shared:  # else the other deletes what it has put aside
+            gone += [path for path in self._root.iterdir() if self._is_leftover(path.name)]
         self._warn_if_too_few([each for each in present if each.path not in gone], len(gone))
         for path in gone:
             # The mark goes first: what is deleted in part must not count as complete.
             (path / checkpoints.COMPLETE).unlink(missing_ok=True)
             shutil.rmtree(path)
+
+    def _is_leftover(self, name: str) -> bool:
+        """Whether nobody needs it: an unfinished one that came since this process began is being written by another."""
+        is_own = name.startswith("abandoned-") or self._writer in name
+        return bool(_LEFTOVER.match(name)) and (is_own or name in self._left_at_start)
 
     def _warn_if_too_few(self, staying: Sequence[SavedCheckpoint], surplus: int) -> None:
         """Once, where those that stay reach back less than it may take from an alert's beginning to its rollback."""
@@ -228,7 +235,7 @@ class CheckpointDirectory:
 
     def _unfinished(self, path: Path) -> Path:
         """The directory in which the checkpoint for `path` is written first; an earlier one of this name is deleted."""
-        unfinished = self._root / f"unfinished-{os.getpid()}-{path.name}"
+        unfinished = self._root / f"unfinished-{self._writer}-{path.name}"
         shutil.rmtree(unfinished, ignore_errors=True)
         return unfinished
 

@@ -203,19 +203,27 @@ def test_a_state_of_the_users_own_classes_is_loaded_from_files_of_ones_own(tmp_p
 
 
 def test_only_surplus_is_deleted(tmp_path: Path) -> None:
-    """The newest stay, a pinned one stays and one beyond it, leftovers of a killed process go."""
+    """The newest stay, a pinned one stays and one beyond it, leftovers of a killed process go, and what another process
+    is writing stays."""
+    (tmp_path / "unfinished-77-step-00000450").mkdir()
     storage, training = Directory(tmp_path, keep=2), parts()
     for step in (50, 100, 200, 300, 400, 500):
         age(storage.save(step, training, {}).path, minutes=100 - step // 10)
     checkpoints.pin(tmp_path / "step-00000200", WHY)
-    for leftover in ("unfinished-77-step-00000450", "abandoned-1-step-00000320"):
-        (tmp_path / leftover).mkdir()
-        (tmp_path / leftover / TRAINING).write_bytes(b"half")
+    for name in ("unfinished-77-step-00000450", "abandoned-1-step-00000320", "unfinished-78-step-00000450"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / TRAINING).write_bytes(b"half")
     (tmp_path / "mine").mkdir()
     (tmp_path / "notes.txt").write_text("kept")
     storage.prune()
     kept = ["mine", "notes.txt", "step-00000100", "step-00000200", "step-00000400", "step-00000500"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == kept
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*kept, "unfinished-78-step-00000450"]
+
+
+def test_two_processes_write_into_places_of_their_own(tmp_path: Path) -> None:
+    """Also where both have the same process id, as in two containers."""
+    names = {Directory(tmp_path).begin_parts(100) for _ in range(2)}
+    assert len(names) == len(list(tmp_path.iterdir())) == 2
 
 
 def test_too_few_are_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
