@@ -19,9 +19,10 @@ from tests.contract.run_store_values import at, closed, event, run
 from tests.support.postgres import PASSWORD, PostgresServer
 from tests.support.programs import eventually
 from trainmedic_server import errors
-from trainmedic_server.adapters.sql_store import postgresql, revision, schema
+from trainmedic_server.adapters.sql_store import postgresql, revision, schema, statements
 from trainmedic_server.adapters.sql_store.election import Election
 from trainmedic_server.adapters.sql_store.history_page import page_select
+from trainmedic_server.adapters.sql_store.lookup import Lookup
 from trainmedic_server.adapters.sql_store.postgresql import LockSession
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.ports.store import HistoryFilter, Transaction
@@ -118,6 +119,21 @@ def test_a_page_of_the_history_is_read_from_an_index_in_order(url: str) -> None:
         plan = plan_of(connection, HistoryFilter(node="a"))
         assert not any("Seq Scan" in step for step in plan), plan
     session.close()
+
+
+@pytest.mark.parametrize("ends", [statements.LAST_ENDED, statements.LAST_REAL_END])
+def test_the_last_run_of_each_target_is_looked_up_by_itself(url: str, ends: Lookup) -> None:
+    """Also where nothing is known of the table yet, as in the first storm that a new database sees."""
+    session = LockSession.open(url)
+    with session.engine.connect() as connection, connection.begin():
+        revision.bring_to_head(connection)
+        statement = ends.statement.params(keys="job:a", playbook="a")
+        text = str(statement.compile(connection, compile_kwargs={"literal_binds": True}))
+        plan = [row[0] for row in connection.exec_driver_sql("EXPLAIN " + text.replace("%", "%%"))]
+    session.close()
+    [scan] = [number for number, step in enumerate(plan) if " on runs" in step]
+    assert "using ix_runs_cooldown" in plan[scan], plan
+    assert "Index Cond: " in plan[scan + 1] and "target_key = " in plan[scan + 1], plan
 
 
 async def test_a_name_at_the_longest_fits_every_index(store: SqlStore) -> None:

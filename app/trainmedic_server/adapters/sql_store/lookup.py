@@ -14,13 +14,16 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from trainmedic_server.adapters.sql_store.columns import decoder
+from trainmedic_server.adapters.sql_store.columns import Text, decoder
 
 KEYS: sa.BindParameter[Any] = sa.bindparam("keys", expanding=True)
 """What a select writes in place of its list: ``column.in_(KEYS)``, once. Keys are text."""
 
+WANTED = sa.values(sa.column("key", Text), name="wanted").data([(sa.bindparam(KEYS.key, type_=Text),)]).cte("wanted")
+"""The list as a table, for a select that asks something for each key by itself: ``sa.select(WANTED.c.key, ...)``."""
+
 # A placeholder may say its type: %s::VARCHAR COLLATE "C". A list of constants begins with a quote.
-_LIST = re.compile(r"(.* IN \()((?:\?|%s)[^,()]*)(\).*)", re.DOTALL)
+_LIST = re.compile(r"(.* IN \(|.*\(VALUES )(\(?(?:\?|%s)[^,()]*\)?)(\).*)", re.DOTALL)
 
 _LENGTHS = (1, 4, 16, 64, 256)
 """A list is filled up to the next of these by repeating its last key, which finds nothing new."""
@@ -31,10 +34,10 @@ Converters = Sequence[tuple[int, Callable[[Any], Any]]]
 
 
 class Lookup:
-    """A select that has `KEYS` in it. Its rows are tuples of its columns, decoded by their types."""
+    """A select that has `KEYS` or `WANTED` in it. Its rows are tuples of its columns, decoded by their types."""
 
     def __init__(self, statement: sa.Select[Any]) -> None:
-        self._statement = statement
+        self.statement = statement
         self._prepared: dict[str, _Prepared] = {}
 
     def rows(self, connection: sa.Connection, keys: Collection[str], **others: Any) -> list[Row]:
@@ -42,7 +45,7 @@ class Lookup:
         dialect = connection.dialect
         prepared = self._prepared.get(dialect.name)
         if prepared is None:
-            prepared = self._prepared[dialect.name] = _Prepared(self._statement, dialect)
+            prepared = self._prepared[dialect.name] = _Prepared(self.statement, dialect)
         distinct = list(dict.fromkeys(keys))
         longest = _LENGTHS[-1]
         rows: list[Row] = []
@@ -62,11 +65,12 @@ class _Prepared:
         text, names = str(compiled), list(compiled.positiontup or ())
         match = _LIST.fullmatch(text)
         [place] = [place for place, name in enumerate(names) if name.startswith(KEYS.key)]
+        del names[place]
         if match is None:
             raise ValueError("the select has no list of keys")
         before, key, after = match.groups()
         self._texts = {n: f"{before}{', '.join([key] * n)}{after}" for n in _LENGTHS}
-        binders = [_binder(parameters[name], name in required, dialect) for name in names if name in parameters]
+        binders = [_binder(parameters[name], name in required, dialect) for name in names]
         self._before, self._after = binders[:place], binders[place:]
         decoders = [(i, decoder(column.type, dialect)) for i, column in enumerate(filled.selected_columns)]
         self._decoders = [(place, decode) for place, decode in decoders if decode is not None]

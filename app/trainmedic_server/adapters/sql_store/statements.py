@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from trainmedic_server.adapters.sql_store import queries, schema
-from trainmedic_server.adapters.sql_store.lookup import KEYS, Lookup
+from trainmedic_server.adapters.sql_store.lookup import KEYS, WANTED, Lookup
 from trainmedic_server.adapters.sql_store.schema import alerts, run_alerts, runs, steps, touched_nodes
 from trainmedic_server.domain.run import Decision, Status
 
@@ -40,21 +40,18 @@ LINKED_RUNS = Lookup(
     .order_by(run_alerts.c.seq)
 )
 OPEN_RUNS = sa.select(runs.c.id, runs.c.playbook, runs.c.target_key).where(schema.is_open)
-LAST_ENDED = Lookup(
-    sa.select(runs.c.target_key, sa.func.max(runs.c.ended_at).label("ended_at"))
-    .where(runs.c.playbook == sa.bindparam("playbook"), runs.c.target_key.in_(KEYS), schema.was_started)
-    .group_by(runs.c.target_key)
-)
-LAST_REAL_END = Lookup(
-    sa.select(runs.c.target_key, sa.func.max(runs.c.ended_at).label("ended_at"))
-    .where(
-        runs.c.playbook == sa.bindparam("playbook"),
-        runs.c.target_key.in_(KEYS),
-        schema.was_started,
-        runs.c.status != Status.OBSERVED.value,
-    )
-    .group_by(runs.c.target_key)
-)
+
+
+def _last_end(*conditions: sa.ColumnElement[bool]) -> Lookup:
+    """When a playbook's last run on each target ended; null where there was none. Each target is looked up by itself:
+    for a list of them PostgreSQL may read all runs of the playbook, as long as it knows nothing of a new table."""
+    of_target = runs.c.playbook == sa.bindparam("playbook"), runs.c.target_key == WANTED.c.key, schema.was_started
+    ended_at = sa.select(sa.func.max(runs.c.ended_at)).where(*of_target, *conditions)
+    return Lookup(sa.select(WANTED.c.key, ended_at.scalar_subquery().label("ended_at")))
+
+
+LAST_ENDED = _last_end()
+LAST_REAL_END = _last_end(runs.c.status != Status.OBSERVED.value)
 """When the last run on each target ended, but for those that only recorded what they would do."""
 COUNT_STARTED = (
     sa.select(sa.func.count())
