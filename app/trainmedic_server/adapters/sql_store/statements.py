@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 
 from trainmedic_server.adapters.sql_store import queries, schema
@@ -42,12 +44,16 @@ LINKED_RUNS = Lookup(
 OPEN_RUNS = sa.select(runs.c.id, runs.c.playbook, runs.c.target_key).where(schema.is_open)
 
 
+def _of_each(answer: sa.Select[Any]) -> Lookup:
+    """An answer for each key. Each is looked up by itself: for a list of keys PostgreSQL may read all rows, as long as
+    it knows nothing of a new table."""
+    return Lookup(sa.select(WANTED.c.key, answer.scalar_subquery().label("answer")))
+
+
 def _last_end(*conditions: sa.ColumnElement[bool]) -> Lookup:
-    """When a playbook's last run on each target ended; null where there was none. Each target is looked up by itself:
-    for a list of them PostgreSQL may read all runs of the playbook, as long as it knows nothing of a new table."""
+    """When a playbook's last run on each target ended; null where there was none."""
     of_target = runs.c.playbook == sa.bindparam("playbook"), runs.c.target_key == WANTED.c.key, schema.was_started
-    ended_at = sa.select(sa.func.max(runs.c.ended_at)).where(*of_target, *conditions)
-    return Lookup(sa.select(WANTED.c.key, ended_at.scalar_subquery().label("ended_at")))
+    return _of_each(sa.select(sa.func.max(runs.c.ended_at)).where(*of_target, *conditions))
 
 
 LAST_ENDED = _last_end()
@@ -78,9 +84,7 @@ NODES_TOUCHED = (
     .group_by(touched_nodes.c.node)
 )
 TOUCHED_BY = sa.select(touched_nodes.c.node).where(touched_nodes.c.run_id == sa.bindparam("run"))
-COUNT_ALERTS = Lookup(
-    sa.select(run_alerts.c.run_id, sa.func.count()).where(run_alerts.c.run_id.in_(KEYS)).group_by(run_alerts.c.run_id)
-)
+COUNT_ALERTS = _of_each(sa.select(sa.func.count()).where(run_alerts.c.run_id == WANTED.c.key))
 UNFINISHED_RUNS = sa.select(runs).where(runs.c.unfinished).order_by(runs.c.created_at, runs.c.id)
 _RUNS_OF_FIRING = (
     sa.select(run_alerts.c.run_id)

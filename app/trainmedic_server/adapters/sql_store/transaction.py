@@ -264,7 +264,7 @@ class SqlTransaction(GuardedTables, Transaction):
     def alert_counts(self, run_ids: Collection[str]) -> dict[str, int]:
         distinct = set(run_ids)
         connection = self._flushed_if(lambda pending: any(run_id in distinct for run_id, _ in pending.links))
-        return dict(statements.COUNT_ALERTS.rows(connection, distinct))
+        return {run_id: count for run_id, count in statements.COUNT_ALERTS.rows(connection, distinct) if count}
 
     def unfinished(self) -> list[Run]:
         connection = self._flushed_runs()
