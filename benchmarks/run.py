@@ -29,6 +29,7 @@ from tests.support.programs import CACHE, PYTHON_PATH, ROOT
 BENCHMARKS: Mapping[str, Sequence[str]] = {
     "webhook_throughput": ("webhook_throughput",),
     "webhook_throughput_matched": ("webhook_throughput", "--matched"),
+    "function_calls": ("function_calls",),
     "alert_storm": ("alert_storm",),
     "runs_end_to_end": ("runs_end_to_end",),
     "several_servers": ("several_servers",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainmedic_server.diagnosis import wording
-from trainmedic_server.diagnosis.accusation import Accusation, Witness, evidence_of, rank_of
+from trainmedic_server.diagnosis.accusation import Accusation, Witness, evidence_of
 from trainmedic_server.diagnosis.facts import Facts
 from trainmedic_server.diagnosis.verdict import Confidence, Evidence
 from trainmedic_server.diagnosis.window import Relevant
@@ -43,15 +43,18 @@ def left_behind(facts: Facts, counting: Relevant) -> Iterator[Accusation]:
 
 
 def not_timed_out(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
-    """Nearly everybody timed out in a collective: who did not was elsewhere."""
+    """Nearly everybody waited in vain in a collective: who did not was elsewhere.
+
+    Of those that waited some time out, and with them the peers of others go, whose wait ends by that.
+    """
     timed_out = [finding for finding in relevant.cascades if finding.cause is CauseClass.HANG]
-    victims = {rank for finding in timed_out for rank in (*finding.ranks, rank_of(finding)) if rank is not None}
     ended = {rank for each in facts.exits if (rank := each.rank) is not None}
     everybody = set(facts.ranks) | set(range(facts.world_size or 0)) | ended
-    others = everybody - victims
-    if not victims or not others or len(others) > _MOST_BEHIND * len(everybody):
+    others = everybody - relevant.victims
+    if not timed_out or not others or len(others) > _MOST_BEHIND * len(everybody):
         return
-    why = f"{len(victims)} of {len(everybody)} ranks timed out in a collective, and {wording.ranks(others)} did not"
+    waited = len(everybody) - len(others)
+    why = f"{waited} of {len(everybody)} ranks waited in vain in a collective, and {wording.ranks(others)} did not"
     nodes = {facts.node_of(rank) for rank in others}
     yield Accusation(
         Witness.TIMED_OUT,

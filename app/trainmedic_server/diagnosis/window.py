@@ -39,6 +39,13 @@ class Relevant:
     ended: Moment | None
     """The first sign that it was over; None where there is none."""
 
+    @property
+    def victims(self) -> frozenset[int]:
+        """The ranks that waited for another one, or lost it."""
+        waited = [finding for finding in self.cascades if finding.cause in (CauseClass.HANG, CauseClass.NETWORK)]
+        own = {finding.origin.rank for finding in waited if finding.origin.rank is not None}
+        return frozenset(own.union(*(finding.ranks for finding in waited)))
+
 
 def relevant(facts: Facts) -> Relevant:
     """The findings of `facts` that can have to do with how it ended."""

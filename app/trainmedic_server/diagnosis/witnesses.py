@@ -19,8 +19,6 @@ _OWN_FAULTS = frozenset({CauseClass.GPU, CauseClass.NODE, CauseClass.NETWORK, Ca
 """Causes by which a node is at fault. Want of memory is the job's fault, or that of what runs beside it."""
 _SURE_ALONE = frozenset({CauseClass.GPU, CauseClass.NODE})
 """A lost card or a panic ends a job; a link or a file system may have been one that the job does not use."""
-_OF_VICTIMS = frozenset({CauseClass.HANG, CauseClass.NETWORK})
-"""Causes of cascades: they waited for another rank, or lost it."""
 _OF_TRAININGS = re.compile(r"(?i)(?:i?python|pt_|ray|torch|deepspeed|accelerate|train)|^$")
 """Names of processes, as the kernel writes them, that can be a training's. In a container its process ids are others
 than the kernel's, so the name is all that tells."""
@@ -276,7 +274,7 @@ def gone_nodes(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
 def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     """How processes ended, where that was not as victims do: by a watchdog's signal, or with what they print who lost
     another rank."""
-    victims = {rank for finding in relevant.cascades for rank in finding.ranks if finding.cause in _OF_VICTIMS}
+    victims = relevant.victims
     failed = [
         ended
         for ended in facts.exits
