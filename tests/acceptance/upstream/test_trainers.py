@@ -94,9 +94,7 @@ def _with_packages(environment: Mapping[str, str]) -> dict[str, str]:
     return {"PYTHONPATH": PYTHON_PATH, **offline, **environment}
 
 
-@pytest.mark.parametrize(
-    "start", [start_trl, start_lightning, pytest.param(start_causal_language_model, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("start", [start_trl, start_lightning, start_causal_language_model])
 def test_a_spike_is_rolled_back_proven_and_given_back(tmp_path: Path, start: Any) -> None:
     """Back to a checkpoint from before the jump; what was compared agrees; the learning rate comes back."""
     alertmanager = next(iter(alertmanagers().values()), None)
