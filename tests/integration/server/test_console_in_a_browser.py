@@ -58,6 +58,7 @@ class Watched:
         self.page.fill("#token", secret)
         self.page.click("button.primary")
         expect(self.page).to_have_url(f"{lab.url}/")
+        self.page.wait_for_load_state()  # until then no script takes keys
 
     def _note(self, kind: str, text: str) -> None:
         if kind in ("error", "warning"):
