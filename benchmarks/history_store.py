@@ -2,11 +2,13 @@
 is exported.
 
     PYTHONPATH=.:app:sdk python benchmarks/history_store.py [--runs 1000000] [--database URL] [--delete 20000]
+        [--keep DIRECTORY]
 
-The store is filled by SQL (``past_rows``): in a temporary directory, where there must be 4 KB of room for each run, or
-in the empty PostgreSQL database that is named. Pages of a file are read cold (the system is asked to forget the file)
-and warm. An export as CSV, in the same process as in the server, and then deletion run beside single matched
-deliveries' transactions, fifty a second; their times are printed without and with each.
+The store is filled by SQL (``past_rows``): in a temporary directory, where there must be 4 KB of room for each run, in
+one that is kept and found filled the next time, or in the empty PostgreSQL database that is named. Pages of a file are
+read cold (the system is asked to forget the file) and warm. An export as CSV, in the same process as in the server,
+deletion, and deletion of what is archived first run beside single matched deliveries' transactions, fifty a second;
+their times are printed without and with each.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import cast
@@ -27,9 +30,12 @@ import sqlalchemy as sa
 
 from benchmarks import past_rows
 from benchmarks.history_page import _for_speed, made
+from tests.support.programs import start_server
+from trainmedic_server.adapters.gzip_archive import GzipArchive
 from trainmedic_server.adapters.sql_store import database, postgresql
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus
+from trainmedic_server.ports.archive import RunArchive
 from trainmedic_server.ports.store import HistoryFilter, Transaction
 from trainmedic_server.server import views
 from trainmedic_server.server.exports import CSV, Exports
@@ -161,19 +167,34 @@ async def export(store: SqlStore) -> None:
     print(f"deliveries beside an export of {speed:,.0f} runs a second: {beside}", flush=True)
 
 
-async def deletion(store: SqlStore, count: int, delete: int) -> None:
-    alone = await percentiles(store, 2 * DELIVERIES)
-    before = datetime.now(UTC) - timedelta(seconds=(count - delete) * past_rows.SECONDS_APART)
-    pruning = asyncio.create_task(store.prune(before))
+async def deletion(store: SqlStore, before: datetime, archive: RunArchive | None, first: int) -> None:
+    """Deliveries, numbered from `first`, beside the deletion of what is older."""
+    pruning = asyncio.create_task(store.prune(before, archive))
     began = time.perf_counter()
-    beside = await percentiles(store, 3 * DELIVERIES)
+    beside = await percentiles(store, first)
     gone = await pruning
     seconds = time.perf_counter() - began
-    print(f"deliveries alone: {alone}")
-    print(f"deliveries beside the deletion of {gone:,} runs in {seconds:.0f} s: {beside}", flush=True)
+    title = "deletion" if archive is None else "archiving and deletion"
+    print(f"deliveries beside the {title} of {gone:,} runs in {seconds:.0f} s: {beside}", flush=True)
 
 
-async def measure(measured: Measured, count: int, delete: int) -> None:
+async def deletions(store: SqlStore, count: int, delete: int, archive: RunArchive) -> None:
+    print(f"deliveries alone: {await percentiles(store, 2 * DELIVERIES)}", flush=True)
+    now = datetime.now(UTC)
+    for turn, kept in enumerate((None, archive), start=1):
+        before = now - timedelta(seconds=(count - turn * delete) * past_rows.SECONDS_APART)
+        await deletion(store, before, kept, (2 + turn) * DELIVERIES)
+
+
+def start(directory: Path, url: str) -> None:
+    """Print how long a server takes from its start to its first 200 on ``/ready``; one that keeps all."""
+    began = time.perf_counter()
+    server, _ = start_server(directory, "--database", url, "--retention", "36500d")
+    with server:
+        print(f"a server was ready after {time.perf_counter() - began:.2f} s", flush=True)
+
+
+async def measure(measured: Measured, count: int, delete: int, archive: RunArchive) -> None:
     measured.cool()
     began = time.perf_counter()
     store = SqlStore.open(measured.url)
@@ -181,20 +202,27 @@ async def measure(measured: Measured, count: int, delete: int) -> None:
     await pages(measured, store)
     await tallies(store)
     await export(store)
-    await deletion(store, count, delete)
+    await deletions(store, count, delete, archive)
     await store.close()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=1_000_000)
-    parser.add_argument("--delete", type=int, default=20_000, help="the oldest runs, that are deleted at the end")
+    parser.add_argument("--delete", type=int, default=20_000, help="the oldest runs: deleted at the end, as many twice")
     parser.add_argument("--database", metavar="URL", help="an empty PostgreSQL database, instead of a file")
+    parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="where the file is, or is made and stays")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        measured = Measured(options.database or f"sqlite:///{name}/runs.db")
-        measured.fill(options.runs)
-        asyncio.run(measure(measured, options.runs, options.delete))
+    with ExitStack() as stack:
+        directory = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        measured = Measured(options.database or f"sqlite:///{directory}/runs.db")
+        if options.database or not (directory / "runs.db").exists():
+            measured.fill(options.runs)
+        with tempfile.TemporaryDirectory() as work:
+            measured.cool()
+            start(Path(work), measured.url)
+            archive = GzipArchive(Path(work) / "archive")
+            asyncio.run(measure(measured, options.runs, options.delete, archive))
 
 
 if __name__ == "__main__":

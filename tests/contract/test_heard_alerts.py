@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.contract.run_store_values import at, heard
+from tests.contract.run_store_values import at, heard, run
 from trainmedic_server.adapters.sql_store import prune
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.alert import AlertRecord, AlertStatus
 from trainmedic_server.domain.reaction import Reaction
 from trainmedic_server.ports.heard_alerts import HeardAlertFilter
+from trainmedic_server.ports.store import Transaction
 
 STARTED = Reaction("cool", "started", run_id="run-1")
 MISSED = Reaction("cool", "not_matched", "'severity' is '' and must match warning|critical")
@@ -101,13 +102,19 @@ async def test_reactions_come_back_as_they_were(store: SqlStore) -> None:
     assert await names(store, reacted=True) == ["A0"]
 
 
-async def test_of_too_many_alerts_those_go_that_were_heard_of_longest_ago(
+async def test_of_too_many_alerts_those_go_that_were_first_heard_of_longest_ago(
     store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However young they are, so that a flood of alerts does not fill the disk."""
+    """However young they are, so that a flood of alerts does not fill the disk; but none that a run is tied to, also
+    where that run found no target."""
     monkeypatch.setattr(prune, "MOST_ALERTS", 3)
     monkeypatch.setattr(prune, "BATCH", 2)
-    later = {"last_heard_at": at(60)}
-    await filled(store, alert(0, None, STARTED, **later), *(alert(number) for number in range(1, 7)))
+    await filled(store, alert(0, None, STARTED), *(alert(number) for number in range(1, 7)), alert(-1, None, NO_TARGET))
+
+    def tie(tx: Transaction) -> None:
+        tx.add_runs([one := run()])
+        tx.link([(one.id, alert(-1).identity)])
+
+    await store.transact(tie)
     assert await store.prune(at(0) - timedelta(days=1)) == 0
-    assert await names(store) == ["A6", "A5", "A0"]
+    assert await names(store) == ["A6", "A5", "A4", "A0", "A-1"]
