@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from trainmedic_server.domain.run import Event
 from trainmedic_server.ports.verdicts import VerdictRecord
 from trainmedic_server.reports.goodput import JobMoments
+from trainmedic_server.reports.points import Stretch
 
 FAILED, GONE, ENDED, RESTARTED = "job_failed", "job_gone", "job_ended", "job_restarted"
 JOB_EVENTS = (FAILED, GONE, ENDED, RESTARTED, "job_returned")
@@ -33,12 +34,20 @@ class FailureRecord:
     verdict: VerdictRecord | None
 
 
-def moments(events: Iterable[Event]) -> JobMoments:
-    """When these events say that the job has failed or ended."""
+def moments(events: Sequence[Event]) -> JobMoments:
+    """When these events say that the job has failed or ended, and how long it took to start it again after a failure
+    that itself or its launcher told of: that it is gone is only what was not heard."""
     told = [(event.kind, event.at.timestamp()) for event in events]
+    restarted: list[Stretch] = []
+    for failure in _told(events):
+        begin = failure.at.timestamp()
+        is_another = not restarted or begin >= restarted[-1].end  # both may tell of the same
+        if failure.kind == FAILED and failure.down_seconds is not None and is_another:
+            restarted.append(Stretch(begin, begin + failure.down_seconds))
     return JobMoments(
         failed=tuple(at for kind, at in told if kind in (FAILED, GONE)),
         ended=tuple(at for kind, at in told if kind == ENDED),
+        restarted=restarted,
     )
 
 

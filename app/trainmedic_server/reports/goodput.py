@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -91,6 +92,8 @@ class JobMoments:
 
     failed: Sequence[float] = ()
     ended: Sequence[float] = ()
+    restarted: Sequence[Stretch] = ()
+    """From each failure that was told to the start that was told after it. They do not overlap."""
 
 
 def goodput(progress: ProgressPoints, moments: JobMoments, begin: float, end: float, every: float) -> Goodput | None:
@@ -99,7 +102,7 @@ def goodput(progress: ProgressPoints, moments: JobMoments, begin: float, end: fl
     if not present:
         return None
     measured = figures.stretches(progress.measured, every) if progress.measured else [Stretch(begin, end)]
-    down = _down(present, moments, end)
+    down = _down(present, moments, end, every)
     span = Stretch(present[0].begin, max([present[-1].end, *(stretch.end for stretch, _ in down)]))
     unused = sum(figures.overlap(gap, measured) for gap in _ended_between(present, moments))
     wall = figures.overlap(span, measured) - unused
@@ -121,10 +124,10 @@ def _ended_between(present: Sequence[Stretch], moments: JobMoments) -> list[Stre
     return [gap for gap in figures.gaps(present) if _last_word(gap, moments)[0] == "ended"]
 
 
-def _down(present: Sequence[Stretch], moments: JobMoments, end: float) -> list[tuple[Stretch, bool]]:
+def _down(present: Sequence[Stretch], moments: JobMoments, end: float, every: float) -> list[tuple[Stretch, bool]]:
     """When the job was down although it had not ended, and whether by a failure. After the last point it is down only
-    where somebody has told that it failed."""
-    down = []
+    where somebody has told that it failed. What is too short to show as a gap counts as it was told."""
+    down = [(stretch, True) for stretch in _too_short_to_show(present, moments, every)]
     for gap in figures.gaps(present):
         word, at = _last_word(gap, moments)
         if word != "ended":
@@ -135,6 +138,12 @@ def _down(present: Sequence[Stretch], moments: JobMoments, end: float) -> list[t
     if rest.seconds > 0 and word == "failed":
         down.append((Stretch(min(at, rest.begin), rest.end), True))
     return down
+
+
+def _too_short_to_show(present: Sequence[Stretch], moments: JobMoments, every: float) -> list[Stretch]:
+    """The times from a failure to the next start that need not leave any interval empty, and did not."""
+    short = [told for told in moments.restarted if told.seconds < 2 * every]
+    return [told for told in short if any(there.begin <= told.begin and told.end <= there.end for there in present)]
 
 
 def _last_word(gap: Stretch, moments: JobMoments) -> tuple[str | None, float]:
@@ -155,12 +164,12 @@ def _lost(
 ) -> LostTime:
     in_window = {name: _seconds_in(points, begin, every) for name, points in progress.windows.items()}
     starting = _starting(progress.steps, every)
-    step_seconds = figures.average(progress.step_seconds) or 0.0
+    away = [stretch for stretch, _ in down]
     return LostTime(
         failures=sum(figures.overlap(stretch, measured) for stretch, by_failure in down if by_failure),
         restarts=sum(figures.overlap(stretch, measured) for stretch, by_failure in down if not by_failure)
-        + sum(stretch.seconds for stretch in starting),
-        redone=_redone_steps(progress, ended) * step_seconds,
+        + sum(stretch.seconds - figures.overlap(stretch, away) for stretch in starting),
+        redone=_redone(progress, ended),
         checkpoints=in_window.get("checkpoint", 0.0),
         evaluations=in_window.get("evaluation", 0.0),
         repairs=in_window.get("repair", 0.0) + in_window.get("pause", 0.0),
@@ -169,10 +178,13 @@ def _lost(
     )
 
 
-def _redone_steps(progress: ProgressPoints, ended: Sequence[Stretch]) -> float:
-    """How many of the steps that were done within this time lie behind a point to which the training went back: those
-    that were made and brought it no further. What begins anew after an end as it should be has not gone back."""
+def _redone(progress: ProgressPoints, ended: Sequence[Stretch]) -> float:
+    """The seconds of those steps within this time that lie behind a point to which the training went back: those that
+    were made and brought it no further, each as long as steps were just before it went back. What begins anew after an
+    end as it should be has not gone back."""
     counts = dict(progress.steps)
+    lengths = {at: seconds for at, seconds in progress.step_seconds if math.isfinite(seconds)}
+    usual = statistics.median(lengths.values()) if lengths else 0.0
     done = redone = 0.0
     for (before_at, before), (after_at, after) in itertools.pairwise(progress.step):
         if any(before_at < gap.end and gap.begin < after_at for gap in ended):
@@ -181,7 +193,7 @@ def _redone_steps(progress: ProgressPoints, ended: Sequence[Stretch]) -> float:
         further = after - before
         steps = max(figures.rise([(at, counts.get(at, math.nan)) for at in (before_at, after_at)], False), further)
         lost = min(steps - further, done + steps)
-        done, redone = done + steps - lost, redone + lost
+        done, redone = done + steps - lost, redone + lost * lengths.get(before_at, usual)
     return redone
 
 

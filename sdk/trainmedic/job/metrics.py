@@ -97,9 +97,11 @@ class JobCollector(Collector):
             yield Sample("training_layer_gradient_norm", {"layer": layer}, norm)
         for name, value in self._loss_trend.values(progress.record).items():
             yield Sample(name, {}, value)
-        yield Sample("training_steps_total", {}, progress.steps)
-        if progress.step is not None:
-            yield Sample("training_step", {}, progress.step)
+        # Of one moment, also while a step is under way: what was done again is found by their difference.
+        steps, step = progress.reached
+        yield Sample("training_steps_total", {}, steps)
+        if step is not None:
+            yield Sample("training_step", {}, step)
         stall = progress.stall(now)
         yield Sample("training_stall_seconds", {}, stall.seconds)
         yield Sample("training_hang_limit_seconds", {}, stall.limit)

@@ -89,6 +89,7 @@ class Progress:
         "off_schedule_since",
         "pace",
         "ranks_differing",
+        "reached",
         "record",
         "report_due_at",
         "startup_floor",
@@ -110,6 +111,8 @@ class Progress:
         self.step: int | None = None
         self.steps = 0
         self._reported_step: int | None = None  # the step of the last report
+        self.reached: tuple[int, int | None] = (0, None)
+        """`steps` and the step of the last report. Replaced whole, so that a reader has both of one moment."""
         self.loss: Any = None
         self.grad_norm: Any = None
         self.learning_rate: Any = None
@@ -164,6 +167,7 @@ class Progress:
         if step is not None:
             self.step = self._reported_step = step
         self.steps += done
+        self.reached = (self.steps, self._reported_step)
         self.report_due_at = now + REPORT_INTERVAL
         self._take_values(self._reported_step, loss, grad_norm, now)
         if learning_rate is not None:
@@ -226,6 +230,7 @@ class Progress:
         """Another training begins in this process, of which nothing that was reported before says anything."""
         self.record.forget_after(-1)
         self.step = self._reported_step = self.checkpoint = self.evaluation = self.ranks_differing = None
+        self.reached = (self.steps, None)
         self.loss = self.grad_norm = self.learning_rate = self.expected_learning_rate = self.off_schedule_since = None
         self.layer_norms = {}
         self.tensors_due_at = self.report_due_at = now

@@ -20,7 +20,7 @@ from trainmedic_server.ports.tallies import PlaybookTally
 from trainmedic_server.ports.verdicts import VerdictRecord
 from trainmedic_server.reports import compiling
 from trainmedic_server.reports.compiling import ReportCompiler
-from trainmedic_server.reports.failures import failures_of
+from trainmedic_server.reports.failures import failures_of, moments
 from trainmedic_server.reports.job_report import MOST_LISTED
 
 SINCE = START - timedelta(days=1)
@@ -227,6 +227,15 @@ def test_a_verdict_on_what_nobody_has_told_of_is_a_failure_as_well() -> None:
         ("diagnosed", "hang"),
     ]
     assert failures[1].reason == "it was hang"
+
+
+def test_how_long_a_restart_took_is_known_of_failures_that_were_told() -> None:
+    """Once where two tell of the same; not where the job was only not heard of, nor where it is still down."""
+    kinds = ["job_failed", "job_failed", "job_restarted", "job_gone", "job_returned", "job_failed"]
+    known = moments([event(kind, number) for number, kind in enumerate(kinds)])
+    assert [(told.begin, told.end) for told in known.restarted] == [
+        (event("job_failed", 0).at.timestamp(), event("job_restarted", 2).at.timestamp())
+    ]
 
 
 @pytest.mark.parametrize(

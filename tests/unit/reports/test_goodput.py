@@ -6,6 +6,7 @@ import pytest
 
 from trainmedic_server.ports.metric_history import Points
 from trainmedic_server.reports.goodput import Goodput, JobMoments, ProgressPoints, goodput
+from trainmedic_server.reports.points import Stretch
 
 EVERY = 60.0
 HOUR = 3600.0
@@ -48,6 +49,19 @@ def test_a_gap_is_what_was_told_of_it(moments: JobMoments, failures: float, rest
     """Down by a failure, or for a restart; and no lost time where the job had ended as it should."""
     made = lost_of(ProgressPoints(steps=[*minutes(1, 20), *minutes(31, 60)]), moments)
     assert (made.lost.failures, made.lost.restarts, made.wall_seconds) == (failures, restarts, wall)
+
+
+def test_a_restart_that_is_too_short_for_a_gap_counts_as_it_was_told() -> None:
+    """A launcher has the job back within an interval, so no interval is empty; and what was starting then is not
+    counted again. What would have shown as a gap, and did not, is not believed; nor is one counted beside its gap."""
+    quick = JobMoments(failed=[1210, 2410], restarted=[Stretch(1210, 1240), Stretch(2410, 2500)])
+    steps = [*minutes(1, 20), *minutes(21, 21, 0.0), *minutes(22, 60)]
+    lost = lost_of(ProgressPoints(steps=steps), quick).lost
+    assert (lost.failures, lost.restarts) == (30 + 90, 60 - 30)
+    unseen = JobMoments(failed=[1210], restarted=[Stretch(1210, 1210 + 2 * EVERY)])
+    assert lost_of(ProgressPoints(steps=minutes(1, 60)), unseen).lost.total == 0
+    gap = ProgressPoints(steps=[*minutes(1, 20), *minutes(22, 60)])
+    assert lost_of(gap, JobMoments(failed=[1200], restarted=[Stretch(1200, 1290)])).lost.failures == 60
 
 
 def test_a_job_that_is_still_down_goes_on_losing_time() -> None:
@@ -109,6 +123,14 @@ def test_steps_that_were_done_again_within_an_interval_are_lost_too() -> None:
         steps = [(at, count) for (at, _), count in zip(step, counts, strict=True)]
         made = lost_of(ProgressPoints(steps=steps, step=step, step_seconds=minutes(1, 3, 0.5)))
         assert made.lost.redone == (150 - (430 - 297)) * 0.5
+
+
+def test_steps_that_are_done_again_were_as_long_as_steps_were_then() -> None:
+    """Not as long as on average: the job was slow for a time before."""
+    step = [*rising(1, 30, 1000), *rising(31, 60, 3650)]
+    seconds = [*minutes(1, 25, 5.0), *minutes(26, 60, 0.5)]
+    made = lost_of(ProgressPoints(steps=minutes(1, 60), step=step, step_seconds=seconds))
+    assert made.lost.redone == 125
 
 
 def test_only_steps_of_this_time_are_lost_in_it() -> None:

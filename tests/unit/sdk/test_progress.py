@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from trainmedic.job.metrics import JobCollector
 from trainmedic.job.pace import StepParts
 from trainmedic.job.progress import TENSOR_INTERVAL, Progress
 
@@ -368,6 +369,25 @@ def test_values_of_a_step_that_is_counted_later_are_recorded() -> None:
     ]
     progress.add_report(3, None, None, None, None, now=1.3)
     assert progress.steps == 3
+
+
+def test_the_step_that_prometheus_gets_is_that_of_the_steps_that_were_counted() -> None:
+    """Also between a step's values and its report: else each scrape could look as if a step had been done again."""
+    progress = Progress()
+
+    def scraped() -> tuple[float, float | None]:
+        families = JobCollector("llm-1", progress, dict, lambda: 2.0).collect()
+        found = {sample.name: sample.value for family in families for sample in family.samples}
+        return found["training_steps_total"], found.get("training_step")
+
+    assert scraped() == (0, None)
+    progress.add_report(10, 1.0, None, None, None, now=1.0)
+    progress.add_values(11, 1.0, None, now=1.1)
+    assert scraped() == (1, 10)
+    progress.add_report(11, None, None, None, None, now=1.2)
+    assert scraped() == (2, 11)
+    progress.begin_training(now=1.3)
+    assert scraped() == (2, None)
 
 
 # --- what a step's time goes into -------------------------------------------------------------------------
