@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import select
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -95,7 +96,7 @@ class LineFilter:
         return self.pattern is None or self.pattern.search(line.text.encode()) is not None
 
 
-class WantedLines:
+class WantedLines(ABC):
     """Lines of one stream that answer a query, one by one. The classes below say where they are read."""
 
     def __init__(self, key: str, origin: Origin, line_filter: LineFilter, written_at: datetime) -> None:
@@ -114,20 +115,20 @@ class WantedLines:
         self._waiting: deque[PlacedLine] = deque()
 
     @property
+    @abstractmethod
     def place(self) -> FilePlace:
         """Behind the line that was given out or passed over last."""
-        raise NotImplementedError
 
+    @abstractmethod
     def go_to(self, place: FilePlace) -> None:
         """Go on from there."""
-        raise NotImplementedError
 
-    def close(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def close(self) -> None: ...
 
+    @abstractmethod
     def _read(self) -> bool:
         """Have lines wait; False where there are none now, or the budget is spent. Raises OSError."""
-        raise NotImplementedError
 
     def next(self) -> FoundLine | None:
         """The next line that answers the query; None at the end, or where the budget is spent. Raises OSError."""
