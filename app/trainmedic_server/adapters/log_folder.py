@@ -32,6 +32,10 @@ MOST_UNPACKED = 1024 * 1024 * 1024
 _GZIP = b"\x1f\x8b"
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _HEAD = 4096
+_ZEROS = re.compile(rb"\0+")
+_FEW_ZEROS = 8
+_NO_TEXT = re.compile(rb"[\1-\6\x0e-\x1a\x1c-\x1f]")
+"""What no program prints for people."""
 
 
 class Kind(StrEnum):
@@ -140,7 +144,7 @@ def _head(stream: IO[bytes]) -> bytes:
     try:
         return gzip.GzipFile(fileobj=stream).read(_HEAD)
     except (EOFError, zlib.error):
-        return b"\0"
+        return b"\1"  # no text
 
 
 def _opened(path: Path) -> IO[bytes]:
@@ -178,9 +182,19 @@ def _file(path: Path, directory: Path) -> FolderFile | None:
     origin = replace(origin, stream=str(path_read.relative_to(directory)))
     if kind is not Kind.DUMP and (_has_dumps_name(path) or (head[:1] == b"\x80" and head[1:2] in b"\2\3\4\5")):
         kind = Kind.DUMP
-    if kind is Kind.LINES and b"\0" in head and origin.source != "kernel" and not head.startswith(_UTF16):
+    if kind is Kind.LINES and origin.source != "kernel" and not _is_text(head):
         return None
     return FolderFile(path_read, kind, origin, written)
+
+
+def _is_text(head: bytes) -> bool:
+    """Whether a file that begins so is a log. A library can have printed the zero that ends its message, as PyTorch's
+    does when a loader's process crashes, and where the middle of a log was freed, or it was cut below its writer, there
+    are as many as there is room."""
+    if head.startswith(_UTF16):
+        return True
+    has_zero_at_once = head[:1] != b"\0" and b"\0" in head[:8]  # as where a file begins with a number
+    return not has_zero_at_once and len(_ZEROS.findall(head)) <= _FEW_ZEROS and not _NO_TEXT.search(head)
 
 
 _KINDS = {

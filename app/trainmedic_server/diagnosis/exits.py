@@ -12,6 +12,8 @@ from typing import Any
 
 from trainmedic_server.domain.finding import CauseClass
 
+_TOLD_TO_END = re.compile(r"SignalException: Process \d{1,10} got signal: (?:1|2|15|SIGHUP|SIGINT|SIGTERM)\b")
+"""What a torchrun leaves that was ended by a signal itself, with exit code 1."""
 _VICTIMS = {signal.SIGABRT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 """The watchdog's abort, and what ends everybody once one has failed."""
 
@@ -48,7 +50,7 @@ class Exit:
     @property
     def is_victims(self) -> bool:
         """Whether it ended as those do that another one's failure ends."""
-        return self.signal in _VICTIMS
+        return self.signal in _VICTIMS or bool(_TOLD_TO_END.search(self.said))
 
     @property
     def how(self) -> str:

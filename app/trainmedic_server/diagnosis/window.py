@@ -18,6 +18,8 @@ _LATE = 60.0
 """Seconds after the first sign of the end in which its reason is still told."""
 _FEW_LINES = 3
 """After a line of a job of which nothing says that it failed: so many ordinary ones, and it was caught."""
+_FEW_WORDS = 120
+"""Characters by which two sayings are known as the same, though one of them was cut."""
 _LONGEST_BEFORE = 3600.0
 """Seconds before the first sign of the end, where no step says how far the training came."""
 
@@ -45,6 +47,10 @@ class Relevant:
         waited = [finding for finding in self.cascades if finding.cause in (CauseClass.HANG, CauseClass.NETWORK)]
         own = {finding.origin.rank for finding in waited if finding.origin.rank is not None}
         return frozenset(own.union(*(finding.ranks for finding in waited)))
+
+    def is_said_by_victims(self, words: str) -> bool:
+        """Whether these last words of a process are those of one that waited for another one, or lost it."""
+        return bool(words) and any(words[:_FEW_WORDS] in finding.line for finding in self.cascades)
 
 
 def relevant(facts: Facts) -> Relevant:

@@ -281,6 +281,7 @@ def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
         if ended.is_failure
         and not ended.is_victims
         and (ended.signal is not None or _rank_of_exit(ended, facts) not in victims)
+        and not (ended.rank is None and relevant.is_said_by_victims(ended.said))
     ]
     # A launcher kills those who do not end at once; only the first that it saw fail means something.
     firsts = [ended for ended in failed if ended.is_first] or failed

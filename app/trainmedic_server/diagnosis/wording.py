@@ -46,6 +46,8 @@ def summary(leader: Accusation, facts: Facts) -> str:
     if leader.cause is CauseClass.HANG and named:
         began = {Confidence.MEDIUM: "probably began", Confidence.LOW: "perhaps began"}.get(leader.confidence, "began")
         return f"It hangs, and that {began} on {ranks(named)}{on}: {words}."
+    if leader.cause is CauseClass.UNKNOWN and words.startswith("it "):
+        return f"Why it failed is not known; a process of the job{on} {words.removeprefix('it ')}."
     where = f" on {ranks(named)}{on}" if named else f" on {few(nodes)}" if nodes else ""
     head = _CAUSES[leader.cause] if where else _CAUSES[leader.cause].removesuffix(", as seen")
     said = f"{head}{where}: {words}."

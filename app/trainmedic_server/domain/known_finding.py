@@ -1,8 +1,8 @@
 """A finding as the server knows it: what all streams say of one thing that a rule has found about one target.
 
-Its identity is the rule, the target and the rule's own labels, and never the rank: of 512 ranks that print the same,
-there is one. Each stream speaks of its own *episode*, by an id of its own, and says all that it knows with each update,
-so an update that comes twice, or late, changes nothing.
+Its identity is the rule, the target, the rule's own labels, and whether a kernel wrote it or anybody could have printed
+it; never the rank: of 512 ranks that print the same, there is one. Each stream speaks of its own *episode*, by an id of
+its own, and says all that it knows with each update, so an update that comes twice, or late, changes nothing.
 
 Pure. Who calls it: ``engine.finding_intake``. Not here: when somebody is told (``engine.finding_alerts``).
 """
@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 from trainmedic_server.domain.finding import CauseClass, Excerpt, Finding, Origin, Role, TimeSource
 from trainmedic_server.domain.finding_codec import MOST_RANKS
-from trainmedic_server.domain.target import Target
+from trainmedic_server.domain.log_sources import KERNEL_SOURCES
+from trainmedic_server.domain.target import Target, TargetKind
 
 MOST_LINES = 1_000_000_000_000_000_000
 """How far lines are counted; no database counts ten times further."""
@@ -121,7 +122,7 @@ class KnownFinding:
     @property
     def key(self) -> str:
         """Its identity: the same of two findings that are about the same."""
-        return identity_of(self.rule, self.target, self.labels)
+        return identity_of(self.rule, self.target, self.labels, is_printed=self.is_printed)
 
     @property
     def is_open(self) -> bool:
@@ -183,10 +184,23 @@ class JobPlace(NamedTuple):
     node: str
 
 
-def identity_of(rule: str, target: Target, labels: Mapping[str, str]) -> str:
-    """What two findings have in common that are about the same: 32 hexadecimal digits."""
-    parts = json.dumps([rule, target.key, sorted(labels.items())])
-    return hashlib.sha256(parts.encode(errors="backslashreplace")).hexdigest()[:32]
+def identity_of(rule: str, target: Target, labels: Mapping[str, str], *, is_printed: bool) -> str:
+    """What two findings have in common that are about the same: 32 hexadecimal digits. What anybody could have printed
+    and what a kernel wrote are two, or the one would count as the other."""
+    parts: list[object] = [rule, target.key, sorted(labels.items())]
+    # Nearly all are of a job that printed them, or of a machine whose kernel wrote them.
+    parts += [is_printed] if is_printed is not (target.kind is TargetKind.JOB) else []
+    return hashlib.sha256(json.dumps(parts).encode(errors="backslashreplace")).hexdigest()[:32]
+
+
+def identity(finding: Finding) -> str:
+    """`identity_of` a finding that a node tells of."""
+    return identity_of(finding.rule, finding.target, finding.labels, is_printed=is_printed(finding))
+
+
+def is_printed(finding: Finding) -> bool:
+    """Whether whoever trains could have printed its lines."""
+    return finding.origin.source not in KERNEL_SOURCES
 
 
 def begun(finding_id: str, finding: Finding, now: datetime) -> KnownFinding:
@@ -208,6 +222,7 @@ def begun(finding_id: str, finding: Finding, now: datetime) -> KnownFinding:
         time_source=finding.time_source,
         clock_error=finding.clock_error,
         shape=finding.shape,
+        is_printed=is_printed(finding),
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from trainmedic_server.domain.finding import Finding, Origin
-from trainmedic_server.domain.log_sources import KERNEL_SOURCES
+from trainmedic_server.domain.known_finding import is_printed
 from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.domain.topology import Topology
 
@@ -27,11 +27,6 @@ def believed(finding: Finding, topology: Topology, was_there: WasThere) -> Findi
     job = _job_of(origin, topology, was_there)
     placed = replace(origin, job=job, attempt=origin.attempt if job else None)
     return replace(finding, origin=placed, target=_target(finding, job))
-
-
-def is_printed(finding: Finding) -> bool:
-    """Whether whoever trains could have printed its lines."""
-    return finding.origin.source not in KERNEL_SOURCES
 
 
 def _job_of(origin: Origin, topology: Topology, was_there: WasThere) -> str | None:

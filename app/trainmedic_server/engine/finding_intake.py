@@ -141,7 +141,7 @@ class FindingIntake:
         before = work.episodes.get(key)
         known = work.known.get(before.finding_id) if before is not None else None
         if known is None or before is None or _begins_anew(known, before, finding):
-            open_id = work.open_ids.get(known_finding.identity_of(finding.rule, finding.target, finding.labels))
+            open_id = work.open_ids.get(known_finding.identity(finding))
             known = work.known[open_id] if open_id is not None else self._begun(work, finding, now)
             if known is None:
                 work.dropped += 1
@@ -164,7 +164,6 @@ class FindingIntake:
         if self._open_of_node[node] + sum(known.origin.node == node for known in work.begun) >= MOST_OPEN_OF_NODE:
             return None
         known = known_finding.begun(self._new_id(), finding, now)
-        known = replace(known, is_printed=finding_claims.is_printed(finding))
         work.begun.append(known)
         return known
 
@@ -255,7 +254,7 @@ def _read(tx: Transaction, placed: Sequence[tuple[FindingUpdate, Finding]]) -> _
     """All that is known of what these updates are about."""
     findings = tx.findings
     episodes = findings.episodes([EpisodeKey(update.node, finding.id) for update, finding in placed])
-    keys = [known_finding.identity_of(finding.rule, finding.target, finding.labels) for _, finding in placed]
+    keys = [known_finding.identity(finding) for _, finding in placed]
     open_findings = findings.open_with(keys)
     known = findings.with_ids({episode.finding_id for episode in episodes.values()})
     known |= {each.id: each for each in open_findings.values()}

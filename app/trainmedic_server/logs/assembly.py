@@ -60,6 +60,7 @@ class _OpenBlock:
         texts = self.texts
         while len(texts) > 1 and not texts[-1].strip():
             texts = texts[:-1]
+        texts = blocks.unwrapped(texts) if self.kind is BlockKind.TRACEBACK else texts
         return self.first._replace(text="\n".join(texts), is_cut=self.first.is_cut or self.left_out > 0)
 
 

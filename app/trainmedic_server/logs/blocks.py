@@ -1,7 +1,8 @@
 """Lines that belong together: tracebacks, the launcher's table of failures, the two lines of an old kernel's OOM kill.
 
-`kind_of` says whether a line begins a block, `continues` whether the next line goes on with it. Not here: waiting for
-the next line, and for how long (``assembly``).
+`kind_of` says whether a line begins a block, `continues` whether the next line goes on with it, and `unwrapped` joins
+what Rich has broken. Not here: waiting for the next line, and for how long (``assembly``); of which lines rules look at
+no words (``shown_source``).
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ _FRAME = re.compile(r' {1,4}File "[^"]{1,400}", line \d{1,8}(?:, in \S.*)?$')
 program that Python cannot even read."""
 _WITHIN = (" ", "\t", "│", "╰", "|", "+", "> File ")
 """What begins the lines of a traceback before its exception: blanks, a frame around it, loguru's mark of a call."""
+_EDGE = "╰─"
+"""How the lower edge of Rich's frame begins; the frame is no wider than the lines into which Rich breaks what is below
+it."""
 _TABLE_RULE = re.compile(r"[=*-]{20,}\s*$")
 _TABLE_BEGIN = re.compile(r"Root Cause(?: \(first|:\s*$)|[=*]{20,}\s*$|\s{0,4}rank *: \d{1,6} \(local_rank: ")
 _TABLE_TITLE = re.compile(
@@ -107,6 +111,8 @@ def _of_traceback(lines: list[str], text: str) -> Continuation:
         return Continuation.MORE
     if text.startswith(_CHAIN) or text.startswith(TRACEBACK):
         return Continuation.MORE
+    if _is_broken_message(lines, text):
+        return Continuation.MORE
     if has_ended(lines) or lines[-1].startswith(_ANNOUNCED):
         return Continuation.NO
     # What stands at the margin ends a traceback: the exception, which another may follow. Without a heading it may be
@@ -123,6 +129,30 @@ def has_ended(lines: list[str]) -> bool:
         if line.strip() and not line.startswith(_WITHIN):
             return len(lines) > 1 and line is not lines[0]
     return False
+
+
+def _is_broken_message(lines: list[str], text: str) -> bool:
+    """Whether `text` goes on with the message of an exception below a frame: its first word had no room in the line
+    before."""
+    if not has_ended(lines):
+        return False
+    width = next((len(line.rstrip()) for line in reversed(lines) if line.startswith(_EDGE)), None)
+    return width is not None and len(lines[-1].rstrip()) + 1 + len(text.split(maxsplit=1)[0]) > width
+
+
+def unwrapped(lines: list[str]) -> list[str]:
+    """Return the lines of a traceback, an exception's message that Rich has broken in one line again."""
+    joined: list[str] = []
+    for line in lines:
+        if joined and _is_at_margin(joined[-1]) and _is_at_margin(line):
+            joined[-1] = f"{joined[-1].rstrip()} {line}"
+        else:
+            joined.append(line)
+    return joined
+
+
+def _is_at_margin(line: str) -> bool:
+    return bool(line) and not line.startswith((*_WITHIN, *_CHAIN, TRACEBACK, *_ANNOUNCED))
 
 
 def _of_table(lines: list[str], text: str) -> Continuation:

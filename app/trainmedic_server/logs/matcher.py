@@ -22,7 +22,7 @@ from trainmedic_server.expressions.evaluation import Expression
 from trainmedic_server.expressions.number_conditions import number_condition
 from trainmedic_server.expressions.regexes import Found, LiteralSet, SearchPattern
 from trainmedic_server.expressions.sandbox import PlainFunction
-from trainmedic_server.logs import records
+from trainmedic_server.logs import records, shown_source
 from trainmedic_server.logs.line import LONGEST, Line
 from trainmedic_server.logs.prefilter import Prefilter
 from trainmedic_server.logs.rule import LinePattern, LogRule, RuleSet
@@ -184,6 +184,9 @@ class LineMatcher:
             return _NOTHING
         text = words.encode(errors="replace")[:LONGEST]
         candidates = rules.candidates(text)
+        if candidates and (said := shown_source.without_source(words)) != words:
+            text = said.encode(errors="replace")[:LONGEST]
+            candidates = rules.candidates(text)
         return self._match_text(candidates, text, source) if candidates else _NOTHING
 
     def _of_sources(self, sources: tuple[str, ...]) -> _SourceRules:
@@ -219,7 +222,9 @@ class LineMatcher:
         if not (ready.rule.record or ready.holds(fields, source)):
             return _NOTHING
         role, cause = pattern.role or ready.rule.role, pattern.cause or ready.rule.cause
-        return LineMatch(ready.rule, role, cause, fields, start=len(text[: found.start].decode(errors="replace")))
+        # A pattern that begins with the end of a line was found in the next one.
+        begin = found.start + (text[found.start : found.start + 1] == b"\n")
+        return LineMatch(ready.rule, role, cause, fields, start=len(text[:begin].decode(errors="replace")))
 
     def _match_record(self, rules: _SourceRules, source: str, record: Mapping[str, Any]) -> LineMatch:
         refused: list[str] = []

@@ -175,3 +175,10 @@ def test_a_hostile_line_costs_little(start: str) -> None:
         began = time.perf_counter()
         exits.launcher_line(line)
         assert time.perf_counter() - began < 0.05
+
+
+@pytest.mark.parametrize(("number", "is_victims"), [(15, True), (2, True), (11, False)])
+def test_a_launcher_that_was_told_to_end_is_no_failure_of_its_own(number: int, is_victims: bool) -> None:
+    """torchrun gives back 1 then, and leaves what ended it in its error file."""
+    said = f"SignalException: Process 7931 got signal: {number}"
+    assert Exit("error file", code=1, said=said).is_victims is is_victims

@@ -73,6 +73,40 @@ def test_a_name_tells_what_a_file_is(
     assert (origin.rank, origin.local_rank) == (expected, local_rank)
 
 
+@pytest.mark.parametrize(
+    ("begins", "is_read"),
+    [
+        (b"ERROR: Unexpected segmentation fault encountered in worker.\n\0", True),
+        (b"\0" * 5000, True),
+        (b"step 1 of 9\n" + b"\0" * 5000, True),
+        ("step 1\n".encode("utf-16-le") * 9, False),
+        (b"h\0\0\0\0\0\0\0{}", False),
+        (b"\x1f\x8bno gzip", False),
+        (b"step 1\n" * 9 + bytes(range(256)), False),
+    ],
+)
+def test_zeros_in_a_log_do_not_make_it_unread(begins: bytes, is_read: bool, tmp_path: Path) -> None:
+    """The zero that PyTorch ends a message with, and the room of what was freed or cut; else zeros mean no text."""
+    (tmp_path / "rank0.log").write_bytes(begins + b"\n" + RAISED.encode())
+    assert len(log_folder.look_into(tmp_path).files) == is_read
+    if is_read:
+        assert "KeyError" in diagnosed(tmp_path).attempts[-1].verdict.summary or b"ERROR" in begins
+
+
+def test_who_waited_and_says_so_in_the_error_file_is_no_culprit(tmp_path: Path) -> None:
+    """An error is kept without its rank; the same words as in a rank's log, which waited, are a victim's."""
+    place = "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:129]"
+    said = f"RuntimeError: {place} Timed out waiting 12000ms for send operation to complete"
+    write(
+        tmp_path,
+        **{
+            "j1/attempt-1/ranks-node-1/x/attempt_0/0/stderr.log": f"step 1\n[rank0]: {said}\n",
+            "j1/attempt-1/error-node-1.json": json.dumps({"message": {"message": said}}),
+        },
+    )
+    assert diagnosed(tmp_path).attempts[-1].verdict.cause is CauseClass.HANG
+
+
 def test_what_is_no_text_is_left_out_and_named(tmp_path: Path) -> None:
     """A checkpoint, a pipe, a link that leads elsewhere; a dump is known by its name or its first bytes."""
     (tmp_path / "model.bin").write_bytes(b"PK\3\4\0\0\0")

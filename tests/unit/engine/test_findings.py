@@ -240,6 +240,25 @@ async def test_a_job_that_is_not_there_is_not_believed(world: FindingWorld) -> N
     assert {"node", "job_name", "UUID"}.isdisjoint(alert.labels)
 
 
+@pytest.mark.parametrize("is_printed_first", [True, False])
+async def test_what_is_printed_is_not_taken_for_the_kernels(world: FindingWorld, is_printed_first: bool) -> None:
+    """A line like the kernel's in a log of a job that is not known to be there is a finding of its own, whichever is
+    first, and none of the kernel's has its lines."""
+    of_log = of_training("nfs-away", "node-9", "llm-1", 0, world.clock.now(), line="as printed")
+    both = [told(of_log, lines=["as printed"]), told(of_kernel("nfs-away", "node-9", world.clock.now()), lines=["own"])]
+    await world.tell(*(both if is_printed_first else both[::-1]))
+    known = {each.is_printed: each for each in await world.findings()}
+    assert known.keys() == {True, False}
+    assert {known[True].target, known[False].target} == {Target(TargetKind.NODE, "node-9")}
+    record = await world.store.finding(known[False].id)
+    assert [each.excerpt.lines for each in (record.excerpts if record else ())] == [("own",)]
+    assert {("node" in alert.labels, "seen_on" in alert.labels) for alert in world.taker.told} == {
+        (False, True),
+        (True, False),
+    }
+    assert len({alert.fingerprint for alert in world.taker.told}) == 2
+
+
 async def test_a_job_is_believed_for_an_hour_after_it_was_there(world: FindingWorld) -> None:
     """Also by a server that has just started: a job that dies takes its presence with it."""
     del world.presences.job_details["llm-1"]

@@ -307,6 +307,18 @@ def test_a_traceback_in_a_frame_is_one_line(before: str) -> None:
     assert after.text == "[12:00:00] INFO  next"
 
 
+@pytest.mark.parametrize("before", ["", "[rank3]: "])
+def test_a_message_that_was_broken_below_a_frame_is_one_line(before: str) -> None:
+    """Rich breaks the message of an exception where its next word has no room; what comes after it is none of it."""
+    said = "RuntimeError: \n[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] \nConnection closed by peer."
+    frame = BOXED.rpartition("\n")[0]
+    written = "\n".join(before + each for each in f"{frame}\n{said}\nstep 7 loss 0.2".splitlines())
+    first, after = sorted(lines(written), key=lambda each: each.place)
+    whole = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer."
+    assert first.text.splitlines()[-1] == whole
+    assert after.text == "step 7 loss 0.2"
+
+
 def test_loguru_marks_a_call_of_a_traceback() -> None:
     said = 'Traceback (most recent call last):\n\n> File "a.py", line 1, in f\n    g()\n    └ 1\n\nKeyError: 1'
     assert [each.text for each in lines(f"{said}\nnext")] == [said, "next"]

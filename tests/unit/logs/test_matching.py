@@ -11,6 +11,7 @@ import pytest
 from tests.unit.logs.reading import line
 from trainmedic_server.domain.finding import CauseClass, Role
 from trainmedic_server.domain.target import TargetKind
+from trainmedic_server.logs.blocks import TRACEBACK
 from trainmedic_server.logs.line import LONGEST
 from trainmedic_server.logs.matcher import LineMatcher
 from trainmedic_server.logs.rule import Confirmation, LinePattern, LogRule, RequiredCount, RuleAlert, RuleSet
@@ -127,3 +128,34 @@ def test_a_hostile_line_costs_no_more_than_its_length() -> None:
     began = time.perf_counter()
     matcher.match(hostile)
     assert time.perf_counter() - began < 0.05
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        f'{TRACEBACK}\n  File "a.py", line 3, in f\n    raise Full("CUDA out of memory")\nKeyError: 1',
+        '  + Exception Group Traceback (most recent call last):\n  |   File "a.py", line 3, in f\n'
+        '  |     raise Full("CUDA out of memory")\n  | KeyError: 1',
+        f"{TRACEBACK}\n│ a.py:3 in f │\n│   2   except Full:  # CUDA out of memory │\n╰──╯\nKeyError: 1",
+        '│ ❱ 3 │   │   if "CUDA out of memory" in str(error): │',
+        "│ │ error = Full('CUDA out of memory') │ │",
+    ],
+)
+def test_what_a_traceback_shows_of_the_program_is_not_what_happened(shown: str) -> None:
+    """Of its source and its variables no word counts, and none is near."""
+    match = LineMatcher(RuleSet((rule(),))).match(line(shown))
+    assert (match.rule, match.near) == (None, ())
+
+
+def test_a_pattern_that_begins_with_the_end_of_a_line_was_found_in_the_next() -> None:
+    text = f"{TRACEBACK}\n  ^^^^\nCUDAError: CUDA out of memory"
+    match = LineMatcher(RuleSet((rule(pattern=r"(?:^|\n)CUDAError: CUDA out"),))).match(line(text))
+    assert text[match.start :] == "CUDAError: CUDA out of memory"
+
+
+def test_what_a_traceback_says_is_found_where_it_stands() -> None:
+    """The exception, also one of several lines, and the places of the calls."""
+    text = f'{TRACEBACK}\n  File "/CUDA/a.py", line 3, in f\n    "Ä"\nE: one\n    CUDA out of memory'
+    match = LineMatcher(RuleSet((rule(),))).match(line(text))
+    assert text[match.start :] == "CUDA out of memory"
+    assert taken(text, rule(pattern='"/CUDA/a')) == "oom"
