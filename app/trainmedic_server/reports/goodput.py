@@ -82,8 +82,8 @@ class ProgressPoints:
     stall_limit: Points = ()
     windows: Mapping[str, Points] = field(default_factory=dict)
     """The seconds in each kind of window since its process began."""
-    measured: Points = ()
-    """One for each time that Prometheus had anything at all."""
+    measured: Sequence[Stretch] = ()
+    """When Prometheus had anything at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def goodput(progress: ProgressPoints, moments: JobMoments, begin: float, end: fl
     present = figures.stretches(progress.steps, every)
     if not present:
         return None
-    measured = figures.stretches(progress.measured, every) if progress.measured else [Stretch(begin, end)]
+    measured = progress.measured or [Stretch(begin, end)]
     down = _down(present, moments, end, every)
     span = Stretch(present[0].begin, max([present[-1].end, *(stretch.end for stretch, _ in down)]))
     unused = sum(figures.overlap(gap, measured) for gap in _ended_between(present, moments))

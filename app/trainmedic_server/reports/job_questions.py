@@ -27,7 +27,7 @@ from trainmedic_server.reports.anomalies import Anomaly
 from trainmedic_server.reports.bottleneck import MemoryUse, Straggler, step_shares
 from trainmedic_server.reports.goodput import ProgressPoints
 from trainmedic_server.reports.job_figures import JobFigures
-from trainmedic_server.reports.points import Spread
+from trainmedic_server.reports.points import Spread, Stretch
 
 INTERVALS = 720
 _INTERVALS_OF_GPUS = 120
@@ -43,8 +43,10 @@ _AT_ONCE = 4
 _SCRAPES = timedelta(minutes=10)
 """The time in which scrapes are counted, at least, to know how far they lie apart."""
 
+_THERE = "max(count_over_time(training_steps_total{$job}[$every]))"
 _GPUS = "max by (uuid) (max_over_time(trainmedic_job_gpu{$job}[$every]))"
-_OF_GPUS = "* on (uuid) group_left () $gpus"
+# Those that were the job's at both ends of the interval: of another one a part was somebody else's time.
+_WHOLLY = "(max by (uuid) (trainmedic_job_gpu{$job}) and max by (uuid) (trainmedic_job_gpu{$job} offset $every))"
 # dcgm-exporter, for nodes whose agent is not scraped, as in monitoring/rules/gpu.yaml.
 _UTILISATION = (
     "({over}_over_time(gpu_utilization_percent[$every]) or label_replace({over}_over_time(DCGM_FI_DEV_GPU_UTIL[$every])"
@@ -74,27 +76,49 @@ class JobQuestions:
 
     async def figures(self) -> JobFigures:
         """All that Prometheus has of it; without `progress` where it has nothing."""
-        counted = max(self._every, _SCRAPES)
-        scrapes = await self._point("max(count_over_time(training_steps_total{$job}[$every]))", counted)
+        looked = max(self._every, _SCRAPES)
+        # So many whole ones that no time at the beginning is left out.
+        begin = self._end - -(-(self._end - self._begin) // looked) * looked
+        scrapes = await self._point(_THERE, looked, begin)
         if not scrapes:
             return JobFigures(self._every.total_seconds())
-        self._apart = counted / max(max(value for _, value in scrapes), 1)
+        self._apart = await self._scrapes_apart(scrapes, looked)
+        measured = await self._measured()
+        # The intervals are the shorter, the shorter the time in which the job was there.
+        self._begin = max(self._begin, _moment(scrapes[0][0]) - looked)
+        self._end = _moment(scrapes[-1][0])
         self._every = _interval(self._end - self._begin, self._apart)
         progress, gpus, throughput, steps, rest = await asyncio.gather(
-            self._progress(), self._gpus(), self._throughput(), self._step_time(), self._anomalies()
+            self._progress(measured), self._gpus(), self._throughput(), self._step_time(), self._anomalies()
         )
+        if not progress.steps:
+            return JobFigures(self._every.total_seconds())
         figures = JobFigures(self._every.total_seconds(), progress, anomalies=rest)
         return replace(figures, **gpus, **throughput, **steps)
 
-    async def _progress(self) -> ProgressPoints:
+    async def _scrapes_apart(self, scrapes: Points, looked: timedelta) -> timedelta:
+        """How far the scrapes lie apart: by their number in the time that has most of them, and, as a short job fills
+        only a part of it, by that in the fullest minute of it."""
+        at, most = max(scrapes, key=lambda point: point[1])
+        minute = _interval(looked, timedelta(0))
+        minutes = await self._point(_THERE, minute, _moment(at) - looked, _moment(at))
+        fullest = max((count for _, count in minutes), default=1)
+        return min(looked / most, minute / fullest) if fullest > 1 else looked / most
+
+    async def _measured(self) -> list[Stretch]:
+        """When Prometheus had anything at all, in the whole time that is asked for."""
+        every = _interval(self._end - self._begin, self._apart)
+        there = await self._point("count(count_over_time(up[$every]))", every)
+        return points.stretches(there, every.total_seconds())
+
+    async def _progress(self, measured: Sequence[Stretch]) -> ProgressPoints:
         newest = ("training_steps_total", "training_step", "training_step_median_seconds")
         highest = ("training_stall_seconds", "training_hang_limit_seconds")
-        (steps, step, seconds, stall, limit), measured, windows = await asyncio.gather(
+        (steps, step, seconds, stall, limit), windows = await asyncio.gather(
             self._points(
                 *(f"max(last_over_time({name}{{$job}}[$every]))" for name in newest),
                 *(f"max(max_over_time({name}{{$job}}[$every]))" for name in highest),
             ),
-            self._point("count(count_over_time(up[$every]))"),
             self._series(_WINDOWS),
         )
         by_window = {series.labels.get("window", "other"): series.points for series in windows}
@@ -102,14 +126,16 @@ class JobQuestions:
 
     async def _gpus(self) -> dict[str, Any]:
         async def of_gpus(metric: str) -> Spread | None:
-            query = "{fold}(" + metric + " " + _OF_GPUS + ")"
+            query = "{fold}(" + metric + " * on (uuid) group_left () {whose})"
             average, high, low = await asyncio.gather(
-                *(self._point(query.format(fold=over, over=over), every) for over in ("avg", "max", "min"))
+                *(self._point(query.format(fold=over, over=over, whose=whose), every) for over in ("avg", "max", "min"))
             )
             return points.spread(average, high, low, count)
 
         every = max(self._every, _interval(self._end - self._begin, self._apart, _INTERVALS_OF_GPUS))
-        count = await self._point("count($gpus)", every)
+        whose, count = _WHOLLY, await self._point(f"count({_WHOLLY})", every)
+        if not count:
+            whose, count = _GPUS, await self._point(f"count({_GPUS})", every)
         most = max(points.finite(count), default=None)
         if most is None:
             return {}
@@ -136,14 +162,14 @@ class JobQuestions:
         """What `query` was in the first hours of the job, which may be long before the time in question."""
         begin = min(self._begin, self._end - _LOOKS_BACK)
         coarse = _interval(self._end - begin, timedelta(0))
-        there = await self._point("max(count_over_time(training_steps_total{$job}[$every]))", coarse, begin)
+        there = await self._point(_THERE, coarse, begin)
         if not there:
             return ()
         first = there[0][0]
         for (before, _), (after, _) in itertools.pairwise(there):
             if after - before > _OTHER_JOB_AFTER:
                 first = after
-        born = datetime.fromtimestamp(first, UTC) - coarse
+        born = _moment(first) - coarse
         fine = _interval(_FIRST_HOURS, self._apart)
         return await self._point(query, fine, born, min(born + _FIRST_HOURS + coarse, self._end))
 
@@ -190,9 +216,9 @@ class JobQuestions:
     async def _series(
         self, query: str, every: timedelta | None = None, begin: datetime | None = None, end: datetime | None = None
     ) -> Sequence[MetricSeries]:
-        every = every or self._every
-        first = (begin or self._begin) + every  # each point is of the interval before it
-        last = max(end or self._end, first)
+        every, begin, last = every or self._every, begin or self._begin, end or self._end
+        # Each point is of the interval before it; the last one ends with the time that is asked for.
+        first = last - max((last - begin) // every - 1, 0) * every
         matcher = f"job_name={quoted(self._job)}"
         values = {"job": matcher, "every": duration.write(every)}
         values["gpus"] = Template(_GPUS).substitute(values)
@@ -204,6 +230,10 @@ def quoted(text: str) -> str:
     """`text` as a string of PromQL."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
 
 
 def _interval(length: timedelta, apart: timedelta, most: int = INTERVALS) -> timedelta:

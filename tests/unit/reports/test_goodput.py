@@ -75,7 +75,7 @@ def test_a_job_that_is_still_down_goes_on_losing_time() -> None:
 def test_time_that_nobody_measured_counts_for_nothing() -> None:
     """Prometheus was away: neither the job nor anything else has points."""
     there = [*minutes(1, 20), *minutes(31, 60)]
-    made = lost_of(ProgressPoints(steps=there, measured=there))
+    made = lost_of(ProgressPoints(steps=there, measured=[Stretch(0, 1200), Stretch(1800, HOUR)]))
     assert (made.lost.total, made.wall_seconds, made.unmeasured_seconds) == (0, HOUR - 600, 600)
 
 

@@ -28,11 +28,11 @@ class Asked:
 
     def __init__(self, apart: float = 15.0) -> None:
         self.questions: list[tuple[str, datetime, datetime, timedelta]] = []
-        self._count = 600 / apart
+        self._apart = timedelta(seconds=apart)
 
     async def read(self, query: str, begin: datetime, end: datetime, every: timedelta) -> Sequence[MetricSeries]:
         self.questions.append((query, begin, end, every))
-        value = self._count if "count_over_time(training" in query else 1.0
+        value = every // self._apart if "count_over_time(training" in query else 1.0
         return [MetricSeries({"window": "checkpoint"}, ((begin.timestamp(), value),))]
 
 
@@ -56,7 +56,7 @@ async def test_every_question_is_bounded_and_within_its_time(span: timedelta) ->
 
 async def test_an_interval_has_at_least_two_scrapes() -> None:
     """Where jobs are scraped each two minutes, a minute would have gaps that are none."""
-    intervals = {every for query, _, _, every in (await asked(timedelta(hours=1), apart=120)).questions[1:]}
+    intervals = {every for query, _, _, every in (await asked(timedelta(hours=1), apart=120)).questions[2:]}
     assert min(intervals) == timedelta(minutes=5)
 
 
