@@ -18,6 +18,7 @@ END = 6 * 3600.0
 BEGIN = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - timedelta(hours=7)
 YOUNG, BRIEF, EARLY = END - 1790, END - 240, 3600.0
 """From when on jobs were there, in seconds; the last one for five minutes."""
+YEAR = 365 * 24 * 60
 LONGEST_INTERVAL = 75.0
 """Seconds: two and a half scrapes, which lie 30 s apart."""
 
@@ -58,7 +59,14 @@ async def test_what_was_before_a_job_came_to_its_gpus_is_not_its(compiler: Repor
 
 @pytest.mark.parametrize(
     ("job", "minutes", "seconds"),
-    [("brief", 5, 240), ("brief", 19, 240), ("brief", 25, 240), ("brief", 360, 240), ("early", 360, 300)],
+    [
+        ("brief", 5, 240),
+        ("brief", 19, 240),
+        ("brief", 25, 240),
+        ("brief", 360, 240),
+        ("early", 360, 300),
+        ("early", YEAR, 300),
+    ],
 )
 async def test_a_short_job_is_measured_in_short_intervals(
     compiler: ReportCompiler, job: str, minutes: float, seconds: float

@@ -76,18 +76,16 @@ class JobQuestions:
 
     async def figures(self) -> JobFigures:
         """All that Prometheus has of it; without `progress` where it has nothing."""
-        looked = max(self._every, _SCRAPES)
-        # So many whole ones that no time at the beginning is left out.
-        begin = self._end - -(-(self._end - self._begin) // looked) * looked
-        scrapes = await self._point(_THERE, looked, begin)
+        begin, end = self._begin, self._end
+        scrapes, looked = await self._narrow()
+        if looked > _SCRAPES:
+            # What was found in hours of a year is looked for again, within these.
+            scrapes, looked = await self._narrow()
         if not scrapes:
             return JobFigures(self._every.total_seconds())
         self._apart = await self._scrapes_apart(scrapes, looked)
-        measured = await self._measured()
-        # The intervals are the shorter, the shorter the time in which the job was there.
-        self._begin = max(self._begin, _moment(scrapes[0][0]) - looked)
-        self._end = _moment(scrapes[-1][0])
         self._every = _interval(self._end - self._begin, self._apart)
+        measured = await self._measured(begin, end)
         progress, gpus, throughput, steps, rest = await asyncio.gather(
             self._progress(measured), self._gpus(), self._throughput(), self._step_time(), self._anomalies()
         )
@@ -95,6 +93,18 @@ class JobQuestions:
             return JobFigures(self._every.total_seconds())
         figures = JobFigures(self._every.total_seconds(), progress, anomalies=rest)
         return replace(figures, **gpus, **throughput, **steps)
+
+    async def _narrow(self) -> tuple[Points, timedelta]:
+        """Narrow the time to that in which the job was there, so that intervals are the shorter, the shorter that is.
+        Returns how often it was scraped in each part of it, and how long a part is."""
+        part = max(_interval(self._end - self._begin, timedelta(0)), _SCRAPES)
+        # So many whole ones that no time at the beginning is left out.
+        begin = self._end - -(-(self._end - self._begin) // part) * part
+        scrapes = await self._point(_THERE, part, begin)
+        if scrapes:
+            self._begin = max(self._begin, _moment(scrapes[0][0]) - part)
+            self._end = _moment(scrapes[-1][0])
+        return scrapes, part
 
     async def _scrapes_apart(self, scrapes: Points, looked: timedelta) -> timedelta:
         """How far the scrapes lie apart: by their number in the time that has most of them, and, as a short job fills
@@ -105,10 +115,10 @@ class JobQuestions:
         fullest = max((count for _, count in minutes), default=1)
         return min(looked / most, minute / fullest) if fullest > 1 else looked / most
 
-    async def _measured(self) -> list[Stretch]:
-        """When Prometheus had anything at all, in the whole time that is asked for."""
-        every = _interval(self._end - self._begin, self._apart)
-        there = await self._point("count(count_over_time(up[$every]))", every)
+    async def _measured(self, begin: datetime, end: datetime) -> list[Stretch]:
+        """When Prometheus had anything at all."""
+        every = _interval(end - begin, self._apart)
+        there = await self._point("count(count_over_time(up[$every]))", every, begin, end)
         return points.stretches(there, every.total_seconds())
 
     async def _progress(self, measured: Sequence[Stretch]) -> ProgressPoints:
