@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import Depends, Response
 from pydantic import BaseModel, Field
 
 from trainmedic_server.ports.outside import CommandBus
+from trainmedic_server.server.api_routes import ApiRoutes
 from trainmedic_server.server.ascii_json import AsciiJson
 from trainmedic_server.server.auth import Authenticator, requires
 from trainmedic_server.server.presence_lists import Names, PresenceLists, page
@@ -22,8 +23,8 @@ class PresenceList(BaseModel):
     next: str | None = Field(None, description="The cursor of the next page; missing on the last.")
 
 
-def router(bus: CommandBus, lists: PresenceLists, auth: Authenticator) -> APIRouter:
-    routes = APIRouter(tags=["operations"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
+def router(bus: CommandBus, lists: PresenceLists, auth: Authenticator) -> ApiRoutes:
+    routes = ApiRoutes("operations", [Depends(requires(auth, TokenRole.VIEWER))])
 
     @routes.get(
         "/agents",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import Depends
 from pydantic import Field
 
 from trainmedic_server.domain import approval
@@ -13,6 +13,7 @@ from trainmedic_server.domain.approval import StepAhead, Terms
 from trainmedic_server.domain.links import run_link
 from trainmedic_server.domain.run import Run, Status, StepState
 from trainmedic_server.ports.store import History, HistoryFilter
+from trainmedic_server.server.api_routes import ApiRoutes
 from trainmedic_server.server.auth import Authenticator, requires
 from trainmedic_server.server.problems import responses
 from trainmedic_server.server.read_turns import ReadTurns
@@ -74,9 +75,9 @@ async def approvals(history: History, external_url: str = "") -> ApprovalList:
     return ApprovalList(items=sorted(items, key=lambda item: (item.until is None, item.until or item.asked_at)))
 
 
-def router(history: History, auth: Authenticator, reads: ReadTurns, external_url: str) -> APIRouter:
+def router(history: History, auth: Authenticator, reads: ReadTurns, external_url: str) -> ApiRoutes:
     """The route ``GET /approvals``."""
-    routes = APIRouter(tags=["operations"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
+    routes = ApiRoutes("operations", [Depends(requires(auth, TokenRole.VIEWER))])
 
     @routes.get(
         "/approvals",

@@ -10,12 +10,13 @@ import hashlib
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Query
+from fastapi import Depends, Header, Query
 
 from trainmedic_server.domain.plain_text import json_bytes
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import ActFilter, History
 from trainmedic_server.server import events, views
+from trainmedic_server.server.api_routes import ApiRoutes
 from trainmedic_server.server.auth import Authenticator, requires
 from trainmedic_server.server.event_feed import EventFeed
 from trainmedic_server.server.exports import AS_STREAM, CSV, NDJSON, Exports
@@ -54,13 +55,13 @@ class ActPage(View):
 
 def routers(
     history: History, feed: EventFeed, auth: Authenticator, clock: Clock, limits: ServerLimits, reads: ReadTurns
-) -> tuple[APIRouter, ...]:
+) -> tuple[ApiRoutes, ...]:
     """Events as they happen, and what people did."""
     return events.router(feed, auth, limits), router(history, auth, clock, limits, reads)
 
 
-def router(history: History, auth: Authenticator, clock: Clock, limits: ServerLimits, reads: ReadTurns) -> APIRouter:
-    routes = APIRouter(tags=["history"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
+def router(history: History, auth: Authenticator, clock: Clock, limits: ServerLimits, reads: ReadTurns) -> ApiRoutes:
+    routes = ApiRoutes("history", [Depends(requires(auth, TokenRole.VIEWER))])
     exports: Exports[AuditLine] = Exports(limits, AuditLine, lambda line: line)
 
     @routes.get(

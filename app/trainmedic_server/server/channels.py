@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import Depends, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainmedic_server.domain.message import MessageKind, MessageRule
@@ -18,6 +18,7 @@ from trainmedic_server.domain.run import Event
 from trainmedic_server.errors import ActionFailure, Conflict, NotFound
 from trainmedic_server.ports.outside import Clock, Notifier
 from trainmedic_server.ports.store import Transaction
+from trainmedic_server.server.api_routes import ApiRoutes
 from trainmedic_server.server.auth import Authenticator, Principal, requires
 from trainmedic_server.server.bodies import body_schema, read_body
 from trainmedic_server.server.body import BodyReader
@@ -75,9 +76,9 @@ class SentTestView(View):
     detail: str = Field(description="What went wrong; empty where it was sent.")
 
 
-def router(messaging: ChannelsApi, auth: Authenticator, bodies: BodyReader) -> APIRouter:
+def router(messaging: ChannelsApi, auth: Authenticator, bodies: BodyReader) -> ApiRoutes:
     """The routes of this module."""
-    routes = APIRouter(tags=["operations"])
+    routes = ApiRoutes("operations")
     viewer, operator = requires(auth, TokenRole.VIEWER), requires(auth, TokenRole.OPERATOR)
     turn = asyncio.Lock()
 

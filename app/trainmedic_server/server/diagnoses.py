@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Query, Response
+from fastapi import Depends, Path, Query, Response
 from pydantic import BaseModel, Field
 
 from trainmedic_server.domain.finding import CauseClass
 from trainmedic_server.domain.known_verdict import KnownVerdict
 from trainmedic_server.errors import NotFound
 from trainmedic_server.ports.verdicts import VerdictHistory
+from trainmedic_server.server.api_routes import ApiRoutes
 from trainmedic_server.server.ascii_json import AsciiJson
 from trainmedic_server.server.auth import Authenticator, requires
 from trainmedic_server.server.problems import responses
@@ -66,8 +67,8 @@ def view(verdict: KnownVerdict) -> Mapping[str, Any]:
     return {**own, "began_at": verdict.began_at, "made_at": verdict.made_at, **verdict.plain}
 
 
-def router(history: VerdictHistory, auth: Authenticator, reads: ReadTurns) -> APIRouter:
-    routes = APIRouter(tags=["diagnosis"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
+def router(history: VerdictHistory, auth: Authenticator, reads: ReadTurns) -> ApiRoutes:
+    routes = ApiRoutes("diagnosis", [Depends(requires(auth, TokenRole.VIEWER))])
 
     @routes.get(
         "/jobs/{job:path}/diagnosis",

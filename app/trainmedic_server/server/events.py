@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import Depends, Header, Query, Request, Response
 
 from trainmedic_server.domain.run import Event
 from trainmedic_server.errors import StoreUnavailable
 from trainmedic_server.server import examples, views
+from trainmedic_server.server.api_routes import ApiRoutes
 from trainmedic_server.server.auth import Authenticator, requires
 from trainmedic_server.server.event_feed import EventFeed
 from trainmedic_server.server.limits import MIB, ServerLimits
@@ -26,8 +27,8 @@ _KEPT_BYTES = 2 * MIB
 _EXAMPLE = f"id: {examples.EVENT['seq']}\nevent: {examples.EVENT['kind']}\ndata: {{…}}\n\n"
 
 
-def router(feed: EventFeed, auth: Authenticator, limits: ServerLimits) -> APIRouter:
-    routes = APIRouter(tags=["history"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
+def router(feed: EventFeed, auth: Authenticator, limits: ServerLimits) -> ApiRoutes:
+    routes = ApiRoutes("history", [Depends(requires(auth, TokenRole.VIEWER))])
     written = WrittenEvents()
 
     @routes.get(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import Depends, Query, Request, Response
 from pydantic import Field
 
 from trainmedic_server.domain.alert import Alert, AlertStatus
@@ -18,6 +18,7 @@ from trainmedic_server.engine.forecast import StepForecast
 from trainmedic_server.ports.heard_alerts import HeardAlerts
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.server import given_alerts, heard_alerts, test_text
+from trainmedic_server.server.api_routes import ApiRoutes
 from trainmedic_server.server.ascii_json import AsciiJson
 from trainmedic_server.server.auth import Authenticator, requires
 from trainmedic_server.server.body import BodyReader, parse_json
@@ -164,7 +165,7 @@ def routers(
     clock: Clock,
     limits: ServerLimits,
     reads: ReadTurns,
-) -> tuple[APIRouter, ...]:
+) -> tuple[ApiRoutes, ...]:
     """The routes about alerts."""
     return (
         heard_alerts.router(alerts, catalog, auth, clock, limits, reads),
@@ -174,9 +175,9 @@ def routers(
 
 def router(
     engine: EnginePort, catalog: CatalogPort, auth: Authenticator, bodies: BodyReader, clock: Clock
-) -> APIRouter:
+) -> ApiRoutes:
     """The route ``POST /explain``."""
-    routes = APIRouter(tags=["alerts"])
+    routes = ApiRoutes("alerts")
 
     @routes.post(
         "/explain",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -61,8 +60,9 @@ _DESCRIPTION = """Takes alerts from Alertmanager, repairs their causes by playbo
 Errors are `application/problem+json` (RFC 9457). A token is given as Bearer, or as the password of
 Basic with any user name; where no tokens are configured, none is asked for."""
 _WITHOUT_TOKEN = frozenset({"/health", "/ready", "/metrics"})
-# Models of bodies that our handlers read themselves, which FastAPI therefore does not put into the document.
-_READ_BY_HANDLERS = (
+# Models of errors and of bodies that our handlers read themselves, which FastAPI does not put into the document.
+_UNKNOWN_TO_FASTAPI = (
+    problems.ProblemDetails,
     schemas.AlertmanagerPayload,
     operations.OrderBody,
     operations.CloseBody,
@@ -125,7 +125,7 @@ def create_app(
         reports.router(sums, auth, clock),
         status.router(engine, store, bus, catalog, log_rules, clock, clock_watch, metrics, limits, redis_caveat),
     ):
-        app.include_router(routes)
+        app.router.routes.extend(routes.routes)  # to include them would be to build each a second time
     app.pages = console(app.answer, app.answers, feed, auth, bodies, clock, limits, metrics)
     app.add_middleware(_Boundary, metrics=metrics)
     return _described(app)
@@ -252,9 +252,9 @@ def _described(app: FastAPI) -> FastAPI:
 
 
 def _complete(document: dict[str, Any]) -> None:
-    """Add what FastAPI does not know: tokens, the media type of errors, and bodies that our handlers read."""
+    """Add what FastAPI does not know: tokens, errors, and bodies that our handlers read."""
     components = document["components"]["schemas"]
-    for model in _READ_BY_HANDLERS:
+    for model in _UNKNOWN_TO_FASTAPI:
         schema = TypeAdapter(model).json_schema(ref_template="#/components/schemas/{model}")
         components.update(schema.pop("$defs", {}))
         components[model.__name__] = schema
@@ -266,7 +266,3 @@ def _complete(document: dict[str, Any]) -> None:
         for operation in methods.values():
             if path not in _WITHOUT_TOKEN:
                 operation["security"] = [{"bearer": []}, {"basic": []}]
-            for code, response in operation["responses"].items():
-                is_problem = int(code) >= HTTPStatus.BAD_REQUEST and (path, code) != ("/ready", "503")
-                if is_problem and "application/json" in response.get("content", {}):
-                    response["content"] = {problems.MEDIA_TYPE: response["content"]["application/json"]}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
+from fastapi import Depends, Header, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainmedic_server.domain.finding import Role
@@ -17,6 +17,7 @@ from trainmedic_server.ports.findings import FindingFilter, FindingHistory
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.verdicts import VerdictHistory
 from trainmedic_server.server import diagnoses, finding_views, operations
+from trainmedic_server.server.api_routes import ApiRoutes
 from trainmedic_server.server.ascii_json import AsciiJson
 from trainmedic_server.server.auth import Authenticator, Principal, requires
 from trainmedic_server.server.bodies import body_schema, read_body
@@ -79,7 +80,7 @@ class FindingsApi:
 
     def routers(
         self, auth: Authenticator, clock: Clock, bodies: BodyReader, reads: ReadTurns, limits: ServerLimits
-    ) -> list[APIRouter]:
+    ) -> list[ApiRoutes]:
         return [
             reading(self.history, auth, clock, reads, limits),
             keeping(self.kept_jobs, auth, bodies),
@@ -89,9 +90,9 @@ class FindingsApi:
 
 def reading(
     history: FindingHistory, auth: Authenticator, clock: Clock, reads: ReadTurns, limits: ServerLimits
-) -> APIRouter:
+) -> ApiRoutes:
     """The routes that read."""
-    routes = APIRouter(tags=["findings"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
+    routes = ApiRoutes("findings", [Depends(requires(auth, TokenRole.VIEWER))])
     exports: Exports[KnownFinding] = Exports(limits, finding_views.FindingView, finding_views.finding)
 
     @routes.get(
@@ -148,9 +149,9 @@ async def _all(history: FindingHistory, conditions: FindingFilter) -> AsyncGener
             return
 
 
-def keeping(kept_jobs: KeptJobsPort, auth: Authenticator, bodies: BodyReader) -> APIRouter:
+def keeping(kept_jobs: KeptJobsPort, auth: Authenticator, bodies: BodyReader) -> ApiRoutes:
     """The routes that keep what is known of a job, and release it."""
-    routes = APIRouter(tags=["findings"])
+    routes = ApiRoutes("findings")
     operator = requires(auth, TokenRole.OPERATOR)
 
     @routes.get(

@@ -6,13 +6,14 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from datetime import datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi import Depends, Header, Query, Response
 from pydantic import ConfigDict, Field
 
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus
 from trainmedic_server.domain.problems import did_you_mean
 from trainmedic_server.ports.heard_alerts import HeardAlertFilter, HeardAlerts
 from trainmedic_server.ports.outside import Clock
+from trainmedic_server.server.api_routes import ApiRoutes
 from trainmedic_server.server.ascii_json import AsciiJson
 from trainmedic_server.server.auth import Authenticator, requires
 from trainmedic_server.server.engine import CatalogPort
@@ -201,9 +202,9 @@ def router(
     clock: Clock,
     limits: ServerLimits,
     reads: ReadTurns,
-) -> APIRouter:
+) -> ApiRoutes:
     """The route ``GET /alerts``."""
-    routes = APIRouter(tags=["alerts"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
+    routes = ApiRoutes("alerts", [Depends(requires(auth, TokenRole.VIEWER))])
     exports: Exports[AlertRecord] = Exports(limits, HeardAlertView, lambda record: view(record, alertnames(catalog)))
 
     @routes.get(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi import Depends, Header, Query, Response
 
 from trainmedic_server.domain.run import Decision, Run, Status
 from trainmedic_server.errors import NotFound, PayloadError
@@ -15,6 +15,7 @@ from trainmedic_server.ports.findings import FindingHistory
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import History, HistoryFilter
 from trainmedic_server.server import finding_views, run_ids, views
+from trainmedic_server.server.api_routes import ApiRoutes
 from trainmedic_server.server.ascii_json import AsciiJson
 from trainmedic_server.server.auth import Authenticator, requires
 from trainmedic_server.server.exports import AS_STREAM, CSV, NDJSON, Exports
@@ -48,7 +49,7 @@ def routers(
     limits: ServerLimits,
     reads: ReadTurns,
     are_measured: bool = False,
-) -> tuple[APIRouter, ...]:
+) -> tuple[ApiRoutes, ...]:
     """The routes of this module, and that of how things stand."""
     of_runs = _router_of_runs(history, auth, clock, limits, reads)
     return of_runs, _router_of_one(history, findings, now, auth, reads, are_measured), router_of_now(now, auth, reads)
@@ -56,8 +57,8 @@ def routers(
 
 def _router_of_runs(
     history: History, auth: Authenticator, clock: Clock, limits: ServerLimits, reads: ReadTurns
-) -> APIRouter:
-    routes = APIRouter(tags=["history"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
+) -> ApiRoutes:
+    routes = ApiRoutes("history", [Depends(requires(auth, TokenRole.VIEWER))])
     exports: Exports[Run] = Exports(limits, views.HistoryItem, views.item)
 
     @routes.get("/history", summary="Runs, newest first", response_model=views.HistoryPage, responses=_OF_PAGES)
@@ -92,8 +93,8 @@ def _router_of_one(
     auth: Authenticator,
     reads: ReadTurns,
     are_measured: bool,
-) -> APIRouter:
-    routes = APIRouter(tags=["history"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
+) -> ApiRoutes:
+    routes = ApiRoutes("history", [Depends(requires(auth, TokenRole.VIEWER))])
 
     @routes.get(
         "/history/{run_id}",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import Depends, Query, Response
 from pydantic import BaseModel, Field
 
 from trainmedic_server.domain import gpu_names
@@ -19,6 +19,7 @@ from trainmedic_server.domain.topology import AgentTopology, ClusterTopology, Po
 from trainmedic_server.engine.shared_presences import SharedPresences
 from trainmedic_server.ports.outside import Clock, CommandBus, Presence
 from trainmedic_server.server import agents
+from trainmedic_server.server.api_routes import ApiRoutes
 from trainmedic_server.server.ascii_json import AsciiJson
 from trainmedic_server.server.auth import Authenticator, requires
 from trainmedic_server.server.presence_lists import Names, PresenceLists, page
@@ -63,7 +64,7 @@ def routers(
     cluster_topology: Callable[[], ClusterTopology],
     clock: Clock,
     auth: Authenticator,
-) -> tuple[APIRouter, ...]:
+) -> tuple[ApiRoutes, ...]:
     """The route of this module and that of the agents, which have their readings together."""
     lists = PresenceLists(presences)
     return agents.router(bus, lists, auth), _router(bus, lists, cluster_topology, clock, auth)
@@ -75,8 +76,8 @@ def _router(
     cluster_topology: Callable[[], ClusterTopology],
     clock: Clock,
     auth: Authenticator,
-) -> APIRouter:
-    routes = APIRouter(tags=["operations"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
+) -> ApiRoutes:
+    routes = ApiRoutes("operations", [Depends(requires(auth, TokenRole.VIEWER))])
 
     @routes.get(
         "/jobs",

@@ -12,7 +12,7 @@ from datetime import timedelta
 from http import HTTPStatus
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import Depends, Query, Request, Response
 
 from trainmedic_server.domain.log_search import LONGEST_GREP, LogLevel, LogQuery
 from trainmedic_server.domain.plain_text import json_bytes
@@ -20,6 +20,7 @@ from trainmedic_server.errors import BusUnavailable, NotFound
 from trainmedic_server.expressions.regexes import SearchPattern
 from trainmedic_server.ports.logs import LogBatch, LogSource
 from trainmedic_server.ports.outside import Clock
+from trainmedic_server.server.api_routes import ApiRoutes
 from trainmedic_server.server.auth import Authenticator, Principal, requires
 from trainmedic_server.server.events import EVENT_STREAM
 from trainmedic_server.server.exports import NDJSON
@@ -58,14 +59,14 @@ class LogLinesApi:
     source: LogSource
     whereabouts: Whereabouts
 
-    def router(self, auth: Authenticator, clock: Clock, limits: ServerLimits) -> APIRouter:
+    def router(self, auth: Authenticator, clock: Clock, limits: ServerLimits) -> ApiRoutes:
         return _router(self.source, self.whereabouts, auth, clock, limits)
 
 
 def _router(
     source: LogSource, whereabouts: Whereabouts, auth: Authenticator, clock: Clock, limits: ServerLimits
-) -> APIRouter:
-    routes = APIRouter(tags=["logs"])
+) -> ApiRoutes:
+    routes = ApiRoutes("logs")
     viewer = requires(auth, TokenRole.VIEWER)
     turns = ReadTurns(limits.log_searches, 0, "searches of logs")
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import Depends
 from pydantic import Field
 
 from trainmedic_server.domain import changes
@@ -20,6 +20,7 @@ from trainmedic_server.domain.run import Controls, Decision, OperatorOrder, Run,
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.present import Present
 from trainmedic_server.ports.store import History, HistoryFilter
+from trainmedic_server.server.api_routes import ApiRoutes
 from trainmedic_server.server.approvals import ApprovalView, approvals
 from trainmedic_server.server.auth import Authenticator, requires
 from trainmedic_server.server.engine import EnginePort
@@ -182,8 +183,8 @@ class NowApi:
         return sorted(lost, key=lambda each: each.since, reverse=True)
 
 
-def router(now: NowApi, auth: Authenticator, reads: ReadTurns) -> APIRouter:
-    routes = APIRouter(tags=["status"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
+def router(now: NowApi, auth: Authenticator, reads: ReadTurns) -> ApiRoutes:
+    routes = ApiRoutes("status", [Depends(requires(auth, TokenRole.VIEWER))])
 
     @routes.get("/now", summary="How things stand", response_model=NowView, responses=responses(401, 403, 503))
     async def how_things_stand() -> NowView:

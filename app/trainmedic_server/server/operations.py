@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Annotated, Any, TypeAlias
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainmedic.wire.notice import NAME
@@ -22,6 +22,7 @@ from trainmedic_server.ports.tallies import PlaybookTally
 from trainmedic_server.reports import worth
 from trainmedic_server.reports.compiling import ReportCompiler
 from trainmedic_server.server import approvals, pauses, run_ids, starts, views
+from trainmedic_server.server.api_routes import ApiRoutes
 from trainmedic_server.server.auth import Authenticator, Principal, requires
 from trainmedic_server.server.bodies import body_schema, read_body
 from trainmedic_server.server.body import BodyReader
@@ -124,7 +125,7 @@ def routers(
     bodies: BodyReader,
     reads: ReadTurns,
     clock: Clock,
-) -> tuple[APIRouter, ...]:
+) -> tuple[ApiRoutes, ...]:
     """All routes of this module, and those of approvals, pauses and starts by hand."""
     return (
         *pauses.routers(engine, catalog, auth, bodies, clock),
@@ -136,9 +137,9 @@ def routers(
     )
 
 
-def job_orders(lives: JobLivesPort, auth: Authenticator, bodies: BodyReader) -> APIRouter:
+def job_orders(lives: JobLivesPort, auth: Authenticator, bodies: BodyReader) -> ApiRoutes:
     """The route ``POST /jobs/{job}/end``."""
-    routes = APIRouter(tags=["operations"])
+    routes = ApiRoutes("operations")
 
     @routes.post(
         "/jobs/{job:path}/end",
@@ -157,10 +158,10 @@ def job_orders(lives: JobLivesPort, auth: Authenticator, bodies: BodyReader) -> 
     return routes
 
 
-def orders(engine: EnginePort, present: Present, auth: Authenticator, bodies: BodyReader) -> APIRouter:
+def orders(engine: EnginePort, present: Present, auth: Authenticator, bodies: BodyReader) -> ApiRoutes:
     """The routes ``POST /runs/{id}/approve`` and so on."""
     operator = requires(auth, TokenRole.OPERATOR)
-    routes = APIRouter(tags=["operations"])
+    routes = ApiRoutes("operations")
 
     def order_route(kind: OrderKind, summary: str, model: type[OrderBody | CloseBody]) -> None:
         @routes.post(
@@ -183,9 +184,9 @@ def orders(engine: EnginePort, present: Present, auth: Authenticator, bodies: Bo
     return routes
 
 
-def overview(catalog: CatalogPort, counts_of_late: CountsOfLate, auth: Authenticator, reads: ReadTurns) -> APIRouter:
+def overview(catalog: CatalogPort, counts_of_late: CountsOfLate, auth: Authenticator, reads: ReadTurns) -> ApiRoutes:
     """The routes ``GET /playbooks``."""
-    routes = APIRouter(tags=["operations"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
+    routes = ApiRoutes("operations", [Depends(requires(auth, TokenRole.VIEWER))])
 
     @routes.get(
         "/playbooks",

@@ -7,7 +7,7 @@ import fnmatch
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import Depends, Request
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from trainmedic_server.domain import duration
@@ -16,6 +16,7 @@ from trainmedic_server.domain.pause import OperatorPause, PauseOrder, Scope
 from trainmedic_server.domain.run import Controls
 from trainmedic_server.errors import NotFound, PayloadError
 from trainmedic_server.ports.outside import Clock
+from trainmedic_server.server.api_routes import ApiRoutes
 from trainmedic_server.server.auth import Authenticator, Principal, requires
 from trainmedic_server.server.bodies import body_schema, read_body
 from trainmedic_server.server.body import BodyReader
@@ -178,17 +179,17 @@ def controls_view(controls: Controls, now: datetime) -> ControlsView:
 
 def routers(
     engine: EnginePort, catalog: CatalogPort, auth: Authenticator, bodies: BodyReader, clock: Clock
-) -> tuple[APIRouter, ...]:
+) -> tuple[ApiRoutes, ...]:
     """The routes of this module."""
     return _switching(engine, catalog, auth, bodies, clock), _standing(engine, catalog, auth, bodies, clock)
 
 
 def _standing(
     engine: EnginePort, catalog: CatalogPort, auth: Authenticator, bodies: BodyReader, clock: Clock
-) -> APIRouter:
+) -> ApiRoutes:
     """``GET /pauses``, and the mode of a playbook."""
     operator = requires(auth, TokenRole.OPERATOR)
-    routes = APIRouter(tags=["operations"])
+    routes = ApiRoutes("operations")
 
     @routes.get(
         "/pauses",
@@ -218,10 +219,10 @@ def _standing(
 
 def _switching(
     engine: EnginePort, catalog: CatalogPort, auth: Authenticator, bodies: BodyReader, clock: Clock
-) -> APIRouter:
+) -> ApiRoutes:
     """``POST /pause`` and ``/resume``."""
     operator = requires(auth, TokenRole.OPERATOR)
-    routes = APIRouter(tags=["operations"])
+    routes = ApiRoutes("operations")
 
     @routes.post(
         "/pause",

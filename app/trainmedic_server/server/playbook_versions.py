@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainmedic_server.errors import NotFound, PayloadError
 from trainmedic_server.ports.playbook_tests import PlaybookTester, PlayedTests
 from trainmedic_server.ports.playbook_versions import PlaybookVersions, UsedVersion
 from trainmedic_server.ports.playbooks import CompiledPlaybook
+from trainmedic_server.server.api_routes import ApiRoutes
 from trainmedic_server.server.auth import Authenticator, Principal, requires
 from trainmedic_server.server.bodies import body_schema, read_body
 from trainmedic_server.server.body import BodyReader
@@ -106,9 +107,9 @@ class PlayedTestsView(View):
 
 def router(
     catalog: CatalogPort, texts: PlaybookTextsApi, auth: Authenticator, bodies: BodyReader, reads: ReadTurns
-) -> APIRouter:
+) -> ApiRoutes:
     """The routes of this module."""
-    routes = APIRouter(tags=["operations"])
+    routes = ApiRoutes("operations")
     viewer, operator = requires(auth, TokenRole.VIEWER), requires(auth, TokenRole.OPERATOR)
 
     @routes.get(

@@ -205,7 +205,8 @@ def register(app: FastAPI) -> None:
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """What a route declares in OpenAPI for the error statuses that it can answer."""
-    return {status: {"model": ProblemDetails, "description": _title(status)} for status in statuses}
+    schema = {"$ref": f"#/components/schemas/{ProblemDetails.__name__}"}  # given as a model, FastAPI would compile each
+    return {status: {"description": _title(status), "content": {MEDIA_TYPE: {"schema": schema}}} for status in statuses}
 
 
 _HTTP_DETAILS = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Query, Response
+from fastapi import Depends, Path, Query, Response
 from pydantic import TypeAdapter
 
 from trainmedic_server.domain import duration
@@ -16,6 +16,7 @@ from trainmedic_server.ports.outside import Clock
 from trainmedic_server.reports.compiling import LONGEST, ReportCompiler
 from trainmedic_server.reports.fleet import FleetReport
 from trainmedic_server.reports.job_report import JobReport
+from trainmedic_server.server.api_routes import ApiRoutes
 from trainmedic_server.server.ascii_json import AsciiJson
 from trainmedic_server.server.auth import Authenticator, requires
 from trainmedic_server.server.problems import HttpProblem, responses
@@ -36,10 +37,10 @@ PersonAfter = Annotated[
 ]
 
 
-def router(compiler: ReportCompiler, auth: Authenticator, clock: Clock) -> APIRouter:
+def router(compiler: ReportCompiler, auth: Authenticator, clock: Clock) -> ApiRoutes:
     # Turns of their own: a report waits for Prometheus, and holds up no page of the history meanwhile.
     turns = ReadTurns(_AT_ONCE, _WAITING, "reports")
-    routes = APIRouter(tags=["reports"], dependencies=[Depends(requires(auth, TokenRole.VIEWER))])
+    routes = ApiRoutes("reports", [Depends(requires(auth, TokenRole.VIEWER))])
 
     @routes.get(
         "/jobs/{job:path}/report",

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from fastapi import APIRouter, Depends, Path, Response
+from fastapi import Depends, Path, Response
 
 from trainmedic_server.domain.session import Session
 from trainmedic_server.errors import NotFound
+from trainmedic_server.server.api_routes import ApiRoutes
 from trainmedic_server.server.auth import Authenticator, Principal, requires
 from trainmedic_server.server.browser_sessions import Sessions
 from trainmedic_server.server.problems import responses
@@ -31,13 +32,13 @@ class SessionList(View):
     items: list[SessionView]
 
 
-def routers(auth: Authenticator) -> Sequence[APIRouter]:
+def routers(auth: Authenticator) -> Sequence[ApiRoutes]:
     """The routes, where browsers can sign in."""
     return [_router(auth.sessions, auth)] if auth.sessions is not None else []
 
 
-def _router(sessions: Sessions, auth: Authenticator) -> APIRouter:
-    routes = APIRouter(tags=["operations"])
+def _router(sessions: Sessions, auth: Authenticator) -> ApiRoutes:
+    routes = ApiRoutes("operations")
     viewer = requires(auth, TokenRole.VIEWER)
 
     @routes.get(

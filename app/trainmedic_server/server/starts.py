@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import Depends, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainmedic_server.domain.modes import Mode
@@ -15,6 +15,7 @@ from trainmedic_server.engine.by_hand import Started, StartOrder
 from trainmedic_server.errors import PayloadError
 from trainmedic_server.ports.present import Present
 from trainmedic_server.server import run_ids, views
+from trainmedic_server.server.api_routes import ApiRoutes
 from trainmedic_server.server.approvals import StepAheadView
 from trainmedic_server.server.auth import Authenticator, Principal, requires
 from trainmedic_server.server.bodies import body_schema, read_body
@@ -79,10 +80,10 @@ class StartedView(View):
     steps: list[StepAheadView] = Field(description="What it does, or would, rendered.")
 
 
-def router(engine: EnginePort, present: Present, auth: Authenticator, bodies: BodyReader) -> APIRouter:
+def router(engine: EnginePort, present: Present, auth: Authenticator, bodies: BodyReader) -> ApiRoutes:
     """The routes of this module."""
     operator = requires(auth, TokenRole.OPERATOR)
-    routes = APIRouter(tags=["operations"])
+    routes = ApiRoutes("operations")
 
     @routes.post(
         "/runs",

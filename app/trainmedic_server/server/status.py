@@ -8,7 +8,7 @@ from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import Query, Request, Response
 from prometheus_client.exposition import choose_encoder
 from pydantic import BaseModel, Field
 
@@ -17,6 +17,7 @@ from trainmedic_server.errors import TrainmedicError
 from trainmedic_server.ports.outside import UNSIGNED, Clock, ClockWatch, CommandBus
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.server import problems
+from trainmedic_server.server.api_routes import ApiRoutes
 from trainmedic_server.server.engine import CatalogPort, EnginePort, LogRulesPort
 from trainmedic_server.server.limits import ServerLimits
 from trainmedic_server.server.pauses import PauseView, pause_views
@@ -84,8 +85,8 @@ def router(
     metrics: telemetry.Metrics,
     limits: ServerLimits,
     redis_caveat: Callable[[], str],
-) -> APIRouter:
-    routes = APIRouter(tags=["status"])
+) -> ApiRoutes:
+    routes = ApiRoutes("status")
 
     @routes.get("/health", summary="Whether the process is alive", response_model=Health)
     async def health() -> Health:
@@ -117,8 +118,8 @@ def router(
         response_class=Response,
         responses=_METRICS_RESPONSES,
     )
-    async def exposition(accept: Annotated[str | None, Header(include_in_schema=False)] = None) -> Response:
-        encode, content_type = choose_encoder(accept or "")
+    async def exposition(request: Request) -> Response:
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
         content: bytes = await asyncio.to_thread(encode, metrics.registry)  # of a large fleet it is some MB
         return Response(content, headers={"Content-Type": content_type})
 

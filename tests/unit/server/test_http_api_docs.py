@@ -6,6 +6,8 @@ import json
 import re
 from pathlib import Path
 
+from starlette.routing import Route
+
 from tests.support.api_world import World
 from trainmedic_server.server.schemas import WebhookReply
 from trainmedic_server.server.tokens import parse
@@ -29,7 +31,13 @@ def test_every_schema_that_the_document_names_is_in_it() -> None:
     document = World().app.openapi()
     named = set(re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(document)))
     assert named <= document["components"]["schemas"].keys()
-    assert {"OrderBody", "CloseBody", "EndBody", "ResumeBody"} <= named
+    assert {"OrderBody", "CloseBody", "EndBody", "ResumeBody", "ProblemDetails"} <= named
+    assert "HTTPValidationError" not in named, "FastAPI's own errors, as which ours answer none"
+
+
+def test_no_route_is_built_again_when_it_is_first_asked_for() -> None:
+    """A router that is included would build all its routes a second time, which the first request waits for."""
+    assert {type(route).__module__ for route in World().app.routes if not isinstance(route, Route)} == set()
 
 
 def test_its_examples_are_sound() -> None:
