@@ -168,18 +168,32 @@ def facts(
         rank = known.origin.rank
         if rank is not None and rank not in known_ranks and known.origin.node:
             known_ranks[rank] = RankFacts(node=known.origin.node)
+    ended = _exits(findings, excerpts)
     return Facts(
         is_known_to_fail=True,
         job=job,
         attempt=max(attempts, default=None),
-        findings=sorted((known.as_finding for known in findings), key=lambda finding: finding.first_at),
-        exits=_exits(findings, excerpts),
+        findings=_with_ranks([known.as_finding for known in findings], ended),
+        exits=ended,
         ranks=known_ranks,
         knows_what_was_read=False,
         kernel_read=None,
         gone_nodes=gone_nodes,
         earlier=[Earlier(verdict.attempt or 0, verdict.fingerprint) for verdict in earlier],
     )
+
+
+def _with_ranks(findings: Iterable[Finding], ended: Iterable[Exit]) -> list[Finding]:
+    """The findings in the order of time, with the rank where only the local one is known and the table of the launcher
+    on that node says which rank that is."""
+    ranks = {(e.node, e.local_rank): e.rank for e in ended if e.local_rank is not None and e.rank is not None}
+    placed = [
+        replace(each, origin=replace(each.origin, rank=ranks.get((each.origin.node, each.origin.local_rank))))
+        if each.origin.rank is None and not each.ranks
+        else each
+        for each in findings
+    ]
+    return sorted(placed, key=lambda finding: finding.first_at)
 
 
 def _exits(findings: Sequence[KnownFinding], excerpts: Sequence[KnownExcerpt]) -> list[Exit]:

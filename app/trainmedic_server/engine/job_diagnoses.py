@@ -90,7 +90,7 @@ class JobDiagnoses:
         self._sizes: dict[str, int] = {}
         """By job, how many ranks it said to have when it was last there."""
         self._processes: dict[str, tuple[str, ...]] = {}
-        """By job, the instances of its last processes, in the order in which they were heard of."""
+        """By job, the instances of its last processes, its launcher's too, in the order in which they were heard of."""
         self._seen: dict[str, datetime] = {}
         """When each job was last there."""
         self._agents: dict[str, datetime] = {}
@@ -121,7 +121,9 @@ class JobDiagnoses:
         await self._tell()
 
     async def _look_where_jobs_are(self) -> None:
-        jobs, agents = await asyncio.gather(self._source.jobs(), self._source.agents())
+        jobs, agents, launchers = await asyncio.gather(
+            self._source.jobs(), self._source.agents(), self._source.launchers()
+        )
         now = self._looked_at = self._clock.now()
         # Of thousands of ranks it takes a while to read where they are, and they hardly ever move.
         changed = {
@@ -134,6 +136,8 @@ class JobDiagnoses:
         self._sizes |= {job.name: size for job in jobs if job.doubt is None and (size := _size_of(job.details))}
         self._agents |= {agent.name: now for agent in agents}
         self._seen |= {job.name: now for job in jobs}
+        for launcher in (each for each in launchers if each.doubt is None):
+            self._note_process(launcher.name, str(launcher.details.get("instance")))
         for job in [job for job, seen_at in self._seen.items() if now - seen_at > _REMEMBERED]:
             for known in (self._seen, self._ranks, self._placements, self._sizes):
                 known.pop(job, None)
@@ -142,12 +146,15 @@ class JobDiagnoses:
 
     def _note_processes(self, lives: Sequence[JobLife]) -> None:
         for life in lives:
-            instances = self._processes.get(life.name, ())
-            if instances[-1:] != (life.instance,):
-                self._processes[life.name] = (*instances, life.instance)[-_MOST_PROCESSES:]
+            self._note_process(life.name, life.instance)
         if len(self._processes) > len(lives):
             names = {life.name for life in lives}
             self._processes = {name: self._processes[name] for name in self._processes.keys() & names}
+
+    def _note_process(self, job: str, instance: str) -> None:
+        instances = self._processes.get(job, ())
+        if instance not in instances:
+            self._processes[job] = (*instances, instance)[-_MOST_PROCESSES:]
 
     async def _look_at(self, job: str, signs: Sequence[Sign], findings: Sequence[KnownFinding]) -> None:
         now = self._clock.now()

@@ -9,7 +9,10 @@ from datetime import timedelta
 from itertools import count
 from typing import Any
 
+import pytest
+
 from tests.support.clocks import START, ManualClock
+from trainmedic.wire import envelope
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.domain.finding import CauseClass, Excerpt, Origin, Role
@@ -31,6 +34,7 @@ class World:
         self.clock = ManualClock()
         self.told: list[Alert] = []
         self.present_jobs: list[Presence] = []
+        self.present_launchers: list[Presence] = []
         self.nodes = ["node-1", "node-2"]
         self.is_refusing = False
         ids = count()
@@ -46,6 +50,9 @@ class World:
 
     async def jobs(self) -> list[Presence]:
         return self.present_jobs
+
+    async def launchers(self) -> list[Presence]:
+        return self.present_launchers
 
     async def agents(self) -> list[Presence]:
         return [Presence(node, self.clock.now()) for node in self.nodes]
@@ -86,6 +93,23 @@ class World:
         """Ranks on node-1 time out in a collective."""
         line = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1580, OpType=ALLREDUCE)"
         await self.find(finding_id, job=job, rule="nccl-timeout", cause=CauseClass.HANG, ranks=ranks, line=line)
+
+    async def end(self, *codes: int, first_rank: int = 0) -> None:
+        """The launcher of node-1 tells how its ranks ended."""
+        table = [
+            row
+            for local, code in enumerate(codes)
+            for row in (
+                f"[{local}]:",
+                f"  rank      : {first_rank + local} (local_rank: {local})",
+                f"  exitcode  : {code} (pid: {20 + local})",
+            )
+        ]
+        await self.find("table", rule="launcher-table", role=Role.CONFIRMATION, line=table[0])
+        key = EpisodeKey("node-1", "table")
+        lines = Excerpt(tuple(table), 0)
+        excerpt = KnownExcerpt("table", key, "launcher", "launcher.log", None, self.clock.now(), lines)
+        await self.store.transact(lambda tx: tx.findings.save_excerpts([excerpt]))
 
     async def lose_a_card(self, job: str = "llm-1") -> None:
         """The kernel of node-2 loses a card of the job, and then a collective times out."""
@@ -197,22 +221,44 @@ async def test_who_printed_nothing_is_known_by_the_launchers_table() -> None:
     """Three of four ranks time out in a collective; that there is a fourth, its table alone says."""
     world = World()
     await world.time_out("timeout", frozenset({0, 1, 3}))
-    table = [
-        row
-        for rank, code in enumerate((-15, 1, -15, -15))
-        for row in (
-            f"[{rank}]:",
-            f"  rank      : {rank} (local_rank: {rank})",
-            f"  exitcode  : {code} (pid: {20 + rank})",
-        )
-    ]
-    await world.find("table", rule="launcher-table", role=Role.CONFIRMATION, line=table[0])
-    key = EpisodeKey("node-1", "table")
-    excerpt = KnownExcerpt("table", key, "launcher", "launcher.log", None, world.clock.now(), Excerpt(tuple(table), 0))
-    await world.store.transact(lambda tx: tx.findings.save_excerpts([excerpt]))
+    await world.end(-15, 1, -15, -15)
     await world.look(11)
     (verdict,) = await world.store.verdicts_of("llm-1", 5)
     assert (verdict.cause, verdict.confidence, verdict.plain["ranks"]) == ("hang", "medium", [2])
+
+
+async def test_a_rank_of_which_only_the_local_one_is_known_is_told_by_the_launchers_table() -> None:
+    """As of an exception of a thread, before which nobody prints the rank; node-1 has the ranks from 8 on."""
+    world = World()
+    origin = Origin("training", "node-1", job="llm-1", attempt=1, local_rank=1)
+    await world.find(
+        "f1", rule="python-exception", role=Role.ROOT, cause=CauseClass.CODE, line="KeyError", origin=origin
+    )
+    await world.end(-15, 1, first_rank=8)
+    await world.look(11)
+    (verdict,) = await world.store.verdicts_of("llm-1", 5)
+    assert (verdict.cause, verdict.plain["ranks"]) == ("code", [9])
+
+
+@pytest.mark.parametrize(("doubt", "cause"), [(None, "hang"), ("its signature is wrong", "host_memory")])
+async def test_what_a_kernel_said_before_the_launcher_was_there_is_anothers(doubt: str | None, cause: str) -> None:
+    """A job without the SDK hangs half an hour after another one of that node was killed."""
+    world = World()
+    world.clock.sleep(3600)
+    await world.find(
+        "oom", rule="host-oom", role=Role.ROOT, cause=CauseClass.HOST_MEMORY, target=Target(TargetKind.NODE, "node-1"),
+        origin=Origin("kernel", "node-1"), is_printed=False, line="Out of memory: Killed process 7 (python)",
+        first_at=world.clock.now() - timedelta(minutes=30), last_at=world.clock.now() - timedelta(minutes=30),
+        fields={"pid": "7", "process": "python"},
+    )  # fmt: skip
+    began = envelope.new_id(int(world.clock.now().timestamp() * 1000) - 60_000)
+    world.present_launchers = [Presence("llm-1", world.clock.now(), {"instance": began}, doubt=doubt)]
+    await world.look(5)
+    await world.time_out("timeout", frozenset({0, 1, 3}))
+    await world.store.transact(lambda tx: tx.save_job_lives([JobLife("llm-1", LifeState.PRESENT, world.clock.now())]))
+    await world.look(11)
+    (verdict,) = await world.store.verdicts_of("llm-1", 5)
+    assert verdict.cause == cause
 
 
 async def test_who_printed_nothing_is_known_by_how_many_ranks_the_job_says_to_have() -> None:
