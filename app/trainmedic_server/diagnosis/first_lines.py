@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 from trainmedic_server.diagnosis.accusation import Accusation, Witness, clock_of, evidence_of, moment_of, rank_of
@@ -47,6 +48,7 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     is_sure = is_sure and not has_both and leading.cause not in _NEVER_SURE_BY_LINE and not _was_killed(leading)
     # A traceback that was cut does not say what was raised.
     is_sure = is_sure and _DOUBTFUL.isdisjoint(leading.fields) and not leading.line.startswith(TRACEBACK)
+    is_sure = is_sure and not _were_ended_with_others(ranks, facts)
     # An exception can be what became of another one, on a rank of which nothing was read.
     is_sure = is_sure and not (leading.cause is CauseClass.CODE and facts.silent_ranks)
     yield Accusation(
@@ -95,6 +97,14 @@ def _may_be_first(finding: Finding, leading: Finding, ranks: frozenset[int]) -> 
 def _was_killed(finding: Finding) -> bool:
     """Whether it says that a helper, such as a data loader, was killed, by whomever: as a rank's bare SIGKILL."""
     return "signal: Killed" in finding.line
+
+
+def _were_ended_with_others(ranks: frozenset[int], facts: Facts) -> bool:
+    """Whether the launcher ended the ranks that printed it, as it does with all that are left, after another one had
+    crashed or was killed: they had gone on until then."""
+    own = [ended for ended in facts.exits if ended.rank in ranks]
+    hard = any(each.signal is not None and not each.is_victims and each.rank not in ranks for each in facts.exits)
+    return hard and bool(own) and all(ended.signal == signal.SIGTERM for ended in own)
 
 
 def _cause_of_line(leading: Finding, facts: Facts) -> CauseClass:

@@ -78,10 +78,12 @@ def with_kills(
     findings: Sequence[KnownFinding],
     excerpts: Sequence[KnownExcerpt],
     earlier: Sequence[KnownVerdict],
+    others: Collection[tuple[str, str]] = (),
 ) -> Facts:
     """The facts in which each process that a kernel killed is a finding of its own, as its excerpt says it: the server
     knows all of a node that follow each other as one, by the line of the first. ``findings`` are those that
-    `tells_kills`; what was killed before the job failed last, as `earlier` says, has nothing to do with this failure.
+    `tells_kills`; what was killed before the job failed last, as `earlier` says, has nothing to do with this failure,
+    and nor have ``others``, the `lost_processes` of other jobs.
     """
     by_id = {finding.id: finding.as_finding for finding in findings}
     after = max((verdict.began_at for verdict in earlier), default=None)
@@ -93,8 +95,15 @@ def with_kills(
             kills[each.finding_id, pid[1]] = replace(own, line=line[:_LONGEST_LINE], fields={"pid": pid[1]}, count=1)
     kills = {(first.id, first.fields.get("pid", "")): first for first in by_id.values()} | kills
     kills = {key: kill for key, kill in kills.items() if after is None or kill.last_at > after}
-    others = [finding for finding in facts.findings if finding.id not in by_id]
-    return replace(facts, findings=sorted([*others, *kills.values()], key=lambda finding: finding.first_at))
+    kills = {key: kill for key, kill in kills.items() if (kill.origin.node, key[1]) not in others}
+    rest = [finding for finding in facts.findings if finding.id not in by_id]
+    return replace(facts, findings=sorted([*rest, *kills.values()], key=lambda finding: finding.first_at))
+
+
+def lost_processes(findings: Iterable[KnownFinding], job: str) -> frozenset[tuple[str, str]]:
+    """Node and number of each process of which another job than `job` says that it ended."""
+    told = (known for known in findings if known.origin.job not in (None, job) and known.role is not Role.NOISE)
+    return frozenset((known.origin.node, pid) for known in told if (pid := known.fields.get("pid")))
 
 
 class Sign(NamedTuple):
@@ -186,7 +195,8 @@ def facts(
 def _with_ranks(findings: Iterable[Finding], ended: Iterable[Exit]) -> list[Finding]:
     """The findings in the order of time, with the rank where only the local one is known and the table of the launcher
     on that node says which rank that is."""
-    ranks = {(e.node, e.local_rank): e.rank for e in ended if e.local_rank is not None and e.rank is not None}
+    told = [each for each in ended if each.local_rank is not None and each.rank is not None]
+    ranks: dict[tuple[str, int | None], int | None] = {(each.node, each.local_rank): each.rank for each in told}
     placed = [
         replace(each, origin=replace(each.origin, rank=ranks.get((each.origin.node, each.origin.local_rank))))
         if each.origin.rank is None and not each.ranks

@@ -187,7 +187,8 @@ class JobDiagnoses:
         began_at = job_failure.began_at(self._processes.get(job, ()), known.began_at)
         facts = replace(facts, healthy_shapes=healthy, world_size=self._sizes.get(job), began_at=began_at)
         kills = [each for each in own if job_failure.tells_kills(each)]
-        facts = job_failure.with_kills(facts, kills, await self._excerpts(kills), earlier)
+        others = job_failure.lost_processes(findings, job)
+        facts = job_failure.with_kills(facts, kills, await self._excerpts(kills), earlier, others)
         # Those of a large job take tenths of a second.
         facts = await asyncio.to_thread(job_failure.with_dumps, facts, digests, earlier, TAKEN_IN)
         verdict = diagnose(facts)

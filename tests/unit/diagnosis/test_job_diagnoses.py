@@ -9,10 +9,7 @@ from datetime import timedelta
 from itertools import count
 from typing import Any
 
-import pytest
-
 from tests.support.clocks import START, ManualClock
-from trainmedic.wire import envelope
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.domain.finding import CauseClass, Excerpt, Origin, Role
@@ -238,27 +235,6 @@ async def test_a_rank_of_which_only_the_local_one_is_known_is_told_by_the_launch
     await world.look(11)
     (verdict,) = await world.store.verdicts_of("llm-1", 5)
     assert (verdict.cause, verdict.plain["ranks"]) == ("code", [9])
-
-
-@pytest.mark.parametrize(("doubt", "cause"), [(None, "hang"), ("its signature is wrong", "host_memory")])
-async def test_what_a_kernel_said_before_the_launcher_was_there_is_anothers(doubt: str | None, cause: str) -> None:
-    """A job without the SDK hangs half an hour after another one of that node was killed."""
-    world = World()
-    world.clock.sleep(3600)
-    await world.find(
-        "oom", rule="host-oom", role=Role.ROOT, cause=CauseClass.HOST_MEMORY, target=Target(TargetKind.NODE, "node-1"),
-        origin=Origin("kernel", "node-1"), is_printed=False, line="Out of memory: Killed process 7 (python)",
-        first_at=world.clock.now() - timedelta(minutes=30), last_at=world.clock.now() - timedelta(minutes=30),
-        fields={"pid": "7", "process": "python"},
-    )  # fmt: skip
-    began = envelope.new_id(int(world.clock.now().timestamp() * 1000) - 60_000)
-    world.present_launchers = [Presence("llm-1", world.clock.now(), {"instance": began}, doubt=doubt)]
-    await world.look(5)
-    await world.time_out("timeout", frozenset({0, 1, 3}))
-    await world.store.transact(lambda tx: tx.save_job_lives([JobLife("llm-1", LifeState.PRESENT, world.clock.now())]))
-    await world.look(11)
-    (verdict,) = await world.store.verdicts_of("llm-1", 5)
-    assert verdict.cause == cause
 
 
 async def test_who_printed_nothing_is_known_by_how_many_ranks_the_job_says_to_have() -> None:

@@ -6,6 +6,8 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import pytest
+
 from tests.unit.diagnosis.test_job_diagnoses import World
 from trainmedic.wire.ids import new_id
 from trainmedic_server.domain.finding import CauseClass, Origin, Role
@@ -62,6 +64,49 @@ async def test_a_kill_for_memory_long_before_the_launcher_saw_one_is_none_of_its
         await world.look(11)
         (verdict,) = await world.store.verdicts_of("llm-1", 5)
         assert verdict.cause == cause
+
+
+@pytest.mark.parametrize(("doubt", "cause"), [(None, "hang"), ("its signature is wrong", "host_memory")])
+async def test_a_kill_for_memory_before_the_launcher_was_there_is_anothers(doubt: str | None, cause: str) -> None:
+    """A job without the SDK hangs half an hour after another one was killed; when it began, its launcher tells."""
+    world = World()
+    await kill_for_memory(world, "oom", 1800)
+    now = world.clock.now()
+    began = new_id(int(now.timestamp() * 1000) - 60_000)
+    world.present_launchers = [Presence("llm-1", now, {"instance": began}, doubt=doubt)]
+    await world.store.transact(lambda tx: tx.save_job_lives([JobLife("llm-1", LifeState.PRESENT, now)]))
+    await world.look(5)
+    await world.time_out("timeout", frozenset({0, 1, 3}))
+    await world.look(11)
+    (verdict,) = await world.store.verdicts_of("llm-1", 5)
+    assert verdict.cause == cause
+
+
+@pytest.mark.parametrize(("pid", "cause"), [("7", "hang"), ("8", "host_memory")])
+async def test_a_process_that_another_job_lost_is_none_of_this_ones(pid: str, cause: str) -> None:
+    """Both run on node-1; the kernel kills 7 while this one hangs."""
+    world = World()
+    await kill_for_memory(world, "oom", 5)
+    await world.find("f1", job="llm-0", fields={"pid": pid, "exitcode": "-9"})
+    await world.time_out("timeout", frozenset({0, 1, 3}))
+    await world.look(11)
+    (verdict,) = await world.store.verdicts_of("llm-1", 5)
+    assert verdict.cause == cause
+
+
+async def test_who_was_ended_after_another_was_killed_had_gone_on_until_then() -> None:
+    """What rank 0 printed before is not sure to be why it failed, and less where rank 2 was killed."""
+    found = []
+    for codes in ((1, -15, -15), (-15, -15, -9)):
+        world = World()
+        origin = Origin("training", "node-1", job="llm-1", attempt=1, rank=0)
+        members: dict[str, Any] = {"rule": "cuda-oom", "role": Role.ROOT, "cause": CauseClass.GPU_MEMORY}
+        await world.find("oom", **members, origin=origin, line="CUDA out of memory. Tried to allocate 20.00 MiB")
+        await world.end(*codes)
+        await world.look(11)
+        (verdict,) = await world.store.verdicts_of("llm-1", 5)
+        found.append(verdict.confidence)
+    assert found == ["high", "low"]
 
 
 async def test_a_kill_for_memory_explains_one_failure_and_not_the_next() -> None:
