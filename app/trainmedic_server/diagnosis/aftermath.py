@@ -22,6 +22,7 @@ _WHILE = timedelta(seconds=120)
 _ENDING = re.compile(
     r"(?i)^\s|^$|^\W+$|\.(?:cpp|cc|cu|hpp):\d+|^\W*frame #|traceback|exception|error|warn|nccl|site-packages|torch[./]"
     r"|^\W*\[\d+\]:|exitcode|failed|failures|root cause|^wandb:|srun:|slurm|terminat|abort|kill|signal"
+    r"|\[0x[0-9a-f]{4,16}\]\s*$|^(?:current )?thread 0x"
 )
 """What is printed while a process ends, and so says nothing."""
 

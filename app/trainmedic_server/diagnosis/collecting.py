@@ -29,8 +29,8 @@ from trainmedic_server.logs.tracker import FindingTracker
 _TABLE_LINE = re.compile(r"\W*(?:\[\d+\]:\s*$|(?:time|host|rank|exitcode|error_file|traceback|msg)\s*:)")
 _RAISED = re.compile(r" {2,4}(?:\w{1,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception|Exit|Interrupt|Failure|Timeout)(?::|$)")
 _EXIT_LINE = re.compile(
-    r"exitcode:|exits with return code|srun: error:|CalledProcessError|exits successfully|successfully finished"
-    r"|`Trainer\.fit` stopped|raining (?:is done|completed)|train metrics|done training"
+    r"exitcode:|exits with return code|srun: error:|exited on signal|CalledProcessError|exits successfully"
+    r"|successfully finished|`Trainer\.fit` stopped|raining (?:is done|completed)|train metrics|done training"
 )
 _MOMENT = timedelta(microseconds=1)
 _MOST_EXITS = 100_000

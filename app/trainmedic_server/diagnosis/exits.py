@@ -23,7 +23,7 @@ class Exit:
     """One process of a job that ended."""
 
     teller: str
-    """Who says it: ``torchrun``, ``slurm``, ``deepspeed``, ``error file``, ``trainmedic-run``, ``sdk``."""
+    """Who says it: ``torchrun``, ``slurm``, ``deepspeed``, ``mpirun``, ``error file``, ``trainmedic-run``, ``sdk``."""
     code: int | None = None
     """What it gave back; None where a signal ended it, or nobody says."""
     signal: int | None = None
@@ -178,6 +178,7 @@ _DEEPSPEED = re.compile(r"exits with return code = (-?\d+)\s*$")
 _ACCELERATE = re.compile(
     r"CalledProcessError: Command .* (?:returned non-zero exit status (\d+)|died with <Signals\.(\w+))"
 )
+_MPI = re.compile(r"process rank (\d{1,6}) with PID (\d{1,10}) on node (\S{1,255}) exited on signal (\d{1,2})\b")
 _SLURM = re.compile(r"srun: error: (\S+): tasks? ([\d,\-]+): (.+?)\s*$")
 _SLURM_WORDS = {
     "killed": signal.SIGKILL,
@@ -192,8 +193,8 @@ _SLURM_WORDS = {
 
 
 def launcher_line(text: str, node: str = "") -> list[Exit]:
-    """The processes whose end one line tells: of torchrun's agent, DeepSpeed, accelerate, or Slurm's srun; or of a
-    training that says that it is done.
+    """The processes whose end one line tells: of torchrun's agent, DeepSpeed, accelerate, mpirun, or Slurm's srun; or
+    of a training that says that it is done.
 
     Slurm counts tasks, which are ranks where each rank is a task of its own; they are given as ranks.
     """
@@ -209,6 +210,10 @@ def launcher_line(text: str, node: str = "") -> list[Exit]:
     if match := _ACCELERATE.search(text):
         by_signal = getattr(signal, match[2], None) if match[2] else None
         return [Exit("accelerate", int(match[1]) if match[1] else None, by_signal, node=node, line=text[:500])]
+    if match := _MPI.search(text):
+        # It tells of the first that ended so, and often knows no process id.
+        ended = Exit("mpirun", signal=int(match[4]), rank=int(match[1]), node=match[3], pid=int(match[2]) or None)
+        return [replace(ended, is_first=True, line=text[:500])]
     if match := _FINISHED.search(text):
         return [Exit("training", code=0, node=node, pid=int(match["pid"]) if match["pid"] else None, line=text[:500])]
     if match := _SLURM.search(text):

@@ -12,12 +12,15 @@ from trainmedic_server.diagnosis.window import Relevant
 from trainmedic_server.domain.finding import CauseClass, Finding, Role
 from trainmedic_server.logs.blocks import TRACEBACK
 
-_NEVER_SURE_BY_LINE = frozenset({CauseClass.UNKNOWN, CauseClass.NETWORK, CauseClass.GPU, CauseClass.NODE})
-"""Causes of which a training sees only what they do to it: evidence of a card or a wire is the kernel's."""
+_NEVER_SURE_BY_LINE = frozenset(
+    {CauseClass.UNKNOWN, CauseClass.NETWORK, CauseClass.GPU, CauseClass.NODE, CauseClass.HANG}
+)
+"""Causes of which a training sees only what they do to it: evidence of a card or a wire is the kernel's, and who says
+that it is stuck may wait for a rank that never came."""
 _PROGRAMS_XIDS = frozenset({"13", "31"})
-_DOUBTFUL = frozenset({"thread", "first_frame", "alone"})
+_DOUBTFUL = frozenset({"thread", "first_frame", "alone", "crash"})
 """What rules take from an exception that may have ended nothing: one ends a thread alone, and of one whose heading is
-missing nobody knows what stood there."""
+missing nobody knows what stood there. A process that crashed does not say why."""
 _TOGETHER = 30.0
 """Seconds within which all ranks come to the same error, where all of them do."""
 _WORST_CLOCK = 900.0

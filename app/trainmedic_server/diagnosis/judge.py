@@ -55,6 +55,9 @@ def _leader(accusations: Sequence[Accusation]) -> Accusation:
     strongest = next((a for a in likely if not (errors and _may_be_beside(a))), accusations[0])
     if strongest in errors:
         return strongest
+    if strongest.witness is Witness.LINE and strongest.cause is CauseClass.NETWORK:
+        # Who crashes takes its wires with it, and the others see those break.
+        strongest = next((a for a in likely if a.witness is Witness.EXIT and a.cause in _PLAIN_ERRORS), strongest)
     alike = [other for other in accusations if other.witness is strongest.witness]
     alike.sort(
         key=lambda a: (not a.is_proven, a.confidence is not Confidence.HIGH, a.moment is None, a.moment and a.moment.at)

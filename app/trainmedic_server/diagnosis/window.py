@@ -16,8 +16,9 @@ _SETTLING = 30.0
 """Seconds by which a step may be told later than it was done."""
 _LATE = 60.0
 """Seconds after the first sign of the end in which its reason is still told."""
-_FEW_LINES = 3
-"""After a line of a job of which nothing says that it failed: so many ordinary ones, and it was caught."""
+_FEW_LINES = 8
+"""After a line of a job of which nothing says that it failed: so many ordinary ones, and it was caught. The message of
+an exception may have some lines more."""
 _FEW_WORDS = 120
 """Characters by which two sayings are known as the same, though one of them was cut."""
 _LONGEST_BEFORE = 3600.0

@@ -35,9 +35,9 @@ HEADING = TRACEBACK.removesuffix(":")
 """As it also stands in the frame that Rich draws around a traceback."""
 ORIGINAL = f"Original {TRACEBACK}"
 """What PyTorch puts between an exception that a loader's process passed on and the traceback that it had there."""
-_ANNOUNCED = ("Exception ignored ", "Exception in thread ")
-"""What Python says before the traceback of an exception that nobody could catch, as in a destructor, and before that of
-one that ended a thread."""
+_ANNOUNCED = ("Exception ignored ", "Exception in thread ", "--- Logging error ---", "Error in atexit._run_exitfuncs:")
+"""What Python says before the traceback of an exception that nobody could catch, as in a destructor, of one that ended
+a thread, of one in a call of its logging, and of one as it tidied up at its end."""
 _GROUP = "Exception Group Traceback (most recent call last):"
 _FRAME = re.compile(r' {1,4}File "[^"]{1,400}", line \d{1,8}(?:, in \S.*)?$')
 """A call of a traceback. It begins one whose heading is missing: where a log was cut, or searched for words; and of a

@@ -118,6 +118,10 @@ def test_a_table_without_its_head_is_read_as_far_as_it_goes() -> None:
         ),
         ("srun: error: n2: task 3: Segmentation fault (core dumped)", [("slurm", None, 11, 3, None, "n2")]),
         ("srun: error: Unable to create step for job 7: Invalid", []),
+        (
+            "mpirun noticed that process rank 7 with PID 0 on node n3 exited on signal 9 (Killed).",
+            [("mpirun", None, 9, 7, None, "n3")],
+        ),
         ("step 12 loss 1.5", []),
     ],
 )
