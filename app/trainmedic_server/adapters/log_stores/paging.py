@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, Protocol
 
 from trainmedic_server.domain.log_search import FoundLine, LogQuery, left_out
+from trainmedic_server.errors import LogsUnavailable
 from trainmedic_server.expressions.regexes import SearchPattern
 from trainmedic_server.ports.logs import LogBatch
 from trainmedic_server.ports.outside import Clock
@@ -23,6 +24,8 @@ LARGEST_PAGE = 5000
 _POLL_SECONDS = 2.0
 _LATE_SECONDS = 15
 """How late a line may come to the store and is still seen by who follows."""
+_CATCHES_UP = timedelta(seconds=90)
+"""How long, after a store was away, lines may come to it that are from before: agents push again within a minute."""
 _MOST_KNOWN = 100_000
 NANOSECONDS = 1_000_000_000
 
@@ -65,29 +68,45 @@ class StoredLogs:
 
     async def search(self, query: LogQuery, nodes: Collection[str], most: int) -> AsyncGenerator[LogBatch, None]:
         left = most
-        async for lines in self._until(query, nodes, self._end(query), set()):
-            if len(lines) > left:
-                last = lines[left - 1].line.at if left else query.since
-                yield LogBatch([each.line for each in lines[:left]], (left_out(most, last),))
-                return
-            left -= len(lines)
-            yield LogBatch([each.line for each in lines])
+        try:
+            async for lines in self._until(query, nodes, self._end(query), set()):
+                if len(lines) > left:
+                    last = lines[left - 1].line.at if left else query.since
+                    yield LogBatch([each.line for each in lines[:left]], (left_out(most, last),))
+                    return
+                left -= len(lines)
+                yield LogBatch([each.line for each in lines])
+        except LogsUnavailable as error:
+            if left == most:
+                raise
+            yield LogBatch(notes=(f"{error}: lines after these are missing",))
 
     async def follow(self, query: LogQuery, nodes: Collection[str]) -> AsyncGenerator[LogBatch, None]:
         shown: set[tuple[int, str]] = set()
         order: deque[tuple[int, str]] = deque()
-        begin = query.since
+        begin = holds_until = query.since
+        is_away = has_answered = False
         while True:
             now = self._clock.now()
-            async for lines in self._until(replace(query, since=begin), nodes, self._end(query), shown):
-                for each in lines:
-                    shown.add(each[:2])
-                    order.append(each[:2])
-                yield LogBatch([each.line for each in lines])
+            try:
+                async for lines in self._until(replace(query, since=begin), nodes, self._end(query), shown):
+                    for each in lines:
+                        shown.add(each[:2])
+                        order.append(each[:2])
+                    has_answered = True
+                    yield LogBatch([each.line for each in lines])
+                has_answered = True
+                yield LogBatch(notes=("the store of logs answers again",) if is_away else ())
+                is_away = False
+            except LogsUnavailable as error:
+                if not has_answered:
+                    raise
+                yield LogBatch(notes=() if is_away else (f"{error}; it is asked again",))
+                is_away, holds_until = True, now + _CATCHES_UP
             while len(order) > _MOST_KNOWN:
                 shown.discard(order.popleft())
-            begin = max(begin, now - timedelta(seconds=_LATE_SECONDS))
-            yield LogBatch()
+            if now > holds_until:
+                begin = max(begin, now - timedelta(seconds=_LATE_SECONDS))
             await self._clock.sleep_until(now + timedelta(seconds=_POLL_SECONDS))
 
     def _end(self, query: LogQuery) -> int:

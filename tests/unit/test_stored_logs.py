@@ -1,0 +1,75 @@
+"""What a reader of a store of logs is told, and shown, when the store goes away in between."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime, timedelta
+
+import pytest
+
+from tests.support.clocks import START, ManualClock
+from trainmedic_server.adapters.log_stores.paging import StoredLine, StoredLogs, nanoseconds
+from trainmedic_server.domain.log_search import FoundLine, LogQuery
+from trainmedic_server.errors import LogsUnavailable
+
+QUERY = LogQuery("llm-1", START - timedelta(minutes=10))
+
+
+class Store:
+    """One that answers so many more queries, and has the lines that were put into it."""
+
+    greps = True
+
+    def __init__(self) -> None:
+        self.lines: list[StoredLine] = []
+        self.answers = 1_000
+
+    def put(self, at: datetime, text: str) -> None:
+        self.lines.append(StoredLine(nanoseconds(at), text, FoundLine(at, text, "n1", "training")))
+
+    def parts(self, query: LogQuery, nodes: Collection[str]) -> Sequence[str]:
+        return ("all",)
+
+    async def page(self, part: str, query: LogQuery, begin: int, end: int, most: int) -> Sequence[StoredLine]:
+        self.answers -= 1
+        if self.answers < 0:
+            raise LogsUnavailable("the store of logs does not answer (ConnectError)")
+        return sorted(line for line in self.lines if begin <= line.at < end)[:most]
+
+
+async def test_who_follows_is_told_of_an_outage_and_misses_nothing_that_comes_after_it() -> None:
+    """Agents push what was written meanwhile once the store is back, which can be a minute later."""
+    store, clock = Store(), ManualClock()
+    texts, notes = [], []
+    outage = START + timedelta(minutes=1)
+    async for batch in StoredLogs(store, clock).follow(QUERY, ()):
+        texts += [line.text for line in batch.lines]
+        notes += batch.notes
+        now = clock.now()
+        store.answers = 0 if outage <= now < outage + timedelta(minutes=10) else 1_000
+        if now == START:
+            store.put(now, "before")
+        elif now == outage + timedelta(minutes=11):
+            store.put(outage + timedelta(minutes=1), "meanwhile")
+        elif now >= outage + timedelta(minutes=12):
+            break
+    assert texts == ["before", "meanwhile"]
+    assert notes == [
+        "the store of logs does not answer (ConnectError); it is asked again",
+        "the store of logs answers again",
+    ]
+
+
+async def test_who_searches_is_told_where_the_answer_breaks_off() -> None:
+    """What was read is shown. Where nothing could be read at all there is no answer, for who follows neither."""
+    store, clock = Store(), ManualClock()
+    for second in range(10):
+        store.put(START - timedelta(seconds=60 - second), f"line {second}")
+    store.answers = 1
+    logs = StoredLogs(store, clock, page=4)
+    batches = [batch async for batch in logs.search(QUERY, (), 100)]
+    assert [line.text for batch in batches for line in batch.lines] == ["line 0", "line 1", "line 2", "line 3"]
+    assert batches[-1].notes == ("the store of logs does not answer (ConnectError): lines after these are missing",)
+    for answer in (logs.search(QUERY, (), 100), logs.follow(QUERY, ())):
+        with pytest.raises(LogsUnavailable):
+            await anext(answer)
