@@ -82,9 +82,9 @@ def live_through(server: DoomedServer, job: Job) -> dict[str, Any]:
         return found if undo and undo["status"] in ("done", "failed") else None
 
     fired = delivery("Spike", job.name)
-    eventually(lambda: server.ask("/webhook", fired).status == 200, 30, "firing accepted", 0.02)
+    eventually(lambda: server.ask("/webhook", fired).status == 200, 120, "firing accepted", 0.02)
     eventually(closed, 60, "run closed", 0.02)
-    eventually(lambda: server.ask("/webhook", resolved(fired)).status == 200, 30, "resolved accepted", 0.02)
+    eventually(lambda: server.ask("/webhook", resolved(fired)).status == 200, 120, "resolved accepted", 0.02)
     return eventually(undone, 60, "undo carried out", 0.02)
 
 

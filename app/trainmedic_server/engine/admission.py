@@ -22,7 +22,7 @@ from trainmedic_server.domain.target import Target, Unresolved
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import guards, pausing, plan, scope, step_sequence
-from trainmedic_server.engine.admission_changes import AdmissionChanges, ByHand
+from trainmedic_server.engine.admission_changes import AdmissionChanges, ByHand, StartedRun
 from trainmedic_server.engine.matching import Candidate, Key, MatchedAlert, PreparedDelivery
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.playbooks import CompiledPlaybook
@@ -249,7 +249,7 @@ class Admitter:
         if run.status is not Status.NOT_STARTED:
             self._count(candidate, run)
         if run.is_open:
-            self.changes.started.append((run, candidate.playbook, record))
+            self.changes.started.append(StartedRun(run, candidate.playbook, record))
         return run
 
     def _new_run(self, record: AlertRecord, candidate: Candidate, outcome: guards.GuardDecision) -> Run:

@@ -10,8 +10,21 @@ from datetime import datetime
 
 from trainmedic_server.domain.alert import AlertRecord, Identity
 from trainmedic_server.domain.run import Controls, Event, Run
+from trainmedic_server.engine.plan_values import Instruction
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import Transaction
+
+
+@dataclass(frozen=True, slots=True)
+class StartedRun:
+    """A run to drive."""
+
+    run: Run
+    playbook: CompiledPlaybook
+    alert: AlertRecord
+    """The one that it was started for."""
+    then: Instruction | None = None
+    """What to do first, where that is on record with the run's admission."""
 
 
 @dataclass(slots=True)
@@ -24,8 +37,7 @@ class AdmissionChanges:
     events: list[Event] = field(default_factory=list)
     nodes: set[str] = field(default_factory=set)
     controls: Controls | None = None
-    started: list[tuple[Run, CompiledPlaybook, AlertRecord]] = field(default_factory=list)
-    """The runs to drive."""
+    started: list[StartedRun] = field(default_factory=list)
     touched: set[str] = field(default_factory=set)
     """The ids of runs whose drivers have to read what has changed."""
 

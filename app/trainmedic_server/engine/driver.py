@@ -28,6 +28,7 @@ from trainmedic_server.engine.engine_services import EngineServices
 from trainmedic_server.engine.plan_values import (
     AttemptOutcome,
     Idle,
+    Instruction,
     OutsideState,
     PerformAttempt,
     RunDraft,
@@ -36,6 +37,8 @@ from trainmedic_server.engine.plan_values import (
 )
 from trainmedic_server.ports.actions import Call, Clearance
 from trainmedic_server.ports.playbooks import CompiledPlaybook
+
+EndedAttempt = tuple[PerformAttempt, AttemptOutcome]
 
 log = telemetry.logger(__name__)
 
@@ -50,12 +53,15 @@ class Driver:
         outside: OutsideState,
         services: EngineServices,
         received_at: datetime | None,
+        then: Instruction | None = None,
     ) -> None:
+        """`then` is what to do first, where that is on record already."""
         self.run = run
         self._outside = outside
         self._services = services
         self._context = services.planning_context(playbook)
         self._received_at = received_at
+        self._then = then
         self._touches: set[str] = set()
         """The nodes that its attempts were found to touch."""
         self._touched = asyncio.Event()
@@ -92,28 +98,31 @@ class Driver:
             self._note_planned()
 
     async def _carry_through(self) -> None:
-        ended: tuple[PerformAttempt, AttemptOutcome] | None = None
+        then, self._then = self._then, None
+        if then is None:
+            then = await self._next(None)
+        while not isinstance(then, Idle) or self._touched.is_set():
+            then = await self._next(await self._carry_out(then))
+
+    async def _next(self, ended: EndedAttempt | None) -> Instruction:
+        """What to do next, by the outcome of the attempt that has ended and all that came from outside; it is on
+        record then."""
         while True:
             await self._read_outside()
-            next_plan = self._plan(ended)
-            if not await self._commit(next_plan):
-                continue  # plan again, with the alert that has joined meanwhile
-            ended = None
-            match next_plan.then:
-                case Idle():
-                    if not self._touched.is_set():
-                        return
-                case Wait(until):
-                    self._release_if_closed()
-                    await self._rest(until)
-                case PerformAttempt() as act:
-                    outcome = await self._perform(act)
-                    ended = (act, outcome) if outcome is not None else None
+            draft = self._draft()
+            next_plan = plan.advance(draft) if ended is None else plan.conclude_and_advance(draft, *ended)
+            if await self._commit(next_plan):  # else plan again, with the alert that has joined meanwhile
+                return next_plan.then
 
-    def _plan(self, ended: tuple[PerformAttempt, AttemptOutcome] | None) -> RunPlan:
-        if ended is None:
-            return plan.advance(self._draft())
-        return plan.conclude_and_advance(self._draft(), *ended)
+    async def _carry_out(self, then: Instruction) -> EndedAttempt | None:
+        match then:
+            case Wait(until):
+                self._release_if_closed()
+                await self._rest(until)
+            case PerformAttempt() as act:
+                outcome = await self._perform(act)
+                return (act, outcome) if outcome is not None else None
+        return None
 
     def _draft(self) -> RunDraft:
         return RunDraft(self.run, self._outside, self._context, self._now())

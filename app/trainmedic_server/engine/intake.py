@@ -22,6 +22,7 @@ from trainmedic_server.engine.admission import Admitter
 from trainmedic_server.engine.admission_changes import AdmissionChanges
 from trainmedic_server.engine.batching import Batcher
 from trainmedic_server.engine.engine_services import EngineServices
+from trainmedic_server.engine.first_plans import KeptTargets
 from trainmedic_server.engine.matching import MatchedAlert, PreparedDelivery
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import Transaction
@@ -100,13 +101,18 @@ class DeliveryIntake:
     async def _admit(self, deliveries: Sequence[Delivery]) -> Sequence[Admission]:
         async with self._matching:  # so that transactions begin in the order in which the deliveries came
             prepared = [await self._prepare(delivery) for delivery in deliveries]
-        admitted = await self._services.store.transact(lambda tx: self._decide_and_write(tx, prepared))
+            kept = KeptTargets(self._services, prepared)
+        with kept:
+            admitted = await self._services.store.transact(lambda tx: self._decide_and_write(tx, prepared, kept))
+            kept.pass_on(admitted.changes)
+        self._on_admitted(admitted.changes)
         self._kept.update((run.playbook, run.version) for run in admitted.changes.runs)
         self._count(prepared, admitted)
-        self._on_admitted(admitted.changes)
         return admitted.replies
 
-    def _decide_and_write(self, tx: Transaction, prepared: Sequence[PreparedDelivery]) -> AdmittedBatch:
+    def _decide_and_write(
+        self, tx: Transaction, prepared: Sequence[PreparedDelivery], kept: KeptTargets
+    ) -> AdmittedBatch:
         services = self._services
         now, ago = services.clock.now(), services.timeline.by_clock()
         facts = admission_facts.read(tx, prepared, services.limits, ago, services.topology())
@@ -114,6 +120,7 @@ class DeliveryIntake:
         replies = tuple(admitting.admit(entry) for entry in prepared)
         changes = admitting.changes
         self._keep_playbooks(tx, prepared, changes)
+        kept.plan_started(changes, now)
         changes.write(tx, now)
         return AdmittedBatch(replies, changes)
 

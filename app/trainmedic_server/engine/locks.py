@@ -10,6 +10,9 @@ the same GPUs or nodes still come one after the other; but neither run keeps the
 may be on a thousand nodes, and may move to others. So their effects there must be able to coexist, as power caps do:
 of several on one GPU the lowest counts, and each is taken back alone.
 
+The target of a run that may be admitted is kept for it while that is decided, so that its first plan can be recorded
+with its admission (``first_plans``).
+
 The locks live in memory. After a restart `workers` starts the open runs again, and their drivers take the locks.
 """
 
@@ -26,17 +29,35 @@ class TargetLocks:
 
     def __init__(self) -> None:
         self._held = _Targets()
+        self._keepers: set[str] = set()
+        """Those of the holders that are no runs."""
         self._waiting = _Targets()
         self._grants: dict[str, asyncio.Future[None]] = {}
         self._acting = _Targets()
         self._held_back: list[asyncio.Future[None]] = []
 
     def try_acquire(self, run_id: str, target: Target) -> bool:
-        """Lock the target now, unless one that is locked or waited for overlaps it; return whether that succeeded."""
+        """Lock the target now, unless one that is locked or waited for overlaps it; return whether the run has it."""
+        if self._held.has(run_id):
+            return True
         if self._held.overlapping(target) or self._waiting.overlapping(target):
             return False
         self._held.add(run_id, target)
         return True
+
+    def try_keep(self, keeper: str, target: Target) -> bool:
+        """Lock the target for a run that may be admitted, as `try_acquire`; `pass_on` or `release` ends that."""
+        if not self.try_acquire(keeper, target):
+            return False
+        self._keepers.add(keeper)
+        return True
+
+    def pass_on(self, keeper: str, run_id: str) -> None:
+        """Let the run have the target that was kept for it."""
+        target = self._held.remove(keeper)
+        assert target is not None
+        self._keepers.discard(keeper)
+        self._held.add(run_id, target)
 
     def wait(self, run_id: str, target: Target) -> asyncio.Future[None]:
         """Join the queue; the future is done once the target is locked. `release` also leaves the queue."""
@@ -46,10 +67,12 @@ class TargetLocks:
 
     def holder(self, target: Target) -> str | None:
         """A run that holds an overlapping target, if any."""
-        return self._held.overlapping(target)
+        holder = self._held.overlapping(target)
+        return holder if holder not in self._keepers else None
 
     def release(self, run_id: str) -> None:
         """Unlock the run's target, or leave the queue, and grant the next waiters theirs. Idempotent."""
+        self._keepers.discard(run_id)
         target = self._held.remove(run_id) or self._waiting.remove(run_id)
         self._grants.pop(run_id, None)
         if target is None or not self._grants:
@@ -125,6 +148,9 @@ class _Targets:
         self._by_id[claim] = target
         self._numbers[claim] = self._next = self._next + 1
         self._groups.setdefault(_group(target), {})[claim] = target
+
+    def has(self, claim: str) -> bool:
+        return claim in self._by_id
 
     def remove(self, claim: str) -> Target | None:
         target = self._by_id.pop(claim, None)

@@ -244,8 +244,8 @@ class Engine:
     def _on_admitted(self, changes: AdmissionChanges) -> None:
         if changes.controls is not None:
             self._put_in_force(changes.controls)
-        for run, playbook, record in changes.started:
-            self._workers.start(run, playbook, record)
+        for started in changes.started:
+            self._workers.start(started)
         self._workers.touch(changes.touched)
 
     async def _change(self, change: Callable[[Controls], tuple[Controls, Sequence[Event]]]) -> Controls:

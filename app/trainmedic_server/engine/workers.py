@@ -12,9 +12,9 @@ from datetime import datetime, timedelta
 from trainmedic.wire.backoff import Backoff
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain import duration
-from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.run import Decision, Run
 from trainmedic_server.engine import plan
+from trainmedic_server.engine.admission_changes import StartedRun
 from trainmedic_server.engine.driver import Driver
 from trainmedic_server.engine.engine_services import EngineServices
 from trainmedic_server.engine.plan_values import OutsideState, RunDraft, RunPlan
@@ -41,10 +41,15 @@ class Workers:
         self._read_before: dict[tuple[str, str], CompiledPlaybook] = {}
         self._stopped = False
 
-    def start(self, run: Run, playbook: CompiledPlaybook, alert: AlertRecord) -> None:
+    def start(self, started: StartedRun) -> None:
         """Drive a run that has just been admitted."""
+        run, outside = started.run, OutsideState((started.alert,))
         self._services.metrics.open_runs.inc()
-        self._launch(Driver(run, playbook, OutsideState((alert,)), self._services, alert.first_heard_at))
+        self._services.metrics.show_run(None, run)
+        assert run.target is not None
+        self._services.locks.try_acquire(run.id, run.target)  # before anything that is admitted after it
+        received_at = started.alert.first_heard_at
+        self._launch(Driver(run, started.playbook, outside, self._services, received_at, started.then))
 
     def touch(self, run_ids: Iterable[str]) -> None:
         """Have the drivers of these runs read what has changed in the store; a closed run gets one again."""

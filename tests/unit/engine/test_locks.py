@@ -53,6 +53,20 @@ async def test_who_came_first_goes_first() -> None:
     assert other.done()
 
 
+async def test_what_is_passed_on_is_never_free_in_between() -> None:
+    """Who waits gets it only once the run that it was held for is done."""
+    locks = TargetLocks()
+    assert locks.try_keep("admission", GPU)
+    assert locks.holder(GPU) is None, "no run has it"
+    node = locks.wait("node", NODE)
+    locks.pass_on("admission", "run")
+    locks.release("admission")
+    assert (locks.holder(GPU), node.done()) == ("run", False)
+    assert locks.try_acquire("run", GPU), "it has it"
+    locks.release("run")
+    assert node.done()
+
+
 async def test_leaving_the_queue_lets_those_behind_go_on() -> None:
     """A waiter that gives up holds nobody back."""
     locks = TargetLocks()
