@@ -30,6 +30,8 @@ MOST_BYTES = 64 * 1024 * 1024
 MOST_UNPACKED = 1024 * 1024 * 1024
 """Of a file that is compressed; a larger one is left out, as a few bytes can pretend to be any number."""
 _GZIP = b"\x1f\x8b"
+_TIGHTEST = 1032
+"""How many times as large as it is a file unpacked from deflate's format can be (zlib's technical details)."""
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _HEAD = 4096
 _ZEROS = re.compile(rb"\0+")
@@ -115,6 +117,20 @@ def lines_of(file: FolderFile) -> Iterator[bytes]:
                 yield line.rstrip(b"\n")
         except (EOFError, zlib.error):
             return  # it was cut, or is broken: what stands before that counts
+
+
+def unread_bytes(file: FolderFile) -> int:
+    """How much of a file of lines lies before what is read of it.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with _opened(file.path) as raw:
+        size = os.fstat(raw.fileno()).st_size
+        is_packed = raw.read(2) == _GZIP
+    if is_packed and size > MOST_BYTES // _TIGHTEST:
+        size = _unpacked_size(file.path)
+    return max(size - MOST_BYTES, 0)
 
 
 def _unpacked_size(path: Path) -> int:

@@ -79,7 +79,8 @@ def _of_folder(directory: Path, job: str | None, attempt: int | None, paths: Seq
         raise exits.UnknownName(f"there are no logs of attempt {attempt}")
     if output == "json":
         said = {"job": chosen.job, "attempt": chosen.attempt, **chosen.verdict.plain()}
-        click.echo(json_text(said | {"files_read": found.files_read, "left_out": found.left_out}, indent=2))
+        read = {"files_read": found.files_read, "read_in_part": found.read_in_part, "left_out": found.left_out}
+        click.echo(json_text(said | read, indent=2))
         return
     for line in _text(chosen, found):
         click.echo(visible(line))
@@ -90,6 +91,8 @@ def _text(chosen: AttemptVerdict, found: FolderDiagnosis) -> Iterator[str]:
     if any(of):
         yield ", ".join(part for part in of if part)
     yield from shown(chosen.verdict.plain())
+    for name, unread in list(found.read_in_part.items())[:_MOST_SHOWN]:
+        yield f"{name} is long: its first {unread / 2**20:,.0f} MiB were not read"
     left_out = len(found.left_out)
     yield f"{_were(found.files_read, 'file')} read" + (f", {_were(left_out)} not:" if left_out else "")
     for name, why in list(found.left_out.items())[:_MOST_SHOWN]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
@@ -47,6 +48,8 @@ class FolderDiagnosis:
     files_read: int
     left_out: dict[str, str]
     """Names of files that were not read, and why."""
+    read_in_part: dict[str, int]
+    """Names of files of which only the end was read, and the bytes before that."""
 
 
 def diagnose_folder(directory: Path, rule_set: RuleSet, job: str | None = None) -> FolderDiagnosis:
@@ -74,8 +77,17 @@ def diagnose_folder(directory: Path, rule_set: RuleSet, job: str | None = None) 
         earlier = [Earlier(each.attempt or 0, each.verdict.fingerprint) for each in verdicts]
         verdict = _attempt(parts, rule_set, earlier, left_out)
         verdicts.append(AttemptVerdict(job or (jobs[0] if jobs else None), number, verdict))
-    read = sum(file.origin.stream not in left_out for file in files)
-    return FolderDiagnosis(tuple(verdicts), read, left_out)
+    read = [file for file in files if file.origin.stream not in left_out]
+    return FolderDiagnosis(tuple(verdicts), len(read), left_out, _read_in_part(read))
+
+
+def _read_in_part(files: Sequence[FolderFile]) -> dict[str, int]:
+    in_part: dict[str, int] = {}
+    for file in files:
+        with suppress(OSError):  # it was there a moment ago
+            if file.kind is Kind.LINES and (unread := log_folder.unread_bytes(file)):
+                in_part[file.origin.stream] = unread
+    return in_part
 
 
 @dataclass(frozen=True, slots=True)

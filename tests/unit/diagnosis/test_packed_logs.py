@@ -6,9 +6,11 @@ import gzip
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from tests.unit.diagnosis.test_scenes import shipped_rules
 from trainmedic_server.adapters import log_folder
+from trainmedic_server.cli import main
 from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.wiring.folder_diagnosis import diagnose_folder
 
@@ -37,6 +39,24 @@ def test_one_that_unpacks_to_more_than_anybody_logs_is_left_out(
     found = diagnose_folder(tmp_path, shipped_rules())
     assert set(found.left_out) == {"rank1.log.gz"}
     assert found.attempts[-1].verdict.ranks == (2,)
+
+
+def test_of_a_long_file_the_end_is_read_and_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one that is compressed as well, by what it unpacks to; others are not named."""
+    monkeypatch.setattr(log_folder, "MOST_BYTES", 1 << 20)
+    early, step = b"Traceback (most recent call last):\nKeyError: 'early'\n", b"step 1\n"
+    long = early + step * 300_000 + _OOM
+    (tmp_path / "rank2.log").write_bytes(long)
+    (tmp_path / "rank1.log.gz").write_bytes(gzip.compress(early + step * 300_000))
+    (tmp_path / "rank0.log").write_bytes(step)
+    found = diagnose_folder(tmp_path, shipped_rules())
+    assert (str(found.attempts[-1].verdict.cause), found.attempts[-1].verdict.ranks) == ("gpu_memory", (2,))
+    assert found.read_in_part == {
+        "rank1.log.gz": len(early + step * 300_000) - (1 << 20),
+        "rank2.log": len(long) - (1 << 20),
+    }
+    said = CliRunner().invoke(main, ["diagnose", "--dir", str(tmp_path)]).output
+    assert "rank2.log is long: its first 1 MiB were not read" in said
 
 
 @pytest.mark.parametrize("codec", ["utf-16-le", "utf-16-be"])
