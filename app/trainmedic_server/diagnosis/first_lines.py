@@ -31,33 +31,34 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     """The first line of the job itself that can be where it began."""
     if not relevant.roots:
         return
-    first = relevant.roots[0]
-    rivals = [other for other in relevant.roots[1:] if not moment_of(first).is_before(moment_of(other))]
+    cut = [finding for finding in relevant.roots if _was_cut(finding)]
+    roots = [finding for finding in relevant.roots if finding not in cut] or cut
+    first = roots[0]
+    rivals = [other for other in roots[1:] if not moment_of(first).is_before(moment_of(other))]
     # Of lines whose order is not known, that which names a thing counts before that which only says "an error".
     leading = min([first, *rivals], key=_vagueness)
     alike = [f for f in [first, *rivals] if f.rule == leading.rule]
-    alike += [f for f in relevant.roots if f not in alike and f.shape == leading.shape and _is_soon_after(f, leading)]
+    alike += [f for f in roots if f not in alike and f.shape == leading.shape and _is_soon_after(f, leading)]
     ranks = frozenset(rank for finding in alike if (rank := rank_of(finding)) is not None)
     others = [f for f in [first, *rivals] if f.rule != leading.rule and rank_of(f) not in ranks]
     earlier = [
-        cascade
-        for cascade in relevant.cascades
-        if rank_of(cascade) not in ranks and moment_of(cascade).is_before(moment_of(leading), by=1.0)
+        other
+        for other in [*relevant.cascades, *cut]
+        if rank_of(other) not in ranks and moment_of(other).is_before(moment_of(leading), by=1.0)
     ]
     is_sure = not others and not earlier and not facts.followed.get(leading.id)
     is_sure = is_sure and not any(_may_be_first(other, leading, ranks) for other in relevant.roots)
     # A loss that is no number ends nobody by itself; what else failed may have.
     has_both = leading.cause is CauseClass.NUMERICS and any(f.cause is not leading.cause for f in relevant.roots)
     is_sure = is_sure and not has_both and leading.cause not in _NEVER_SURE_BY_LINE and not _was_killed(leading)
-    # A traceback that was cut does not say what was raised.
-    is_sure = is_sure and _DOUBTFUL.isdisjoint(leading.fields) and not leading.line.startswith(TRACEBACK)
+    is_sure = is_sure and _DOUBTFUL.isdisjoint(leading.fields)
     is_sure = is_sure and not _were_ended_with_others(ranks, facts)
     # An exception can be what became of another one, on a rank of which nothing was read.
     is_sure = is_sure and not (leading.cause is CauseClass.CODE and facts.silent_ranks)
     yield Accusation(
         Witness.LINE,
         _cause_of_line(leading, facts),
-        Confidence.HIGH if is_sure else Confidence.MEDIUM,
+        Confidence.LOW if leading in cut else Confidence.HIGH if is_sure else Confidence.MEDIUM,
         (
             evidence_of(leading, _step_of(leading) or "the first line that can be the reason"),
             *(evidence_of(f, "the same at about the same time") for f in [f for f in alike if f is not leading][:7]),
@@ -67,6 +68,11 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
         moment=moment_of(leading),
         fingerprint=f"{leading.cause}:{leading.rule}:{leading.shape}",
     )
+
+
+def _was_cut(finding: Finding) -> bool:
+    """Whether it is a traceback of which the end is missing: it does not say what was raised."""
+    return finding.line.startswith(TRACEBACK)
 
 
 def _vagueness(finding: Finding) -> tuple[bool, bool]:

@@ -98,7 +98,7 @@ def _merged(leader: Accusation, same: Sequence[Accusation]) -> tuple[Accusation,
     against: list[Evidence] = []
     for other in same:
         agrees = other.cause is leader.cause or leader.cause in _VAGUE or other.cause in _VAGUE
-        agrees = agrees and not _was_killed_instead(leader, other)
+        agrees = agrees and not _was_killed_instead(leader, other) and not _was_killed_instead(other, leader)
         is_explained = _explains(leader, other)
         if not agrees and not is_explained:
             if leader.is_proven or leader.is_before(other):
