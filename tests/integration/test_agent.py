@@ -235,6 +235,7 @@ def test_sigterm_leaves_nothing_half_done(node: Node) -> None:
     waiting = node.send(node.command("disk.clean"))
     node.noted(f"begin {cap.id}")
     node.noted(f"begin {cleanup.id}")
+    eventually(lambda: node.replies(waiting.id), 20, "all are taken")
     began = time.monotonic()
     assert node.agent.end() == 0
     assert time.monotonic() - began < 5

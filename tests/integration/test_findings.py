@@ -192,7 +192,11 @@ def test_a_job_that_is_there_is_believed(server: Server, sender: FindingSender, 
         sender.tell(told(of_training("cuda-oom", "node-9", "llm-1", 0, datetime.now(UTC))))
         items = eventually(lambda: (found := shown(server)) and len(found) == 2 and found, 10, "two findings")
     assert {item["target"] for item in items} == {"job:llm-1", "node:node-9"}
-    [run] = [run for run in server.runs() if run["alert_labels"].get("seen_on") == "node-9"]
+
+    def of_unknown() -> dict[str, Any] | None:
+        return next((run for run in server.runs() if run["alert_labels"].get("seen_on") == "node-9"), None)
+
+    run = eventually(of_unknown, 20, "a run for each")
     assert run["decision"] == "target_unknown"
 
 

@@ -27,7 +27,7 @@ def wait_for_hang(job: Program, how: str) -> None:
         assert job.process.poll() is None, job.tail()
         return f"hangs: {how}" in job.log.read_text()
 
-    eventually(printed, 30, f"the hang {how}", every=0.05)
+    eventually(printed, 90, f"the hang {how}", every=0.05)
 
 
 def test_a_hanging_step_is_rolled_back(commander: Commander, tmp_path: Path) -> None:
