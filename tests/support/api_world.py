@@ -65,6 +65,7 @@ class World:
         self.engine = MemoryEngine(self.history)
         self.lives = MemoryLives()
         self.log_rules = LogRuleLibrary(())
+        whereabouts = Whereabouts(self.bus, self.findings)  # type: ignore[arg-type]
         self.app: FastAPI = create_app(
             engine=self.engine,
             job_lives=self.lives,
@@ -72,8 +73,8 @@ class World:
             sums=ReportCompiler(self.history, self.metric_history, None, StoppedClock()),
             alerts=self.findings,
             standing=NowApi(self.findings, self.history, self.engine, StoppedClock(), self.external_url),
-            found=FindingsApi(self.findings, KeptJobs(self.findings, StoppedClock()), self.findings),
-            lines=LogLinesApi(self.logs, Whereabouts(self.bus, self.findings)),  # type: ignore[arg-type]
+            found=FindingsApi(self.findings, KeptJobs(self.findings, StoppedClock()), self.findings, whereabouts),
+            lines=LogLinesApi(self.logs, whereabouts),
             catalog=self.catalog,
             texts=PlaybookTextsApi(self.findings, self.tester),
             messaging=self.channels or ChannelsApi(self.findings, StoppedClock()),

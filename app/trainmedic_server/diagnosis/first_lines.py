@@ -58,7 +58,7 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     yield Accusation(
         Witness.LINE,
         _cause_of_line(leading, facts),
-        Confidence.LOW if leading in cut else Confidence.HIGH if is_sure else Confidence.MEDIUM,
+        _worth(leading, facts, relevant, is_sure=is_sure),
         (
             evidence_of(leading, _step_of(leading) or "the first line that can be the reason"),
             *(evidence_of(f, "the same at about the same time") for f in [f for f in alike if f is not leading][:7]),
@@ -78,6 +78,17 @@ def _was_cut(finding: Finding) -> bool:
 def _vagueness(finding: Finding) -> tuple[bool, bool]:
     """Less for what names a thing, and for an exception with its traceback."""
     return finding.cause in (CauseClass.CODE, CauseClass.UNKNOWN), "alone" in finding.fields
+
+
+def _worth(leading: Finding, facts: Facts, relevant: Relevant, *, is_sure: bool) -> Confidence:
+    """Who is told to end does not end by itself with another error, and nor does who goes on; a traceback that was cut
+    is a hint."""
+    firsts = {ended.rank for ended in facts.exits if ended.is_first and ended.signal is None and ended.rank is not None}
+    others = {rank_of(finding) for finding in relevant.roots if finding.rule != leading.rule}
+    is_passed = leading.cause is CauseClass.PREEMPTION or bool(facts.followed.get(leading.id))
+    if _was_cut(leading) or (is_passed and rank_of(leading) not in firsts and others & firsts):
+        return Confidence.LOW
+    return Confidence.HIGH if is_sure else Confidence.MEDIUM
 
 
 def _step_of(finding: Finding) -> str:

@@ -40,7 +40,7 @@ def _all(facts: Facts, counting: Relevant) -> Iterable[Accusation]:
     stopped = list(stops.on_purpose(facts, counting))
     # A scheduler also ends what is left of a step of which a process was killed, and then says no reason.
     is_told_why = any(accusation.confidence is Confidence.HIGH for accusation in stopped)
-    killed = [] if is_told_why else list(witnesses.told_kills(facts, counting))
+    killed = [] if is_told_why else list(stops.told_kills(facts, counting))
     # Who was killed then was killed by whoever wanted the end.
     yield from killed or stopped or witnesses.first_exits(facts, counting)
     yield from stragglers.not_timed_out(facts, counting)
@@ -49,7 +49,7 @@ def _all(facts: Facts, counting: Relevant) -> Iterable[Accusation]:
 
 def _leader(accusations: Sequence[Accusation]) -> Accusation:
     """The strongest witness, and of several of the same the first; not one that spoke of what came afterwards."""
-    likely = [a for a in accusations if a.confidence is not Confidence.LOW]
+    likely = [a for a in accusations if a.confidence is not Confidence.LOW and not _was_killed(a, accusations)]
     errors = [a for a in likely if a.witness is Witness.LINE and a.cause in _PLAIN_ERRORS]
     # A link or a file system that was away, or another's memory, may be beside the matter, and a plain error is not.
     strongest = next((a for a in likely if not (errors and _may_be_beside(a))), accusations[0])
@@ -109,6 +109,8 @@ def _merged(leader: Accusation, same: Sequence[Accusation]) -> tuple[Accusation,
             continue
         cause = other.cause if leader.cause in _VAGUE and other.cause not in _VAGUE else leader.cause
         is_narrower = other.confidence is not Confidence.LOW
+        if cause is not leader.cause and not is_narrower:
+            leader = leader.with_confidence(Confidence.LOW)  # a cause is no surer than who names it
         both = leader.ranks & other.ranks if is_narrower else leader.ranks
         ranks = both if leader.ranks and other.ranks else leader.ranks or other.ranks
         raised = other.witness <= Witness.EXIT and other.witness is not leader.witness
@@ -131,9 +133,13 @@ def _merged(leader: Accusation, same: Sequence[Accusation]) -> tuple[Accusation,
     return leader, against
 
 
-def _was_killed_instead(leader: Accusation, other: Accusation) -> bool:
+def _was_killed(printed: Accusation, accusations: Sequence[Accusation]) -> bool:
+    return any(_was_killed_instead(printed, other) and printed.concerns(other) for other in accusations)
+
+
+def _was_killed_instead(printed: Accusation, other: Accusation) -> bool:
     """Whether what printed an exception was ended by SIGKILL, which no exception does: it may have caught it."""
-    return leader.cause is CauseClass.CODE and leader.witness is Witness.LINE and other.is_kill
+    return printed.cause is CauseClass.CODE and printed.witness is Witness.LINE and other.is_kill
 
 
 def _explains(leader: Accusation, other: Accusation) -> bool:

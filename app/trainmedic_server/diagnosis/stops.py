@@ -1,4 +1,4 @@
-"""Jobs that nothing failed in: a person or a scheduler ended them."""
+"""What a person or a scheduler ended: jobs that nothing failed in, and processes of which only the scheduler tells."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from trainmedic_server.diagnosis.accusation import Accusation, Witness, evidence_of, moment_of
 from trainmedic_server.diagnosis.facts import Facts
 from trainmedic_server.diagnosis.verdict import Confidence
-from trainmedic_server.diagnosis.window import Relevant
-from trainmedic_server.domain.finding import CauseClass, Finding
+from trainmedic_server.diagnosis.window import TRUSTED_SOURCES, Relevant
+from trainmedic_server.domain.finding import CauseClass, Finding, Role
 
 _BY_HAND = re.compile(
     r"KeyboardInterrupt|Received (?:1|2|SIGHUP|SIGINT) death signal|got signal: (?:1|2)\b|CANCELLED AT"
@@ -36,6 +36,29 @@ def on_purpose(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
         moment=moment_of(leading),
         fingerprint=f"{CauseClass.PREEMPTION}:{leading.rule}",
     )
+
+
+def told_kills(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
+    """What the scheduler says of a process that it saw killed for want of memory, where nothing tells how any ended. Of
+    a job that has done all its steps, and of which nothing failed, that killed nothing which it needed."""
+    if any(ended.code == 0 for ended in facts.exits) and not relevant.cascades and not relevant.roots:
+        return
+    told = [
+        finding
+        for finding in facts.findings
+        if finding.role is Role.CONFIRMATION and finding.cause is CauseClass.HOST_MEMORY
+        if finding.origin.source not in TRUSTED_SOURCES and finding.id not in facts.outlived
+    ]
+    if told and not any(ended.is_failure for ended in facts.exits):
+        yield Accusation(
+            Witness.EXIT,
+            CauseClass.HOST_MEMORY,
+            Confidence.MEDIUM,
+            (evidence_of(told[0], "somebody was killed there for want of memory"),),
+            node=told[0].origin.node,
+            moment=moment_of(told[0]),
+            fingerprint=f"{CauseClass.HOST_MEMORY}:{told[0].rule}",
+        )
 
 
 def _worth(finding: Finding) -> Confidence | None:

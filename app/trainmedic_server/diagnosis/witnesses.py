@@ -26,6 +26,8 @@ _SAME_FAULT = 120.0
 """Seconds within which a program sees what the kernel said of its card."""
 _SEEN_WITHIN = 120.0
 """Seconds within which a launcher tells of a process of its own that was killed."""
+_LOOKED_AFTER = 6.0
+"""Seconds after which a launcher has seen that: torchrun looks every five, and writes whole ones."""
 _MOST_TO_ACCUSE = 0.25
 """Of all ranks. Who did not time out is only told apart where nearly everybody did."""
 
@@ -37,7 +39,7 @@ def kernel(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
         if finding.cause is CauseClass.HOST_MEMORY:
             # Where the kernel names a process of the job, what else it killed was a neighbour.
             if finding in ours or not (ours or _is_anothers(finding, facts, relevant)):
-                yield _out_of_memory(finding, facts)
+                yield _out_of_memory(finding, facts, relevant)
         elif finding.role is Role.ROOT:
             gpu = finding.target.gpu or finding.fields.get("pci") or None
             ranks = _ranks_of(finding.origin.node, gpu, facts)
@@ -141,7 +143,7 @@ def _same_gpu(one: str | None, other: str) -> bool:
     return plain(one) == plain(other)
 
 
-def _out_of_memory(finding: Finding, facts: Facts) -> Accusation:
+def _out_of_memory(finding: Finding, facts: Facts, relevant: Relevant) -> Accusation:
     """The kernel killed a process: whose it was, its number says, or who was killed on that node."""
     node, pid = finding.origin.node, finding.fields.get("pid", "")
     killed = [ended for ended in facts.exits if ended.signal == signal.SIGKILL and _is_on(ended, node, facts)]
@@ -160,7 +162,8 @@ def _out_of_memory(finding: Finding, facts: Facts) -> Accusation:
     evidence += [_evidence_of_exit(ended, "a process of the job was killed on that node") for ended in named]
     evidence += [evidence_of(other, "the process that was killed was its data loader") for other in loaders]
     is_ours = bool(by_pid or loaders) or any(pid and str(ended.pid) == pid for ended in named)
-    is_likely = (bool(named) or not facts.exits) and bool(_OF_TRAININGS.match(finding.fields.get("process", "")))
+    is_seen = bool(named) and _was_just_then(finding, relevant)
+    is_likely = (is_seen or not facts.exits) and bool(_OF_TRAININGS.match(finding.fields.get("process", "")))
     worth = Confidence.MEDIUM if is_ours or is_likely else Confidence.LOW
     if worth is Confidence.MEDIUM and (len(ranks) == 1 or (killed and len(named) == 1)):
         worth = Confidence.HIGH
@@ -176,6 +179,13 @@ def _out_of_memory(finding: Finding, facts: Facts) -> Accusation:
         is_proven=_killed_ours(finding, facts),
         fingerprint=f"host_memory:{finding.rule}",
     )
+
+
+def _was_just_then(finding: Finding, relevant: Relevant) -> bool:
+    """Whether the kernel killed a process as the job's was seen to end. In a container processes have other numbers
+    than the kernel's, so that the time is all that tells a neighbour's from the job's."""
+    killed, ended = moment_of(finding), relevant.ended
+    return ended is None or not (killed.is_before(ended, _LOOKED_AFTER) or ended.is_before(killed, _LOOKED_AFTER))
 
 
 def _is_anothers(finding: Finding, facts: Facts, relevant: Relevant) -> bool:
@@ -307,29 +317,6 @@ def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
             facts.node_of(rank) or ended.node,
             is_kill=ended.signal == signal.SIGKILL and hard == firsts,
             fingerprint=f"{cause}:exit:{ended.how}",
-        )
-
-
-def told_kills(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
-    """What the scheduler says of a process that it saw killed for want of memory, where nothing tells how any ended. Of
-    a job that has done all its steps, and of which nothing failed, that killed nothing which it needed."""
-    if any(ended.code == 0 for ended in facts.exits) and not relevant.cascades and not relevant.roots:
-        return
-    told = [
-        finding
-        for finding in facts.findings
-        if finding.role is Role.CONFIRMATION and finding.cause is CauseClass.HOST_MEMORY
-        if finding.origin.source not in TRUSTED_SOURCES and finding.id not in facts.outlived
-    ]
-    if told and not any(ended.is_failure for ended in facts.exits):
-        yield Accusation(
-            Witness.EXIT,
-            CauseClass.HOST_MEMORY,
-            Confidence.MEDIUM,
-            (evidence_of(told[0], "somebody was killed there for want of memory"),),
-            node=told[0].origin.node,
-            moment=moment_of(told[0]),
-            fingerprint=f"{CauseClass.HOST_MEMORY}:{told[0].rule}",
         )
 
 

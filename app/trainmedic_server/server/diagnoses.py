@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -19,8 +19,10 @@ from trainmedic_server.server.auth import Authenticator, requires
 from trainmedic_server.server.problems import responses
 from trainmedic_server.server.read_turns import ReadTurns
 from trainmedic_server.server.tokens import TokenRole
+from trainmedic_server.server.whereabouts import Whereabouts
 
 _MOST = 200
+_FROM_FILES = "`trainmedic diagnose --dir DIR` makes one from a job's files."
 
 JobName = Annotated[str, Path(min_length=1, max_length=253, pattern=r"^[^\s\x00-\x1f\x7f]+$")]
 Attempt = Annotated[int | None, Query(ge=1, le=1_000_000, description="Which attempt; without it the newest verdict.")]
@@ -67,7 +69,7 @@ def view(verdict: KnownVerdict) -> Mapping[str, Any]:
     return {**own, "began_at": verdict.began_at, "made_at": verdict.made_at, **verdict.plain}
 
 
-def router(history: VerdictHistory, auth: Authenticator, reads: ReadTurns) -> ApiRoutes:
+def router(history: VerdictHistory, whereabouts: Whereabouts, auth: Authenticator, reads: ReadTurns) -> ApiRoutes:
     routes = ApiRoutes("diagnosis", [Depends(requires(auth, TokenRole.VIEWER))])
 
     @routes.get(
@@ -81,9 +83,28 @@ def router(history: VerdictHistory, auth: Authenticator, reads: ReadTurns) -> Ap
         async with reads.take():
             newest_first = await history.verdicts_of(job, _MOST if attempt is not None else 1)
             chosen = next((verdict for verdict in newest_first if attempt in (None, verdict.attempt)), None)
+            if chosen is None and newest_first:
+                raise NotFound(f"There is no verdict of attempt {attempt} of {job}; {_others(newest_first)}")
             if chosen is None:
-                of = f" of attempt {attempt}" if attempt is not None else ""
-                raise NotFound(f"There is no verdict{of} of {job}.")
+                raise NotFound(f"There is no verdict of {job}: {await _why_none(job, whereabouts)}")
             return AsciiJson.of(DiagnosisView.model_validate(view(chosen)))
 
     return routes
+
+
+def _others(newest_first: Sequence[KnownVerdict]) -> str:
+    newest = newest_first[0].attempt
+    return "of which attempts there are is not known." if newest is None else f"the newest is of attempt {newest}."
+
+
+async def _why_none(job: str, whereabouts: Whereabouts) -> str:
+    """Why there is no verdict of a job, and what gives one. Raises StoreUnavailable."""
+    found = await whereabouts.of(job)
+    if found.nodes or found.pods:
+        return f"the server has not heard that it failed. {_FROM_FILES}"
+    if not found.is_whole:
+        return f"Redis does not answer, so it is not known whether there is such a job. {_FROM_FILES}"
+    return (
+        "the server knows no such job. It makes verdicts of those that run by trainmedic-run, with the SDK or in pods; "
+        f"of those that it has the files or Slurm's output of alone it makes none. {_FROM_FILES}"
+    )

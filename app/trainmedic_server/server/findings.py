@@ -32,6 +32,7 @@ from trainmedic_server.server.read_turns import ReadTurns
 from trainmedic_server.server.times import TimeText, time_of
 from trainmedic_server.server.tokens import TokenRole
 from trainmedic_server.server.view import View
+from trainmedic_server.server.whereabouts import Whereabouts
 
 _STREAMED = 200  # findings that are read at one go for a stream
 FindingId = Annotated[str, Path(pattern=r"^[0-9A-Za-z_-]{1,64}$", description="The finding's id.")]
@@ -77,6 +78,7 @@ class FindingsApi:
     history: FindingHistory
     kept_jobs: KeptJobsPort
     verdicts: VerdictHistory
+    whereabouts: Whereabouts
 
     def routers(
         self, auth: Authenticator, clock: Clock, bodies: BodyReader, reads: ReadTurns, limits: ServerLimits
@@ -84,7 +86,7 @@ class FindingsApi:
         return [
             reading(self.history, auth, clock, reads, limits),
             keeping(self.kept_jobs, auth, bodies),
-            diagnoses.router(self.verdicts, auth, reads),
+            diagnoses.router(self.verdicts, self.whereabouts, auth, reads),
         ]
 
 

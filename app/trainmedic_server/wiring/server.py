@@ -173,7 +173,7 @@ class TrainmedicServer:
             catalog, rules = await self._loaded(actions := registry.build(services))
             presences, is_needed = SharedPresences(bus), functools.partial(asks_for_jobs, catalog, rules)
             watch = TopologyWatch(presences, clock, metrics, is_needed, written, cluster_topology)
-            where, source = watch.topology, log_source(settings.log_store, stack, bus, clock)
+            where, whereabouts = watch.topology, Whereabouts(bus, store, cluster_topology)
             engine = Engine(store, catalog, actions, clock, settings.limits, metrics, where, alerts, store.fence, clock)
             job_lives = await self._start_work(stack, bus, store, watch, engine)
             shared = (settings, redis_url, store, engine, rules, watch, alerts, clock, metrics, signer, prometheus)
@@ -186,8 +186,8 @@ class TrainmedicServer:
                 sums=ReportCompiler(store, prometheus, store, clock),
                 alerts=store,
                 standing=NowApi(store, store, engine, clock, settings.external_url),
-                found=FindingsApi(store, KeptJobs(store, clock), store),
-                lines=LogLinesApi(source, Whereabouts(bus, store, cluster_topology)),
+                found=FindingsApi(store, KeptJobs(store, clock), store, whereabouts),
+                lines=LogLinesApi(log_source(settings.log_store, stack, bus, clock), whereabouts),
                 store=store,
                 catalog=catalog,
                 texts=PlaybookTextsApi(store, PlaybookTestProcess()),

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import pytest
+
 from tests.contract.test_verdicts import NOW, made
 from tests.support.api_world import World
 from trainmedic_server.diagnosis.verdict import Advice, Confidence, Evidence, Verdict
 from trainmedic_server.domain.finding import CauseClass
+from trainmedic_server.errors import BusUnavailable
+from trainmedic_server.ports.outside import Presence
 
+PLACEMENT = [{"rank": 0, "node": "node-1", "gpu": None}]
 VERDICT = Verdict(
     cause=CauseClass.GPU,
     confidence=Confidence.HIGH,
@@ -52,9 +57,35 @@ async def test_an_attempt_is_chosen_and_what_is_not_there_is_said() -> None:
     world = await with_verdicts()
     async with world.client() as client:
         assert (await client.get("/jobs/team/llm-1/diagnosis?attempt=1")).json()["id"] == "v1"
-        assert (await client.get("/jobs/team/llm-1/diagnosis?attempt=3")).status_code == 404
+        missing = await client.get("/jobs/team/llm-1/diagnosis?attempt=3")
+        assert missing.status_code == 404
+        said = "There is no verdict of attempt 3 of team/llm-1; the newest is of attempt 2."
+        assert missing.json()["detail"] == said
         assert (await client.get("/jobs/other/diagnosis")).status_code == 404
         assert (await client.get("/jobs/team/llm-1/diagnosis?attempt=0")).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("present", "away", "said"),
+    [
+        (["llm-1"], None, "the server has not heard that it failed. "),
+        ([], None, "the server knows no such job. It makes verdicts of those that run by trainmedic-run, "),
+        ([], BusUnavailable, "Redis does not answer, so it is not known whether there is such a job. "),
+    ],
+)
+async def test_where_there_is_no_verdict_it_is_said_why_and_what_makes_one(
+    present: list[str], away: type[BusUnavailable] | None, said: str
+) -> None:
+    """Whoever has given a file's name for a job's, or runs it by torchrun alone, reads what to do."""
+    world = World()
+    world.bus.present = [Presence(name, NOW, {"placement": PLACEMENT}) for name in present]
+    world.bus.away = away
+    async with world.client() as client:
+        answer = await client.get("/jobs/llm-1/diagnosis")
+    detail = answer.json()["detail"]
+    assert answer.status_code == 404
+    assert detail.startswith(f"There is no verdict of llm-1: {said}")
+    assert detail.endswith("`trainmedic diagnose --dir DIR` makes one from a job's files.")
 
 
 async def test_the_page_of_a_job_that_is_gone_says_what_is_known_of_its_failure() -> None:
