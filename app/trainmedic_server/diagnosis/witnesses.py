@@ -188,6 +188,11 @@ def _was_just_then(finding: Finding, relevant: Relevant) -> bool:
     return ended is None or not (killed.is_before(ended, _LOOKED_AFTER) or ended.is_before(killed, _LOOKED_AFTER))
 
 
+def _is_nobodys_kill(finding: Finding, relevant: Relevant) -> bool:
+    """Whether the kernel says that it wants memory just as the job ends, and not whom it killed."""
+    return "pid" not in finding.fields and finding in relevant.trusted and _was_just_then(finding, relevant)
+
+
 def _is_anothers(finding: Finding, facts: Facts, relevant: Relevant) -> bool:
     """Whether the kernel killed a process so long before the launcher there saw one fail that it was none of its."""
     has_launcher = any(ended.is_failure and _is_on(ended, finding.origin.node, facts) for ended in facts.exits)
@@ -330,7 +335,7 @@ def _told_out_of_memory(ended: Exit, facts: Facts, relevant: Relevant) -> list[E
     return [
         evidence_of(finding, "somebody was killed there for want of memory")
         for finding in facts.findings
-        if finding.origin.source not in TRUSTED_SOURCES or ("pid" not in finding.fields and finding in relevant.trusted)
+        if finding.origin.source not in TRUSTED_SOURCES or _is_nobodys_kill(finding, relevant)
         if finding.role in (Role.CONFIRMATION, Role.ROOT) and finding.cause is CauseClass.HOST_MEMORY
         if not finding.origin.node or _is_on(ended, finding.origin.node, facts)
     ][:3]

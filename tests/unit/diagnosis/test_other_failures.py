@@ -36,10 +36,11 @@ async def test_what_a_kernel_said_before_the_job_was_there_is_of_another_job() -
     assert (verdict.cause, verdict.node, verdict.plain["ranks"]) == ("code", None, [1])
 
 
-async def kill_for_memory(world: World, name: str, before: float) -> None:
+async def kill_for_memory(world: World, name: str, before: float, **members: Any) -> None:
     """The kernel of node-1 has killed a process of a training, so many seconds ago."""
     at = world.clock.now() - timedelta(seconds=before)
     line = "Out of memory: Killed process 7 (python)"
+    told: dict[str, Any] = {"fields": {"pid": "7", "process": "python"}, "line": line, **members}
     await world.find(
         name,
         rule="host-oom",
@@ -47,9 +48,8 @@ async def kill_for_memory(world: World, name: str, before: float) -> None:
         cause=CauseClass.HOST_MEMORY,
         target=Target(TargetKind.NODE, node="node-1"),
         origin=Origin("kernel", "node-1"),
-        fields={"pid": "7", "process": "python"},
         is_printed=False,
-        line=line,
+        **told,
         first_at=at,
         last_at=at,
     )
@@ -65,6 +65,17 @@ async def test_a_kill_for_memory_long_before_the_launcher_saw_one_is_none_of_its
     ):
         world = World()
         await kill_for_memory(world, "oom", before)
+        await world.find("f1")
+        await world.look(11)
+        (verdict,) = await world.store.verdicts_of("llm-1", 5)
+        assert (verdict.cause, verdict.confidence) == expected
+
+
+async def test_that_a_kernel_wanted_memory_counts_where_it_was_just_then() -> None:
+    """The line by which it begins to look for a process says nothing of whose that was."""
+    for before, expected in ((12, ("host_memory", "low")), (3, ("host_memory", "high"))):
+        world = World()
+        await kill_for_memory(world, "oom", before, fields={}, line="python3 invoked oom-killer: gfp_mask=0xcc0")
         await world.find("f1")
         await world.look(11)
         (verdict,) = await world.store.verdicts_of("llm-1", 5)
