@@ -33,6 +33,7 @@ class KeptTargets:
     def __init__(self, services: EngineServices, prepared: Iterable[PreparedDelivery]) -> None:
         self._services = services
         self._keepers: dict[Key, str] = {}
+        self._turned_away: dict[Key, str] = {}
         for entry in prepared:
             for alert, matched in zip(entry.delivery.alerts, entry.matched, strict=True):
                 if alert.status is AlertStatus.FIRING:
@@ -42,17 +43,19 @@ class KeptTargets:
     def _keep(self, candidate: Candidate) -> None:
         key, target = candidate.key, candidate.target
         mode = Mode.stricter(candidate.playbook.definition.mode, self._services.limits.mode)
-        if mode is Mode.OBSERVE or not isinstance(target, Target) or key in self._keepers:
+        if mode is Mode.OBSERVE or not isinstance(target, Target):
             return
-        keeper = f"admission of {key[0]} for {key[1]}"
-        if self._services.locks.try_keep(keeper, target):
-            self._keepers[key] = keeper
+        if key in self._keepers or key in self._turned_away:
+            return
+        keeper = f"admission {id(self)} of {key[0]} for {key[1]}"  # no other transaction's that is under way
+        is_kept = self._services.locks.try_keep(keeper, target)
+        (self._keepers if is_kept else self._turned_away)[key] = keeper
 
     def __enter__(self) -> KeptTargets:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for keeper in self._keepers.values():
+        for keeper in (*self._keepers.values(), *self._turned_away.values()):
             self._services.locks.release(keeper)
 
     def plan_started(self, changes: AdmissionChanges, now: datetime) -> None:

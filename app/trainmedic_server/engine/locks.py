@@ -11,7 +11,8 @@ may be on a thousand nodes, and may move to others. So their effects there must 
 of several on one GPU the lowest counts, and each is taken back alone.
 
 The target of a run that may be admitted is kept for it while that is decided, so that its first plan can be recorded
-with its admission (``first_plans``).
+with its admission (``first_plans``). Where it is not free, nobody who is admitted later keeps what overlaps it: the run
+may be about to wait for it.
 
 The locks live in memory. After a restart `workers` starts the open runs again, and their drivers take the locks.
 """
@@ -31,6 +32,8 @@ class TargetLocks:
         self._held = _Targets()
         self._keepers: set[str] = set()
         """Those of the holders that are no runs."""
+        self._turned_away = _Targets()
+        """What keepers were not given: a run that they admit waits for it before those that come later."""
         self._waiting = _Targets()
         self._grants: dict[str, asyncio.Future[None]] = {}
         self._acting = _Targets()
@@ -46,8 +49,10 @@ class TargetLocks:
         return True
 
     def try_keep(self, keeper: str, target: Target) -> bool:
-        """Lock the target for a run that may be admitted, as `try_acquire`; `pass_on` or `release` ends that."""
-        if not self.try_acquire(keeper, target):
+        """Lock the target for a run that may be admitted, as `try_acquire`, unless it overlaps one that was not given
+        to an earlier keeper. `pass_on` or `release` ends that, and `release` also what a refusal holds back."""
+        if self._turned_away.overlapping(target) or not self.try_acquire(keeper, target):
+            self._turned_away.add(keeper, target)
             return False
         self._keepers.add(keeper)
         return True
@@ -60,19 +65,21 @@ class TargetLocks:
         self._held.add(run_id, target)
 
     def wait(self, run_id: str, target: Target) -> asyncio.Future[None]:
-        """Join the queue; the future is done once the target is locked. `release` also leaves the queue."""
-        self._waiting.add(run_id, target)
-        self._grants[run_id] = asyncio.get_running_loop().create_future()
+        """Join or stay in the queue; the future is done once the target is locked. `release` also leaves the queue."""
+        if run_id not in self._grants:
+            self._waiting.add(run_id, target)
+            self._grants[run_id] = asyncio.get_running_loop().create_future()
         return self._grants[run_id]
 
     def holder(self, target: Target) -> str | None:
         """A run that holds an overlapping target, if any."""
-        holder = self._held.overlapping(target)
-        return holder if holder not in self._keepers else None
+        claims = self._held.near(target)
+        return next((run for run, held in claims if run not in self._keepers and held.overlaps(target)), None)
 
     def release(self, run_id: str) -> None:
         """Unlock the run's target, or leave the queue, and grant the next waiters theirs. Idempotent."""
         self._keepers.discard(run_id)
+        self._turned_away.remove(run_id)
         target = self._held.remove(run_id) or self._waiting.remove(run_id)
         self._grants.pop(run_id, None)
         if target is None or not self._grants:

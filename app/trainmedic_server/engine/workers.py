@@ -47,7 +47,8 @@ class Workers:
         self._services.metrics.open_runs.inc()
         self._services.metrics.show_run(None, run)
         assert run.target is not None
-        self._services.locks.try_acquire(run.id, run.target)  # before anything that is admitted after it
+        if not self._services.locks.try_acquire(run.id, run.target):
+            self._services.locks.wait(run.id, run.target)  # before anything that is admitted after it
         received_at = started.alert.first_heard_at
         self._launch(Driver(run, started.playbook, outside, self._services, received_at, started.then))
 

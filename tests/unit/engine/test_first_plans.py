@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from tests.unit.engine.world import Scripted, World
 from trainmedic_server.domain.alert import AlertStatus
 from trainmedic_server.domain.run import Decision, Run, Status, StepStatus
 from trainmedic_server.engine.workers import Workers
-from trainmedic_server.ports.actions import Inverse
+from trainmedic_server.ports.actions import Call, Inverse
 
 MakeWorld = Callable[..., World]
 
@@ -117,3 +118,64 @@ async def test_a_run_with_a_command_takes_two_transactions(world: MakeWorld, mon
     monkeypatch.setattr(w.store, "transact", counting)
     await w.post(w.alert(node="n1"))
     assert ((await w.run()).status, count) == (Status.SUCCEEDED, 2)
+
+
+async def test_what_one_delivery_keeps_no_other_one_keeps(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two transactions under way want the same target for the same playbook: the first starts nothing, and what it
+    gives free was never the second's; so that one's run takes the target as any other."""
+    w = world(CAP)
+    await w.engine.start()
+    transact, begun = w.store.transact, 0
+
+    async def slow(work: Any) -> Any:
+        nonlocal begun
+        begun += 1
+        await asyncio.sleep(begun)  # the earlier one is done first
+        return await transact(work)
+
+    monkeypatch.setattr(w.store, "transact", slow)
+    late, fresh = w.alert(node="n1", began_ago=100_000.0), w.alert(node="n1", again="yes")
+    first = asyncio.create_task(w.post(late))
+    await asyncio.sleep(0.5)
+    await w.post(fresh)
+    await first
+    await w.pass_time(20)
+    assert [(run.decision, run.status) for run in await w.runs()] == [
+        (Decision.STALE, Status.NOT_STARTED),
+        (Decision.STARTED, Status.SUCCEEDED),
+    ]
+    assert w.calls() == {"cap": 1}
+
+
+@pytest.mark.parametrize("together", [True, False])
+async def test_what_comes_later_does_not_overtake_what_waits(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch, together: bool
+) -> None:
+    """A GPU is worked on, an alert wants its whole node, and then one another GPU, which is free: the node comes
+    before it, whether they came in one transaction or while the first was under way."""
+    w = world(CAP.replace("target: node", "target: gpu"), OTHER.replace("Hot", "Broken"))
+    w.actions["cap"].outcomes.append(timedelta(seconds=30))
+    await w.post(w.alert(node="n1", gpu="GPU-a"))
+    transact, order = w.store.transact, []
+    monkeypatch.setattr(w.actions["cap"], "perform", lambda call: _noted(order, call))
+    monkeypatch.setattr(w.actions["other"], "perform", lambda call: _noted(order, call))
+
+    async def slow(work: Any) -> Any:
+        await asyncio.sleep(1)
+        return await transact(work)
+
+    monkeypatch.setattr(w.store, "transact", slow)
+    node, gpu = w.alert("Broken", node="n1"), w.alert(node="n1", gpu="GPU-b")
+    if together:
+        await w.post(node, gpu)
+    else:
+        first = asyncio.create_task(w.post(node))
+        await asyncio.sleep(0.5)
+        await asyncio.gather(w.post(gpu), first)
+    await w.pass_time(60)
+    assert order == ["node:n1", "gpu:n1/GPU-b"]
+
+
+async def _noted(order: list[str], call: Call) -> Mapping[str, Any]:
+    order.append(call.target.key)
+    return {"done": True}

@@ -125,33 +125,49 @@ TARGETS = st.sampled_from(
 )
 
 
-@given(st.lists(st.tuples(st.booleans(), TARGETS), max_size=40))
-def test_no_two_holders_ever_overlap_and_nobody_waits_for_nothing(moves: list[tuple[bool, Target]]) -> None:
-    """Over any order of taking and giving back."""
+MOVES = st.sampled_from(["take", "give back", "keep", "pass on", "let go"])
+
+
+@given(st.lists(st.tuples(MOVES, TARGETS), max_size=40))
+def test_no_two_holders_ever_overlap_and_nobody_waits_for_nothing(moves: list[tuple[str, Target]]) -> None:
+    """Over any order of taking and giving back, and of keeping for a run that is then admitted or not."""
 
     async def play() -> None:
         locks = TargetLocks()
         held: dict[str, Target] = {}
+        kept: dict[str, Target] = {}
+        refused: dict[str, Target] = {}
         queue: dict[str, tuple[Target, asyncio.Future[None]]] = {}
-        for number, (takes, target) in enumerate(moves):
-            if takes:
-                run = f"run-{number}"
-                if locks.try_acquire(run, target):
-                    held[run] = target
-                else:
-                    queue[run] = (target, locks.wait(run, target))
-            elif held:
+        for number, (move, target) in enumerate(moves):
+            run, keeper = f"run-{number}", f"keeper-{number}"
+            if move == "take" and locks.try_acquire(run, target):
+                held[run] = target
+            elif move == "take":
+                queue[run] = (target, locks.wait(run, target))
+            elif move == "give back" and held:
                 locks.release(run := next(iter(held)))
                 del held[run]
+            elif move == "keep":
+                ahead = [*held.values(), *kept.values(), *refused.values(), *(wanted for wanted, _ in queue.values())]
+                is_free = not any(target.overlaps(other) for other in ahead)
+                assert locks.try_keep(keeper, target) is is_free
+                (kept if is_free else refused)[keeper] = target
+            elif move == "pass on" and kept:
+                locks.pass_on(keeper := next(iter(kept)), run)
+                held[run] = kept.pop(keeper)
+            elif move == "let go" and (kept or refused):
+                locks.release(keeper := next(iter(kept or refused)))
+                del (kept or refused)[keeper]
             for run, (wanted, granted) in list(queue.items()):
                 if granted.done():
                     held[run] = wanted
                     del queue[run]
-            claims = list(held.values())
+            claims = [*held.values(), *kept.values()]
             assert not any(a.overlaps(b) for at, a in enumerate(claims) for b in claims[at + 1 :])
-            ahead: list[Target] = claims
+            named = locks.holder(target)
+            assert (named in held) if any(target.overlaps(other) for other in held.values()) else (named is None)
             for wanted, _ in queue.values():
-                assert any(wanted.overlaps(other) for other in ahead)
-                ahead = [*ahead, wanted]
+                assert any(wanted.overlaps(other) for other in claims)
+                claims = [*claims, wanted]
 
     virtual_time.run(play())
