@@ -137,7 +137,7 @@ def _is_broken_message(lines: list[str], text: str) -> bool:
     if not has_ended(lines):
         return False
     width = next((len(line.rstrip()) for line in reversed(lines) if line.startswith(_EDGE)), None)
-    return width is not None and len(lines[-1].rstrip()) + 1 + len(text.split(maxsplit=1)[0]) > width
+    return width is not None and len(lines[-1].rstrip()) + 1 + len(text.partition(" ")[0]) > width
 
 
 def unwrapped(lines: list[str]) -> list[str]:

@@ -297,6 +297,13 @@ BOXED = """\
 KeyError: 'labels'"""
 
 
+@pytest.mark.parametrize("blank", ["\N{NO-BREAK SPACE}", "\N{IDEOGRAPHIC SPACE}"])
+def test_a_line_of_odd_blanks_ends_a_traceback_in_a_frame(blank: str) -> None:
+    """Whatever a program prints after its exception is a line like any other."""
+    first, odd, after = sorted(lines(f"{BOXED}\n{blank}\nloss: 2.1"), key=lambda each: each.place)
+    assert (first.text.splitlines()[-1], odd.text, after.text) == ("KeyError: 'labels'", blank, "loss: 2.1")
+
+
 @pytest.mark.parametrize("before", ["", "[rank3]: ", " " * 29])
 def test_a_traceback_in_a_frame_is_one_line(before: str) -> None:
     """With its exception, also where the frame stands behind a prefix or blanks."""
