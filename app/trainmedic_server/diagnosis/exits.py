@@ -208,7 +208,7 @@ def launcher_line(text: str, node: str = "") -> list[Exit]:
         code, by_signal = of_code(int(match[1]))
         return [Exit("deepspeed", code, by_signal, node=node, line=tail)]
     if match := _ACCELERATE.search(text):
-        by_signal = getattr(signal, match[2], None) if match[2] else None
+        by_signal = signal.Signals.__members__.get(match[2] or "")
         return [Exit("accelerate", int(match[1]) if match[1] else None, by_signal, node=node, line=text[:500])]
     if match := _MPI.search(text):
         # It tells of the first that ended so, and often knows no process id.

@@ -110,6 +110,10 @@ def test_a_table_without_its_head_is_read_as_far_as_it_goes() -> None:
             "subprocess.CalledProcessError: Command '['python', 'train.py']' died with <Signals.SIGSEGV: 11>.",
             [("accelerate", None, 11, None, None, "n1")],
         ),
+        (
+            "CalledProcessError: Command 'x' died with <Signals.set_wakeup_fd: 9>.",  # a name, but of no signal
+            [("accelerate", None, None, None, None, "n1")],
+        ),
         ("srun: error: Orion-18-69: task 289: Bus error", [("slurm", None, 7, 289, None, "Orion-18-69")]),
         ("srun: error: gpu20-15: task 0: Out Of Memory", [("slurm", None, 9, 0, None, "gpu20-15")]),
         (
