@@ -57,6 +57,8 @@ FILTERS = {
 }
 PAUSE = 0.02
 DELIVERIES = 500
+MOST_PARTS = 20
+"""Pages of one search that are asked for; in a very long history what never meets takes hundreds."""
 
 
 class Measured:
@@ -107,11 +109,12 @@ async def pages(measured: Measured, store: SqlStore) -> None:
         cold = await timed(lambda matching=matching: store.page(matching, 100, None))
         warm = [await timed(lambda matching=matching: store.page(matching, 100, None)) for _ in range(5)]
         items, cursor, parts = 0, None, 0
-        while items < 100 and (parts == 0 or cursor is not None):
+        while items < 100 and parts < MOST_PARTS and (parts == 0 or cursor is not None):
             runs, cursor = await store.page(matching, 100, cursor)
             items, parts = items + len(runs), parts + 1
         text = f"first page by {title}: {cold * 1000:.0f} ms cold, {statistics.median(warm) * 1000:.1f} ms warm"
-        print(f"{text}; {items} found in {parts} pages", flush=True)
+        rest = ", and more to search" if items < 100 and cursor is not None else ""
+        print(f"{text}; {items} found in {parts} pages{rest}", flush=True)
 
 
 async def tallies(store: SqlStore) -> None:
