@@ -11,9 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
-from ruamel.yaml import YAML
 
 from tests.support import programs
+from trainmedic_server.catalog import yaml_text
 
 MONITORING = programs.ROOT / "monitoring"
 RULES = sorted((MONITORING / "rules").glob("*.yaml"))
@@ -90,7 +90,15 @@ def output_of(*argv: str | Path) -> str:
 
 
 def load(path: Path) -> Any:
-    return YAML(typ="safe").load(path)
+    (document,) = load_all(path)
+    return document
+
+
+def load_all(path: Path) -> list[Any]:
+    """The documents of a file, as the server reads it."""
+    documents, problems = yaml_text.read(path.read_text(), str(path))
+    assert not problems
+    return [document.value for document in documents]
 
 
 def shipped_alerts() -> dict[str, dict[str, Any]]:
@@ -99,13 +107,8 @@ def shipped_alerts() -> dict[str, dict[str, Any]]:
 
 
 def shipped_log_rules() -> list[dict[str, Any]]:
-    documents = [
-        document
-        for path in (programs.ROOT / "logrules").glob("*.yaml")
-        for document in YAML(typ="safe").load_all(path)
-        if document
-    ]
-    return [document for document in documents if "log_rule" in document]
+    paths = (programs.ROOT / "logrules").glob("*.yaml")
+    return [document for path in paths for document in load_all(path) if "log_rule" in document]
 
 
 def test_every_rule_behaves_as_its_promtool_tests_say() -> None:
@@ -133,7 +136,7 @@ def test_every_alert_has_a_case_that_fires_and_one_that_does_not() -> None:
 
 def test_every_alert_says_what_it_is_about_and_is_repaired_or_for_people() -> None:
     """A component, by which people route; and ``needs: people`` exactly where no shipped playbook takes the alert."""
-    documents = [load(path) for path in (programs.ROOT / "playbooks").glob("*.yaml")]
+    documents = [each for path in (programs.ROOT / "playbooks").glob("*.yaml") for each in load_all(path)]
     triggers = [book["on"]["alert"] for book in documents if "playbook" in book]
     repaired = {name for trigger in triggers for name in ([trigger] if isinstance(trigger, str) else trigger)}
     of_logs = {

@@ -19,6 +19,13 @@ def test_addresses_map_to_node_names(tmp_path: Path) -> None:
     assert file_inventory.load(file) == WrittenTopology(addresses)
 
 
+def test_an_inventory_may_be_larger_than_a_playbook(tmp_path: Path) -> None:
+    """A fleet of 100,000 nodes has more values than any file may that the server is given."""
+    file = tmp_path / "inventory.yaml"
+    file.write_text("".join(f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}: gpu-node-{n}\n" for n in range(30_000)))
+    assert len(file_inventory.load(file).nodes_by_address) == 30_000
+
+
 def test_an_empty_file_maps_nothing(tmp_path: Path) -> None:
     """Which is the same as no inventory."""
     file = tmp_path / "inventory.yaml"
@@ -30,9 +37,11 @@ def test_an_empty_file_maps_nothing(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("- 10.0.0.7\n", "must map addresses to node names"),
-        ("10.0.0.7: 7\n", "'10.0.0.7': 7 does not map"),
-        ("10.0.0.7: [\n", "not YAML"),
-        ("7: gpu-node-7\n", "7: 'gpu-node-7' does not map"),
+        ("10.0.0.6: gpu-node-6\n10.0.0.7: 7\n", ":2:11: '10.0.0.7': 7 does not map"),
+        ("10.0.0.7: [\n", ":2:1: a '[' or a '{' is not closed"),
+        ("7: gpu-node-7\n", ":1:1: the key 7 must be text"),
+        ("10.0.0.7: gpu-node-7\n10.0.0.7: gpu-node-8\n", ":2:1: the key '10.0.0.7' is written twice"),
+        ("10.0.0.7: gpu-node-7\n---\n10.0.0.8: gpu-node-8\n", ":3:1: must be in one YAML document"),
     ],
 )
 def test_a_wrong_inventory_is_refused_with_its_file(tmp_path: Path, text: str, message: str) -> None:

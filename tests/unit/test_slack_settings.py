@@ -32,7 +32,9 @@ def test_the_file_says_where_and_who(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("", "the file: Input should be"),
-        ("people: [", "not YAML"),
+        ("people: [", r"slack\.yaml:1:10: a '\['"),
+        (GOOD + "channel: C0OTHER", r"slack\.yaml:6:1: the key 'channel' is written twice; first on line 2"),
+        (f"{GOOD}---{GOOD}", "must be one YAML document, and 2 are in it"),
         (GOOD.replace("C0GPUS", "'#gpus'"), "channel: String should match"),
         (GOOD.replace("U0ANN", "ann"), "people.ann"),
         (GOOD.replace("name: ann", "name: trainmedic"), "stands for nobody's decisions"),

@@ -9,9 +9,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
-from jinja2 import nodes
 from pydantic import BaseModel, ValidationError
 
 from trainmedic_server.catalog import (
@@ -42,10 +41,8 @@ from trainmedic_server.domain.problems import DocumentPath, FileProblem, did_you
 from trainmedic_server.domain.target import IdentityLabels
 from trainmedic_server.expressions import evaluation, template_syntax
 from trainmedic_server.expressions.evaluation import Expression, TextTemplate, ValueTemplate
-from trainmedic_server.expressions.template_syntax import Malformed
+from trainmedic_server.expressions.template_syntax import Malformed, SyntaxTree
 from trainmedic_server.ports.actions import Action, Actions, TemplateChecked
-
-T = TypeVar("T")
 
 
 def compile_document(
@@ -275,49 +272,45 @@ class _Compilation:
         if not isinstance(text, str) or not text:
             return None
         name = str(path[-1]) if path[0] == "on" else f"{path[-1]} of {path[0]}[{path[1]}]"
-        return self._compiled(text, path, names, template_syntax.parse_expression, lambda: Expression(text, name))
+        made = self._compiled(text, path, names, name, template_syntax.parse_expression)
+        assert made is None or isinstance(made, Expression)
+        return made
 
     def _text(self, text: str, path: DocumentPath, names: VisibleNames) -> Expression | TextTemplate | str:
         if not evaluation.is_template(text):
             return text
-        name = ".".join(map(str, path))
-        made = self._compiled(
-            text, path, names, template_syntax.parse_template, lambda: evaluation.compile_text(text, name)
-        )
-        return made if made is not None else text
+        return self._compiled(text, path, names, ".".join(map(str, path))) or text
 
     def _template(
         self, raw: Mapping[str, Any], path: DocumentPath, names: VisibleNames, name: str
     ) -> ValueTemplate | None:
         """Return the parameters, compiled; None where a template among them is wrong."""
-        fine = [
-            self._compiled(text, inner, names, template_syntax.parse_template, lambda: True)
-            for inner, text in texts(raw, path)
-            if evaluation.is_template(text)
-        ]
-        if not all(fine):
-            return None
-        try:
-            return ValueTemplate(raw, name)
-        except Malformed as error:
-            self._problem(path, str(error))
-            return None
+        compiled: dict[str, Expression | TextTemplate] = {}
+        are_fine = True
+        for inner, text in texts(raw, path):
+            if evaluation.is_template(text) and text not in compiled:
+                template = self._compiled(text, inner, names, name)
+                if template is None:
+                    are_fine = False
+                else:
+                    compiled[text] = template
+        return ValueTemplate(raw, name, compiled) if are_fine else None
 
     def _compiled(
         self,
         text: str,
         path: DocumentPath,
         names: VisibleNames,
-        parse: Callable[[str], nodes.Template],
-        make: Callable[[], T],
-    ) -> T | None:
-        """Return what `make` makes of a text whose syntax and names are right; None where they are not."""
+        name: str,
+        parse: Callable[[str], SyntaxTree] = template_syntax.parse_template,
+    ) -> Expression | TextTemplate | None:
+        """Return a text compiled whose syntax and names are right; None where they are not."""
         self.place = path
         try:
             tree = parse(text)
-            self.allowance.spend_on_template(template_syntax.node_count(tree))
-            wrong = scope_check.check(tree, names, text)
-            made = make()
+            self.allowance.spend_on_template(len(tree.every))
+            wrong = scope_check.check(tree, names)
+            made = evaluation.compile_parsed(tree, name)
         except Malformed as error:
             self._problem(path, f"{path[-1]}: {error}")
             return None

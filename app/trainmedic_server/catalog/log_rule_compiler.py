@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from jinja2 import nodes
-
 from trainmedic_server.catalog import model_errors, scope_check
 from trainmedic_server.catalog.allowance import Allowance, TooLarge
 from trainmedic_server.catalog.log_rule_form import AlertForm, LogRuleForm, PatternForm
@@ -21,9 +19,8 @@ from trainmedic_server.domain.log_sources import KERNEL_SOURCES, fault_of_source
 from trainmedic_server.domain.problems import DocumentPath, FileProblem, did_you_mean
 from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.expressions import evaluation, template_syntax
-from trainmedic_server.expressions.evaluation import Expression
 from trainmedic_server.expressions.regexes import SearchPattern
-from trainmedic_server.expressions.template_syntax import Malformed
+from trainmedic_server.expressions.template_syntax import Malformed, SyntaxTree
 from trainmedic_server.logs.matcher import FUNCTIONS
 from trainmedic_server.logs.records import EVENTS
 from trainmedic_server.logs.rendering import MEMBERS, SEVERITIES
@@ -108,7 +105,7 @@ class _Compilation:
     def _texts(self, raw: Mapping[str, Any]) -> None:
         when = raw.get("when")
         if isinstance(when, str) and when:
-            self._expression(when, ("when",), ("fields", "source"), lambda: Expression(when, "when"))
+            self._expression(when, ("when",), ("fields", "source"), template_syntax.parse_expression)
         self._template(raw.get("gpu"), ("gpu",), ("fields",))
         alert = raw.get("alert")
         if not isinstance(alert, dict):
@@ -121,31 +118,24 @@ class _Compilation:
 
     def _template(self, text: Any, path: DocumentPath, names: tuple[str, ...]) -> None:
         if isinstance(text, str) and evaluation.is_template(text):
-            name = ".".join(map(str, path))
-            self._expression(text, path, names, lambda: evaluation.compile_text(text, name), is_template=True)
+            self._expression(text, path, names, template_syntax.parse_template)
 
     def _expression(
-        self,
-        text: str,
-        path: DocumentPath,
-        names: tuple[str, ...],
-        make: Callable[[], object],
-        *,
-        is_template: bool = False,
+        self, text: str, path: DocumentPath, names: tuple[str, ...], parse: Callable[[str], SyntaxTree]
     ) -> None:
-        parse = template_syntax.parse_template if is_template else template_syntax.parse_expression
         try:
             tree = parse(text)
-            self.allowance.spend_on_template(template_syntax.node_count(tree))
-            wrong = scope_check.check(tree, VisibleNames((*names, *FUNCTIONS)), text)
-            make()
+            self.allowance.spend_on_template(len(tree.every))
+            wrong = scope_check.check(tree, VisibleNames((*names, *FUNCTIONS)))
+            wrong += [*self._unknown_fields(tree), *_unknown_members(tree)]
+            evaluation.compile_parsed(tree, ".".join(map(str, path)))
         except Malformed as error:
             self._problem(path, f"{path[-1]}: {error}")
             return
-        for each in (*wrong, *self._unknown_fields(tree), *_unknown_members(tree)):
+        for each in wrong:
             self._problem(path, f"{path[-1]}: {each}")
 
-    def _unknown_fields(self, tree: nodes.Template) -> list[str]:
+    def _unknown_fields(self, tree: SyntaxTree) -> list[str]:
         """A field that no pattern has a group for is not there in any line."""
         if not self.has_sure_groups:
             return []
@@ -245,7 +235,7 @@ class _Compilation:
         self.problems.append(self.document.problem(path, message, at_key=at_key))
 
 
-def _unknown_members(tree: nodes.Template) -> list[str]:
+def _unknown_members(tree: SyntaxTree) -> list[str]:
     """What `target` and `finding` do not have."""
     used = {parts[:2] for parts in scope_check.chains(tree) if parts[0] in MEMBERS and parts[1] != "get"}
     return [

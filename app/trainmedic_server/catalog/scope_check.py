@@ -16,6 +16,7 @@ from trainmedic_server.domain.problems import did_you_mean
 from trainmedic_server.domain.run import StepStatus
 from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.expressions import template_syntax
+from trainmedic_server.expressions.template_syntax import SyntaxTree
 
 ALERT_NAMES = ("alert", "labels", "annotations", "vars")
 """In scope before a run exists: in ``on.when`` and in the parts of a target."""
@@ -61,14 +62,14 @@ def kind_of(target: Any) -> TargetKind | None:
     return None
 
 
-def check(tree: nodes.Template, scope: VisibleNames, text: str) -> list[str]:
-    """Return what is wrong with the names in `tree`; `text` is what was written. Raises Malformed."""
-    names = template_syntax.free_names(tree, text)
+def check(tree: SyntaxTree, scope: VisibleNames) -> list[str]:
+    """Return what is wrong with the names in `tree`. Raises Malformed."""
+    names = template_syntax.free_names(tree)
     unknown = names - set(scope.names)
-    wrong = [_unknown_name(name, scope, text) for name in sorted(unknown)]
+    wrong = [_unknown_name(name, scope, tree.text) for name in sorted(unknown)]
     if "job" in names - unknown and scope.kind not in (None, TargetKind.JOB):
         wrong.append(f"there is no job here: the target is a {scope.kind}")
-    assigned = {name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"}
+    assigned = {name.name for name in tree.all_of(nodes.Name) if name.ctx != "load"}
     for parts in chains(tree):
         if parts[0] not in assigned:
             mistake = _unknown_member(parts, scope)
@@ -88,9 +89,9 @@ def _unknown_name(name: str, scope: VisibleNames, text: str) -> str:
     return f"there is no name {name!r} here{hint}"
 
 
-def chains(tree: nodes.Template) -> Iterator[tuple[str, ...]]:
+def chains(tree: SyntaxTree) -> Iterator[tuple[str, ...]]:
     """Yield each ``name.member.member`` in the tree, as far as its members are written out."""
-    for node in tree.find_all((nodes.Getattr, nodes.Getitem)):
+    for node in tree.all_of((nodes.Getattr, nodes.Getitem)):
         parts = _chain(node)
         if parts is not None:
             yield parts
@@ -165,9 +166,9 @@ def _unknown_step(member: str, scope: VisibleNames) -> str | None:
     return _missing("there is no step", member, scope.steps)
 
 
-def _unknown_statuses(tree: nodes.Template) -> Iterator[str]:
+def _unknown_statuses(tree: SyntaxTree) -> Iterator[str]:
     """Comparisons of a step's status with a text that no status is."""
-    for compare in tree.find_all(nodes.Compare):
+    for compare in tree.all_of(nodes.Compare):
         parts = _chain(compare.expr)
         if parts is None or len(parts) != 3 or parts[0] != "steps" or parts[2] != "status":
             continue
@@ -181,9 +182,9 @@ def _unknown_statuses(tree: nodes.Template) -> Iterator[str]:
 _COMPARISONS = {"gt": ">", "gteq": ">=", "lt": "<", "lteq": "<=", "eq": "==", "ne": "!="}
 
 
-def _texts_beside_numbers(tree: nodes.Template) -> Iterator[str]:
+def _texts_beside_numbers(tree: SyntaxTree) -> Iterator[str]:
     """Comparisons of a label or an annotation, which is always text, with a number."""
-    for compare in tree.find_all(nodes.Compare):
+    for compare in tree.all_of(nodes.Compare):
         operands = [compare.expr, *(operand.expr for operand in compare.ops)]
         for left, operand, right in zip(operands, compare.ops, operands[1:], strict=False):
             sign = _COMPARISONS.get(operand.op)

@@ -4,7 +4,8 @@ Plain scalars follow the YAML 1.2 core schema (section 10.3.2), so ``on`` and ``
 Duplicate keys, tags, and keys that are not text are refused. A file's size, depth and number of
 values are bounded, aliases counted as often as they are used, so no file can exhaust the server.
 
-Callers: the compiler of playbooks and the reader of playbook tests.
+Callers: whoever reads a file that people write: playbooks, log rules and their tests, an agent's policy, the
+inventory, tokens, and who is who in Slack.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError
-from ruamel.yaml.events import (
+import yaml
+from yaml.error import Mark
+from yaml.events import (
     AliasEvent,
     DocumentEndEvent,
     DocumentStartEvent,
@@ -28,7 +29,6 @@ from ruamel.yaml.events import (
     SequenceEndEvent,
     SequenceStartEvent,
 )
-from ruamel.yaml.reader import ReaderError
 
 from trainmedic_server.domain.problems import DocumentPath, FileProblem, shown
 
@@ -39,9 +39,12 @@ _LONGEST_NUMBER = 500
 MAX_DEPTH = 60
 """Well within the recursion limit of Python, for whatever walks through the value."""
 
+_LONGEST_SHOWN = 500
 _BRACES = re.compile(r"(?:^|[:\-,\[{])\s*\{\{")
 _BRACED = re.compile(r"\{\{.*?\}\}[^},\]#]*")
-_KEY = re.compile(r"\s*([\w.-]+)\s*:")
+_KEY = re.compile(r"([\w.-]+)\s*:")
+_REFUSED = re.compile("[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
+"""What YAML does not allow; and U+0085, U+2028, U+2029 and U+FEFF, which the parser takes as YAML 1.1 does."""
 
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -104,32 +107,28 @@ def decode(raw: bytes, source: str) -> str | FileProblem:
         return FileProblem(source, line, column, f"the file is not UTF-8: byte 0x{raw[error.start]:02x}")
 
 
-def read(text: str, source: str) -> tuple[list[YamlDocument], list[FileProblem]]:
+def read(
+    text: str, source: str, most_characters: int = MAX_BYTES, most_values: int = MAX_VALUES
+) -> tuple[list[YamlDocument], list[FileProblem]]:
     """Return the documents of `text` in order, empty ones left out, and everything that is wrong with its YAML.
 
     After a syntax error nothing of the file is returned, because nobody can say what it meant.
     """
-    if len(text) > MAX_BYTES:
-        return [], [FileProblem(source, None, None, f"the file has over {MAX_BYTES} characters")]
-    reader = _Reader(source, text)
+    if len(text) > most_characters:
+        return [], [FileProblem(source, None, None, f"the file has over {most_characters} characters")]
+    if refused := _REFUSED.search(text):
+        message = f"character {shown(refused[0])} is not allowed in YAML, but as an escape in double quotes"
+        return [], [FileProblem(source, *_line_column(text, refused.start()), message)]
+    reader = _Reader(source, text, most_values)
     try:
         documents = list(reader.documents())
-    except _Refused as refused:
-        mark = refused.event.start_mark if refused.event else None
-        line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-        return [], [FileProblem(source, line, column, str(refused))]
-    except ReaderError as error:
-        line, column = _line_column(text, error.position)
-        return [], [
-            FileProblem(source, line, column, f"character {shown(chr(error.character))} is not allowed in YAML")
-        ]
-    except MarkedYAMLError as error:
+    except _Refused as error:
+        place = _place(error.event.start_mark, text) if error.event else (1, 1)
+        return [], [FileProblem(source, *place, str(error))]
+    except yaml.MarkedYAMLError as error:
         is_unclosed = (error.context or "").startswith("while parsing a flow")
-        mark = (error.context_mark if is_unclosed else None) or error.problem_mark or error.context_mark
-        line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-        return [], [FileProblem(source, line, column, _plain(error, text.splitlines()))]
-    except Exception as error:  # whatever the YAML library makes of a text is a mistake of that text
-        return [], [FileProblem(source, 1, 1, f"not YAML: {type(error).__name__}")]
+        mark = error.context_mark if is_unclosed else error.problem_mark
+        return [], [FileProblem(source, *_place(mark, text), _plain(error, text))]
     return documents, reader.problems
 
 
@@ -149,13 +148,14 @@ class _Frame:
 class _Reader:
     source: str
     text: str
+    most_values: int
     problems: list[FileProblem] = field(default_factory=list)
 
     def documents(self) -> Iterator[YamlDocument]:
         # Every event is read before any is used, so that a syntax error anywhere is found.
         self._values = 0
         began: int | None = None
-        for event in YAML(typ="safe", pure=True).parse(self.text):
+        for event in yaml.parse(self.text, Loader=yaml.CSafeLoader):
             if isinstance(event, DocumentStartEvent):
                 self._begin()
                 began = None
@@ -214,11 +214,10 @@ class _Reader:
                 raise _Refused(_unquoted(self.text[index - 1 :].partition("\n")[0]), event)
             raise _Refused("a key must be plain text", event)
         self._refuse_tag(event)
-        self._refuse_half_a_character(event)
         self._count(1, event)
         top.awaits_value = True
         top.key = None
-        plain = event.style is None
+        plain = not event.style
         if plain and event.value == "<<":
             self._problem(event, "merge keys (<<) are not part of YAML 1.2; write the keys out")
         elif plain and not isinstance(self._scalar(event), str):
@@ -251,36 +250,26 @@ class _Reader:
     def _alias(self, event: AliasEvent) -> Any:
         anchored = self._anchors.get(event.anchor)
         if anchored is None:
-            raise _Refused(f"there is no complete anchor &{event.anchor} before this alias", event)
+            raise _Refused("there is no complete anchor of this name before this alias", event)
         value, size = anchored
         self._count(size, event)
         return value
 
     def _scalar(self, event: ScalarEvent) -> Any:
         self._refuse_tag(event)
-        self._refuse_half_a_character(event)
         try:
-            return resolve(event.value) if event.style is None else event.value
+            return resolve(event.value) if not event.style else event.value
         except ValueError:
             raise _Refused(f"the number {shown(event.value)} is too long", event) from None
 
-    def _refuse_tag(self, event: NodeEvent) -> None:
-        tag = getattr(event, "tag", None)
-        if tag is not None and tag != "!":
-            raise _Refused(f"the tag {shown(str(tag))} is not supported", event)
-
-    def _refuse_half_a_character(self, event: ScalarEvent) -> None:
-        """Refuse what an escape such as ``\\ud800`` writes: no store, no message and no command takes it."""
-        try:
-            event.value.encode()
-        except UnicodeEncodeError as error:
-            half = event.value[error.start]
-            raise _Refused(f"{shown(half)} is half of a surrogate pair, and no character", event) from None
+    def _refuse_tag(self, event: ScalarEvent | MappingStartEvent | SequenceStartEvent) -> None:
+        if event.tag not in (None, "!"):
+            raise _Refused("tags are not supported", event)
 
     def _count(self, values: int, event: Event) -> None:
         self._values += values
-        if self._values > MAX_VALUES:
-            raise _Refused(f"the file has over {MAX_VALUES} values, aliases counted as often as used", event)
+        if self._values > self.most_values:
+            raise _Refused(f"the file has over {self.most_values} values, aliases counted as often as used", event)
 
     def _problem(self, event: Event, message: str) -> None:
         mark = _mark(event)
@@ -314,32 +303,48 @@ def _mark(event: Event) -> TextPosition:
     return TextPosition(event.start_mark.line + 1, event.start_mark.column + 1)
 
 
+def _place(mark: Mark, text: str) -> tuple[int, int]:
+    """Line and column of a mark; of the end, where the last line ends. For the parser it is a line below."""
+    return (mark.line + 1, mark.column + 1) if mark.index < len(text) else _line_column(text, len(text))
+
+
 def _line_column(text: str, index: int) -> tuple[int, int]:
     return text.count("\n", 0, index) + 1, index - (text.rfind("\n", 0, index) + 1) + 1
 
 
 def _unquoted(line: str) -> str:
     """What to do about braces that YAML takes for its own, with the line's own text."""
-    found = _BRACED.search(line)
+    found = _BRACED.search(line[:_LONGEST_SHOWN])  # of many braces each is sought to its end
     text = found[0].rstrip() if found else "{{ … }}"
     return "what begins with {{ must be in quotes: " + (f"'{text}'" if '"' in text else f'"{text}"')
 
 
-def _plain(error: MarkedYAMLError, lines: list[str]) -> str:
+def _plain(error: yaml.MarkedYAMLError, text: str) -> str:
     """The mistake in words that do not suppose that one knows how YAML is parsed."""
-    problem, context = (error.problem or "not YAML").strip(), (error.context or "").strip()
-    line = lines[error.problem_mark.line] if error.problem_mark and error.problem_mark.line < len(lines) else ""
-    begin = error.context_mark.line + 1 if error.context_mark else 1
-    opening = lines[begin - 1] if begin <= len(lines) else ""
-    if _BRACES.search(held := opening if context.startswith("while parsing a flow") else line):
+    problem, context, index = error.problem, error.context or "", error.problem_mark.index
+    lines = ["", *text.splitlines(), ""]
+    begin = _place(error.context_mark, text)[0] if error.context_mark else 1
+    line = lines[_place(error.problem_mark, text)[0]]
+    if _BRACES.search(held := lines[begin] if context.startswith("while parsing a flow") else line):
         return _unquoted(held)
-    if context.startswith("while parsing a flow"):
-        opened = "[" if "sequence" in context else "{"
+    if opened := {"while parsing a flow sequence": "[", "while parsing a flow mapping": "{"}.get(context):
         return f"the '{opened}' is not closed"
-    if "expected <block end>" in problem and (key := _KEY.match(line)):
+    if context == "while parsing a flow node" and index >= len(text):
+        return "a '[' or a '{' is not closed"
+    is_past_an_entry = context in ("while parsing a block mapping", "while parsing a block collection")
+    if is_past_an_entry and (key := _KEY.match(text, index)):
         return f"{key[1]!r} stands under nothing: indent it as the keys of the entry that begins on line {begin} are"
-    if "mapping values are not allowed here" in problem:
+    if is_past_an_entry and text.startswith("- ", index):
+        return "this '-' is indented as none before it: indent it as those of its list are"
+    if "mapping values are not allowed" in problem:
         return "a ': ' is not allowed here; put the text in quotes, or check the indentation"
-    if "cannot start any token" in problem and "\\t" in problem:
+    is_no_beginning = "cannot start any token" in problem or (context.endswith("flow node") and text[index] == ":")
+    if "tab character" in problem or (is_no_beginning and text[index] == "\t"):
         return "YAML is indented with spaces, not tabs"
+    if is_no_beginning:
+        return f"what begins with {text[index]!r} must be in quotes"
+    if "invalid Unicode character escape code" in problem:
+        return "an escape writes half of a surrogate pair, or what is no character"
+    if (expected := problem.removeprefix("did not find ").removeprefix("expected ")) != problem:
+        problem = f"expected {expected}, but found {shown(text[index]) if index < len(text) else 'the end'}"
     return f"{problem} ({context})" if context else problem

@@ -132,7 +132,7 @@ def _uses_steps(value: Any, *, is_expression: bool = False) -> bool:
     if not isinstance(value, str) or not (is_expression or evaluation.is_template(value)):
         return False
     tree = template_syntax.parse_expression(value) if is_expression else template_syntax.parse_template(value)
-    return "steps" in template_syntax.free_names(tree, value)
+    return "steps" in template_syntax.free_names(tree)
 
 
 def _describe(spec: Step) -> str:

@@ -18,6 +18,7 @@ import jinja2
 from trainmedic_server import errors
 from trainmedic_server.domain.problems import cut, shown
 from trainmedic_server.expressions import template_syntax, work_meter
+from trainmedic_server.expressions.template_syntax import SyntaxTree
 
 Scope = Mapping[str, Any]
 T = TypeVar("T")
@@ -34,11 +35,10 @@ def is_template(value: Any) -> bool:
 class Expression:
     """One compiled expression. `evaluate` returns its native value."""
 
-    def __init__(self, text: str, name: str, compiled: Callable[..., Any] | None = None) -> None:
-        """Raises Malformed."""
+    def __init__(self, text: str, name: str, compiled: Callable[..., Any]) -> None:
         self.text = text
         self._name = name
-        self._compiled = compiled or template_syntax.compile_expression(text)
+        self._compiled = compiled
 
     def evaluate(self, scope: Scope) -> Any:
         """Raises ExpressionError."""
@@ -62,11 +62,10 @@ class Expression:
 class TextTemplate:
     """One compiled template that makes text."""
 
-    def __init__(self, text: str, name: str) -> None:
-        """Raises Malformed."""
+    def __init__(self, text: str, name: str, compiled: jinja2.Template) -> None:
         self.text = text
         self._name = name
-        self._compiled = template_syntax.compile_template(text)
+        self._compiled = compiled
 
     def evaluate(self, scope: Scope) -> str:
         """Raises ExpressionError."""
@@ -88,19 +87,35 @@ def _check_length(length: int) -> None:
         raise jinja2.TemplateRuntimeError(f"it makes over {LONGEST_TEXT} characters")
 
 
+def compile_expression(text: str, name: str) -> Expression:
+    """Raises Malformed."""
+    made = compile_parsed(template_syntax.parse_expression(text), name)
+    assert isinstance(made, Expression)
+    return made
+
+
 def compile_text(text: str, name: str) -> Expression | TextTemplate:
-    """Return a template. One that is exactly one ``{{ expression }}`` keeps the type of its value. Raises Malformed."""
-    compiled = template_syntax.compile_single_expression(text)
-    return Expression(text[2:-2].strip("+- "), name, compiled) if compiled else TextTemplate(text, name)
+    """Return a template. Raises Malformed."""
+    return compile_parsed(template_syntax.parse_template(text), name)
+
+
+def compile_parsed(tree: SyntaxTree, name: str) -> Expression | TextTemplate:
+    """Return an expression or template of its tree, which is used up. A template that is exactly one
+    ``{{ expression }}`` keeps the type of its value. Raises Malformed."""
+    text = tree.text
+    if tree.expression is None:
+        return TextTemplate(text, name, template_syntax.compile_template(tree))
+    compiled = template_syntax.compile_expression(tree.expression, text)
+    return Expression(text if tree.is_expression else text[2:-2].strip("+- "), name, compiled)
 
 
 class ValueTemplate:
     """Any value in which strings may be templates, at any depth; keys are never templates."""
 
-    def __init__(self, value: Any, name: str) -> None:
-        """Raises Malformed."""
+    def __init__(self, value: Any, name: str, compiled: Mapping[str, Expression | TextTemplate] | None = None) -> None:
+        """`compiled`: templates in it that have been compiled, by their texts. Raises Malformed."""
         self._name = name
-        self._made = self._compile(value)
+        self._made = self._compile(value, compiled or {})
 
     def render(self, scope: Scope) -> Any:
         """Return a new value with every template evaluated, all of them together within the bounds of one evaluation.
@@ -108,12 +123,14 @@ class ValueTemplate:
         with work_meter.metered():
             return _render(self._made, scope)
 
-    def _compile(self, value: Any) -> Any:
+    def _compile(self, value: Any, compiled: Mapping[str, Expression | TextTemplate]) -> Any:
         if isinstance(value, Mapping):
-            return {key: self._compile(each) for key, each in value.items()}
+            return {key: self._compile(each, compiled) for key, each in value.items()}
         if isinstance(value, Sequence) and not isinstance(value, str):
-            return [self._compile(each) for each in value]
-        return compile_text(value, self._name) if is_template(value) else value
+            return [self._compile(each, compiled) for each in value]
+        if not is_template(value):
+            return value
+        return compiled.get(value) or compile_text(value, self._name)
 
 
 def _render(made: Any, scope: Scope) -> Any:

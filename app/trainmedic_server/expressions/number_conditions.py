@@ -32,7 +32,7 @@ class _NotPlain(Exception):
 def number_condition(text: str, name: str, functions: Mapping[str, Callable[[Any], Any]]) -> Condition | None:
     """Return what evaluates the expression on the mapping that it calls `name`; None where the expression is more than
     comparisons of its members, `get`, and calls of `functions`. Raises Malformed."""
-    match template_syntax.parse_expression(text).body:
+    match template_syntax.parse_expression(text).root.body:
         case [nodes.Output(nodes=[expression])]:
             try:
                 return _answer(_Compiler(name, functions).compiled(expression))

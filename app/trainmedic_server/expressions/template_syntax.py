@@ -7,8 +7,8 @@ wherever a loop, a comparison or a hash must be counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jinja2
 from jinja2 import meta, nodes
@@ -20,6 +20,7 @@ from trainmedic_server.expressions import sandbox, work_meter
 from trainmedic_server.expressions.sandbox import ENVIRONMENT
 
 T = TypeVar("T")
+Found = TypeVar("Found", bound=nodes.Node)
 
 LONGEST_TEMPLATE = 65_536
 MOST_NODES = 5_000
@@ -40,56 +41,63 @@ class Malformed(Exception):
     """A text is not an expression or template."""
 
 
-def parse_expression(text: str) -> nodes.Template:
-    """Return the syntax tree of an expression, as a template that outputs it. Raises Malformed."""
-    expression = _checked(text, _expression)
-    return _template([nodes.Output([expression], lineno=1)])
+class SyntaxTree(NamedTuple):
+    """A text that has been parsed and found harmless."""
 
+    text: str
+    root: nodes.Template
+    """Of an expression: a template that outputs it."""
+    every: Sequence[nodes.Node]
+    """Every node of the tree, each before those within it."""
+    is_expression: bool
+    """Whether it was read as an expression, which is written without braces."""
 
-def parse_template(text: str) -> nodes.Template:
-    """Return the syntax tree of a template. Raises Malformed."""
-    return _checked(text, ENVIRONMENT.parse)
-
-
-def compile_expression(text: str) -> Callable[..., Any]:
-    """Return what evaluates the expression in a scope. Raises Malformed."""
-    return _evaluator(_checked(text, _expression), text)
-
-
-def compile_template(text: str) -> jinja2.Template:
-    """Raises Malformed."""
-    return _compiled(parse_template(text), text)
-
-
-def compile_single_expression(text: str) -> Callable[..., Any] | None:
-    """Return what evaluates the one expression of a template that is exactly ``{{ expression }}``; None for another.
-    Raises Malformed."""
-    if not (text.startswith("{{") and text.endswith("}}")):
+    @property
+    def expression(self) -> nodes.Expr | None:
+        """What the text is, where it is an expression or exactly one ``{{ expression }}``."""
+        match self.root.body:
+            case [nodes.Output(nodes=[expression])] if not isinstance(expression, nodes.TemplateData):
+                is_in_braces = self.text.startswith("{{") and self.text.endswith("}}")
+                return expression if self.is_expression or is_in_braces else None
         return None
-    match parse_template(text).body:
-        case [nodes.Output(nodes=[expression])]:
-            return _evaluator(expression, text)
-    return None
+
+    def all_of(self, kind: type[Found] | tuple[type[Found], ...]) -> Iterator[Found]:
+        return (node for node in self.every if isinstance(node, kind))
 
 
-def _evaluator(expression: nodes.Expr, text: str) -> Callable[..., Any]:
+def parse_expression(text: str) -> SyntaxTree:
+    """Raises Malformed."""
+    return _checked(text, _expression, is_expression=True)
+
+
+def parse_template(text: str) -> SyntaxTree:
+    """Raises Malformed."""
+    return _checked(text, ENVIRONMENT.parse, is_expression=False)
+
+
+def compile_expression(expression: nodes.Expr, text: str) -> Callable[..., Any]:
+    """Return what evaluates the expression of a tree in a scope; the tree is used up. Raises Malformed."""
     assignment = nodes.Assign(nodes.Name(_RESULT, "store", lineno=1), expression, lineno=1)
     compiled = _compiled(_template([assignment]), text)
     return jinja2.environment.TemplateExpression(compiled, undefined_to_none=False)
 
 
-def free_names(tree: nodes.Template, text: str) -> set[str]:
-    """Return the names that the tree of `text` uses and does not set itself. Raises Malformed."""
+def compile_template(tree: SyntaxTree) -> jinja2.Template:
+    """The tree is used up. Raises Malformed."""
+    return _compiled(tree.root, tree.text)
+
+
+def free_names(tree: SyntaxTree) -> set[str]:
+    """Return the names that the tree uses and does not set itself. Raises Malformed."""
+    names = list(tree.all_of(nodes.Name))
+    if all(name.ctx == "load" for name in names):
+        return {name.name for name in names}
     finder = _NameFinder(ENVIRONMENT)
-    _made(lambda: finder.visit(tree), text)
+    _made(lambda: finder.visit(tree.root), tree.text)
     return finder.undeclared_identifiers
 
 
-def node_count(tree: nodes.Node) -> int:
-    return 1 + sum(1 for _ in tree.find_all(nodes.Node))
-
-
-def _expression(text: str) -> nodes.Expr:
+def _expression(text: str) -> nodes.Template:
     if "{{" in text:
         raise Malformed(f"{shown(text)}: an expression is written without braces here")
     parser = Parser(ENVIRONMENT, text, state="variable")
@@ -97,7 +105,7 @@ def _expression(text: str) -> nodes.Expr:
     if not parser.stream.eos:
         sign = str(parser.stream.current.value)
         raise Malformed(f"{shown(text)}: unexpected {shown(sign)}{_SIGNS.get(sign, '')}")
-    return expression
+    return _template([nodes.Output([expression], lineno=1)])
 
 
 def _template(body: list[nodes.Node]) -> nodes.Template:
@@ -106,20 +114,16 @@ def _template(body: list[nodes.Node]) -> nodes.Template:
     return tree
 
 
-Parsed = TypeVar("Parsed", bound=nodes.Node)
-
-
-def _checked(text: str, parse: Callable[[str], Parsed]) -> Parsed:
+def _checked(text: str, parse: Callable[[str], nodes.Template], *, is_expression: bool) -> SyntaxTree:
     if len(text) > LONGEST_TEMPLATE:
         raise Malformed(f"a template has at most {LONGEST_TEMPLATE} characters")
-    tree = _made(lambda: parse(text), text)
-    _check_size(tree, text)
-    every: list[nodes.Node] = [tree, *tree.find_all(nodes.Node)]
+    root = _made(lambda: parse(text), text)
+    every = _every(root, text)
     for node in every:
         wrong = _wrong_with(node)
         if wrong is not None:
             raise Malformed(f"{shown(text)}: {wrong}")
-    return tree
+    return SyntaxTree(text, root, every, is_expression)
 
 
 def _compiled(tree: nodes.Template, text: str) -> jinja2.Template:
@@ -172,17 +176,20 @@ def _reason(error: Exception, text: str) -> str:
     return (cut(words) or type(error).__name__) + hint
 
 
-def _check_size(tree: nodes.Node, text: str) -> None:
-    """Go through the tree level by level, because one that is too deep cannot be gone through by recursion."""
-    level, count = [tree], 0
-    for _ in range(_DEEPEST):
-        count += len(level)
-        if count > MOST_NODES:
+def _every(root: nodes.Node, text: str) -> list[nodes.Node]:
+    """Every node of the tree, each before those within it. Raises Malformed where they are too many or too deep: not by
+    recursion, which takes no tree of any depth."""
+    every: list[nodes.Node] = []
+    left = [(root, 1)]
+    while left:
+        node, depth = left.pop()
+        every.append(node)
+        if len(every) + len(left) > MOST_NODES:
             raise Malformed(f"{shown(text)}: it has over {MOST_NODES} parts")
-        level = [child for node in level for child in node.iter_child_nodes()]
-        if not level:
-            return
-    raise Malformed(f"{shown(text)}: too deeply nested")
+        if depth > _DEEPEST:
+            raise Malformed(f"{shown(text)}: too deeply nested")
+        left.extend((child, depth + 1) for child in reversed(list(node.iter_child_nodes())))
+    return every
 
 
 def _wrong_with(node: nodes.Node) -> str | None:
@@ -208,7 +215,7 @@ class _Metering(NodeTransformer):
     def visit_For(self, node: nodes.For) -> nodes.Node:
         texts = sum(len(each.data) // 64 for each in node.find_all(nodes.TemplateData))
         # Most nodes take far less than a step; those that can take more count for themselves.
-        steps = 1 + (node_count(node) - node_count(node.iter)) // 4 + texts
+        steps = 1 + (_count(node) - _count(node.iter)) // 4 + texts
         self.generic_visit(node)
         node.iter = _filtered(sandbox.LOOP, node.iter, nodes.Const(steps, lineno=node.lineno))
         return node
@@ -239,6 +246,10 @@ class _Metering(NodeTransformer):
         # Jinja leaves a slice to Python, whose compiler warns on standard error where it is of a constant.
         node.node = _filtered(sandbox.WEIGH, node.node)
         return node
+
+
+def _count(tree: nodes.Node) -> int:
+    return 1 + sum(1 for _ in tree.find_all(nodes.Node))
 
 
 def _weighed(expression: nodes.Expr) -> nodes.Expr:

@@ -18,7 +18,7 @@ from typing import Any
 from trainmedic_server import errors
 from trainmedic_server.domain.finding import CauseClass, Role
 from trainmedic_server.domain.xids import xid
-from trainmedic_server.expressions.evaluation import Expression
+from trainmedic_server.expressions.evaluation import compile_expression
 from trainmedic_server.expressions.number_conditions import number_condition
 from trainmedic_server.expressions.regexes import Found, LiteralSet, SearchPattern
 from trainmedic_server.expressions.sandbox import PlainFunction
@@ -86,7 +86,7 @@ class _ReadyRule:
         self.patterns = [(SearchPattern(each.pattern), each) for each in rule.match]
         self.unless = [SearchPattern(pattern) for pattern in rule.unless]
         self.ends = [SearchPattern(pattern) for pattern in rule.ends]
-        self.when = Expression(rule.when, f"when of {rule.name}") if rule.when else None
+        self.when = compile_expression(rule.when, f"when of {rule.name}") if rule.when else None
         self._of_numbers = number_condition(rule.when, "fields", FUNCTIONS) if rule.when and rule.record else None
 
     def matched(self, text: bytes) -> tuple[Found, LinePattern] | None:

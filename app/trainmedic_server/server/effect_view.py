@@ -40,10 +40,10 @@ class EffectView(View):
 def view(run: Run, effect: Effect | None, are_measured: bool) -> EffectView | None:
     """The run's effect, or why there is none; None for a run that changed nothing. `are_measured` is whether this
     server measures effects."""
-    if effect is not None:
-        return EffectView.model_validate(effect)
     if run.acted_at is None:
         return None
+    if effect is not None:
+        return EffectView.model_validate(effect)
     why_none = "it acted before its effect was to be measured" if are_measured else NO_PROMETHEUS
     missing = Effect(run.id, run.playbook, run.acted_at, None).not_measured(why_none)
     return EffectView.model_validate(missing).model_copy(update={"origin": None})

@@ -14,10 +14,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap, CommentedSeq
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
-
+from trainmedic_server.catalog import yaml_text
+from trainmedic_server.catalog.yaml_text import YamlDocument
 from trainmedic_server.errors import ConfigurationError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}")
@@ -53,7 +51,7 @@ class Token:
 def read(path: Path) -> tuple[Token, ...]:
     """The tokens in the file at `path`. Raises ConfigurationError, naming file, line and field."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigurationError(f"{path}: the tokens file cannot be read: {reason}") from error
@@ -62,17 +60,17 @@ def read(path: Path) -> tuple[Token, ...]:
 
 def parse(text: str, source: str) -> tuple[Token, ...]:
     """The tokens that `text` lists. `source` is the file's name, for messages."""
-    try:
-        document = YAML(typ="rt").load(text)
-    except MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        # Only the position and the problem: the text around it may hold a token written in place of its hash.
-        raise ConfigurationError(f"{source}:{line}: not YAML: {error.problem}") from None
-    except YAMLError:
-        raise ConfigurationError(f"{source}: not YAML") from None
-    if not isinstance(document, CommentedSeq) or not document:
+    documents, problems = yaml_text.read(text, source)
+    if problems:
+        # The reader names keys and places, and of values only what stands in braces, which may be a token as well.
+        message = re.split(r""": ["']\{\{""", problems[0].message)[0]
+        raise ConfigurationError(f"{source}:{problems[0].line or 1}: not YAML: {message}")
+    if len(documents) > 1:
+        raise ConfigurationError(str(documents[1].problem((), "must be in one YAML document with what is before it")))
+    if not documents or not isinstance(documents[0].value, list) or not documents[0].value:
         raise ConfigurationError(f"{source}:1: must be a list of at least one {{name, sha256, roles}}")
-    tokens = [_token(entry, _Location(source, document, index)) for index, entry in enumerate(document)]
+    document = documents[0]
+    tokens = [_token(entry, _Location(source, document, index)) for index, entry in enumerate(document.value)]
     for member, values in (("name", [t.name for t in tokens]), ("sha256", [t.digest for t in tokens])):
         for index, value in enumerate(values):
             if value in values[:index]:
@@ -85,26 +83,23 @@ class _Location:
     """The location of an entry in the file."""
 
     source: str
-    document: CommentedSeq
+    document: YamlDocument
     index: int
 
     def error(self, member: str, problem: str) -> ConfigurationError:
         """The error that names the file, the line, and the field, which is the whole entry where `member` is empty."""
-        entry = self.document[self.index]
-        line: int = self.document.lc.item(self.index)[0]
-        if isinstance(entry, CommentedMap) and member in entry:
-            line = entry.lc.key(member)[0]
+        line = self.document.problem((self.index, member), problem, at_key=True).line
         field = f"{self.index}.{member}" if member else str(self.index)
-        return ConfigurationError(f"{self.source}:{line + 1}: {field} {problem}")
+        return ConfigurationError(f"{self.source}:{line}: {field} {problem}")
 
 
 def _token(entry: Any, location: _Location) -> Token:
-    if not isinstance(entry, CommentedMap):
+    if not isinstance(entry, dict):
         raise location.error("", "must be a mapping with name, sha256 and roles")
     for member in entry:
         if member not in (*_MEMBERS, _GROUPS, _JOBS):
             known = f"a token has {', '.join(_MEMBERS)}, and may have {_GROUPS} and {_JOBS}"
-            raise location.error(str(member), f"is not known; {known}")
+            raise location.error(member, f"is not known; {known}")
     for member in _MEMBERS:
         if member not in entry:
             raise location.error(member, "is missing")

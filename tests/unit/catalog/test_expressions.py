@@ -8,7 +8,7 @@ import pytest
 
 from trainmedic_server import errors
 from trainmedic_server.expressions import template_syntax
-from trainmedic_server.expressions.evaluation import Expression, TextTemplate, ValueTemplate
+from trainmedic_server.expressions.evaluation import ValueTemplate, compile_expression
 from trainmedic_server.expressions.template_syntax import Malformed
 
 SCOPE: dict[str, Any] = {
@@ -71,21 +71,21 @@ def test_members_come_before_methods() -> None:
 def test_what_goes_wrong_is_an_error_that_names_the_expression(text: str, told: str) -> None:
     """An undefined name is never quietly false, and no expression can exhaust the server."""
     with pytest.raises(errors.ExpressionError) as caught:
-        Expression(text, "when").holds(SCOPE)
+        compile_expression(text, "when").holds(SCOPE)
     assert told in str(caught.value)
     assert text[:20] in str(caught.value)
 
 
 def test_asking_whether_something_is_defined_is_no_error() -> None:
     """Nor is a default."""
-    assert Expression("labels.team is not defined", "when").holds(SCOPE)
-    assert Expression("labels.team | default('ml') == 'ml'", "when").holds(SCOPE)
+    assert compile_expression("labels.team is not defined", "when").holds(SCOPE)
+    assert compile_expression("labels.team | default('ml') == 'ml'", "when").holds(SCOPE)
 
 
 def test_an_error_does_not_tell_what_the_values_are() -> None:
     """Values of an alert do not get into messages by way of a failed conversion."""
     with pytest.raises(errors.ExpressionError) as caught:
-        Expression("[labels.severity] | sum", "when").evaluate(SCOPE)
+        compile_expression("[labels.severity] | sum", "when").evaluate(SCOPE)
     assert "warning" not in str(caught.value)
 
 
@@ -136,14 +136,20 @@ def test_what_is_no_template_is_refused(text: str, told: str) -> None:
     assert told in str(caught.value)
 
 
+def test_only_one_pair_of_braces_keeps_the_type() -> None:
+    """What a statement prints is text, and braces within a text of an expression are nothing of its own."""
+    assert render(["{{ 1 }}", "{% print 1 %}", "{{ 1 }}{{ 2 }}"]) == [1, "1", "12"]
+    assert compile_expression("labels.severity != '{% x %}'", "when").holds(SCOPE)
+
+
 def test_a_default_holds_for_what_is_missing_at_any_depth() -> None:
     """The first member that is missing is the reason where there is no default."""
     scope = {"gpu": {"name": "H100"}, "labels": {}}
     missing = "gpu.ecc.volatile['uncorrected']"
-    assert Expression(f"{missing} | default(0)", "when").evaluate(scope) == 0
-    assert not Expression(f"{missing} | default(0) > 0", "when").holds(scope)
-    assert not Expression(f"{missing} is defined", "when").holds(scope)
-    assert TextTemplate("{{ labels.a.b | default('x') }}", "text").evaluate(scope) == "x"
+    assert compile_expression(f"{missing} | default(0)", "when").evaluate(scope) == 0
+    assert not compile_expression(f"{missing} | default(0) > 0", "when").holds(scope)
+    assert not compile_expression(f"{missing} is defined", "when").holds(scope)
+    assert ValueTemplate("a{{ labels.a.b | default('x') }}", "text").render(scope) == "ax"
     for text in (f"{missing} > 0", missing, f"{missing} is none or {missing}", f"{missing}.get('a')", f"not {missing}"):
         with pytest.raises(errors.ExpressionError, match="there is no 'ecc' here"):
-            Expression(text, "when").evaluate(scope)
+            compile_expression(text, "when").evaluate(scope)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from trainmedic_server import errors
-from trainmedic_server.expressions.evaluation import Expression
+from trainmedic_server.expressions.evaluation import compile_expression
 from trainmedic_server.expressions.number_conditions import Condition, number_condition
 from trainmedic_server.logs.matcher import FUNCTIONS
 
@@ -33,7 +33,7 @@ def compiled(text: str) -> Condition | None:
 def told(text: str, fields: Mapping[str, Any]) -> bool | None:
     """What the sandbox says; None for an error."""
     try:
-        return Expression(text, "when").holds({"fields": fields, **FUNCTIONS})
+        return compile_expression(text, "when").holds({"fields": fields, **FUNCTIONS})
     except errors.ExpressionError:
         return None
 

@@ -27,6 +27,13 @@ def test_plain_scalars_have_the_core_schemas_types(text: str, value: object) -> 
     assert yaml_text.resolve(text) == value
 
 
+def test_what_is_written_between_tokens_is_read_as_version_1_2_has_it() -> None:
+    """Tabs part tokens, a colon after a quote needs no space, and the directive of 1.1 changes nothing."""
+    (document,), problems = yaml_text.read('%YAML 1.1\n---\na:\t"\\/ \\u2028"\nb: {"on":yes, c: [x\ty]}\n', "f")
+    assert problems == []
+    assert document.value == {"a": "/ \u2028", "b": {"on": "yes", "c": ["x\ty"]}}
+
+
 def test_every_key_and_value_knows_its_place() -> None:
     """Lines and columns count from 1."""
     (document,), _ = yaml_text.read("a:\n  - b: 1\n    c: 2\n", "f")
@@ -77,6 +84,19 @@ def test_a_key_that_is_written_twice_is_an_error_at_the_second() -> None:
         ("a: " + "9" * 5000, "too long"),
         ("[" * 5000, "nested over"),
         ("- " * 5000, "nested over"),
+        ("{" * 200_000, "must be in quotes"),
+        ("a: [", "1:5: a '[' or a '{' is not closed"),
+        ("a: 'x' y: 1", "1:8: 'y' stands under nothing"),
+        ("a: 'x' (y)", "1:8: expected key, but found '('"),
+        ("a: @b", "1:4: what begins with '@' must be in quotes"),
+        ("a: [::1]", "1:5: what begins with ':' must be in quotes"),
+        ("a:\n  - b: 1\n    c: 2\n   - b: 2", "4:4: this '-' is indented as none before it"),
+        ("a:\n  - b: 1\n - b: 2", "3:2: this '-' is indented as none before it"),
+        ("a: 1\n\tb: 1", "2:1: YAML is indented with spaces, not tabs"),
+        ('a: "\\ud800"', "half of a surrogate pair"),
+        ("a: x\u2028y", "1:5: character '\\u2028' is not allowed in YAML"),
+        ("\ufeffa: x", "1:1: character '\\ufeff' is not allowed in YAML"),
+        ("&a.b x", "1:3: expected alphabetic or numeric character, but found '.' (while scanning an anchor)"),
     ],
 )
 def test_what_is_not_understood_is_refused_with_its_place(text: str, told: str) -> None:

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from ruamel.yaml import YAML
+import yaml
 
 from trainmedic_server.domain.promql import NOT_A_NUMBER, Comparison, comparisons, escaped, is_within_quotes, narrowed
 
@@ -82,13 +82,13 @@ def test_what_is_narrowed_is_valid_for_prometheus(tmp_path: Path) -> None:
     labels = {"node": 'n"1\\', "job": "a$1`\n'", "bad-name": "x", "__meta": "y", "empty": ""}
     queries = []
     for path in sorted(RULES.glob("*.yaml")):
-        for group in YAML(typ="safe").load(path)["groups"]:
+        for group in yaml.safe_load(path.read_bytes())["groups"]:
             for rule in group["rules"]:
                 queries += [narrowed(each.query, labels) for each in comparisons(rule["expr"]) if "alert" in rule]
     assert len(queries) > 20
     rules = [{"record": f"q{number}", "expr": query} for number, query in enumerate(queries)]
     written = tmp_path / "rules.yaml"
-    YAML(typ="safe").dump({"groups": [{"name": "g", "rules": rules}]}, written)
+    written.write_text(yaml.safe_dump({"groups": [{"name": "g", "rules": rules}]}))
     done = subprocess.run([promtool, "check", "rules", written], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(" or vector(1))" in query and "bad-name" not in query for query in queries)

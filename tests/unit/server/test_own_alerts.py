@@ -10,7 +10,7 @@ from typing import Any
 from tests.support.api_world import World
 from tests.support.clocks import START
 from tests.support.findings import of_training
-from tests.unit.engine.test_findings import FindingWorld
+from tests.unit.engine.finding_world import FindingWorld
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.diagnosis import verdict_alert
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, fingerprint
@@ -74,9 +74,7 @@ async def test_a_suspect_node_is_own_where_the_verdicts_of_three_jobs_name_it() 
 
 async def test_the_alert_of_a_finding_is_own_by_all_its_labels() -> None:
     """Those of others pass as they are, such as one with a source of its own."""
-    world = FindingWorld()
-    await world.nodes.start()
-    await world.nodes.look()
+    world = await FindingWorld.begun()
     await world.tell(of_training("cuda-oom", "node-1", "llm-1", 0, world.clock.now()))
     (alert,) = world.taker.told
     # Another one with this fingerprint could be made: the fingerprint that is posted counts for nothing.

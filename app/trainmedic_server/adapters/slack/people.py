@@ -7,16 +7,14 @@ nobody can. Who uses it: ``questions``, ``presses``, and ``wiring`` for its chec
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
+from trainmedic_server.catalog import yaml_text
 from trainmedic_server.errors import ConfigurationError
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.@+-]{0,127}$"
@@ -68,14 +66,16 @@ class SlackFile(_Part):
 def read(path: Path) -> SlackFile:
     """Raises ConfigurationError, naming file and member."""
     try:
-        document: Any = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: the file for Slack cannot be read: {type(error).__name__}") from error
-    except YAMLError as error:
-        place = re.sub(r"\s+", " ", str(error))[:200]
-        raise ConfigurationError(f"{path}: not YAML: {place}") from None
+    documents, problems = yaml_text.read(text, str(path))
+    if problems:
+        raise ConfigurationError(str(problems[0]))
+    if len(documents) > 1:
+        raise ConfigurationError(f"{path}: must be one YAML document, and {len(documents)} are in it")
     try:
-        return SlackFile.model_validate(document)
+        return SlackFile.model_validate(documents[0].value if documents else None)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         member = ".".join(map(str, first["loc"])) or "the file"
