@@ -2,7 +2,7 @@
 is exported.
 
     PYTHONPATH=.:app:sdk python benchmarks/history_store.py [--runs 1000000] [--database URL] [--delete 20000]
-        [--keep DIRECTORY]
+        [--keep DIRECTORY] [--at-most MINUTES]
 
 The store is filled by SQL (``past_rows``): in a temporary directory, where there must be 4 KB of room for each run, in
 one that is kept and found filled the next time, or in the empty PostgreSQL database that is named. Pages of a file are
@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import itertools
 import os
 import statistics
 import tempfile
@@ -22,6 +24,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -32,7 +35,7 @@ from benchmarks import past_rows
 from benchmarks.history_page import _for_speed, made
 from tests.support.programs import start_server
 from trainmedic_server.adapters.gzip_archive import GzipArchive
-from trainmedic_server.adapters.sql_store import database, postgresql
+from trainmedic_server.adapters.sql_store import database, postgresql, schema
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus
 from trainmedic_server.ports.archive import RunArchive
@@ -57,6 +60,7 @@ FILTERS = {
 }
 PAUSE = 0.02
 DELIVERIES = 500
+NUMBERS = itertools.count(10_000_000)
 MOST_PARTS = 20
 """Pages of one search that are asked for; in a very long history what never meets takes hundreds."""
 
@@ -125,9 +129,9 @@ async def tallies(store: SqlStore) -> None:
         print(f"what the playbooks came to in {title}: {seconds * 1000:.1f} ms", flush=True)
 
 
-async def delivered(store: SqlStore, number: int) -> None:
+async def delivered(store: SqlStore) -> None:
     """What a delivery of one matched alert writes, in mode observe."""
-    run = made(10_000_000 + number)
+    run = made(next(NUMBERS))
     alert = Alert(run.alert.fingerprint, AlertStatus.FIRING, run.alert_labels, {}, run.alert.starts_at)
 
     def work(tx: Transaction) -> None:
@@ -138,14 +142,16 @@ async def delivered(store: SqlStore, number: int) -> None:
     await store.transact(work)
 
 
-async def percentiles(store: SqlStore, first: int, count: int = DELIVERIES) -> str:
+async def percentiles(store: SqlStore, beside: asyncio.Task[int] | None = None) -> str:
+    """Of `DELIVERIES`, or of as many as there are until what runs beside them is over."""
     times = []
-    for number in range(first, first + count):
-        times.append(await timed(lambda number=number: delivered(store, number)))
+    while len(times) < DELIVERIES or (beside is not None and not beside.done()):
+        times.append(await timed(lambda: delivered(store)))
         await asyncio.sleep(PAUSE)
     times.sort()
+    count = len(times)
     p50, p99, worst = (times[place] * 1000 for place in (count // 2, count * 99 // 100, -1))
-    return f"p50 {p50:.1f} ms, p99 {p99:.1f} ms, worst {worst:.0f} ms"
+    return f"p50 {p50:.1f} ms, p99 {p99:.1f} ms, worst {worst:.0f} ms, of {count:,}"
 
 
 async def export(store: SqlStore) -> None:
@@ -160,9 +166,9 @@ async def export(store: SqlStore) -> None:
                 runs += chunk.count(b"\n")
                 await asyncio.sleep(0)
 
-    alone = await percentiles(store, 0)
+    alone = await percentiles(store)
     reading, began = asyncio.create_task(exported()), time.perf_counter()
-    beside = await percentiles(store, DELIVERIES)
+    beside = await percentiles(store)
     speed = runs / (time.perf_counter() - began)
     reading.cancel()
     await asyncio.wait([reading])
@@ -170,23 +176,34 @@ async def export(store: SqlStore) -> None:
     print(f"deliveries beside an export of {speed:,.0f} runs a second: {beside}", flush=True)
 
 
-async def deletion(store: SqlStore, before: datetime, archive: RunArchive | None, first: int) -> None:
-    """Deliveries, numbered from `first`, beside the deletion of what is older."""
-    pruning = asyncio.create_task(store.prune(before, archive))
-    began = time.perf_counter()
-    beside = await percentiles(store, first)
-    gone = await pruning
-    seconds = time.perf_counter() - began
+async def deletion(store: SqlStore, before: datetime, archive: RunArchive | None, at_most: timedelta) -> None:
+    """Deliveries beside the deletion of what is older, for as long as it lasts."""
+
+    async def pruned() -> int:
+        there = await store._read(partial(runs_before, before=before))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(at_most.total_seconds()):
+                await store.prune(before, archive)
+        return there - int(await store._read(partial(runs_before, before=before)))
+
+    pruning, began = asyncio.create_task(pruned()), time.perf_counter()
+    beside = await percentiles(store, pruning)
+    gone, seconds = await pruning, time.perf_counter() - began
     title = "deletion" if archive is None else "archiving and deletion"
     print(f"deliveries beside the {title} of {gone:,} runs in {seconds:.0f} s: {beside}", flush=True)
 
 
-async def deletions(store: SqlStore, count: int, delete: int, archive: RunArchive) -> None:
-    print(f"deliveries alone: {await percentiles(store, 2 * DELIVERIES)}", flush=True)
+def runs_before(connection: sa.Connection, before: datetime) -> int:
+    older = sa.select(sa.func.count()).select_from(schema.runs).where(schema.runs.c.created_at < before)
+    return int(connection.execute(older).scalar_one())
+
+
+async def deletions(store: SqlStore, count: int, delete: int, archive: RunArchive, at_most: timedelta) -> None:
+    print(f"deliveries alone: {await percentiles(store)}", flush=True)
     now = datetime.now(UTC)
     for turn, kept in enumerate((None, archive), start=1):
         before = now - timedelta(seconds=(count - turn * delete) * past_rows.SECONDS_APART)
-        await deletion(store, before, kept, (2 + turn) * DELIVERIES)
+        await deletion(store, before, kept, at_most)
 
 
 def start(directory: Path, url: str) -> None:
@@ -197,7 +214,7 @@ def start(directory: Path, url: str) -> None:
         print(f"a server was ready after {time.perf_counter() - began:.2f} s", flush=True)
 
 
-async def measure(measured: Measured, count: int, delete: int, archive: RunArchive) -> None:
+async def measure(measured: Measured, count: int, delete: int, archive: RunArchive, at_most: timedelta) -> None:
     measured.cool()
     began = time.perf_counter()
     store = SqlStore.open(measured.url)
@@ -205,7 +222,7 @@ async def measure(measured: Measured, count: int, delete: int, archive: RunArchi
     await pages(measured, store)
     await tallies(store)
     await export(store)
-    await deletions(store, count, delete, archive)
+    await deletions(store, count, delete, archive, at_most)
     await store.close()
 
 
@@ -215,6 +232,7 @@ def main() -> None:
     parser.add_argument("--delete", type=int, default=20_000, help="the oldest runs: deleted at the end, as many twice")
     parser.add_argument("--database", metavar="URL", help="an empty PostgreSQL database, instead of a file")
     parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="where the file is, or is made and stays")
+    parser.add_argument("--at-most", type=float, default=40, metavar="MINUTES", help="that each deletion may take")
     options = parser.parse_args()
     with ExitStack() as stack:
         directory = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -225,7 +243,7 @@ def main() -> None:
             measured.cool()
             start(Path(work), measured.url)
             archive = GzipArchive(Path(work) / "archive")
-            asyncio.run(measure(measured, options.runs, options.delete, archive))
+            asyncio.run(measure(measured, options.runs, options.delete, archive, timedelta(minutes=options.at_most)))
 
 
 if __name__ == "__main__":

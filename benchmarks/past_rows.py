@@ -18,10 +18,11 @@ NEVER_MET = ("TrainingLossSpike", "never-with-a-loss")
 
 _NUMBERS = "WITH RECURSIVE n(i) AS (SELECT CAST({first} AS BIGINT) UNION ALL SELECT i + 1 FROM n WHERE i < {last})"
 _DIGITS = "substr(CAST(1000000000000 + i AS TEXT), 2)"
-_RUN = f"('01a205e0-4bd5-7000-a47e-' || {_DIGITS})"
 _COMMAND = f"('01a205e0-4bf4-7000-9447-' || {_DIGITS})"
 _PRINT = f"('c0ffee' || {_DIGITS})"
 _AT = f"({{newest}} - ({{count}} - i) * {SECONDS_APART}000000)"
+_MADE = f"{{hex[0]}}{_AT} / 1000{{hex[1]}}"
+_RUN = f"(substr({_MADE}, 1, 8) || '-' || substr({_MADE}, 9) || '-7000-a47e-' || {_DIGITS})"
 _ON_JOB = "i % 4 = 0"
 _NODE = f"(CASE WHEN i % 97 = 1 AND i % 4 <> 0 THEN '{NEVER_MET[1]}' ELSE 'node-' || (i % {NODES}) END)"
 _JOB = f"('job-' || (i % {JOBS}))"
@@ -42,7 +43,7 @@ _LABELS = (
 )
 _ATTEMPT = (
     f'(\'[{{{{"number":1,"command_id":"\' || {_COMMAND} || \'","started_at":\' || {_AT} || \',"deadline":\' || {_AT}'
-    f' || \',"status":"applied","ended_at":\' || {_AT} || \',"error":null,"order":null,"in_part":false}}}}]\')'
+    f' || \',"status":"applied","ended_at":\' || {_AT} || \',"error":null}}}}]\')'
 )
 _EVENTS = {
     "started": ("i > 0", f"'{{{{\"alert\":\"' || {_NAME} || '\",\"playbook\":\"' || {_PLAYBOOK} || '\",\"target\":\"'"
@@ -83,10 +84,10 @@ def _statements() -> Iterator[str]:
     yield (
         "INSERT INTO steps (run_id, phase, position, id, kind, action, status, params, attempts, output, started_at,"
         " ended_at, command_id, undo_trigger, undo_action, undo_params, undo_of, undo_status, undo_because,"
-        f" undo_attempts, undo_output, undo_command_id) {_NUMBERS} SELECT {_RUN}, 'steps', 0, 'cap', 'action',"
+        f" undo_attempts, undo_output) {_NUMBERS} SELECT {_RUN}, 'steps', 0, 'cap', 'action',"
         f" 'gpu.power_limit', 'succeeded', '{{{{\"percent\":80}}}}', {_ATTEMPT}, '{{{{\"watts\":560}}}}', {_AT},"
         f" {_AT} + 30000, {_COMMAND}, 'on_resolve', 'gpu.power_limit', '{{{{\"watts\":700}}}}', {_COMMAND}, 'done',"
-        f" 'resolved (alertmanager)', {_ATTEMPT}, '{{{{\"watts\":700}}}}', {_COMMAND} || 'u' FROM n WHERE i % 20 < 13"
+        f" 'resolved (alertmanager)', {_ATTEMPT}, '{{{{\"watts\":700}}}}' FROM n WHERE i % 20 < 13"
     )
     yield (
         f"INSERT INTO touched_nodes (run_id, node, at) {_NUMBERS} SELECT {_RUN}, {_NODE}, {_AT} FROM n"
@@ -107,15 +108,18 @@ UNION ALL SELECT created_at / 86400000000, playbook,
 FROM runs WHERE status = 'succeeded' GROUP BY 1, 2, 3
 """
 """What the server counts as it writes runs."""
+_HEX = {"sqlite": ("printf('%012x', ", ")"), "postgresql": ("lpad(to_hex(", "), 12, '0')")}
+"""What makes twelve digits of a number, as the ids of runs begin with."""
 
 
 def fill(connection: sa.Connection, count: int, newest: int) -> None:
     """Add `count` runs, the last of which was created at `newest`, in microseconds since 1970."""
+    hex_digits = _HEX[connection.dialect.name]
     for first in range(1, count + 1, BATCH):
         last = min(first + BATCH - 1, count)
         with connection.begin():
             for statement in _statements():
-                text = statement.format(first=first, last=last, newest=newest, count=count)
+                text = statement.format(first=first, last=last, newest=newest, count=count, hex=hex_digits)
                 connection.exec_driver_sql(text.replace("%", "%%") if connection.dialect.name == "postgresql" else text)
     with connection.begin():
         connection.exec_driver_sql(_DAYS)

@@ -111,7 +111,7 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "memory_gib": round(int(memory[1]) / 2**20, 1) if memory else None,
         "kernel": platform.release(),
-        "python": platform.python_version(),
+        "python": sys.version.partition(" (")[0],
         "sqlite": sqlite3.sqlite_version,
         "commit": commit,
         "libraries": {name: found for name in _LIBRARIES if (found := _version(name))},

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from tests.contract.run_store_values import at, closed
-from trainmedic_server.adapters.sql_store import history_search
+from trainmedic_server.adapters.sql_store import history_cursor, history_search
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.run import Decision, Run, Status
 from trainmedic_server.domain.target import Target, TargetKind
@@ -88,3 +88,11 @@ async def test_a_page_ends_where_its_time_is_over(store: SqlStore, monkeypatch: 
         pages += 1
     assert first == [rare]
     assert pages > 1
+
+
+async def test_a_search_goes_on_from_any_moment_that_a_cursor_can_name(store: SqlStore) -> None:
+    run = closed(0, Target(TargetKind.GPU, node="n1", gpu="0"))
+    await store.transact(lambda tx: tx.add_runs([run]))
+    for moment, expected in ((datetime.max, [run]), (datetime.min, [])):
+        cursor = history_cursor.encode(moment.replace(tzinfo=UTC), run.id)
+        assert await store.page(HistoryFilter(node="n1"), 10, cursor) == (expected, None)

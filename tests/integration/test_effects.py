@@ -59,7 +59,7 @@ async def test_a_runs_effect_is_measured_by_a_real_prometheus(tmp_path: Path) ->
     program, url = prometheus_with_rules(past, tmp_path)
     labels = {"alertname": "Hot", "node": ODD, "gpu": "0", "severity": "critical", "cluster": "outside"}
     store, run, wrong = InMemoryStore(), closed(0), closed(1)
-    runs = [replace(each, alert_name="Hot", alert_labels=labels) for each in (run, wrong)]
+    runs = [replace(each, alert_name="Hot", alert_labels=labels, acted_at=acted) for each in (run, wrong)]
     await store.transact(lambda tx: tx.save_alerts([heard()]))
     await store.transact(lambda tx: tx.add_runs(runs))
     due = [Effect(each.id, "cool", acted, acted) for each in runs]

@@ -179,7 +179,8 @@ def test_a_stream_whose_ids_are_used_up_begins_anew(server: Server, sender: Find
         return True
 
     eventually(tell, 20, "the stream takes entries again")
-    eventually(lambda: shown(server), 10, "a finding")
+    (item,) = eventually(lambda: shown(server), 10, "a finding")
+    assert item["rule"] == "gpu-xid"
 
 
 def test_a_job_that_is_there_is_believed(server: Server, sender: FindingSender, redis_url: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import threading
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -20,10 +19,9 @@ from tests.contract.run_store_values import at, closed, event, run
 from tests.support.postgres import PASSWORD, PostgresServer
 from tests.support.programs import eventually
 from trainmedic_server import errors
-from trainmedic_server.adapters.sql_store import postgresql, revision, schema, statements
+from trainmedic_server.adapters.sql_store import postgresql, revision, schema
 from trainmedic_server.adapters.sql_store.election import Election
 from trainmedic_server.adapters.sql_store.history_page import page_select
-from trainmedic_server.adapters.sql_store.lookup import Lookup
 from trainmedic_server.adapters.sql_store.postgresql import LockSession
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.ports.store import HistoryFilter, Transaction
@@ -120,28 +118,6 @@ def test_a_page_of_the_history_is_read_from_an_index_in_order(url: str) -> None:
         plan = plan_of(connection, HistoryFilter(node="a"))
         assert not any("Seq Scan" in step for step in plan), plan
     session.close()
-
-
-@pytest.mark.parametrize(
-    ("lookup", "key", "index"),
-    [
-        (statements.LAST_ENDED, "target_key", "ix_runs_cooldown"),
-        (statements.LAST_REAL_END, "target_key", "ix_runs_cooldown"),
-        (statements.COUNT_ALERTS, "run_id", "run_alerts"),
-    ],
-)
-def test_what_is_asked_of_each_of_many_is_looked_up_by_itself(url: str, lookup: Lookup, key: str, index: str) -> None:
-    """Also where nothing is known of the table yet, as in the first storm that a new database sees."""
-    session = LockSession.open(url)
-    with session.engine.connect() as connection, connection.begin():
-        revision.bring_to_head(connection)
-        statement = lookup.statement.params(keys="a", playbook="a")
-        text = str(statement.compile(connection, compile_kwargs={"literal_binds": True}))
-        plan = [row[0] for row in connection.exec_driver_sql("EXPLAIN " + text.replace("%", "%%"))]
-    session.close()
-    text = "\n".join(plan)
-    assert re.search(rf"using \S*{index}|Index Scan on \S*{index}", text), text
-    assert re.search(rf"Index Cond: .*\b{key} = ", text), text
 
 
 async def test_a_name_at_the_longest_fits_every_index(store: SqlStore) -> None:

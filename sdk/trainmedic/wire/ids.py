@@ -35,3 +35,9 @@ def new_id(now_ms: int | None = None, counter: int | None = None) -> str:
     value = value & ~(0x3 << 62) | 0x2 << 62
     text = f"{value:032x}"
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def first_id(ms: int) -> str:
+    """What no id sorts before that was made in this millisecond since 1970 or later; all do that were made earlier."""
+    text = f"{min(max(ms, 0), (1 << 48) - 1):012x}"
+    return f"{text[:8]}-{text[8:]}"

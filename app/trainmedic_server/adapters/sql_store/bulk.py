@@ -7,18 +7,17 @@ VALUES are repeated for a few fixed counts, so that the driver finds each statem
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
 from trainmedic_server.adapters.sql_store.columns import encoder
 from trainmedic_server.adapters.sql_store.lookup import converted
 
 _COUNTS = (128, 64, 32, 16, 8, 4, 2, 1)
-_INSERTS: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 _VALUES = re.compile(r"(.*VALUES )(\([^()]*\))(.*)", re.DOTALL)
 
 
@@ -38,7 +37,8 @@ class BulkInsert:
         update: Sequence[str] | None = None,
     ) -> None:
         columns = [column for column in table.columns if column.name != "seq"]
-        statement = _INSERTS[dialect.name](table).values({column.name: sa.bindparam(column.name) for column in columns})
+        insert = importlib.import_module(f"sqlalchemy.dialects.{dialect.name}").insert
+        statement = insert(table).values({column.name: sa.bindparam(column.name) for column in columns})
         if on_conflict == "ignore":
             statement = statement.on_conflict_do_nothing()
         elif on_conflict != "error":

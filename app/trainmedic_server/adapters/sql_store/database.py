@@ -178,9 +178,14 @@ class OwnerLock:
 
 
 def writer_engine(url: sa.URL, busy_timeout: timedelta) -> sa.Engine:
-    """For the one connection that writes. There is no pool: a connection that failed is closed, not reused."""
+    """For the one connection that writes. There is no pool: a connection that failed is closed, not reused.
+
+    Its write-ahead log is brought into the database every 32 MB, not every 4: pages that are written often go there
+    once then, in place of eight times.
+    """
     engine = sa.create_engine(url, poolclass=pool.NullPool, connect_args=_connect_args(busy_timeout))
-    _prepare(engine, begin="BEGIN IMMEDIATE", pragmas=("cache_size = -32768", "journal_size_limit = 67108864"))
+    pragmas = ("cache_size = -32768", "journal_size_limit = 67108864", "wal_autocheckpoint = 8000")
+    _prepare(engine, begin="BEGIN IMMEDIATE", pragmas=pragmas)
     return engine
 
 

@@ -2,6 +2,9 @@
 
 Where a filter takes several values, a page is put together of one short list for each of them, because an index that
 has the order of the pages has it for one value alone.
+
+What a run touched and who gave it orders stands in tables of their own, without the time of its creation. There a time
+is told by the ids of the runs, which begin with it.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from trainmedic.wire.ids import first_id
+from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of
 from trainmedic_server.adapters.sql_store.schema import (
     TimeColumn,
     is_closed,
@@ -28,7 +33,12 @@ _MOST_LISTS = 32
 """Of more combinations of values than these, the rows are filtered one by one."""
 _COLUMNS = {name: runs.c[name] for name in ("playbook", "status", "decision", "job")} | {"alertname": runs.c.alert_name}
 
+_APART = 86_400_000
+"""Milliseconds. A run's id is made in the moment of its creation, but for what its admission waits for the store."""
+
 Condition = sa.ColumnElement[bool]
+Span = tuple[datetime, datetime]
+"""From one moment to before another."""
 
 
 def page_select(matching: HistoryFilter, limit: int, before: tuple[datetime, str] | None = None) -> sa.Select[Any]:
@@ -51,8 +61,9 @@ def _ids(condition: Condition, limit: int) -> sa.Select[Any]:
     return sa.select(newest.subquery().c.id)
 
 
-def alternatives(matching: HistoryFilter) -> Iterator[Sequence[Condition]]:
-    """For each filter that is set, the conditions of which one is to hold."""
+def alternatives(matching: HistoryFilter, span: Span | None = None) -> Iterator[Sequence[Condition]]:
+    """For each filter that is set, the conditions of which one is to hold; where only what was created in `span` is
+    asked for, they pass over what was not."""
     for name, column in _COLUMNS.items():
         if values := values_of(getattr(matching, name)):
             yield [column == value for value in values]
@@ -61,9 +72,9 @@ def alternatives(matching: HistoryFilter) -> Iterator[Sequence[Condition]]:
     if values := values_of(matching.target):
         yield [_of_target(value) for value in values]
     if values := values_of(matching.node):
-        yield [condition for value in values for condition in _of_node(value)]
+        yield [condition for value in values for condition in _of_node(value, span)]
     if values := values_of(matching.by):
-        yield [runs.c.id.in_(sa.select(orders.c.run_id).where(orders.c.actor == value)) for value in values]
+        yield [_among(orders.c.run_id, span, orders.c.actor == value) for value in values]
 
 
 def _of_gpu(text: str) -> Condition:
@@ -87,10 +98,19 @@ def _of_target(key: str) -> Condition:
             return same
 
 
-def _of_node(name: str) -> tuple[Condition, Condition]:
+def _of_node(name: str, span: Span | None) -> tuple[Condition, Condition]:
     """The runs on a node or its GPUs; and those on jobs that touched it."""
-    touching = sa.select(touched_nodes.c.run_id).where(touched_nodes.c.node == name, is_named)
-    return runs.c.node == name, sa.and_(runs.c.id.in_(touching), runs.c.node.is_(None))
+    touching = _among(touched_nodes.c.run_id, span, touched_nodes.c.node == name, is_named)
+    return runs.c.node == name, sa.and_(touching, runs.c.node.is_(None))
+
+
+def _among(ids: sa.Column[Any], span: Span | None, *conditions: Condition | sa.TextClause) -> Condition:
+    """The runs whose ids another table has for these conditions."""
+    among = sa.select(ids).where(*conditions)
+    if span is not None:
+        first, last = (microseconds_of(moment) // 1000 for moment in span)
+        among = among.where(ids >= first_id(first - _APART), ids < first_id(last + _APART))
+    return runs.c.id.in_(among)
 
 
 def beside_them(matching: HistoryFilter, before: tuple[datetime, str] | None) -> Iterator[Condition | sa.TextClause]:

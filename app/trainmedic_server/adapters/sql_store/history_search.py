@@ -1,9 +1,10 @@
-"""Finding runs by several filters at once, in a bounded time. Who calls it: ``history``.
+"""Finding runs by several filters at once, or by a node, in a bounded time. Who calls it: ``history``.
 
 An index has the order of the pages for one filter. Where two are set that seldom meet, reading along one of them could
-take the whole history. So the search goes back in time, window by window: in each, what every filter's index has is
-intersected, without reading a run, and a window is as long as keeps it short to search. When the time of a page is
-over, what was found is the page, and its cursor says how far the search has come.
+take the whole history; and what touched a node has no index in that order. So the search goes back in time, window by
+window: in each, what every filter's index has is intersected, without reading a run, and a window is as long as keeps
+it short to search. When the time of a page is over, what was found is the page, and its cursor says how far the search
+has come.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sqlalchemy as sa
 
 from trainmedic_server.adapters.sql_store.history_page import after_place, alternatives, beside_them
 from trainmedic_server.adapters.sql_store.schema import runs
-from trainmedic_server.ports.store import HistoryFilter
+from trainmedic_server.ports.store import HistoryFilter, values_of
 
 Place = tuple[datetime, str]
 """Where a page ended: all further runs are smaller by their creation and id."""
@@ -25,6 +26,7 @@ Place = tuple[datetime, str]
 SECONDS = 1.0
 """That one page may search; it ends with the window in which they are over."""
 _FIRST_WINDOW = timedelta(hours=1)
+"""Also the shortest."""
 _SHORT = 0.05
 """Seconds: after a window that took less the next is four times as long, after any other twice, so that there are few
 of them, and the last takes about as long as all before it."""
@@ -37,8 +39,11 @@ _NEWEST = sa.select(sa.func.max(runs.c.created_at))
 
 
 def is_needed(matching: HistoryFilter) -> bool:
-    """Whether several filters are set, of which none leaves only the few runs that are open or owe an undo."""
-    return not (matching.is_open or matching.owes_undo) and len(list(alternatives(matching))) > 1
+    """Whether several filters are set or a node is, and not only the few runs that are open or owe an undo are asked
+    for."""
+    if matching.is_open or matching.owes_undo:
+        return False
+    return bool(values_of(matching.node)) or len(list(alternatives(matching))) > 1
 
 
 def search(
@@ -54,8 +59,8 @@ def search(
         return [], None
     first = max(oldest, matching.since) if matching.since is not None else oldest
     end = min([newest + timedelta(microseconds=1), *([matching.until] if matching.until is not None else [])])
-    if before is not None:
-        end = min(end, before[0] + timedelta(microseconds=1))
+    if before is not None and before[0] < end:
+        end = before[0] + timedelta(microseconds=1)
     rows: list[sa.Row[Any]] = []
     key = _KEYS.get(connection.dialect.name, runs.c.id)
     window, began = _FIRST_WINDOW, seconds()
@@ -65,10 +70,18 @@ def search(
         if len(rows) > limit:
             return rows[:limit], (rows[limit - 1].created_at, rows[limit - 1].id)
         end, now = begin, seconds()
-        if now - began > SECONDS and end > first:
+        left = SECONDS - (now - began)
+        if left <= 0 and end > first:
             return rows, (end, _BEFORE_ALL)
-        window *= 4 if now - asked_at < _SHORT else 2
+        window = _next_window(window, now - asked_at, left)
     return rows, None
+
+
+def _next_window(window: timedelta, took: float, left: float) -> timedelta:
+    """As long as the seconds that are left allow, going by what the last one took, and not much longer than that."""
+    if took < _SHORT:
+        return window * 4
+    return max(_FIRST_WINDOW, window * min(2, left / took))
 
 
 def _in_window(
@@ -81,7 +94,7 @@ def _in_window(
 ) -> sa.Select[Any]:
     """`key` tells runs apart, and stands in every index."""
     common = [runs.c.created_at >= begin, runs.c.created_at < end, *beside_them(matching, None)]
-    met = sa.intersect(*(_of_any(group, common, key) for group in alternatives(matching)))
+    met = sa.intersect(*(_of_any(group, common, key) for group in alternatives(matching, (begin, end))))
     newest = sa.select(runs).where(key.in_(met)).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
     return newest.where(*after_place(before))
 

@@ -7,6 +7,7 @@ wait, so that virtual time never stands still for it.
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
@@ -63,6 +64,7 @@ class InMemoryStore(SqlStore):
         _load(engine, _empty_database())
         committer = Committer(engine, flusher=_flusher())
         super().__init__(_ImmediateWriter(committer), engine, _NoLock(), lambda: None)
+        weakref.finalize(self, engine.dispose)
 
     async def _read(self, work: Callable[[sa.Connection], T]) -> T:
         if self._closed:
@@ -83,6 +85,7 @@ def _empty_database() -> bytes:
     schema.metadata.create_all(engine)
     with engine.connect() as connection:
         written: bytes = _driver_connection(connection).serialize()
+    engine.dispose()
     return written
 
 

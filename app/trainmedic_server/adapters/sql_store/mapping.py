@@ -190,7 +190,7 @@ def _undo_columns(undo: Undo) -> tuple[Any, ...]:
         dict(undo.output),
         undo.error,
         undo.retry_at,
-        undo.attempts[-1].command_id if undo.attempts else None,
+        undo.attempts[-1].command_id if undo.attempts and undo.status is not UndoStatus.DONE else None,
     )
 
 
@@ -213,6 +213,7 @@ def _undo_of(columns: Row) -> Undo | None:
 
 
 def _attempts_document(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
+    """Without an order and ``in_part`` where they say nothing, as nearly always."""
     return [
         {
             "number": attempt.number,
@@ -222,8 +223,8 @@ def _attempts_document(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
             "status": attempt.status,
             "ended_at": None if attempt.ended_at is None else microseconds_of(attempt.ended_at),
             "error": attempt.error,
-            "order": attempt.order,
-            "in_part": attempt.in_part,
+            **({"order": attempt.order} if attempt.order is not None else {}),
+            **({"in_part": True} if attempt.in_part else {}),
         }
         for attempt in attempts
     ]

@@ -23,6 +23,7 @@ from sqlalchemy import pool
 
 from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store import database
+from trainmedic_server.adapters.sql_store.columns import metadata
 from trainmedic_server.adapters.sql_store.leadership import Leadership, now
 
 if TYPE_CHECKING:
@@ -47,6 +48,11 @@ _DURABLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_s
 HAS_LOCK = "SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid()"
 """Asks whether the session that answers has a lock. It has none where a pooler has changed sessions in between."""
 
+_UNKNOWN_TABLES = """
+    SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relname = ANY(%s)
+    AND reltuples < 0 AND pg_relation_size(oid) > 0
+"""
+"""Those with rows that were never analysed."""
 _HOLDER = """
     SELECT application_name FROM pg_locks JOIN pg_stat_activity USING (pid)
     WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND database = (
@@ -187,6 +193,13 @@ def take_time(connection: sa.Connection) -> None:
     """Lift the time limits of the transaction that `connection` is in: a migration may rewrite a large table."""
     connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
     connection.exec_driver_sql("SET LOCAL lock_timeout = '1min'")
+
+
+def learn_of_tables(connection: sa.Connection) -> None:
+    """Have PostgreSQL look at what is in tables of which it knows nothing, as after a restore. Until it looks by
+    itself, a minute later or never, it reads a whole table for some dozens of keys."""
+    for table in connection.exec_driver_sql(_UNKNOWN_TABLES, (list(metadata.tables),)).scalars().all():
+        connection.exec_driver_sql(f"ANALYZE {table}")
 
 
 def _engine(creator: Callable[[], Any], **options: Any) -> sa.Engine:

@@ -41,8 +41,7 @@ BATCH = 50
 """Runs, or rows of others, that are deleted at a time: others wait for some milliseconds at most."""
 
 REST = 3
-"""Times as long as a deletion took, until the next begins: a million runs take about half an hour, and nobody feels
-it."""
+"""Times as long as a deletion took, until the next begins: a million runs take up to an hour, and nobody feels it."""
 
 _BEFORE = sa.bindparam("before", type_=schema.TimeColumn)
 _RUN_IDS: sa.BindParameter[Any] = sa.bindparam("runs", expanding=True)
@@ -211,7 +210,7 @@ def verdicts_before(transaction: SqlTransaction, before: datetime) -> int:
 def nodes_before(transaction: SqlTransaction, before: datetime) -> int:
     """Delete the nodes not seen since, which no longer count as part of the cluster, where jobs were before, the
     gaps in the time that ended before, and the tallies of whole days before; all at once, and not counted."""
-    connection = transaction.flushed_connection()
+    connection = transaction.flushed_connection(deletes_nodes=True)
     connection.execute(_DELETE_NODES, {"before": before})
     connection.execute(_DELETE_TIME_GAPS, {"before": before})
     connection.execute(_DELETE_PLACES, {"before": before})

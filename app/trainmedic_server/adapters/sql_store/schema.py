@@ -123,7 +123,8 @@ steps = sa.Table(
     sa.Column("undo_command_id", Text),
     sqlite_with_rowid=False,
 )
-"""``command_id`` is that of the last attempt. ``undo_status`` is null where there is nothing to undo."""
+"""``command_id`` is that of the last attempt, and so is ``undo_command_id`` until the undo is done. ``undo_status`` is
+null where there is nothing to undo."""
 
 touched_nodes = sa.Table(
     "touched_nodes",
@@ -271,10 +272,8 @@ is_undo = sa.text(f"orders.{_IS_UNDO}")
 def _page_index(
     name: str, *equal: sa.Column[Any], beside: Sequence[sa.Column[Any]] = (), where: str | None = None
 ) -> None:
-    condition: dict[str, Any] = {
-        f"{dialect}_where": sa.text(where) for dialect in ("sqlite", "postgresql") if where is not None
-    }
-    sa.Index(f"ix_runs_{name}", *equal, runs.c.created_at, *beside, postgresql_include=["id"], **condition)
+    condition: dict[str, Any] = {} if where is None else {"sqlite_where": sa.text(where)}
+    sa.Index(f"ix_runs_{name}", *equal, runs.c.created_at, *beside, **condition)
 
 
 # a run for an alert that fires again; an alert that lost its end
@@ -283,7 +282,7 @@ partial_index("ix_alerts_firing", alerts.c.fingerprint, alerts.c.starts_at, wher
 # (narrow, because each new alert pays for them; the few of one moment are put in order when they are read)
 sa.Index("ix_alerts_first_heard", alerts.c.first_heard_at)
 sa.Index("ix_alerts_name", alerts.c.alert_name, alerts.c.first_heard_at)
-partial_index("ix_alerts_not_reacted", alerts.c.first_heard_at, where="reacted = 0", postgresql="NOT reacted")
+partial_index("ix_alerts_not_reacted", alerts.c.first_heard_at, where="reacted = 0")
 # pruning
 sa.Index("ix_alerts_last_heard", alerts.c.last_heard_at)
 sa.Index("ix_run_alerts_alert", run_alerts.c.fingerprint, run_alerts.c.starts_at)
@@ -315,7 +314,7 @@ partial_index("uq_runs_open", runs.c.playbook, runs.c.target_key, where=_IS_OPEN
 # one run for a request by hand, however often it is repeated
 partial_index("uq_runs_request", runs.c.request_key, where="request_key IS NOT NULL", unique=True)
 # what a new start has to go on with
-partial_index("ix_runs_unfinished", runs.c.created_at, runs.c.id, where="unfinished = 1", postgresql="unfinished")
+partial_index("ix_runs_unfinished", runs.c.created_at, runs.c.id, where="unfinished = 1")
 
 # whose late reply this is: nothing is asked of what has succeeded
 partial_index("ix_steps_command", steps.c.command_id, where=f"command_id IS NOT NULL AND {_IS_UNCERTAIN}")

@@ -219,6 +219,8 @@ def _migrate(engine: sa.Engine) -> str:
         if engine.dialect.name == "postgresql":
             postgresql.take_time(connection)
         revision.bring_to_head(connection)
+        if engine.dialect.name == "postgresql":
+            postgresql.learn_of_tables(connection)
         identity: str | None = connection.execute(sa.select(schema.identity.c.id)).scalar()
         if identity is None:
             identity = uuid.uuid4().hex

@@ -66,9 +66,10 @@ _STARTED = (
     .where(_OF_PLAYBOOK, _WAS_STARTED, _IN_TIME)
     .group_by(runs.c.status)
 )
-_REPAIRS = sa.select((_microseconds(runs.c.ended_at) - _microseconds(runs.c.created_at)).label("lasted")).where(
-    _OF_PLAYBOOK, _WAS_STARTED, _IN_TIME, runs.c.status == Status.SUCCEEDED.value, runs.c.ended_at.is_not(None)
-)
+# Of all playbooks at once: by playbook each would read all that succeeded, by the index over the status.
+_REPAIRS = sa.select(
+    runs.c.playbook, (_microseconds(runs.c.ended_at) - _microseconds(runs.c.created_at)).label("lasted")
+).where(_IN_TIME, runs.c.status == Status.SUCCEEDED.value, runs.c.ended_at.is_not(None))
 _BEGAN, _ENDED = _microseconds(steps.c.started_at).label("began"), _microseconds(steps.c.ended_at).label("ended")
 _HAS_TIMED_OUT = steps.c.status == StepStatus.TIMED_OUT.value
 _WAS_ANSWERED = sa.and_(
@@ -165,6 +166,8 @@ def _count(connection: sa.Connection, tallies: dict[str, PlaybookTally], since: 
         of_playbook = _tally_of(connection, {**time, "playbook": playbook})
         if of_playbook.statuses:
             tallies[playbook].add(of_playbook)
+    for row in connection.execute(_REPAIRS, time):
+        tallies[row.playbook].repair_seconds[run_facts.rounded(row.lasted / _SECOND)] += 1
     for row in connection.execute(_EFFECTS, time):
         tallies[row.playbook].effects[EffectVerdict(row.verdict)] += row.runs
 
@@ -185,10 +188,6 @@ def _tally_of(connection: sa.Connection, which: Mapping[str, Any]) -> PlaybookTa
         tally.statuses[status] += row.runs
         if status is not Status.OBSERVED:
             tally.repeated += row.repeated
-    if tally.started:
-        tally.repair_seconds.update(
-            run_facts.rounded(row.lasted / _SECOND) for row in connection.execute(_REPAIRS, which)
-        )
     slow = connection.execute(_SLOW_STEPS, which).all() if tally.statuses else []
     steps_of_note = [row for row in slow if not Status(row.status).is_open]
     timed_out = {row.id for row in steps_of_note if row.timed_out and row.status != Status.OBSERVED.value}

@@ -81,11 +81,13 @@ class SqlTransaction(GuardedTables, Transaction):
         if self._savepoint is not None or own.targets or own.nodes or own.touched or own.playbooks:
             self._cache.forget()
 
-    def flushed_connection(self) -> sa.Connection:
-        """Return the connection, for statements of the caller's own, after everything pending was sent."""
+    def flushed_connection(self, *, deletes_nodes: bool = False) -> sa.Connection:
+        """Return the connection, for statements of the caller's own, after everything pending was sent. Of what is
+        remembered they change nothing, such as open runs, but for nodes where that is said."""
         send_shared(self._connection, self._flush, self._shared)
         self._send_own()
-        self._cache.forget()
+        if deletes_nodes:
+            self._cache.forget()
         return self._connection
 
     def _guarded_connection(self) -> sa.Connection:
@@ -295,10 +297,8 @@ class SqlTransaction(GuardedTables, Transaction):
 
     def events_of(self, run_id: str, kind: str) -> list[Event]:
         connection = self._flushed_if(lambda pending: pending.events)
-        return [
-            mapping.event_of(row)
-            for row in connection.execute(statements.EVENTS_OF_KIND, {"run": run_id, "kind": kind})
-        ]
+        rows = connection.execute(statements.EVENTS_OF_KIND, {"run": run_id, "kind": kind})
+        return [mapping.event_of(row) for row in rows]
 
     def time_gaps(self) -> list[TimeGap]:
         connection = self._flushed_if(lambda pending: pending.time_gaps)

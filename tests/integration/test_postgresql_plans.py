@@ -1,0 +1,61 @@
+"""How PostgreSQL answers where it knows nothing of what is in a table, as in a new database and after a restore."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+from tests.contract.run_store_values import closed
+from tests.support.postgres import PostgresServer
+from trainmedic_server.adapters.sql_store import revision, statements
+from trainmedic_server.adapters.sql_store.lookup import Lookup
+from trainmedic_server.adapters.sql_store.postgresql import LockSession
+from trainmedic_server.adapters.sql_store.store import SqlStore
+
+
+@pytest.fixture
+def url(postgres: PostgresServer) -> str:
+    return postgres.database()
+
+
+def plan_of(connection: sa.Connection, statement: sa.Select[Any]) -> str:
+    compiled = statement.compile(connection, compile_kwargs={"literal_binds": True})
+    return "\n".join(row[0] for row in connection.exec_driver_sql("EXPLAIN " + str(compiled).replace("%", "%%")))
+
+
+@pytest.mark.parametrize(
+    ("lookup", "key", "index"),
+    [
+        (statements.LAST_ENDED, "target_key", "ix_runs_cooldown"),
+        (statements.LAST_REAL_END, "target_key", "ix_runs_cooldown"),
+        (statements.COUNT_ALERTS, "run_id", "run_alerts"),
+    ],
+)
+def test_what_is_asked_of_each_of_many_is_looked_up_by_itself(url: str, lookup: Lookup, key: str, index: str) -> None:
+    """Also where nothing is known of the table yet, as in the first storm that a new database sees."""
+    session = LockSession.open(url)
+    with session.engine.connect() as connection, connection.begin():
+        revision.bring_to_head(connection)
+        statement = lookup.statement.params(keys="a", playbook="a")
+        plan = plan_of(connection, statement)
+    session.close()
+    assert re.search(rf"using \S*{index}|Index Scan on \S*{index}", plan), plan
+    assert re.search(rf"Index Cond: .*\b{key} = ", plan), plan
+
+
+async def test_a_restored_store_is_looked_at_when_it_is_opened(url: str) -> None:
+    """The steps of a page's runs would be searched in the whole table; -1 is what nothing is known of."""
+    store = SqlStore.open(url)
+    with psycopg.connect(url) as connection:
+        for table in ("steps", "orders"):
+            connection.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = false)".encode())
+    await store.transact(lambda tx: tx.add_runs([closed(number) for number in range(20)]))
+    await store.close()
+    await SqlStore.open(url).close()
+    with psycopg.connect(url) as connection:
+        known = connection.execute("SELECT relname, reltuples FROM pg_class WHERE relname IN ('steps', 'orders')")
+        assert dict(known.fetchall()) == {"steps": 20, "orders": -1}
