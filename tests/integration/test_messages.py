@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import http.server
 import json
+import re
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,6 +59,13 @@ def serving() -> Iterator[Sink]:
     made.server.shutdown()
     serving.join()
     made.server.server_close()
+
+
+def counted_as_sent(server: Server) -> float:
+    """How many messages the server has sent since its start and put on record so."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=20) as reply:
+        found = re.findall(r'^trainmedic_messages_total\{.*outcome="sent".*\} (\S+)$', reply.read().decode(), re.M)
+    return sum(map(float, found))
 
 
 @pytest.fixture

@@ -284,6 +284,18 @@ async def test_a_server_that_stays_away_ends_the_attempt_in_time(world: World, s
         await world.act(CordonNode, node, RUN, timeout=0.5)
 
 
+@pytest.mark.parametrize("status", [500, 403])
+async def test_a_server_that_stays_away_does_not_say_that_an_earlier_call_was_not_made(
+    world: World, stand_in: ApiServer, status: int
+) -> None:
+    """It was, and the server killed: were it taken for not made, nobody would uncordon the node."""
+    node = await world.node()
+    await world.act(CordonNode, node, RUN)
+    stand_in.faults += [Fault(status, times=10**6, resource="nodes")]
+    with pytest.raises(OutcomeUnknown):
+        await world.act(CordonNode, node, RUN, timeout=0.5, resumed=True)
+
+
 async def test_a_change_that_may_be_made_and_is_refused_from_then_on_is_unknown(
     world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

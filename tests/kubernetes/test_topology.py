@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from typing import Any
@@ -13,6 +14,7 @@ from tests.kubernetes.api_server import ApiServer
 from tests.kubernetes.world import World
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.kubernetes_topology import KubernetesTopology
+from trainmedic_server.domain.topology import ClusterTopology
 from trainmedic_server.ports.cluster import Ref
 
 
@@ -90,6 +92,37 @@ async def test_what_changed_while_nobody_watched_is_known_after(
     await placed(world, node, "after", "192.0.2.41")
     await _until(lambda: "192.0.2.41" in cluster_watch.topology().nodes_by_address)
     assert "192.0.2.40" in cluster_watch.topology().nodes_by_address
+
+
+async def test_what_changes_while_another_thread_asks_is_known_to_the_next_who_asks(
+    world: World, cluster_watch: KubernetesTopology, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run store's thread asks while the watch takes in a change: what was put together before it must not stay."""
+    node = await world.node()
+    await placed(world, node, "before", "192.0.2.50")
+    await _until(lambda: "192.0.2.50" in cluster_watch.topology().nodes_by_address)
+    puts_together, has_changed = threading.Event(), threading.Event()
+
+    def slowly(*known: Any) -> ClusterTopology:
+        puts_together.set()
+        has_changed.wait(1)  # which comes only where the watch does not wait for this
+        return ClusterTopology(*known)
+
+    await placed(world, node, "asked-for", "192.0.2.51")
+    with monkeypatch.context() as patch:
+        patch.setattr("trainmedic_server.adapters.kubernetes_topology.ClusterTopology", slowly)
+        asking = asyncio.create_task(_in_threads(cluster_watch.topology, puts_together.is_set))
+        await _until(puts_together.is_set)
+        await placed(world, node, "after", "192.0.2.52")
+        await asyncio.sleep(0.1)
+        has_changed.set()
+        await asking
+    await _until(lambda: "192.0.2.52" in cluster_watch.topology().nodes_by_address)
+
+
+async def _in_threads(ask: Callable[[], Any], is_enough: Callable[[], bool]) -> None:
+    while not is_enough():
+        await asyncio.to_thread(ask)
 
 
 async def _until(condition: Callable[[], Any]) -> None:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from trainmedic_server.actions.base import ActionParams, BasicAction, Irreversible
 from trainmedic_server.domain.fields import Duration
-from trainmedic_server.errors import PermanentFailure
+from trainmedic_server.errors import OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.outside import AlertSource
 
@@ -77,7 +77,12 @@ class SilenceAlert(_AlertmanagerAction):
         ends_at = call.issued_at + params.duration
         if ends_at <= self.services.clock.now():
             raise PermanentFailure("the silence would have ended already")
-        silence_id = await alertmanager.silence(matchers, ends_at, _comment(params.comment, call.command_id))
+        try:
+            silence_id = await alertmanager.silence(matchers, ends_at, _comment(params.comment, call.command_id))
+        except TemporaryFailure as failure:
+            if call.resumed:  # what it says is of this attempt alone
+                raise OutcomeUnknown(f"it may have been made before; now: {failure}", failure.output) from failure
+            raise
         return {"silence_id": silence_id, "ends_at": ends_at.isoformat(), "matchers": matchers}
 
     @classmethod

@@ -25,7 +25,7 @@ from trainmedic_server.engine import guards, pausing, plan, scope, step_sequence
 from trainmedic_server.engine.admission_changes import AdmissionChanges, ByHand, StartedRun
 from trainmedic_server.engine.matching import Candidate, Key, MatchedAlert, PreparedDelivery
 from trainmedic_server.ports.limits import EngineLimits
-from trainmedic_server.ports.playbooks import CompiledPlaybook
+from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 from trainmedic_server.ports.store import GuardFacts, LinkedRun
 
 
@@ -276,12 +276,16 @@ class Admitter:
             order = self._by_hand
             run = replace(run, started_by=order.actor, repeats=order.repeats, request_key=order.key)
         if decision is Decision.OBSERVE_ONLY:
-            url, verdicts = self._limits.external_url, self._facts.topology.verdicts
-            names = scope.build(run, playbook, [record.alert], hindsight=False, external_url=url, verdicts=verdicts)
-            run = plan.observe(run, playbook, names)
+            run = plan.observe(run, playbook, self._names(run, playbook, record.alert))
             would = f"would have applied {run.action_taken or 'nothing'}"
             run = replace(run, message=f"{would}; {outcome.why}" if outcome.why else would)
         return run
+
+    def _names(self, run: Run, playbook: CompiledPlaybook, alert: Alert) -> Scope:
+        url, verdicts = self._limits.external_url, self._facts.topology.verdicts
+        return scope.LazyScope(
+            lambda: scope.build(run, playbook, [alert], hindsight=False, external_url=url, verdicts=verdicts)
+        )
 
     def _count(self, candidate: Candidate, run: Run) -> None:
         """Make the new run visible to the decisions after this one."""

@@ -37,10 +37,12 @@ def call_of(
     act: PerformAttempt,
     actions: Actions,
     alert: Alert,
+    now: datetime,
     report_wait: Callable[[str], Awaitable[None]],
     clearance: Callable[[], Awaitable[Clearance]],
 ) -> Call:
-    """The call for the attempt. Raises ConfigurationError or ValueError where none can be made."""
+    """The call for the attempt. One whose time is over before it is begun, because a commit took so long, has its whole
+    time from `now`. Raises ConfigurationError or ValueError where none can be made."""
     state = run.step(act.key)
     undo = state.undo if act.undo else None
     name = undo.action if undo else state.action or ""
@@ -58,7 +60,7 @@ def call_of(
         params=action_class.Params.model_validate(undo.params if undo else state.params, context=ON_RECORD),
         reason=f"{alert.name}: {undo.because}" if undo else alert.name,
         issued_at=attempt.started_at,
-        deadline=attempt.deadline,
+        deadline=attempt.deadline if now < attempt.deadline else now + (attempt.deadline - attempt.started_at),
         alert=alert,
         resumed=act.resumed or repeated,
         undo_of=undo.undo_of if undo else None,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -23,9 +23,11 @@ from pydantic import BaseModel
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.pause import OperatorPause
 from trainmedic_server.domain.run import Decision, Event, OrderKind, Run, Status, StepState
+from trainmedic_server.domain.target import Target
 from trainmedic_server.engine import attempts, plan, steps
 from trainmedic_server.engine.engine_services import EngineServices
 from trainmedic_server.engine.plan_values import (
+    CALLED_OFF,
     AttemptOutcome,
     Idle,
     Instruction,
@@ -55,7 +57,7 @@ class Driver:
         received_at: datetime | None,
         then: Instruction | None = None,
     ) -> None:
-        """`then` is what to do first, where that is on record already."""
+        """`then` is what is on record to be done first, and not begun."""
         self.run = run
         self._outside = outside
         self._services = services
@@ -79,10 +81,19 @@ class Driver:
 
     async def reload(self) -> None:
         """Take the run as the store has it, because after an error the one in memory may be ahead of it."""
+        self._then = None
         snapshot = await self._services.recorder.snapshot(self.run.id)
         if snapshot is not None:
             self.run = snapshot.run
             self._outside = OutsideState(snapshot.alerts, snapshot.orders)
+
+    async def take_back_unbegun(self) -> None:
+        """Take the attempt off the record that was not begun, as the server stops: the next one could not know that."""
+        act = self._then
+        if isinstance(act, PerformAttempt) and not act.undo and not act.resumed:
+            draft = self._draft()
+            steps.take_back_attempt(draft, act.key)
+            await self._commit(draft.plan(Idle()))
 
     async def planned(self) -> None:
         """Return once the driver has planned with everything that it was touched for."""
@@ -107,6 +118,7 @@ class Driver:
     async def _next(self, ended: EndedAttempt | None) -> Instruction:
         """What to do next, by the outcome of the attempt that has ended and all that came from outside; it is on
         record then."""
+        self._then = None
         while True:
             await self._read_outside()
             draft = self._draft()
@@ -120,8 +132,8 @@ class Driver:
                 self._release_if_closed()
                 await self._rest(until)
             case PerformAttempt() as act:
-                outcome = await self._perform(act)
-                return (act, outcome) if outcome is not None else None
+                self._then = act
+                return act, await self._perform(act)
         return None
 
     def _draft(self) -> RunDraft:
@@ -162,8 +174,8 @@ class Driver:
         stale = plan.why_stale(self._draft())
         return (f"the target was busy, and {stale}", Decision.TARGET_BUSY) if stale is not None else None
 
-    async def _perform(self, act: PerformAttempt) -> AttemptOutcome | None:
-        """Make the attempt that is on record, and return how it ended; None where it was not made after all."""
+    async def _perform(self, act: PerformAttempt) -> AttemptOutcome:
+        """Make the attempt that is on record, unless something keeps it from being made, and return how it ended."""
         state = self.run.step(act.key)
         name = (state.undo.action if act.undo and state.undo else state.action) or ""
         claim = f"{self.run.id}/undo" if act.undo else self.run.id
@@ -173,35 +185,53 @@ class Driver:
             return refused
         targets = attempts.targets_of(self.run, act, actions)
         async with self._services.locks.acting(claim, *targets) as waited:
-            try:
-                touched = attempts.nodes_touched(self.run, act, actions, targets)
-                self._touches |= touched
-                if not act.undo and steps.is_harmful(actions, name) and self._pause() is not None:
-                    return None  # paused since it was recorded; planning holds it back
-                has_acted = steps.has_acted_before(self.run, self.run.step(act.key), actions)
-                barred = await self._services.breaker.why_barred(self.run, touched, has_acted=has_acted)
-            except errors.ConfigurationError as problem:
-                return attempts.unmakeable_outcome(act, str(problem))
-            if barred is not None:
-                return attempts.barred_outcome(act, barred)
-            if waited:
-                # The time in which another attempt was in flight on the same target is not taken from this one.
-                later = attempts.with_full_timeout(self.run, act, self._now())
-                await self._commit(RunPlan(later, (), act))
+            refused = await self._refused(act, targets, waited)
+            if refused is not None:
+                return refused
             try:
                 call = self._call(act)
             except (errors.ConfigurationError, ValueError) as problem:
                 return attempts.unmakeable_outcome(act, str(problem))
+            if await self._is_called_off(act):
+                return CALLED_OFF
             began = self._now()
             if self._received_at is not None and not act.undo:
                 metrics.alert_to_action_seconds.observe((began - self._received_at).total_seconds())
                 self._received_at = None
             self._services.fence()
+            self._then = None  # begun
             outcome = await self._outcome(name, call, lambda call: actions.get(name).perform(call), began)
         metrics.step_seconds.labels(name, outcome.status).observe((self._now() - began).total_seconds())
         number = attempts.attempts_of(state, act)[-1].number
         log.info("attempt ended", action=name, step=state.id, attempt=number, outcome=outcome.status)
         return outcome
+
+    async def _refused(self, act: PerformAttempt, targets: Sequence[Target], waited: bool) -> AttemptOutcome | None:
+        """The outcome of an attempt that must not be made; None where it may, and what it touches is on record."""
+        actions = self._services.actions
+        try:
+            touched = attempts.nodes_touched(self.run, act, actions, targets)
+            self._touches |= touched
+            if await self._is_called_off(act, waited):
+                return CALLED_OFF
+            has_acted = steps.has_acted_before(self.run, self.run.step(act.key), actions)
+            barred = await self._services.breaker.why_barred(self.run, touched, has_acted=has_acted)
+        except errors.ConfigurationError as problem:
+            return attempts.unmakeable_outcome(act, str(problem))
+        if barred is not None:
+            return attempts.barred_outcome(act, barred)
+        if waited:
+            # The time in which another attempt was in flight on the same target is not taken from this one.
+            later = attempts.with_full_timeout(self.run, act, self._now())
+            await self._commit(RunPlan(later, (), act))
+        return None
+
+    async def _is_called_off(self, act: PerformAttempt, waited: bool = False) -> bool:
+        """Whether what has come since it was put on record keeps the attempt from being made; an undo nothing does."""
+        if act.undo or not (waited or self._touched.is_set() or self._pause() is not None):
+            return False
+        await self._read_outside(most=10)
+        return plan.is_called_off(self._draft(), act)
 
     async def _locate(self, act: PerformAttempt, name: str) -> AttemptOutcome | None:
         """Record where the action works, if it finds that out itself; return the outcome of the attempt if it cannot.
@@ -237,7 +267,7 @@ class Driver:
         state = self.run.step(act.key)
         alert = self._outside.alerts[0].alert
         report_wait = functools.partial(self._report_wait, state)
-        return attempts.call_of(self.run, act, self._services.actions, alert, report_wait, self._clearance)
+        return attempts.call_of(self.run, act, self._services.actions, alert, self._now(), report_wait, self._clearance)
 
     async def _clearance(self) -> Clearance:
         """What operators have ordered since the attempt began. The driver stays touched, because
@@ -282,8 +312,8 @@ class Driver:
         self._note_planned()
         return True
 
-    async def _read_outside(self) -> None:
-        if self._touched.is_set():
+    async def _read_outside(self, most: int = 1) -> None:
+        while self._touched.is_set() and (most := most - 1) >= 0:  # in an alert storm something comes with every read
             # Cleared before the store is read, so that a change which comes while it is read is read next time.
             self._touched.clear()
             snapshot = await self._services.recorder.snapshot(self.run.id)

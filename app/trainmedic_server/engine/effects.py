@@ -53,7 +53,11 @@ class EffectRecorder:
     async def take(self, events: Sequence[Event]) -> None:
         run_ids = {event.run_id for event in events if event.run_id is not None}
         runs, known = await self._store.transact(lambda tx: (tx.runs(run_ids), tx.effects.of_runs(run_ids)))
-        new = [await self._due(run, run.acted_at) for run in runs if run.acted_at is not None and run.id not in known]
+        new = [
+            await self._due(run, run.acted_at)
+            for run in runs  # that its first act was called off, and another one came later, is rare
+            if run.acted_at is not None and (run.id not in known or known[run.id].acted_at != run.acted_at)
+        ]
         if new:
             await self._store.transact(lambda tx: tx.effects.save(new))
 
@@ -131,6 +135,8 @@ class EffectMeasuring:
 
     async def _measured(self, effect: Effect, run: Run) -> Effect:
         """The effect with its verdict. Raises MetricsUnavailable."""
+        if run.acted_at is None:
+            return effect.not_measured("the act was called off")
         if effect.query is not None:
             series = await self._read(effect.query, effect.acted_at)
             return _of_series(effect, series, None) or effect.not_measured("the playbook's query has no series")

@@ -15,12 +15,13 @@ from trainmedic_server.domain.job_verdict import CURRENT_FOR, JobVerdict, Verdic
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.verdicts import VerdictSource
 
-_Newest = dict[str, tuple[datetime, JobVerdict]]
+_Newest = Mapping[str, tuple[datetime, JobVerdict]]
 """By job the newest verdict, and when what it is on began."""
 
 
 class JobVerdicts:
-    """Which verdicts count just now."""
+    """Which verdicts count just now. One thread puts them in; any may ask, because what is known is replaced as a
+    whole and never changed."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -31,8 +32,13 @@ class JobVerdicts:
         """Take a verdict, or what it says anew. `is_slow`: it is on a job that goes on, and on no failure."""
         known = self._slownesses if is_slow else self._failures
         newest = known.get(job)
-        if newest is None or newest[0] <= began_at:
-            known[job] = (began_at, verdict)
+        if newest is not None and newest[0] > began_at:
+            return
+        counting = {**self._counting(known), job: (began_at, verdict)}
+        if is_slow:
+            self._slownesses = counting
+        else:
+            self._failures = counting
 
     async def load(self, source: VerdictSource) -> None:
         """Take those that an earlier server has made. Raises StoreUnavailable."""
@@ -44,16 +50,16 @@ class JobVerdicts:
 
     def current(self) -> Mapping[str, VerdictsOnJob]:
         """Return them by job."""
-        if not self._failures and not self._slownesses:
+        failures, slownesses = self._failures, self._slownesses
+        if not failures and not slownesses:
             return {}
+        failures, slownesses = self._counting(failures), self._counting(slownesses)
+        return {job: VerdictsOnJob(_of(failures, job), _of(slownesses, job)) for job in {*failures, *slownesses}}
+
+    def _counting(self, known: _Newest) -> _Newest:
+        """Those that are young enough."""
         oldest = self._clock.now() - CURRENT_FOR
-        for known in (self._failures, self._slownesses):
-            for job in [job for job, (began_at, _) in known.items() if began_at < oldest]:
-                del known[job]
-        return {
-            job: VerdictsOnJob(_of(self._failures, job), _of(self._slownesses, job))
-            for job in {*self._failures, *self._slownesses}
-        }
+        return {job: newest for job, newest in known.items() if newest[0] >= oldest}
 
 
 def _of(known: _Newest, job: str) -> JobVerdict | None:

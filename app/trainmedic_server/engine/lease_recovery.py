@@ -64,6 +64,7 @@ log = telemetry.logger(__name__)
 class _PreparedRun:
     """What was read about a run before the transaction that decides."""
 
+    run: Run
     fires: bool | None
     """Whether an alert of the run fires; None if that is not known."""
     guards: Guards
@@ -160,8 +161,9 @@ class LeaseRecovery:
             started = await self._services.store.transact(
                 lambda tx: self._record_start(tx, run_id, effects, prepared, targets)
             )
-            if not started:
-                return
+            nodes = {target.node for target in targets if target.node is not None}
+            if not started or self._services.pause_of(prepared.run, nodes) is not None:
+                return  # paused while that was put on record; a later round goes on with it
             self._looked_up -= {effect.command_id for effect in started}
             self._services.fence()
             until = self._services.clock.now() + action.lease / 3
@@ -186,7 +188,7 @@ class LeaseRecovery:
             reason = f"the playbook's guards are not known: {error}"
             await self._services.store.transact(lambda tx: self._record_obstacle(tx, run_id, reason))
             return None
-        return _PreparedRun(await self._is_firing(run_id), guards)
+        return _PreparedRun(run, await self._is_firing(run_id), guards)
 
     async def _is_firing(self, run_id: str) -> bool | None:
         """Whether an alert of the run fires now; None if that is not known."""

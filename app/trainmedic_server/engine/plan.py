@@ -16,6 +16,7 @@ from trainmedic_server.domain import duration
 from trainmedic_server.domain.run import Decision, OrderKind, Run, Status, StepState, StepStatus
 from trainmedic_server.engine import preview, step_sequence, steps, undoing
 from trainmedic_server.engine.plan_values import (
+    CALLED_OFF,
     AttemptOutcome,
     Idle,
     Instruction,
@@ -40,10 +41,19 @@ def advance(draft: RunDraft) -> RunPlan:
 
 def conclude_and_advance(draft: RunDraft, act: PerformAttempt, outcome: AttemptOutcome) -> RunPlan:
     """Apply the outcome of an attempt and plan on: one plan, so that both are committed at once."""
-    (undoing if act.undo else steps).apply_outcome(draft, act.key, outcome)
+    if outcome is not CALLED_OFF:
+        (undoing if act.undo else steps).apply_outcome(draft, act.key, outcome)
+    elif not act.resumed:  # else a server that was killed may have made it
+        steps.take_back_attempt(draft, act.key)
     if draft.refused is not None:
         _cancel_or_not_start(draft, draft.refused[1], draft.refused[0])
     return advance(draft)
+
+
+def is_called_off(draft: RunDraft, act: PerformAttempt) -> bool:
+    """Whether the run, were it planned now, would do something else than the attempt that is on record."""
+    then = conclude_and_advance(draft, act, CALLED_OFF).then
+    return not isinstance(then, PerformAttempt) or (then.key, then.undo) != (act.key, act.undo)
 
 
 def cancel_or_not_start(draft: RunDraft, reason: str, decision: Decision) -> RunPlan:
@@ -188,7 +198,7 @@ def _close(draft: RunDraft, status: Status, message: str, **data: str) -> None:
     for state in draft.run.steps:
         if not state.status.is_final:
             ended = replace(state, status=unused, ended_at=draft.now if state.started_at else None)
-            draft.put(steps.without_needless_undo(ended))
+            draft.put(steps.with_undo_as_owed(ended))
     draft.run = replace(draft.run, status=status, ended_at=draft.now, waiting_on=None, message=message)
     if status is not Status.FAILED:
         draft.run = undoing.drop_on_failure_undos(draft.run)

@@ -110,7 +110,8 @@ class AttemptOutcome:
 
     status: str
     """``applied``, ``failed`` (not applied, another attempt may succeed), ``rejected`` (not applied, and no attempt
-    will succeed) or ``unknown`` (it may have been applied)."""
+    will succeed), ``unknown`` (it may have been applied) or ``called_off`` (it was not begun: what came after it was
+    put on record kept it from being made)."""
     output: Mapping[str, Any] = field(default_factory=dict)
     """What the action returned, or what it knew when it failed."""
     error: str | None = None
@@ -121,6 +122,9 @@ class AttemptOutcome:
     """False for one that was carried out and not as asked: another attempt would carry it out once more."""
     barred_by: Decision | None = None
     """The guard that kept it from being made; None where it was made."""
+
+
+CALLED_OFF = AttemptOutcome("called_off")
 
 
 @dataclass(frozen=True, slots=True)

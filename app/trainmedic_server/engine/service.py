@@ -49,6 +49,10 @@ from trainmedic_server.ports.store import RunStore, Transaction
 
 log = telemetry.logger(__name__)
 
+_MOST_AHEAD_MS = 12 * 3_600_000
+"""By how much the time in an id may be ahead of its moment, after the clock was set back: half of the day that the
+history allows for."""
+
 
 class Engine:
     """From alerts to repairs. Made by wiring; `start` before use, `stop` after."""
@@ -287,11 +291,12 @@ class Engine:
         return self._timeline.ago(span)
 
     def _new_id(self) -> str:
-        """A UUIDv7 that sorts after every earlier one of this process."""
+        """A UUIDv7 of this moment: the history finds runs by it. It sorts after every earlier one of this process,
+        unless the clock was set back by more than `_MOST_AHEAD_MS` in between."""
         now_ms = int(self._clock.now().timestamp() * 1000)
         with self._id_lock:  # admission asks from the store's thread
             last_ms, counter = self._last_id
-            if now_ms > last_ms:
+            if now_ms > last_ms or now_ms < last_ms - _MOST_AHEAD_MS:
                 self._last_id = (now_ms, 0)
             else:
                 self._last_id = (last_ms, counter + 1) if counter < 0xFFF else (last_ms + 1, 0)

@@ -41,7 +41,7 @@ def proceed(draft: RunDraft, state: StepState) -> PerformAttempt | Wait | None:
     None once it has become final, or where the run must not act (`RunDraft.refused`)."""
     definition = step_definition(draft.playbook, state)
     if held_by_pause(draft, state):
-        if draft.outside.resolved and _may_be_applied(state):
+        if draft.outside.resolved and any(map(_may_be_applied, state.attempts)):
             paused = "nobody asked again, because the server was paused and the alert resolved"
             mark_outcome_unknown(draft, state, f"it may have been applied; {paused}")
             return None
@@ -112,10 +112,23 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
     if any(earlier.status == "unknown" for earlier in state.attempts):
         # Also where the last attempt certainly failed: an earlier one may have been applied, so that the undo
         # stays owed, and is about that one.
-        draft.end(_with_undo_of_unknown(state), StepStatus.UNKNOWN)
+        draft.end(with_undo_as_owed(state), StepStatus.UNKNOWN)
         draft.add_event("step_unknown", step=state.id, action=state.action, error=outcome.error)
         return
-    _fail(draft, without_needless_undo(state), outcome.error or outcome.status)
+    _fail(draft, with_undo_as_owed(state), outcome.error or outcome.status)
+
+
+def take_back_attempt(draft: RunDraft, key: tuple[str, int]) -> None:
+    """Have the step be as it was before its last attempt, which was put on record and never begun."""
+    state = draft.run.step(key)
+    *earlier, unmade = state.attempts
+    acted_at = draft.run.acted_at if has_acted_before(draft.run, state, draft.context.actions) else None
+    draft.add_event("attempt_called_off", step=state.id, attempt=unmade.number, command_id=unmade.command_id)
+    if not earlier:
+        draft.put(StepState(state.phase, state.index, state.id, state.kind, state.action), acted_at=acted_at)
+        return
+    waiting = replace(state, status=StepStatus.WAITING, attempts=tuple(earlier), error=earlier[-1].error)
+    draft.put(waiting, acted_at=acted_at)
 
 
 def has_acted_before(run: Run, state: StepState, actions: Actions) -> bool:
@@ -132,23 +145,19 @@ def is_harmful(actions: Actions, name: str | None) -> bool:
     return action is not None and action.harmful
 
 
-def without_needless_undo(state: StepState) -> StepState:
-    """Drop the undo of a step that ends without success, if its action was certainly not applied."""
-    if state.undo is None or _may_be_applied(state):
+def with_undo_as_owed(state: StepState) -> StepState:
+    """The step, which ends without success, with the undo that it owes: of the last attempt that may have been applied,
+    because those after it may have other ids; none where certainly no attempt was."""
+    if state.undo is None:
         return state
+    applied = [attempt.command_id for attempt in state.attempts if _may_be_applied(attempt)]
+    if applied:
+        return replace(state, undo=replace(state.undo, undo_of=applied[-1]))
     return replace(state, undo=replace(state.undo, status=UndoStatus.DROPPED, because="the action was not applied"))
 
 
-def _with_undo_of_unknown(state: StepState) -> StepState:
-    """The step with an undo of the last attempt whose outcome is unknown: a later one may have had another id."""
-    if state.undo is None:
-        return state
-    unknown = [attempt.command_id for attempt in state.attempts if attempt.status == "unknown"]
-    return replace(state, undo=replace(state.undo, undo_of=unknown[-1]))
-
-
-def _may_be_applied(state: StepState) -> bool:
-    return any(attempt.status in ("unknown", "running") or attempt.in_part for attempt in state.attempts)
+def _may_be_applied(attempt: Attempt) -> bool:
+    return attempt.status in ("unknown", "running") or attempt.in_part
 
 
 def attempt_again(draft: RunDraft, attempts: tuple[Attempt, ...], timeout: timedelta) -> Attempt:

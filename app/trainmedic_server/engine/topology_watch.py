@@ -31,6 +31,7 @@ from trainmedic_server.ports.outside import Clock, Presence
 REFRESH_EVERY = timedelta(seconds=5)
 """As often as a job writes its presence."""
 FORGET_AFTER = timedelta(minutes=1)
+_NOTHING = (JobTopology(), AgentTopology())
 
 log = telemetry.logger(__name__)
 
@@ -56,14 +57,15 @@ class TopologyWatch:
         self._cluster = cluster
         self.verdicts = JobVerdicts(clock)
         """Who began the failures of jobs; ``job_diagnoses`` puts it in."""
-        self._jobs = JobTopology()
-        self._agents = AgentTopology()
+        self._known = _NOTHING
+        """Both as of one moment, replaced together: who asks may be the run store's thread."""
         self._presences: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
         self._as_of: datetime | None = None
 
     def topology(self) -> Topology:
         """The topology as it was last read."""
-        return Topology(self._written, self._jobs, self._agents, self._cluster(), self.verdicts.current())
+        jobs, agents = self._known
+        return Topology(self._written, jobs, agents, self._cluster(), self.verdicts.current())
 
     async def watch(self) -> None:
         """Keep the topology up to date until cancelled."""
@@ -92,13 +94,13 @@ class TopologyWatch:
         before = self._presences
         if presences != before:
             # For a hundred thousand ranks this takes a second, which deliveries should not wait for.
-            known_agents = self._agents if before is not None and presences[1] == before[1] else None
-            self._jobs, self._agents = await asyncio.to_thread(_read, jobs, agents, known_agents)
+            known_agents = self._known[1] if before is not None and presences[1] == before[1] else None
+            self._known = await asyncio.to_thread(_read, jobs, agents, known_agents)
             self._presences = presences
         self._as_of = self._clock.now()
 
     def _forget(self) -> None:
-        self._jobs, self._agents, self._presences, self._as_of = JobTopology(), AgentTopology(), None, None
+        self._known, self._presences, self._as_of = _NOTHING, None, None
 
 
 def _read(

@@ -6,6 +6,7 @@ Who calls it: ``service``. Not here: carrying one run through (``driver``).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
@@ -24,6 +25,9 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 _READ_AT_ONCE = 100
 """Versions of playbooks that are kept compiled for who only reads."""
+
+_LAST_COMMIT_SECONDS = 1.0
+"""How long a server that stops tries to put on record what it had not begun."""
 
 log = telemetry.logger(__name__)
 
@@ -96,8 +100,11 @@ class Workers:
 
     async def stop(self) -> None:
         """Cancel all drivers. Their runs continue when the next process starts."""
-        self._stopped = True
+        self._stopped, drivers = True, list(self._drivers.values())
         await end_tasks(self._tasks.values())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_COMMIT_SECONDS):
+                await asyncio.gather(*(driver.take_back_unbegun() for driver in drivers))
 
     async def _recover_run(self, snapshot: RunSnapshot, down_for: timedelta) -> None:
         run, playbook = snapshot.run, None

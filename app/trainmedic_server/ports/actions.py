@@ -47,7 +47,8 @@ class Call:
     """The alert that the run began with."""
     resumed: bool = False
     """Whether it may already have been done under this ``command_id``: by a server that was killed, or by an
-    attempt before this one whose outcome is unknown."""
+    attempt before this one whose outcome is unknown. Who then cannot find out whether it was raises OutcomeUnknown: a
+    failure would say that nothing has to be taken back, and the next attempt would have another id."""
     undo_of: str | None = None
     """For an undo, the command id of what it takes back."""
     undoes_applied: bool = False

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from tests.unit.engine.world import World
+from trainmedic.wire.ids import first_id
 from trainmedic_server import errors
+from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of
 from trainmedic_server.domain.pause import PauseOrder, Scope
 from trainmedic_server.domain.run import Decision, Status, StepStatus, UndoStatus
 
@@ -49,6 +51,19 @@ async def set_clock(w: World, by: timedelta, *, while_down: bool) -> None:
     if while_down:
         await w.restart()
     await w.pass_time(30)
+
+
+async def test_ids_are_of_the_time_that_the_clock_shows(world: MakeWorld) -> None:
+    """Also after it was set back: the history finds what touched a node by the time in the ids of runs."""
+    w = await started(world, CAP)
+    await w.post(w.alert(node="n1"))
+    await set_clock(w, -30 * DAY, while_down=False)
+    await w.post(w.alert(node="n2"))
+    runs = await w.runs()
+    assert len(runs) == 2
+    for run in runs:
+        assert run.id >= first_id(microseconds_of(run.created_at) // 1000)
+        assert run.id < first_id(microseconds_of(run.created_at + HOUR) // 1000)
 
 
 @pytest.mark.parametrize("while_down", [False, True])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
 import pytest
 
 from tests.unit.engine.books import CAP
+from tests.unit.engine.held_commits import hold_next
 from tests.unit.engine.world import World
 from trainmedic_server import errors
 from trainmedic_server.domain.effect import Effect, EffectVerdict
@@ -15,6 +17,7 @@ from trainmedic_server.domain.run import Event
 from trainmedic_server.engine.effects import EffectMeasuring, EffectRecorder
 from trainmedic_server.engine.event_teller import EventTeller
 from trainmedic_server.ports.metric_history import AlertRule, MetricSeries
+from trainmedic_server.server import effect_view
 
 MakeWorld = Callable[..., World]
 
@@ -135,6 +138,36 @@ async def test_what_is_due_is_measured_after_kills_and_once(world: MakeWorld) ->
     await w.store.transact(lambda tx: tx.event_positions.save_position("effects", 0))
     await recorded(w)
     assert await effect(w) == known
+
+
+@pytest.mark.parametrize("is_made_later", [True, False])
+async def test_an_act_that_was_called_off_has_no_effect(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch, is_made_later: bool
+) -> None:
+    """It was on record, and heard of; what is measured is the one that was made in the end, if any."""
+    w = world(CAP)
+    await begin(w)
+    (commit,) = hold_next(w, monkeypatch)
+    posting = asyncio.create_task(w.post(w.alert(node="n1", gpu="0", severity="critical", summary="88")))
+    await commit.is_durable.wait()
+    await recorded(w)
+    await w.engine.pause("alice")
+    commit.is_known.set()
+    await posting
+    await w.pass_time(600)
+    if is_made_later:
+        await w.engine.resume("alice")
+        await w.pass_time(0)
+        await recorded(w)
+    prometheus = Prometheus(70, 88, 72)
+    await w.pass_time(60)
+    known = await measured(w, prometheus)
+    assert known.verdict is (EffectVerdict.PENDING if is_made_later else EffectVerdict.NOT_MEASURED)
+    assert prometheus.asked == []
+    await w.pass_time(600)
+    known, run = await measured(w, prometheus), await w.run()
+    assert (known.verdict is EffectVerdict.HELPED, known.acted_at == run.acted_at) == (is_made_later, is_made_later)
+    assert (effect_view.view(run, known, are_measured=True) is not None) is is_made_later
 
 
 async def test_a_run_that_changes_nothing_has_no_effect(world: MakeWorld) -> None:

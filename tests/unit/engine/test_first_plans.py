@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from tests.unit.engine.held_commits import hold_next
 from tests.unit.engine.world import Scripted, World
-from trainmedic_server.domain.alert import AlertStatus
+from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.domain.run import Decision, Run, Status, StepStatus
 from trainmedic_server.engine.workers import Workers
 from trainmedic_server.ports.actions import Call, Inverse
@@ -49,6 +50,17 @@ async def _admitted_and_killed(w: World, monkeypatch: pytest.MonkeyPatch) -> lis
         await w.post(w.alert(node="n1"))
     assert w.calls() == {}
     return await w.runs()
+
+
+async def _posted_in_turn(w: World, monkeypatch: pytest.MonkeyPatch, *alerts: Alert) -> None:
+    """Post each alert while the commits of those before it are under way; then these end, in their order."""
+    commits, posts = hold_next(w, monkeypatch, len(alerts)), []
+    for commit, alert in zip(commits, alerts, strict=True):
+        posts.append(asyncio.create_task(w.post(alert)))
+        await commit.is_durable.wait()
+    for commit, post in zip(commits, posts, strict=True):
+        commit.is_known.set()
+        await post
 
 
 async def test_the_first_attempt_is_durable_with_the_delivery(
@@ -124,22 +136,8 @@ async def test_what_one_delivery_keeps_no_other_one_keeps(world: MakeWorld, monk
     """Two transactions under way want the same target for the same playbook: the first starts nothing, and what it
     gives free was never the second's; so that one's run takes the target as any other."""
     w = world(CAP)
-    await w.engine.start()
-    transact, begun = w.store.transact, 0
-
-    async def slow(work: Any) -> Any:
-        nonlocal begun
-        begun += 1
-        await asyncio.sleep(begun)  # the earlier one is done first
-        return await transact(work)
-
-    monkeypatch.setattr(w.store, "transact", slow)
     late, fresh = w.alert(node="n1", began_ago=100_000.0), w.alert(node="n1", again="yes")
-    first = asyncio.create_task(w.post(late))
-    await asyncio.sleep(0.5)
-    await w.post(fresh)
-    await first
-    await w.pass_time(20)
+    await _posted_in_turn(w, monkeypatch, late, fresh)
     assert [(run.decision, run.status) for run in await w.runs()] == [
         (Decision.STALE, Status.NOT_STARTED),
         (Decision.STARTED, Status.SUCCEEDED),
@@ -156,22 +154,15 @@ async def test_what_comes_later_does_not_overtake_what_waits(
     w = world(CAP.replace("target: node", "target: gpu"), OTHER.replace("Hot", "Broken"))
     w.actions["cap"].outcomes.append(timedelta(seconds=30))
     await w.post(w.alert(node="n1", gpu="GPU-a"))
-    transact, order = w.store.transact, []
+    order: list[str] = []
     monkeypatch.setattr(w.actions["cap"], "perform", lambda call: _noted(order, call))
     monkeypatch.setattr(w.actions["other"], "perform", lambda call: _noted(order, call))
 
-    async def slow(work: Any) -> Any:
-        await asyncio.sleep(1)
-        return await transact(work)
-
-    monkeypatch.setattr(w.store, "transact", slow)
     node, gpu = w.alert("Broken", node="n1"), w.alert(node="n1", gpu="GPU-b")
     if together:
         await w.post(node, gpu)
     else:
-        first = asyncio.create_task(w.post(node))
-        await asyncio.sleep(0.5)
-        await asyncio.gather(w.post(gpu), first)
+        await _posted_in_turn(w, monkeypatch, node, gpu)
     await w.pass_time(60)
     assert order == ["node:n1", "gpu:n1/GPU-b"]
 

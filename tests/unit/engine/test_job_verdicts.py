@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from tests.support.clocks import START, ManualClock
@@ -33,6 +34,40 @@ def test_the_newest_of_each_job_counts_for_an_hour() -> None:
     verdicts.take("llm-1", START - timedelta(minutes=5), CODE)
     assert verdicts.current() == {"llm-1": VerdictsOnJob(GPU)}
     clock.sleep(3601)
+    assert verdicts.current() == {}
+
+
+class Moment(datetime):
+    """One in the middle of whose comparison something happens, as in another thread it may."""
+
+    meanwhile: Callable[[], object] | None = None
+
+    def _happens(self) -> None:
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+
+    def __lt__(self, other: datetime) -> bool:
+        self._happens()
+        return super().__lt__(other)
+
+    def __ge__(self, other: datetime) -> bool:
+        self._happens()
+        return super().__ge__(other)
+
+
+def test_one_thread_may_ask_while_another_takes_a_verdict_or_asks() -> None:
+    """Admissions ask in the run store's thread while the event loop's makes verdicts and asks too: neither meets what
+    the other has half done."""
+    clock = ManualClock()
+    verdicts = JobVerdicts(clock)
+    began_at = Moment.fromisoformat(START.isoformat())
+    verdicts.take("llm-1", began_at, GPU)
+    began_at.meanwhile = lambda: verdicts.take("llm-2", START, CODE)
+    assert verdicts.current() == {"llm-1": VerdictsOnJob(GPU)}
+    assert verdicts.current() == {"llm-1": VerdictsOnJob(GPU), "llm-2": VerdictsOnJob(CODE)}
+    clock.sleep(3601)
+    began_at.meanwhile = verdicts.current
     assert verdicts.current() == {}
 
 

@@ -194,6 +194,33 @@ async def test_it_waits_while_the_server_is_paused(world: MakeWorld) -> None:
     assert await told(w) == ["lease_lost", "set_again_held", *AGAIN]
 
 
+async def test_a_pause_that_comes_while_the_intent_is_put_on_record_holds_it_back(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing harmful is begun once the pause is in force; when it ends the same intent is carried out."""
+    w, held, _ = await begun(world)
+    transact, is_durable, is_known = w.store.transact, asyncio.Event(), asyncio.Event()
+
+    async def slow(work: Any) -> Any:
+        done = await transact(work)
+        if not is_durable.is_set() and "set_again_started" in await w.story():
+            is_durable.set()
+            await is_known.wait()
+        return done
+
+    monkeypatch.setattr(w.store, "transact", slow)
+    held.lapse()
+    await is_durable.wait()
+    await w.engine.pause("alice")
+    is_known.set()
+    await w.pass_time(1000)
+    assert held.again == []
+    await w.engine.resume("alice")
+    await w.pass_time(THIRD)
+    assert len(held.again) == 1
+    assert (await told(w)).count("set_again_started") == 1
+
+
 async def test_it_waits_while_the_breaker_is_open(world: MakeWorld) -> None:
     """It stops new harm."""
     w, held, _ = await begun(world, breaker_min_nodes=1, breaker_share=0.1)

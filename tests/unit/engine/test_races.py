@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from tests.unit.engine.books import CAP
+from tests.unit.engine.held_commits import hold_next
 from tests.unit.engine.test_runs import RETRYING
 from tests.unit.engine.world import Source, World
 from trainmedic_server import errors
 from trainmedic_server.domain.alert import Identity
-from trainmedic_server.domain.run import Decision, Status, StepStatus, UndoStatus
+from trainmedic_server.domain.run import Decision, OrderKind, Status, StepStatus, UndoStatus
 from trainmedic_server.engine.batching import Batcher
 from trainmedic_server.engine.workers import Workers
 
@@ -154,3 +155,35 @@ async def test_a_failure_after_an_unknown_outcome_does_not_prove_that_nothing_wa
     assert (await w.run()).steps[0].status is StepStatus.UNKNOWN
     await w.resolve(alert)
     assert w.calls()["uncap"] == 1
+
+
+@pytest.mark.parametrize("last", ["cancelled", "paused", "failed in part"])
+async def test_the_undo_is_of_the_attempt_that_may_have_been_made(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    """Not of a later one, which has another id and was certainly not: of that nothing is left to take back. It is so
+    however the step ends: by an order, with a pause before its next attempt, or by a failure."""
+    w = world(RETRYING.replace("attempts: 3", f"attempts: {2 if last == 'failed in part' else 4}"))
+    if last == "failed in part":
+        in_part = errors.TemporaryFailure("half of it was done")
+        in_part.is_begun = True
+        w.actions["cap"].outcomes += [in_part, errors.TemporaryFailure("busy")]
+    else:
+        busy = errors.TemporaryFailure("busy")
+        w.actions["cap"].outcomes += [errors.OutcomeUnknown("no reply"), busy, busy, busy]
+    alert = w.alert(node="n1")
+    await w.post(alert)
+    await w.pass_time(7)
+    run = await w.run()
+    first, *_, other = [attempt.command_id for attempt in run.steps[0].attempts]
+    assert first != other
+    if last == "paused":
+        (commit,) = hold_next(w, monkeypatch)
+        await commit.is_durable.wait()
+        await w.engine.pause("alice")
+        commit.is_known.set()
+        await w.pass_time(0)
+    if last != "failed in part":
+        await w.engine.order(run.id, OrderKind.CANCEL, "bob")
+    await w.resolve(alert)
+    assert [call.undo_of for call in w.actions["uncap"].calls] == [first]

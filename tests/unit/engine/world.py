@@ -27,6 +27,7 @@ from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine.service import Engine
 from trainmedic_server.ports.actions import Action, Call, Inverse, Services
+from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.store import HistoryFilter
 from trainmedic_server.simulation.virtual_time import VirtualClock
@@ -199,6 +200,12 @@ class World:
 
     async def restart(self, after: float = 0.0, **limits: Any) -> None:
         """Kill the server where it stands, as SIGKILL would, and start another `after` seconds later."""
+        await end_tasks(self.engine._workers._tasks.values())
+        self.engine._workers._drivers.clear()
+        await self.stop_and_start(after, **limits)
+
+    async def stop_and_start(self, after: float = 0.0, **limits: Any) -> None:
+        """Stop the server as a signal to end does, and start another `after` seconds later."""
         await self.engine.stop()
         await asyncio.sleep(after)
         if limits:

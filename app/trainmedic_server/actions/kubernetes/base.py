@@ -97,9 +97,10 @@ class ClusterAction(BasicAction):
     async def retry_until_deadline(self, call: Call, attempt: Callable[[], Awaitable[Result]]) -> Result:
         """Return what `attempt` returns, tried until the deadline.
 
-        Raises OutcomeUnknown where it is not done by then and a failure left open whether something was changed.
+        Raises OutcomeUnknown where it is not done by then and a failure left open whether something was changed, or an
+        earlier call of this command did.
         """
-        backoff, may_be_done = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True), False
+        backoff, may_be_done = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True), call.resumed
         permission_grace = PermissionGrace()
         report_at = self._clock.now() + REPORT_EVERY / 3
         while True:

@@ -1,0 +1,30 @@
+"""A silence, where the Alertmanager is away; how it is made and ended there is in ``tests/contract/services``."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.clocks import ManualClock
+from tests.unit.actions.test_commands import NoHttp, ScriptedBus
+from tests.unit.actions.test_placement import call
+from tests.unit.engine.world import Source
+from trainmedic_server.actions.alertmanager import SilenceAlert
+from trainmedic_server.errors import OutcomeUnknown, TemporaryFailure
+from trainmedic_server.ports.actions import Services
+
+
+class Away(Source):
+    """An Alertmanager that nobody reaches."""
+
+    async def silence(self, *_: object) -> str:
+        raise TemporaryFailure("connection refused")
+
+
+@pytest.mark.parametrize(("resumed", "failure"), [(False, TemporaryFailure), (True, OutcomeUnknown)])
+async def test_an_alertmanager_that_is_away_does_not_say_that_no_silence_was_made_before(
+    resumed: bool, failure: type[Exception]
+) -> None:
+    """Else the next attempt made a second one under another id, and the undo ended that one alone."""
+    services = Services(ManualClock(), ScriptedBus(ManualClock()), NoHttp(), alertmanager=Away())
+    with pytest.raises(failure, match="connection refused"):
+        await SilenceAlert(services).perform(call(SilenceAlert, {"duration": "10m"}, resumed=resumed))
