@@ -8,6 +8,7 @@ runs `watch` beside the engine, and hands `topology` to all who ask where pods a
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -42,7 +43,7 @@ class Watched(Protocol):
 
 
 class KubernetesTopology:
-    """Run `watch` in the background; ask at any time."""
+    """Run `watch` in the background; ask at any time, in any thread."""
 
     def __init__(self, cluster: Watched, metrics: telemetry.Metrics) -> None:
         self._cluster = cluster
@@ -50,6 +51,8 @@ class KubernetesTopology:
         self._nodes: dict[str, ClusterNode] = {}
         self._pods: dict[str, Pod] = {}
         self._topology: ClusterTopology | None = None
+        self._lock = threading.Lock()
+        """Held by whoever changes these three: who asks may be the run store's thread."""
         self.is_filled = False
 
     async def watch(self) -> None:
@@ -60,9 +63,10 @@ class KubernetesTopology:
 
     def topology(self) -> ClusterTopology:
         """The cluster topology as the watches have it now."""
-        if self._topology is None:
-            self._topology = ClusterTopology(tuple(self._nodes.values()), dict(self._pods))
-        return self._topology
+        with self._lock:
+            if self._topology is None:
+                self._topology = ClusterTopology(tuple(self._nodes.values()), dict(self._pods))
+            return self._topology
 
     async def _follow(self, resource: Resource, kept: dict[str, Any], read: Callable[[Object], Any]) -> None:
         backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True)
@@ -70,9 +74,10 @@ class KubernetesTopology:
             try:
                 objects, version = await self._cluster.list_at(resource)
                 fresh = {listed["metadata"]["uid"]: value for listed in objects if (value := read(listed)) is not None}
-                kept.clear()
-                kept.update(fresh)
-                self._topology = None
+                with self._lock:
+                    kept.clear()
+                    kept.update(fresh)
+                    self._topology = None
                 self.is_filled = True
                 backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True)
                 while True:
@@ -95,11 +100,12 @@ class KubernetesTopology:
             if change == "BOOKMARK":
                 continue
             value = None if change == "DELETED" else read(changed)
-            if value is None:
-                kept.pop(changed["metadata"]["uid"], None)
-            else:
-                kept[changed["metadata"]["uid"]] = value
-            self._topology = None
+            with self._lock:
+                if value is None:
+                    kept.pop(changed["metadata"]["uid"], None)
+                else:
+                    kept[changed["metadata"]["uid"]] = value
+                self._topology = None
         return version
 
 

@@ -42,7 +42,8 @@ class PresenceTexts:
     def details(self, key: str, raw: bytes) -> Mapping[str, Any]:
         """What the text says; nothing where it is no object, or too large. Parts that are as before are the same
         objects as before."""
-        before = self._said.get(key)
+        with self._lock:
+            before = self._said.get(key)
         body, at = _without_time(raw)
         body_digest = digest(body)
         if before is not None and at is not None and body_digest == before.digest:

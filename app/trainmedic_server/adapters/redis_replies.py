@@ -122,6 +122,7 @@ class ReplyRouter:
         if waiter.users:
             return
         del self._waiters[command_id]
+        waiter.send_again = None  # it holds the waiter too, and only the garbage collector would part them
         self._recent[command_id] = frozenset(waiter.finals)
         if len(self._recent) > RECENT_LIMIT:
             self._recent.popitem(last=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import gc
 import os
 import signal
 import sys
@@ -21,6 +20,7 @@ from trainmedic_server.domain.modes import Mode
 from trainmedic_server.errors import ConfigurationError, TrainmedicError
 from trainmedic_server.settings import server as settings
 from trainmedic_server.settings import server_defaults
+from trainmedic_server.wiring import interpreter
 from trainmedic_server.wiring.server import TrainmedicServer
 
 log = telemetry.logger(__name__)
@@ -52,26 +52,13 @@ def serve(**flags: Any) -> None:
         telemetry.configure_logging(loaded.log_level.upper(), readable=readable)
         for wrong, right in settings.misspelt(os.environ):
             log.warning("unknown variable; is it meant to be another?", variable=wrong, nearest=right)
-        _tune_the_interpreter()
+        interpreter.tune()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run(loaded))
     except ConfigurationError as error:
         raise exits.InvalidInput(str(error)) from error
     except TrainmedicError as error:
         raise exits.Unreachable(f"The server cannot start: {error}") from error
-
-
-def _tune_the_interpreter() -> None:
-    """Let the store's thread run sooner, and collect cyclic garbage less often.
-
-    After each call into SQLite that thread waits for the interpreter's lock, by default up to 5 ms. A tenth
-    of that makes the commits of an alert storm that much faster.
-
-    A storm makes a hundred thousand objects that all live on for a while. At the usual thresholds
-    the collector goes through them again and again, which doubled the time of ``benchmarks.alert_storm``.
-    """
-    sys.setswitchinterval(0.0005)
-    gc.set_threshold(50_000, 20, 50)
 
 
 async def _run(loaded: settings.ServerSettings) -> None:

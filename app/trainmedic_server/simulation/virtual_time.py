@@ -69,11 +69,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         done.add_done_callback(self._thread_ended)
         return done
 
-    async def shutdown_default_executor(self) -> None:
+    async def shutdown_default_executor(self, *timeout: float | None) -> None:  # which Python 3.11 has not
         # The loop joins its threads in another thread, for which the clock must wait too.
         self._jumping.threads += 1
         try:
-            await super().shutdown_default_executor()
+            await super().shutdown_default_executor(*timeout)
         finally:
             self._jumping.threads -= 1
 

@@ -63,7 +63,7 @@ from trainmedic_server.server.playbook_versions import PlaybookTextsApi
 from trainmedic_server.server.standby import Standby, SwitchableApp
 from trainmedic_server.server.whereabouts import Whereabouts
 from trainmedic_server.settings.server import ServerSettings
-from trainmedic_server.wiring import telling
+from trainmedic_server.wiring import interpreter, telling
 from trainmedic_server.wiring.after_the_act import after_the_act, opened_prometheus
 from trainmedic_server.wiring.background import background, prune_for_ever
 from trainmedic_server.wiring.findings import FindingParts, log_rule_library
@@ -151,7 +151,9 @@ class TrainmedicServer:
 
     def _log_ready(self, began: float, **address: Any) -> None:
         seconds = round(asyncio.get_running_loop().time() - began, 3)
-        log.info("ready", **address, version=__version__, mode=self._settings.mode, seconds=seconds)
+        said = {"version": __version__, **interpreter.described(), "mode": self._settings.mode}
+        log.info("ready", **address, **said, seconds=seconds)
+        interpreter.warn_of_gil()
 
     @contextlib.asynccontextmanager
     async def _started(self, session: postgresql.LockSession | None = None) -> AsyncIterator[FastAPI]:
