@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import random
 import shutil
 import signal
 import socket
@@ -50,6 +51,14 @@ def logging_as_it_was() -> Iterator[None]:
     structlog.configure(**configured)
     root.handlers[:] = handlers
     root.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def random_numbers_as_they_were() -> Iterator[None]:
+    """What one test seeds must not choose for those after it: they would draw the same in each run."""
+    state = random.getstate()
+    yield
+    random.setstate(state)
 
 
 class RedisServer:

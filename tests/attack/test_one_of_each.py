@@ -61,6 +61,9 @@ class Contender:
         try:
             with urllib.request.urlopen(self.url, timeout=5) as answer:
                 return bool(answer.status == 200)
+        except urllib.error.HTTPError as refused:
+            refused.close()
+            return False
         except (urllib.error.URLError, OSError):
             return False
 

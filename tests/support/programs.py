@@ -101,6 +101,9 @@ class Program:
             try:
                 with urllib.request.urlopen(url, timeout=2) as reply:
                     return bool(reply.status == 200)
+            except urllib.error.HTTPError as refused:
+                refused.close()
+                return False
             except (urllib.error.URLError, OSError):
                 return False
 

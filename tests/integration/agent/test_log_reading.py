@@ -210,7 +210,7 @@ def test_rules_that_are_forged_older_or_unreadable_are_not_taken(tmp_path: Path,
 @pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK | os.W_OK), reason="/dev/kmsg may not be read and written here")
 def test_the_kernels_log_is_read_from_the_start_of_the_boot(tmp_path: Path, redis_url: str) -> None:
     """What was logged before the agent began is found too, once, and a GPU is known by its address."""
-    mark = random.randrange(10**12)
+    mark = time.time_ns()  # one that is in the kernel's log from an earlier run would be a finding of its own
     with open("/dev/kmsg", "w") as kmsg:  # noqa: PTH123
         kmsg.write(f"MARK {mark}\n")
         kmsg.flush()

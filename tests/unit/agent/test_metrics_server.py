@@ -101,8 +101,9 @@ def test_an_error_is_a_line_of_the_log(port: int, capfd: pytest.CaptureFixture[s
     handlers, level = root.handlers[:], root.level
     own_log.configure("info", stream)
     try:
-        with pytest.raises(urllib.error.HTTPError, match="500"):
+        with pytest.raises(urllib.error.HTTPError, match="500") as refused:
             scrape(port, "/broken")
+        refused.value.close()
         with socket.create_connection(("127.0.0.1", port)) as rude:
             rude.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
             rude.sendall(b"GET / HTTP/1.1\r\n")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
+import yaml
 
 from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
 from trainmedic_server.diagnosis.verdict import Confidence, Verdict
@@ -22,7 +22,7 @@ from trainmedic_server.wiring.folder_diagnosis import diagnose_folder
 
 ROOT = Path(__file__).parents[3]
 _WRITTEN = datetime(2025, 1, 21, 6, tzinfo=UTC).timestamp()
-_DOCUMENT = YAML(typ="safe").load(Path(__file__).with_name("scenes.yaml"))
+_DOCUMENT = yaml.load(Path(__file__).with_name("scenes.yaml").read_bytes(), yaml.CSafeLoader)
 SCENES: Mapping[str, Any] = {scene["name"]: scene for scene in _DOCUMENT["scenes"]}
 _VAGUE = {CauseClass.HANG, CauseClass.UNKNOWN}
 _FEWEST = 30
