@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import time
@@ -16,6 +17,8 @@ from tests.integration.bus_and_sdk.training_loop import ask, eventually, is_empt
 from tests.support.messages import KEY, make_command
 from trainmedic.wire import envelope
 from trainmedic_server.adapters.redis_bus import RedisBus
+from trainmedic_server.adapters.redis_outbox import QueuedCommand
+from trainmedic_server.adapters.redis_replies import ReplyWaiter
 
 
 async def test_a_command_reaches_the_loop_and_its_answer_the_server(
@@ -73,6 +76,22 @@ async def test_nothing_is_left_in_redis_but_the_memory(
     assert await client.ttl(stream) > 0
     assert await client.ttl("trainmedic:memory-since:job:llm-1") > 0
     assert await client.ttl(f"trainmedic:memory:job:llm-1:{sent.id}") > 0
+
+
+async def test_a_command_leaves_nothing_to_the_garbage_collector(
+    redis_server: Any, bus: RedisBus, start_job: Any
+) -> None:
+    """A server that collects seldom must not fill its memory with what its commands leave."""
+    start_job(redis_server.url, signing_key=KEY)
+    gc.collect()
+    gc.disable()
+    try:
+        await ask(bus, make_command())
+        # By type, since isinstance() asks each object, and some of PyTorch's warn of being asked.
+        left = [kept for kept in gc.get_objects() if type(kept) in (ReplyWaiter, QueuedCommand)]
+    finally:
+        gc.enable()
+    assert left == []
 
 
 async def test_handlers_answer_for_the_loop(redis_server: Any, bus: RedisBus, start_job: Any) -> None:
