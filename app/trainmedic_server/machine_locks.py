@@ -16,8 +16,9 @@ import struct
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 _SET_LOCK = getattr(fcntl, "F_OFD_SETLK", None)
 _BYTE = 1 << 62
@@ -101,8 +102,7 @@ def _locked(descriptor: int) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(Struct, frozen=True):
     """Who holds a name: ``pid`` and ``user`` of the process; both None where the kernel does not say."""
 
     pid: int | None

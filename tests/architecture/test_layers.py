@@ -22,7 +22,7 @@ def test_imports_point_downwards_only() -> None:
 
 # What redis-py imports by itself where it is installed is not ours to choose.
 _BY_OTHERS = {"opentelemetry", "cryptography", "hiredis", "jwt", "typing_extensions", "prometheus_client"}
-_OF_AN_AGENT = {"trainmedic_server", "trainmedic", "click", "redis", "yaml", "cython_runtime", "pynvml"}
+_OF_AN_AGENT = {"trainmedic_server", "trainmedic", "click", "redis", "yaml", "cython_runtime", "pynvml", "msgspec"}
 _TO_READ_LOGS = {"jinja2", "markupsafe", "re2"}
 
 

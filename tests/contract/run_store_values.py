@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from trainmedic.wire.envelope import new_id
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Identity

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
+
+from msgspec.structs import replace
 
 from tests.contract.run_store_values import at, closed, heard
 from trainmedic_server.adapters.sql_store.store import SqlStore

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from tests.contract import run_store_values as values
 from tests.contract.run_store_values import at, closed, event, gpu, heard, not_started, run

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from tests.contract.run_store_values import at, closed
 from trainmedic_server.adapters.sql_store import history_cursor, history_search
@@ -22,7 +22,7 @@ def some_run(chance: random.Random) -> Run:
     minute = chance.choice((chance.randrange(5), chance.randrange(1_000)))
     target = chance.choice((Target(TargetKind.JOB, job="j1"), Target(TargetKind.GPU, node="n1", gpu="0"), None))
     made = closed(minute, target, playbook=chance.choice("ab"), status=chance.choice(STATUSES))
-    touched = frozenset({"n1"}) if target is not None and target.job and chance.random() < 0.3 else frozenset()
+    touched = ("n1",) if target is not None and target.job and chance.random() < 0.3 else ()
     return replace(made, alert_name=chance.choice("xyz"), decision=chance.choice(list(Decision)[:4]), touched=touched)
 
 

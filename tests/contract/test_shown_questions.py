@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from tests.contract.run_store_values import at, closed
 from trainmedic_server.adapters.sql_store.store import SqlStore

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import pytest
+from msgspec.structs import replace
 
 from tests.contract.run_store_values import run
 from tests.support import slack as stand_in

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from datetime import UTC, datetime, time, timedelta
 
 import sqlalchemy as sa
+from msgspec.structs import replace
 
 from tests.contract import run_store_values as values
 from tests.contract.run_store_values import at, closed, gpu, heard, not_started, run

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+
+from msgspec.structs import replace
 
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.known_finding import KeptJob

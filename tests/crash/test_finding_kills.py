@@ -9,12 +9,12 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import redis
+from msgspec.structs import replace
 
 from tests.support.agent_node import KEY as NODE_KEY
 from tests.support.findings import of_kernel, told

@@ -8,10 +8,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.contract.run_store_values import event
 from tests.support.programs import PYTHON_PATH
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 WRITER = """
 import asyncio, sys
-from dataclasses import replace
+from msgspec.structs import replace
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.run import Status
 from tests.contract.run_store_values import at, event, gpu, heard, run

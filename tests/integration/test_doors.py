@@ -6,13 +6,13 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from msgspec.structs import replace
 
 from tests.contract.run_store_values import at, attempt, closed, event, gpu, heard, run, step, undo
 from trainmedic_server import errors, telemetry

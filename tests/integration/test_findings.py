@@ -8,13 +8,13 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+from msgspec.structs import replace
 
 from tests.support import programs
 from tests.support.findings import GPU, of_kernel, of_training, told

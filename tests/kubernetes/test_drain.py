@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import redis.asyncio
+from msgspec.structs import replace
 
 from tests.kubernetes.api_server import ApiServer, Fault, Rule
 from tests.kubernetes.world import Kubelet, World

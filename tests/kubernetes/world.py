@@ -13,9 +13,11 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
+
+from msgspec.structs import replace
 
 from trainmedic.wire.envelope import new_id
 from trainmedic_server.adapters.kubernetes_cluster import FIELD_MANAGER, KubernetesCluster, path_of

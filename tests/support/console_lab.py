@@ -8,10 +8,11 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from msgspec.structs import replace
 
 from tests.support.api_world import World, alert, payload
 from tests.support.clocks import START, StoppedClock

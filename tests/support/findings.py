@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
+
+from msgspec.structs import replace
 
 from trainmedic_server.domain.finding import CauseClass, Excerpt, Finding, Origin, Role
 from trainmedic_server.domain.finding_codec import FindingUpdate

@@ -6,9 +6,11 @@ Who uses it: ``api_world``, which serves the API before them.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
+
+from msgspec.structs import replace
 
 from tests.support.clocks import START
 from trainmedic.wire.envelope import new_id

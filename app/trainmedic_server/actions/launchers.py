@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, ClassVar, cast
 
+from msgspec import Struct, field
 from pydantic import BaseModel, Field
 
 from trainmedic.wire import envelope, notice
@@ -54,8 +55,7 @@ class IncludeNodeParams(LauncherNodeParams):
     jobs: tuple[str, ...] | None = Field(None, description="Used by an undo: the jobs that did without the node.")
 
 
-@dataclass(frozen=True)
-class _Selection:
+class _Selection(Struct, frozen=True):
     """Which launchers are asked about a node, by job; and of the other jobs there, why theirs are not."""
 
     asked: Mapping[str, Presence]

@@ -12,9 +12,10 @@ import asyncio
 import hashlib
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
+from msgspec import Struct
+from msgspec.structs import replace
 from pydantic import BaseModel, Field
 from pydantic.json_schema import SkipJsonSchema
 
@@ -130,8 +131,7 @@ class PlacedAction(CommandAction):
             return DestinationOutcome(node_call.target, failure.output, failure)
 
 
-@dataclass(frozen=True, slots=True)
-class DestinationOutcome:
+class DestinationOutcome(Struct, frozen=True):
     """The outcome of the command to one destination."""
 
     destination: Target

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trainmedic.wire import envelope
 from trainmedic_server.domain import log_pages
@@ -32,8 +34,7 @@ _POLL_SECONDS_PER_NODE = 0.02
 _MOST_NAMED = 5
 
 
-@dataclass(slots=True)
-class _NodeAnswer:
+class _NodeAnswer(Struct):
     """What one node has answered so far."""
 
     node: str

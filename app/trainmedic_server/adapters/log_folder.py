@@ -13,11 +13,13 @@ import re
 import stat
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path, PurePath
 from typing import IO
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trainmedic.wire import log_layout
 from trainmedic_server.adapters import dump_reader
@@ -52,8 +54,7 @@ class Kind(StrEnum):
     """Whose the logs of a rank are, as the SDK says it."""
 
 
-@dataclass(frozen=True, slots=True)
-class FolderFile:
+class FolderFile(Struct, frozen=True):
     """One file of the folder."""
 
     path: Path
@@ -63,8 +64,7 @@ class FolderFile:
     """When it was last changed, UTC."""
 
 
-@dataclass(frozen=True, slots=True)
-class Folder:
+class Folder(Struct, frozen=True):
     """What lies in a folder."""
 
     files: tuple[FolderFile, ...]

@@ -17,11 +17,11 @@ import threading
 import uuid as uuids
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import pynvml
+from msgspec import Struct, field
 
 from trainmedic_server.adapters.nvml_errors import CARD_GONE, STALE, UNAVAILABLE, call_error, driver_error
 from trainmedic_server.domain.gpu_names import normal_pci, normal_uuid
@@ -58,8 +58,7 @@ class DirectCalls:
         return ()
 
 
-@dataclass(slots=True)
-class NvmlSession:
+class NvmlSession(Struct):
     """NVML while it is open.
 
     ``name``: another one after the driver was reloaded, or this process started again.

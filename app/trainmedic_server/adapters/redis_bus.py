@@ -14,9 +14,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass, replace
 from datetime import timedelta
 
+from msgspec import Struct
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from trainmedic.wire import envelope, notice
@@ -223,8 +224,7 @@ async def _completion(waiter: ReplyWaiter) -> None:
         await waiter.changed.wait()
 
 
-@dataclass(frozen=True, slots=True)
-class CommandAddress:
+class CommandAddress(Struct, frozen=True):
     """Where the receiver of a command is found."""
 
     stream: str

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
+from msgspec import Struct
 from redis.asyncio import Redis
 
 from trainmedic.wire import envelope
@@ -34,8 +34,7 @@ _COMMANDS_PER_PIPELINE = 256
 _ACKNOWLEDGEMENTS_PER_PIPELINE = 2048
 
 
-@dataclass(slots=True)
-class QueuedCommand:
+class QueuedCommand(Struct):
     """A command on its way to its receiver's stream."""
 
     stream: str

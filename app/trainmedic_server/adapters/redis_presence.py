@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from trainmedic.wire.writer import LARGEST_PRESENCE

@@ -14,8 +14,9 @@ Not here: where commands come from (``intake``), or when they are carried out (`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
+
+from msgspec import Struct
 
 from trainmedic.wire.envelope import Command
 
@@ -24,8 +25,7 @@ def _never() -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True)
-class AcceptedCommand:
+class AcceptedCommand(Struct, frozen=True):
     """A command that the agent has written down and will answer.
 
     ``resumed``: an earlier process of this agent may have begun it under the same id.

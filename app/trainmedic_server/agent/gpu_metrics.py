@@ -7,9 +7,9 @@ is the scrape's to set, for all exporters of a node alike.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from trainmedic_server.agent.gpu_record import KnownGpu
@@ -21,8 +21,7 @@ LABELS = ("gpu_id", "gpu_name", "uuid")
 Reading = tuple[GpuInfo, GpuReading]
 
 
-@dataclass(frozen=True, slots=True)
-class _Gauge:
+class _Gauge(Struct, frozen=True):
     """``field`` is that of a `GpuReading`; ``convert`` turns its value into the metric's unit."""
 
     name: str

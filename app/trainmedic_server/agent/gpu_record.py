@@ -17,8 +17,10 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import asdict, replace
 
 from trainmedic_server.agent.journal import Journal
 from trainmedic_server.agent.power.control import boot_id
@@ -33,8 +35,7 @@ _RESETS = frozenset({"reset", "reboot", "drain_and_reset", "bus_reset", "system_
 """Recovery actions whose end means that the GPU was reset."""
 
 
-@dataclass(frozen=True, slots=True)
-class KnownGpu:
+class KnownGpu(Struct, frozen=True):
     """A GPU that this node has or had.
 
     ``is_present``: whether the driver lists it now; a GPU that is stuck is present.

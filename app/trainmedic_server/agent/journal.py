@@ -15,10 +15,11 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 from trainmedic.wire import envelope
 from trainmedic_server.agent.database import AgentDatabase
@@ -53,8 +54,7 @@ _MEMORY_TABLES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class JournalEntry:
+class JournalEntry(Struct, frozen=True):
     """What the journal knows of one command.
 
     ``status``: ``accepted`` while its outcome is open, else how it ended.

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from trainmedic_server.domain import duration
 
@@ -23,8 +24,7 @@ Choice = TypeVar("Choice", bound=StrEnum)
 FieldPath = tuple[str | int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FieldFault:
+class FieldFault(Struct, frozen=True):
     """A wrong field.
 
     ``path``: the keys and positions that lead to it from the top of the policy: ("cleaning", "rules", "tmp", "do").

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from trainmedic_server.agent.executors import AcceptedCommand
 from trainmedic_server.errors import CommandRejected
 
 
-@dataclass(frozen=True, slots=True)
-class NoLogsExecutor:
+class NoLogsExecutor(Struct, frozen=True):
     """Rejects each ``logs.read``."""
 
     action: str = "logs.read"

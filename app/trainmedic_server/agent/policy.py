@@ -17,10 +17,11 @@ from __future__ import annotations
 import hashlib
 import stat
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 from trainmedic.wire import envelope
 from trainmedic_server.agent import mapping_reader
@@ -44,8 +45,7 @@ _KEYS = ("allow", "power", "cleaning", "logs")
 _LONGEST_LEASE = timedelta(days=1)
 
 
-@dataclass(frozen=True, slots=True)
-class PowerBounds:
+class PowerBounds(Struct, frozen=True):
     """Bounds of ``gpu.power_limit``.
 
     ``floor_percent``: no limit goes below this share of the card's default limit.
@@ -57,8 +57,7 @@ class PowerBounds:
     max_lease: timedelta = timedelta(minutes=15)
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(Struct, frozen=True):
     """What commands may do on this node.
 
     ``allow``: the actions that change something and are allowed.

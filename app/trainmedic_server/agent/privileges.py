@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import pwd
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from trainmedic_server.machine_locks import Holder
 
@@ -32,8 +33,7 @@ PROCESSES_OF_OTHERS = ("CAP_SYS_PTRACE",)
 """To see what other users' processes have open, where the kernel does not answer for a file by itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Privileges:
+class Privileges(Struct, frozen=True):
     """``user`` is the process's user; ``capabilities`` are those of Linux's that it has and that matter here."""
 
     user: str

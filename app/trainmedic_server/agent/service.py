@@ -14,9 +14,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from trainmedic.wire import envelope
 from trainmedic.wire.receiver import Addressee, CommandReceiver
@@ -57,8 +58,7 @@ class ReadsLogs(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class AgentParts:
+class AgentParts(Struct, frozen=True):
     """What acts on the node.
 
     ``executors``: one for each action that the agent knows.

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from trainmedic_server.catalog import yaml_text
 from trainmedic_server.catalog.yaml_text import YamlDocument

@@ -7,9 +7,9 @@ Made by ``compiler``, kept by ``library``, used by the engine and the simulation
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import Struct, field
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trainmedic_server import errors
@@ -37,8 +37,7 @@ class UncheckedParams(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledStep:
+class CompiledStep(Struct, frozen=True):
     """The parts of a step that depend on the scope."""
 
     name: str
@@ -52,8 +51,7 @@ class CompiledStep:
     """What an approve step asks."""
 
 
-@dataclass(frozen=True)
-class YamlPlaybook:
+class YamlPlaybook(Struct, frozen=True):
     """A playbook that is checked and compiled; implements `ports.playbooks.CompiledPlaybook`."""
 
     definition: Playbook

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from trainmedic_server.domain import promql
 from trainmedic_server.domain.run import Run
@@ -24,8 +25,7 @@ _TARGET = ("kind", "key", "node", "gpu", "job")
 Template = Expression | TextTemplate | str
 
 
-@dataclass(frozen=True, slots=True)
-class EffectQuery:
+class EffectQuery(Struct, frozen=True):
     """Pieces of a query: what is written, and in between templates."""
 
     pieces: Sequence[Template]

@@ -12,10 +12,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import watchfiles
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainmedic.wire.backoff import Backoff
 from trainmedic_server import telemetry
@@ -44,8 +45,7 @@ _NO_PLAYBOOKS = MatcherIndex(())
 log = telemetry.logger(__name__)
 
 
-@dataclass(frozen=True)
-class _Snapshot:
+class _Snapshot(Struct, frozen=True):
     playbooks: Mapping[str, YamlPlaybook]
     by_alert: Mapping[str, MatcherIndex]
     problems: tuple[FileProblem, ...]

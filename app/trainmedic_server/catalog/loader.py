@@ -10,9 +10,10 @@ import io
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+
+from msgspec import Struct
 
 from trainmedic_server import errors, telemetry
 from trainmedic_server.catalog import attachments, yaml_text
@@ -42,8 +43,7 @@ log = telemetry.logger(__name__)
 Attached = Mapping[Path, str | FileProblem]
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedFile:
+class LoadedFile(Struct, frozen=True):
     """What a file held."""
 
     path: Path

@@ -10,8 +10,10 @@ import asyncio
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainmedic_server import telemetry
 from trainmedic_server.catalog import loader, log_rule_compiler, yaml_text
@@ -27,8 +29,7 @@ MOST_RULES = 1_000
 log = telemetry.logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedRule:
+class PlacedRule(Struct, frozen=True):
     """A rule, and where it is written."""
 
     rule: LogRule
@@ -36,8 +37,7 @@ class PlacedRule:
     line: int
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedRules:
+class LoadedRules(Struct, frozen=True):
     """What a file held."""
 
     path: Path

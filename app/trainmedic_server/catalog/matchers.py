@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from trainmedic_server.domain.problems import shown
 from trainmedic_server.expressions.regexes import Pattern, ValueTooLong
@@ -27,8 +28,7 @@ _TOKEN = re.compile(
 _ESCAPES = {"n": "\n", "t": "\t", '"': '"', "\\": "\\"}
 
 
-@dataclass(frozen=True, slots=True)
-class Matcher:
+class Matcher(Struct, frozen=True):
     """One condition on one label. ``pattern`` is set where the operator is a regular expression's."""
 
     label: str

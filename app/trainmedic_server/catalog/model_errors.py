@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
+from msgspec import Struct
 from pydantic import BaseModel, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
@@ -48,8 +48,7 @@ MOST_FAULTS = 101
 """Of one value, one more than are told of a file: the words for each of 50,000 wrong keys would take long."""
 
 
-@dataclass(frozen=True, slots=True)
-class ValidationFault:
+class ValidationFault(Struct, frozen=True):
     """One validation error: where in the document, of which pydantic type, and in which words."""
 
     path: DocumentPath
@@ -95,8 +94,7 @@ def faults(error: ValidationError, model: type[BaseModel], value: Any) -> list[V
     return kept
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(Struct, frozen=True):
     """Where an error is: the path, the union branches that were tried on the way, and what stands there."""
 
     path: DocumentPath

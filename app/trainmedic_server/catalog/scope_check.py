@@ -7,10 +7,10 @@ mistakes that a playbook's author learns of when the file is loaded, not at nigh
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from jinja2 import nodes
+from msgspec import Struct, field
 
 from trainmedic_server.domain.problems import did_you_mean
 from trainmedic_server.domain.run import StepStatus
@@ -35,8 +35,7 @@ _TARGET = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class VisibleNames:
+class VisibleNames(Struct, frozen=True):
     """What is in scope at one place of a playbook.
 
     ``steps`` are the ids of the steps that are over by then, ``later`` those of the others.

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
+from msgspec import Struct
 from yaml.error import Mark
 from yaml.events import (
     AliasEvent,
@@ -56,16 +57,14 @@ _INFINITE = {f"{sign}.{word}": f"{sign}inf" for sign in ("", "+", "-") for word 
 _NAN = frozenset({".nan", ".NaN", ".NAN"})
 
 
-@dataclass(frozen=True, slots=True)
-class TextPosition:
+class TextPosition(Struct, frozen=True):
     """A place in a file; line and column count from 1."""
 
     line: int
     column: int
 
 
-@dataclass(frozen=True)
-class YamlDocument:
+class YamlDocument(Struct, frozen=True):
     """One document: its plain value, its own text, and where everything in it is written."""
 
     source: str
@@ -132,8 +131,7 @@ def read(
     return documents, reader.problems
 
 
-@dataclass(slots=True)
-class _Frame:
+class _Frame(Struct):
     """A mapping or sequence that is being read."""
 
     value: dict[str, Any] | list[Any]

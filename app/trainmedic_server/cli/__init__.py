@@ -11,9 +11,9 @@ import difflib
 import gc
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import click
+from msgspec import Struct
 
 from trainmedic_server import __version__
 
@@ -28,8 +28,7 @@ Exit codes:
 """
 
 
-@dataclass(frozen=True, slots=True)
-class _CommandEntry:
+class _CommandEntry(Struct, frozen=True):
     """The module of a command in this package, and its line in the list of commands."""
 
     module: str

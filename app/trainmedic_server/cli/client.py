@@ -11,12 +11,12 @@ import json
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import click
 import httpx
+from msgspec import Struct
 
 from trainmedic_server import __version__
 from trainmedic_server.cli import exits
@@ -28,8 +28,7 @@ _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 _HINTS = {401: "Give a token with --token or TRAINMEDIC_TOKEN.", 403: "The token's role does not allow it."}
 
 
-@dataclass(frozen=True, slots=True)
-class ServerSentEvent:
+class ServerSentEvent(Struct, frozen=True):
     """One message of an event stream."""
 
     id: str

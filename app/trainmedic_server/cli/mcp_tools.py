@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 from urllib.parse import quote
+
+from msgspec import Struct, field
 
 from trainmedic_server.cli import exits, why
 from trainmedic_server.cli.client import Client
@@ -47,8 +48,7 @@ class Reader:
         return self._client.post(path, body)
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(Struct, frozen=True):
     """One argument of a tool."""
 
     description: str
@@ -92,8 +92,7 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= _LONGEST_TEXT
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
+class Tool(Struct, frozen=True):
     """A question, and how it is answered."""
 
     name: str

@@ -4,9 +4,10 @@ Pure. Who calls it: ``history``."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
+
+from msgspec import Struct, field
 
 from trainmedic_server.cli import ages, story, table
 from trainmedic_server.domain.run import Status
@@ -24,8 +25,7 @@ _WAITS = {
 }
 
 
-@dataclass
-class Row:
+class Row(Struct):
     """One row: an item, and how many others say the same."""
 
     item: Item

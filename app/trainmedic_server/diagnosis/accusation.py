@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import IntEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainmedic_server.diagnosis.verdict import Confidence, Evidence
 from trainmedic_server.domain.finding import CauseClass, Finding
@@ -29,8 +31,7 @@ class Witness(IntEnum):
     STRAGGLER = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(Struct, frozen=True):
     """A time by one clock, and by how much that may be wrong."""
 
     at: datetime
@@ -56,8 +57,7 @@ class Moment:
         return Moment(self.at + timedelta(seconds=seconds), self.error, self.clock)
 
 
-@dataclass(frozen=True, slots=True)
-class Accusation:
+class Accusation(Struct, frozen=True):
     """One witness's word."""
 
     witness: Witness

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict, deque
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from math import isfinite
+
+from msgspec import Struct, field
 
 from trainmedic_server.domain.finding import CauseClass, Finding, Role
 from trainmedic_server.logs.line import Line
@@ -32,8 +33,7 @@ _RECENT = 16
 _Voice = tuple[str, int | None]
 
 
-@dataclass(slots=True)
-class Aftermath:
+class Aftermath(Struct):
     """Takes the lines and the findings of all streams, each stream's in its order."""
 
     outlived: set[str] = field(default_factory=set)

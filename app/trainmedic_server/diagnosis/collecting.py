@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
+
+from msgspec.structs import replace
 
 from trainmedic_server.diagnosis import clock_guess, exits
 from trainmedic_server.diagnosis.aftermath import Aftermath

@@ -6,9 +6,11 @@ import json
 import re
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainmedic_server.domain.finding import CauseClass
 
@@ -18,8 +20,7 @@ _VICTIMS = {signal.SIGABRT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 """The watchdog's abort, and what ends everybody once one has failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Exit:
+class Exit(Struct, frozen=True):
     """One process of a job that ended."""
 
     teller: str

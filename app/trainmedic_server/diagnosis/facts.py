@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
+
+from msgspec import Struct, field
 
 from trainmedic_server.diagnosis.exits import Exit
 from trainmedic_server.diagnosis.flight_recorder.absentees import Reading
@@ -12,8 +13,7 @@ from trainmedic_server.diagnosis.slow import RankStep
 from trainmedic_server.domain.finding import Finding
 
 
-@dataclass(frozen=True, slots=True)
-class RankFacts:
+class RankFacts(Struct, frozen=True):
     """What is known of one rank, whether it failed or not."""
 
     node: str = ""
@@ -33,16 +33,14 @@ class RankFacts:
     job prints, or writes beside its log, can name any node."""
 
 
-@dataclass(frozen=True, slots=True)
-class Earlier:
+class Earlier(Struct, frozen=True):
     """The verdict on an earlier attempt of the same job."""
 
     attempt: int
     fingerprint: str
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(Struct, frozen=True):
     """Everything that was collected of one attempt."""
 
     job: str | None = None

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from trainmedic.wire import undoing
 from trainmedic_server.diagnosis import exits

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from trainmedic_server.diagnosis import advice, first_lines, slow, stops, stragglers, witnesses, wording
 from trainmedic_server.diagnosis.accusation import Accusation, Witness, evidence_of

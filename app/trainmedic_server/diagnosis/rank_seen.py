@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from statistics import median
 from typing import Any
+
+from msgspec import Struct, field
 
 from trainmedic_server.diagnosis.facts import RankFacts
 from trainmedic_server.diagnosis.slow import RankStep
@@ -15,8 +16,7 @@ from trainmedic_server.diagnosis.slow import RankStep
 _STEPS_KEPT = 100
 
 
-@dataclass(slots=True)
-class RankSeen:
+class RankSeen(Struct):
     """What is known of a rank so far."""
 
     node: str = ""

@@ -8,8 +8,9 @@ wait. A cause is named where it explains four fifths of the loss; else the share
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from statistics import median
+
+from msgspec import Struct
 
 from trainmedic_server.diagnosis.verdict import Advice, Confidence, Evidence, Verdict
 from trainmedic_server.domain.finding import CauseClass
@@ -25,8 +26,7 @@ FULL_MEMORY = 0.95
 """Of a card's memory: beyond it the allocator spends its time on freeing and asking again."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankStep:
+class RankStep(Struct, frozen=True):
     """The parts of one rank's steps, medians over some of them, in seconds."""
 
     data: float

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
+
+from msgspec import Struct
 
 from trainmedic_server.domain.finding import CauseClass
 
@@ -42,8 +43,7 @@ class Advice(StrEnum):
     """Nothing says that it failed, so there is nothing to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(Struct, frozen=True):
     """One thing that was seen, and why it counts."""
 
     why: str
@@ -71,8 +71,7 @@ class Evidence:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """Who began a failure, and why, as far as it can be said."""
 
     cause: CauseClass

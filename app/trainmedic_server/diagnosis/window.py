@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from trainmedic_server.diagnosis.accusation import Moment, clock_of, moment_of, rank_of
 from trainmedic_server.diagnosis.clock_guess import ERROR
@@ -25,8 +26,7 @@ _LONGEST_BEFORE = 3600.0
 """Seconds before the first sign of the end, where no step says how far the training came."""
 
 
-@dataclass(frozen=True, slots=True)
-class Relevant:
+class Relevant(Struct, frozen=True):
     """The findings that count, each kind in the order of time."""
 
     trusted: Sequence[Finding]

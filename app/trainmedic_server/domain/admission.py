@@ -5,13 +5,12 @@ Who calls it: the engine makes it once the delivery is durable, the webhook writ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from trainmedic_server.domain.run import Decision
 
 
-@dataclass(frozen=True, slots=True)
-class PlaybookDecision:
+class PlaybookDecision(Struct, frozen=True):
     """One playbook's decision on one alert."""
 
     run_id: str
@@ -25,8 +24,7 @@ class PlaybookDecision:
     """For a person; empty where the decision says it all."""
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(Struct, frozen=True):
     """The outcome of one delivery: everything in it is durable."""
 
     delivery_id: str

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 LOST_AFTER = timedelta(minutes=1)
 """How long nothing is heard of an agent until it counts as lost. A presence lives for 15 s."""
@@ -14,8 +16,7 @@ SEEN_AGAIN = timedelta(minutes=10)
 """How often it is put on record that an agent is still there; after a restart it counts as heard of then."""
 
 
-@dataclass(frozen=True, slots=True)
-class AgentLife:
+class AgentLife(Struct, frozen=True):
     """One agent, by the name of its node. Times are aware UTC datetimes."""
 
     name: str
@@ -25,8 +26,7 @@ class AgentLife:
     """When it was noticed that it is lost; None while it is there."""
 
 
-@dataclass(frozen=True, slots=True)
-class AgentChanges:
+class AgentChanges(Struct, frozen=True):
     """What a look at the agents changes."""
 
     save: tuple[AgentLife, ...] = ()

@@ -7,10 +7,11 @@ Who calls it: the webhook builds `Alert` values, the engine decides on them, the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, NamedTuple
+
+from msgspec import Struct, field
 
 from trainmedic.wire.envelope import write_time
 from trainmedic_server.domain.reaction import Reaction
@@ -40,8 +41,7 @@ class Identity(NamedTuple):
     """When it began to fire, an aware UTC datetime."""
 
 
-@dataclass(frozen=True, slots=True)
-class Alert:
+class Alert(Struct, frozen=True):
     """One entry of ``alerts[]`` in a delivery. Times are aware UTC datetimes."""
 
     fingerprint: str
@@ -82,8 +82,7 @@ class Alert:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class AlertRecord:
+class AlertRecord(Struct, frozen=True):
     """An alert with what was heard of it. Times are aware UTC datetimes."""
 
     alert: Alert
@@ -131,8 +130,7 @@ def decisive(records: Sequence[AlertRecord]) -> Sequence[AlertRecord]:
     return [record for record in records if not record.is_stand_in] or records
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(Struct, frozen=True):
     """One webhook POST."""
 
     id: str

@@ -7,14 +7,15 @@ calls it: ``steps`` in the engine asks, ``plan`` and the API read. Not here: wha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from trainmedic_server.domain.run import OperatorOrder, Run, Status, StepState, StepStatus
 
 
-@dataclass(frozen=True, slots=True)
-class StepAhead:
+class StepAhead(Struct, frozen=True):
     """A step that would be carried out after an approval, as far as that is known when the question is asked."""
 
     id: str
@@ -33,8 +34,7 @@ class StepAhead:
     """For a person: on what it depends whether or how it is carried out."""
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(Struct, frozen=True):
     """What was asked, of whom, and what follows if nobody answers."""
 
     steps: tuple[StepAhead, ...] = ()
@@ -85,8 +85,7 @@ class Terms:
         return not self.by or name in self.by or not set(self.by).isdisjoint(groups)
 
 
-@dataclass(frozen=True, slots=True)
-class AskedQuestion:
+class AskedQuestion(Struct, frozen=True):
     """The question that somebody has seen and answers, so that the answer counts for no other one."""
 
     step: str

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
+
+from msgspec import Struct
 
 from trainmedic_server.domain.modes import UndoTrigger
 from trainmedic_server.domain.run import Run, StepState, StepStatus, Undo, UndoStatus
@@ -14,8 +15,7 @@ from trainmedic_server.domain.run import Run, StepState, StepStatus, Undo, UndoS
 _PAIRS = (("before", "after", ""), ("previous_watts", "limit_watts", " W"), ("previous", "count", ""))
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """What a run has changed and owes back. Times are aware UTC datetimes."""
 
     run_id: str

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
+
+from msgspec import Struct
 
 from trainmedic_server.domain.pause import OperatorPause
 
 
-@dataclass(frozen=True, slots=True)
-class Controls:
+class Controls(Struct, frozen=True):
     """The switches that outlive a restart. Times are aware UTC datetimes."""
 
     paused: bool = False

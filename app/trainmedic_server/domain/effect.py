@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainmedic_server.domain.promql import Comparison
 
@@ -31,8 +33,7 @@ class EffectVerdict(StrEnum):
     NOT_MEASURED = "not_measured"
 
 
-@dataclass(frozen=True, slots=True)
-class Effect:
+class Effect(Struct, frozen=True):
     """The effect of one run that has changed something. Times are aware UTC."""
 
     run_id: str

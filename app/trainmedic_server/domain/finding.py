@@ -9,9 +9,10 @@ Who makes findings: the matcher of log rules (``logs``). Not here: alerts from f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+
+from msgspec import Struct, field
 
 from trainmedic_server.domain.target import Target
 
@@ -63,8 +64,7 @@ class TimeSource(StrEnum):
     """From when it was read: the line says none, or none that can be trusted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(Struct, frozen=True):
     """Where a line comes from, as far as it is known without reading the line. Nothing of it is guessed."""
 
     source: str
@@ -86,8 +86,7 @@ class Origin:
     `Finding.id` is made of it, and nobody else looks at it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """What one rule has found about one target in one stream, from its first line on."""
 
     id: str
@@ -127,8 +126,7 @@ LARGEST_EXCERPT = 256 * 1024
 """Bytes of an excerpt, in UTF-8."""
 
 
-@dataclass(frozen=True, slots=True)
-class Excerpt:
+class Excerpt(Struct, frozen=True):
     """The lines around the first line of a finding, in the order of their stream, masked."""
 
     lines: tuple[str, ...]

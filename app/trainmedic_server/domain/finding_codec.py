@@ -12,10 +12,12 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainmedic.wire import envelope
 from trainmedic.wire.envelope import EnvelopeError
@@ -52,8 +54,7 @@ _RANKS = re.compile(r"(?:\d{1,7}(?:-\d{1,7})?(?:,\d{1,7}(?:-\d{1,7})?)*)?\Z", re
 Kind = TypeVar("Kind", bound=StrEnum)
 
 
-@dataclass(frozen=True, slots=True)
-class FindingUpdate:
+class FindingUpdate(Struct, frozen=True):
     """What a node says of a finding: all that is known of it by then, so the last word replaces those before it."""
 
     node: str

@@ -8,9 +8,11 @@ has given it up. Who calls it: ``engine.job_watch``.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trainmedic.wire import notice as notices
 from trainmedic.wire.notice import Notice
@@ -34,8 +36,7 @@ class LifeState(StrEnum):
     GONE = "gone"
 
 
-@dataclass(frozen=True, slots=True)
-class JobLife:
+class JobLife(Struct, frozen=True):
     """One job, as it was last heard of."""
 
     name: str
@@ -54,8 +55,7 @@ class JobLife:
     """By instance, the number of the last notice of each launcher, by which one that comes again is known."""
 
 
-@dataclass(frozen=True, slots=True)
-class LifeChange:
+class LifeChange(Struct, frozen=True):
     """A new record of a job, and what the history says of it; None where that is nothing."""
 
     life: JobLife

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
+
+from msgspec import Struct
 
 SLOW_ALERTS = frozenset({"TrainingStraggler", "TrainingThroughputDrop"})
 """The alerts that say of a job that it is slow, and not that it fails; each has lasted five minutes by then."""
@@ -13,8 +14,7 @@ CURRENT_FOR = timedelta(hours=1)
 """After the first sign of the failure: later alerts of the job are of something else."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobVerdict:
+class JobVerdict(Struct, frozen=True):
     """A verdict on a job, as far as playbooks need it. Without one everything is empty, so that a comparison
     with it is false and never an error."""
 
@@ -46,8 +46,7 @@ class JobVerdict:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class VerdictsOnJob:
+class VerdictsOnJob(Struct, frozen=True):
     """The newest verdict on a job's failure, and the newest on its being slow. They are of different things, so neither
     takes the other's place."""
 

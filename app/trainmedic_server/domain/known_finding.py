@@ -12,10 +12,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trainmedic_server.domain.finding import CauseClass, Excerpt, Finding, Origin, Role, TimeSource
 from trainmedic_server.domain.finding_codec import MOST_RANKS
@@ -51,8 +53,7 @@ class EpisodeKey(NamedTuple):
     """`Finding.id`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Episode:
+class Episode(Struct, frozen=True):
     """What one stream has said so far."""
 
     key: EpisodeKey
@@ -64,8 +65,7 @@ class Episode:
     is_over: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class FindingAlert:
+class FindingAlert(Struct, frozen=True):
     """The alert that a finding raises."""
 
     labels: Mapping[str, str]
@@ -76,8 +76,7 @@ class FindingAlert:
     description: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class KnownFinding:
+class KnownFinding(Struct, frozen=True):
     """One finding. Times are aware UTC."""
 
     id: str
@@ -152,8 +151,7 @@ class KnownFinding:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class KnownExcerpt:
+class KnownExcerpt(Struct, frozen=True):
     """The lines around the first line of one stream's episode."""
 
     finding_id: str
@@ -165,8 +163,7 @@ class KnownExcerpt:
     excerpt: Excerpt
 
 
-@dataclass(frozen=True, slots=True)
-class KeptJob:
+class KeptJob(Struct, frozen=True):
     """What is known of a job is not deleted, however old it is."""
 
     job: str

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+
+from msgspec import Struct
 
 SLOW = "slow:"
 """How the fingerprint of a verdict on a slow job begins."""
 
 
-@dataclass(frozen=True, slots=True)
-class KnownVerdict:
+class KnownVerdict(Struct, frozen=True):
     """One verdict. Times are aware UTC."""
 
     id: str

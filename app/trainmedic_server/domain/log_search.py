@@ -7,10 +7,11 @@ and for programs that count; rules see blocks of lines (``logs.line``).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Self
+
+from msgspec import Struct, field
 
 MOST_PODS = 1000
 LONGEST_GREP = 1000
@@ -31,8 +32,7 @@ class LogLevel(StrEnum):
         return frozenset(levels[levels.index(self) :])
 
 
-@dataclass(frozen=True, slots=True)
-class LogQuery:
+class LogQuery(Struct, frozen=True):
     """Which lines are wanted. None, and an empty text, is no condition."""
 
     job: str
@@ -92,8 +92,7 @@ class LogQuery:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class FoundLine:
+class FoundLine(Struct, frozen=True):
     """A line that answers a query."""
 
     at: datetime

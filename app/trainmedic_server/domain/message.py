@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainmedic_server.domain.problems import did_you_mean
 
@@ -52,8 +54,7 @@ class MessageKind(StrEnum):
     """What a run did is taken back."""
 
 
-@dataclass(frozen=True, slots=True)
-class MessageRule:
+class MessageRule(Struct, frozen=True):
     """What is set of a kind: how severe its messages are, and to which channels they go."""
 
     severity: Severity
@@ -77,8 +78,7 @@ DEFAULT_RULES: Mapping[MessageKind, MessageRule] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(Struct, frozen=True):
     """One message to one channel. Times are aware UTC datetimes."""
 
     id: str

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trainmedic_server.domain import duration
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(Struct, frozen=True):
     """Which runs a pause is about: those for which all that is given holds; every run where nothing is."""
 
     playbook: str | None = None
@@ -51,8 +52,7 @@ class Scope:
 EVERYTHING = Scope()
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorPause:
+class OperatorPause(Struct, frozen=True):
     """A pause. Times are aware UTC datetimes."""
 
     id: str
@@ -144,8 +144,7 @@ class OperatorPause:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class PauseOrder:
+class PauseOrder(Struct, frozen=True):
     """What an operator orders: a pause, before it has an id. Times are aware UTC datetimes."""
 
     scope: Scope = EVERYTHING

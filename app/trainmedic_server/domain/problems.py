@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import islice
+
+from msgspec import Struct
+from msgspec.structs import force_setattr
 
 DocumentPath = tuple[str | int, ...]
 """The way from a document's top to a value: keys and indexes."""
@@ -18,8 +20,7 @@ _LONGEST_MESSAGE = 1_000
 """Characters; the key or name that is wrong may have as many as a file."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileProblem:
+class FileProblem(Struct, frozen=True):
     """One mistake. ``line`` and ``column`` count from 1; None where the file as a whole is meant."""
 
     file: str
@@ -29,7 +30,7 @@ class FileProblem:
 
     def __post_init__(self) -> None:
         if len(self.message) > _LONGEST_MESSAGE:
-            object.__setattr__(self, "message", self.message[: _LONGEST_MESSAGE - 1] + "…")
+            force_setattr(self, "message", self.message[: _LONGEST_MESSAGE - 1] + "…")
 
     def __str__(self) -> str:
         if self.line is None:

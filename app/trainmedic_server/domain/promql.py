@@ -9,8 +9,9 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 LONGEST_QUERY = 16_384
 """Characters."""
@@ -35,8 +36,7 @@ NOT_A_NUMBER: Final = "is not a number"
 """The operator of a comparison of something with itself, which holds for no number."""
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Struct, frozen=True):
     """What one branch of an alert's rule compares."""
 
     query: str
@@ -67,8 +67,7 @@ class Comparison:
         }[self.operator]
 
 
-@dataclass(frozen=True, slots=True)
-class _Token:
+class _Token(Struct, frozen=True):
     kind: str
     text: str
     begin: int

@@ -7,8 +7,10 @@ well. Who calls it: ``engine.admission`` makes them, the API shows them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import force_setattr
 
 
 class NoReaction(StrEnum):
@@ -28,8 +30,7 @@ _LONGEST_REASON = 500
 """Characters; a reason may quote the value of a label."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reaction:
+class Reaction(Struct, frozen=True):
     """What one playbook made of one alert."""
 
     playbook: str
@@ -43,7 +44,7 @@ class Reaction:
 
     def __post_init__(self) -> None:
         if len(self.reason) > _LONGEST_REASON:
-            object.__setattr__(self, "reason", self.reason[: _LONGEST_REASON - 1] + "…")
+            force_setattr(self, "reason", self.reason[: _LONGEST_REASON - 1] + "…")
 
     @property
     def is_effective(self) -> bool:

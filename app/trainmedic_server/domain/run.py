@@ -6,10 +6,12 @@ Everything here is a frozen value; ``engine`` makes new ones, the store keeps th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trainmedic_server.domain.alert import BY_HAND, Identity
 from trainmedic_server.domain.controls import Controls as Controls
@@ -103,8 +105,7 @@ class UndoStatus(StrEnum):
         return self in (UndoStatus.ARMED, UndoStatus.RUNNING)
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(Struct, frozen=True):
     """One try of an action, or of its undo. Times are aware UTC datetimes."""
 
     number: int
@@ -128,8 +129,7 @@ class Attempt:
     """Whether a part of it was applied although it did not succeed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Undo:
+class Undo(Struct, frozen=True):
     """The recorded inverse of a step's action: a duty from before the act until it is carried out."""
 
     trigger: UndoTrigger
@@ -154,8 +154,7 @@ class Undo:
     """When the next attempt is due, an aware UTC datetime; None where none waits."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepState:
+class StepState(Struct, frozen=True):
     """One step of a run. Times are aware UTC datetimes."""
 
     phase: str
@@ -200,8 +199,7 @@ class StepState:
         return self.undo.attempts if self.undo else ()
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(Struct, frozen=True):
     """One item of the history: an execution of a playbook, or a decision not to start one.
 
     Times are aware UTC datetimes.
@@ -240,7 +238,7 @@ class Run:
     and idle; else None."""
     message: str = ""
     """For a person: while it is open what it waits for or has last met with, then how it ended."""
-    touched: tuple[str, ...] = field(default=(), compare=False)
+    touched: tuple[str, ...] = ()
     """The nodes on which it has changed something, or was about to, sorted by name. Only the history reads them."""
     started_by: str | None = None
     """The operator who started it by hand; None where an alert did."""
@@ -309,8 +307,7 @@ class OrderKind(StrEnum):
     CLOSE_UNDO = "close_undo"
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorOrder:
+class OperatorOrder(Struct, frozen=True):
     """An operator's decision about a run."""
 
     id: str
@@ -332,8 +329,7 @@ class OperatorOrder:
     release."""
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(Struct, frozen=True):
     """One line of the append-only history."""
 
     kind: str

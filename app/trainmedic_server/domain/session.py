@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class Session:
+
+class Session(Struct, frozen=True):
     """Times are aware UTC datetimes. The secret itself, which the browser's cookie holds, is nowhere kept."""
 
     id: str

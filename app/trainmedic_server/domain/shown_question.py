@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class ShownQuestion:
+class ShownQuestion(Struct, frozen=True):
     """The message of a chat that shows a question."""
 
     run_id: str

@@ -10,8 +10,9 @@ import functools
 import ipaddress
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from trainmedic_server.domain.topology import Topology
 
@@ -31,8 +32,7 @@ LONGEST_NAME = 512
 """In bytes, of a node, a GPU or a job. Kubernetes' own names have 253 at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """What a run works on: a GPU (always with its node), a node, a job, or the cluster."""
 
     kind: TargetKind
@@ -90,8 +90,7 @@ class Target:
         return self.gpu == other.gpu or _naming(self.gpu) != _naming(other.gpu)
 
 
-@dataclass(frozen=True, slots=True)
-class Unresolved:
+class Unresolved(Struct, frozen=True):
     """The labels name no target, or several."""
 
     reason: str
@@ -100,8 +99,7 @@ class Unresolved:
     """For a person: what is missing, or what disagrees."""
 
 
-@dataclass(frozen=True, slots=True)
-class IdentityLabels:
+class IdentityLabels(Struct, frozen=True):
     """Which labels name a target, most trusted first. They are compared without regard to case.
 
     The defaults are the labels of dcgm-exporter, nvidia_gpu_exporter, node-exporter, kube-state-metrics and

@@ -8,9 +8,10 @@ is, and is kept for longer.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TypeAlias
+
+from msgspec import Struct
 
 SHORTEST = timedelta(minutes=1)
 """Less is no gap: a restart takes some seconds, and NTP corrects some."""
@@ -19,8 +20,7 @@ Ago: TypeAlias = Callable[[timedelta], datetime]
 """Returns the moment that lies so much time back."""
 
 
-@dataclass(frozen=True, slots=True)
-class TimeGap:
+class TimeGap(Struct, frozen=True):
     """A stretch of the time of day in which no server was at work."""
 
     ended_at: datetime

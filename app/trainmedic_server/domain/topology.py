@@ -15,10 +15,11 @@ keeping the value up to date (``engine.topology_watch``, ``adapters.kubernetes_t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
 from typing import Any, NamedTuple, TypeAlias
+
+from msgspec import Struct, field
 
 from trainmedic_server.domain import gpu_names
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
@@ -33,8 +34,7 @@ JobsByName: TypeAlias = Mapping[str, Jobs]
 _NO_JOBS: Jobs = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterNode:
+class ClusterNode(Struct, frozen=True):
     """A node, as the cluster knows it."""
 
     name: str
@@ -42,8 +42,7 @@ class ClusterNode:
     """IP addresses and host names, as its status lists them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pod:
+class Pod(Struct, frozen=True):
     """A pod that has a node and has not ended."""
 
     uid: str
@@ -61,8 +60,7 @@ class Pod:
         return f"{self.namespace}/{self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(Struct, frozen=True):
     """A GPU that answers its agent."""
 
     node: str
@@ -83,8 +81,7 @@ class Gpu:
             yield f"{self.node}/{self.pci}"
 
 
-@dataclass(frozen=True, slots=True)
-class Rank:
+class Rank(Struct, frozen=True):
     """A rank of a job, and where it reports that it runs."""
 
     job: str
@@ -104,8 +101,7 @@ class JobsBySource(NamedTuple):
     """What agents and the cluster know."""
 
 
-@dataclass(frozen=True)
-class AgentTopology:
+class AgentTopology(Struct, frozen=True, dict=True):
     """What the agents see. A node whose agent sees no GPU is in it too: its agent is connected."""
 
     gpus_by_node: Mapping[str, tuple[Gpu, ...]] = field(default_factory=dict)
@@ -148,8 +144,7 @@ class AgentTopology:
         return by_pod
 
 
-@dataclass(frozen=True, slots=True)
-class JobTopology:
+class JobTopology(Struct, frozen=True):
     """What the jobs report: which of them have ranks on a node or a GPU."""
 
     jobs_by_node: JobsByName = field(default_factory=dict)
@@ -184,8 +179,7 @@ class JobTopology:
         return cls(by_node, by_gpu, {job: frozenset(names) for job, names in nodes.items()}, counts)
 
 
-@dataclass(frozen=True)
-class ClusterTopology:
+class ClusterTopology(Struct, frozen=True, dict=True):
     """What the cluster knows. Pods of a large cluster change all the time, and most values are asked nothing or one
     thing: so each index is made when it is first asked for."""
 
@@ -221,8 +215,7 @@ class ClusterTopology:
         return pods
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenTopology:
+class WrittenTopology(Struct, frozen=True):
     """What a person has written down, which ``inventory`` reads. It goes before what the other sources know."""
 
     nodes_by_address: Mapping[str, str] = field(default_factory=dict)
@@ -236,8 +229,7 @@ class WrittenTopology:
     """In place of what the agents see."""
 
 
-@dataclass(frozen=True, slots=True)
-class Topology:
+class Topology(Struct, frozen=True):
     """All that is known at one moment. Where a source knows nothing the answer is empty, never a guess."""
 
     written: WrittenTopology = field(default_factory=WrittenTopology)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from msgspec import Struct, field
 
-@dataclass(frozen=True, slots=True)
-class Upcoming:
+
+class Upcoming(Struct, frozen=True):
     """What a run is at, what it waits for, and what comes then. Times are aware UTC datetimes."""
 
     now: str | None = None

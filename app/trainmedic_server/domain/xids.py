@@ -6,16 +6,16 @@ Who asks: the agent's metrics. Not here: which of them have come (``ports.gpus``
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+
+from msgspec import Struct
 
 NOT_LISTED = "ask"
 """The action for a code that the catalogue does not list: somebody has to look."""
 
 
-@dataclass(frozen=True, slots=True)
-class Xid:
+class Xid(Struct, frozen=True):
     """``action`` is one of those at the top of the data file; ``meaning`` a sentence, empty where it gives none."""
 
     code: int

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import datetime
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trainmedic_server import errors
 from trainmedic_server.domain.admission import Admission, PlaybookDecision
@@ -29,8 +31,7 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 from trainmedic_server.ports.store import GuardFacts, LinkedRun
 
 
-@dataclass(slots=True)
-class AdmissionFacts:
+class AdmissionFacts(Struct):
     """What the store has about these deliveries. Each decision changes it for the next."""
 
     records: dict[Identity, AlertRecord]

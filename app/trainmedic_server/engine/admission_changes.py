@@ -5,8 +5,9 @@ Who calls it: ``admission`` makes it, ``intake`` and ``by_hand`` write it, ``ser
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from datetime import datetime
+
+from msgspec import Struct, field
 
 from trainmedic_server.domain.alert import AlertRecord, Identity
 from trainmedic_server.domain.run import Controls, Event, Run
@@ -15,8 +16,7 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import Transaction
 
 
-@dataclass(frozen=True, slots=True)
-class StartedRun:
+class StartedRun(Struct, frozen=True):
     """A run to drive."""
 
     run: Run
@@ -27,8 +27,7 @@ class StartedRun:
     """What to do first, where that is on record with the run's admission."""
 
 
-@dataclass(slots=True)
-class AdmissionChanges:
+class AdmissionChanges(Struct):
     """What is to be written, and, in the last two fields, what is to be done once it is durable."""
 
     records: dict[Identity, AlertRecord] = field(default_factory=dict)
@@ -53,8 +52,7 @@ class AdmissionChanges:
             tx.save_controls(self.controls)
 
 
-@dataclass(frozen=True, slots=True)
-class ByHand:
+class ByHand(Struct, frozen=True):
     """Who starts a run, and what else is to be on record of that."""
 
     actor: str

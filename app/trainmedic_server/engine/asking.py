@@ -6,9 +6,10 @@ asked.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
+
+from msgspec.structs import replace
 
 from trainmedic_server import errors
 from trainmedic_server.domain import approval

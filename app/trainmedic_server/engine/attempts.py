@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, cast
+
+from msgspec.structs import replace
 
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.alert import Alert

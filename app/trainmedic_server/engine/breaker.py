@@ -13,7 +13,8 @@ record what it touches again. Not here: how many nodes are too many (`guards.tri
 from __future__ import annotations
 
 from collections.abc import Callable, Set
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from trainmedic_server import telemetry
 from trainmedic_server.domain.run import Controls, Event, Run

@@ -8,7 +8,9 @@ person orders its undo, or ``assume_resolved_after`` has passed. Who calls it: `
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trainmedic_server import errors
 from trainmedic_server.domain.alert import BY_HAND, Alert, AlertRecord, AlertStatus, Delivery
@@ -30,8 +32,7 @@ ALERT_NAME = "StartedByHand"
 _MOST_FIRING = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class StartOrder:
+class StartOrder(Struct, frozen=True):
     """What a person wants to be run."""
 
     playbook: str
@@ -43,8 +44,7 @@ class StartOrder:
     """Whether nothing is to be done or recorded."""
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(Struct, frozen=True):
     """What became of it, or would."""
 
     run: Run

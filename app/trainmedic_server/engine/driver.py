@@ -13,11 +13,11 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
 import structlog
+from msgspec.structs import replace
 from pydantic import BaseModel
 
 from trainmedic_server import errors, telemetry

@@ -10,8 +10,9 @@ Who calls it: ``wiring`` runs both. Not here: what the verdict rests on (``domai
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
+
+from msgspec.structs import replace
 
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain import effect as effects

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Set
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from trainmedic_server import telemetry
 from trainmedic_server.domain.pause import OperatorPause
@@ -25,8 +26,7 @@ from trainmedic_server.ports.store import RunStore
 log = telemetry.logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class EngineServices:
+class EngineServices(Struct, frozen=True):
     """What the parts of the engine work with. One for each engine."""
 
     store: RunStore

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.admission import PlaybookDecision
@@ -33,8 +35,7 @@ _IMAGINED = "imagined-"
 _ACTING = (Decision.STARTED, Decision.JOINED)
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(Struct, frozen=True):
     """What one playbook would do about one alert. ``guards`` and ``steps`` are empty where it does not react.
 
     ``decision`` is the engine's; None where the playbook does not react, or the alert has resolved.
@@ -58,8 +59,7 @@ class Explanation:
     steps: tuple[StepPlan, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ExplainedAlert:
+class ExplainedAlert(Struct, frozen=True):
     """What all playbooks would do about one alert."""
 
     alert: Alert
@@ -75,8 +75,7 @@ class ExplainedAlert:
         return tuple(each.playbook for each in self.playbooks if each.decision in _ACTING)
 
 
-@dataclass(frozen=True, slots=True)
-class ExplainContext:
+class ExplainContext(Struct, frozen=True):
     """By what the alerts are judged."""
 
     actions: Actions

@@ -7,8 +7,9 @@ Pure. Who calls it: ``finding_intake`` decides by it, ``finding_teller`` writes 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import datetime, timedelta
+
+from msgspec.structs import replace
 
 from trainmedic.wire.envelope import write_time
 from trainmedic_server.domain.alert import Alert, AlertStatus, fingerprint

@@ -10,7 +10,8 @@ Pure. Who calls it: ``finding_intake``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from trainmedic_server.domain.finding import Finding, Origin
 from trainmedic_server.domain.known_finding import is_printed

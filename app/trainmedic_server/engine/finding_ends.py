@@ -6,8 +6,9 @@ Pure. Who calls it: ``finding_intake``. What a stream itself says of its end com
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+
+from msgspec import Struct, field
 
 from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.job_life import JobLife, LifeState
@@ -25,8 +26,7 @@ FORGOTTEN_AFTER = timedelta(days=7)
 """After so long without a word of its node, or of its job, a finding is over that waits for one."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndFacts:
+class EndFacts(Struct, frozen=True):
     """What the end of findings depends on, at one moment."""
 
     ago: Ago

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trainmedic_server import telemetry
 from trainmedic_server.diagnosis import job_failure
@@ -40,8 +42,7 @@ _MOST_FIRING = 10_000
 log = telemetry.logger(__name__)
 
 
-@dataclass(slots=True)
-class _Work:
+class _Work(Struct):
     """What one transaction has read and changed."""
 
     known: dict[str, KnownFinding]

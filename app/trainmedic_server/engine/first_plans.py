@@ -9,8 +9,9 @@ transaction, and where the plan would close the run. Who calls it: ``intake``.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from datetime import datetime
+
+from msgspec.structs import replace
 
 from trainmedic_server import telemetry
 from trainmedic_server.domain.alert import AlertStatus

@@ -10,10 +10,12 @@ Who calls it: ``explanation``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainmedic_server import errors
 from trainmedic_server.domain import duration
@@ -40,8 +42,7 @@ class StepForecast(StrEnum):
     FAILS = "fails"
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(Struct, frozen=True):
     """One step: what it is, whether it would run, with which parameters, and why.
 
     The fields are those of the JSON output. ``params`` are rendered and checked; None where the step has none

@@ -7,8 +7,9 @@ Who calls it: ``admission``, for each alert and playbook with a target and no op
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass
 from datetime import datetime
+
+from msgspec import Struct
 
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.pause import OperatorPause
@@ -19,8 +20,7 @@ from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.store import GuardFacts
 
 
-@dataclass(frozen=True, slots=True)
-class GuardDecision:
+class GuardDecision(Struct, frozen=True):
     """Whether a run may start, and why."""
 
     decision: Decision

@@ -8,8 +8,9 @@ follows from the time (``timeline``), or what the machine's clock is believed (`
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
+
+from msgspec.structs import replace
 
 from trainmedic.wire.steady_time import ClockStep
 from trainmedic_server import telemetry

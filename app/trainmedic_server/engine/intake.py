@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from trainmedic_server import telemetry
 from trainmedic_server.domain.admission import Admission
@@ -36,8 +37,7 @@ _LONGEST_TURN = 0.02
 log = telemetry.logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class AdmittedBatch:
+class AdmittedBatch(Struct, frozen=True):
     """The outcome of one transaction: a reply for each delivery, and what changed."""
 
     replies: tuple[Admission, ...]

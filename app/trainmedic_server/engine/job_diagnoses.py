@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Protocol
+
+from msgspec.structs import replace
 
 from trainmedic.wire import envelope
 from trainmedic_server import telemetry

@@ -30,9 +30,11 @@ import asyncio
 import functools
 import itertools
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.alert import decisive
@@ -60,8 +62,7 @@ PlaybookOf: TypeAlias = Callable[[Run], Awaitable[CompiledPlaybook]]
 log = telemetry.logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _PreparedRun:
+class _PreparedRun(Struct, frozen=True):
     """What was read about a run before the transaction that decides."""
 
     run: Run

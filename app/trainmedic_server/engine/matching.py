@@ -6,8 +6,9 @@ Who calls it: ``intake``, for each alert that comes; ``admission`` decides on wh
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
+
+from msgspec import Struct
 
 from trainmedic_server.domain.alert import Alert, Delivery
 from trainmedic_server.domain.reaction import NoReaction, Reaction
@@ -20,8 +21,7 @@ Key = tuple[str, str]
 """A playbook's name and a target's key."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """A playbook that reacts to an alert, and the target that the alert names for it."""
 
     playbook: CompiledPlaybook
@@ -40,8 +40,7 @@ KEPT_FROM_A_RUN = ("alertname", "conditions", "failure", "target")
 """What can keep all playbooks from deciding on a run for an alert."""
 
 
-@dataclass(frozen=True, slots=True)
-class MatchedAlert:
+class MatchedAlert(Struct, frozen=True):
     """What the playbooks that name an alert's alertname make of it, before anything is asked of the store."""
 
     candidates: tuple[Candidate, ...] = ()
@@ -67,8 +66,7 @@ class MatchedAlert:
         return (*(Reaction(name, NoReaction.RESOLVED, why) for name in names), *self.misses)
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedDelivery:
+class PreparedDelivery(Struct, frozen=True):
     """A delivery with what playbooks make of each of its alerts, and the conditions that failed."""
 
     delivery: Delivery

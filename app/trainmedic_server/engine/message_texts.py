@@ -10,9 +10,11 @@ Who calls it: ``telling``. Not here: to whom it goes, and when it is sent.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainmedic_server.domain import duration, links
 from trainmedic_server.domain.approval import Terms
@@ -33,8 +35,7 @@ PLAYBOOKS = "playbooks"
 SERVER = "server"
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(Struct, frozen=True):
     """What is to be told, before it is known to whom."""
 
     kind: MessageKind

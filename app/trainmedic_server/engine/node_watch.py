@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainmedic.wire import envelope
 from trainmedic_server import telemetry
@@ -48,8 +50,7 @@ class PresenceSource(JobSource, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class JobProgress:
+class JobProgress(Struct, frozen=True):
     """How far a job has come, as its presence tells."""
 
     instance: str

@@ -6,7 +6,7 @@ The check and the order are one transaction, so that two people cannot both be t
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from trainmedic_server import errors
 from trainmedic_server.domain import approval

@@ -8,8 +8,9 @@ can keep one from beginning or ending. Who calls it: ``admission``, ``driver``, 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
+
+from msgspec.structs import replace
 
 from trainmedic_server import errors
 from trainmedic_server.domain import places

@@ -9,8 +9,9 @@ Who calls it: ``driver``, and ``workers`` after a restart. Not here: one step (`
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime
+
+from msgspec.structs import replace
 
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.run import Decision, OrderKind, Run, Status, StepState, StepStatus

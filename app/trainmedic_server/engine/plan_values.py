@@ -7,9 +7,11 @@ Who calls it: ``plan``, ``steps`` and ``undoing`` work on a `RunDraft`; ``driver
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trainmedic_server.domain.alert import AlertRecord, decisive
 from trainmedic_server.domain.pause import OperatorPause
@@ -30,8 +32,7 @@ from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 
-@dataclass(frozen=True, slots=True)
-class OutsideState:
+class OutsideState(Struct, frozen=True):
     """What has come from outside the run: its alerts, the operators' orders, and the switches."""
 
     alerts: tuple[AlertRecord, ...]
@@ -69,8 +70,7 @@ class OutsideState:
         return next((order for order in reversed(self.orders) if order.kind in kinds), None)
 
 
-@dataclass(frozen=True, slots=True)
-class PerformAttempt:
+class PerformAttempt(Struct, frozen=True):
     """Make the last attempt of this step, or of its undo."""
 
     key: tuple[str, int]
@@ -80,23 +80,20 @@ class PerformAttempt:
     """Whether a server that was killed may have made the attempt already."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(Struct, frozen=True):
     """Do nothing until this moment, or, with None, until something outside changes."""
 
     until: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Idle:
+class Idle(Struct, frozen=True):
     """The run is closed and nothing is due."""
 
 
 Instruction = PerformAttempt | Wait | Idle
 
 
-@dataclass(frozen=True, slots=True)
-class RunPlan:
+class RunPlan(Struct, frozen=True):
     """The run as it should be stored, the events that say why, and what to do once both are durable."""
 
     run: Run
@@ -104,8 +101,7 @@ class RunPlan:
     then: Instruction
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptOutcome:
+class AttemptOutcome(Struct, frozen=True):
     """How an attempt ended."""
 
     status: str
@@ -127,8 +123,7 @@ class AttemptOutcome:
 CALLED_OFF = AttemptOutcome("called_off")
 
 
-@dataclass(frozen=True, slots=True)
-class PlanningContext:
+class PlanningContext(Struct, frozen=True):
     """What planning needs besides the run."""
 
     playbook: CompiledPlaybook | None

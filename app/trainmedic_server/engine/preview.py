@@ -7,8 +7,9 @@ tried.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any, cast
+
+from msgspec.structs import replace
 
 from trainmedic_server import errors
 from trainmedic_server.domain import places

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
+
+from msgspec import Struct
 
 from trainmedic.wire.backoff import Backoff
 from trainmedic_server import errors, telemetry
@@ -29,8 +30,7 @@ T = TypeVar("T")
 log = telemetry.logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class RunSnapshot:
+class RunSnapshot(Struct, frozen=True):
     """A run as the store has it, with its alerts and orders."""
 
     run: Run
@@ -38,8 +38,7 @@ class RunSnapshot:
     orders: tuple[OperatorOrder, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
+class _Change(Struct, frozen=True):
     run: Run
     before: Run | None
     events: tuple[Event, ...]

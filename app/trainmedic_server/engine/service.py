@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
+
+from msgspec.structs import replace
 
 from trainmedic.wire import envelope
 from trainmedic_server import errors, telemetry

@@ -8,8 +8,9 @@ server listened, and not by a clock that was set forward (`Timeline.ago`). Who c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from datetime import timedelta
+
+from msgspec.structs import replace
 
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.alert import AlertRecord

@@ -8,9 +8,10 @@ run can go on to the next. `apply_outcome` applies how an attempt ended. Who cal
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
+
+from msgspec.structs import replace
 
 from trainmedic_server import errors
 from trainmedic_server.domain.playbook import (

@@ -8,8 +8,9 @@ right. Only a person can end the duty otherwise, by closing it with a note. Who 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime, timedelta
+
+from msgspec.structs import replace
 
 from trainmedic_server.domain.playbook import UndoTrigger
 from trainmedic_server.domain.run import OperatorOrder, OrderKind, Run, Status, StepState, Undo, UndoStatus

@@ -9,9 +9,10 @@ Who calls it: ``service``, for the API.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
+
+from msgspec.structs import replace
 
 from trainmedic_server import errors
 from trainmedic_server.domain.alert import AlertRecord, decisive

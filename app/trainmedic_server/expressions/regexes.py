@@ -8,10 +8,10 @@ pattern. Both are bounded here, so that no pattern and no label can hold up the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import re2
+from msgspec import Struct
 
 LARGEST_PROGRAM = 10_000
 """Instructions that a pattern may compile to. ``.{1000}`` has 9,000; a list of names has some hundreds."""
@@ -29,8 +29,7 @@ class ValueTooLong(Exception):
     """A value is too long to try this regular expression on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Struct, frozen=True):
     """Where a pattern was found: the byte at which it begins, and its named groups that took anything."""
 
     start: int

@@ -7,8 +7,10 @@ container's runtime has divided) is bounded in lines, bytes and time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trainmedic_server.domain.finding import Origin, TimeSource
 from trainmedic_server.logs import blocks, kernel_text, prefixes, raw_text, records, times
@@ -26,8 +28,7 @@ _MOST_OPEN = 256
 _FUTURE = timedelta(minutes=1)
 
 
-@dataclass(slots=True)
-class _OpenBlock:
+class _OpenBlock(Struct):
     kind: BlockKind
     first: Line
     last_arrived: datetime
@@ -64,8 +65,7 @@ class _OpenBlock:
         return self.first._replace(text="\n".join(texts), is_cut=self.first.is_cut or self.left_out > 0)
 
 
-@dataclass(slots=True)
-class _DividedLine:
+class _DividedLine(Struct):
     text: str
     places: list[int]
     """Of its parts."""

@@ -7,8 +7,9 @@ seconds since boot where the caller knows when that was.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from datetime import datetime, timedelta
+
+from msgspec import Struct
 
 from trainmedic_server.logs import times
 
@@ -30,8 +31,7 @@ _OTHER = re.compile(
 """Times that are said in some other way, before the host: the journal's other formats, RFC 5424."""
 
 
-@dataclass(frozen=True, slots=True)
-class KernelText:
+class KernelText(Struct, frozen=True):
     """A line of the kernel's, without what keeps it."""
 
     text: str

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trainmedic_server import errors
 from trainmedic_server.domain.finding import CauseClass, Role
@@ -54,8 +56,7 @@ FUNCTIONS: Mapping[str, PlainFunction] = {
 """What `when` and the templates of a rule may call beside the filters of playbooks."""
 
 
-@dataclass(frozen=True, slots=True)
-class LineMatch:
+class LineMatch(Struct, frozen=True):
     """What the rules make of one line."""
 
     rule: LogRule | None = None

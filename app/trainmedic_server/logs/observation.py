@@ -10,8 +10,9 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from trainmedic_server.domain import gpu_names
 from trainmedic_server.domain.finding import Finding, Origin
@@ -36,8 +37,7 @@ _FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _UUID = re.compile(r"(?i)(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 
 
-@dataclass(frozen=True, slots=True)
-class FindingIdentity:
+class FindingIdentity(Struct, frozen=True):
     """What makes findings of one rule and one stream the same: whom they are about, and the rule's own labels."""
 
     target: Target

@@ -6,21 +6,21 @@ trying them on lines (``matcher``).
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import fields, force_setattr
 
 from trainmedic_server.domain.finding import CauseClass, Role
 from trainmedic_server.domain.target import TargetKind
 
 
-@dataclass(frozen=True, slots=True)
-class LinePattern:
+class LinePattern(Struct, frozen=True):
     """One pattern of a rule, and what its lines are where that differs from the rest of the rule's."""
 
     pattern: str
@@ -28,8 +28,7 @@ class LinePattern:
     cause: CauseClass | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RequiredCount:
+class RequiredCount(Struct, frozen=True):
     """How many lines it takes: so many within `per`, or in a row. Counted within one stream."""
 
     at_least: int
@@ -42,16 +41,14 @@ UNTIL_BOOT, UNTIL_ATTEMPT, UNTIL_ENDS = "boot", "attempt", "ends"
 _SILENCE = timedelta(minutes=15)
 
 
-@dataclass(frozen=True, slots=True)
-class Confirmation:
+class Confirmation(Struct, frozen=True):
     """What must be seen as well before anybody is told: one of these rules or alerts, within `within`."""
 
     within: timedelta
     by: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RuleAlert:
+class RuleAlert(Struct, frozen=True):
     """The alert of a rule's findings. Its texts may be templates over ``fields``, ``target`` and ``finding``."""
 
     name: str
@@ -64,8 +61,7 @@ class RuleAlert:
     confirm: Confirmation | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LogRule:
+class LogRule(Struct, frozen=True):
     """Takes the lines of its sources that hold one of its literals and one of its patterns, or its kind of record."""
 
     name: str
@@ -98,8 +94,7 @@ class LogRule:
     alert: RuleAlert | None = None
 
 
-@dataclass(frozen=True)
-class RuleSet:
+class RuleSet(Struct, frozen=True, dict=True):
     """The rules that apply together, in the order of their names."""
 
     rules: tuple[LogRule, ...] = ()
@@ -107,7 +102,7 @@ class RuleSet:
     """Names of rules that a newer server sent and this program does not understand."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rules", tuple(sorted(self.rules, key=lambda rule: rule.name)))
+        force_setattr(self, "rules", tuple(sorted(self.rules, key=lambda rule: rule.name)))
 
     @cached_property
     def by_name(self) -> Mapping[str, LogRule]:
@@ -143,13 +138,13 @@ class RuleSet:
 
 
 _FORM = 1
-_PARTS: Mapping[str, type] = {"alert": RuleAlert, "count": RequiredCount, "match": LinePattern}
+_PARTS: Mapping[str, type[Struct]] = {"alert": RuleAlert, "count": RequiredCount, "match": LinePattern}
 
 
 def _plain(value: Any) -> Any:
     """Return a part of a rule as JSON has it; times are seconds, and what has its default is left out."""
-    if dataclasses.is_dataclass(value):
-        pairs = ((member, getattr(value, member.name)) for member in dataclasses.fields(value))
+    if isinstance(value, Struct):
+        pairs = ((member, getattr(value, member.name)) for member in fields(value))
         return {member.name: _plain(each) for member, each in pairs if each != member.default}
     if isinstance(value, timedelta):
         return value.total_seconds()
@@ -169,8 +164,8 @@ def _is_known(plain: Mapping[str, Any]) -> bool:
     )
 
 
-def _names(kind: type) -> frozenset[str]:
-    return frozenset(member.name for member in dataclasses.fields(kind))
+def _names(kind: type[Struct]) -> frozenset[str]:
+    return frozenset(kind.__struct_fields__)
 
 
 def _rule(plain: Mapping[str, Any]) -> LogRule:

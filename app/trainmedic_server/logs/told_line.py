@@ -5,8 +5,9 @@ Rules see blocks of lines (``assembly``). Who uses it: searching the files of a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
+
+from msgspec import Struct
 
 from trainmedic_server.domain.log_search import LogLevel
 from trainmedic_server.logs import kernel_text, levels, prefixes, raw_text, times
@@ -18,8 +19,7 @@ _KEY_BEGINS, _KEY_ENDS = "-----BEGIN", "PRIVATE KEY-----"
 _LONGEST_KEY = 200
 
 
-@dataclass(frozen=True, slots=True)
-class ToldLine:
+class ToldLine(Struct, frozen=True):
     """A line without the prefixes of those who passed it on; not masked."""
 
     text: str

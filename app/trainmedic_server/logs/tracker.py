@@ -9,9 +9,11 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trainmedic.errors import TrainmedicError
 from trainmedic.wire import envelope
@@ -36,8 +38,7 @@ _EVERY = timedelta(seconds=1)
 _Key = tuple[Any, ...]
 
 
-@dataclass(slots=True)
-class _Followed:
+class _Followed(Struct):
     """A finding that may be repeated or end."""
 
     rule: LogRule

@@ -6,9 +6,10 @@ Most of this is public: authors of actions import it from ``trainmedic_server.ex
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+
+from msgspec import Struct, field
 
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.target import Target, TargetKind
@@ -25,8 +26,7 @@ Clearance = Literal["go_on", "hold", "stop"]
 because its run was cancelled."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """One attempt of an action."""
 
     command_id: str
@@ -64,16 +64,14 @@ ON_RECORD: Mapping[str, Any] = {"on_record": True}
 these as they are: a bound of a newer release, or of the act itself, must not keep an undo from being carried out."""
 
 
-@dataclass(frozen=True, slots=True)
-class Inverse:
+class Inverse(Struct, frozen=True):
     """The action that takes another back, by its name, and its parameters."""
 
     action: str
     params: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Services:
+class Services(Struct, frozen=True):
     """What actions may use of the outside. An absent one is None; an action that needs it says so."""
 
     clock: Clock
@@ -161,8 +159,7 @@ class NodeTouchingAction(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class LeasedEffect:
+class LeasedEffect(Struct, frozen=True):
     """The effect of a run's command that ends by itself unless it is renewed in time."""
 
     command_id: str
@@ -177,8 +174,7 @@ class LeasedEffect:
     """Whether the effect is to be set again if its lease has expired."""
 
 
-@dataclass(frozen=True, slots=True)
-class Renewal:
+class Renewal(Struct, frozen=True):
     """The outcome of renewing a leased effect on one node."""
 
     effect: LeasedEffect

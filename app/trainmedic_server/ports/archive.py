@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class ArchivedRun:
+
+class ArchivedRun(Struct, frozen=True):
     """A run as a line of the archive."""
 
     id: str

@@ -8,15 +8,15 @@ is behind an address (``adapters.kubernetes_topology``).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 Object = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Resource:
+class Resource(Struct, frozen=True):
     """A kind of object by the names of its API: ``apps/v1``, ``deployments``, ``Deployment``."""
 
     api_version: str
@@ -25,8 +25,7 @@ class Resource:
     is_namespaced: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Ref:
+class Ref(Struct, frozen=True):
     """Names one object. ``namespace`` is None exactly where the resource has none."""
 
     resource: Resource

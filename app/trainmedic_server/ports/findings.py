@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol, TypeAlias
+
+from msgspec import Struct
 
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.finding import Role
@@ -60,8 +61,7 @@ class FindingRecords(Protocol):
     def save_job_places(self, places: Mapping[JobPlace, datetime]) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class FindingFilter:
+class FindingFilter(Struct, frozen=True):
     """Which findings are meant; None means any. ``since`` asks for those with a line, or heard of, from then on."""
 
     job: str | None = None
@@ -74,8 +74,7 @@ class FindingFilter:
     open: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FindingRecord:
+class FindingRecord(Struct, frozen=True):
     """A finding with its excerpts, the earliest first."""
 
     finding: KnownFinding

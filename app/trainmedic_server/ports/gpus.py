@@ -8,12 +8,12 @@ called from any thread, does not wait for calls in other threads, and raises onl
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Protocol, overload
 
+from msgspec import Struct, field
 
-@dataclass(frozen=True, slots=True)
-class GpuInfo:
+
+class GpuInfo(Struct, frozen=True):
     """What identifies a GPU.
 
     ``index``: its number on the node, from 0; it may change when the driver is loaded anew.
@@ -28,8 +28,7 @@ class GpuInfo:
     pci_address: str
 
 
-@dataclass(frozen=True, slots=True)
-class Inventory:
+class Inventory(Struct, frozen=True):
     """Which GPUs there are.
 
     ``gpus``: those that answer, by index.
@@ -42,8 +41,7 @@ class Inventory:
     driver: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PowerLimits:
+class PowerLimits(Struct, frozen=True):
     """A GPU's power limits in milliwatts. None is what the card does not report.
 
     ``limit_mw``: the limit that was set.
@@ -63,8 +61,7 @@ class PowerLimits:
     draw_mw: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EccErrors:
+class EccErrors(Struct, frozen=True):
     """Counts since the driver was loaded (volatile) and since the card was made (aggregate)."""
 
     volatile_corrected: int
@@ -73,8 +70,7 @@ class EccErrors:
     aggregate_uncorrected: int
 
 
-@dataclass(frozen=True, slots=True)
-class RemappedRows:
+class RemappedRows(Struct, frozen=True):
     """Rows of memory that were replaced by spare ones.
 
     ``corrected``, ``uncorrected``: how many, by the kind of error that made them unusable.
@@ -88,8 +84,7 @@ class RemappedRows:
     has_failed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class GpuReading:
+class GpuReading(Struct, frozen=True):
     """What a GPU reports at one moment; None is what it does not offer. The names of fields end with their unit.
 
     ``utilization_percent``: the time in which a kernel ran; that of the memory, in which it was read or written.

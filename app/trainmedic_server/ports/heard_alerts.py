@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from trainmedic_server.domain.alert import AlertRecord, AlertStatus
 
 
-@dataclass(frozen=True, slots=True)
-class HeardAlertFilter:
+class HeardAlertFilter(Struct, frozen=True):
     """Which alerts are meant; None means any. Heard of from `since` (inclusive) on and before `until`, where one
     report within is enough."""
 

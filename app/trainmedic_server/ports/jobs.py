@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from trainmedic.wire.notice import Notice
 from trainmedic_server.ports.outside import Presence
 
 
-@dataclass(frozen=True, slots=True)
-class ArrivedNotice:
+class ArrivedNotice(Struct, frozen=True):
     """A genuine notice, and by which name its source knows it."""
 
     entry: bytes

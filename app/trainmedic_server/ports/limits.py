@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import timedelta
+
+from msgspec import Struct
 
 from trainmedic_server.domain.modes import Mode
 
 
-@dataclass(frozen=True, slots=True)
-class EngineLimits:
+class EngineLimits(Struct, frozen=True):
     """How far the engine may go. The reasons for the defaults are in ``settings.server``."""
 
     mode: Mode = Mode.OBSERVE

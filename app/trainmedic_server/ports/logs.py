@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from trainmedic_server.domain.log_search import FoundLine, LogQuery
 
 
-@dataclass(frozen=True, slots=True)
-class LogBatch:
+class LogBatch(Struct, frozen=True):
     """Lines that were found, and what their reader should know of the answer."""
 
     lines: Sequence[FoundLine] = field(default=())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol, TypeAlias
+
+from msgspec import Struct
 
 Points: TypeAlias = Sequence[tuple[float, float]]
 """Seconds since 1970 and value, in order of time. A value may be NaN."""
@@ -14,8 +15,7 @@ MOST_POINTS = 11_000
 """Of one series in one answer: Prometheus refuses more."""
 
 
-@dataclass(frozen=True, slots=True)
-class MetricSeries:
+class MetricSeries(Struct, frozen=True):
     """One series of an answer."""
 
     labels: Mapping[str, str]
@@ -31,8 +31,7 @@ class MetricHistory(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class AlertRule:
+class AlertRule(Struct, frozen=True):
     """A rule by which Prometheus raises alerts."""
 
     expression: str

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Protocol
+
+from msgspec import Struct, field
 
 from trainmedic.wire.envelope import Command, Reply
 from trainmedic.wire.steady_time import ClockStep
@@ -50,8 +51,7 @@ class NoClockWatch:
         return ()
 
 
-@dataclass(frozen=True, slots=True)
-class Presence:
+class Presence(Struct, frozen=True):
     """A job or an agent that is connected, or that somebody says is."""
 
     name: str
@@ -122,8 +122,7 @@ class Notifier(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class HttpReply:
+class HttpReply(Struct, frozen=True):
     """What an HTTP server answered."""
 
     status: int

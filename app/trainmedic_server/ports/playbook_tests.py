@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from trainmedic_server.domain.problems import FileProblem
 
 
-@dataclass(frozen=True, slots=True)
-class PlayedTest:
+class PlayedTest(Struct, frozen=True):
     """One test, which passed where there are no failures. ``seconds`` are of real time."""
 
     name: str
@@ -18,8 +18,7 @@ class PlayedTest:
     failures: tuple[FileProblem, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PlayedTests:
+class PlayedTests(Struct, frozen=True):
     """What came of the tests in one file."""
 
     file: str

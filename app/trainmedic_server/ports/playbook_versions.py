@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class UsedVersion:
+
+class UsedVersion(Struct, frozen=True):
     """One version of a playbook by which the server has decided."""
 
     version: str

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from msgspec import Struct
 
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.run import Run
@@ -20,8 +21,7 @@ Step: TypeAlias = "ActionStep | WaitStep | ApproveStep"
 Scope = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(Struct, frozen=True):
     """Whether a playbook reacts to an alert."""
 
     matched: bool
@@ -31,8 +31,7 @@ class Match:
     """Whether a condition could not be evaluated, which counts as not matching."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shortlist:
+class Shortlist(Struct, frozen=True):
     """The playbooks that name an alert's alertname, divided by whether they can react to it."""
 
     playbooks: Sequence[CompiledPlaybook]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
+
+from msgspec import Struct
 
 from trainmedic_server.domain.agent_life import AgentLife
 from trainmedic_server.domain.alert import AlertRecord
@@ -13,8 +14,7 @@ from trainmedic_server.domain.job_life import JobLife
 from trainmedic_server.domain.run import OperatorOrder
 
 
-@dataclass(frozen=True, slots=True)
-class OpenCounts:
+class OpenCounts(Struct, frozen=True):
     """How many runs are unfinished."""
 
     by_status: Mapping[str, int]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol, TypeAlias, TypeVar
+
+from msgspec import Struct
 
 from trainmedic_server.domain.alert import AlertRecord, Identity
 from trainmedic_server.domain.effect import Effect
@@ -18,8 +19,7 @@ from trainmedic_server.ports.kept_tables import KeptTables
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class LinkedRun:
+class LinkedRun(Struct, frozen=True):
     """A run (or a decision not to start) that an alert led to, as admission needs to know it."""
 
     run_id: str
@@ -29,8 +29,7 @@ class LinkedRun:
     decision: str
 
 
-@dataclass(frozen=True, slots=True)
-class GuardFacts:
+class GuardFacts(Struct, frozen=True):
     """What the guards of one (playbook, target) look at. Observed runs count like started ones.
 
     Decisions not to start count for none of them.
@@ -233,8 +232,7 @@ def values_of(values: Values) -> tuple[str, ...]:
     return tuple(dict.fromkeys((values,) if isinstance(values, str) else values or ()))
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryFilter:
+class HistoryFilter(Struct, frozen=True):
     """Which items of the history are meant; None means any. ``since`` is inclusive, ``until`` exclusive.
 
     ``owes_undo`` set to True asks for the closed runs that still owe an undo, False for all others; ``is_open`` for
@@ -260,8 +258,7 @@ class HistoryFilter:
     """Who has approved, rejected, cancelled or undone it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ActFilter:
+class ActFilter(Struct, frozen=True):
     """Which acts of people are meant; None means any. ``since`` is inclusive, ``until`` exclusive."""
 
     actor: str | None = None
@@ -269,8 +266,7 @@ class ActFilter:
     until: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RunRecord:
+class RunRecord(Struct, frozen=True):
     """A run with everything that the store knows of it."""
 
     run: Run

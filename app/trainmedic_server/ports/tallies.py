@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from trainmedic_server.domain.effect import EffectVerdict
 from trainmedic_server.domain.run import Status
 
 
-@dataclass(slots=True)
-class PlaybookTally:
+class PlaybookTally(Struct):
     """The runs of one playbook that were created in a time, and the decisions not to start one."""
 
     statuses: Counter[Status] = field(default_factory=Counter)

@@ -17,10 +17,10 @@ import hmac
 import ipaddress
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 
+from msgspec import Struct
 from starlette.requests import HTTPConnection, Request
 
 from trainmedic_server import telemetry
@@ -42,8 +42,7 @@ _CHALLENGE = 'Bearer realm="trainmedic", Basic realm="trainmedic", charset="UTF-
 log = telemetry.logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Principal:
+class Principal(Struct, frozen=True):
     """The sender of a request. ``name`` is recorded as the actor of what it does."""
 
     name: str

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from fastapi import Depends, Request
+from msgspec import Struct, field
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainmedic_server.domain.message import MessageKind, MessageRule
@@ -37,8 +37,7 @@ class ChannelStore(Protocol):
     async def transact(self, work: Callable[[Transaction], T]) -> T: ...
 
 
-@dataclass(frozen=True, slots=True)
-class ChannelsApi:
+class ChannelsApi(Struct, frozen=True):
     """The channels that are set, by name: the kind of each service behind it, such as ``slack``."""
 
     store: ChannelStore

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated
 
 from fastapi import Depends, Header, Path, Query, Request, Response
+from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainmedic_server.domain.finding import Role
@@ -71,8 +71,7 @@ class KeptJobList(BaseModel):
     items: list[KeptJobView]
 
 
-@dataclass(frozen=True, slots=True)
-class FindingsApi:
+class FindingsApi(Struct, frozen=True):
     """What the routes are about."""
 
     history: FindingHistory

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 KIB = 1024
 MIB = 1024 * KIB
 
 
-@dataclass(frozen=True, slots=True)
-class ServerLimits:
+class ServerLimits(Struct, frozen=True):
     """Bounds on requests and on responses. Sizes are in bytes, times in seconds.
 
     A body is parsed into some twenty times its size, so the bodies that are parsed at one time matter
@@ -55,8 +54,7 @@ class ServerLimits:
     check_seconds: float = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
+class ConnectionLimits(Struct, frozen=True):
     """Bounds on connections, whatever is asked over them. Sizes are in bytes, times in seconds.
 
     ``connections``: those that are served. With ``refused`` they stay below the 1,024 open files that a

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
 from datetime import timedelta
 from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import Depends, Query, Request, Response
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainmedic_server.domain.log_search import LONGEST_GREP, LogLevel, LogQuery
 from trainmedic_server.domain.plain_text import json_bytes
@@ -52,8 +53,7 @@ _ANSWER: dict[str, Any] = {
 Number = Annotated[int | None, Query(ge=0, lt=1_000_000_000)]
 
 
-@dataclass(frozen=True, slots=True)
-class LogLinesApi:
+class LogLinesApi(Struct, frozen=True):
     """Who keeps the lines, and who knows where jobs run."""
 
     source: LogSource

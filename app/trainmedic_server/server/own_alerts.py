@@ -11,8 +11,9 @@ Who calls it: the webhook. What the server tells itself, where there is no Alert
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from datetime import datetime
+
+from msgspec.structs import replace
 
 from trainmedic_server.diagnosis import verdict_alert
 from trainmedic_server.domain.alert import Alert, Delivery, fingerprint

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated
 
 from fastapi import Depends, Query, Request
+from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainmedic_server.errors import NotFound, PayloadError
@@ -35,8 +35,7 @@ PartOfVersion = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class PlaybookTextsApi:
+class PlaybookTextsApi(Struct, frozen=True):
     """Who keeps the texts, and who runs the tests beside them."""
 
     versions: PlaybookVersions

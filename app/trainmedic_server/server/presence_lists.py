@@ -11,10 +11,10 @@ import base64
 import binascii
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import Query
+from msgspec import Struct
 
 from trainmedic_server.domain import contradictions
 from trainmedic_server.domain.contradictions import Contradictions
@@ -30,8 +30,7 @@ Names = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
+class Listed(Struct, frozen=True):
     """Everybody of one kind at one moment, by name."""
 
     presences: Sequence[Presence]

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from trainmedic_server.catalog import yaml_text
 from trainmedic_server.catalog.yaml_text import YamlDocument
@@ -34,8 +35,7 @@ class TokenRole(StrEnum):
     OPERATOR = "operator"
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(Struct, frozen=True):
     """One entry of the file; ``digest`` is the SHA-256 of the token's UTF-8 bytes."""
 
     name: str
@@ -78,8 +78,7 @@ def parse(text: str, source: str) -> tuple[Token, ...]:
     return tuple(tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class _Location:
+class _Location(Struct, frozen=True):
     """The location of an entry in the file."""
 
     source: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from datetime import datetime
 from typing import Any
 
@@ -211,7 +210,7 @@ def event(stored: Event) -> EventView:
 
 def _alert(stored: AlertRecord) -> AlertView:
     members = (stored, stored.alert)
-    return AlertView.model_validate({field.name: getattr(of, field.name) for of in members for field in fields(of)})
+    return AlertView.model_validate({name: getattr(of, name) for of in members for name in of.__struct_fields__})
 
 
 def _line(run: Run) -> dict[str, Any]:

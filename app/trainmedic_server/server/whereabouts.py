@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from trainmedic_server.domain.topology import AgentTopology, ClusterTopology
 from trainmedic_server.errors import BusUnavailable
@@ -14,8 +15,7 @@ from trainmedic_server.server.jobs import JobDirectory
 MOST_NODES = 2000
 
 
-@dataclass(frozen=True, slots=True)
-class JobNodes:
+class JobNodes(Struct, frozen=True):
     """The nodes of a job, those where it was last first, and its pods."""
 
     nodes: tuple[str, ...] = ()

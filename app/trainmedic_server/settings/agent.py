@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from trainmedic import settings as sdk
 from trainmedic.wire.signing import Signer
 from trainmedic_server.errors import ConfigurationError
@@ -63,8 +65,7 @@ class AgentSettings:
         return self.signing_key is not None and len(self.signing_key) < _SHORT_KEY
 
 
-@dataclass(frozen=True, slots=True)
-class AgentSetting:
+class AgentSetting(Struct, frozen=True):
     """One setting: where it comes from, its default, how its text is read, and what it means."""
 
     source: SettingSource

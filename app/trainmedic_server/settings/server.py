@@ -12,7 +12,6 @@ agent's settings and the clients' ``--server`` and ``--token``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -306,7 +305,7 @@ class ServerSettings(DoorSettings, SlackSettings, TellingSettings, AccessSetting
     @property
     def limits(self) -> EngineLimits:
         """The settings that the engine needs."""
-        return EngineLimits(**{part.name: getattr(self, part.name) for part in fields(EngineLimits)})
+        return EngineLimits(**{name: getattr(self, name) for name in EngineLimits.__struct_fields__})
 
 
 def _source(name: str) -> SettingSource:

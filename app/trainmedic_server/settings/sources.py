@@ -8,9 +8,10 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from trainmedic.settings import is_withdrawn
 from trainmedic_server.errors import ConfigurationError
@@ -18,8 +19,7 @@ from trainmedic_server.errors import ConfigurationError
 PREFIX = "TRAINMEDIC_"
 
 
-@dataclass(frozen=True, slots=True)
-class SettingSource:
+class SettingSource(Struct, frozen=True):
     """The environment variable of a setting, and its flag where it has one.
 
     ``value`` is the placeholder for the flag's value in the help. A ``secret`` is never shown, and can be read

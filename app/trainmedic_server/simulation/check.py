@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from trainmedic_server.catalog import loader, overlaps
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
@@ -18,8 +19,7 @@ from trainmedic_server.ports.actions import Actions
 from trainmedic_server.simulation import suite_format
 
 
-@dataclass(frozen=True, slots=True)
-class CheckResult:
+class CheckResult(Struct, frozen=True):
     """The playbooks that can be loaded, and every problem in the order of files and lines."""
 
     playbooks: tuple[YamlPlaybook, ...]

@@ -6,8 +6,9 @@ Who calls it: ``suite``, at each check of a test.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.problems import DocumentPath
@@ -19,8 +20,7 @@ from trainmedic_server.simulation.suite_format import Check, RunExpected, StepEx
 _LONGEST = 300
 
 
-@dataclass(frozen=True, slots=True)
-class Observations:
+class Observations(Struct, frozen=True):
     """Everything that has happened up to a check, in order.
 
     ``unmatched`` says for each alert that no playbook reacted to why each playbook did not.
@@ -33,8 +33,7 @@ class Observations:
     unmatched: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Struct, frozen=True):
     """One expectation that was not met. ``path`` is within the check."""
 
     path: DocumentPath

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from io import BufferedIOBase
 from typing import Any
+
+from msgspec import Struct
 
 from trainmedic_server.domain.finding import Origin
 from trainmedic_server.logs.assembly import LineAssembler
@@ -16,8 +17,7 @@ from trainmedic_server.logs.matcher import LineMatch, LineMatcher
 from trainmedic_server.logs.rule import RuleSet
 
 
-@dataclass(frozen=True, slots=True)
-class LineExplanation:
+class LineExplanation(Struct, frozen=True):
     """Which rule takes a physical line; of a block of several, its first line has the rule."""
 
     number: int

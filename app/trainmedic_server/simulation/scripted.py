@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar
 
+from msgspec import Struct
 from pydantic import BaseModel
 
 from trainmedic_server import errors
@@ -27,8 +27,7 @@ from trainmedic_server.simulation.suite_format import ReplyModel, ReplyOutcome
 _APPLIED = ReplyModel(outcome=ReplyOutcome.APPLIED)
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedCall:
+class RecordedCall(Struct, frozen=True):
     """One attempt of an action, as tests compare it."""
 
     action: str

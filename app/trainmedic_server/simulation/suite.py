@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from msgspec import Struct
+
 from trainmedic_server import errors, telemetry
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.catalog import loader
@@ -63,8 +65,7 @@ _PATIENCE = timedelta(hours=2)
 """The time that runs may take to end after the last entry of a test, where the test names no end."""
 
 
-@dataclass(frozen=True, slots=True)
-class TestResult:
+class TestResult(Struct, frozen=True):
     """The outcome of one test, which passed where there are no failures. ``seconds`` are of real time."""
 
     __test__ = False
@@ -75,8 +76,7 @@ class TestResult:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class FileResult:
+class FileResult(Struct, frozen=True):
     """The outcomes of one file's tests; none were run where the file, or a playbook of it, has problems."""
 
     path: Path
@@ -125,8 +125,7 @@ def played(test: TestEntry, playbooks: Sequence[YamlPlaybook], actions: Actions)
     return virtual_time.run(play())
 
 
-@dataclass(frozen=True, slots=True)
-class _LogParts:
+class _LogParts(Struct, frozen=True):
     """The log rules of a suite, and the lines that its tests name."""
 
     rules: RuleSet

@@ -8,12 +8,12 @@ Not here: running tests (``suite``) and comparing (``expectations``). Who calls 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
+from msgspec import Struct
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from trainmedic_server.catalog import loader, model_errors, yaml_text
@@ -276,8 +276,7 @@ class SuiteEntry(_Model):
     tests: Annotated[tuple[TestEntry, ...], Field(min_length=1)]
 
 
-@dataclass(frozen=True, slots=True)
-class Suite:
+class Suite(Struct, frozen=True):
     """The tests of one document, and the document, which knows the line of each value."""
 
     path: Path

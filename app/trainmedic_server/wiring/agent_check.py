@@ -13,11 +13,11 @@ import contextlib
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import redis
+from msgspec import Struct, field
 
 from trainmedic.wire import envelope
 from trainmedic.wire.connection import open_client
@@ -43,8 +43,7 @@ from trainmedic_server.wiring.node_gpus import node_gpus
 _ASK_AS = "run the check as the agent's user, or give the agent's service what is missing"
 
 
-@dataclass
-class CheckReport:
+class CheckReport(Struct):
     """What the check shows.
 
     ``values``: plain values for JSON, with the names that ``--json`` documents.

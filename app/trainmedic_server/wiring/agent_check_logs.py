@@ -8,8 +8,9 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from trainmedic_server.agent.log_reading import kernel_log
 from trainmedic_server.agent.log_reading.discovery import PODS, Discovery
@@ -18,8 +19,7 @@ from trainmedic_server.agent.log_reading.log_policy import KernelLog, KernelRead
 from trainmedic_server.agent.log_shipping.ship_policy import ShipPolicy
 
 
-@dataclass(slots=True)
-class LogsCheck:
+class LogsCheck(Struct):
     """What was found; ``values`` as ``--json`` has them."""
 
     values: dict[str, Any]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from datetime import timedelta
+
+from msgspec import Struct
 
 from trainmedic.wire import envelope
 from trainmedic.wire.signing import Signer
@@ -44,8 +45,7 @@ def log_rule_library(settings: ServerSettings) -> LogRuleLibrary:
     return LogRuleLibrary(log_rule_roots.roots(settings.log_rules, {}), beside=settings.playbooks)
 
 
-@dataclass(frozen=True, slots=True)
-class FindingParts:
+class FindingParts(Struct, frozen=True):
     """What the parts that deal with findings are built on."""
 
     settings: ServerSettings

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainmedic_server.adapters import dump_reader, log_folder
 from trainmedic_server.adapters.log_folder import FolderFile, Kind
@@ -29,8 +31,7 @@ _MOST_MERGED = 8
 _MOST_NAMED = 5
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptVerdict:
+class AttemptVerdict(Struct, frozen=True):
     """The verdict on one attempt."""
 
     job: str | None
@@ -39,8 +40,7 @@ class AttemptVerdict:
     verdict: Verdict
 
 
-@dataclass(frozen=True, slots=True)
-class FolderDiagnosis:
+class FolderDiagnosis(Struct, frozen=True):
     """What a folder says of a job."""
 
     attempts: tuple[AttemptVerdict, ...]
@@ -90,8 +90,7 @@ def _read_in_part(files: Sequence[FolderFile]) -> dict[str, int]:
     return in_part
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(Struct, frozen=True):
     """The lines of a file that are one attempt's."""
 
     file: FolderFile

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from trainmedic_server.agent.facts.gpu import all_facts
 from trainmedic_server.wiring.node_gpus import node_gpus
 
 
-@dataclass(frozen=True)
-class GpuHealth:
+class GpuHealth(Struct, frozen=True):
     """``gpus`` has a line for each GPU that answers, ``faults`` a sentence for each fault; a healthy node has none."""
 
     gpus: tuple[str, ...]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import uuid
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from trainmedic_server.actions import registry
 from trainmedic_server.adapters.alertmanager_api import AlertmanagerApi

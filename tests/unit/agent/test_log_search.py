@@ -7,12 +7,12 @@ import os
 import random
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.messages import make_command
 from trainmedic_server.agent.executors import AcceptedCommand, Executor

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import timedelta
 from itertools import count
 from typing import Any
+
+from msgspec.structs import replace
 
 from tests.support.clocks import START, ManualClock
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.diagnosis.test_job_diagnoses import World
 from trainmedic.wire.ids import new_id

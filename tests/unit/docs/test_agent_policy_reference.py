@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from trainmedic_server.agent.policy import CHANGING, Policy, PowerBounds
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "agent-policy.md").read_text(encoding="utf-8")
 NOT_IN_THE_FILE = {"name", "source", "digest"}
 PARTS = (Policy, PowerBounds, CleaningPolicy, CleaningRule, LogsPolicy, FilesOfSource)
-KEYS = {key.name for part in PARTS for key in fields(part)} - NOT_IN_THE_FILE
+KEYS = {key for part in PARTS for key in part.__struct_fields__} - NOT_IN_THE_FILE
 
 
 @pytest.mark.parametrize("key", sorted(KEYS))

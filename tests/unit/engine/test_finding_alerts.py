@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.findings import GPU, RULES, of_kernel, of_training, told
 from tests.unit.engine.finding_world import FindingWorld

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import permutations
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.findings import GPU, RULES, of_kernel, of_training, told
 from tests.unit.engine.finding_world import FindingWorld

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from textwrap import dedent
+
+from msgspec.structs import replace
 
 from tests.unit.engine.books import CAP
 from tests.unit.engine.world import World

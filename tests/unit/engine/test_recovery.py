@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.engine.books import CAP, catalog_of
 from tests.unit.engine.test_runs import RETRYING, TWO_STAGES

@@ -5,11 +5,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.logs.reading import NOW, line, lines
 from tests.unit.logs.test_matching import rule

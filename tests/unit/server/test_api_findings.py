@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.contract.run_store_values import at, closed, heard
 from tests.contract.test_findings import EVERYTHING, finding

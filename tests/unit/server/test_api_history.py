@@ -6,12 +6,12 @@ import csv
 import io
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from tests.support.api_world import World, alert, payload
 from tests.support.clocks import START

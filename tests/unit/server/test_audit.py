@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import replace
 from datetime import timedelta
+
+from msgspec.structs import replace
 
 from tests.support.api_world import World, payload
 from tests.support.clocks import START

@@ -7,13 +7,13 @@ import hashlib
 import json
 import re
 import shlex
-from dataclasses import replace
 from html import escape, unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.api_world import World, alert, payload
 from tests.support.clocks import START

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from html import unescape
 from typing import Any
+
+from msgspec.structs import replace
 
 from tests.support.api_world import World, payload
 from trainmedic_server.domain.run import Decision, Status

@@ -6,10 +6,10 @@ Not here: the API (`ports.cluster.Cluster`), how a change is remembered (``field
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, TypeVar
 
+from msgspec import Struct
 from pydantic import BaseModel
 
 from trainmedic.wire.backoff import Backoff
@@ -43,8 +43,7 @@ STOPPED = "stopped, because the run was cancelled"
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, slots=True)
-class Permission:
+class Permission(Struct, frozen=True):
     """What the server's account must be allowed for an action, as in a (Cluster)Role.
 
     ``group`` is empty for the core API; ``resource`` has its subresource after a slash.
@@ -59,8 +58,7 @@ EVENTS = Permission("", "events", ("create",))
 """Every action leaves an Event on the object that it touched."""
 
 
-@dataclass(slots=True)
-class PermissionGrace:
+class PermissionGrace(Struct):
     """Decides whether a refusal is final: only once refusals have gone on for `REFUSAL_GRACE`."""
 
     since: datetime | None = None

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, cast
 
+from msgspec import Struct, field
 from pydantic import BaseModel, Field
 
 from trainmedic.wire.backoff import Backoff
@@ -71,8 +71,7 @@ class DrainParams(ActionParams):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class PodSelection:
+class PodSelection(Struct, frozen=True):
     """What a drain does with each pod of a node."""
 
     ending: tuple[Object, ...]
@@ -83,8 +82,7 @@ class PodSelection:
     """Why the drain must not begin, by the name of the pod that forbids it."""
 
 
-@dataclass(slots=True)
-class _Progress:
+class _Progress(Struct):
     """What has been seen so far. Pods are kept by uid, because another may take the name of one that has gone."""
 
     evicted: set[str] = field(default_factory=set)

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from trainmedic_server.ports.cluster import Object
 
@@ -26,8 +27,7 @@ Change = dict[str, Any]
 """A JSON merge patch."""
 
 
-@dataclass(frozen=True, slots=True)
-class RevertibleField:
+class RevertibleField(Struct, frozen=True):
     """One value of an object that can be set and put back; None stands for "not there".
 
     ``read`` gives the present value, ``write`` the merge patch that makes it `value`. ``managed`` is
@@ -40,16 +40,14 @@ class RevertibleField:
     managed: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RunChange:
+class RunChange(Struct, frozen=True):
     """What a field was before the first run changed it, and what this run has set."""
 
     was: Any
     set: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Reversal:
+class Reversal(Struct, frozen=True):
     """The result of undoing a run's change. ``change`` is the patch; None if there is nothing to write."""
 
     change: Change | None

@@ -7,9 +7,9 @@ Facts: Kubernetes' API reference (Job ``spec.suspend``), Kubeflow training opera
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
 from pydantic import Field, field_validator
 
 from trainmedic_server.actions.base import ActionParams
@@ -19,8 +19,7 @@ from trainmedic_server.ports.cluster import DAEMON_SETS, DEPLOYMENTS, JOBS, STAT
 _PATH = r"^[A-Za-z][A-Za-z0-9]*(\.[A-Za-z][A-Za-z0-9]*){0,7}$"
 
 
-@dataclass(frozen=True, slots=True)
-class WorkloadKind:
+class WorkloadKind(Struct, frozen=True):
     """A kind of workload and the paths of what can be set on it; None where it has no such thing."""
 
     resource: Resource

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncGenerator, Collection, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, Protocol
+
+from msgspec.structs import replace
 
 from trainmedic_server.domain.log_search import FoundLine, LogQuery, left_out
 from trainmedic_server.errors import LogsUnavailable

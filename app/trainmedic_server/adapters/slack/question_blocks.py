@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from trainmedic_server.domain import approval
 from trainmedic_server.domain.approval import AskedQuestion, Terms
@@ -30,8 +31,7 @@ _TEXT, _SHORT, _CONFIRM = 2_900, 300, 290
 Block = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(Struct, frozen=True):
     """What has become of a question so far."""
 
     approved_by: tuple[str, ...]

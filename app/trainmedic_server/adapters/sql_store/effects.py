@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
+from msgspec.structs import asdict
 
 from trainmedic_server.adapters.sql_store import run_facts
 from trainmedic_server.adapters.sql_store.bulk import BulkInsert

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
+
+from msgspec.structs import asdict
 
 from trainmedic.wire.envelope import read_time, write_time
 from trainmedic_server.domain.finding import CauseClass, Excerpt, Origin, Role, TimeSource

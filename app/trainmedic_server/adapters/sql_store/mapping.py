@@ -7,9 +7,10 @@ Rows are taken apart by place and not by name: a storm takes apart many.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
+
+from msgspec.structs import replace
 
 from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of, time_of
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Identity

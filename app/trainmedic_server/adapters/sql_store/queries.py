@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
+from msgspec.structs import replace
 
 from trainmedic_server.adapters.sql_store import mapping, schema
 from trainmedic_server.adapters.sql_store.lookup import KEYS, Lookup, Row

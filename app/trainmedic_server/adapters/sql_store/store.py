@@ -6,12 +6,12 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import sqlalchemy as sa
+from msgspec import Struct
 
 from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store import database, old_runs, postgresql, prune, revision, schema
@@ -201,8 +201,7 @@ class SqlStore(SqlFindingHistory, SqlAlertHistory, SqlPlaybookVersions, RunStore
         return done
 
 
-@dataclass(frozen=True, slots=True)
-class _SessionLock:
+class _SessionLock(Struct, frozen=True):
     """The lock of a PostgreSQL session: released by closing the session."""
 
     session: postgresql.LockSession

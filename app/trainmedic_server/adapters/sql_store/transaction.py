@@ -9,10 +9,10 @@ again one by one. Who calls it: ``writer``, on its thread; and the engine's work
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 
 import sqlalchemy as sa
+from msgspec.structs import replace
 
 from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store import database, mapping, queries, run_facts, statements

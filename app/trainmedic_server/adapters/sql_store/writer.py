@@ -14,10 +14,10 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
+from msgspec import Struct
 from sqlalchemy import exc
 
 from trainmedic_server import errors, telemetry
@@ -35,8 +35,7 @@ _TOGETHER = 500
 """Units in one transaction at most, so that the first of a crowd need not wait for the last."""
 
 
-@dataclass(slots=True, eq=False)
-class UnitOfWork:
+class UnitOfWork(Struct, eq=False):
     """A unit of work, and where its outcome goes."""
 
     work: Callable[[SqlTransaction], Any]

@@ -22,8 +22,9 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 _KEEPING = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "tmpfs", "xfs"})
 """Filesystems of one machine that keep access times just as their mounts say."""
@@ -33,8 +34,7 @@ _HAS_ENDED = frozenset({errno.ENOENT, errno.ESRCH, errno.EINVAL})
 """What reading the mounts of a process gives that has ended; EINVAL while its parent has not waited for it yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class AccessTimes:
+class AccessTimes(Struct, frozen=True):
     """How far access times can be trusted."""
 
     lag_ns: int = 0
@@ -56,8 +56,7 @@ class AccessTimes:
 KEPT = AccessTimes()
 
 
-@dataclass(frozen=True, slots=True)
-class _Mount:
+class _Mount(Struct, frozen=True):
     """A line of ``/proc/PID/mountinfo`` (proc_pid_mountinfo(5))."""
 
     number: int

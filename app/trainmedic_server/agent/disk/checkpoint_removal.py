@@ -19,7 +19,8 @@ import contextlib
 import os
 import stat
 from contextlib import closing
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from trainmedic_server.agent.disk import checkpoints, search
 from trainmedic_server.agent.disk.filesystems import Root, freed_bytes, inode_of, open_directory
@@ -33,8 +34,7 @@ from trainmedic_server.agent.disk.throttle import Throttle
 from trainmedic_server.agent.disk.walk import DELETING, WalkedDirectory
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointRemoval:
+class CheckpointRemoval(Struct, frozen=True):
     """The result for one checkpoint: files and bytes deleted, and why not all of it, if so."""
 
     files: int = 0
@@ -42,8 +42,7 @@ class CheckpointRemoval:
     reason: Reason | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointRemover:
+class CheckpointRemover(Struct, frozen=True):
     """Deletes checkpoints, or, in a trial run, says what would happen."""
 
     usage: FileUsage
@@ -141,8 +140,7 @@ class CheckpointRemover:
             os.close(fd)
 
 
-@dataclass(slots=True)
-class _ContentsRemoval:
+class _ContentsRemoval(Struct):
     """Deletes what is in a directory, from the leaves up; the first thing that cannot be deleted ends it.
 
     So does something that was written, or mounted, after the checkpoint was looked through, and a move of it.

@@ -22,8 +22,9 @@ import os
 import re
 import stat
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from trainmedic_server.agent.disk.report import Reason
 from trainmedic_server.agent.disk.rules import MIN_KEPT_CHECKPOINTS
@@ -53,8 +54,7 @@ class Completeness(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointTraits:
+class CheckpointTraits(Struct, frozen=True):
     """What decides whether a checkpoint stays beside the others of its directory."""
 
     name: str

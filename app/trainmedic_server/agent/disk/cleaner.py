@@ -11,9 +11,11 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trainmedic_server.agent.disk.access_times import access_times
 from trainmedic_server.agent.disk.checkpoint_removal import CheckpointRemover
@@ -43,8 +45,7 @@ _OPEN_DIRECTORIES = 32
 _UNLIMITED = 2**63
 
 
-@dataclass(frozen=True, slots=True)
-class CleaningRequest:
+class CleaningRequest(Struct, frozen=True):
     """What a command asks for."""
 
     rules: tuple[str, ...]
@@ -56,8 +57,7 @@ class CleaningRequest:
     dry_run: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Cleaner:
+class Cleaner(Struct, frozen=True):
     """Cleans by the rules of the policy."""
 
     cleaning: CleaningPolicy
@@ -92,8 +92,7 @@ class Cleaner:
             filesystems.close()
 
 
-@dataclass(slots=True)
-class _CleaningRun:
+class _CleaningRun(Struct):
     """What the rules of one cleaning share."""
 
     cleaner: Cleaner
@@ -113,28 +112,25 @@ class _CleaningRun:
         if self.throttle.stop_reason is None:
             state_dir = self.cleaner.state_dir
             protected = inode_at(state_dir) if state_dir is not None else None
+            min_age = rule.min_age.total_seconds()
+            watch = ReadWatch(min_age, self.throttle)
+            cutoff_ns = round((self.cleaner.clocks.now() - min_age) * 1e9)
             with opened_roots(rule.roots, self.cleaner.cleaning.owners, protected) as opened:
-                _RuleRun(self, rule, counters).apply(opened)
+                _RuleRun(self, rule, counters, watch, cutoff_ns).apply(opened)
         return counters
 
 
-@dataclass(slots=True)
-class _RuleRun:
+class _RuleRun(Struct):
     """One rule at work."""
 
     run: _CleaningRun
     rule: CleaningRule
     counters: RuleCounters
-    watch: ReadWatch = field(init=False)
+    watch: ReadWatch
+    cutoff_ns: int
+    """The latest time from which the age of an entry that is old enough counts, in nanoseconds since the epoch."""
     considered: int = 0
     """How many matched entries have been dealt with."""
-    cutoff_ns: int = field(init=False)
-    """The latest time from which the age of an entry that is old enough counts, in nanoseconds since the epoch."""
-
-    def __post_init__(self) -> None:
-        min_age = self.rule.min_age.total_seconds()
-        self.cutoff_ns = round((self.run.cleaner.clocks.now() - min_age) * 1e9)
-        self.watch = ReadWatch(min_age, self.run.throttle)
 
     def apply(self, opened: OpenedRoots) -> None:
         self.counters.refused_roots.update(opened.refused)

@@ -26,9 +26,10 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from trainmedic_server.agent.disk.access_times import KEPT, AccessTimes
 from trainmedic_server.agent.disk.throttle import Throttle
@@ -59,8 +60,7 @@ def freed_bytes(facts: os.stat_result) -> int:
     return stored_bytes(facts) if facts.st_nlink == 1 else 0
 
 
-@dataclass(frozen=True, slots=True)
-class Root:
+class Root(Struct, frozen=True):
     """An open root of a rule."""
 
     path: str
@@ -78,8 +78,7 @@ class Root:
         return os.fstat(fd).st_dev == self.device and mount_of(fd) == self.mount
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedRoots:
+class OpenedRoots(Struct, frozen=True):
     """The roots of a rule that could be opened, in its order, and for each other path why it is refused."""
 
     roots: tuple[Root, ...]
@@ -189,8 +188,7 @@ def _is_link(parent: int, name: str) -> bool:
         return False
 
 
-@dataclass(frozen=True, slots=True)
-class DiskSpace:
+class DiskSpace(Struct, frozen=True):
     """Free and total bytes of a filesystem."""
 
     free: int
@@ -214,8 +212,7 @@ def measure_space(fd: int) -> DiskSpace:
     return DiskSpace(facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize)
 
 
-@dataclass(slots=True)
-class Filesystem:
+class Filesystem(Struct):
     """One filesystem that a cleaning works on."""
 
     root: str

@@ -17,7 +17,9 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from functools import cached_property
+
+from msgspec import Struct
 
 ANY_DEPTH = "**"
 _MAX_LENGTH = 1024
@@ -29,13 +31,16 @@ def _accept_any(_: str) -> object:
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class Glob:
+class Glob(Struct, frozen=True, dict=True):
     """One pattern, as this module describes it; `read` checks it."""
 
     text: str
     parts: tuple[str, ...]
-    matchers: tuple[Matcher, ...] = field(compare=False, repr=False)
+
+    @cached_property
+    def matchers(self) -> tuple[Matcher, ...]:
+        """For each part, what says whether a name fits."""
+        return tuple(_matcher(part) for part in self.parts)
 
     @classmethod
     def read(cls, text: str) -> Glob:
@@ -50,15 +55,14 @@ class Glob:
                 raise ValueError(f"{text!r} has the part {part!r}; its parts are names or patterns, between single '/'")
             if ANY_DEPTH in part and part != ANY_DEPTH:
                 raise ValueError(f"{text!r}: '**' stands alone between two '/'; within a name write '*'")
-        return cls(text, parts, tuple(_matcher(part) for part in parts))
+        return cls(text, parts)
 
 
 def _matcher(part: str) -> Matcher:
     return _accept_any if part in (ANY_DEPTH, "*") else re.compile(fnmatch.translate(part)).match
 
 
-@dataclass(frozen=True, slots=True)
-class GlobState:
+class GlobState(Struct, frozen=True):
     """What may still match below one directory: the positions that several patterns have reached there.
 
     A ``**`` may stand for no directory, so the position after it has always been reached too.

@@ -21,8 +21,9 @@ import os
 import signal
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from trainmedic_server.agent.disk.filesystems import Inode
 from trainmedic_server.agent.disk.report import Reason
@@ -60,8 +61,7 @@ def acquire_write_lease(fd: int) -> bool:
     return True
 
 
-@dataclass(slots=True)
-class OpenFileSnapshot:
+class OpenFileSnapshot(Struct):
     """What all processes had open on one filesystem at one moment."""
 
     device: int

@@ -19,7 +19,8 @@ import os
 import struct
 from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from trainmedic_server.agent.disk.report import Reason
 from trainmedic_server.agent.disk.search import MatchedCheckpoint, MatchedFile

@@ -23,7 +23,8 @@ import ctypes
 import fcntl
 import os
 import stat
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from trainmedic_server.agent.disk.filesystems import inode_of, stored_bytes
 from trainmedic_server.agent.disk.open_files import FileUsage
@@ -42,8 +43,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
-@dataclass(frozen=True, slots=True)
-class FileRemover:
+class FileRemover(Struct, frozen=True):
     """Deletes and empties files, or, in a trial run, says what would happen."""
 
     usage: FileUsage

@@ -9,9 +9,10 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
+
+from msgspec import Struct, field
 
 _MAX_EXAMPLES = 3
 _MAX_PATH_LENGTH = 200
@@ -84,14 +85,12 @@ class _Located(Protocol):
     def path(self, name: str = "") -> str: ...
 
 
-@dataclass(slots=True)
-class _LeftEntries:
+class _LeftEntries(Struct):
     count: int = 0
     examples: list[str] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class RuleCounters:
+class RuleCounters(Struct):
     """What one rule did."""
 
     matched: int = 0

@@ -47,10 +47,11 @@ import pwd
 import re
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any
+
+from msgspec import Struct, field
 
 from trainmedic_server.agent import mapping_reader
 from trainmedic_server.agent.disk.access_times import AccessTimes
@@ -116,8 +117,7 @@ class AgeBy(StrEnum):
         return access_times.last_use_ns(facts)
 
 
-@dataclass(frozen=True, slots=True)
-class CleaningRule:
+class CleaningRule(Struct, frozen=True):
     """One rule; this module's docstring says what each field means."""
 
     name: str
@@ -142,8 +142,7 @@ class CleaningRule:
         return not is_too_small and not is_too_large
 
 
-@dataclass(frozen=True, slots=True)
-class CleaningPolicy:
+class CleaningPolicy(Struct, frozen=True):
     """The ``cleaning`` part of a policy."""
 
     rules: Mapping[str, CleaningRule] = field(default_factory=dict)
@@ -167,7 +166,7 @@ class CleaningInvalid(ConfigurationError):
 def read_cleaning(section: object) -> CleaningPolicy:
     """The cleaning part of a policy, as YAML or JSON gave it; ``None`` is an empty one. Raises CleaningInvalid."""
     reader = MappingReader(("cleaning",), section if section is not None else {})
-    reader.refuse_unknown_keys(tuple(part.name for part in fields(CleaningPolicy)))
+    reader.refuse_unknown_keys(CleaningPolicy.__struct_fields__)
     sections: Mapping[Any, Any] = reader.optional("rules", mapping_reader.mapping, {})
     cleaning = CleaningPolicy(
         rules={name: _rule(reader, name, raw) for name, raw in sections.items()},
@@ -188,7 +187,7 @@ def _rule(parent: MappingReader, name: object, raw: object) -> CleaningRule:
         reader.fault(
             (), "a rule's name has letters, digits, and '-', '_', '.' between them; at most 128; quote a number"
         )
-    reader.refuse_unknown_keys(tuple(key.name for key in fields(CleaningRule) if key.name != "name"))
+    reader.refuse_unknown_keys(tuple(key for key in CleaningRule.__struct_fields__ if key != "name"))
     rule = CleaningRule(
         name=str(name),
         roots=reader.each("roots", _root, required=True),

@@ -19,8 +19,9 @@ import stat
 import struct
 from collections.abc import Generator, Iterable, Iterator, Set
 from contextlib import closing
-from dataclasses import dataclass, field
 from pathlib import PurePath
+
+from msgspec import Struct, field
 
 from trainmedic_server.agent.disk import checkpoints
 from trainmedic_server.agent.disk.checkpoints import CheckpointTraits
@@ -42,8 +43,7 @@ _TIME_OFFSET = 2**63
 """Added to times, of which some are before 1970, so that all are positive and sort as bytes."""
 
 
-@dataclass(slots=True)
-class _Search:
+class _Search(Struct):
     """What the two searches share: one rule and its open roots."""
 
     rule: CleaningRule
@@ -59,8 +59,7 @@ class _Search:
         return closing(Walk(self.rule.globs, self.rule.exclude, self.throttle, self.counters.skip, visit)(root))
 
 
-@dataclass(frozen=True, slots=True)
-class MatchedFile:
+class MatchedFile(Struct, frozen=True):
     """A file that matches the rule, as it was when the search met it."""
 
     directory: WalkedDirectory
@@ -72,8 +71,7 @@ class MatchedFile:
     """Bytes that it takes on the disk."""
 
 
-@dataclass(slots=True)
-class _OldestFiles:
+class _OldestFiles(Struct):
     """The oldest of all files that are added, `size` of them: packed, in a quarter of the memory of as many objects."""
 
     size: int
@@ -121,7 +119,6 @@ class _OldestFiles:
             yield MatchedFile(directory, name, (directory.root.device, inode_number), time - _TIME_OFFSET, stored)
 
 
-@dataclass(slots=True)
 class FileSearch(_Search):
     """Finds the files that match a rule of kind ``files``."""
 
@@ -206,8 +203,7 @@ class FileSearch(_Search):
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointContents:
+class CheckpointContents(Struct, frozen=True):
     """Everything that is in a checkpoint directory."""
 
     files: int
@@ -221,8 +217,7 @@ class CheckpointContents:
     """Why it cannot be deleted whole."""
 
 
-@dataclass(frozen=True, slots=True)
-class MatchedCheckpoint:
+class MatchedCheckpoint(Struct, frozen=True):
     """A checkpoint directory that matches the rule, as it was when the search met it."""
 
     root_index: int
@@ -231,7 +226,6 @@ class MatchedCheckpoint:
     contents: CheckpointContents
 
 
-@dataclass(slots=True)
 class CheckpointSearch(_Search):
     """Finds the checkpoints that match a rule of kind ``checkpoints``."""
 

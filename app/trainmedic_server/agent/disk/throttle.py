@@ -24,7 +24,8 @@ import platform
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from trainmedic.wire import steady_time
 from trainmedic_server.agent.disk.report import Reason
@@ -69,8 +70,7 @@ def seconds_stalled_for_disk() -> float:
         return time.monotonic()
 
 
-@dataclass(frozen=True, slots=True)
-class Clocks:
+class Clocks(Struct, frozen=True):
     """The clocks that a cleaning reads, in seconds, and the function by which it sleeps."""
 
     now: Callable[[], float] = steady_time.OF_PROCESS.unix_now

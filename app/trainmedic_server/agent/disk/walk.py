@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainmedic_server.agent.disk.filesystems import Root, inode_of, open_directory
 from trainmedic_server.agent.disk.globs import Glob, GlobState
@@ -27,8 +29,7 @@ DELETING = ".trainmedic-deleting-"
 _EVERYTHING = (Glob.read("**"),)
 
 
-@dataclass(slots=True, eq=False)
-class WalkedDirectory:
+class WalkedDirectory(Struct, eq=False):
     """A directory below a root, or the root itself, known by the names that lead to it."""
 
     root: Root
@@ -82,16 +83,14 @@ VisitDirectory = Callable[[WalkedDirectory, bool], bool]
 WalkedEntry = tuple[WalkedDirectory, os.DirEntry[str] | None]
 
 
-@dataclass(slots=True)
-class _Level:
+class _Level(Struct):
     directory: WalkedDirectory
     entries: Generator[os.DirEntry[str], None, None]
     globs: GlobState
     exclude: GlobState | None
 
 
-@dataclass(frozen=True, slots=True)
-class Walk:
+class Walk(Struct, frozen=True):
     """How to go through a root; calling it does."""
 
     globs: tuple[Glob, ...]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 from trainmedic_server.agent.executors import AcceptedCommand
 from trainmedic_server.agent.facts import gpu, host
@@ -22,8 +23,7 @@ WINDOW = 0.5
 """Seconds over which the processors' load is measured."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeFactsExecutor:
+class NodeFactsExecutor(Struct, frozen=True):
     """`paths` are paths whose file systems are reported too, such as the roots of the policy's cleaning rules."""
 
     node: str

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
+
+from msgspec.structs import asdict
 
 from trainmedic_server.errors import GpuError
 from trainmedic_server.ports.gpus import GpuInfo, GpuReading, Gpus, in_watts

@@ -10,9 +10,10 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 PROC = Path("/proc")
 
@@ -23,8 +24,7 @@ _ALWAYS = ("/", "/dev/shm")  # noqa: S108 - nothing is put there
 """Reported whatever their kind: a container's root is an overlay, and data loaders pass batches in shared memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class CpuTimes:
+class CpuTimes(Struct, frozen=True):
     """Ticks since boot, of all processors together."""
 
     idle: int

@@ -15,8 +15,10 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainmedic.wire import log_layout
 from trainmedic_server.agent.disk.filesystems import open_directory
@@ -43,8 +45,7 @@ _ROTATED = re.compile(r"(.+?)(?:\.\d{1,3}|-\d{8}(?:-?\d{1,6})?|\.\d{4}-?\d\d-?\d
 _PACKED = re.compile(r".+\.(?:gz|xz|bz2|zst|lz4|zip)\Z")
 
 
-@dataclass(frozen=True, slots=True)
-class FoundFile:
+class FoundFile(Struct, frozen=True):
     """A file that is a log, or was one by another name."""
 
     path: str
@@ -57,8 +58,7 @@ class FoundFile:
     """None where only its inode says that it is a log: it was renamed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scan:
+class Scan(Struct, frozen=True):
     """What one look at all directories has found."""
 
     files: tuple[FoundFile, ...]
@@ -69,8 +69,7 @@ class Scan:
     """There were more entries than are looked at."""
 
 
-@dataclass(frozen=True, slots=True)
-class _OldDirectory:
+class _OldDirectory(Struct, frozen=True):
     """A directory right below one that is looked through: one of many old jobs. What was found in it still holds."""
 
     looked_at: float

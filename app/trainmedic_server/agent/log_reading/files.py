@@ -16,9 +16,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from datetime import datetime
 from typing import Any, Generic, Protocol, TypeVar
+
+from msgspec.structs import replace
 
 from trainmedic_server.agent.log_reading.discovery import FoundFile, Scan
 from trainmedic_server.agent.log_reading.followed_file import KnownFile, known_file, microseconds

@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Protocol
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trainmedic.wire import log_layout
 from trainmedic_server.agent.log_reading.job_sources import JobSources
@@ -39,8 +41,7 @@ class Finder(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class PatternFinder:
+class PatternFinder(Struct, frozen=True):
     """Files by a pattern of the policy."""
 
     pattern: PathPattern
@@ -72,8 +73,7 @@ class PatternFinder:
         return {**self.places, **match.groupdict()}
 
 
-@dataclass(frozen=True, slots=True)
-class LayoutFinder:
+class LayoutFinder(Struct, frozen=True):
     """Files of a log directory with the layout of ``trainmedic.wire.log_layout``."""
 
     root: str
@@ -127,8 +127,7 @@ class LayoutFinder:
         return Origin(log_layout.FLIGHT_RECORDER, self.node, job=job, attempt=said.attempt, rank=rank)
 
 
-@dataclass(frozen=True, slots=True)
-class PodFinder:
+class PodFinder(Struct, frozen=True):
     """Logs of containers as the kubelet keeps them: ``<namespace>_<pod>_<uid>/<container>/<restarts>.log``."""
 
     policy: LogsPolicy
@@ -150,8 +149,7 @@ class PodFinder:
         return Origin("training", self.node, pod=self.pod)
 
 
-@dataclass(frozen=True, slots=True)
-class NamedFile:
+class NamedFile(Struct, frozen=True):
     """One file, whose path somebody has named."""
 
     name: str

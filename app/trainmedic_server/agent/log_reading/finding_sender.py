@@ -10,10 +10,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import redis
+from msgspec.structs import replace
 
 from trainmedic.wire.connection import RedisConnection
 from trainmedic.wire.envelope import EnvelopeError

@@ -6,9 +6,11 @@ Not here: which files are open (``files``).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from trainmedic_server.agent.log_reading.line_budget import LineBudget
 from trainmedic_server.agent.log_reading.log_counters import LogCounters
@@ -22,8 +24,7 @@ HALF_LINE_SECONDS = 10.0
 """A line whose end has not come for so long counts as whole."""
 
 
-@dataclass(frozen=True, slots=True)
-class KnownFile:
+class KnownFile(Struct, frozen=True):
     """A file that was read, and what was kept of it."""
 
     position: FilePosition

@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainmedic.wire.reading import read_object
 from trainmedic_server.agent.log_reading.log_files import LogRefused, open_log
@@ -27,8 +29,7 @@ _SOURCES = ("training", "launcher")
 """What a job may call its files: it cannot make lines of a kernel."""
 
 
-@dataclass(frozen=True, slots=True)
-class _RankSources:
+class _RankSources(Struct, frozen=True):
     rank: int
     local_rank: int
     origin: Origin

@@ -17,9 +17,11 @@ import errno
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Self
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainmedic_server.agent.disk.filesystems import open_directory
 from trainmedic_server.agent.log_reading.line_cutter import MOST_KEPT, LineCutter, PlacedLine
@@ -99,8 +101,7 @@ def _check(facts: os.stat_result) -> None:
         raise LogRefused(UnreadReason.SECOND_NAME)
 
 
-@dataclass(frozen=True, slots=True)
-class FilePosition:
+class FilePosition(Struct, frozen=True):
     """How far a file was read: what is written down, and is found again after a restart."""
 
     path: str
@@ -153,8 +154,7 @@ class FilePosition:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ReadSizes:
+class ReadSizes(Struct, frozen=True):
     """How much is read at once, in bytes."""
 
     piece: int = LARGEST_READ

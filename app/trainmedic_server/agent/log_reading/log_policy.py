@@ -12,9 +12,10 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
+
+from msgspec import Struct
 
 from trainmedic.wire.log_layout import FLIGHT_RECORDER
 from trainmedic_server.agent import mapping_reader
@@ -39,16 +40,14 @@ class KernelReading(StrEnum):
     FILE = "file"
 
 
-@dataclass(frozen=True, slots=True)
-class KernelLog:
+class KernelLog(Struct, frozen=True):
     """The ``kernel`` of the policy. ``path``: the file, for `KernelReading.FILE`."""
 
     by: KernelReading
     path: str = KERNEL_FILE
 
 
-@dataclass(frozen=True, slots=True)
-class FilesOfSource:
+class FilesOfSource(Struct, frozen=True):
     """Files of a program that knows nothing of Trainmedic."""
 
     path: PathPattern
@@ -56,8 +55,7 @@ class FilesOfSource:
     """What rules call these lines: ``training``, ``launcher``, ``fabric-manager``, or a name of one's own."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogsPolicy:
+class LogsPolicy(Struct, frozen=True):
     """Which logs are read."""
 
     roots: tuple[str, ...] = ()
@@ -84,7 +82,7 @@ class LogsPolicy:
 def read_logs(section: object, faults: list[FieldFault]) -> LogsPolicy:
     """The logs part of a policy, as YAML gave it; its mistakes are added to `faults`."""
     reader = MappingReader(("logs",), section if section is not None else {}, faults)
-    reader.refuse_unknown_keys(tuple(part.name for part in fields(LogsPolicy)))
+    reader.refuse_unknown_keys(LogsPolicy.__struct_fields__)
     return LogsPolicy(
         roots=reader.each("roots", _directory),
         paths=reader.each("paths", _directory),
@@ -108,7 +106,7 @@ def _file(parent: MappingReader, index: int, raw: object) -> FilesOfSource:
     reader = MappingReader(
         (*parent.path, "files", index), {"path": raw} if isinstance(raw, str) else raw, parent.faults
     )
-    reader.refuse_unknown_keys(tuple(part.name for part in fields(FilesOfSource)))
+    reader.refuse_unknown_keys(FilesOfSource.__struct_fields__)
     pattern = reader.required("path", _pattern, PathPattern("", "", ()))
     return FilesOfSource(pattern, reader.optional("source", _source, "training"))
 

@@ -10,8 +10,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from typing import Any, Protocol
+
+from msgspec.structs import replace
 
 from trainmedic.wire.connection import OutageLog
 from trainmedic_server.agent.context import AgentContext

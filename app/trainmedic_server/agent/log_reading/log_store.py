@@ -12,9 +12,11 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainmedic.wire import envelope
 from trainmedic_server.agent.journal import Journal
@@ -36,8 +38,7 @@ _TABLES = (
 _INSTANCE, _LOST, _TRACKER, _RULES = "instance", "lost", "tracker", "rules"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeBoot:
+class NodeBoot(Struct, frozen=True):
     """The node, and its present boot."""
 
     node: str
@@ -46,8 +47,7 @@ class NodeBoot:
     booted_at: datetime | None
 
 
-@dataclass(frozen=True, slots=True)
-class OutgoingFinding:
+class OutgoingFinding(Struct, frozen=True):
     """What is said of a finding, with the lines around it where they are known by now."""
 
     finding: Finding

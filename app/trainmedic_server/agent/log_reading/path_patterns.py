@@ -15,7 +15,8 @@ from __future__ import annotations
 import fnmatch
 import posixpath
 import re
-from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 NUMBERS = ("attempt", "rank", "local_rank", "node_rank")
 PLACES = ("job", "node", *NUMBERS)
@@ -37,14 +38,13 @@ def checked_path(path: str) -> str:
     return path
 
 
-@dataclass(frozen=True, slots=True)
-class PathPattern:
+class PathPattern(Struct, frozen=True):
     """One pattern; `read` checks it."""
 
     text: str
     base: str
     """The directory that its first parts name, which need no listing."""
-    parts: tuple[re.Pattern[str], ...] = field(compare=False, repr=False)
+    parts: tuple[re.Pattern[str], ...]
     """For each part below `base`, the last one for the file's name."""
 
     @classmethod

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
+
+from msgspec.structs import replace
 
 from trainmedic_server.agent.log_reading.line_cutter import LineCutter
 from trainmedic_server.agent.log_reading.log_files import LogRefused, open_log

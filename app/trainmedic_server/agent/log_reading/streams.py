@@ -7,9 +7,10 @@ were held back: the rules have seen the others already.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+
+from msgspec import Struct
 
 from trainmedic_server.agent.log_reading.line_cutter import PlacedLine
 from trainmedic_server.domain.finding import MOST_AROUND, Excerpt, Origin
@@ -22,8 +23,7 @@ BYTES_AROUND = 64 * 1024
 """Bytes before a line, and from it on, in which the lines of its excerpt are looked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class PendingExcerpt:
+class PendingExcerpt(Struct, frozen=True):
     """A finding that was sent without the lines around it, because those after it had not come."""
 
     finding_id: str

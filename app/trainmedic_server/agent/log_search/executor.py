@@ -6,8 +6,9 @@ The output's ``page`` is packed (``domain.log_pages``): ``lines``, ``cursor`` fo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from trainmedic_server.agent.executors import AcceptedCommand
 from trainmedic_server.agent.log_search import searcher
@@ -17,8 +18,7 @@ from trainmedic_server.domain.log_search import LogQuery
 from trainmedic_server.errors import CommandRejected
 
 
-@dataclass(frozen=True, slots=True)
-class LogReadExecutor:
+class LogReadExecutor(Struct, frozen=True):
     """Searches what the policy lets be read."""
 
     searcher: LogSearcher

@@ -14,9 +14,10 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from trainmedic_server.agent.log_reading.kernel_log import KernelReader
 from trainmedic_server.agent.log_reading.line_cutter import LineCutter, PlacedLine
@@ -68,8 +69,7 @@ class FilePlace(NamedTuple):
     """The latest time that a line before it has said."""
 
 
-@dataclass(frozen=True, slots=True)
-class LineFilter:
+class LineFilter(Struct, frozen=True):
     """A query, made ready for this node."""
 
     query: LogQuery

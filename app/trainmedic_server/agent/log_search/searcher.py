@@ -12,8 +12,9 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from datetime import datetime
+
+from msgspec import Struct, field
 
 from trainmedic_server.agent.log_reading import kernel_log
 from trainmedic_server.agent.log_reading.discovery import Discovery
@@ -47,8 +48,7 @@ _ROTATED = ".1"
 Places = Mapping[str, FilePlace]
 
 
-@dataclass(frozen=True, slots=True)
-class LogFileFound:
+class LogFileFound(Struct, frozen=True):
     """A file that can have lines of the answer."""
 
     path: str
@@ -56,8 +56,7 @@ class LogFileFound:
     written_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class LogPage:
+class LogPage(Struct, frozen=True):
     """What one command answers."""
 
     lines: Sequence[FoundLine]

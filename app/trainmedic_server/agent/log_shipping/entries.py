@@ -10,8 +10,9 @@ from __future__ import annotations
 import zlib
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
+
+from msgspec import Struct
 
 from trainmedic_server.agent.log_reading.line_cutter import PlacedLine
 from trainmedic_server.agent.log_shipping.ship_counters import LostReason
@@ -36,8 +37,7 @@ _MOST_ARRIVALS = 600
 Labels = tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StoreEntry:
+class StoreEntry(Struct, frozen=True):
     """A line as it is pushed."""
 
     at: int

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any
 from urllib.parse import urlsplit
+
+from msgspec import Struct, field
 
 from trainmedic_server.agent import mapping_reader
 from trainmedic_server.agent.mapping_reader import FieldFault, MappingReader
@@ -26,8 +27,7 @@ class StoreKind(StrEnum):
     VICTORIALOGS = "victorialogs"
 
 
-@dataclass(frozen=True, slots=True)
-class ShipPolicy:
+class ShipPolicy(Struct, frozen=True):
     """To which store lines are pushed, and which lines."""
 
     kind: StoreKind = StoreKind.LOKI
@@ -51,7 +51,7 @@ def read_ship(parent: MappingReader, section: object) -> ShipPolicy | None:
     if raw is None or raw is False:
         return None
     reader = MappingReader((*parent.path, "ship"), raw, parent.faults)
-    reader.refuse_unknown_keys(tuple(part.name for part in fields(ShipPolicy)))
+    reader.refuse_unknown_keys(ShipPolicy.__struct_fields__)
     kind = reader.optional("kind", mapping_reader.one_of(StoreKind), StoreKind.LOKI)
     policy = ShipPolicy(
         kind=kind,

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from typing import Any
+
+from msgspec.structs import asdict, replace
 
 from trainmedic_server.agent.log_reading.followed_file import HALF_LINE_SECONDS, KnownFile, microseconds
 from trainmedic_server.agent.log_reading.line_cutter import PlacedLine

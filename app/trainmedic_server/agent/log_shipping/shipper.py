@@ -15,9 +15,9 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
+from msgspec.structs import replace
 from prometheus_client.metrics_core import Metric
 
 from trainmedic.wire.log_limit import LogLimit

@@ -14,10 +14,11 @@ import re
 import ssl
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from msgspec import Struct, field
 
 from trainmedic_server import __version__
 from trainmedic_server.agent.log_shipping.entries import Labels, StoreEntry
@@ -55,8 +56,7 @@ class Outcome(StrEnum):
     """It will not take this push ever."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """What the store has said."""
 
     outcome: Outcome

@@ -9,8 +9,10 @@ Nothing here knows a clock or a driver. Power is in milliwatts, times are Unix s
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from trainmedic_server.ports.gpus import PowerLimits
 
@@ -25,8 +27,7 @@ _SAME_MW = 1000
 """Limits that are nearer than this count as the same: drivers round."""
 
 
-@dataclass(frozen=True, slots=True)
-class PowerCap:
+class PowerCap(Struct, frozen=True):
     """An upper bound of one GPU's power, set by one command.
 
     ``id``: the id of the command that set it.
@@ -60,8 +61,7 @@ class PowerCap:
         return self.ended_by is None
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseEnd:
+class LeaseEnd(Struct, frozen=True):
     """When a lease ends: in Unix seconds, and in seconds since the boot of that id."""
 
     unix: float
@@ -69,8 +69,7 @@ class LeaseEnd:
     since_boot: float
 
 
-@dataclass(frozen=True, slots=True)
-class PowerBaseline:
+class PowerBaseline(Struct, frozen=True):
     """What is known of a GPU's limit while this agent controls it. Whichever of ``set_mw`` and ``pending_mw`` the
     driver shows, nobody else has changed it.
 
@@ -86,8 +85,7 @@ class PowerBaseline:
     pending_mw: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GpuPowerState:
+class GpuPowerState(Struct, frozen=True):
     """Everything that the agent remembers of the power of one GPU.
 
     ``baseline``: None while the agent does not control the limit.
@@ -200,8 +198,7 @@ class GpuPowerState:
         return cls(baseline, tuple(PowerCap(**cap, **ends.get(cap["id"], {})) for cap in value["holds"]))
 
 
-@dataclass(frozen=True, slots=True)
-class ClampedLimit:
+class ClampedLimit(Struct, frozen=True):
     """The limit that a request comes to.
 
     ``limit_mw``: milliwatts, within all bounds.

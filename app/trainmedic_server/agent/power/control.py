@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainmedic.wire.steady_time import since_boot, utc_now
 from trainmedic_server.agent.policy import PowerBounds
@@ -37,8 +39,7 @@ def boot_id() -> str:
         return ""
 
 
-@dataclass(frozen=True, slots=True)
-class PowerOutcome:
+class PowerOutcome(Struct, frozen=True):
     """The result of setting or restoring a GPU's limit.
 
     ``before`` and ``after``: what the driver showed.

@@ -7,8 +7,9 @@ in the worker queue ``gpu``, one at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from trainmedic.wire import undoing
 from trainmedic_server.agent.executors import AcceptedCommand
@@ -24,8 +25,7 @@ MOST_GPUS = 64
 """In one command."""
 
 
-@dataclass(frozen=True, slots=True)
-class PowerLimitExecutor:
+class PowerLimitExecutor(Struct, frozen=True):
     """``gpu.power_limit``: a cap in watts or percent of the card's default, on one GPU or on several alike."""
 
     control: PowerControl
@@ -115,8 +115,7 @@ class PowerLimitExecutor:
         return outputs.one_or_all(outputs.restored(outcomes), len(outcomes) > 1)
 
 
-@dataclass(frozen=True, slots=True)
-class RenewLeaseExecutor:
+class RenewLeaseExecutor(Struct, frozen=True):
     """``gpu.renew_lease``: extends the leases of caps to ``issued_at + lease_seconds``.
 
     ``holds`` are the ids of the commands that set the caps. Those that are also listed under ``again`` are set again if

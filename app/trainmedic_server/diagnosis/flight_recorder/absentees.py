@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+
+from msgspec import Struct
 
 from trainmedic_server.diagnosis.flight_recorder.dump import Dump, Entry, ProcessGroup
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(Struct, frozen=True):
     """A collective that some members wait in."""
 
     group: ProcessGroup
@@ -38,8 +38,7 @@ class Waiting:
     """Who called another operation under the same number than most: the program's ranks went different ways."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(Struct, frozen=True):
     """What all dumps of a job say together."""
 
     waits: tuple[Waiting, ...]

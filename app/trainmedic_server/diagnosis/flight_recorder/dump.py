@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from trainmedic_server.diagnosis.flight_recorder import plain_pickle
 from trainmedic_server.errors import DumpError
@@ -28,8 +30,7 @@ _LARGEST = 2**63 - 1
 _RANKS = re.compile(r"\d{1,7}")
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessGroup:
+class ProcessGroup(Struct, frozen=True):
     """A process group, as every member that wrote a dump knows it."""
 
     name: str
@@ -39,8 +40,7 @@ class ProcessGroup:
     """Its members, ascending; empty where the dump does not say."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """One collective of one group, as one rank has called it. What one rank sends to another is left out."""
 
     group: ProcessGroup
@@ -57,8 +57,7 @@ class Entry:
     """When it was called, by the node's clock: nanoseconds since 1970."""
 
 
-@dataclass(frozen=True, slots=True)
-class Dump:
+class Dump(Struct, frozen=True):
     """What one rank's flight recorder held."""
 
     rank: int

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -48,8 +48,7 @@ _API_PATHS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(Struct, frozen=True):
     """A page at the paths that `pattern` takes."""
 
     pattern: re.Pattern[str]
@@ -61,8 +60,7 @@ class Route:
     """What the API has at some of the paths comes first, for browsers too."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
+class Parts(Struct, frozen=True):
     """What the console is put together from."""
 
     api: InnerApi

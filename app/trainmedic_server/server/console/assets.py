@@ -5,9 +5,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
 from starlette.responses import Response
 
 PREFIX = "/static/"
@@ -15,8 +15,7 @@ _DIRECTORY = Path(__file__).with_name("static")
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 
 
-@dataclass(frozen=True, slots=True)
-class Asset:
+class Asset(Struct, frozen=True):
     """One file, as it is and compressed."""
 
     url: str

@@ -4,9 +4,10 @@ calls it: the pages about runs and about alerts."""
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
+
+from msgspec import Struct, field
 
 Item = Mapping[str, Any]
 
@@ -17,8 +18,7 @@ _MOST_READ = 1_000
 _WITHIN = timedelta(hours=1)
 
 
-@dataclass(frozen=True, slots=True)
-class FoldedRow:
+class FoldedRow(Struct, frozen=True):
     """An item, and how many others say the same; the oldest of them."""
 
     item: Item

@@ -12,7 +12,8 @@ import asyncio
 import json
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from trainmedic_server import telemetry
 from trainmedic_server.domain.run import Event
@@ -33,8 +34,7 @@ _RETRY_MILLISECONDS = 2000
 log = telemetry.logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Struct, frozen=True):
     """What is sent for one topic after the events up to `seq`."""
 
     seq: int

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import Struct, field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,8 +21,7 @@ _LONGEST_SEQ = 18
 """Digits."""
 
 
-@dataclass(frozen=True, slots=True)
-class PageRequest:
+class PageRequest(Struct, frozen=True):
     """A request for a page, by somebody who may see it."""
 
     request: Request

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from trainmedic_server.server.auth import ANONYMOUS
 from trainmedic_server.server.console.inner_api import InnerApi
@@ -18,8 +19,7 @@ KEPT_SECONDS = 1.0
 _READY_SECONDS = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class StandingView:
+class StandingView(Struct, frozen=True):
     """What a page needs of it; ``document`` is None where the store does not answer."""
 
     seq: int

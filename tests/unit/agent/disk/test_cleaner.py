@@ -7,10 +7,10 @@ import mmap
 import os
 import stat
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.agent.disk.trees import DAY, NEVER, aged, checkpoint, clean, cleaner, filled_by, left, names, put
 from trainmedic_server.agent.disk.filesystems import DiskSpace

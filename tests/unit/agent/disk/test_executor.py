@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.agent.disk.trees import cleaner, names, put
 from trainmedic.wire import envelope
@@ -62,7 +63,7 @@ def test_a_command_cleans_and_its_output_can_be_sent(root: Path) -> None:
 def test_an_undo_cleans_nothing(root: Path) -> None:
     """What was deleted is gone, and a command that asks for it back must not delete more."""
     undo = order({"rules": ["tmp"]})
-    undo = replace(undo, command=replace(undo.command, undo_of="c0"))
+    undo = replace(undo, command=dataclasses.replace(undo.command, undo_of="c0"))
     with pytest.raises(CommandRejected, match="has no undo"):
         DiskCleanExecutor(cleaner({"tmp": {"roots": [root]}})).perform(undo)
     assert names(root) == {"a"}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.agent.log_reading.reading import RULES, Reading, policy_of
 from trainmedic_server.logs.rule import RuleSet
