@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from msgspec import Struct, field
@@ -144,13 +144,19 @@ _PARTS: Mapping[str, type[Struct]] = {"alert": RuleAlert, "count": RequiredCount
 def _plain(value: Any) -> Any:
     """Return a part of a rule as JSON has it; times are seconds, and what has its default is left out."""
     if isinstance(value, Struct):
-        pairs = ((member, getattr(value, member.name)) for member in fields(value))
-        return {member.name: _plain(each) for member, each in pairs if each != member.default}
+        pairs = ((name, getattr(value, name), default) for name, default in _members(type(value)))
+        return {name: _plain(each) for name, each, default in pairs if each != default}
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     return [_plain(each) for each in value] if isinstance(value, tuple) else value
+
+
+@cache
+def _members(kind: type[Struct]) -> Sequence[tuple[str, Any]]:
+    """The name and default of each; to ask for them takes reading all annotations."""
+    return [(member.name, member.default) for member in fields(kind)]
 
 
 def _is_known(plain: Mapping[str, Any]) -> bool:
