@@ -35,6 +35,7 @@ BENCHMARKS: Mapping[str, Sequence[str]] = {
     "several_servers": ("several_servers",),
     "receipt_to_handler": ("receipt_to_handler",),
     "time_to_ready": ("time_to_ready",),
+    "frozen_values": ("frozen_values",),
     "playbooks_many": ("playbooks_many",),
     "history_page": ("history_page",),
     "finding_to_alert": ("finding_to_alert",),
