@@ -104,7 +104,14 @@ class Workers:
         await end_tasks(self._tasks.values())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_COMMIT_SECONDS):
-                await asyncio.gather(*(driver.take_back_unbegun() for driver in drivers))
+                await asyncio.gather(*(self._take_back(driver) for driver in drivers))
+
+    async def _take_back(self, driver: Driver) -> None:
+        """What goes wrong with one run keeps no other one's record from being set right, nor the server from ending."""
+        try:
+            await driver.take_back_unbegun()
+        except Exception:
+            log.exception("an attempt that was not begun stays on record as running", run_id=driver.run.id)
 
     async def _recover_run(self, snapshot: RunSnapshot, down_for: timedelta) -> None:
         run, playbook = snapshot.run, None

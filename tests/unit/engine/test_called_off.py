@@ -235,17 +235,18 @@ async def test_a_server_that_stops_takes_back_what_it_has_not_begun(world: MakeW
     assert len({call.command_id for call in w.actions["uncap"].calls}) == 1
 
 
+async def _cancelled_before_it_begins(*_: object) -> None:
+    """What a driver comes to that has not had its first turn."""
+
+
 async def test_a_server_that_stops_as_a_run_is_admitted_has_begun_nothing(
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its driver has not come to its first turn."""
     w = world(RETRYING)
 
-    async def nothing(*_: object) -> None:
-        """A driver that is cancelled before it begins."""
-
     with monkeypatch.context() as stopping:
-        stopping.setattr(Workers, "_drive", nothing)
+        stopping.setattr(Workers, "_drive", _cancelled_before_it_begins)
         await w.post(w.alert(node="n1"))
         await w.engine.stop()
     assert _is_as_if_nothing_was_begun(await w.run())
@@ -283,3 +284,24 @@ async def test_a_store_that_is_away_holds_up_no_stop(world: MakeWorld, monkeypat
     await w.restart()
     await w.pass_time(60)
     assert [call.resumed for call in w.actions["cap"].calls] == [False, True]
+
+
+async def test_what_goes_wrong_with_one_run_as_a_server_stops_holds_up_no_other(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w = world(RETRYING)
+    take_back = Driver.take_back_unbegun
+
+    async def broken_for_one(driver: Driver) -> None:
+        if driver.run.target_key == "node:n1":
+            raise RuntimeError("broken")
+        await take_back(driver)
+
+    with monkeypatch.context() as stopping:
+        stopping.setattr(Workers, "_drive", _cancelled_before_it_begins)
+        stopping.setattr(Driver, "take_back_unbegun", broken_for_one)
+        await w.post(w.alert(node="n1"), w.alert(node="n2"))
+        await w.engine.stop()
+    broken, other = await w.runs()
+    assert broken.steps[0].attempts[-1].status == "running"
+    assert _is_as_if_nothing_was_begun(other)
