@@ -276,7 +276,7 @@ def test_redis_that_dies_stops_nothing(tmp_path: Path, own_redis: type[RedisServ
         if not keeps_its_data:
             shutil.rmtree(data)
             data.mkdir()
-        node.noted(f"end {command.id}")
+        node.recorded(command, envelope.APPLIED)
         node.kill()
         node.start(wait=False)
         log = node.agent.log

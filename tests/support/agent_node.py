@@ -7,8 +7,10 @@ the agent's executors do (``recording_agent``, or the real ones).
 from __future__ import annotations
 
 import json
+import sqlite3
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -93,6 +95,16 @@ class Node:
     def noted(self, line: str, within: float = 10.0) -> None:
         """Wait until the executors have noted `line`."""
         eventually(lambda: line in self.notes(), within, f"the note {line!r}", every=0.005)
+
+    def recorded(self, command: Command, status: str, within: float = 10.0) -> None:
+        """Wait until the agent's journal has the command with that status: from then on a kill does not undo it."""
+
+        def ask() -> bool:
+            with closing(sqlite3.connect(f"file:{self.state / 'agent.db'}?mode=ro", uri=True)) as journal:
+                row = journal.execute("SELECT status FROM commands WHERE id = ?", (command.id,)).fetchone()
+            return row == (status,)
+
+        eventually(ask, within, f"{status!r} in the journal for {command.action}", every=0.005)
 
     # --- the server's part ----------------------------------------------------------------------------
 
