@@ -13,6 +13,7 @@ from tests.unit.engine.books import CAP
 from tests.unit.engine.world import World
 from trainmedic_server import errors
 from trainmedic_server.domain.run import Decision, OrderKind, Status, StepStatus, UndoStatus
+from trainmedic_server.domain.target import Target, TargetKind
 
 MakeWorld = Callable[..., World]
 
@@ -83,6 +84,18 @@ async def test_a_permanent_failure_is_not_tried_again_and_leaves_nothing_to_undo
     assert run.steps[0].undo is not None
     assert run.steps[0].undo.status is UndoStatus.DROPPED
     assert w.calls() == {"cap": 1}
+
+
+async def test_an_output_may_hold_values_of_the_servers(world: MakeWorld) -> None:
+    """What an action got in its call, such as the target, it may hand back: it is on record as its members."""
+    w = world(RETRYING)
+    target = Target(TargetKind.NODE, "n1")
+    w.actions["cap"].outcomes.append({"target": target, "also": [target]})
+    await w.post(w.alert(node="n1"))
+    await w.pass_time(120)
+    members = {"kind": "node", "node": "n1", "gpu": None, "job": None}
+    (step,) = (run := await w.run()).steps
+    assert (run.status, step.output) == (Status.SUCCEEDED, {"target": members, "also": [members]})
 
 
 async def test_what_was_carried_out_and_came_out_otherwise_is_not_carried_out_again(world: MakeWorld) -> None:

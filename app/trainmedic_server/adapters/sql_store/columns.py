@@ -8,6 +8,8 @@ from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
+from msgspec import Struct
+from msgspec.structs import asdict
 from pydantic_core import PydanticSerializationError, to_json
 from sqlalchemy.types import TypeDecorator
 
@@ -15,13 +17,20 @@ from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of,
 
 
 def encode_json(value: Any) -> str:
-    """Return the value as `JsonColumn` writes it. Raises TypeError."""
+    """Return the value as `JsonColumn` writes it, with a struct in it as its members. Raises TypeError."""
     if value == {}:
         return "{}"
     try:
-        return str(to_json(value, inf_nan_mode="constants"), "utf-8")
+        return str(to_json(value, inf_nan_mode="constants", fallback=_members), "utf-8")
     except PydanticSerializationError as error:
         raise TypeError(str(error)) from error
+
+
+def _members(value: Any) -> dict[str, Any]:
+    """An action's output may hold what the action was called with, such as the target."""
+    if isinstance(value, Struct):
+        return asdict(value)
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
 def decode_json(text: str) -> Any:
