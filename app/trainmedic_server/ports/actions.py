@@ -7,19 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct, field
+from pydantic import BaseModel
 
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.domain.topology import ClusterTopology
 from trainmedic_server.ports.cluster import Cluster
 from trainmedic_server.ports.outside import AlertSource, Clock, CommandBus, HttpCaller, Notifier
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
-
 
 Clearance = Literal["go_on", "hold", "stop"]
 """Whether an attempt in progress may make further changes: yes; not while the server is paused; never again,

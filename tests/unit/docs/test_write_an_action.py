@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 import tomllib
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support import doc_pages
 from trainmedic_server import extending
@@ -108,3 +110,18 @@ def test_the_guide_names_all_that_is_promised() -> None:
     names = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert sorted(names) == sorted(extending.__all__)
     assert all(hasattr(extending, name) for name in extending.__all__)
+
+
+def test_python_says_how_each_of_them_is_made() -> None:
+    """``help()``, an editor and a mock ask for the arguments of what an author imports."""
+    values = ("Alert", "Call", "HttpReply", "Inverse", "Ref", "Resource", "Services", "Target")
+    for name in values:
+        assert inspect.signature(getattr(extending, name)).parameters, name
+
+
+def test_a_value_is_copied_with_a_change_as_the_guide_says() -> None:
+    """What an author's tests do with a call."""
+    call = call_of(extending.ActionParams())
+    again = replace(call, resumed=True)
+    assert (again.resumed, call.resumed, again.command_id) == (True, False, call.command_id)
+    assert "msgspec.structs.replace" in GUIDE
