@@ -184,7 +184,7 @@ class GpuPowerState(Struct, frozen=True):
         return replace(self, caps=tuple(caps))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the stored form. ``holds`` and the fields of both dataclasses are names on disk, which agents of every
+        """Return the stored form. ``holds`` and the fields of both classes are names on disk, which agents of every
         version read: never rename them. They refuse a field of a cap that they do not know, so `PowerCap.boot` and
         `PowerCap.ends_at` stand beside the caps."""
         caps = [asdict(cap) for cap in self.caps]
