@@ -62,7 +62,7 @@ LONG: Mapping[str, Sequence[str]] = {
 }
 """Those that take longer, up to three quarters of an hour, or need root."""
 _NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?")
-_LIBRARIES = ("fastapi", "uvicorn", "uvloop", "pydantic", "redis", "sqlalchemy", "psycopg", "torch")
+_LIBRARIES = ("fastapi", "uvicorn", "uvloop", "pydantic", "msgspec", "redis", "sqlalchemy", "psycopg", "torch")
 _PROGRAMS = (("redis-server", "--version"), ("prometheus-alertmanager", "--version"))
 _BUSY = 0.25
 """Of the cores, by the load before a benchmark: more says that something else was at work."""
