@@ -110,7 +110,7 @@ class Workers:
         """What goes wrong with one run keeps no other one's record from being set right, nor the server from ending."""
         try:
             await driver.take_back_unbegun()
-        except Exception:
+        except Exception:  # nobody is left who could tell it, and the others must not end with it
             log.exception("an attempt that was not begun stays on record as running", run_id=driver.run.id)
 
     async def _recover_run(self, snapshot: RunSnapshot, down_for: timedelta) -> None:
