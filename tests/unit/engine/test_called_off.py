@@ -13,6 +13,7 @@ from tests.unit.engine.test_breaker import Remote
 from tests.unit.engine.test_runs import RETRYING
 from tests.unit.engine.world import World
 from trainmedic_server import errors
+from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.run import Decision, OrderKind, Run, Status, StepStatus
 from trainmedic_server.engine.driver import Driver
 from trainmedic_server.engine.recorder import Recorder, RunSnapshot
@@ -103,17 +104,23 @@ async def test_a_retry_that_is_called_off_leaves_what_the_attempts_before_it_hav
     assert [[call.undo_of or call.command_id for call in each] for each in calls] == [[step.attempts[0].command_id]] * 2
 
 
+async def _post_behind_an_undo(w: World, alert: Alert) -> None:
+    """Post an alert of a target on which the undo of an earlier run takes ten seconds."""
+    first = w.alert(node="n1")
+    await w.post(first)
+    w.actions["uncap"].outcomes.append(timedelta(seconds=10))
+    await w.resolve(first)
+    await w.post(alert)
+
+
 @pytest.mark.parametrize("ending", ["cancel", "resolve"])
 async def test_what_ends_a_run_while_its_attempt_waits_for_another_one_keeps_it_from_acting(
     world: MakeWorld, ending: str
 ) -> None:
     """An undo is in flight on its target. A command that was not sent is not sent any more."""
     w = world(RETRYING)
-    first, again = w.alert(node="n1"), w.alert(node="n1", again="yes")
-    await w.post(first)
-    w.actions["uncap"].outcomes.append(timedelta(seconds=10))
-    await w.resolve(first)
-    await w.post(again)
+    again = w.alert(node="n1", again="yes")
+    await _post_behind_an_undo(w, again)
     waiting = (await w.runs())[-1]
     assert waiting.steps[0].status is StepStatus.RUNNING
     if ending == "cancel":
@@ -132,11 +139,7 @@ async def test_a_cancel_that_comes_while_the_run_is_read_for_the_last_time_keeps
 ) -> None:
     """Alerts join, so that it is read again before it acts; each time something comes that was not read yet."""
     w = world(RETRYING)
-    first = w.alert(node="n1")
-    await w.post(first)
-    w.actions["uncap"].outcomes.append(timedelta(seconds=10))
-    await w.resolve(first)
-    await w.post(w.alert(node="n1", again="yes"))
+    await _post_behind_an_undo(w, w.alert(node="n1", again="yes"))
     waiting = (await w.runs())[-1]
     touched, snapshot, touch = asyncio.Event(), Recorder.snapshot, Driver.touch
     coming = iter([w.post(w.alert(node="n1", again="twice")), w.engine.order(waiting.id, OrderKind.CANCEL, "bob")])
@@ -166,11 +169,7 @@ async def test_a_cancel_that_comes_while_the_run_is_read_for_the_last_time_keeps
 async def test_an_alert_that_joins_meanwhile_calls_nothing_off(world: MakeWorld) -> None:
     """The run would do the same again; so it makes the attempt that is on record."""
     w = world(RETRYING)
-    first = w.alert(node="n1")
-    await w.post(first)
-    w.actions["uncap"].outcomes.append(timedelta(seconds=10))
-    await w.resolve(first)
-    await w.post(w.alert(node="n1", again="yes"))
+    await _post_behind_an_undo(w, w.alert(node="n1", again="yes"))
     await w.post(w.alert(node="n1", again="once more"))
     await w.pass_time(60)
     assert (await w.story((await w.runs())[-1].id)).count("step_started") == 1
@@ -268,11 +267,7 @@ async def test_a_server_that_stops_takes_nothing_back_that_it_may_have_begun(wor
 async def test_a_store_that_is_away_holds_up_no_stop(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it could not take back is resumed by the next server, under the same id."""
     w = world(RETRYING)
-    first, again = w.alert(node="n1"), w.alert(node="n1", again="yes")
-    await w.post(first)
-    w.actions["uncap"].outcomes.append(timedelta(seconds=30))
-    await w.resolve(first)
-    await w.post(again)
+    await _post_behind_an_undo(w, w.alert(node="n1", again="yes"))
 
     async def away(work: object) -> None:
         raise errors.StoreUnavailable("away")
