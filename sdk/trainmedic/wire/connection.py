@@ -99,6 +99,7 @@ class _Line:
         self.holder: RedisConnection | None = None
         self.users = 0
         self.in_hand: dict[str, float] = {}
+        self.answered: set[bytes] = set()
         self.is_ending = False
         self.client: redis.Redis | None = None
 
@@ -181,6 +182,18 @@ class RedisConnection:
     def note_answer(self, command_id: str) -> None:
         """The final answer to a command was sent."""
         self._line.in_hand.pop(command_id, None)
+
+    def note_answered(self, entry: bytes) -> None:
+        """The final replies to a stream entry are made and wait for their turn; with them it goes off the stream."""
+        self._line.answered.add(entry)
+
+    def note_taken_off(self, entry: bytes) -> None:
+        """A stream entry waits for no replies any more: it is off the stream with them, or they are left out."""
+        self._line.answered.discard(entry)
+
+    def is_answered(self, entry: bytes) -> bool:
+        """Whether a stream entry is still there only because its replies wait for their turn."""
+        return entry in self._line.answered
 
     def since_command(self, most: float) -> float:
         """Seconds since the last command that came and is not answered; infinite where there is none, or only some that

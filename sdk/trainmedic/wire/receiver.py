@@ -1,8 +1,9 @@
 """The thread that receives commands: it follows a Redis stream and hands on each command that is genuine.
 
 A job and a node agent have one each. It is the one member of the stream's consumer group. Every entry is handed on
-at least once: an entry that was not acknowledged is read again, by this process or the next one. The thread survives
-an outage of Redis, a Redis that comes back empty, and the loss of the consumer group.
+at least once: an entry that was not acknowledged is read again, by this process or the next one. This process does
+not hand it on again while its answer waits to be sent. The thread survives an outage of Redis, a Redis that comes
+back empty, and the loss of the consumer group.
 
 Not here: what becomes of a genuine command (``trainmedic.job.queue``, the agent's ``intake``).
 """
@@ -148,7 +149,8 @@ class CommandReceiver:
                 entries = self._read(client, cursor, _BLOCK_MS if is_idle else None)
                 took = time.monotonic() - asked_at
                 for entry, fields in entries:
-                    self._take_safely(client, entry, fields or {})
+                    if not self._connection.is_answered(entry):
+                        self._take_safely(client, entry, fields or {})
             self._connection.succeeded()
             if not entries and cursor == ">" and not is_idle:
                 self._stopping.wait(_FIRST_PAUSE + _PAUSE_SHARE * since)

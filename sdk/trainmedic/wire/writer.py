@@ -120,9 +120,12 @@ class ReplyWriter:
 
     def put(self, outgoing: OutgoingReplies) -> bool:
         """Never waits. Where a thousand replies wait already, this one is left out: the server asks again."""
+        if outgoing.entry is not None:
+            self._connection.note_answered(outgoing.entry)
         try:
             self._queue.put_nowait(outgoing)
         except queue.Full:
+            self._let_go([outgoing])
             if self._log_limit.lets_through():
                 log.error("too many replies wait for Redis; %s is left out", outgoing.subject)
             return False
@@ -197,9 +200,16 @@ class ReplyWriter:
         for batch in batches:
             if any(reply.is_final for reply in batch.replies):
                 self._connection.note_answer(batch.command_id)
+        self._let_go(batches)
         self._refusals = 0
         self._connection.succeeded()
         self._on_written(batches)
+
+    def _let_go(self, batches: Sequence[OutgoingReplies]) -> None:
+        """None of these waits any more, so an entry of theirs that is still read is to be answered anew."""
+        for batch in batches:
+            if batch.entry is not None:
+                self._connection.note_taken_off(batch.entry)
 
     def _add(self, pipeline: Any, batch: OutgoingReplies) -> None:
         if batch.remember is not None:
@@ -238,6 +248,7 @@ class ReplyWriter:
         self._refusals = 0
         for batch in unsent:
             log.error("Redis does not take %s; it is left out", batch.subject)
+        self._let_go(unsent)
         return []
 
     def _describe(self) -> bytes:
