@@ -62,7 +62,7 @@ def command(job: str, directory: Path, url: str, torchrun: Program) -> Story:
         def final() -> list[envelope.Reply] | None:
             assert torchrun.process.poll() is None, torchrun.tail()
             replies = [reply for reply in commander.replies(sent) if reply.is_final]
-            return replies if len(replies) == RANKS else None
+            return replies if {reply.rank for reply in replies} == set(range(RANKS)) else None
 
         try:
             return {reply.rank: reply for reply in eventually(final, LOADING, f"both ranks answer {action}", 0.05)}
