@@ -8,4 +8,4 @@ from pydantic import BaseModel, ConfigDict
 class View(BaseModel):
     """A view is made from a domain value's attributes of the same names."""
 
-    model_config = ConfigDict(from_attributes=True)
+    model_config = ConfigDict(from_attributes=True, defer_build=True)
