@@ -33,6 +33,11 @@ from yaml.events import (
 
 from trainmedic_server.domain.problems import DocumentPath, FileProblem, shown
 
+try:
+    from yaml import CSafeLoader
+except ImportError:
+    raise ImportError("PyYAML is installed without libyaml: install its wheel, or build it with libyaml") from None
+
 MAX_BYTES = 1 << 20
 """Kubernetes keeps a ConfigMap under 1 MiB, and a playbook is a few kB."""
 MAX_VALUES = 50_000
@@ -153,7 +158,7 @@ class _Reader:
         # Every event is read before any is used, so that a syntax error anywhere is found.
         self._values = 0
         began: int | None = None
-        for event in yaml.parse(self.text, Loader=yaml.CSafeLoader):
+        for event in yaml.parse(self.text, Loader=CSafeLoader):
             if isinstance(event, DocumentStartEvent):
                 self._begin()
                 began = None

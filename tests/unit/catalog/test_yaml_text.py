@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -137,3 +140,11 @@ def test_no_text_crashes_the_reader(text: str) -> None:
     documents, problems = yaml_text.read(text, "f")
     assert all(document.marks for document in documents)
     assert all(problem.message for problem in problems)
+
+
+def test_a_yaml_library_that_lacks_its_parser_is_named() -> None:
+    """PyYAML can be built without libyaml, by whoever compiles it."""
+    program = "import sys; sys.modules['yaml._yaml'] = None; import trainmedic_server.catalog.yaml_text"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert run.returncode == 1
+    assert run.stderr.splitlines()[-1].startswith("ImportError: PyYAML is installed without libyaml")
