@@ -65,7 +65,10 @@ def ranks_alerted(text: str, directory: Path) -> list[str]:
     return alerted
 
 
-@pytest.mark.parametrize(("kind", "part", "slow"), [("ddp", "data", "2"), ("buffers", "compute", "0")])
+@pytest.mark.parametrize(
+    ("kind", "part", "slow"),
+    [pytest.param("ddp", "data", "2", marks=pytest.mark.long), ("buffers", "compute", "0")],
+)
 async def test_the_slow_rank_has_the_most_time_of_its_own(kind: str, part: str, slow: str, job: RankProcesses) -> None:
     """The others wait for it, where their gradients are summed or for its buffers. Its alert names it, and no other."""
     job.torchrun(RANKS, str(PROGRAM), kind, part, slow)

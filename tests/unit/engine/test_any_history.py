@@ -1,6 +1,6 @@
 """What holds in any history: any playbooks, alerts, orders, failures and kills, in any order.
 
-``HISTORIES=5000`` in the environment looks at so many of each kind, in place of a few dozen.
+``HISTORIES=5000`` in the environment looks at so many of each kind, in place of fifteen.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainmedic_server.engine import step_sequence
 from trainmedic_server.ports.store import RunRecord
 from trainmedic_server.simulation import virtual_time
 
-MANY = settings(deadline=None, max_examples=int(os.environ.get("HISTORIES", "30")))
+MANY = settings(deadline=None, max_examples=int(os.environ.get("HISTORIES", "15")))
 
 
 def lived(history: History, kills_at: list[int] | None = None) -> dict[str, Any]:
