@@ -22,7 +22,7 @@ Literal = Annotated[str, Field(max_length=200, description="A text of at least 3
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, defer_build=True)
 
 
 def _as_list(value: Any) -> Any:

@@ -33,10 +33,8 @@ from yaml.events import (
 
 from trainmedic_server.domain.problems import DocumentPath, FileProblem, shown
 
-try:
-    from yaml import CSafeLoader
-except ImportError:
-    raise ImportError("PyYAML is installed without libyaml: install its wheel, or build it with libyaml") from None
+if not yaml.__with_libyaml__:
+    raise ImportError("PyYAML is installed without libyaml: install its wheel, or build it with libyaml")
 
 MAX_BYTES = 1 << 20
 """Kubernetes keeps a ConfigMap under 1 MiB, and a playbook is a few kB."""
@@ -44,7 +42,6 @@ MAX_VALUES = 50_000
 _LONGEST_NUMBER = 500
 MAX_DEPTH = 60
 """Well within the recursion limit of Python, for whatever walks through the value."""
-
 _LONGEST_SHOWN = 500
 _BRACES = re.compile(r"(?:^|[:\-,\[{])\s*\{\{")
 _BRACED = re.compile(r"\{\{.*?\}\}[^},\]#]*")
@@ -158,7 +155,7 @@ class _Reader:
         # Every event is read before any is used, so that a syntax error anywhere is found.
         self._values = 0
         began: int | None = None
-        for event in yaml.parse(self.text, Loader=CSafeLoader):
+        for event in yaml.parse(self.text, Loader=yaml.CSafeLoader):
             if isinstance(event, DocumentStartEvent):
                 self._begin()
                 began = None

@@ -26,7 +26,7 @@ Expression = Annotated[str, Field(min_length=1, description="A Jinja2 expression
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, defer_build=True)
 
 
 APPROVAL = "approval"

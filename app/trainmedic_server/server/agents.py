@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from fastapi import Depends, Response
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from trainmedic_server.ports.outside import CommandBus
 from trainmedic_server.server.api_routes import ApiRoutes
@@ -16,9 +16,10 @@ from trainmedic_server.server.presences import PresenceView, members_of
 from trainmedic_server.server.problems import responses
 from trainmedic_server.server.query_types import PageCursor, PageLimit
 from trainmedic_server.server.tokens import TokenRole
+from trainmedic_server.server.view import ApiModel
 
 
-class PresenceList(BaseModel):
+class PresenceList(ApiModel):
     items: list[PresenceView]
     next: str | None = Field(None, description="The cursor of the next page; missing on the last.")
 

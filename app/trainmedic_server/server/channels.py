@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from fastapi import Depends, Request
 from msgspec import Struct, field
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from trainmedic_server.domain.message import MessageKind, MessageRule
 from trainmedic_server.domain.run import Event
@@ -24,7 +24,7 @@ from trainmedic_server.server.bodies import body_schema, read_body
 from trainmedic_server.server.body import BodyReader
 from trainmedic_server.server.problems import responses
 from trainmedic_server.server.tokens import TokenRole
-from trainmedic_server.server.view import View
+from trainmedic_server.server.view import ApiModel, View
 
 _SECONDS = 30.0
 """That a channel may take for a test; Apprise's services wait some 8."""
@@ -59,7 +59,7 @@ class ChannelList(View):
     items: list[ChannelView]
 
 
-class TestBody(BaseModel):
+class TestBody(ApiModel):
     """Why; it stands in the message."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"note": "the room was renamed"}]})

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import Depends, Path, Query, Response
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from trainmedic_server.domain.finding import CauseClass
 from trainmedic_server.domain.known_verdict import KnownVerdict
@@ -19,6 +19,7 @@ from trainmedic_server.server.auth import Authenticator, requires
 from trainmedic_server.server.problems import responses
 from trainmedic_server.server.read_turns import ReadTurns
 from trainmedic_server.server.tokens import TokenRole
+from trainmedic_server.server.view import ApiModel
 from trainmedic_server.server.whereabouts import Whereabouts
 
 _MOST = 200
@@ -28,7 +29,7 @@ JobName = Annotated[str, Path(min_length=1, max_length=253, pattern=r"^[^\s\x00-
 Attempt = Annotated[int | None, Query(ge=1, le=1_000_000, description="Which attempt; without it the newest verdict.")]
 
 
-class EvidenceView(BaseModel):
+class EvidenceView(ApiModel):
     """One thing that was seen."""
 
     why: str = Field(description="Why it counts, for people.")
@@ -40,7 +41,7 @@ class EvidenceView(BaseModel):
     rule: str | None
 
 
-class DiagnosisView(BaseModel):
+class DiagnosisView(ApiModel):
     """The verdict on one failure of a job."""
 
     id: str

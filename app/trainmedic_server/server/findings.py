@@ -8,7 +8,7 @@ from typing import Annotated
 
 from fastapi import Depends, Header, Path, Query, Request, Response
 from msgspec import Struct
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from trainmedic_server.domain.finding import Role
 from trainmedic_server.domain.known_finding import KeptJob, KnownFinding
@@ -31,14 +31,14 @@ from trainmedic_server.server.query_types import Name, PageCursor, PageLimit, wr
 from trainmedic_server.server.read_turns import ReadTurns
 from trainmedic_server.server.times import TimeText, time_of
 from trainmedic_server.server.tokens import TokenRole
-from trainmedic_server.server.view import View
+from trainmedic_server.server.view import ApiModel, View
 from trainmedic_server.server.whereabouts import Whereabouts
 
 _STREAMED = 200  # findings that are read at one go for a stream
 FindingId = Annotated[str, Path(pattern=r"^[0-9A-Za-z_-]{1,64}$", description="The finding's id.")]
 
 
-class KeepBody(BaseModel):
+class KeepBody(ApiModel):
     """Which attempt, and why it is kept."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"attempt": 3, "note": "for the vendor"}]})
@@ -47,7 +47,7 @@ class KeepBody(BaseModel):
     note: str = Field("", max_length=500, pattern=r"^[^\x00]*$")
 
 
-class ReleaseBody(BaseModel):
+class ReleaseBody(ApiModel):
     """Which attempt is not kept any more."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"attempt": 3}]})
@@ -67,7 +67,7 @@ class KeptJobView(View):
     note: str
 
 
-class KeptJobList(BaseModel):
+class KeptJobList(ApiModel):
     items: list[KeptJobView]
 
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from fastapi import Depends, Query, Response
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from trainmedic_server.domain import gpu_names
 from trainmedic_server.domain.topology import AgentTopology, ClusterTopology, Pod, ranks_in
@@ -27,16 +27,17 @@ from trainmedic_server.server.presences import PresenceView, members_of
 from trainmedic_server.server.problems import responses
 from trainmedic_server.server.query_types import PageCursor, PageLimit
 from trainmedic_server.server.tokens import TokenRole
+from trainmedic_server.server.view import ApiModel
 
 
-class GpuPlace(BaseModel):
+class GpuPlace(ApiModel):
     """A GPU, and the node that it is in."""
 
     node: str
     uuid: str
 
 
-class PodPlace(BaseModel):
+class PodPlace(ApiModel):
     """A pod, and the node that it runs on."""
 
     namespace: str
@@ -53,7 +54,7 @@ class JobView(PresenceView):
     pods: list[PodPlace] | None = None
 
 
-class JobList(BaseModel):
+class JobList(ApiModel):
     items: list[JobView]
     next: str | None = Field(None, description="The cursor of the next page; missing on the last.")
 

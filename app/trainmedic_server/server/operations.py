@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Annotated, Any, TypeAlias
 
 from fastapi import Depends, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from trainmedic.wire.notice import NAME
 from trainmedic_server.domain.job_life import LifeState
@@ -32,11 +32,12 @@ from trainmedic_server.server.problems import responses
 from trainmedic_server.server.read_turns import ReadTurns
 from trainmedic_server.server.run_ids import RunId
 from trainmedic_server.server.tokens import TokenRole
+from trainmedic_server.server.view import ApiModel
 
 CountsOfLate: TypeAlias = Callable[[], Awaitable[Mapping[str, PlaybookTally]]]
 
 
-class OrderBody(BaseModel):
+class OrderBody(ApiModel):
     """Why; recorded with the order."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"note": "the fan was replaced"}]})
@@ -44,7 +45,7 @@ class OrderBody(BaseModel):
     note: str = Field("", max_length=2000, pattern=r"^[^\x00]*$")
 
 
-class CloseBody(BaseModel):
+class CloseBody(ApiModel):
     """Why nothing has to be taken back any more; recorded with the order."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"note": "the node is gone, and the card with it"}]})
@@ -52,7 +53,7 @@ class CloseBody(BaseModel):
     note: str = Field(min_length=1, max_length=1000, pattern=r"^[^\x00]*\S[^\x00]*$")
 
 
-class EndBody(BaseModel):
+class EndBody(ApiModel):
     """Who has ended the job, and why; recorded."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"note": "ended by scancel, its node was needed"}]})
@@ -60,7 +61,7 @@ class EndBody(BaseModel):
     note: str = Field(min_length=1, max_length=500, pattern=r"^[^\x00]*\S[^\x00]*$")
 
 
-class JobLifeView(BaseModel):
+class JobLifeView(ApiModel):
     """What is known of whether a job lives."""
 
     model_config = ConfigDict(from_attributes=True)
@@ -74,7 +75,7 @@ class JobLifeView(BaseModel):
 Counted = Annotated[bool, Query(description="false: without its runs, which takes a moment in a long history.")]
 
 
-class PlaybookSummary(BaseModel):
+class PlaybookSummary(ApiModel):
     """A playbook that is loaded."""
 
     name: str
@@ -97,7 +98,7 @@ class PlaybookView(PlaybookSummary):
     text: str
 
 
-class LoadProblemView(BaseModel):
+class LoadProblemView(ApiModel):
     """Why a file is not loaded."""
 
     model_config = ConfigDict(from_attributes=True)
@@ -108,7 +109,7 @@ class LoadProblemView(BaseModel):
     message: str
 
 
-class PlaybookList(BaseModel):
+class PlaybookList(ApiModel):
     """What is loaded, and what could not be."""
 
     items: list[PlaybookSummary]

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Request
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.fields import Duration
@@ -23,7 +23,7 @@ from trainmedic_server.server.body import BodyReader
 from trainmedic_server.server.engine import CatalogPort, EnginePort
 from trainmedic_server.server.problems import responses
 from trainmedic_server.server.tokens import TokenRole
-from trainmedic_server.server.view import View
+from trainmedic_server.server.view import ApiModel, View
 
 _LONGEST = timedelta(days=366)
 _CLOCKS_DIFFER = timedelta(minutes=5)
@@ -55,7 +55,7 @@ Pattern = Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\x00]*
 Note = Annotated[str, Field(max_length=500, pattern=r"^[^\x00]*$")]
 
 
-class _ScopeBody(BaseModel):
+class _ScopeBody(ApiModel):
     """Which runs are meant: those for which all that is given holds."""
 
     model_config = ConfigDict(extra="forbid")
@@ -94,7 +94,7 @@ class PauseBody(_ScopeBody):
         return self
 
 
-class ModeBody(BaseModel):
+class ModeBody(ApiModel):
     """How far the runs of a playbook may go for a while."""
 
     model_config = ConfigDict(

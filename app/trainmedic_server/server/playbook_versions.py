@@ -10,7 +10,7 @@ from typing import Annotated
 
 from fastapi import Depends, Query, Request
 from msgspec import Struct
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from trainmedic_server.errors import NotFound, PayloadError
 from trainmedic_server.ports.playbook_tests import PlaybookTester, PlayedTests
@@ -24,7 +24,7 @@ from trainmedic_server.server.engine import CatalogPort
 from trainmedic_server.server.problems import responses
 from trainmedic_server.server.read_turns import ReadTurns
 from trainmedic_server.server.tokens import TokenRole
-from trainmedic_server.server.view import View
+from trainmedic_server.server.view import ApiModel, View
 
 _MOST_RUNS = 20_000
 _MOST_LINES = 5_000
@@ -69,7 +69,7 @@ class VersionList(View):
     diff: DiffView | None = Field(description="Of the two that are asked for.")
 
 
-class PlayBody(BaseModel):
+class PlayBody(ApiModel):
     """Nothing: the tests are those beside the playbook."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{}]})

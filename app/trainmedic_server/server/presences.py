@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from trainmedic_server.ports.outside import Presence
+from trainmedic_server.server.view import ApiModel
 
 
-class PresenceView(BaseModel):
+class PresenceView(ApiModel):
     """Who is connected, and what it said of itself."""
 
     name: str

@@ -15,12 +15,13 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from trainmedic_server import errors, telemetry
+from trainmedic_server.server.view import ApiModel
 
 MEDIA_TYPE = "application/problem+json"
 STORE_RETRY_SECONDS = 5
@@ -29,14 +30,14 @@ _LINGER_SECONDS = 2.0
 log = telemetry.logger(__name__)
 
 
-class FieldProblem(BaseModel):
+class FieldProblem(ApiModel):
     """One thing that is wrong with a request, and where."""
 
     field: str = Field(description="Path of the member, query parameter or header.")
     message: str
 
 
-class ProblemDetails(BaseModel):
+class ProblemDetails(ApiModel):
     """An error, as RFC 9457 has it."""
 
     model_config = ConfigDict(

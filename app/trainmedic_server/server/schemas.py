@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, ConfigDict, Field
 
 from trainmedic_server.domain.run import Decision
 from trainmedic_server.server.payload import FINGERPRINT_LENGTH, LABELS_PER_ALERT, TEXT_LENGTH
+from trainmedic_server.server.view import ApiModel
 
 # JSON Schema's patterns cannot exclude NUL in a way that every tool reads alike, so a description says it.
 Text = Annotated[str, Field(max_length=TEXT_LENGTH)]
 Strings = Annotated[dict[Text, Text], Field(max_length=LABELS_PER_ALERT)]
 
 
-class PayloadAlert(BaseModel):
+class PayloadAlert(ApiModel):
     """One entry of ``alerts``."""
 
     model_config = ConfigDict(extra="allow")
@@ -33,7 +34,7 @@ class PayloadAlert(BaseModel):
     )
 
 
-class AlertmanagerPayload(BaseModel):
+class AlertmanagerPayload(ApiModel):
     """Alertmanager's webhook payload, version "4". Unknown members are accepted and ignored."""
 
     model_config = ConfigDict(extra="allow")
@@ -49,7 +50,7 @@ class AlertmanagerPayload(BaseModel):
     externalURL: Text | None = None
 
 
-class AdmittedRun(BaseModel):
+class AdmittedRun(ApiModel):
     """What one playbook decided on one alert."""
 
     run_id: str
@@ -58,7 +59,7 @@ class AdmittedRun(BaseModel):
     decision: Decision
 
 
-class WebhookReply(BaseModel):
+class WebhookReply(ApiModel):
     """Everything in the delivery is committed."""
 
     delivery_id: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Depends, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.run import Decision
@@ -24,7 +24,7 @@ from trainmedic_server.server.engine import EnginePort
 from trainmedic_server.server.problems import responses
 from trainmedic_server.server.run_ids import RunId
 from trainmedic_server.server.tokens import TokenRole
-from trainmedic_server.server.view import View
+from trainmedic_server.server.view import ApiModel, View
 
 _REFUSALS = responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503)
 
@@ -40,7 +40,7 @@ Key = Annotated[
 ]
 
 
-class RetryBody(BaseModel):
+class RetryBody(ApiModel):
     """Why; recorded with the run."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"note": "the agent is back"}]})

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import Query, Request, Response
 from prometheus_client.exposition import choose_encoder
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from trainmedic_server import __version__, telemetry
 from trainmedic_server.errors import TrainmedicError
@@ -21,9 +21,10 @@ from trainmedic_server.server.api_routes import ApiRoutes
 from trainmedic_server.server.engine import CatalogPort, EnginePort, LogRulesPort
 from trainmedic_server.server.limits import ServerLimits
 from trainmedic_server.server.pauses import PauseView, pause_views
+from trainmedic_server.server.view import ApiModel
 
 
-class Health(BaseModel):
+class Health(ApiModel):
     """The process is alive."""
 
     status: Literal["healthy"] = "healthy"
@@ -31,7 +32,7 @@ class Health(BaseModel):
     version: str
 
 
-class Dependency(BaseModel):
+class Dependency(ApiModel):
     """Whether one dependency can be used."""
 
     ok: bool
@@ -41,7 +42,7 @@ class Dependency(BaseModel):
 _FOLLOWED = "the machine's clock is followed"
 
 
-class Ready(BaseModel):
+class Ready(ApiModel):
     """Whether everything can be used that the server needs, and whether it may act."""
 
     ready: bool = Field(description="True where every dependency is ok.")

@@ -17,9 +17,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncIterator, Callable
-from typing import Any
-
-from fastapi import FastAPI
+from typing import TYPE_CHECKING, Any
 
 from trainmedic_server import __version__, telemetry
 from trainmedic_server.actions import registry
@@ -72,6 +70,9 @@ from trainmedic_server.wiring.redis import found_redis
 from trainmedic_server.wiring.signing import signer_of
 from trainmedic_server.wiring.slack import slack_loops
 from trainmedic_server.wiring.wanted_topology import asks_for_jobs
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI  # which `trainmedic_server.server` imports in its own way
 
 _FIRST_LOOK_SECONDS = 2.0
 """How long a start waits for a slow Redis to say where jobs run; the first alerts may come at once."""
