@@ -19,7 +19,7 @@ from trainmedic_server.ports.actions import Inverse, Services
 class ActionParams(BaseModel):
     """Base of an action's parameters: a name that the model does not know is refused when the playbook is loaded."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class BasicAction:

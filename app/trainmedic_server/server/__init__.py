@@ -6,8 +6,8 @@ is the engine's work, and reads no setting, which wiring hands to `factory.creat
 
 import pydantic
 
-# FastAPI makes the models of the OpenAPI document as it is imported, which is a fortieth of a server's start, and needs
-# them only when somebody asks for that document. What is imported after this is made as ever.
+# FastAPI makes models of its own as it is imported, most of them of the OpenAPI document, which is a fortieth of a
+# server's start; each is made here when it is first needed. What is imported after this is made as ever.
 pydantic.BaseModel.model_config["defer_build"] = True
 try:
     import fastapi.openapi.models  # noqa: F401
