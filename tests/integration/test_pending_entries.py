@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from tests.support.messages import make_command
+from tests.support.messages import GenuineCommandsOnly, make_command
 from tests.support.programs import eventually
 from trainmedic.wire import envelope, receiver
 from trainmedic.wire import writer as writing
@@ -23,11 +23,12 @@ JOB = "pending-test"
 STREAM = envelope.job_commands(JOB)
 
 
-class Answering:
+class Answering(GenuineCommandsOnly):
     """Receives the job's commands and answers each as often as it is handed on; its writer is started by the test."""
 
     def __init__(self, url: str) -> None:
         self.handed_on: list[bytes] = []
+        self.is_writing = False
         connection = RedisConnection(lambda: url, OutageLog(JOB))
         self.writer = ReplyWriter(
             connection,
@@ -39,19 +40,14 @@ class Answering:
         addressee = Addressee("job", JOB, STREAM, "rank-0", JOB)
         self.receiver = CommandReceiver(connection.shared(), addressee, None, self)
 
+    def start_writing(self) -> None:
+        self.is_writing = True
+        self.writer.start()
+
     def receive(self, received: ReceivedCommand) -> None:
         self.handed_on.append(received.entry)
         reply = envelope.Reply(received.command.id, f"{JOB}/0", envelope.APPLIED, 0, {}, job=JOB, ranks=1)
         self.writer.put(OutgoingReplies((reply,), received.entry))
-
-    def refuse(self, received: ReceivedCommand, reason: str) -> None:
-        raise AssertionError(reason)
-
-    def note_unreadable(self) -> None:
-        raise AssertionError("it was a command")
-
-    def connected(self, client: redis.Redis) -> None:
-        pass
 
 
 @pytest.fixture
@@ -69,7 +65,8 @@ def answering(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Answe
     one.receiver.start()
     yield one
     one.receiver.stop(10)
-    one.writer.stop(10)
+    if one.is_writing:
+        one.writer.stop(10)
 
 
 def replies(client: redis.Redis, sent: envelope.Command) -> list[envelope.Reply]:
@@ -83,7 +80,7 @@ def test_an_entry_whose_answer_waits_is_not_answered_again(client: redis.Redis, 
     client.xadd(STREAM, {"command": sent.encode()})
     eventually(lambda: answering.handed_on, 20, "the command", every=0.01)
     time.sleep(0.5)  # in which the entry is read again many times
-    answering.writer.start()
+    answering.start_writing()
     eventually(lambda: client.xlen(STREAM) == 0, 20, "the entry off the stream", every=0.01)
     assert len(answering.handed_on) == 1
     assert [reply.status for reply in replies(client, sent)] == ["applied"]
@@ -98,7 +95,7 @@ def test_an_entry_whose_answer_had_no_room_is_answered_anew(
     sent = make_command(job=JOB)
     client.xadd(STREAM, {"command": sent.encode()})
     eventually(lambda: len(answering.handed_on) > 2, 20, "the command, several times", every=0.01)
-    answering.writer.start()
+    answering.start_writing()
     eventually(lambda: client.xlen(STREAM) == 0, 20, "the entry off the stream", every=0.01)
     assert {reply.status for reply in replies(client, sent)} == {"applied"}
 
@@ -119,7 +116,7 @@ def test_an_entry_whose_answer_redis_refused_is_answered_anew(
     monkeypatch.setattr(answering.writer, "_append", refuse_once)
     sent = make_command(job=JOB)
     client.xadd(STREAM, {"command": sent.encode()})
-    answering.writer.start()
+    answering.start_writing()
     eventually(lambda: client.xlen(STREAM) == 0, 20, "the entry off the stream", every=0.01)
     assert len(answering.handed_on) == 2
     assert [reply.status for reply in replies(client, sent)] == ["applied"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import redis
 
-from tests.support.messages import make_command
+from tests.support.messages import GenuineCommandsOnly, make_command
 from trainmedic.wire import envelope
 from trainmedic.wire.connection import OutageLog, RedisConnection
 from trainmedic.wire.receiver import Addressee, CommandReceiver, ReceivedCommand
@@ -25,7 +25,7 @@ class Connection(RedisConnection):
         self.is_cut.set()
 
 
-class CutOff:
+class CutOff(GenuineCommandsOnly):
     """A consumer whose connection is cut beneath it; redis-py then fails with whatever its buffers raise."""
 
     def __init__(self, connection: Connection) -> None:
@@ -36,15 +36,6 @@ class CutOff:
         self.has_begun.set()
         assert self._connection.is_cut.wait(20)
         raise ValueError("I/O operation on closed file.")
-
-    def refuse(self, received: ReceivedCommand, reason: str) -> None:
-        raise AssertionError(reason)
-
-    def note_unreadable(self) -> None:
-        raise AssertionError("it was a command")
-
-    def connected(self, client: redis.Redis) -> None:
-        pass
 
 
 def test_a_command_in_hand_when_the_job_ends_is_left_for_the_next(redis_url: str, caplog: Any) -> None:

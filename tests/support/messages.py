@@ -6,10 +6,26 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import redis
+
 from trainmedic.job.command import JobCommand
 from trainmedic.wire.envelope import Command, new_id
+from trainmedic.wire.receiver import ReceivedCommand
 
 KEY = "a signing key of the tests"
+
+
+class GenuineCommandsOnly:
+    """Base of a consumer that is handed genuine commands and nothing else; a test gives it ``receive``."""
+
+    def refuse(self, received: ReceivedCommand, reason: str) -> None:
+        raise AssertionError(reason)
+
+    def note_unreadable(self) -> None:
+        raise AssertionError("it was a command")
+
+    def connected(self, client: redis.Redis) -> None:
+        """Nothing is asked of Redis beforehand."""
 
 
 def make_command(action: str = "job.scale_lr", seconds: float = 30.0, job: str = "llm-1", **changes: Any) -> Command:

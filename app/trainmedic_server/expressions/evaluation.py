@@ -105,7 +105,7 @@ def compile_parsed(tree: SyntaxTree, name: str) -> Expression | TextTemplate:
     text = tree.text
     if tree.expression is None:
         return TextTemplate(text, name, template_syntax.compile_template(tree))
-    compiled = template_syntax.compile_expression(tree.expression, text)
+    compiled = template_syntax.compile_expression(tree, tree.expression)
     return Expression(text if tree.is_expression else text[2:-2].strip("+- "), name, compiled)
 
 

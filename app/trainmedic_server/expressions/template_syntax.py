@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
 
 import jinja2
 from jinja2 import meta, nodes
@@ -75,16 +76,21 @@ def parse_template(text: str) -> SyntaxTree:
     return _checked(text, ENVIRONMENT.parse, is_expression=False)
 
 
-def compile_expression(expression: nodes.Expr, text: str) -> Callable[..., Any]:
+_TEMPLATES: WeakValueDictionary[tuple[str, bool], jinja2.Template] = WeakValueDictionary()
+"""What has been compiled and is still in use, by its text and whether that was read as an expression: playbooks say the
+same again and again, and making code of a text takes longer than reading and checking it."""
+
+
+def compile_expression(tree: SyntaxTree, expression: nodes.Expr) -> Callable[..., Any]:
     """Return what evaluates the expression of a tree in a scope; the tree is used up. Raises Malformed."""
     assignment = nodes.Assign(nodes.Name(_RESULT, "store", lineno=1), expression, lineno=1)
-    compiled = _compiled(_template([assignment]), text)
+    compiled = _compiled(tree, _template([assignment]))
     return jinja2.environment.TemplateExpression(compiled, undefined_to_none=False)
 
 
 def compile_template(tree: SyntaxTree) -> jinja2.Template:
     """The tree is used up. Raises Malformed."""
-    return _compiled(tree.root, tree.text)
+    return _compiled(tree, tree.root)
 
 
 def free_names(tree: SyntaxTree) -> set[str]:
@@ -109,9 +115,7 @@ def _expression(text: str) -> nodes.Template:
 
 
 def _template(body: list[nodes.Node]) -> nodes.Template:
-    tree = nodes.Template(body, lineno=1)
-    tree.set_environment(ENVIRONMENT)
-    return tree
+    return nodes.Template(body, lineno=1)
 
 
 def _checked(text: str, parse: Callable[[str], nodes.Template], *, is_expression: bool) -> SyntaxTree:
@@ -126,13 +130,17 @@ def _checked(text: str, parse: Callable[[str], nodes.Template], *, is_expression
     return SyntaxTree(text, root, every, is_expression)
 
 
-def _compiled(tree: nodes.Template, text: str) -> jinja2.Template:
-    def compile_tree() -> jinja2.Template:
-        metered = _Metering().visit(tree)
+def _compiled(tree: SyntaxTree, root: nodes.Template) -> jinja2.Template:
+    def compile_root() -> jinja2.Template:
+        metered = _Metering().visit(root)
         metered.set_environment(ENVIRONMENT)
         return ENVIRONMENT.from_string(metered)
 
-    return _made(compile_tree, text)
+    key = (tree.text, tree.is_expression)
+    compiled = _TEMPLATES.get(key)
+    if compiled is None:
+        compiled = _TEMPLATES[key] = _made(compile_root, tree.text)
+    return compiled
 
 
 def _made(make: Callable[[], T], text: str) -> T:

@@ -112,6 +112,23 @@ def test_a_broken_entry_point_takes_nothing_else_down(offered):
     ]
 
 
+def test_an_action_whose_parameters_cannot_be_read_takes_nothing_else_down(tmp_path, monkeypatch):
+    """pydantic says so as the package is imported, not when the first playbook uses the action."""
+    (tmp_path / "acme_unread.py").write_text(
+        "from trainmedic_server.extending import ActionParams\n"
+        "class Team: ...\n"
+        "class Page:\n"
+        "    class Params(ActionParams):\n"
+        "        team: Team\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    point = EntryPoint("acme.page", "acme_unread:Page", registry.GROUP)
+    specs, [problem] = registry.combine([messages.Notify], [point])
+    assert sorted(specs) == ["notify"]
+    named = "entry point acme.page = acme_unread:Page (of an unknown package) cannot be loaded: "
+    assert problem.startswith(named + "PydanticSchemaGenerationError: Unable to generate pydantic-core schema for ")
+
+
 def test_an_action_that_cannot_be_made_takes_nothing_else_down():
     """Its class is still there for checking."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from trainmedic_server import errors
 from trainmedic_server.expressions import template_syntax
-from trainmedic_server.expressions.evaluation import ValueTemplate, compile_expression
+from trainmedic_server.expressions.evaluation import ValueTemplate, compile_expression, compile_text
 from trainmedic_server.expressions.template_syntax import Malformed
 
 SCOPE: dict[str, Any] = {
@@ -44,6 +45,20 @@ def test_a_value_that_looks_like_a_template_is_not_rendered() -> None:
     """What comes from an alert is data, alone and inside a text."""
     assert render("{{ labels.evil }}") == "{{ vars.n }}"
     assert render("<{{ labels.evil }}>") == "<{{ vars.n }}>"
+
+
+def test_a_text_that_is_in_use_is_not_compiled_again() -> None:
+    """Whoever uses it has its own name in errors; the same characters as an expression are something else."""
+    text = "{{ vars.n }} and {{ nothing }}"
+    first, second = (template_syntax.compile_template(template_syntax.parse_template(text)) for _ in range(2))
+    assert first is second
+    for name in ("if of steps[0]", "message"):
+        with pytest.raises(errors.ExpressionError, match=re.escape(f"{name} '{text}': 'nothing' is undefined")):
+            compile_text(text, name).evaluate(SCOPE)
+    assert (compile_text("vars.n", "with").evaluate(SCOPE), compile_expression("vars.n", "if").evaluate(SCOPE)) == (
+        "vars.n",
+        3,
+    )
 
 
 def test_members_come_before_methods() -> None:
