@@ -158,6 +158,13 @@ def from_error(error: errors.TrainmedicError) -> HttpProblem:
             return HttpProblem(HTTPStatus.INTERNAL_SERVER_ERROR, "Something unexpected went wrong; the log says what.")
 
 
+def from_validation(mistakes: Sequence[Mapping[str, Any]]) -> HttpProblem:
+    """The problem of a request in which Pydantic has found `mistakes`: ``loc`` of each says where, ``msg`` what."""
+    problems = [(_path(each["loc"]), sentence(each["msg"])) for each in mistakes[:20]]
+    detail = "; ".join(f"{field}: {message}" for field, message in problems)
+    return HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, problems=problems)
+
+
 def answer(scope: Scope, problem: HttpProblem) -> ProblemResponse:
     """Log the refused request, without its body, headers and query, and return the response."""
     client = scope.get("client")
@@ -195,9 +202,7 @@ def register(app: FastAPI) -> None:
 
     async def of_validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        problems = [(_path(problem["loc"]), sentence(problem["msg"])) for problem in error.errors()[:20]]
-        detail = "; ".join(f"{field}: {message}" for field, message in problems)
-        return answer(request.scope, HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, problems=problems))
+        return answer(request.scope, from_validation(error.errors()))
 
     app.add_exception_handler(errors.TrainmedicError, ours)
     app.add_exception_handler(HTTPException, of_http)

@@ -14,20 +14,22 @@ from typing import Any, Protocol
 
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from starlette.datastructures import QueryParams
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trainmedic_server import __version__, telemetry
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.server import forwarding
-from trainmedic_server.server.problems import HttpProblem, ProblemResponse
+from trainmedic_server.server.problems import HttpProblem, ProblemResponse, from_validation
 from trainmedic_server.server.sites import SiteCheck
 from trainmedic_server.server.status import Dependency, Health, Ready
 
 RETRY_SECONDS = 1
 # For what is malformed. Which names are its own, the leader knows.
 _SITES = SiteCheck(is_open=lambda: False)
+_BOOLEAN = TypeAdapter(bool)
 
 log = telemetry.logger(__name__)
 
@@ -85,18 +87,9 @@ class Standby:
             return
         try:
             _SITES.check(scope)
+            response = self._own_answer(scope)
         except HttpProblem as problem:
-            await ProblemResponse(problem, scope["path"])(scope, receive, send)
-            return
-        response: Response | None = None
-        if scope["method"] in ("GET", "HEAD"):
-            match scope["path"]:
-                case "/health":
-                    response = _json(Health(timestamp=self._clock.now(), version=__version__))
-                case "/ready" if b"any=true" not in scope["query_string"]:
-                    response = _json(self._ready(), HTTPStatus.SERVICE_UNAVAILABLE)
-                case "/metrics":
-                    response = Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
+            response = ProblemResponse(problem, scope["path"])
         if response is not None:
             await response(scope, receive, send)
             return
@@ -109,6 +102,19 @@ class Standby:
     def end_forwarding(self) -> None:
         """Wait for no answer any more; clients get 503, or an answer that is cut off, and ask again."""
         self._forwarder.end()
+
+    def _own_answer(self, scope: Scope) -> Response | None:
+        """None where the server that works has to answer. Raises HttpProblem."""
+        if scope["method"] not in ("GET", "HEAD"):
+            return None
+        match scope["path"]:
+            case "/health":
+                return _json(Health(timestamp=self._clock.now(), version=__version__))
+            case "/ready" if not _asks_any_server(scope):
+                return _json(self._ready(), HTTPStatus.SERVICE_UNAVAILABLE)
+            case "/metrics":
+                return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return None
 
     def _ready(self) -> Ready:
         unused = Dependency(ok=False, detail="not used while this server stands by")
@@ -144,6 +150,15 @@ class Standby:
         except (OSError, ValueError) as error:
             log.warning("the leader does not answer a forwarded request", holder=leader_address, error=repr(error))
             await self._refuse("This server stands by, and the one that works does not answer.", scope, receive, send)
+
+
+def _asks_any_server(scope: Scope) -> bool:
+    """The parameter ``any``, as the route of the server that works reads it. Raises HttpProblem."""
+    text = QueryParams(scope["query_string"]).get("any")
+    try:
+        return text is not None and _BOOLEAN.validate_python(text)
+    except ValidationError as error:
+        raise from_validation([{**mistake, "loc": ("query", "any")} for mistake in error.errors()]) from None
 
 
 def _json(model: BaseModel, status: int = HTTPStatus.OK) -> Response:

@@ -1,0 +1,56 @@
+"""What a server that stands by answers itself, and what it leaves to the one that works."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from tests.support.api_world import World
+from tests.support.clocks import StoppedClock
+from trainmedic_server import telemetry
+from trainmedic_server.server.standby import Standby
+
+
+class Waiting:
+    """An election that another server has won, whose address nobody knows."""
+
+    why = "another server works"
+    holder = ""
+
+
+async def asked(path: str) -> tuple[httpx.Response, httpx.Response]:
+    """What the server that works answers, and what one that stands by does."""
+    world = World()
+    standby = Standby(Waiting(), StoppedClock(), telemetry.Metrics())
+    transport = httpx.ASGITransport(standby)
+    async with (
+        world.client() as works,
+        httpx.AsyncClient(transport=transport, base_url="http://two") as stands_by,
+    ):
+        return await works.get(path), await stands_by.get(path)
+
+
+@pytest.mark.parametrize("query", ["any=true", "any=1", "any=True", "any=yes", "any=t", "any=ON", "x=1&any=%74rue"])
+async def test_ready_of_any_server_is_left_to_the_one_that_works(query: str) -> None:
+    """However true is written: it is handed on, which here is refused because nobody knows to whom."""
+    works, stands_by = await asked(f"/ready?{query}")
+    assert works.status_code == 200
+    assert stands_by.headers["content-type"] == "application/problem+json"
+    assert "stands by" in stands_by.json()["detail"]
+
+
+@pytest.mark.parametrize("query", ["", "any=false", "any=0", "any=off", "any=true&any=no", "many=true", "x=any%3Dtrue"])
+async def test_ready_is_otherwise_of_the_server_that_is_asked(query: str) -> None:
+    """It says what it waits for."""
+    works, stands_by = await asked(f"/ready?{query}")
+    assert (works.status_code, stands_by.status_code) == (200, 503)
+    assert stands_by.json()["store"]["detail"] == "stands by: another server works"
+
+
+@pytest.mark.parametrize("query", ["any=foo", "any=", "any", "any=2", "any=truee", "any=true&any=perhaps"])
+async def test_what_is_no_boolean_is_refused_as_by_the_server_that_works(query: str) -> None:
+    """With the same document, whichever of them a client asks."""
+    works, stands_by = await asked(f"/ready?{query}")
+    assert works.status_code == stands_by.status_code == 422
+    assert works.json() == stands_by.json()
+    assert works.json()["errors"] == [{"field": "any", "message": "must be true or false"}]
