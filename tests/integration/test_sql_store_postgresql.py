@@ -135,6 +135,8 @@ async def test_a_name_at_the_longest_fits_every_index(store: SqlStore) -> None:
     ("wrong", "told"),
     [
         ("postgresql://u:hunter2@h:notaport/d", "cannot be read"),
+        ("postgresql://u:hunter2@h:99999/d", "cannot be read"),
+        ("postgresql://u:hunter2@h:0/d", "cannot be read"),
         ("postgresql://u:hunter2@h/d?no_such_option=1", "cannot be read"),
         ("postgresql+asyncpg://u:hunter2@h/d", r"write postgresql://"),
         ("postgresql://trainmedic:hunter2@{host}/postgres", "password authentication failed"),

@@ -110,6 +110,29 @@ def test_a_wrong_secret_is_never_shown(environ: dict[str, str]) -> None:
     assert next(iter(environ)) in str(caught.value)
 
 
+NOWHERE = [("http://", "must name a host"), ("http://127.0.0.1:99999", "must have a port from 1 to 65535")]
+
+
+@pytest.mark.parametrize(("url", "why"), NOWHERE)
+@pytest.mark.parametrize("name", ["traces_to", "events_to", "grafana", "alertmanager", "prometheus", "log_store"])
+def test_a_url_that_leads_nowhere_is_refused_at_the_start(name: str, url: str, why: str) -> None:
+    """What is sent there would be thrown away for good. The flag or variable is named, and not what may be a secret."""
+    given = ("loki+" if name == "log_store" else "") + url.replace("//", "//u:hunter2@")
+    source = settings.SOURCES[name]
+    for flags, environ, origin in (({name: given}, {}, source.flag), ({}, {source.variable: given}, source.variable)):
+        with pytest.raises(ConfigurationError, match=why) as caught:
+            settings.load(flags, environ)
+        assert str(caught.value).startswith(f"{origin}: ")
+        assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["10.1.2.3:99999", "10.1.2.3:0", "h:²"])
+def test_an_address_that_other_servers_cannot_reach_is_refused(address: str) -> None:
+    """Ports go from 1 to 65535."""
+    with pytest.raises(ConfigurationError, match=r"--advertise.*must be an address and a port"):
+        settings.load({"advertise": address}, {})
+
+
 def test_secrets_are_not_in_the_settings_text() -> None:
     """Settings that end up in a log line or a traceback give nothing away."""
     environ = {"TRAINMEDIC_REDIS_URL": "redis://:hunter2@h", "TRAINMEDIC_NOTIFY_URLS": "oncall=json://u:hunter2@h"}

@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from trainmedic_server import __version__
 from trainmedic_server.cli import exits
+from trainmedic_server.domain.http_url import check_http_url
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,6 +46,7 @@ class Client:
         if token:
             headers["Authorization"] = f"Bearer {token}"
         try:
+            check_http_url(url)
             self._http = httpx.Client(base_url=self.url + "/", headers=headers, timeout=_TIMEOUT)
         except (httpx.InvalidURL, ValueError) as error:
             raise exits.InvalidInput(f"{url!r} is not a URL such as http://127.0.0.1:8080: {error}") from error

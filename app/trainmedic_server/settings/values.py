@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, SecretStr
 
 from trainmedic_server.domain.fields import Duration
+from trainmedic_server.domain.http_url import check_http_url
 from trainmedic_server.domain.message import parse_rules
 from trainmedic_server.domain.playbook import Mode
 
@@ -47,6 +47,16 @@ def _url_of(*schemes: str) -> Callable[[SecretStr], SecretStr]:
     return check
 
 
+def _http_url(url: SecretStr) -> SecretStr:
+    check_http_url(url.get_secret_value())
+    return url
+
+
+def _store_url(url: SecretStr) -> SecretStr:
+    check_http_url(url.get_secret_value().partition("+")[2])
+    return url
+
+
 def _database(url: SecretStr) -> SecretStr:
     if "://" not in url.get_secret_value():
         raise ValueError("must be a URL such as sqlite:////var/lib/trainmedic/trainmedic.db")
@@ -62,7 +72,8 @@ def _signing_key(key: SecretStr) -> SecretStr:
 def _host_and_port(value: str) -> str:
     """The address with brackets around an IPv6 host, which may be given without them."""
     host, colon, port = value.rpartition(":")
-    if not (colon and port.isdigit() and re.fullmatch(r"[\w.-]+|\[?[0-9A-Fa-f:.]+\]?", host)):
+    is_port = re.fullmatch(r"\d{1,5}", port, re.ASCII) and 0 < int(port) <= 65535
+    if not (colon and is_port and re.fullmatch(r"[\w.-]+|\[?[0-9A-Fa-f:.]+\]?", host)):
         raise ValueError("must be an address and a port, such as 10.1.2.3:8080 or [2001:db8::1]:8080")
     return f"[{host.strip('[]')}]:{port}" if ":" in host else value
 
@@ -91,11 +102,10 @@ def _external_url(value: str) -> str:
     if not value:
         return value
     try:
-        parts = urlsplit(value)
-        is_usable = parts.scheme in ("http", "https") and parts.hostname is not None and parts.port != 0
+        parts = check_http_url(value)
     except ValueError:
-        is_usable = False
-    if not is_usable or not re.fullmatch(r"[!-~]+", value) or parts.query or parts.fragment or "@" in parts.netloc:
+        parts = None
+    if parts is None or not value.isascii() or parts.query or parts.fragment or "@" in parts.netloc:
         raise ValueError(
             "must be an http:// or https:// URL without user, query and fragment, such as https://trainmedic.example.org"
         )
@@ -112,10 +122,11 @@ PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
 TakeoverDuration = Annotated[Duration, AfterValidator(_takeover)]
 SigningKey = Annotated[SecretStr, AfterValidator(_signing_key)]
 RedisUrl = Annotated[SecretStr, AfterValidator(_url_of("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel"))]
-HttpUrl = Annotated[SecretStr, AfterValidator(_url_of("http", "https"))]
+HttpUrl = Annotated[SecretStr, AfterValidator(_http_url)]
 StoreUrl = Annotated[
     SecretStr,
     AfterValidator(_url_of(*(f"{kind}+{scheme}" for kind in LINE_STORES for scheme in ("http", "https")))),
+    AfterValidator(_store_url),
 ]
 DatabaseUrl = Annotated[SecretStr, AfterValidator(_database)]
 

@@ -79,7 +79,7 @@ def conninfo(url: str) -> str:
         raise errors.ConfigurationError(f"the database URL begins with {scheme}://; write postgresql://")
     try:
         ports = psycopg.conninfo.conninfo_to_dict(f"postgresql:{rest}").get("port") or ""
-        if not all(port.isdigit() for port in str(ports).split(",") if port):
+        if not all(port.isdigit() and 0 < int(port) <= 65535 for port in str(ports).split(",") if port):
             raise ValueError
     except (psycopg.ProgrammingError, ValueError):  # its text shows parts of the URL, and the password may be one
         raise errors.ConfigurationError(

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any
-from urllib.parse import urlsplit
 
 from msgspec import Struct, field
 
 from trainmedic_server.agent import mapping_reader
 from trainmedic_server.agent.mapping_reader import FieldFault, MappingReader
+from trainmedic_server.domain.http_url import check_http_url
 from trainmedic_server.domain.log_sources import fault_of_source
 
 OLDEST = timedelta(days=7)
@@ -70,17 +70,13 @@ def read_ship(parent: MappingReader, section: object) -> ShipPolicy | None:
 
 
 def _url(raw: object) -> str:
-    url = mapping_reader.text(raw).rstrip("/")
-    try:
-        parts = urlsplit(url)
-        _ = parts.port
-    except ValueError as error:
-        raise ValueError(f"is no URL: {error}") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise ValueError("must be the store's URL: http://host:3100, or https://…")
+    url = mapping_reader.text(raw)
+    parts = check_http_url(url)
+    if parts.query or parts.fragment:
+        raise ValueError("must be the store's URL alone, without ? and #: http://host:3100, or https://…")
     if parts.username is not None or parts.password is not None:
         raise ValueError("must have no password in it: put user:password into the file that token_file names")
-    return url
+    return url.rstrip("/")
 
 
 def _tenant(raw: object) -> str:

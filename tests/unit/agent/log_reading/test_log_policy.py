@@ -75,6 +75,9 @@ def test_the_kernels_log_is_read_in_one_of_several_ways(value: str, kernel: Kern
     [
         ("roots: data", "p:1:15: logs.roots: 'data' must be an absolute path without '.', '..', double or closing '/'"),
         ("roots: [/a/../b]", "must be an absolute path"),
+        ("ship: {url: 'http://'}", "logs.ship.url: must name a host"),
+        ("ship: {url: 'http://loki:0'}", "must have a port from 1 to 65535"),
+        ("ship: {url: 'http://loki:3100?a=b'}", "must be the store's URL alone"),
         ("roots: [/]", "must name a directory or file"),
         ("paths: [/proc/1]", "/proc/1 cannot be read as a log: it belongs to the kernel"),
         ("files: [/dev/kmsg]", "it belongs to the kernel"),
