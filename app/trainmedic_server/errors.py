@@ -15,6 +15,7 @@ The tree::
     ├── StoreUnavailable            the run store cannot be reached or written
     ├── ArchiveUnavailable          the archive of old runs cannot be written or read
     ├── BusUnavailable              Redis cannot be reached
+    │   └── BusFull                 Redis has no room for another client; the text says so
     ├── MetricsUnavailable          Prometheus cannot be reached, or does not answer the question
     │   └── MetricsRefused          Prometheus takes the question for wrong, and would the next time
     ├── LogsUnavailable             nobody who keeps the lines of logs can be asked
@@ -126,6 +127,10 @@ class ArchiveUnavailable(TrainmedicError):
 
 class BusUnavailable(TrainmedicError):
     """Redis cannot be reached."""
+
+
+class BusFull(BusUnavailable):
+    """Redis has no room for another client. The text, which is ours, says so, and what to do."""
 
 
 class MetricsUnavailable(TrainmedicError):

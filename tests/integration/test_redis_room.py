@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 import redis
+import uvloop
 
 import trainmedic
 from tests.support.agent_node import Node
@@ -19,6 +22,8 @@ from tests.support.messages import make_command
 from tests.support.programs import eventually, start_server
 from trainmedic.wire import envelope
 from trainmedic.wire.connection import NoRoom, OutageLog, RedisConnection
+from trainmedic_server.adapters import redis_connection
+from trainmedic_server.errors import BusFull
 
 
 def clients(url: str) -> int:
@@ -160,8 +165,70 @@ def test_the_server_says_that_redis_is_too_small(tmp_path: Path, own_redis: Call
     assert "Redis may not be large enough" in log
 
 
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_a_redis_that_takes_no_more_clients_is_heard(
+    tmp_path: Path, own_redis: Callable[..., Any], run: Callable[..., Any]
+) -> None:
+    """It says so and closes the connection, mostly before the first command is sent; in which order, is chance."""
+    full = own_redis(tmp_path, "--maxclients", "40")
+    full.start()
+
+    async def refusals() -> set[bool]:
+        client = redis_connection.open_client(full.url)
+        heard = set()
+        for _ in range(50):
+            try:
+                await client.ping()
+            except redis_connection.FAULTS as error:
+                heard.add(isinstance(redis_connection.unavailable(error), BusFull))
+        await client.aclose()
+        return heard
+
+    with held(full.url, 40):
+        assert run(refusals()) == {True}
+
+
+def test_a_server_that_starts_beside_a_full_redis_says_so(tmp_path: Path, own_redis: Callable[..., Any]) -> None:
+    """At /ready and in its log, with what to do, and it goes on when there is room."""
+    full = own_redis(tmp_path, "--maxclients", "40")
+    full.start()
+    with contextlib.ExitStack() as stack:
+        with held(full.url, 40):
+            server, url = start_server(tmp_path / "server", "--redis", full.url, within=90, answers="/health")
+            stack.enter_context(server)
+            refused = redis_state(url)
+        eventually(lambda: redis_state(url)["ok"], 30, "that there is room")
+        log = server.log.read_text()
+    words = "takes no more clients: raise its maxclients, and its limit of open files"
+    assert refused == {"ok": False, "detail": f"Redis {words}"}
+    assert f"it {words}" in log
+    assert "Traceback" not in log
+
+
+def test_who_finds_no_room_says_so(tmp_path: Path, own_redis: Callable[..., Any], caplog: Any) -> None:
+    """An agent or job, also where its connection had broken in another way before."""
+    full = own_redis(tmp_path, "--maxclients", "40")
+    full.start()
+    connection = RedisConnection(lambda: full.url, OutageLog("a test"))
+    connection.failed(redis.ConnectionError("reset by peer"))
+    with held(full.url, 40):
+        with pytest.raises(redis.ConnectionError) as refused, connection.turn() as client:
+            client.ping()
+        assert connection.failed(refused.value) >= 10
+    connection.close()
+    assert "no connection to Redis (it takes no more clients: raise its maxclients" in caplog.messages[-1]
+
+
+def redis_state(url: str) -> Any:
+    """What /ready says of Redis."""
+    try:
+        with urllib.request.urlopen(f"{url}/ready") as reply:
+            return json.load(reply)["redis"]
+    except urllib.error.HTTPError as error:
+        return json.load(error)["redis"]
+
+
 def said(url: str) -> str:
     """What /ready says of Redis besides that it answers, once it says of clients."""
-    with urllib.request.urlopen(f"{url}/ready") as reply:
-        detail = str(json.load(reply)["redis"]["detail"])
+    detail = str(redis_state(url)["detail"])
     return detail if "clients" in detail else ""

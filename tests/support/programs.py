@@ -172,8 +172,10 @@ def start_server(
     environment: Mapping[str, str] | None = None,
     playbooks: Path = ROOT / "playbooks",
     within: float = 60.0,
+    answers: str = "/ready",
 ) -> tuple[Program, str]:
-    """``trainmedic serve`` with its state in `directory`, and its URL. Ready when this returns."""
+    """``trainmedic serve`` with its state in `directory`, and its URL. When this returns it gives a good answer at the
+    path `answers`: it is ready."""
     directory.mkdir(parents=True, exist_ok=True)
     port = free_port()
     program = Program(
@@ -185,4 +187,4 @@ def start_server(
         {"PYTHONPATH": PYTHON_PATH, **(environment or {})},
     )
     url = f"http://127.0.0.1:{port}"
-    return program.wait_for(f"{url}/ready", within), url
+    return program.wait_for(f"{url}{answers}", within), url

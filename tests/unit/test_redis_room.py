@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import redis
+from structlog.testing import capture_logs
 
+from trainmedic_server.adapters.redis_connection import RedisOutage
 from trainmedic_server.adapters.redis_room import judged
+from trainmedic_server.telemetry import Metrics
 
 ROOMY = {"connected_clients": 100, "maxclients": 10_000, "used_memory": 10_000_000, "maxmemory": 128_000_000}
 
@@ -28,6 +32,21 @@ def test_what_is_nearly_full_is_said(info: dict[str, Any], said: dict[str, str])
     _, warnings = judged({**ROOMY, "maxmemory_policy": "noeviction", **info})
     assert warnings.keys() == said.keys()
     assert all(text in warnings[of] for of, text in said.items())
+
+
+def test_an_outage_says_that_redis_is_full_once() -> None:
+    """Also where it began otherwise; what is said besides is of the last failure."""
+    outage = RedisOutage("a test", "redis://h", Metrics().bus_errors)
+    full = redis.ConnectionError("max number of clients reached")
+    with capture_logs() as lines:
+        for error in (redis.ConnectionError("reset"), full, full, OSError("refused"), full):
+            outage.begin(error)
+            assert (outage.reason is not None) == (error is full)
+        outage.end()
+        assert outage.reason is None
+        outage.begin(full)
+    told = [line["error"].partition(":")[0] for line in lines if "error" in line]
+    assert told == ["ConnectionError", "it takes no more clients", "it takes no more clients"]
 
 
 def test_shares_are_of_what_there_may_be() -> None:

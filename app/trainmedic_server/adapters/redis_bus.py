@@ -152,7 +152,7 @@ class RedisBus:
 
     async def check(self) -> None:
         if self._reader_outage.is_on:
-            raise errors.BusUnavailable("Redis does not answer the reader of replies")
+            raise self._reader_outage.reason or errors.BusUnavailable("Redis does not answer the reader of replies")
         try:
             await self._client.ping()
         except FAULTS as error:

@@ -15,10 +15,11 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from trainmedic.wire.backoff import Backoff
-from trainmedic.wire.connection import ANSWER_SECONDS, client_options
+from trainmedic.wire.connection import ANSWER_SECONDS, NO_MORE_CLIENTS, client_options, takes_no_clients
 from trainmedic.wire.redis_url import behind_sentinels
 from trainmedic_server import errors, telemetry
 
@@ -26,6 +27,9 @@ log = telemetry.logger(__name__)
 
 FAULTS = (RedisError, OSError, asyncio.TimeoutError)
 """What redis-py raises when Redis is unreachable or refuses; it lets some socket errors through as they are."""
+_LAST_WORDS_SECONDS = 1.0
+_CLOSED_TRANSPORT = "unable to perform operation on <"
+"""How uvloop's RuntimeError begins where a connection has been closed meanwhile."""
 
 
 def open_client(url: str, answer_seconds: float = ANSWER_SECONDS) -> Redis:
@@ -37,7 +41,7 @@ def open_client(url: str, answer_seconds: float = ANSWER_SECONDS) -> Redis:
     try:
         client = _client(url, {"retry": Retry(NoBackoff(), 0), **client_options(url, answer_seconds)})
         pool = client.connection_pool
-        pool.connection_class = type("Connection", (_PackedAtOnce, pool.connection_class), {})
+        pool.connection_class = type("Connection", (_PackedAtOnce, _HearsTheEnd, pool.connection_class), {})
         pool.connection_class(**pool.connection_kwargs)  # only this reads the options at the URL's end
     except (ValueError, TypeError) as error:
         raise errors.ConfigurationError(
@@ -75,6 +79,43 @@ class _PackedAtOnce:
         return [b"".join(pieces)]
 
 
+class _HearsTheEnd:
+    """A connection of which is read what Redis has said last, where it was closed before something could be sent.
+
+    Redis that has no room for another client says so and closes the connection before it is asked anything.
+    """
+
+    _reader: asyncio.StreamReader | None
+
+    async def send_packed_command(self, *arguments: Any, **options: Any) -> None:
+        """As redis-py's, whose ConnectionError it raises with what Redis said, and also for uvloop's closed ones."""
+        reader = self._reader
+        try:
+            await super().send_packed_command(*arguments, **options)  # type: ignore[misc]
+        except (RedisConnectionError, OSError) as error:
+            if not (words := await _last_words(reader)):
+                raise
+            raise RedisConnectionError(words) from error
+        except RuntimeError as error:
+            if not str(error).startswith(_CLOSED_TRANSPORT):
+                raise
+            raise RedisConnectionError(await _last_words(reader) or "the connection was closed") from error
+
+
+async def _last_words(reader: asyncio.StreamReader | None) -> str:
+    """An error of Redis' that was received and not read; empty where there is none."""
+    if reader is None:
+        return ""
+    # What broke the connection hides what was received before. It is told already, and nobody else reads any more.
+    reader.set_exception(None)  # type: ignore[arg-type]
+    try:
+        async with asyncio.timeout(_LAST_WORDS_SECONDS):
+            line = await reader.readline()
+    except (OSError, ValueError):  # reset, or a line without an end
+        return ""
+    return line[1:].decode(errors="replace").strip() if line.startswith(b"-") else ""
+
+
 class _BriefSentinels(Sentinel):
     """Sentinels that are asked over a connection that ends with the answer, as in `trainmedic.wire.connection`.
 
@@ -105,7 +146,10 @@ def without_password(url: str) -> str:
 
 
 class RedisOutage:
-    """Tracks whether Redis is unreachable, so that each outage makes one line when it begins and one when it ends."""
+    """Tracks whether Redis is unreachable, so that each outage makes one line when it begins and one when it ends.
+
+    One more says that Redis takes no more clients, where that comes later.
+    """
 
     def __init__(self, activity: str, url: str, faults: Counter) -> None:
         self._activity = activity
@@ -113,15 +157,20 @@ class RedisOutage:
         self._faults = faults
         self._backoff = new_backoff()
         self.is_on = False
+        self.reason: errors.BusFull | None = None
+        """Why, where Redis has said so."""
+        self._is_fullness_told = False
 
     def begin(self, error: BaseException) -> float:
         """Count a failure; return how many seconds to wait before the next try."""
         self.count()
-        if not self.is_on:
-            self.is_on = True
-            log.warning(
-                "Redis is away; trying again", during=self._activity, redis=self._url, error=type(error).__name__
-            )
+        is_full = takes_no_clients(error)
+        if not self.is_on or (is_full and not self._is_fullness_told):
+            reason = NO_MORE_CLIENTS if is_full else type(error).__name__
+            log.warning("Redis is away; trying again", during=self._activity, redis=self._url, error=reason)
+            self._is_fullness_told = is_full
+        self.is_on = True
+        self.reason = _full() if is_full else None
         return self._backoff.next()
 
     def count(self) -> None:
@@ -131,6 +180,7 @@ class RedisOutage:
     def end(self) -> None:
         if self.is_on:
             self.is_on = False
+            self.reason = None
             self._backoff.reset()
             log.info("Redis is back", during=self._activity, redis=self._url)
 
@@ -142,4 +192,10 @@ def new_backoff() -> Backoff:
 
 def unavailable(error: BaseException) -> errors.BusUnavailable:
     """The server's error for one of redis-py's."""
+    if takes_no_clients(error):
+        return _full()
     return errors.BusUnavailable(f"Redis does not answer ({type(error).__name__})")
+
+
+def _full() -> errors.BusFull:
+    return errors.BusFull(NO_MORE_CLIENTS.replace("it", "Redis", 1))

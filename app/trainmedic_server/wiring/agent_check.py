@@ -20,7 +20,7 @@ import redis
 from msgspec import Struct, field
 
 from trainmedic.wire import envelope
-from trainmedic.wire.connection import open_client
+from trainmedic.wire.connection import NO_MORE_CLIENTS, open_client, takes_no_clients
 from trainmedic.wire.reading import read_object
 from trainmedic.wire.signing import unseal
 from trainmedic_server import __version__
@@ -199,7 +199,7 @@ def _redis(settings: AgentSettings, policy: Policy, report: CheckReport) -> None
                 running = _presence(client, settings)
                 reason = ""
         except (redis.RedisError, OSError, ValueError, TypeError) as error:
-            reason = str(error) or type(error).__name__
+            reason = NO_MORE_CLIENTS if takes_no_clients(error) else str(error) or type(error).__name__
     report.values["redis"] = {"is_reachable": not reason, "agent": running}
     if reason:
         report.is_cut_off = True

@@ -41,6 +41,7 @@ _MOST_IN_HAND = 1000
 """Commands without an answer that are remembered: most are answered in a moment, few never."""
 _REFUSES_ONE_THING = ("OOM", "WRONGTYPE", "NOGROUP", "EXECABORT")
 """First words of Redis, where it refuses one command and the connection is none the worse."""
+NO_MORE_CLIENTS = "it takes no more clients: raise its maxclients, and its limit of open files"
 _GENERATOR = random.Random()  # noqa: S311 - not the shared one, from which a training draws
 
 
@@ -65,7 +66,8 @@ class OutageLog:
     def begin(self, connection: object, error: BaseException) -> None:
         reason = _reason(error)
         with self._lock:
-            is_news = not self._broken or (isinstance(error, redis.ResponseError) and reason not in self._logged)
+            is_redis_own = isinstance(error, redis.ResponseError) or takes_no_clients(error)
+            is_news = not self._broken or (is_redis_own and reason not in self._logged)
             self._broken.add(id(connection))
             self._logged.add(reason)
         if is_news:
@@ -209,7 +211,7 @@ class RedisConnection:
     def failed(self, error: BaseException) -> float:
         """Return the seconds to wait before the next try."""
         self._outage.begin(self, error)
-        if isinstance(error, (NoRoom, redis.exceptions.MaxConnectionsError)) or "max number of clients" in str(error):
+        if isinstance(error, (NoRoom, redis.exceptions.MaxConnectionsError)) or takes_no_clients(error):
             return _GENERATOR.uniform(*_WAITS_FOR_ROOM)
         return self._backoff.next()
 
@@ -231,6 +233,11 @@ class RedisConnection:
                 self._line.drop()
         finally:
             self._line.give_back()
+
+
+def takes_no_clients(error: BaseException) -> bool:
+    """Whether Redis has said that it has no room for another client, which redis-py takes for a broken connection."""
+    return "max number of clients" in str(error)
 
 
 def _refuses_one_thing(error: BaseException) -> bool:
@@ -298,6 +305,8 @@ def _reason(error: BaseException) -> str:
         return str(error)
     if isinstance(error, (redis.exceptions.MovedError, redis.exceptions.ClusterDownError)):
         return "it is part of a Redis Cluster, which is not supported"
+    if takes_no_clients(error):
+        return NO_MORE_CLIENTS
     name = type(error).__name__
     code = str(error).split(" ", 1)[0] if isinstance(error, redis.ResponseError) else ""
     return f"{name}: {code}" if code.isupper() and code.isalpha() else name
