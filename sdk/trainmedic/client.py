@@ -89,7 +89,7 @@ def connect(
     settings = resolve(job, redis_url, signing_key, rank, world_size)
     check_options(capabilities or {}, largest_lr_scale, layer_norms)
     check_numbers(metrics_port, hang_floor=hang_floor, startup_floor=startup_floor)
-    check_url(settings.redis_url)
+    check_url(settings)
     progress = Progress(time.perf_counter(), hang_floor, startup_floor, layer_norms)
     return Medic(settings, dict(capabilities or {}), metrics_port, metrics_host, progress, largest_lr_scale, logs)
 

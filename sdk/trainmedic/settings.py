@@ -27,7 +27,6 @@ ATTEMPT = "TRAINMEDIC_ATTEMPT"
 LOG_DIR = "TRAINMEDIC_LOG_DIR"
 _JOB = re.compile(r"^[^\s\x00-\x1f\x7f]{1,253}$")
 URL_FILE = "redis.url"
-SCHEMES = ("redis://", "rediss://", "unix://", "redis+sentinel://", "rediss+sentinel://")
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,8 @@ class Settings:
     """None where a URL may yet be in ``url_file``."""
     url_file: Path
     """Where a server of the same user on this machine leaves its Redis URL."""
+    url_origin: str = "TRAINMEDIC_REDIS_URL"
+    """The argument or variable that ``redis_url`` comes from."""
 
     def find_url(self) -> str | None:
         """The Redis URL: the one that was given, else what the server's state directory says by now."""
@@ -101,7 +102,8 @@ def resolve(
     world_size: int | None,
     environment: Mapping[str, str] | None = None,
 ) -> Settings:
-    """The settings of this process. Raises ConfigurationError, with neither URL nor key in its text."""
+    """The settings of this process. Raises ConfigurationError, with no key in its text. The Redis URL is not checked:
+    ``job.connect_options`` does."""
     env = os.environ if environment is None else environment
     name = job if job is not None else env.get("TRAINMEDIC_JOB", "")
     if not isinstance(name, str) or not _JOB.match(name):
@@ -110,15 +112,14 @@ def resolve(
             'connect(job="llm-1"), or the variable TRAINMEDIC_JOB'
         )
     url = redis_url or env.get("TRAINMEDIC_REDIS_URL") or None
-    if url is not None and not url.startswith(SCHEMES):
-        raise ConfigurationError(f"the Redis URL begins with {', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}")
+    url_origin = "redis_url" if redis_url else "TRAINMEDIC_REDIS_URL"
     launched_rank, launched_size = _ranks(env)
     my_rank = launched_rank if rank is None else rank
     size = world_size if world_size is not None else max(launched_size, my_rank + 1)
     if not 0 <= my_rank < size:
         raise ConfigurationError(f"rank {my_rank} does not exist in a world of {size}")
     state = Path(env.get("TRAINMEDIC_STATE_DIR") or Path(env.get("HOME") or Path.home()) / ".local/state/trainmedic")
-    return Settings(name, my_rank, size, key_reader(signing_key, env), url, state / URL_FILE)
+    return Settings(name, my_rank, size, key_reader(signing_key, env), url, state / URL_FILE, url_origin)
 
 
 def _ranks(env: Mapping[str, str]) -> tuple[int, int]:

@@ -19,8 +19,16 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from trainmedic.wire.backoff import Backoff
-from trainmedic.wire.connection import ANSWER_SECONDS, NO_MORE_CLIENTS, client_options, takes_no_clients
+from trainmedic.wire.connection import (
+    ANSWER_SECONDS,
+    NO_MORE_CLIENTS,
+    UNUSABLE,
+    client_options,
+    fault_of_options,
+    takes_no_clients,
+)
 from trainmedic.wire.redis_url import behind_sentinels
+from trainmedic.wire.redis_url_check import check_redis_url
 from trainmedic_server import errors, telemetry
 
 log = telemetry.logger(__name__)
@@ -39,15 +47,17 @@ def open_client(url: str, answer_seconds: float = ANSWER_SECONDS) -> Redis:
     Raises ConfigurationError, without the URL, whose password would end up in a log.
     """
     try:
+        check_redis_url(url)
+    except ValueError as error:
+        raise errors.ConfigurationError(f"the Redis URL (--redis, TRAINMEDIC_REDIS_URL) {error}") from None
+    try:
         client = _client(url, {"retry": Retry(NoBackoff(), 0), **client_options(url, answer_seconds)})
         pool = client.connection_pool
         pool.connection_class = type("Connection", (_PackedAtOnce, _HearsTheEnd, pool.connection_class), {})
         pool.connection_class(**pool.connection_kwargs)  # only this reads the options at the URL's end
-    except (ValueError, TypeError) as error:
-        raise errors.ConfigurationError(
-            "the Redis URL cannot be read; it looks like redis://:password@host:6379/0, rediss://…, unix:///path, or "
-            "redis+sentinel://:password@host:26379,host:26379/master"
-        ) from error
+    except UNUSABLE as error:
+        reason = fault_of_options(url, error)
+        raise errors.ConfigurationError(f"the Redis URL (--redis, TRAINMEDIC_REDIS_URL) {reason}") from None
     return client
 
 

@@ -5,12 +5,12 @@ Who calls it: the server's settings, the clients' ``--server``, and the agent's 
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from urllib.parse import SplitResult, urlsplit
 
+from trainmedic.wire.places import is_host
+
 _NOT_IN_A_URL = re.compile(r"[\x00-\x20\x7f\\]")
-_NAME = re.compile(r"(?=.{1,253}\Z)[\w-]{1,63}(\.[\w-]{1,63})*\.?")
 
 
 def check_http_url(url: str) -> SplitResult:
@@ -27,7 +27,7 @@ def check_http_url(url: str) -> SplitResult:
         parts, host = None, "["
     if not host:
         raise ValueError("must name a host, as http://host:8080 does")
-    if parts is None or not _is_host(host):
+    if parts is None or not is_host(host):
         raise ValueError("must be a URL of one host: a name, or an address such as 10.1.2.3 or [2001:db8::1]")
     try:
         is_port = parts.port is None or parts.port > 0
@@ -36,13 +36,3 @@ def check_http_url(url: str) -> SplitResult:
     if not is_port:
         raise ValueError("must have a port from 1 to 65535, or none")
     return parts
-
-
-def _is_host(host: str) -> bool:
-    if ":" not in host:
-        return _NAME.fullmatch(host) is not None
-    try:
-        ipaddress.IPv6Address(host)
-    except ValueError:
-        return False
-    return True

@@ -19,6 +19,7 @@ from typing import Any
 from msgspec import Struct
 
 from trainmedic import settings as sdk
+from trainmedic.wire.connection import open_client
 from trainmedic.wire.signing import Signer
 from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.settings import sources
@@ -88,8 +89,7 @@ def _signing_key(text: str) -> bytes:
 
 
 def _url(text: str) -> str:
-    if not text.startswith(sdk.SCHEMES):
-        raise ValueError(f"must be a URL that begins with {' or '.join(sdk.SCHEMES)}")
+    open_client(text).close()
     return text
 
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, SecretStr
 
+from trainmedic.wire.connection import open_client
 from trainmedic_server.domain.fields import Duration
 from trainmedic_server.domain.http_url import check_http_url
 from trainmedic_server.domain.message import parse_rules
@@ -45,6 +46,11 @@ def _url_of(*schemes: str) -> Callable[[SecretStr], SecretStr]:
         return url
 
     return check
+
+
+def _redis_url(url: SecretStr) -> SecretStr:
+    open_client(url.get_secret_value()).close()
+    return url
 
 
 def _http_url(url: SecretStr) -> SecretStr:
@@ -121,7 +127,7 @@ ExpandedPath = Annotated[Path, AfterValidator(Path.expanduser)]
 PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
 TakeoverDuration = Annotated[Duration, AfterValidator(_takeover)]
 SigningKey = Annotated[SecretStr, AfterValidator(_signing_key)]
-RedisUrl = Annotated[SecretStr, AfterValidator(_url_of("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel"))]
+RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]
 HttpUrl = Annotated[SecretStr, AfterValidator(_http_url)]
 StoreUrl = Annotated[
     SecretStr,

@@ -6,6 +6,7 @@ from typing import Any, Mapping
 
 from trainmedic.errors import ConfigurationError
 from trainmedic.job.handlers import LIVE, RESTART, UNSUPPORTED
+from trainmedic.settings import Settings
 from trainmedic.wire.connection import open_client
 
 
@@ -27,10 +28,10 @@ def check_numbers(metrics_port: Any, **seconds: Any) -> None:
         raise ConfigurationError(f"metrics_port is {metrics_port!r}; it is a port's number, or None")
 
 
-def check_url(url: str | None) -> None:
-    """Without asking the Redis behind it."""
+def check_url(settings: Settings) -> None:
+    """The Redis URL, where one is set, without asking the Redis behind it. Nothing of it is in the error's text."""
     try:
-        if url is not None:
-            open_client(url).close()
-    except (ValueError, TypeError) as error:
-        raise ConfigurationError("the Redis URL cannot be read") from error
+        if settings.redis_url is not None:
+            open_client(settings.redis_url).close()
+    except ValueError as error:
+        raise ConfigurationError(f"{settings.url_origin}: {error}") from None

@@ -14,6 +14,7 @@ from typing import Any, Mapping
 
 from trainmedic.errors import ConfigurationError
 from trainmedic.job.command import JobCommand
+from trainmedic.job.connect_options import check_url
 from trainmedic.job.handlers import LIVE, HandlerRegistry, as_it_was
 from trainmedic.job.queue import CommandQueue
 from trainmedic.launch.membership import EXCLUDE, INCLUDE, NodeExclusions
@@ -104,7 +105,9 @@ def open_link(job: str | None, membership: NodeExclusions, bounds: Mapping[str, 
         log.warning("no job name is set (--job, or TRAINMEDIC_JOB), so the server is told nothing")
         return None
     try:
-        return ServerLink(resolve(job, None, None, rank=0, world_size=1), membership, bounds)
+        settings = resolve(job, None, None, rank=0, world_size=1)
+        check_url(settings)
+        return ServerLink(settings, membership, bounds)
     except (ConfigurationError, ValueError) as error:
         log.warning("the server is told nothing: %s", error)
         return None

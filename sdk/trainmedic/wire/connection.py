@@ -12,6 +12,7 @@ import contextlib
 import logging
 import math
 import random
+import re
 import threading
 import time
 from typing import Any, Callable, Iterator
@@ -23,10 +24,13 @@ from redis.sentinel import Sentinel
 
 from trainmedic.wire.backoff import Backoff
 from trainmedic.wire.redis_url import behind_sentinels
+from trainmedic.wire.redis_url_check import check_redis_url
 
 log = logging.getLogger("trainmedic")
 
 REDIS_ERRORS = (redis.RedisError, OSError)
+UNUSABLE = (ValueError, TypeError, AttributeError, redis.RedisError)
+"""What redis-py raises for options in a URL that it cannot use."""
 ANSWER_SECONDS = 5.0
 """An answer that takes longer counts as a broken connection."""
 _CONNECT_SECONDS = 2.0
@@ -127,8 +131,8 @@ class _Line:
                 raise NoRedisUrl("no URL is set, and no server has left one in its state directory")
             try:
                 self.client = open_client(url)
-            except (ValueError, TypeError) as error:
-                raise NoRedisUrl("what the state directory says is no Redis URL") from error
+            except ValueError as error:
+                raise NoRedisUrl(f"the Redis URL that is set, or in the state directory, {error}") from None
             if not self.is_ending:  # the last answers and notices may be lost otherwise
                 _leave_room(self.client)
         return self.client
@@ -258,8 +262,25 @@ def _leave_room(client: redis.Redis) -> None:
 def open_client(url: str) -> redis.Redis:
     """A client that never retries by itself, because it does not know which command may be repeated.
 
-    It connects when it is first used. Raises ValueError or TypeError where the URL cannot be read.
+    It connects when it is first used. Raises ValueError, which says what is wrong with the URL and shows nothing of it.
     """
+    check_redis_url(url)
+    try:
+        return _client(url)
+    except UNUSABLE as error:
+        raise ValueError(fault_of_options(url, error)) from None
+
+
+def fault_of_options(url: str, error: Exception) -> str:
+    """What redis-py takes for wrong in a URL whose other parts are right, by the error that it raises."""
+    name = re.search(r"(?:unexpected keyword argument|Invalid value for) '([a-z_]{1,40})'", str(error))
+    if name is None or "@" in url.partition("?")[2]:  # perhaps a ? of a password
+        return "has an option behind ? that is not known, or a value that it cannot have"
+    fault = "that is not known" if isinstance(error, TypeError) else "with a value that it cannot have"
+    return f"has an option behind ? {fault}: {name[1]}"
+
+
+def _client(url: str) -> redis.Redis:
     options = {"retry": Retry(NoBackoff(), 0), **client_options(url)}
     behind = behind_sentinels(url)
     client: redis.Redis

@@ -30,15 +30,13 @@ class BehindSentinels(NamedTuple):
 
 
 def behind_sentinels(url: str) -> BehindSentinels | None:
-    """What `url` says; None where it names a Redis itself. Raises ValueError where it cannot be read."""
+    """What `url`, which was checked, says; None where it names a Redis itself. Raises ValueError for its options."""
     parts = urlsplit(url)
     scheme = _SCHEMES.get(parts.scheme)
     if scheme is None:
         return None
     user, _, places = parts.netloc.rpartition("@")
     master, _, database = parts.path.strip("/").partition("/")
-    if not places or not master:
-        raise ValueError("a Sentinel URL names Sentinels and a master: redis+sentinel://host:26379,host:26379/master")
     sentinels = tuple(_place(text) for text in places.split(","))
     at = f"{user}@" if user else ""
     query = f"?{parts.query}" if parts.query else ""
@@ -54,6 +52,4 @@ def behind_sentinels(url: str) -> BehindSentinels | None:
 
 def _place(text: str) -> tuple[str, int]:
     parts = urlsplit(f"//{text}")
-    if not parts.hostname:
-        raise ValueError("a Sentinel has no host")
-    return parts.hostname, parts.port or _PORT
+    return parts.hostname or "", parts.port or _PORT

@@ -105,7 +105,6 @@ def test_a_previous_key_is_withdrawn_by_its_file(tmp_path: Path, withdrawn: str)
         ({}, {"job": "two words"}, "without spaces"),
         ({}, {"job": ""}, "name"),
         ({}, {"job": 7}, "name"),
-        ({}, {"redis_url": "http://:hunter2@host"}, "Redis URL"),
         ({}, {"rank": 2, "world_size": 2}, "rank 2"),
         ({}, {"rank": -1}, "rank -1"),
         ({"RANK": "first"}, {}, "RANK"),
