@@ -243,6 +243,7 @@ def main() -> None:
             measured.cool()
             start(Path(work), measured.url)
             archive = GzipArchive(Path(work) / "archive")
+            archive.prepare()
             asyncio.run(measure(measured, options.runs, options.delete, archive, timedelta(minutes=options.at_most)))
 
 

@@ -13,7 +13,7 @@ The tree::
     ├── NotEntitled                who asks may not do that, such as approving what only others may approve
     ├── Saturated                   a bounded queue is full; the same request may succeed later
     ├── StoreUnavailable            the run store cannot be reached or written
-    ├── ArchiveUnavailable          the archive of old runs cannot be written or read
+    ├── ArchiveUnavailable          the archive of old runs cannot be written or read, or is away
     ├── BusUnavailable              Redis cannot be reached
     │   └── BusFull                 Redis has no room for another client; the text says so
     ├── MetricsUnavailable          Prometheus cannot be reached, or does not answer the question
@@ -122,7 +122,7 @@ class StoreUnavailable(TrainmedicError):
 
 
 class ArchiveUnavailable(TrainmedicError):
-    """The archive of old runs cannot be written or read. Nothing is deleted then."""
+    """The archive of old runs cannot be written or read, or is away. Nothing is deleted then."""
 
 
 class BusUnavailable(TrainmedicError):

@@ -238,6 +238,10 @@ class Metrics:
         self.paused = gauge("trainmedic_paused", "1 while an operator has paused the server.")
         self.pauses = gauge("trainmedic_pauses", "Pauses in force, those of a playbook, node, job or label included.")
         self.breaker_open = gauge("trainmedic_breaker_open", "1 while the breaker is open.")
+        self.retention_failing = gauge(
+            "trainmedic_retention_failing",
+            "1 while what is old could not be archived or deleted when it was last tried.",
+        )
         self.messages_waiting = gauge(
             "trainmedic_messages_waiting", "Messages to people that were not sent yet.", ["channel"]
         )

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gzip
 import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import tempfile
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.contract.run_store_values import at, closed, event, gpu, heard, run
 from tests.support.programs import PYTHON_PATH
@@ -23,6 +27,8 @@ from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.run import Run
 from trainmedic_server.ports.archive import ArchivedRun
 from trainmedic_server.ports.store import HistoryFilter
+from trainmedic_server.wiring import archive as wiring_archive
+from trainmedic_server.wiring.archive import opened_archive
 
 
 class Killed(BaseException):
@@ -34,16 +40,25 @@ class DyingArchive(GzipArchive):
 
     def __init__(self, directory: Path, *, at_file: int, unnamed: bool = False) -> None:
         super().__init__(directory)
+        self.prepare()
         self._left, self._unnamed, self._path = at_file, unnamed, directory
 
-    def write(self, archived: Sequence[ArchivedRun]) -> None:
+    def write(self, archived: Sequence[ArchivedRun], at_least: int) -> int:
         self._left -= 1
         if self._left == 0 and self._unnamed:
             (self._path / "runs.part").write_bytes(b"half of a fi")
             raise Killed
-        super().write(archived)
+        number = super().write(archived, at_least)
         if self._left == 0:
             raise Killed
+        return number
+
+
+def archive_in(directory: Path) -> GzipArchive:
+    """The archive as a server that starts has it."""
+    archive = GzipArchive(directory)
+    archive.prepare()
+    return archive
 
 
 def documents(directory: Path) -> list[dict[str, Any]]:
@@ -70,7 +85,7 @@ async def test_a_deleted_run_is_in_the_archive_whole(store: SqlStore, tmp_path: 
     """With its alerts, steps and events; an open one and a young one stay where they are."""
     old, opened, young = closed(1), run(2, gpu(2)), closed(100, gpu(3))
     await keep(store, old, opened, young)
-    assert await store.prune(at(50), GzipArchive(tmp_path / "kept")) == 1
+    assert await store.prune(at(50), archive_in(tmp_path / "kept")) == 1
     [line] = documents(tmp_path / "kept")
     assert (line["run"]["id"], line["run"]["alert_labels"]) == (old.id, dict(old.alert_labels))
     assert line["run"]["created_at"] == "2026-03-01T12:01:00Z"
@@ -80,13 +95,129 @@ async def test_a_deleted_run_is_in_the_archive_whole(store: SqlStore, tmp_path: 
     assert await ids_of(store) == {opened.id, young.id}
 
 
-async def test_nothing_is_deleted_that_cannot_be_archived(store: SqlStore, tmp_path: Path) -> None:
-    """Whatever stands in the way of writing or of reading back."""
-    await keep(store, closed(1))
-    (tmp_path / "file").touch()
-    with pytest.raises(errors.ArchiveUnavailable):
-        await store.prune(at(50), GzipArchive(tmp_path / "file"))
+def put_a_file(directory: Path) -> None:
+    directory.touch()
+
+
+def put_nothing(directory: Path) -> None:
+    assert not directory.exists()
+
+
+def put_another_directory(directory: Path) -> None:
+    directory.mkdir()
+
+
+STAND_INS = [put_nothing, put_a_file, put_another_directory]
+"""What may be at the place of an archive that was moved or whose volume is away."""
+
+
+@pytest.mark.parametrize("stand_in", STAND_INS)
+@pytest.mark.parametrize("archived", [0, 1])
+async def test_nothing_is_deleted_while_the_archive_is_away(
+    store: SqlStore, tmp_path: Path, stand_in: Callable[[Path], None], archived: int
+) -> None:
+    """Neither runs nor anything else, and nothing is written where it was, also where it has no runs yet. It goes on
+    when the archive is back."""
+    directory = tmp_path / "volume" / "kept"
+    archive = archive_in(directory)
+    await keep(store, *(closed(number, gpu(number)) for number in range(archived)))
+    assert await store.prune(at(50), archive) == archived
+    await keep(store, closed(9, gpu(9)))
+    await store.transact(lambda tx: tx.append([event("long ago", minute=1)]))
+    directory.rename(tmp_path / "away")
+    stand_in(directory)
+    before = sorted((tmp_path / "volume").rglob("*"))
+    with pytest.raises(errors.ArchiveUnavailable, match=str(directory)):
+        await store.prune(at(50), archive)
+    assert sorted((tmp_path / "volume").rglob("*")) == before
     assert len(await ids_of(store)) == 1
+    assert [each.kind for each in await store.events_after(0, 9)] == ["started", "long ago"]
+    for path in before:
+        path.rmdir() if path.is_dir() else path.unlink()
+    (tmp_path / "away").rename(directory)
+    assert await store.prune(at(50), archive) == 1
+    assert len(documents(directory)) == archived + 1
+    assert await store.events_after(0, 9) == []
+
+
+async def test_a_server_that_starts_without_its_archive_s_volume_deletes_nothing(
+    store: SqlStore, tmp_path: Path
+) -> None:
+    """The store knows how far the archive was; the words say what to do. An archive elsewhere is another one."""
+    directory = tmp_path / "kept"
+    await keep(store, closed(1))
+    assert await store.prune(at(50), archive_in(directory)) == 1
+    await keep(store, closed(2, gpu(2)))
+    directory.rename(tmp_path / "away")
+    with pytest.raises(errors.ArchiveUnavailable, match=r"file number 1 is not there\. Is its volume mounted\?"):
+        await store.prune(at(50), archive_in(directory))
+    assert (len(await ids_of(store)), documents(directory)) == (1, [])
+    assert await store.prune(at(50), archive_in(tmp_path / "elsewhere")) == 1
+
+
+async def test_a_volume_that_goes_while_runs_move_into_the_archive_takes_none_with_it(
+    store: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two of its files."""
+    monkeypatch.setattr(old_runs, "IN_A_FILE", 2)
+    runs = [closed(number, gpu(number)) for number in range(5)]
+    await keep(store, *runs)
+    archive = archive_in(tmp_path / "kept")
+    write = archive.write
+
+    def last_write(archived: Sequence[ArchivedRun], at_least: int) -> int:
+        number = write(archived, at_least)
+        (tmp_path / "kept").rename(tmp_path / "away")
+        (tmp_path / "kept").mkdir()
+        return number
+
+    monkeypatch.setattr(archive, "write", last_write)
+    with pytest.raises(errors.ArchiveUnavailable):
+        await store.prune(at(50), archive)
+    there = {line["run"]["id"] for line in documents(tmp_path / "away")}
+    assert there | await ids_of(store) == {each.id for each in runs}
+    assert list((tmp_path / "kept").iterdir()) == []
+
+
+def test_an_archive_begins_with_a_file_without_runs(tmp_path: Path) -> None:
+    """By which it is known before it has any; one that is there already goes on, and loses nothing."""
+    archive = archive_in(tmp_path / "deep" / "kept")
+    assert [path.name for path in (tmp_path / "deep" / "kept").iterdir()] == ["runs-00000000.ndjson.gz"]
+    assert archive.last(0) == (0, [])
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "runs-00000007-2026-03-01.ndjson.gz").write_bytes(gzip.compress(b""))
+    assert archive_in(tmp_path / "old").last(0) == (7, [])
+    assert len(list((tmp_path / "old").iterdir())) == 1
+
+
+@pytest.mark.parametrize("place", ["file", "file/kept", "/proc/kept", "nul\0byte"])
+def test_a_place_that_can_be_no_archive_is_refused(tmp_path: Path, place: str) -> None:
+    """By the name of the setting, with the place and what to do."""
+    (tmp_path / "file").touch()
+    with pytest.raises(errors.ConfigurationError, match=r"^--archive: '.*(file|kept|byte)': .*; name a directory"):
+        GzipArchive(tmp_path / place).prepare()
+
+
+async def test_an_archive_that_only_cannot_be_used_now_keeps_no_server_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk, or a file system that does not answer: it is said, and nothing is deleted until it can be."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    with capture_logs() as logs:
+        archive = await opened_archive(tmp_path)
+    assert [entry["error"] for entry in logs] == [f"the archive {tmp_path}: No space left on device"]
+    assert archive is not None
+    with pytest.raises(errors.ArchiveUnavailable):
+        archive.last(0)
+    monkeypatch.setattr(wiring_archive, "_ANSWERS_WITHIN", 0.05)
+    monkeypatch.setattr(GzipArchive, "prepare", lambda _: time.sleep(0.2))
+    with capture_logs() as logs:
+        await opened_archive(tmp_path)
+    assert [entry["error"] for entry in logs] == ["no answer within 0.05 s"]
 
 
 @pytest.mark.parametrize("unnamed", [False, True])
@@ -110,8 +241,8 @@ async def test_a_kill_at_any_place_leaves_each_run_once(
 
     monkeypatch.setattr(store, "_delete", dying)
     with pytest.raises(Killed):
-        await store.prune(at(50), GzipArchive(tmp_path))
-    await store.prune(at(50), GzipArchive(tmp_path))
+        await store.prune(at(50), archive_in(tmp_path))
+    await store.prune(at(50), archive_in(tmp_path))
     assert [line["run"]["id"] for line in documents(tmp_path)] == [each.id for each in runs]
     assert await ids_of(store) == set()
 
@@ -123,7 +254,7 @@ async def test_a_run_that_has_changed_since_it_was_archived_stays(store: SqlStor
         await store.prune(at(50), DyingArchive(tmp_path, at_file=1))
     [run_id] = await ids_of(store)
     await store.transact(lambda tx: tx.append([event("undo_ordered", run_id)]))
-    assert await store.prune(at(50), GzipArchive(tmp_path)) == 1
+    assert await store.prune(at(50), archive_in(tmp_path)) == 1
     assert [[each["kind"] for each in line["events"]] for line in documents(tmp_path)] == [
         ["started"],
         ["started", "undo_ordered"],
@@ -142,7 +273,9 @@ from trainmedic_server.adapters.sql_store.store import SqlStore
 async def main():
     store = SqlStore.open(sys.argv[1])
     print("open", flush=True)
-    await store.prune(at(50_000), GzipArchive(Path(sys.argv[2])))
+    archive = GzipArchive(Path(sys.argv[2]))
+    archive.prepare()
+    await store.prune(at(50_000), archive)
     await store.close()
 
 old_runs.IN_A_FILE = 100

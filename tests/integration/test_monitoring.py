@@ -67,6 +67,7 @@ ALERTS = {
     "ApprovalWaiting": "warning",
     "BreakerOpen": "critical",
     "MessagesNotSent": "critical",
+    "RetentionFailing": "warning",
 }
 
 OF_VERDICTS = {"TrainingFailed", "TrainingSlow"}

@@ -11,6 +11,7 @@ import urllib.request
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.support.programs import PYTHON_PATH, ROOT, Program, free_port, inherited, start_server
 from trainmedic_server.settings import server as settings
@@ -57,6 +58,15 @@ def test_a_wrong_setting_ends_with_2_and_its_name(tmp_path: Path) -> None:
     refused = serve(tmp_path, "--max-age", "15")
     assert refused.returncode == 2
     assert "--max-age: '15'" in refused.stderr
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("archive", ["", "/proc/trainmedic", __file__])
+def test_a_place_that_can_be_no_archive_ends_with_2(tmp_path: Path, archive: str) -> None:
+    """Before anything is started, rather than when runs are to be deleted."""
+    refused = serve(tmp_path, "--archive", archive)
+    assert refused.returncode == 2
+    assert f"--archive: '{archive}'" in refused.stderr
     assert not (tmp_path / "state").exists()
 
 

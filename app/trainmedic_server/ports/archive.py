@@ -28,13 +28,23 @@ class ArchivedRun(Struct, frozen=True):
 
 
 class RunArchive(Protocol):
-    """Keeps runs for good. Blocks."""
+    """Keeps runs for good, in files that are numbered as they were written. Blocks.
 
-    def last(self) -> Sequence[ArchivedRun]:
-        """Return the runs of the last `write`, empty where there was none. Raises ArchiveUnavailable."""
+    Who writes says how far the archive was when he saw it last: one that is not so far is not the one that he knows,
+    such as what lies beneath a volume that is away, and is neither read nor written.
+    """
+
+    @property
+    def name(self) -> str:
+        """What tells it from other archives, also after a restart."""
         ...
 
-    def write(self, archived: Sequence[ArchivedRun]) -> None:
-        """Keep these runs, all or none; they are durable and were read back when this returns. Raises
-        ArchiveUnavailable."""
+    def last(self, at_least: int) -> tuple[int, Sequence[ArchivedRun]]:
+        """Return the number of the newest file, which is at least `at_least`, and its runs, of which a new archive has
+        none. Raises ArchiveUnavailable."""
+        ...
+
+    def write(self, archived: Sequence[ArchivedRun], at_least: int) -> int:
+        """Keep these runs, all or none, and return the number of their file; they are durable and were read back when
+        this returns. Raises ArchiveUnavailable, also where the newest file's number is less than `at_least`."""
         ...

@@ -216,7 +216,7 @@ class RunStore(Protocol):
         without a report since, and older events that concern no run; but no finding or verdict of a job that is kept.
         Of alerts without a run more than a fixed number are not kept, however young.
         Other transactions run in between. With `archive` a run is deleted after it was written there, whole; raises
-        ArchiveUnavailable where it cannot be.
+        ArchiveUnavailable where it cannot be, and deletes nothing from then on, whatever it is.
         """
         ...
 

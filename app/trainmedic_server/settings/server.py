@@ -174,9 +174,9 @@ class ServerSettings(DoorSettings, SlackSettings, TellingSettings, AccessSetting
     )
     archive: Annotated[ExpandedPath | None, SettingSource("TRAINMEDIC_ARCHIVE", "--archive", "DIRECTORY")] = Field(
         None,
-        description="Directory into which runs are written, as gzipped NDJSON, before --retention deletes them; where "
-        "that fails nothing is deleted. Servers that share a database share it too. None by default, and old runs are "
-        "gone.",
+        description="Directory into which runs are written, as gzipped NDJSON, before --retention deletes them; it is "
+        "made when the server starts, and while it is away or cannot be written nothing is deleted. Servers that share "
+        "a database share it too. None by default, and old runs are gone.",
     )
     alertmanager: Annotated[
         HttpUrl | None, SettingSource("TRAINMEDIC_ALERTMANAGER_URL", "--alertmanager", "URL", secret=True)

@@ -25,6 +25,13 @@ def _lower(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
 
+def _not_empty(value: Any) -> Any:
+    """The path as it is. An empty one would be the directory in which the server happens to be started."""
+    if value == "":
+        raise ValueError("must name a file or directory; write . for the working directory")
+    return value
+
+
 def _positive(value: timedelta) -> timedelta:
     if value <= timedelta(0):
         raise ValueError("must be longer than 0s")
@@ -123,7 +130,7 @@ LogFormat = Literal["auto", "json", "text"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 AnyCaseLogLevel = Annotated[LogLevel, BeforeValidator(_lower)]
 AnyCaseMode = Annotated[Mode, BeforeValidator(_lower)]
-ExpandedPath = Annotated[Path, AfterValidator(Path.expanduser)]
+ExpandedPath = Annotated[Path, BeforeValidator(_not_empty), AfterValidator(Path.expanduser)]
 PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
 TakeoverDuration = Annotated[Duration, AfterValidator(_takeover)]
 SigningKey = Annotated[SecretStr, AfterValidator(_signing_key)]

@@ -13,7 +13,6 @@ from typing import Any
 
 from trainmedic_server import telemetry
 from trainmedic_server.engine import loops
-from trainmedic_server.errors import ArchiveUnavailable, StoreUnavailable
 from trainmedic_server.ports.archive import RunArchive
 from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.outside import Clock
@@ -40,11 +39,13 @@ async def prune_for_ever(
 
     async def prune() -> None:
         try:
-            if gone := await store.prune(older_than(), archive):
-                log.info("old runs deleted", runs=gone)
-        except (StoreUnavailable, ArchiveUnavailable):
-            metrics.loop_errors.labels("retention").inc()  # nothing else counts that the disk is filling up
+            gone = await store.prune(older_than(), archive)
+        except Exception:
+            metrics.retention_failing.set(1)  # nothing else tells that the disk is filling up
             raise
+        metrics.retention_failing.set(0)
+        if gone:
+            log.info("old runs deleted", runs=gone)
 
     rest = loops.by_clock(clock)
     await rest(_PRUNE_FIRST_AFTER.total_seconds())

@@ -23,7 +23,6 @@ from trainmedic_server import __version__, telemetry
 from trainmedic_server.actions import registry
 from trainmedic_server.adapters import file_inventory
 from trainmedic_server.adapters.alertmanager_api import SETTLES_AFTER, AlertmanagerApi
-from trainmedic_server.adapters.gzip_archive import GzipArchive
 from trainmedic_server.adapters.httpx_caller import HttpxCaller
 from trainmedic_server.adapters.kubernetes_topology import KubernetesTopology
 from trainmedic_server.adapters.playbook_test_process import PlaybookTestProcess
@@ -45,6 +44,7 @@ from trainmedic_server.engine.shared_presences import SharedPresences
 from trainmedic_server.engine.topology_watch import TopologyWatch
 from trainmedic_server.errors import BusUnavailable
 from trainmedic_server.ports.actions import Actions, Services
+from trainmedic_server.ports.archive import RunArchive
 from trainmedic_server.ports.cluster import Cluster
 from trainmedic_server.ports.fence import Fence
 from trainmedic_server.ports.outside import Notifier
@@ -63,6 +63,7 @@ from trainmedic_server.server.whereabouts import Whereabouts
 from trainmedic_server.settings.server import ServerSettings
 from trainmedic_server.wiring import interpreter, telling
 from trainmedic_server.wiring.after_the_act import after_the_act, opened_prometheus
+from trainmedic_server.wiring.archive import opened_archive
 from trainmedic_server.wiring.background import background, prune_for_ever
 from trainmedic_server.wiring.findings import FindingParts, log_rule_library
 from trainmedic_server.wiring.log_source import log_source
@@ -87,6 +88,7 @@ class TrainmedicServer:
         self._settings = settings
         self._clock = SystemClock()
         self._metrics = telemetry.Metrics()
+        self._archive: RunArchive | None = None
 
     async def run(self, stop: asyncio.Event, on_started: Callable[[str, int], None] | None = None) -> None:
         """Serve until `stop` is set; `on_started` is called with the address once requests are answered.
@@ -95,6 +97,7 @@ class TrainmedicServer:
         store does not answer.
         """
         settings = self._settings
+        self._archive = await opened_archive(settings.archive)
         if postgresql.names_postgresql(settings.database_url):
             await self._run_elected(stop, on_started)
         else:
@@ -223,8 +226,7 @@ class TrainmedicServer:
         await stack.enter_async_context(tell)
         in_slack = slack_loops(settings, store, engine, metrics, stack)
         after = await after_the_act(settings, store, catalog, prometheus, clock, metrics, stack)
-        archive = GzipArchive(settings.archive) if settings.archive is not None else None
-        pruning = prune_for_ever(store, clock, metrics, lambda: engine.ago(settings.retention), archive)
+        pruning = prune_for_ever(store, clock, metrics, lambda: engine.ago(settings.retention), self._archive)
         upkeep = ((catalog.watch(), "playbooks"), (pruning, "retention"), (metrics.watch_event_loop(), "event loop"))
         for work, name in (*upkeep, *in_slack, *after):
             await stack.enter_async_context(background(work, name))

@@ -2,6 +2,9 @@
 
 The archive's next file is written before the first of its runs is deleted, and the runs of one file are gone before
 the next is written. So after a kill only runs of the newest file can be in both, and they are deleted first.
+
+The store remembers the number of the newest file, so that it knows the archive again after a restart: what lies at its
+place while its volume is away is another, and nothing goes there.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import sqlalchemy as sa
 
 from trainmedic_server.adapters.sql_store import prune, queries
 from trainmedic_server.adapters.sql_store.columns import encode_json
-from trainmedic_server.adapters.sql_store.effects import effects
+from trainmedic_server.adapters.sql_store.effects import effects, event_positions
 from trainmedic_server.adapters.sql_store.schema import alerts, events, orders, run_alerts, runs, steps, touched_nodes
 from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
 from trainmedic_server.ports.archive import ArchivedRun, RunArchive
@@ -43,14 +46,34 @@ Read: TypeAlias = Callable[[Callable[[sa.Connection], Any]], Awaitable[Any]]
 async def delete_archived(archive: RunArchive, read: Read, delete: Delete, before: datetime) -> int:
     """Delete closed runs that owe no undo and are older, each after it was archived; return how many. Raises
     StoreUnavailable, ArchiveUnavailable."""
-    gone = await _delete(delete, await asyncio.to_thread(archive.last))
+    remembered = await read(partial(_newest_known, name=archive.name))
+    number, last = await asyncio.to_thread(archive.last, remembered)
+    if number > remembered:
+        await delete(partial(_remember, name=archive.name, number=number))
+    gone = await _delete(delete, last)
     while ids := await read(partial(prune.old_run_ids, before=before, limit=IN_A_FILE)):
         archived: list[ArchivedRun] = []
         for start in range(0, len(ids), _READ_AT_ONCE):
             archived += await read(partial(read_whole, run_ids=ids[start : start + _READ_AT_ONCE]))
-        await asyncio.to_thread(archive.write, archived)
+        number = await asyncio.to_thread(archive.write, archived, number)
+        await delete(partial(_remember, name=archive.name, number=number))
         gone += await _delete(delete, archived)
     return gone
+
+
+def _newest_known(connection: sa.Connection, name: str) -> int:
+    statement = sa.select(event_positions.c.position).where(event_positions.c.listener == _listener(name))
+    return int(connection.execute(statement).scalar() or 0)
+
+
+def _remember(transaction: SqlTransaction, name: str, number: int) -> int:
+    """Keep the number of the archive's newest file, beside the positions of those that take events. Deletes nothing."""
+    transaction.event_positions.save_position(_listener(name), number)
+    return 0
+
+
+def _listener(name: str) -> str:
+    return f"archive:{name}"
 
 
 def read_whole(connection: sa.Connection, run_ids: Collection[str]) -> list[ArchivedRun]:

@@ -149,21 +149,15 @@ class SqlStore(SqlFindingHistory, SqlAlertHistory, SqlPlaybookVersions, RunStore
         await self._transact(_rewrite_controls if self._writer.failing else _read_controls)
 
     async def prune(self, older_than: datetime, archive: RunArchive | None = None) -> int:
-        pruned, failed = 0, None
-        try:
-            if archive is not None:
-                pruned = await old_runs.delete_archived(archive, self._read, self._delete, older_than)
-            else:
-                pruned = await self._delete_all(prune.runs_before, older_than)
-        except errors.ArchiveUnavailable as error:  # what is not archived does not stay for it
-            failed = error
+        if archive is not None:
+            pruned = await old_runs.delete_archived(archive, self._read, self._delete, older_than)
+        else:
+            pruned = await self._delete_all(prune.runs_before, older_than)
         for batch in prune.BATCHES_BESIDE_RUNS:
             await self._delete_all(batch, older_than)
         surplus = await self._read(prune.count_surplus_alerts)
         while surplus > 0 and (deleted := await self._delete(partial(prune.surplus_alerts, most=surplus))):
             surplus -= deleted
-        if failed is not None:
-            raise failed
         return pruned
 
     async def _delete_all(self, batch: Callable[..., int], older_than: datetime) -> int:
