@@ -39,6 +39,7 @@ from benchmarks.sender import Connection, alert, webhook
 from tests.support.programs import PYTHON_PATH, Program, eventually, free_port
 
 _CONNECTIONS = 16
+_PROGRAMS = {"--executor": "webhook", "--ansible-rulebook": "ansible-rulebook"}
 
 
 class Sink(ThreadingHTTPServer):
@@ -275,17 +276,34 @@ def measure(peer: Peer, within: float, rounds: int) -> str:
     )
 
 
+def _program(path: str) -> Path:
+    found = shutil.which(path)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"there is no program {path}")
+    return Path(found)
+
+
+def add_programs(parser: argparse.ArgumentParser) -> None:
+    """Where the peers are; what is not said is looked for on PATH."""
+    for option, name in _PROGRAMS.items():
+        parser.add_argument(option, type=_program, default=shutil.which(name), metavar="PATH", help=f"of {name}")
+
+
+def program_words(options: argparse.Namespace) -> list[str]:
+    """The arguments that say the same again."""
+    paths = {option: getattr(options, option[2:].replace("-", "_")) for option in _PROGRAMS}
+    return [word for option, path in paths.items() if path is not None for word in (option, str(path))]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--executor", type=Path, default=shutil.which("webhook"), metavar="PATH")
-    parser.add_argument("--ansible-rulebook", type=Path, default=shutil.which("ansible-rulebook"), metavar="PATH")
+    add_programs(parser)
     parser.add_argument("--within", type=float, default=60.0, metavar="SECONDS")
     parser.add_argument("--rounds", type=int, default=20, help="webhooks sent one at a time")
     options = parser.parse_args()
-    executor, rulebook = (path and Path(path) for path in (options.executor, options.ansible_rulebook))
-    for peer in found(executor, rulebook):
+    for peer in found(options.executor, options.ansible_rulebook):
         print(measure(peer, options.within, options.rounds), flush=True)
-    for name, path in (("webhook", executor), ("ansible-rulebook", rulebook)):
+    for name, path in (("webhook", options.executor), ("ansible-rulebook", options.ansible_rulebook)):
         if path is None:
             print(f"{name} is not on this machine")
 

@@ -3,6 +3,7 @@
 ``benchmarks/run`` runs those that take up to three minutes; names choose, ``--long`` runs all. What is kept is JSON;
 ``--compare FILE`` sets each figure beside the one of an earlier run, as a ratio. A figure is a number in a line that a
 benchmark prints; the text around it says which, so a benchmark whose words have changed has nothing to compare with.
+``--executor`` and ``--ansible-rulebook`` say where the peers are that are not on PATH.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from benchmarks.peers import add_programs, program_words
 from tests.support.programs import CACHE, PYTHON_PATH, ROOT
 
 BENCHMARKS: Mapping[str, Sequence[str]] = {
@@ -31,7 +35,7 @@ BENCHMARKS: Mapping[str, Sequence[str]] = {
     "webhook_throughput_matched": ("webhook_throughput", "--matched"),
     "function_calls": ("function_calls",),
     "alert_storm": ("alert_storm",),
-    "runs_end_to_end": ("runs_end_to_end",),
+    "runs_end_to_end": ("runs_end_to_end", "--beside"),
     "several_servers": ("several_servers",),
     "receipt_to_handler": ("receipt_to_handler",),
     "time_to_ready": ("time_to_ready",),
@@ -45,6 +49,7 @@ BENCHMARKS: Mapping[str, Sequence[str]] = {
     "agents_thousand": ("agents_thousand",),
     "fleet": ("fleet",),
     "agent_logs": ("agent_logs",),
+    "agent_with_pydantic": ("agent_with_pydantic",),
     "sdk_idle_step": ("sdk_idle_step",),
     "sdk_step_meter": ("sdk_step_meter",),
     "sdk_step_overhead": ("sdk_step_overhead",),
@@ -61,6 +66,8 @@ LONG: Mapping[str, Sequence[str]] = {
     "unattended": ("unattended",),
 }
 """Those that take longer, up to three quarters of an hour, or need root."""
+ON_A_GPU: Mapping[str, Sequence[str]] = {"real_gpu": ("real_gpu",)}
+"""Those that need a real card, and are run where its driver's program is."""
 _NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?")
 _LIBRARIES = ("fastapi", "uvicorn", "uvloop", "pydantic", "msgspec", "redis", "sqlalchemy", "psycopg", "torch")
 _PROGRAMS = (("redis-server", "--version"), ("prometheus-alertmanager", "--version"))
@@ -84,6 +91,19 @@ class Result:
     @property
     def is_disturbed(self) -> bool:
         return self.load_before > _BUSY * (os.cpu_count() or 1)
+
+
+class EarlierResult(msgspec.Struct):
+    """What is compared of a result that was kept."""
+
+    name: str
+    lines: list[str]
+
+
+class EarlierRun(msgspec.Struct):
+    """What ``--compare`` reads."""
+
+    results: list[EarlierResult]
 
 
 def run(name: str, words: Sequence[str]) -> Result:
@@ -125,9 +145,9 @@ def figures(lines: Sequence[str]) -> dict[str, list[float]]:
     return {_NUMBER.sub("#", line): [float(n.replace(",", "")) for n in _NUMBER.findall(line)] for line in lines}
 
 
-def compared(result: Mapping[str, Any], earlier: Mapping[str, Any]) -> list[str]:
+def compared(result: Mapping[str, Any], earlier: EarlierResult) -> list[str]:
     """Each line's numbers over those of an earlier run that differ by more than 2 %."""
-    before = figures(earlier["lines"])
+    before = figures(earlier.lines)
     told = []
     for line, numbers in figures(result["lines"]).items():
         pairs = list(zip(numbers, before.get(line, []), strict=False))
@@ -137,7 +157,7 @@ def compared(result: Mapping[str, Any], earlier: Mapping[str, Any]) -> list[str]
     return told
 
 
-def table(document: Mapping[str, Any], earlier: Mapping[str, Any] | None) -> str:
+def table(document: Mapping[str, Any], earlier: EarlierRun | None) -> str:
     """The results as Markdown."""
     about = document["machine"]
     lines = [
@@ -147,7 +167,7 @@ def table(document: Mapping[str, Any], earlier: Mapping[str, Any] | None) -> str
         "| benchmark | load before | figures | over the earlier run |",
         "|---|---|---|---|",
     ]
-    then = {each["name"]: each for each in earlier["results"]} if earlier else {}
+    then = {each.name: each for each in earlier.results} if earlier else {}
     for result in document["results"]:
         shown = [f"failed with status {result['status']}"] if result["status"] else list(result["lines"])
         against = compared(result, then[result["name"]]) if result["name"] in then else []
@@ -176,38 +196,46 @@ def _version(name: str) -> str | None:
 
 
 def _options() -> argparse.Namespace:
-    known = {**BENCHMARKS, **LONG}
+    known = {**BENCHMARKS, **LONG, **ON_A_GPU}
     parser = argparse.ArgumentParser(prog="benchmarks/run", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(known)}")
     parser.add_argument("--long", action="store_true", help="also those that take longer than three minutes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep the results there")
     parser.add_argument("--compare", type=Path, metavar="FILE", help="with the results of an earlier run")
+    add_programs(parser)
     options = parser.parse_args()
     unknown = [name for name in options.names if name not in known]
     if unknown:
         parser.error(f"there is no benchmark {', '.join(unknown)}; there are: {', '.join(known)}")
-    options.chosen = {name: known[name] for name in options.names} or (known if options.long else BENCHMARKS)
-    if options.compare is not None:
-        try:
-            options.compare = json.loads(options.compare.read_text())
-            options.compare["results"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            parser.error(f"--compare: these are no results of an earlier run: {error}")
+    on_a_gpu = ON_A_GPU if shutil.which("nvidia-smi") else {}
+    usual = {**BENCHMARKS, **(LONG if options.long else {}), **on_a_gpu}
+    options.chosen = {name: known[name] for name in options.names} or usual
+    if "peers" in options.chosen:
+        options.chosen["peers"] = (*options.chosen["peers"], *program_words(options))
+    try:
+        options.compare = options.compare and msgspec.json.decode(options.compare.read_bytes(), type=EarlierRun)
+    except (OSError, msgspec.MsgspecError) as error:
+        parser.error(f"--compare: these are no results of an earlier run: {error}")
+    now = datetime.now(UTC)
+    options.at = f"{now:%Y-%m-%d %H:%M} UTC"
+    options.json = options.json or CACHE / "benchmarks" / f"{now:%Y%m%dT%H%M%SZ}.json"
+    try:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.open("a").close()
+    except OSError as error:
+        parser.error(f"--json: the results cannot be kept there: {error}")
     return options
 
 
 def main() -> None:
     options = _options()
-    now = datetime.now(UTC)
-    kept = options.json or CACHE / "benchmarks" / f"{now:%Y%m%dT%H%M%SZ}.json"
-    document: dict[str, Any] = {"at": f"{now:%Y-%m-%d %H:%M} UTC", "machine": machine(), "results": []}
+    document: dict[str, Any] = {"at": options.at, "machine": machine(), "results": []}
     for name, words in options.chosen.items():
         result = run(name, words)
         document["results"].append({**asdict(result), "disturbed": result.is_disturbed})
         # After each, so that what was measured outlives one that is interrupted.
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps(document, indent=1))
-    print(f"\n{table(document, options.compare)}\n\nkept in {kept}")
+        options.json.write_text(json.dumps(document, indent=1))
+    print(f"\n{table(document, options.compare)}\n\nkept in {options.json}")
     if failed := [each["name"] for each in document["results"] if each["status"]]:
         raise SystemExit(f"failed: {', '.join(failed)}")
 
