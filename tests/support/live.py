@@ -21,6 +21,7 @@ from typing import Any, Self
 
 import trainmedic
 from tests.support.programs import PYTHON_PATH, Program, eventually, free_port
+from tests.support.releases import Release
 
 OPEN = ("running", "waiting", "awaiting_approval")
 
@@ -45,8 +46,11 @@ class Server:
         program: tuple[str | Path, ...] = ("-m", "trainmedic_server"),
         environment: Mapping[str, str] | None = None,
         token: str | None = None,
+        release: Release | None = None,
     ) -> None:
-        """``environment`` is there at every start; ``token`` is presented with every request."""
+        """``environment`` is there at every start; ``token`` is presented with every request; ``release`` is run in
+        place of this one."""
+        python, python_path = (release.python, release.python_path) if release else (sys.executable, PYTHON_PATH)
         playbooks = directory / "playbooks"
         playbooks.mkdir(parents=True)
         for number, text in enumerate(playbook.split("\n---\n")):
@@ -55,10 +59,10 @@ class Server:
         self.state = directory / "state"
         self.port = free_port()
         self.starts = 0
-        self._environment = dict(environment or {})
+        self._environment = {"PYTHONPATH": python_path, **(environment or {})}
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
         self.argv = [
-            *(sys.executable, *program, "serve", "--port", str(self.port), "--mode", "enforce"),
+            *(python, *program, "serve", "--port", str(self.port), "--mode", "enforce"),
             *("--state-dir", self.state, "--playbooks", playbooks, *options),
         ]
         self.program: Program | None = None
@@ -76,7 +80,7 @@ class Server:
         self.program = Program(
             self.argv,
             self.directory / f"server-{self.starts}.log",
-            {"PYTHONPATH": PYTHON_PATH, **self._environment, **environment},
+            {**self._environment, **environment},
         )
         if wait:
             self.program.wait_for(f"http://127.0.0.1:{self.port}/health")
