@@ -36,6 +36,7 @@ BENCHMARKS: Mapping[str, Sequence[str]] = {
     "function_calls": ("function_calls",),
     "alert_storm": ("alert_storm",),
     "runs_end_to_end": ("runs_end_to_end", "--beside"),
+    "done_and_undone": ("done_and_undone",),
     "several_servers": ("several_servers",),
     "receipt_to_handler": ("receipt_to_handler",),
     "time_to_ready": ("time_to_ready",),

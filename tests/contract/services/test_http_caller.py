@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import tracemalloc
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -128,3 +130,12 @@ async def test_a_call_without_its_secret_is_not_made(caller, peer, name, failure
         await caller.call("GET", peer.url("/ok"), {}, None, SOON, bearer=name)
     assert peer.requests == []
     assert "two" not in str(caught.value)
+
+
+async def test_a_call_looks_for_no_module(caller, peer, monkeypatch):
+    """httpcore looked six times a request for one that was not installed, each time through all of the path."""
+    await caller.call("GET", peer.url("/ok"), {}, None, SOON)
+    sought = Mock(return_value=None)
+    monkeypatch.setattr(sys, "meta_path", [Mock(find_spec=sought), *sys.meta_path])
+    await caller.call("GET", peer.url("/ok"), {}, None, SOON)
+    assert sought.mock_calls == []
