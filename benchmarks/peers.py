@@ -40,6 +40,7 @@ from tests.support.programs import PYTHON_PATH, Program, eventually, free_port
 
 _CONNECTIONS = 16
 _PROGRAMS = {"--executor": "webhook", "--ansible-rulebook": "ansible-rulebook"}
+"""The options that say where the peers are, and what is looked for else."""
 
 
 class Sink(ThreadingHTTPServer):
@@ -283,15 +284,16 @@ def _program(path: str) -> Path:
     return Path(found)
 
 
-def add_programs(parser: argparse.ArgumentParser) -> None:
+def add_programs(parser: argparse.ArgumentParser, wanted: Iterable[str] = _PROGRAMS) -> None:
     """Where the peers are; what is not said is looked for on PATH."""
-    for option, name in _PROGRAMS.items():
+    for option in wanted:
+        name = _PROGRAMS[option]
         parser.add_argument(option, type=_program, default=shutil.which(name), metavar="PATH", help=f"of {name}")
 
 
-def program_words(options: argparse.Namespace) -> list[str]:
+def program_words(options: argparse.Namespace, wanted: Iterable[str] = _PROGRAMS) -> list[str]:
     """The arguments that say the same again."""
-    paths = {option: getattr(options, option[2:].replace("-", "_")) for option in _PROGRAMS}
+    paths = {option: getattr(options, option[2:].replace("-", "_")) for option in wanted}
     return [word for option, path in paths.items() if path is not None for word in (option, str(path))]
 
 

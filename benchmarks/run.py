@@ -69,6 +69,8 @@ LONG: Mapping[str, Sequence[str]] = {
 """Those that take longer, up to three quarters of an hour, or need root."""
 ON_A_GPU: Mapping[str, Sequence[str]] = {"real_gpu": ("real_gpu",)}
 """Those that need a real card, and are run where its driver's program is."""
+BESIDE_PROGRAMS = {"peers": ("--executor", "--ansible-rulebook"), "webhook_throughput_matched": ("--executor",)}
+"""Those that measure other programs beside Trainmedic, and the options that say where they are."""
 _NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?")
 _LIBRARIES = ("fastapi", "uvicorn", "uvloop", "pydantic", "msgspec", "redis", "sqlalchemy", "psycopg", "torch")
 _PROGRAMS = (("redis-server", "--version"), ("prometheus-alertmanager", "--version"))
@@ -211,8 +213,9 @@ def _options() -> argparse.Namespace:
     on_a_gpu = ON_A_GPU if shutil.which("nvidia-smi") else {}
     usual = {**BENCHMARKS, **(LONG if options.long else {}), **on_a_gpu}
     options.chosen = {name: known[name] for name in options.names} or usual
-    if "peers" in options.chosen:
-        options.chosen["peers"] = (*options.chosen["peers"], *program_words(options))
+    for name, programs in BESIDE_PROGRAMS.items():
+        if name in options.chosen:
+            options.chosen[name] = (*options.chosen[name], *program_words(options, programs))
     try:
         options.compare = options.compare and msgspec.json.decode(options.compare.read_bytes(), type=EarlierRun)
     except (OSError, msgspec.MsgspecError) as error:

@@ -3,22 +3,29 @@
 Both servers run with uvicorn's settings as ``trainmedic serve`` uses them, and are sent the same requests by
 the same client, in turns, so that a busy machine slows both. A webhook counts when its reply says that it is
 committed. By default no playbook matches, which is the bare cost of keeping an alert; ``--matched`` sends
-alerts that each start a run of a playbook in mode observe.
+alerts that each start a run of a playbook in mode observe. Debian's ``webhook``, where it is on the machine or
+``--executor`` says where, is sent the same: it replies at once and then forks a command for each, here ``true``.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import contextlib
+import json
 import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count, islice
 from pathlib import Path
+from typing import NamedTuple
 
 import uvloop
 
+from benchmarks.peers import add_programs
 from benchmarks.sender import alert, send_all, webhook
 from tests.support.programs import ROOT, Program, free_port, start_server
 
@@ -64,15 +71,40 @@ async def rate(url: str, batch: list[bytes], concurrency: int) -> float:
     return len(exchanges) / (max(e.replied_at for e in exchanges) - min(e.sent_at for e in exchanges))
 
 
-async def measure(ours: str, empty: str, options: argparse.Namespace) -> tuple[list[float], list[float]]:
+@contextlib.contextmanager
+def started_executor(directory: Path, program: str | Path) -> Iterator[tuple[str, Callable[[], bool]]]:
+    """Its URL, and whether commands still run of webhooks that it has replied to."""
+    (directory / "hooks.json").write_text(json.dumps([{"id": "webhook", "execute-command": "/bin/true"}]))
+    port = free_port()
+    argv = [program, "-hooks", directory / "hooks.json", "-ip", "127.0.0.1", "-port", str(port), "-urlprefix", ""]
+    with Program(argv, directory / "executor.log") as running:
+        pid = running.process.pid
+        url = f"http://127.0.0.1:{port}"
+        running.wait_for(url)
+        yield url, lambda: any(each.read_text() for each in Path(f"/proc/{pid}/task").glob("*/children"))
+
+
+class Rates(NamedTuple):
+    """Requests a second of one server, round by round: replied to, and also acted on."""
+
+    replied: list[float]
+    done: list[float]
+
+
+async def measure(urls: Sequence[str], options: argparse.Namespace, is_busy: Callable[[], bool]) -> list[Rates]:
+    """What each comes to, in turns."""
     source = requests(options.matched)
-    rates: tuple[list[float], list[float]] = ([], [])
+    rates = [Rates([], []) for _ in urls]
     for round_number in range(options.rounds + 1):
         batch = list(islice(source, options.webhooks))
-        for url, kept in ((empty, rates[1]), (ours, rates[0])):
+        for url, kept in zip(urls, rates, strict=True):
+            began = time.monotonic()
             reached = await rate(url, batch, options.concurrency)
-            if round_number > 0:  # the first round warms both up
-                kept.append(reached)
+            while is_busy():
+                await asyncio.sleep(0.002)
+            if round_number > 0:  # the first round warms all up
+                kept.replied.append(reached)
+                kept.done.append(len(batch) / (time.monotonic() - began))
     return rates
 
 
@@ -82,23 +114,39 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--matched", action="store_true", help="let every alert start a run in mode observe")
+    add_programs(parser, ["--executor"])
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
-        playbooks = Path(directory) / "playbooks"
+    with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        playbooks = directory / "playbooks"
         playbooks.mkdir()
         (playbooks / "benchmark.yaml").write_text(PLAYBOOK)
-        server, ours = start_server(Path(directory), playbooks=playbooks)
-        with server:
-            endpoint, empty = start_endpoint(Path(directory), "empty")
-            with endpoint:
-                durable, nothing = uvloop.run(measure(ours, empty, options))
-    ratio = statistics.median(one / other for one, other in zip(durable, nothing, strict=True))
+        server, ours = start_server(directory, playbooks=playbooks)
+        stack.enter_context(server)
+        endpoint, empty = start_endpoint(directory, "empty")
+        stack.enter_context(endpoint)
+        urls, is_busy = [empty, ours], lambda: False
+        if options.executor:
+            forking, is_busy = stack.enter_context(started_executor(directory, options.executor))
+            urls.append(forking)
+        nothing, durable, *others = uvloop.run(measure(urls, options, is_busy))
+    beside = "".join(
+        f"; {over(durable.replied, forked.done):.2f} of the {statistics.median(forked.done):.0f}/s for which the one"
+        f" that forks has run its command (it replies to {statistics.median(forked.replied):.0f}/s before)"
+        for forked in others
+    )
     print(
-        f"webhook throughput: {ratio:.2f} = {statistics.median(durable):.0f} durable webhooks/s"
-        f" / {statistics.median(nothing):.0f} requests/s of an empty FastAPI endpoint"
+        f"webhook throughput: {over(durable.replied, nothing.replied):.2f}"
+        f" = {statistics.median(durable.replied):.0f} durable webhooks/s"
+        f" / {statistics.median(nothing.replied):.0f} requests/s of an empty FastAPI endpoint{beside}"
         f" (median of {options.rounds} rounds of {options.webhooks}, {options.concurrency} connections,"
         f" {'a run for every alert' if options.matched else 'no playbook matching'})"
     )
+
+
+def over(rates: Sequence[float], others: Sequence[float]) -> float:
+    """The median of the ratios round by round."""
+    return statistics.median(one / other for one, other in zip(rates, others, strict=True))
 
 
 if __name__ == "__main__":
