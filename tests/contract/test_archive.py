@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,17 @@ def test_an_archive_begins_with_a_file_without_runs(tmp_path: Path) -> None:
     assert len(list((tmp_path / "old").iterdir())) == 1
 
 
+def test_servers_that_share_an_archive_may_begin_it_at_once(tmp_path: Path) -> None:
+    """None takes another's half-written file for its own."""
+    with ThreadPoolExecutor(8) as pool:
+        for number in range(25):
+            directory = tmp_path / f"{number}"
+            for each in [pool.submit(GzipArchive(directory).prepare) for _ in range(8)]:
+                each.result()
+            assert [path.name for path in directory.iterdir()] == ["runs-00000000.ndjson.gz"]
+            assert GzipArchive(directory).last(0) == (0, [])
+
+
 @pytest.mark.parametrize("place", ["file", "file/kept", "/proc/kept", "nul\0byte"])
 def test_a_place_that_can_be_no_archive_is_refused(tmp_path: Path, place: str) -> None:
     """By the name of the setting, with the place and what to do."""
@@ -263,6 +275,7 @@ async def test_a_run_that_has_changed_since_it_was_archived_stays(store: SqlStor
 
 DOOMED = """
 import asyncio, sys
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from tests.contract.run_store_values import at

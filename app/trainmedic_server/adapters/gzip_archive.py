@@ -15,6 +15,7 @@ import json
 import os
 import re
 import tempfile
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,8 @@ class GzipArchive:
             with tempfile.TemporaryFile(dir=self._directory):
                 pass  # it can be written
             if not self._files():
-                _write(self._directory / _FIRST, self._directory / "first.part", [])
+                # Under a name of its own: several servers that share the directory may begin it at once.
+                _write(self._directory / _FIRST, self._directory / f"{uuid.uuid4().hex}.part", [])
         except ValueError as error:
             raise _unusable(self._directory, error) from error
         except OSError as error:
