@@ -20,8 +20,8 @@ VAGUE = frozenset(
     {"one", "ones", "found", "told", "known", "wanted", "said", "seen", "given", "stuff", "thing", "things"}
 )
 """Names of variables that leave their reader to guess what they hold."""
-LONGEST_FUNCTION = 50
-LONGEST_FILE = 350
+LONGEST_FUNCTION = 80
+LONGEST_FILE = 600
 
 
 @dataclass(frozen=True)
