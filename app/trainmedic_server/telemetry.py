@@ -101,6 +101,15 @@ class Metrics:
             ["kept_by"],
         )
         self.deliveries = counter("trainmedic_deliveries", "Webhook deliveries, by outcome.", ["outcome"])
+        self.refused_deliveries = counter(
+            "trainmedic_refused_deliveries",
+            "Webhook deliveries that were answered with a 4xx, by reason: unauthorized, forbidden, too_large or "
+            "unreadable. Alertmanager does not send them again.",
+            ["reason"],
+        )
+        self.rejected_alerts = counter(
+            "trainmedic_rejected_alerts", "Malformed alerts in deliveries whose other alerts were taken."
+        )
         self.truncated = counter("trainmedic_truncated_alerts", "Alerts that Alertmanager left out of a delivery.")
         self.decisions = counter("trainmedic_decisions", "Decisions, by playbook and reason.", ["playbook", "reason"])
         self.runs = counter("trainmedic_runs", "Runs that closed, by playbook and outcome.", ["playbook", "status"])

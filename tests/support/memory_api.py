@@ -167,9 +167,14 @@ class MemoryEngine:
             self.history.records[run.id] = RunRecord(run, (record,), ())
             self.history.append("run_started", run.id, labels=dict(alert.labels))
             admitted.append(PlaybookDecision(run.id, run.playbook, f"node:{node}", run.decision))
-        unmatched = len(delivery.alerts) - len(admitted)
         return Admission(
-            delivery.id, len(delivery.alerts), tuple(admitted), unmatched=unmatched, truncated=delivery.truncated
+            delivery.id,
+            len(delivery.alerts) + len(delivery.rejected),
+            tuple(admitted),
+            unmatched=len(delivery.alerts) - len(admitted),
+            truncated=delivery.truncated,
+            rejected=delivery.rejected,
+            ignored=delivery.ignored,
         )
 
     explained: list[tuple[Alert, datetime | None]] = field(default_factory=list)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from trainmedic_server.domain.alert import RejectedAlert
 from trainmedic_server.domain.run import Decision
 
 
@@ -30,7 +31,7 @@ class Admission(Struct, frozen=True):
     delivery_id: str
     """The id that the webhook gave the delivery."""
     alerts: int
-    """How many alerts it had."""
+    """How many alerts it had, malformed ones included."""
     runs: tuple[PlaybookDecision, ...] = ()
     """The decisions, in the order of the alerts."""
     duplicates: int = 0
@@ -39,3 +40,7 @@ class Admission(Struct, frozen=True):
     """How many alerts no playbook reacts to."""
     truncated: int = 0
     """How many alerts Alertmanager left out."""
+    rejected: tuple[RejectedAlert, ...] = ()
+    """The malformed alerts, on which nothing was decided."""
+    ignored: tuple[tuple[str, str], ...] = ()
+    """Malformed members that nothing depends on, each as (path, message)."""

@@ -21,6 +21,9 @@ _FNV_PRIME = 1099511628211
 _64_BITS = (1 << 64) - 1
 
 
+MOST_REASONS = 5
+"""Problems that the reason of a rejected alert lists."""
+
 BY_HAND = "by-hand-"
 """How the fingerprint begins of what stands in place of an alert where a person started a run and none fires."""
 
@@ -130,6 +133,33 @@ def decisive(records: Sequence[AlertRecord]) -> Sequence[AlertRecord]:
     return [record for record in records if not record.is_stand_in] or records
 
 
+class RejectedAlert(Struct, frozen=True):
+    """One entry of ``alerts[]`` that is malformed. No playbook sees it."""
+
+    index: int
+    """Its place in the delivery, from 0."""
+    name: str
+    """The ``alertname`` label; empty where it cannot be read."""
+    problems: tuple[tuple[str, str], ...]
+    """What is wrong, each as (path of the member, message). Never a value of the entry."""
+    identity: Identity | None = None
+    """Which alert it is; None where that cannot be read."""
+    status: AlertStatus | None = None
+    """None where it cannot be read."""
+
+    @property
+    def reason(self) -> str:
+        """The problems as one text; of many the first ones."""
+        listed = [f"{path}: {message}" for path, message in self.problems[:MOST_REASONS]]
+        more = len(self.problems) - len(listed)
+        return "; ".join(listed) + (f"; and {more} more" if more > 0 else "")
+
+    @property
+    def is_end(self) -> bool:
+        """Whether it reports the end of an alert: nothing but its identity is needed for that."""
+        return self.identity is not None and self.status is AlertStatus.RESOLVED
+
+
 class Delivery(Struct, frozen=True):
     """One webhook POST."""
 
@@ -146,6 +176,10 @@ class Delivery(Struct, frozen=True):
     alerts: tuple[Alert, ...] = field(default=())
     truncated: int = 0
     """How many alerts Alertmanager left out, by its ``max_alerts``."""
+    rejected: tuple[RejectedAlert, ...] = ()
+    """The malformed entries; they are not among `alerts`."""
+    ignored: tuple[tuple[str, str], ...] = ()
+    """Malformed members that nothing depends on and that count as absent, each as (path, message)."""
 
 
 def fingerprint(labels: Mapping[str, str]) -> str:

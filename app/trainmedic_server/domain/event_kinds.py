@@ -5,7 +5,10 @@ from __future__ import annotations
 
 from trainmedic_server.domain.run import Decision
 
-_OF_ALERTS = ("alert_repeated", "alert_resolved", "match_failed", *map(str, set(Decision) - {Decision.DUPLICATE}))
+_OF_ALERTS = (
+    "alert_repeated", "alert_resolved", "alert_rejected", "match_failed",
+    *map(str, set(Decision) - {Decision.DUPLICATE}),
+)  # fmt: skip
 _OF_STEPS = (
     "step_started", "step_located", "step_resumed", "step_succeeded", "step_failed", "step_skipped", "step_unknown",
     "attempt_waits", "attempt_called_off", "attempt_failed", "late_reply", "wait_started", "wait_ended", "lease_lost",

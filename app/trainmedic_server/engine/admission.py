@@ -8,7 +8,7 @@ each delivery had been committed alone. Who calls it: ``intake``. Not here: whet
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 
 from msgspec import Struct, field
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from trainmedic_server import errors
 from trainmedic_server.domain.admission import Admission, PlaybookDecision
-from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Identity
+from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Delivery, Identity, RejectedAlert
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.reaction import Reaction, merged
 from trainmedic_server.domain.run import PASSING, Controls, Decision, Event, Run, Status
@@ -29,6 +29,9 @@ from trainmedic_server.engine.matching import Candidate, Key, MatchedAlert, Prep
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 from trainmedic_server.ports.store import GuardFacts, LinkedRun
+
+_REJECTED_IN_HISTORY = 20
+"""Malformed alerts of one delivery that the history lists."""
 
 
 class AdmissionFacts(Struct):
@@ -98,13 +101,19 @@ class Admitter:
             is_known, decisions = self._firing(alert, matched)
             duplicates += is_known
             admitted.extend(decisions)
+        delivery = prepared.delivery
+        for rejected in delivery.rejected:
+            self._rejected(rejected)
+        self.changes.events.extend(_events_of_rejected(delivery, self._now))
         return Admission(
-            prepared.delivery.id,
-            len(prepared.delivery.alerts),
+            delivery.id,
+            len(delivery.alerts) + len(delivery.rejected),
             tuple(admitted),
             duplicates,
             unmatched,
-            prepared.delivery.truncated,
+            delivery.truncated,
+            delivery.rejected,
+            delivery.ignored,
         )
 
     def _resolved(self, alert: Alert, matched: MatchedAlert) -> bool:
@@ -119,10 +128,27 @@ class Admitter:
             return True
         record = earlier or AlertRecord(alert, self._now, self._now, 0, reactions=matched.too_late())
         self._resolve(replace(record, alert=alert, count=record.count + 1), "alertmanager")
-        for older in list(self._facts.firing.get(alert.fingerprint, {}).values()):
-            if older.alert.starts_at < alert.starts_at:
-                self._resolve(older, "superseded")
+        self._supersede(alert.identity)
         return False
+
+    def _supersede(self, identity: Identity) -> None:
+        for older in list(self._facts.firing.get(identity.fingerprint, {}).values()):
+            if older.alert.starts_at < identity.starts_at:
+                self._resolve(older, "superseded")
+
+    def _rejected(self, rejected: RejectedAlert) -> None:
+        """Take from a malformed report what its identity suffices for: that a known alert has ended, or still fires."""
+        if rejected.identity is None:
+            return
+        earlier = self._facts.records.get(rejected.identity)
+        if earlier is not None and not earlier.is_resolved:
+            heard = replace(earlier, last_heard_at=self._now, count=earlier.count + 1)
+            if rejected.is_end:
+                self._resolve(heard, "alertmanager")
+            elif rejected.status is AlertStatus.FIRING:
+                self._keep(heard)
+        if rejected.is_end:
+            self._supersede(rejected.identity)
 
     def _resolve(self, record: AlertRecord, because: str) -> None:
         ended = replace(record, last_heard_at=self._now, resolved_at=self._now, resolved_because=because)
@@ -321,6 +347,18 @@ class Admitter:
 
     def _add_event(self, run_id: str, kind: str, **data: object) -> None:
         self.changes.events.append(Event(kind, self._now, run_id, data=data))
+
+
+def _events_of_rejected(delivery: Delivery, now: datetime) -> Iterator[Event]:
+    """Make an event of each malformed alert; of very many, one more counts those that are left out."""
+    for rejected in delivery.rejected[:_REJECTED_IN_HISTORY]:
+        data: dict[str, object] = {"alert": rejected.name, "index": rejected.index, "why": rejected.reason}
+        if rejected.identity is not None:
+            data["fingerprint"] = rejected.identity.fingerprint
+        yield Event("alert_rejected", now, data={**data, "delivery": delivery.id})
+    if (others := len(delivery.rejected) - _REJECTED_IN_HISTORY) > 0:
+        why = f"{others} more alerts of this delivery are malformed"
+        yield Event("alert_rejected", now, data={"why": why, "delivery": delivery.id})
 
 
 def _with_reactions(record: AlertRecord, decisions: Sequence[PlaybookDecision], matched: MatchedAlert) -> AlertRecord:

@@ -29,10 +29,13 @@ def read(
     playbooks = {candidate.playbook.definition.name: candidate.playbook for candidate in candidates}
 
     firing: dict[str, dict[Identity, AlertRecord]] = {}
+    rejected = [each for entry in prepared for each in entry.delivery.rejected]
     ended = {alert.fingerprint for alert in alerts if alert.status is AlertStatus.RESOLVED}
+    ended |= {each.identity.fingerprint for each in rejected if each.identity is not None and each.is_end}
     for record in tx.firing_with(ended) if ended else ():
         firing.setdefault(record.alert.fingerprint, {})[record.identity] = record
     identities = {alert.identity for alert in alerts} | {key for records in firing.values() for key in records}
+    identities |= {each.identity for each in rejected if each.identity is not None}
     nodes = matching.nodes_named(prepared)
     return AdmissionFacts(
         records=tx.alerts(identities),

@@ -138,6 +138,7 @@ class DeliveryIntake:
     def _count(self, prepared: Sequence[PreparedDelivery], admitted: AdmittedBatch) -> None:
         for entry in prepared:
             self._services.metrics.truncated.inc(entry.delivery.truncated)
+            self._count_malformed(entry.delivery)
             for alert, matched in zip(entry.delivery.alerts, entry.matched, strict=True):
                 self._alerts[alert.status].inc()
                 if alert.status is AlertStatus.FIRING and (kept_by := matched.kept_from_a_run_by):
@@ -145,3 +146,21 @@ class DeliveryIntake:
         for reply in admitted.replies:
             for run in reply.runs:
                 self._services.metrics.decisions.labels(run.playbook, str(run.decision)).inc()
+
+    def _count_malformed(self, delivery: Delivery) -> None:
+        if delivery.rejected:
+            self._services.metrics.rejected_alerts.inc(len(delivery.rejected))
+            first = delivery.rejected[0]
+            log.warning(
+                "rejected malformed alerts",
+                delivery=delivery.id,
+                count=len(delivery.rejected),
+                first_alert=first.name,
+                first_reason=first.reason,
+            )
+        if delivery.ignored:
+            log.info(
+                "ignored malformed members of a delivery",
+                delivery=delivery.id,
+                members=[f"{field}: {message}" for field, message in delivery.ignored],
+            )

@@ -96,8 +96,12 @@ class _BodyInWork:
         return body
 
 
-def parse_json(body: bytes | bytearray) -> Any:
-    """The JSON value in `body`. Raises HttpProblem 400 for what is not JSON, PayloadError for half a surrogate pair."""
+def parse_json(body: bytes | bytearray, *, keep_half_pairs: bool = False) -> Any:
+    """The JSON value in `body`. Raises HttpProblem 400 for what is not JSON.
+
+    Half a surrogate pair, which is sound JSON (RFC 8259, section 8.2) but not text, raises PayloadError, unless
+    `keep_half_pairs`: then the caller has to look for them, because no database stores one.
+    """
     # A bracket within a text counts too, which makes no difference to alerts.
     if len(body) > _MOST_CONTAINERS and body.count(b"{") + body.count(b"[") > _MOST_CONTAINERS:
         raise HttpProblem(
@@ -106,8 +110,10 @@ def parse_json(body: bytes | bytearray) -> Any:
     try:
         return from_json(body, allow_inf_nan=False)
     except ValueError as error:
-        if b"\\ud" in body.lower():
-            _refuse_lone_surrogate(body)
+        if b"\\ud" in body.lower() and (document := _with_half_pairs(body)) is not None:
+            if keep_half_pairs:
+                return document
+            _refuse_half_pairs(document)
         # The parser's message says what is wrong and where, and quotes nothing of the body.
         raise HttpProblem(HTTPStatus.BAD_REQUEST, f"The body is not JSON in UTF-8: {error}.") from None
 
@@ -146,15 +152,20 @@ def _full(closes: bool) -> HttpProblem:
     return problem
 
 
-def _refuse_lone_surrogate(body: bytes | bytearray) -> None:
-    """Raise PayloadError for half a surrogate pair, which is sound JSON (RFC 8259, section 8.2) but not text.
-
-    No database stores it.
-    """
+def _with_half_pairs(body: bytes | bytearray) -> Any:
+    """The JSON value in `body`, by a parser that takes half surrogate pairs; None if there is none."""
     try:
-        document = json.loads(body)
+        return json.loads(body, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
-        return
+        return None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _refuse_half_pairs(document: Any) -> None:
+    """Raise PayloadError for the first half of a surrogate pair."""
     # A stack rather than recursion, because the body may be nested deeper than Python's stack allows; of iterators,
     # because the list of all members would take a multiple of the body's memory.
     being_read = [iter([("", document)])]

@@ -43,13 +43,21 @@ def read(document: Any, now: datetime) -> tuple[Alert, ...]:
     An alert that does not say its status fires; one that does not say since when began at `now`.
     """
     if isinstance(document, dict) and document.get("version") == payload.VERSION and "alerts" in document:
-        return payload.delivery(document, "explained", now).alerts
+        return _all_sound(document, now)
     entries = [_as_of_webhook(entry, now) for entry in _entries(document)]
     if not entries:
         raise PayloadError("there is no alert in it" if document in ([], {}) else _UNKNOWN)
     if len(entries) > MOST:
         raise PayloadError(f"there are {len(entries)} alerts in it; at most {MOST} are explained at once")
-    return payload.delivery({"version": payload.VERSION, "alerts": entries}, "explained", now).alerts
+    return _all_sound({"version": payload.VERSION, "alerts": entries}, now)
+
+
+def _all_sound(document: Any, now: datetime) -> tuple[Alert, ...]:
+    """The alerts of a webhook's body. A person asks about them: a malformed one is a mistake that they can correct."""
+    delivery = payload.delivery(document, "explained", now)
+    if delivery.rejected:
+        raise PayloadError.at([problem for each in delivery.rejected for problem in each.problems])
+    return delivery.alerts
 
 
 def kept_back(document: Any) -> tuple[str, ...]:

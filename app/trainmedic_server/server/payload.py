@@ -5,33 +5,44 @@ at. The checks are written by hand rather than as a model because the number of 
 work done for a hostile body, must be bounded; `schemas.AlertmanagerPayload` documents the same contract and
 a test holds the two together.
 
+Alertmanager never retries a 4xx, so one malformed alert does not refuse the others of its group: it becomes a
+`RejectedAlert`, annotations over a limit are cut and marked (``cut_texts``), and malformed members that nothing
+depends on are ignored.
+
 Who calls it: the webhook, and commands that read an alert from a file.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, fingerprint
+from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, Identity, RejectedAlert, fingerprint
 from trainmedic_server.errors import PayloadError
+from trainmedic_server.server import cut_texts
+from trainmedic_server.server.cut_texts import TEXT_LENGTH, TOTAL_LENGTH
 
 VERSION = "4"
 LABELS_PER_ALERT = 1_000
-TEXT_LENGTH = 65_536
-MAPPING_LENGTH = 131_072
-"""Characters of all names and values of an alert's labels, and of its annotations."""
 FINGERPRINT_LENGTH = 128
 PROBLEMS_REPORTED = 20
+MOST_REJECTED = 10_000
+"""Malformed alerts in one delivery, from which on all of it is refused. A body of the default size holds 8,000 real
+alerts, so that only a hostile one has more."""
 
+_NAME_LENGTH = 200
 _STATUSES = {status.value: status for status in AlertStatus}
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
 _MISSING: Any = object()
 
 
 def delivery(document: Any, delivery_id: str, received_at: datetime) -> Delivery:
-    """The delivery that `document`, parsed JSON, holds. Raises PayloadError with every problem, up to 20.
+    """Return the delivery that `document`, parsed JSON, holds.
+
+    Raises PayloadError with every problem, up to 20, if nothing of the document can be used: it is not version "4",
+    ``alerts`` is no list, or every alert is malformed and none of them reports the end of an alert.
 
     Tolerated, because senders differ: absent or null ``annotations``, ``endsAt``, ``generatorURL``,
     ``fingerprint`` (then computed from the labels as Alertmanager does), ``truncatedAlerts``,
@@ -41,24 +52,24 @@ def delivery(document: Any, delivery_id: str, received_at: datetime) -> Delivery
         raise PayloadError.at([("", "the body must be a JSON object")])
     problems = _Problems()
     _version(document.get("version", _MISSING), problems)
-    _status(document.get("status"), "status", problems, required=False)
     entries = document.get("alerts", _MISSING)
-    alerts: list[Alert] = []
-    if type(entries) is list:
-        for index, entry in enumerate(entries):
-            alert = _alert(entry, f"alerts.{index}", problems)
-            if alert is not None:
-                alerts.append(alert)
-            if problems.full:
-                break
-    else:
+    if type(entries) is not list:
         problems.add("alerts", "is missing" if entries is _MISSING else "must be a list")
-    receiver = _text(document.get("receiver"), "receiver", problems)
-    group_key = _text(document.get("groupKey"), "groupKey", problems)
-    external_url = _text(document.get("externalURL"), "externalURL", problems)
-    truncated = _count(document.get("truncatedAlerts"), "truncatedAlerts", problems)
     problems.raise_any()
-    return Delivery(delivery_id, received_at, receiver, group_key, external_url, tuple(alerts), truncated)
+    ignored = _Problems()
+    alerts, rejected = _members(entries, ignored)
+    _status(document.get("status"), "status", ignored, required=False)
+    return Delivery(
+        delivery_id,
+        received_at,
+        _text(document.get("receiver"), "receiver", ignored),
+        _text(document.get("groupKey"), "groupKey", ignored),
+        _text(document.get("externalURL"), "externalURL", ignored),
+        tuple(alerts),
+        _count(document.get("truncatedAlerts"), "truncatedAlerts", ignored),
+        tuple(rejected),
+        ignored.all,
+    )
 
 
 class _Problems:
@@ -71,13 +82,60 @@ class _Problems:
     def full(self) -> bool:
         return len(self._problems) >= PROBLEMS_REPORTED
 
+    @property
+    def all(self) -> tuple[tuple[str, str], ...]:
+        return tuple(self._problems)
+
     def add(self, field: str, message: str) -> None:
         if not self.full:
-            self._problems.append((field, message))
+            self._problems.append((cut_texts.storable(field), message))
 
     def raise_any(self) -> None:
         if self._problems:
             raise PayloadError.at(self._problems)
+
+
+def _members(entries: list[Any], ignored: _Problems) -> tuple[list[Alert], list[RejectedAlert]]:
+    """Return the alerts that are taken, and the malformed ones. Raises PayloadError if none can be used."""
+    alerts: list[Alert] = []
+    rejected: list[RejectedAlert] = []
+    problems = _Problems()
+    for index, entry in enumerate(entries):
+        alert = _alert(entry, f"alerts.{index}", problems, ignored)
+        if alert is not None:
+            alerts.append(alert)
+            continue
+        rejected.append(_rejected(entry, index, problems.all))
+        problems = _Problems()
+        if len(rejected) > MOST_REJECTED:
+            too_many = ("alerts", f"has more than {MOST_REJECTED} malformed members")
+            raise PayloadError.at([too_many, *_reported(rejected)][:PROBLEMS_REPORTED])
+    if rejected and not alerts and not any(each.is_end for each in rejected):
+        raise PayloadError.at(_reported(rejected))
+    return alerts, rejected
+
+
+def _reported(rejected: list[RejectedAlert]) -> list[tuple[str, str]]:
+    problems = (problem for each in rejected for problem in each.problems)
+    return [problem for problem, _ in zip(problems, range(PROBLEMS_REPORTED), strict=False)]
+
+
+def _rejected(entry: Any, index: int, problems: tuple[tuple[str, str], ...]) -> RejectedAlert:
+    """Return the record of a malformed alert, with its identity and status if they can be read all the same."""
+    if type(entry) is not dict:
+        return RejectedAlert(index, "", problems)
+    unread = _Problems()
+    status = _status(entry.get("status"), "", unread, required=True)
+    starts_at = _time(entry.get("startsAt"), "", unread, required=True)
+    labels = entry.get("labels")
+    name = labels.get("alertname") if type(labels) is dict else None
+    shown = cut_texts.cut(cut_texts.storable(name), _NAME_LENGTH) if type(name) is str else ""
+    # Of malformed labels nothing is computed: an alert with these labels has never been taken.
+    own = _text(entry.get("fingerprint"), "", unread, FINGERPRINT_LENGTH)
+    if not own and (sound := _labels(labels, "", unread)) is not None:
+        own = fingerprint(sound)
+    identity = Identity(own, starts_at) if own and starts_at is not None else None
+    return RejectedAlert(index, shown, problems, identity, status)
 
 
 def _version(value: Any, problems: _Problems) -> None:
@@ -91,21 +149,21 @@ def _version(value: Any, problems: _Problems) -> None:
         problems.add("version", 'must be "4", Alertmanager\'s webhook payload')
 
 
-def _alert(entry: Any, path: str, problems: _Problems) -> Alert | None:
-    """The alert, or None where something of it is wrong."""
+def _alert(entry: Any, path: str, problems: _Problems, ignored: _Problems) -> Alert | None:
+    """Return the alert; None if it is malformed. What is wrong with members that it does not need is ignored."""
     if type(entry) is not dict:
         problems.add(path, "must be an object")
         return None
     status = _status(entry.get("status"), f"{path}.status", problems, required=True)
-    labels = _strings(entry.get("labels"), f"{path}.labels", problems, required=True)
-    annotations = _strings(entry.get("annotations"), f"{path}.annotations", problems, required=False)
+    labels = _labels(entry.get("labels"), f"{path}.labels", problems)
+    annotations = _annotations(entry.get("annotations"), f"{path}.annotations", problems)
     starts_at = _time(entry.get("startsAt"), f"{path}.startsAt", problems, required=True)
-    ended = entry.get("endsAt")
-    ends_at = _time(None if ended == "" else ended, f"{path}.endsAt", problems, required=False)
-    generator_url = _text(entry.get("generatorURL"), f"{path}.generatorURL", problems)
-    own_fingerprint = _text(entry.get("fingerprint"), f"{path}.fingerprint", problems, FINGERPRINT_LENGTH)
     if status is None or labels is None or annotations is None or starts_at is None:
         return None
+    ended = entry.get("endsAt")
+    ends_at = _time(None if ended == "" else ended, f"{path}.endsAt", ignored, required=False)
+    generator_url = _text(entry.get("generatorURL"), f"{path}.generatorURL", ignored)
+    own_fingerprint = _text(entry.get("fingerprint"), f"{path}.fingerprint", ignored, FINGERPRINT_LENGTH)
     if status is AlertStatus.FIRING or (ends_at is not None and ends_at.year == 1):
         ends_at = None
     return Alert(own_fingerprint or fingerprint(labels), status, labels, annotations, starts_at, ends_at, generator_url)
@@ -118,10 +176,8 @@ def _status(value: Any, path: str, problems: _Problems, *, required: bool) -> Al
     return status
 
 
-def _strings(value: Any, path: str, problems: _Problems, *, required: bool) -> dict[str, str] | None:
-    """A mapping of text to text, as labels and annotations are."""
-    if value is None and not required:
-        return {}
+def _labels(value: Any, path: str, problems: _Problems) -> dict[str, str] | None:
+    """Return the labels; None if anything is wrong with them. They are taken whole or not at all."""
     if type(value) is not dict:
         problems.add(path, "is missing" if value is None else "must be an object")
         return None
@@ -137,18 +193,35 @@ def _strings(value: Any, path: str, problems: _Problems, *, required: bool) -> d
     if not sound:
         return None
     length = sum(map(len, value)) + sum(map(len, value.values()))
-    if length > MAPPING_LENGTH:
-        problems.add(path, f"is {length} characters long in all; at most {MAPPING_LENGTH} are taken")
+    if length > TOTAL_LENGTH:
+        problems.add(path, f"is {length} characters long in all; at most {TOTAL_LENGTH} are taken")
         return None
     return value
 
 
-def _text(value: Any, path: str, problems: _Problems, longest: int = TEXT_LENGTH) -> str:
+def _annotations(value: Any, path: str, problems: _Problems) -> Mapping[str, str] | None:
+    """Return the annotations, cut where they are too long; None if they are no texts."""
+    if value is None:
+        return {}
+    if type(value) is not dict:
+        problems.add(path, "must be an object")
+        return None
+    texts = cut_texts.first_texts(value)
+    sound = True
+    for name, text in texts.items():
+        if type(text) is not str:
+            sound = False
+            problems.add(f"{path}.{name[:64]}", "must be a string")
+    return cut_texts.fitted(texts) if sound else None
+
+
+def _text(value: Any, path: str, ignored: _Problems, longest: int = TEXT_LENGTH) -> str:
+    """Return the text; empty if it is absent or malformed."""
     if value is None:
         return ""
     wrong = _wrong_with(value, longest)
     if wrong:
-        problems.add(path, wrong)
+        ignored.add(path, wrong)
         return ""
     return str(value)
 
@@ -158,8 +231,9 @@ def _wrong_with(value: Any, longest: int = TEXT_LENGTH) -> str | None:
         return "must be a string"
     if len(value) > longest:
         return f"is {len(value)} characters long; at most {longest} are taken"
-    if "\0" in value:
-        return "holds a NUL character, which no database takes"
+    if cut_texts.holds_unstored(value):
+        kind = "a NUL character" if "\0" in value else "half a surrogate pair"
+        return f"holds {kind}, which no database takes"
     return None
 
 

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AwareDatetime, ConfigDict, Field
 
 from trainmedic_server.domain.run import Decision
-from trainmedic_server.server.payload import FINGERPRINT_LENGTH, LABELS_PER_ALERT, TEXT_LENGTH
+from trainmedic_server.server.cut_texts import TEXT_LENGTH
+from trainmedic_server.server.payload import FINGERPRINT_LENGTH, LABELS_PER_ALERT
 from trainmedic_server.server.view import ApiModel
 
 # JSON Schema's patterns cannot exclude NUL in a way that every tool reads alike, so a description says it.
@@ -25,7 +26,9 @@ class PayloadAlert(ApiModel):
 
     status: Literal["firing", "resolved"]
     labels: Strings = Field(description="Without NUL characters, as all text here.")
-    annotations: Strings | None = None
+    annotations: dict[str, str] | None = Field(
+        None, description="At most 1,000, of 131,072 characters in all: what is longer is cut and marked, not refused."
+    )
     startsAt: AwareDatetime = Field(description="RFC 3339, with a time zone.")
     endsAt: AwareDatetime | Literal[""] | None = Field(None, description="The year 0001 while the alert fires.")
     generatorURL: Text | None = None
@@ -35,7 +38,11 @@ class PayloadAlert(ApiModel):
 
 
 class AlertmanagerPayload(ApiModel):
-    """Alertmanager's webhook payload, version "4". Unknown members are accepted and ignored."""
+    """Alertmanager's webhook payload, version "4". Unknown members are accepted and ignored.
+
+    A malformed alert does not refuse the others: the reply lists it as rejected. Members that nothing depends on
+    count as absent if they are malformed.
+    """
 
     model_config = ConfigDict(extra="allow")
 
@@ -59,6 +66,23 @@ class AdmittedRun(ApiModel):
     decision: Decision
 
 
+class RejectedAlertView(ApiModel):
+    """A malformed alert. Nothing was decided on it, and the history has an event `alert_rejected`."""
+
+    index: int = Field(description="Its place in `alerts`, from 0.")
+    alert_name: str = Field(description="Empty if it cannot be read.")
+    fingerprint: str | None = Field(description="None if it cannot be read.")
+    reason: str
+    end_taken: bool = Field(description="Whether it reports that its alert has resolved, which was taken all the same.")
+
+
+class IgnoredMember(ApiModel):
+    """A malformed member that counts as absent, because nothing depends on it."""
+
+    field: str
+    message: str
+
+
 class WebhookReply(ApiModel):
     """Everything in the delivery is committed."""
 
@@ -68,6 +92,9 @@ class WebhookReply(ApiModel):
     duplicates: int = Field(description="Alerts that were known in this status already.")
     unmatched: int = Field(description="Alerts that no playbook reacts to.")
     truncated: int = Field(description="Alerts that Alertmanager left out.")
+    rejected: list[RejectedAlertView] = Field(description="Malformed alerts, the first 20.")
+    rejected_total: int = Field(description="How many alerts are malformed.")
+    ignored: list[IgnoredMember] = Field(description="Malformed members that count as absent.")
 
 
 PAYLOAD_EXAMPLE: dict[str, Any] = {
@@ -112,4 +139,7 @@ REPLY_EXAMPLE: dict[str, Any] = {
     "duplicates": 0,
     "unmatched": 0,
     "truncated": 0,
+    "rejected": [],
+    "rejected_total": 0,
+    "ignored": [],
 }

@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from datetime import datetime
+from enum import StrEnum
 from http import HTTPStatus
 from typing import Any
 
@@ -25,7 +26,7 @@ from starlette.types import Receive, Scope, Send
 from trainmedic.wire.envelope import new_id
 from trainmedic_server import telemetry
 from trainmedic_server.domain.admission import Admission
-from trainmedic_server.domain.alert import Delivery
+from trainmedic_server.domain.alert import Delivery, RejectedAlert
 from trainmedic_server.errors import TrainmedicError
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.server import payload, problems, schemas
@@ -41,6 +42,26 @@ from trainmedic_server.server.tokens import TokenRole
 _LARGE_BYTES = 256 * KIB
 
 PATH = "/webhook"
+
+
+class RefusalReason(StrEnum):
+    """Why a delivery was answered with a 4xx, after which Alertmanager does not send it again."""
+
+    UNAUTHORIZED = "unauthorized"
+    """No token, or one that is not known (401)."""
+    FORBIDDEN = "forbidden"
+    """The token lacks the role `webhook` (403)."""
+    TOO_LARGE = "too_large"
+    """The body is over a limit (413)."""
+    UNREADABLE = "unreadable"
+    """The body did not arrive whole, is not JSON, or is no payload of version "4"."""
+
+
+_REASONS = {
+    HTTPStatus.UNAUTHORIZED: RefusalReason.UNAUTHORIZED,
+    HTTPStatus.FORBIDDEN: RefusalReason.FORBIDDEN,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: RefusalReason.TOO_LARGE,
+}
 
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -63,6 +84,7 @@ def endpoint(
 ) -> _Handler:
     """Make the handler of deliveries."""
     outcomes = {name: metrics.deliveries.labels(name) for name in ("accepted", "refused", "unavailable", "failed")}
+    refusals = {reason: metrics.refused_deliveries.labels(reason) for reason in RefusalReason}
 
     async def webhook(request: Request) -> Response:
         """Take a delivery of alerts.
@@ -84,7 +106,10 @@ def endpoint(
             outcome = "accepted"
             return Response(reply(admission), media_type="application/json")
         except TrainmedicError as error:
-            outcome = _outcome(problems.from_error(error).status)
+            status = problems.from_error(error).status
+            outcome = _outcome(status)
+            if outcome == "refused":
+                refusals[_REASONS.get(status, RefusalReason.UNREADABLE)].inc()
             raise
         finally:
             outcomes[outcome].inc()
@@ -101,7 +126,12 @@ class WebhookApp:
 
     @staticmethod
     def takes(scope: Scope) -> bool:
-        return bool(scope["type"] == "http" and scope["path"] == PATH and scope["method"] == "POST")
+        """Return whether the request is a delivery.
+
+        Slashes around the path make no difference: Alertmanager never retries a 404, so that a URL such as
+        ``http://host:8080//webhook`` or ``…/webhook/`` would lose every alert.
+        """
+        return bool(scope["type"] == "http" and scope["method"] == "POST" and "/" + scope["path"].strip("/") == PATH)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         response: Response
@@ -158,14 +188,27 @@ def reply(admission: Admission) -> bytes:
             "duplicates": admission.duplicates,
             "unmatched": admission.unmatched,
             "truncated": admission.truncated,
+            "rejected": [_rejected(alert) for alert in admission.rejected[: payload.PROBLEMS_REPORTED]],
+            "rejected_total": len(admission.rejected),
+            "ignored": [{"field": field, "message": message} for field, message in admission.ignored],
         },
         ensure_ascii=True,
     )
     return written.replace(b"\x7f", b"\\u007f")  # as `json_bytes`, at a fifth of the time
 
 
+def _rejected(alert: RejectedAlert) -> dict[str, Any]:
+    return {
+        "index": alert.index,
+        "alert_name": alert.name,
+        "fingerprint": None if alert.identity is None else alert.identity.fingerprint,
+        "reason": alert.reason,
+        "end_taken": alert.is_end,
+    }
+
+
 def _read(body: bytearray, received_at: datetime) -> Delivery:
-    return payload.delivery(parse_json(body), new_id(), received_at)
+    return payload.delivery(parse_json(body, keep_half_pairs=True), new_id(), received_at)
 
 
 def _outcome(status: int) -> str:
