@@ -27,6 +27,16 @@ def outcome(world: World, name: str) -> float | None:
     return world.metrics.registry.get_sample_value("trainmedic_deliveries_total", {"outcome": name})
 
 
+def refused(world: World) -> dict[str, float]:
+    """How many deliveries were refused, by reason."""
+    samples = (sample for metric in world.metrics.registry.collect() for sample in metric.samples)
+    return {
+        sample.labels["reason"]: sample.value
+        for sample in samples
+        if sample.name == "trainmedic_refused_deliveries_total" and sample.value
+    }
+
+
 async def test_the_reply_is_the_contract() -> None:
     """200 with exactly the promised members, as the documented model has them."""
     world = World()
@@ -34,7 +44,11 @@ async def test_the_reply_is_the_contract() -> None:
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "application/json"
     body = answer.json()
-    assert list(body) == ["delivery_id", "alerts", "runs", "duplicates", "unmatched", "truncated"]
+    assert list(body) == [
+        *("delivery_id", "alerts", "runs", "duplicates", "unmatched", "truncated"),
+        *("rejected", "rejected_total", "ignored"),
+    ]
+    assert (body["rejected"], body["rejected_total"], body["ignored"]) == ([], 0, [])
     assert (body["alerts"], body["duplicates"], body["unmatched"], body["truncated"]) == (2, 0, 1, 2)
     (run,) = body["runs"]
     assert list(run) == ["run_id", "playbook", "target", "decision"]
@@ -87,6 +101,7 @@ async def test_a_token_is_asked_before_the_body_is_looked_at() -> None:
     assert "Basic" in answer.headers["www-authenticate"]
     assert (await post(world, payload(), authorization="Bearer hook")).status_code == 200
     assert outcome(world, "refused") == 1
+    assert refused(world) == {"unauthorized": 1}
 
 
 async def test_secrets_are_not_logged() -> None:
@@ -128,4 +143,90 @@ async def test_a_large_body_is_read_in_a_thread_with_the_same_outcome() -> None:
     answer = await post(world, payload(*[alert(**filler) for _ in range(20)]))
     assert answer.json()["alerts"] == 20
     answer = await post(world, payload(*[alert(**filler) for _ in range(20)], alert(labels=None)))
-    assert answer.json()["field"] == "alerts.20.labels"
+    assert [each["index"] for each in answer.json()["rejected"]] == [20]
+
+
+async def test_the_reply_lists_malformed_alerts_with_their_reasons() -> None:
+    """At most 20 of them, with how many there are; the others of the group are decided on."""
+    world = World()
+    ended = alert(status="resolved", labels={"alertname": "Long", "path": "p" * 70_000})
+    bad = [alert(labels={"alertname": "Odd", "gpu": number}) for number in range(30)]
+    answer = await post(world, payload(ended, alert(), *bad, receiver=7))
+    assert answer.status_code == 200
+    body = answer.json()
+    WebhookReply.model_validate(body)
+    assert (body["alerts"], body["rejected_total"], len(body["rejected"]), len(body["runs"])) == (32, 31, 20, 1)
+    assert body["rejected"][0] == {
+        "index": 0,
+        "alert_name": "Long",
+        "fingerprint": "c6eadffa33fcdf37",
+        "reason": "alerts.0.labels.path: is 70000 characters long; at most 65536 are taken",
+        "end_taken": True,
+    }
+    assert body["rejected"][1]["end_taken"] is False
+    assert body["ignored"] == [{"field": "receiver", "message": "must be a string"}]
+
+
+async def test_a_delivery_of_malformed_alerts_alone_is_refused_with_the_field() -> None:
+    """Nothing in it could be taken, and Alertmanager's log shows the reason."""
+    world = World()
+    answer = await post(world, payload(alert(labels={"gpu": 1}), alert(startsAt="noon")))
+    assert answer.status_code == 422
+    assert [each["field"] for each in answer.json()["errors"]] == ["alerts.0.labels.gpu", "alerts.1.startsAt"]
+    assert refused(world) == {"unreadable": 1}
+
+
+@pytest.mark.parametrize("escape", ["\\ud83d", "\\udc00 and \\u0000"])
+async def test_half_a_surrogate_pair_costs_no_group_its_alerts(escape: str) -> None:
+    """In an annotation it is replaced; in a label it rejects its own alert."""
+    text = json.dumps(payload(alert(annotations={"line": "HERE"}), alert(labels={"alertname": "x", "l": "HERE"})))
+    world = World()
+    answer = await post(world, text.replace("HERE", escape).encode())
+    assert answer.status_code == 200
+    assert [each["index"] for each in answer.json()["rejected"]] == [1]
+    (taken,) = world.engine.deliveries[0].alerts
+    assert "\ufffd" in taken.annotations["line"]
+
+
+async def test_a_body_with_half_a_pair_that_is_no_json_is_400() -> None:
+    """Neither a number that JSON does not have, nor what is cut off, is taken with it."""
+    for body in (b'{"a": "\\ud83d", "b": NaN}', b'{"a": "\\ud83d"'):
+        assert (await post(World(), body)).status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/webhook/", "//webhook", "/webhook//", "/webhook?from=am", "/webhook/?from=am"])
+async def test_slashes_around_the_path_lose_no_alert(path: str) -> None:
+    """A URL that ends in a slash, or was put together with one too many, is the webhook all the same."""
+    world = World()
+    async with world.client() as client:
+        answer = await client.post(f"http://{client.base_url.host}{path}", json=payload())
+    assert (answer.status_code, len(world.engine.deliveries)) == (200, 1)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/webhook", 405), ("GET", "/webhook/", 404), ("PUT", "/webhook", 405), ("POST", "/webhooks", 404),
+     ("POST", "/web/hook", 404), ("POST", "/", 404), ("POST", "/webhook/x", 404), ("POST", "/ready/", 404)],
+)  # fmt: skip
+async def test_other_methods_and_paths_keep_their_answers(method: str, path: str, status: int) -> None:
+    """Only a POST, and only to this path."""
+    async with World().client() as client:
+        assert (await client.request(method, path, json=payload())).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("token", "body", "reason"),
+    [("", b"{}", "unauthorized"), ("look", b"{}", "forbidden"), ("hook", b"{}", "unreadable"),
+     ("hook", b"[", "unreadable"), ("hook", b" " * 2_000, "too_large")],
+)  # fmt: skip
+async def test_refused_deliveries_are_counted_by_reason(token: str, body: bytes, reason: str) -> None:
+    """So that an alert can tell a wrong token from a body that is none."""
+    tokens = [
+        Token("am", hashlib.sha256(b"hook").digest(), frozenset({TokenRole.WEBHOOK})),
+        Token("ann", hashlib.sha256(b"look").digest(), frozenset({TokenRole.VIEWER})),
+    ]
+    world = World(auth=Authenticator(tokens), limits=ServerLimits(body_bytes=1_024))
+    answer = await post(world, body, **({"authorization": f"Bearer {token}"} if token else {}))
+    assert 400 <= answer.status_code < 500
+    assert refused(world) == {reason: 1}
+    assert outcome(world, "refused") == 1
