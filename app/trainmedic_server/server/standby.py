@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trainmedic_server import __version__, telemetry
+from trainmedic_server.domain.modes import Mode
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.server import forwarding
 from trainmedic_server.server.problems import HttpProblem, ProblemResponse, from_validation
@@ -76,8 +77,9 @@ class SwitchableApp:
 class Standby:
     """The API of a server that stands by."""
 
-    def __init__(self, election: ElectionStatus, clock: Clock, metrics: telemetry.Metrics) -> None:
+    def __init__(self, election: ElectionStatus, mode: Mode, clock: Clock, metrics: telemetry.Metrics) -> None:
         self._election = election
+        self._mode = mode
         self._clock = clock
         self._metrics = metrics
         self._forwarder = forwarding.Forwarder()
@@ -121,6 +123,7 @@ class Standby:
         standing_by = Dependency(ok=False, detail=f"stands by: {self._election.why}")
         return Ready(
             ready=False,
+            mode=self._mode,
             store=standing_by,
             redis=unused,
             playbooks=unused,

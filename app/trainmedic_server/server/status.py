@@ -13,6 +13,7 @@ from prometheus_client.exposition import choose_encoder
 from pydantic import Field
 
 from trainmedic_server import __version__, telemetry
+from trainmedic_server.domain.modes import Mode
 from trainmedic_server.errors import BusFull, TrainmedicError
 from trainmedic_server.ports.outside import UNSIGNED, Clock, ClockWatch, CommandBus
 from trainmedic_server.ports.store import RunStore
@@ -46,6 +47,10 @@ class Ready(ApiModel):
     """Whether everything can be used that the server needs, and whether it may act."""
 
     ready: bool = Field(description="True where every dependency is ok.")
+    mode: Mode = Field(
+        description="The most that any playbook may do on this server. A standby states the mode that it will have "
+        "when it takes over."
+    )
     store: Dependency
     redis: Dependency
     signed: bool | None = Field(
@@ -150,6 +155,7 @@ async def _readiness(
         redis_state = Dependency(ok=True, detail=f"{redis_state.detail}; {UNSIGNED}")
     return Ready(
         ready=store_state.ok and redis_state.ok and playbooks_state.ok,
+        mode=engine.mode,
         store=store_state,
         redis=redis_state,
         signed=bus.is_signed,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import datetime
 from enum import StrEnum
 from http import HTTPStatus
@@ -57,7 +57,7 @@ class RefusalReason(StrEnum):
     """The body did not arrive whole, is not JSON, or is no payload of version "4"."""
 
 
-_REASONS = {
+_REASONS: Mapping[int, RefusalReason] = {
     HTTPStatus.UNAUTHORIZED: RefusalReason.UNAUTHORIZED,
     HTTPStatus.FORBIDDEN: RefusalReason.FORBIDDEN,
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: RefusalReason.TOO_LARGE,

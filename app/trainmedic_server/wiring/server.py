@@ -119,7 +119,7 @@ class TrainmedicServer:
         if settings.redis is None and settings.advertise is not None:
             log.warning("the embedded Redis is this server's alone: agents and jobs are lost to one that takes over")
         election = Election(settings.database_url, settings.takeover, settings.advertise or "")
-        standby = Standby(election, self._clock, self._metrics)
+        standby = Standby(election, settings.mode, self._clock, self._metrics)
         app = SwitchableApp(standby)
 
         def listening(host: str, port: int) -> None:

@@ -14,6 +14,7 @@ from tests.support.api_world import World, payload
 from tests.support.clocks import START
 from tests.support.memory_api import Problem
 from trainmedic_server import __version__, errors
+from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.run import Controls
 from trainmedic_server.ports.outside import Presence
 from trainmedic_server.ports.store import RunRecord
@@ -208,6 +209,15 @@ async def test_ready_says_what_it_means_to_have_no_signing_key(is_signed: bool) 
     assert ("whoever can write to Redis can command agents and jobs" in answer.json()["redis"]["detail"]) != is_signed
 
 
+@pytest.mark.parametrize("mode", list(Mode))
+async def test_ready_states_the_mode(mode: Mode) -> None:
+    """So that whoever probes sees whether the server may act."""
+    world = World()
+    world.engine.mode = mode
+    async with world.client() as client:
+        assert (await client.get("/ready")).json()["mode"] == mode
+
+
 async def test_metrics_are_for_prometheus() -> None:
     """In the text format, and as OpenMetrics where that is asked for."""
     async with World().client() as client:
@@ -222,7 +232,7 @@ async def test_metrics_are_for_prometheus() -> None:
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", "/nowhere", 404), ("GET", "/webhook", 405), ("PUT", "/history", 405), ("POST", "/webhook/", 404)],
+    [("GET", "/nowhere", 404), ("GET", "/webhook", 405), ("PUT", "/history", 405), ("POST", "/history/", 404)],
 )
 async def test_a_wrong_path_or_method_is_a_problem_too(method: str, path: str, status: int) -> None:
     """One media type for every error."""

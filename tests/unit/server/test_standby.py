@@ -8,6 +8,7 @@ import pytest
 from tests.support.api_world import World
 from tests.support.clocks import StoppedClock
 from trainmedic_server import telemetry
+from trainmedic_server.domain.modes import Mode
 from trainmedic_server.server.standby import Standby
 
 
@@ -21,7 +22,7 @@ class Waiting:
 async def asked(path: str) -> tuple[httpx.Response, httpx.Response]:
     """What the server that works answers, and what one that stands by does."""
     world = World()
-    standby = Standby(Waiting(), StoppedClock(), telemetry.Metrics())
+    standby = Standby(Waiting(), Mode.APPROVE, StoppedClock(), telemetry.Metrics())
     transport = httpx.ASGITransport(standby)
     async with (
         world.client() as works,
@@ -45,6 +46,7 @@ async def test_ready_is_otherwise_of_the_server_that_is_asked(query: str) -> Non
     works, stands_by = await asked(f"/ready?{query}")
     assert (works.status_code, stands_by.status_code) == (200, 503)
     assert stands_by.json()["store"]["detail"] == "stands by: another server works"
+    assert (works.json()["mode"], stands_by.json()["mode"]) == ("enforce", "approve")
 
 
 @pytest.mark.parametrize("query", ["any=foo", "any=", "any", "any=2", "any=truee", "any=true&any=perhaps"])
