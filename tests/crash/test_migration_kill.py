@@ -24,6 +24,7 @@ from trainmedic_server.adapters.sql_store.election import Election
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.domain.modes import Mode
+from trainmedic_server.server.base_path import BasePath
 from trainmedic_server.server.standby import Standby
 from trainmedic_server.telemetry import Metrics
 
@@ -112,7 +113,7 @@ async def test_readiness_says_that_the_schema_is_brought_up_to_date(shared_postg
     for left in (f", and brings the schema of {RUNS} runs up to date", ""):
         election = Election(url)
         session = await election.win()
-        assert Standby(election, Mode.OBSERVE, SystemClock(), Metrics())._ready().store.detail == (
+        assert Standby(election, Mode.OBSERVE, BasePath(), SystemClock(), Metrics())._ready().store.detail == (
             f"stands by: it is about to take over{left}"
         )
         await SqlStore.of_session(session).close()

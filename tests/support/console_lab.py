@@ -58,27 +58,27 @@ class Lab:
         return run_id
 
 
-def _world() -> World:
+def _world(external_url: str) -> World:
     tokens = [
         Token(role.value, hashlib.sha256(secret.encode()).digest(), frozenset({role}))
         for secret, role in TOKENS.items()
     ]
     auth = Authenticator(tokens)
     auth.sessions = Sessions(InMemoryStore(), StoppedClock())
-    world = World(auth=auth)
+    world = World(auth=auth, external_url=external_url)
     gpus: list[dict[str, Any]] = [{"index": number, "uuid": f"GPU-{number}"} for number in range(8)]
     world.bus.present = [Presence("node-1", START, {"gpus": gpus, "version": HOSTILE})]
     return world
 
 
 @contextmanager
-def console_lab() -> Iterator[Lab]:
+def console_lab(external_url: str = "") -> Iterator[Lab]:
     """The server, while the block lasts."""
     started: Future[Lab] = Future()
     stop: Future[None] = Future()
 
     async def run() -> None:
-        world = _world()
+        world = _world(external_url)
         async with world.served() as address:
             started.set_result(Lab(address.url, world))
             await asyncio.wrap_future(stop)

@@ -24,6 +24,8 @@ COOKIE = "trainmedic_session"
 SECURE_COOKIE = f"__Host-{COOKIE}"
 """Its name where the browser speaks TLS: then browsers take it from this very host alone, over TLS, for all paths, so
 that no other host of the domain can put one of its own in its place."""
+BASE_COOKIE = f"__Secure-{COOKIE}"
+"""Its name over TLS below a base path: then it is sent to no other program of the host."""
 LASTS = timedelta(hours=12)
 _SECRET_BYTES = 32
 _MOST_OF_NAME = 20
@@ -103,5 +105,5 @@ def _secrets_in(cookie_header: str) -> list[str]:
     """What the cookie may hold. Others of the same site stand beside it, in whatever form their makers chose; beside
     the one whose name only this host can set, the other name counts for nothing."""
     pairs = [piece.strip().partition("=")[::2] for piece in cookie_header.split(";")]
-    secure = [value for name, value in pairs if name == SECURE_COOKIE]
+    secure = [value for name, value in pairs if name in (SECURE_COOKIE, BASE_COOKIE)]
     return secure or [value for name, value in pairs if name == COOKIE]

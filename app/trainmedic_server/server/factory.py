@@ -42,6 +42,7 @@ from trainmedic_server.server import (
 )
 from trainmedic_server.server.ascii_json import AsciiJson
 from trainmedic_server.server.auth import Authenticator
+from trainmedic_server.server.base_path import BasePath
 from trainmedic_server.server.body import BodyReader
 from trainmedic_server.server.console.app import ConsoleApp
 from trainmedic_server.server.console.build import console
@@ -108,7 +109,8 @@ def create_app(
     """The API and the console. `listener.serve` closes ``state.feed``; `allowed_hosts` are served without tokens."""
     bodies, reads = BodyReader(limits), ReadTurns(limits.reads, limits.waiting_reads, "pages of the history")
     handle = webhook.endpoint(engine, OwnAlerts(found.history, found.verdicts), auth, bodies, clock, metrics)
-    app = _Api(webhook.WebhookApp(handle), SiteCheck(allowed_hosts, lambda: not auth.has_tokens), metrics)
+    base = BasePath(standing.external_url)
+    app = _Api(webhook.WebhookApp(handle), SiteCheck(allowed_hosts, lambda: not auth.has_tokens), base, metrics)
     feed = app.state.feed = EventFeed(runs, limits.poll_seconds, limits.streams, metrics)
     webhook.declare(app.router, handle)
     for routes in (
@@ -126,21 +128,21 @@ def create_app(
         status.router(engine, store, bus, catalog, log_rules, clock, clock_watch, metrics, limits, redis_caveat),
     ):
         app.router.routes.extend(routes.routes)  # to include them would be to build each a second time
-    app.pages = console(app.answer, app.answers, feed, auth, bodies, clock, limits, metrics)
+    app.pages = console(app.answer, app.answers, feed, auth, base, bodies, clock, limits, metrics)
     app.add_middleware(_Boundary, metrics=metrics)
-    return _described(app)
+    return _described(app, base)
 
 
 class _Api(FastAPI):
     """Sends deliveries straight to `deliveries`, past FastAPI's middleware and routing, and what a browser asks for to
     the console; the rest is FastAPI's.
 
-    Before any, `sites` checks for whom the request was meant.
+    Before any, `sites` checks for whom the request was meant, and `base` is removed from its path.
     """
 
     pages: ConsoleApp
 
-    def __init__(self, deliveries: ASGIApp, sites: SiteCheck, metrics: telemetry.Metrics) -> None:
+    def __init__(self, deliveries: ASGIApp, sites: SiteCheck, base: BasePath, metrics: telemetry.Metrics) -> None:
         super().__init__(
             title="Trainmedic",
             version=__version__,
@@ -152,10 +154,12 @@ class _Api(FastAPI):
         )
         self._deliveries = _Boundary(deliveries, metrics)
         self._sites = sites
+        self._base = base
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
+            self._base.strip(scope)
             try:
                 self._sites.check(scope)
             except problems.HttpProblem as problem:
@@ -223,7 +227,7 @@ class _Boundary:
                 await problems.ProblemResponse(problem, scope["path"])(scope, receive, send)
 
 
-def _described(app: FastAPI) -> FastAPI:
+def _described(app: FastAPI, base: BasePath) -> FastAPI:
     """`app`, made to answer errors as it documents them, and to complete its OpenAPI document, which it builds once,
     when it is first asked for."""
 
@@ -231,6 +235,8 @@ def _described(app: FastAPI) -> FastAPI:
         if app.openapi_schema is None:
             document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
             _complete(document)
+            if base.link:
+                document["servers"] = [{"url": base.link}]
             app.openapi_schema = document
         return app.openapi_schema
 

@@ -23,6 +23,7 @@ from trainmedic_server import __version__, telemetry
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.server import forwarding
+from trainmedic_server.server.base_path import BasePath
 from trainmedic_server.server.problems import HttpProblem, ProblemResponse, from_validation
 from trainmedic_server.server.sites import SiteCheck
 from trainmedic_server.server.status import Dependency, Health, Ready
@@ -77,8 +78,11 @@ class SwitchableApp:
 class Standby:
     """The API of a server that stands by."""
 
-    def __init__(self, election: ElectionStatus, mode: Mode, clock: Clock, metrics: telemetry.Metrics) -> None:
+    def __init__(
+        self, election: ElectionStatus, mode: Mode, base: BasePath, clock: Clock, metrics: telemetry.Metrics
+    ) -> None:
         self._election = election
+        self._base = base
         self._mode = mode
         self._clock = clock
         self._metrics = metrics
@@ -87,6 +91,7 @@ class Standby:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        self._base.strip(scope)
         try:
             _SITES.check(scope)
             response = self._own_answer(scope)

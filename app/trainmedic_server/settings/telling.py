@@ -39,7 +39,8 @@ class TellingSettings(BaseModel):
     ] = Field(
         "",
         description="Where people reach this server, such as https://trainmedic.example.org, with the path under which "
-        "a proxy serves it. It begins the links in messages. None by default: a message then names the run alone.",
+        "a proxy serves it. It begins the links in messages, and its path those of the console, whether the proxy "
+        "strips it or not. None by default: a message then names the run alone.",
     )
 
     @property

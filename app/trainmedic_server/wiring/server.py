@@ -51,6 +51,7 @@ from trainmedic_server.ports.outside import Notifier
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.reports.compiling import ReportCompiler
 from trainmedic_server.server import auth, factory, listener
+from trainmedic_server.server.base_path import BasePath
 from trainmedic_server.server.browser_sessions import Sessions
 from trainmedic_server.server.findings import FindingsApi
 from trainmedic_server.server.identity import TrustedProxies
@@ -119,7 +120,7 @@ class TrainmedicServer:
         if settings.redis is None and settings.advertise is not None:
             log.warning("the embedded Redis is this server's alone: agents and jobs are lost to one that takes over")
         election = Election(settings.database_url, settings.takeover, settings.advertise or "")
-        standby = Standby(election, settings.mode, self._clock, self._metrics)
+        standby = Standby(election, settings.mode, BasePath(settings.external_url), self._clock, self._metrics)
         app = SwitchableApp(standby)
 
         def listening(host: str, port: int) -> None:

@@ -9,6 +9,7 @@ from tests.support.api_world import World
 from tests.support.clocks import StoppedClock
 from trainmedic_server import telemetry
 from trainmedic_server.domain.modes import Mode
+from trainmedic_server.server.base_path import BasePath
 from trainmedic_server.server.standby import Standby
 
 
@@ -19,10 +20,10 @@ class Waiting:
     holder = ""
 
 
-async def asked(path: str) -> tuple[httpx.Response, httpx.Response]:
+async def asked(path: str, external_url: str = "") -> tuple[httpx.Response, httpx.Response]:
     """What the server that works answers, and what one that stands by does."""
     world = World()
-    standby = Standby(Waiting(), Mode.APPROVE, StoppedClock(), telemetry.Metrics())
+    standby = Standby(Waiting(), Mode.APPROVE, BasePath(external_url), StoppedClock(), telemetry.Metrics())
     transport = httpx.ASGITransport(standby)
     async with (
         world.client() as works,

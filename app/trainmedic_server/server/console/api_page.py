@@ -17,13 +17,14 @@ _METHODS = ("get", "post", "put", "delete")
 
 async def reference(page: PageRequest) -> Response:
     """Every call with its parameters, its body, its answers, and a line of curl."""
+    base = page.renderer.base
     document = await page.api.get(ANONYMOUS, "/openapi.json")
     text = page.renderer.text(
         "docs.html",
         title="HTTP API",
         info=document["info"],
         groups=_groups(document),
-        host=page.request.headers.get("host", "127.0.0.1:8080"),
+        address=base.external_url if base.link else f"http://{page.request.headers.get('host', '127.0.0.1:8080')}",
     )
     return answer_page(text, accepts_gzip=accepts_gzip(page.request))
 

@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 from trainmedic_server import errors
 from trainmedic_server.server import problems
 from trainmedic_server.server.auth import Authenticator, Principal
+from trainmedic_server.server.base_path import BasePath
 from trainmedic_server.server.console.assets import PREFIX as STATIC
 from trainmedic_server.server.console.assets import Assets
 from trainmedic_server.server.console.inner_api import InnerApi
@@ -37,6 +38,7 @@ HTML = "text/html"
 JSON = "application/json"
 Handler = Callable[[PageRequest], Awaitable[Response]]
 Poster = Callable[[PageRequest, Mapping[str, str]], Awaitable[Response]]
+_EVERY_PATH = re.compile(rb"; Path=/(?=;|$)")
 _FORMS = {".json": JSON, ".csv": CSV, ".ndjson": NDJSON}
 # Pages that are called otherwise than what the API has for them.
 _API_PATHS = (
@@ -67,6 +69,7 @@ class Parts(Struct, frozen=True):
     api_answers: Callable[[Scope], bool]
     """Whether the API has anything at the path of a request."""
     auth: Authenticator
+    base: BasePath
     renderer: Renderer
     assets: Assets
     standing: ServerStanding
@@ -110,6 +113,7 @@ class ConsoleApp:
             response = await self._problem(request, problems.from_error(error))
         for name, value in SECURITY_HEADERS.items():
             response.headers.setdefault(name, value)
+        _lead_below(self._parts.base, response)
         await response(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:
@@ -153,7 +157,7 @@ class ConsoleApp:
             return RedirectResponse(sign_in, HTTPStatus.SEE_OTHER)
         acted = request.method == "POST"
         named: dict[str, Any] = {"title": HTTPStatus(problem.status).phrase, "problem": problem, "acted": acted}
-        named["back"] = _came_from(request) if acted else request.url.path
+        named["back"] = self._parts.base.within(_came_from(request)) if acted else request.url.path
         if acted and problem.status == HTTPStatus.UNAUTHORIZED:
             named["title"], named["sign_in"] = "Signed out", f"/login?next={quote(named['back'], safe='')}"
         headers = {name: value for name, value in problem.headers.items() if name.lower() != "www-authenticate"}
@@ -164,6 +168,20 @@ class ConsoleApp:
             return page(text, problem.status, accepts_gzip=accepts_gzip(request), headers=headers)
         response.headers.update(headers)
         return response
+
+
+def _lead_below(base: BasePath, response: Response) -> None:
+    """Have redirects lead below `base`, and cookies be sent there alone."""
+    if not base.link:
+        return
+    for name in ("location", "hx-redirect"):
+        if name in response.headers:
+            response.headers[name] = base.over(base.within(response.headers[name]))
+    path = f"; Path={base.link}".encode("latin-1")
+    response.raw_headers[:] = [
+        (name, _EVERY_PATH.sub(path, value) if name == b"set-cookie" and not value.startswith(b"__Host-") else value)
+        for name, value in response.raw_headers
+    ]
 
 
 def _header(scope: Scope, wanted: bytes) -> str:

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Scope
 from trainmedic_server import telemetry
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.server.auth import Authenticator
+from trainmedic_server.server.base_path import BasePath
 from trainmedic_server.server.body import BodyReader
 from trainmedic_server.server.console.app import ConsoleApp, Parts
 from trainmedic_server.server.console.assets import Assets
@@ -41,14 +42,15 @@ def console(
     api_answers: Callable[[Scope], bool],
     feed: EventFeed,
     auth: Authenticator,
+    base: BasePath,
     bodies: BodyReader,
     clock: Clock,
     limits: ServerLimits,
     metrics: telemetry.Metrics,
 ) -> ConsoleApp:
-    """The console of `api`, which `api_answers` says has an answer at a path."""
+    """The console of `api`, which `api_answers` says has an answer at a path. Browsers reach it below `base`."""
     inner, assets = InnerApi(api), Assets()
-    renderer = Renderer(clock, assets)
+    renderer = Renderer(clock, assets, base)
 
     async def last_seq() -> int:
         return await feed.start_of(None)
@@ -77,7 +79,9 @@ def console(
         sign_in = SignIn(auth, auth.sessions, renderer, bodies)
         raw |= {("GET", "/login"): sign_in.show, ("HEAD", "/login"): sign_in.show}
         raw |= {("POST", "/login"): sign_in.begin, ("POST", "/logout"): sign_in.end}
-    pages = ConsoleApp(Parts(inner, api_answers, auth, renderer, assets, standing), (*ROUTES, *OPEN_ROUTES), raw, take)
+    pages = ConsoleApp(
+        Parts(inner, api_answers, auth, base, renderer, assets, standing), (*ROUTES, *OPEN_ROUTES), raw, take
+    )
     return pages
 
 

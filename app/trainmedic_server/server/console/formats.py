@@ -207,11 +207,11 @@ def lines(value: Any) -> Markup:
     return Markup("<br>").join(escape(finish(line)) for line in str(value).splitlines())
 
 
-def linked_runs(value: Any) -> Markup:
-    """A text in which each run's id leads to the run."""
+def linked_runs(value: Any, base: str = "") -> Markup:
+    """A text in which each run's id leads to the run, below the path `base`."""
     pieces = _RUN_ID.split(str(finish(value)))
-    link = Markup('<a href="/runs/{0}">{0}</a>')
-    return Markup("").join(link.format(piece) if place % 2 else piece for place, piece in enumerate(pieces))
+    link = Markup('<a href="{0}/runs/{1}">{1}</a>')
+    return Markup("").join(link.format(base, piece) if place % 2 else piece for place, piece in enumerate(pieces))
 
 
 def coded(value: Any) -> Markup:

@@ -75,10 +75,11 @@ class PageRequest(Struct, frozen=True):
 
     def _curl(self, path: str) -> str:
         """The line that asks the API for `path`, as a person pastes it into a shell."""
+        base = self.renderer.base
         scheme = "https" if self.request.headers.get("x-forwarded-proto") == "https" else "http"
         token = "" if self.principal is ANONYMOUS else '-H "Authorization: Bearer $TRAINMEDIC_TOKEN" '
-        address = f"{scheme}://{self.request.headers.get('host', 'localhost:8080')}{path}"
-        return f"curl -sS {token}{shlex.quote(address)}"
+        here = base.external_url if base.link else f"{scheme}://{self.request.headers.get('host', 'localhost:8080')}"
+        return f"curl -sS {token}{shlex.quote(here + path)}"
 
 
 def last_event(named: str) -> int | None:

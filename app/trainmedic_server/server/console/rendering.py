@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jinja2 import ChainableUndefined, Environment, FileSystemBytecodeCache, PackageLoader
@@ -11,6 +12,7 @@ from starlette.responses import Response
 
 from trainmedic_server import __version__
 from trainmedic_server.ports.outside import Clock
+from trainmedic_server.server.base_path import BasePath
 from trainmedic_server.server.console import formats
 from trainmedic_server.server.console.assets import Assets
 
@@ -26,17 +28,32 @@ SECURITY_HEADERS = {
 _COMPRESSED_FROM = 600
 _FILTERS = (
     *("span", "words", "tail", "pairs", "plain", "day", "segment", "lines"),
-    *("shell", "as_json", "status_mark", "safe_link", "without", "linked_runs", "coded"),
+    *("shell", "as_json", "status_mark", "safe_link", "without", "coded"),
 )
+_LINK = re.compile(r"""(?<=[\s"'])(href|action|src|hx-get|hx-post)="(?=/)""")
+
+
+class _LinksBelowBase(PackageLoader):
+    """The templates, in which the base path stands before every link that begins with a slash.
+
+    The template's own text is changed, before anything is filled in.
+    """
+
+    def get_source(self, environment: Environment, template: str) -> tuple[str, str, Callable[[], bool] | None]:
+        source, path, is_current = super().get_source(environment, template)
+        return _LINK.sub(r'\1="{{ base }}', source), path, is_current
 
 
 class Renderer:
-    """Renders templates by name."""
+    """Renders templates by name, whose links lead below `base`."""
 
-    def __init__(self, clock: Clock, assets: Assets, cache: FileSystemBytecodeCache | None = None) -> None:
+    def __init__(
+        self, clock: Clock, assets: Assets, base: BasePath = BasePath(), cache: FileSystemBytecodeCache | None = None
+    ) -> None:
         self._clock = clock
+        self.base = base
         self._environment = Environment(
-            loader=PackageLoader("trainmedic_server.server.console", "templates"),
+            loader=_LinksBelowBase("trainmedic_server.server.console", "templates"),
             autoescape=True,
             # An older part of the API may lack what a template shows where it is there.
             undefined=ChainableUndefined,
@@ -51,8 +68,13 @@ class Renderer:
         self._environment.filters["when"] = lambda value: formats.when(value, clock.now())
         self._environment.filters["clock"] = lambda value: formats.clock_time(value, clock.now())
         self._environment.filters["moment"] = formats.moment
+        self._environment.filters["linked_runs"] = lambda value: formats.linked_runs(value, base.link)
         self._environment.globals.update(
-            asset=assets.url, version=__version__, share=formats.share, moment_of=formats.moment
+            asset=lambda name: base.over(assets.url(name)),
+            base=base.link,
+            version=__version__,
+            share=formats.share,
+            moment_of=formats.moment,
         )
 
     def text(self, template: str, **names: Any) -> str:

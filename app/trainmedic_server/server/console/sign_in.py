@@ -11,7 +11,7 @@ from starlette.responses import RedirectResponse, Response
 
 from trainmedic_server.server.auth import Authenticator
 from trainmedic_server.server.body import BodyReader
-from trainmedic_server.server.browser_sessions import COOKIE, LASTS, SECURE_COOKIE, Sessions
+from trainmedic_server.server.browser_sessions import BASE_COOKIE, COOKIE, LASTS, SECURE_COOKIE, Sessions
 from trainmedic_server.server.console.page_request import accepts_gzip
 from trainmedic_server.server.console.rendering import Renderer, page
 from trainmedic_server.server.limits import KIB
@@ -58,7 +58,7 @@ class SignIn:
         response = RedirectResponse(onward, HTTPStatus.SEE_OTHER)
         secure = is_https(request, self._auth)
         response.set_cookie(
-            SECURE_COOKIE if secure else COOKIE,
+            COOKIE if not secure else BASE_COOKIE if self._renderer.base.link else SECURE_COOKIE,
             secret,
             max_age=int(LASTS.total_seconds()),
             httponly=True,
@@ -75,7 +75,8 @@ class SignIn:
             await self._sessions.end(session, session.name)
         response = RedirectResponse("/login", HTTPStatus.SEE_OTHER)
         response.delete_cookie(COOKIE, httponly=True, samesite="strict")
-        response.delete_cookie(SECURE_COOKIE, secure=True, httponly=True, samesite="strict")
+        for name in (SECURE_COOKIE, BASE_COOKIE):
+            response.delete_cookie(name, secure=True, httponly=True, samesite="strict")
         return response
 
     def _page(self, request: Request, onward: str, wrong: str) -> Response:

@@ -3,6 +3,7 @@
 const $ = (/** @type {string} */ what, /** @type {ParentNode} */ from = document) => /** @type {any} */ (from.querySelector(what));
 const $$ = (/** @type {string} */ what, /** @type {ParentNode} */ from = document) => /** @type {any[]} */ ([...from.querySelectorAll(what)]);
 const body = document.body;
+const base = body.dataset.base || "";
 const here = () => location.pathname + location.search;
 /** Tell who listens, politely. */
 const say = (/** @type {string} */ text) => { const said = $("#said"); if (said) said.textContent = text; };
@@ -58,7 +59,7 @@ function put(/** @type {string} */ id, /** @type {string} */ html) {
  * sign in, where it is a list of runs. */
 async function look(gently = false) {
   const answer = await fetch(here(), { headers: { Accept: "text/html", "Last-Event-ID": newest || "0" } });
-  if (answer.redirected && new URL(answer.url).pathname === "/login") return location.reload();
+  if (answer.redirected && new URL(answer.url).pathname === `${base}/login`) return location.reload();
   if (!answer.ok || (gently && body.dataset.live === "runs")) return;
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   for (const id of body.dataset.live ? ["head", "now", "list", "story"] : ["head"]) {
@@ -122,7 +123,7 @@ const mute = () => { if (source) source.close(); source = null; isLive = false; 
 function listen() {
   if (!newest || source) return;
   const topics = ["head", body.dataset.live].filter(Boolean).join(",");
-  const opened = source = new EventSource(`/console/live?topics=${encodeURIComponent(topics)}&after=${newest}`);
+  const opened = source = new EventSource(`${base}/console/live?topics=${encodeURIComponent(topics)}&after=${newest}`);
   const on = (/** @type {string} */ kind, /** @type {(data: any) => void} */ act) => opened.addEventListener(kind, (event) => {
     const told = /** @type {MessageEvent} */ (event);
     newest = told.lastEventId || newest;
@@ -247,15 +248,15 @@ addEventListener("keydown", (event) => {
 let places = null;
 async function known() {
   const list = async (/** @type {string} */ path) => {
-    try { const answer = await fetch(path, { headers: { Accept: "application/json" } }); return answer.ok ? (await answer.json()).items : []; }
+    try { const answer = await fetch(base + path, { headers: { Accept: "application/json" } }); return answer.ok ? (await answer.json()).items : []; }
     catch { return []; }
   };
   const [runs, jobs, nodes, books] = await Promise.all(["/history?limit=200", "/jobs", "/agents", "/playbooks"].map(list));
-  const place = (/** @type {string} */ kind, /** @type {string} */ at) => (/** @type {any} */ each) => ({ kind, name: each.name, href: at + encodeURIComponent(each.name) });
+  const place = (/** @type {string} */ kind, /** @type {string} */ at) => (/** @type {any} */ each) => ({ kind, name: each.name, href: base + at + encodeURIComponent(each.name) });
   return [
     ...$$("nav a[data-key]").map((link) => ({ kind: "page", name: link.textContent, href: link.getAttribute("href") })),
     ...jobs.map(place("job", "/jobs/")), ...nodes.map(place("node", "/nodes/")), ...books.map(place("playbook", "/playbooks/")),
-    ...runs.map((/** @type {any} */ run) => ({ kind: "run", name: `${run.playbook} ${run.target || ""} ${run.run_id}`, href: `/runs/${run.run_id}` })),
+    ...runs.map((/** @type {any} */ run) => ({ kind: "run", name: `${run.playbook} ${run.target || ""} ${run.run_id}`, href: `${base}/runs/${run.run_id}` })),
   ];
 }
 async function palette() {

@@ -1,0 +1,67 @@
+"""The path of the external URL, below which a proxy serves this server.
+
+Some proxies strip the path from each request and some leave it there. So it is stripped here where it is present, and
+every link, redirect and cookie of the console carries it. Who calls it: the factory, the standby and the console.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import MutableMapping
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+OWN_NAMES = frozenset(
+    {
+        *("agents", "alerts", "approvals", "audit", "channels", "console", "docs", "events", "explain", "findings"),
+        *("health", "history", "jobs", "kept", "login", "logout", "metrics", "nodes", "now", "openapi", "pause"),
+        *("pauses", "playbooks", "r", "ready", "report", "resume", "runs", "sessions", "settings", "static", "webhook"),
+    }
+)
+"""The words that the server's own paths begin with."""
+
+_FIRST_WORD = re.compile(r"/*([A-Za-z0-9_-]*)")
+
+
+class BasePath:
+    """The path of `external_url`; empty if it has none."""
+
+    def __init__(self, external_url: str = "") -> None:
+        self.external_url = external_url
+        self.link = urlsplit(external_url).path.rstrip("/")
+        """As it stands before the path of a link, such as ``/trainmedic``; empty for none."""
+        self._decoded = unquote(self.link)
+        # With a base such as /jobs, /jobs/llm-1 is the page of a job behind a proxy that strips the base.
+        self._is_ambiguous = _first_word(self._decoded) in OWN_NAMES
+
+    def strip(self, scope: MutableMapping[str, Any]) -> None:
+        """Remove the base from the path of a request, if it is there."""
+        if not self.link:
+            return
+        stripped = self.within(scope["path"], self._decoded)
+        if stripped == scope["path"]:
+            return
+        raw = scope.get("raw_path") or b""
+        scope["path"] = stripped
+        base = self.link.encode()
+        scope["raw_path"] = (raw.removeprefix(base) or b"/") if raw.startswith(base) else quote(stripped).encode()
+
+    def within(self, path: str, base: str | None = None) -> str:
+        """Return the path without the base that it may begin with, such as that of a link."""
+        base = self.link if base is None else base
+        if not base or not (path == base or path.startswith((f"{base}/", f"{base}?", f"{base}#"))):
+            return path
+        rest = path.removeprefix(base)
+        if self._is_ambiguous and _first_word(rest) not in {"", *OWN_NAMES}:
+            return path
+        return rest if rest.startswith("/") else f"/{rest}"
+
+    def over(self, path: str) -> str:
+        """Return a path of this server, or an address that begins with one, as a browser asks for it."""
+        return self.link + path if path.startswith("/") else path
+
+
+def _first_word(path: str) -> str:
+    match = _FIRST_WORD.match(path)
+    assert match is not None
+    return match[1]
