@@ -129,7 +129,11 @@ class BusUnavailable(TrainmedicError):
     """Redis cannot be reached."""
 
 
-class BusFull(BusUnavailable):
+class BusExplained(BusUnavailable):
+    """Redis cannot be used, for a reason that the text states. The text is ours and shows nothing of a URL."""
+
+
+class BusFull(BusExplained):
     """Redis has no room for another client. The text, which is ours, says so, and what to do."""
 
 

@@ -71,9 +71,9 @@ class RedisBus:
         self._reading: Redis = open_client(url, BLOCK_SECONDS + ANSWER_SECONDS)
         self._judge = PresenceJudge(signer, clock, metrics)
         self._presences = PresenceReader(self._client, self._judge)
-        self._outbox = CommandOutbox(
-            self._client, clock, metrics, RedisOutage("sending", url, metrics.bus_errors), fence
-        )
+        self._url = url
+        self._writer_outage = RedisOutage("sending", url, metrics.bus_errors)
+        self._outbox = CommandOutbox(self._client, clock, metrics, self._writer_outage, fence)
         self._reader_outage = RedisOutage("reading", url, metrics.bus_errors)
         self._router = ReplyRouter(clock.now(), self._outbox.acknowledge, signer is not None)
         self._inbox = ReplyInbox(
@@ -156,7 +156,10 @@ class RedisBus:
         try:
             await self._client.ping()
         except FAULTS as error:
-            raise unavailable(error) from error
+            raise unavailable(error, self._url) from error
+        for refusal in (self._writer_outage.refusal, self._presences.refusal):
+            if refusal is not None:
+                raise refusal
 
     async def _send_and_wait(
         self,

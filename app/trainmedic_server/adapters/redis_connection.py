@@ -27,6 +27,7 @@ from trainmedic.wire.connection import (
     fault_of_options,
     takes_no_clients,
 )
+from trainmedic.wire.redis_faults import explained
 from trainmedic.wire.redis_url import behind_sentinels
 from trainmedic.wire.redis_url_check import check_redis_url
 from trainmedic_server import errors, telemetry
@@ -158,39 +159,52 @@ def without_password(url: str) -> str:
 class RedisOutage:
     """Tracks whether Redis is unreachable, so that each outage makes one line when it begins and one when it ends.
 
-    One more says that Redis takes no more clients, where that comes later.
+    One more states each further reason that becomes known during the outage.
     """
 
     def __init__(self, activity: str, url: str, faults: Counter) -> None:
         self._activity = activity
+        self._whole_url = url
         self._url = without_password(url)
         self._faults = faults
         self._backoff = new_backoff()
         self.is_on = False
-        self.reason: errors.BusFull | None = None
-        """Why, where Redis has said so."""
-        self._is_fullness_told = False
+        self.reason: errors.BusExplained | None = None
+        """Why, if that is known: by Redis's own words, or by TLS."""
+        self.refusal: errors.BusExplained | None = None
+        """Why Redis refuses one thing that is needed, although it answers; None while it refuses nothing."""
+        self._told: set[str] = set()
+        """Reasons of this outage that are in the log."""
 
     def begin(self, error: BaseException) -> float:
         """Count a failure; return how many seconds to wait before the next try."""
         self.count()
-        is_full = takes_no_clients(error)
-        if not self.is_on or (is_full and not self._is_fullness_told):
-            reason = NO_MORE_CLIENTS if is_full else type(error).__name__
+        told = unavailable(error, self._whole_url)
+        self.reason = told if isinstance(told, errors.BusExplained) else None
+        reason = str(self.reason or type(error).__name__)
+        if not self.is_on or (self.reason is not None and reason not in self._told):
             log.warning("Redis is away; trying again", during=self._activity, redis=self._url, error=reason)
-            self._is_fullness_told = is_full
+            self._told.add(reason)
         self.is_on = True
-        self.reason = _full() if is_full else None
         return self._backoff.next()
 
     def count(self) -> None:
         """Count a failure that is not an outage: Redis answers, and refuses one thing."""
         self._faults.inc()
 
+    def refuse(self, error: BaseException) -> str:
+        """Count a refusal of one thing. Return its reason, fit for a log."""
+        self.count()
+        told = unavailable(error, self._whole_url)
+        self.refusal = told if isinstance(told, errors.BusExplained) else None
+        # Only the first word otherwise: Redis may repeat the command's content after it.
+        return str(self.refusal or str(error).partition(" ")[0])
+
     def end(self) -> None:
         if self.is_on:
             self.is_on = False
             self.reason = None
+            self._told.clear()
             self._backoff.reset()
             log.info("Redis is back", during=self._activity, redis=self._url)
 
@@ -200,10 +214,12 @@ def new_backoff() -> Backoff:
     return Backoff(0.05, 2.0, jitter=True)
 
 
-def unavailable(error: BaseException) -> errors.BusUnavailable:
-    """The server's error for one of redis-py's."""
+def unavailable(error: BaseException, url: str | None = None) -> errors.BusUnavailable:
+    """The server's error for one of redis-py's, on a connection to `url`."""
     if takes_no_clients(error):
         return _full()
+    if explanation := explained(error, url):
+        return errors.BusExplained(explanation)
     return errors.BusUnavailable(f"Redis does not answer ({type(error).__name__})")
 
 

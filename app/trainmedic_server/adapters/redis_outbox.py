@@ -140,16 +140,16 @@ class CommandOutbox:
             if isinstance(result, Exception):
                 self._send_later(command, result)
             else:
+                self._outage.refusal = None
                 value = values[command.presence]
                 command.on_sent(value if isinstance(value, bytes) else None)
 
     def _send_later(self, command: QueuedCommand, error: Exception) -> None:
         """Retry a command whose stream refuses it (wrong type, out of memory), without delaying the others."""
-        self._outage.count()
+        reason = self._outage.refuse(error)
         if command.backoff is None:
             command.backoff = new_backoff()
-            # Only the first word: Redis may repeat the command's content after it.
-            log.warning("a command's stream refuses it; trying again", error=str(error).partition(" ")[0])
+            log.warning("a command's stream refuses it; trying again", error=reason)
         asyncio.get_running_loop().call_later(command.backoff.next(), self.send, command)
 
 

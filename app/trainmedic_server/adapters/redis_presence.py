@@ -12,11 +12,13 @@ from typing import Any
 
 from msgspec.structs import replace
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
 from trainmedic.wire.writer import LARGEST_PRESENCE
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.redis_connection import FAULTS, unavailable
 from trainmedic_server.adapters.redis_presence_judge import PresenceJudge
+from trainmedic_server.errors import BusExplained
 from trainmedic_server.ports.outside import Presence
 
 log = telemetry.logger(__name__)
@@ -41,6 +43,12 @@ class PresenceReader:
         self._client = client
         self._judge = judge
         self._listings: dict[str, asyncio.Task[list[Presence]]] = {}
+        self._refusals: dict[str, BusExplained] = {}
+
+    @property
+    def refusal(self) -> BusExplained | None:
+        """Why Redis refused the last listing of agents or of jobs; None if it did not."""
+        return next(iter(self._refusals.values()), None)
 
     async def all_under(self, prefix: str) -> list[Presence]:
         """Return all agents, or all jobs, by the key prefix. Raises BusUnavailable.
@@ -80,7 +88,11 @@ class PresenceReader:
                     [key for key, value in zip(chunk, values, strict=True) if _is_cut(value)]
                 )
         except FAULTS as error:
-            raise unavailable(error) from error
+            told = unavailable(error)
+            if isinstance(error, ResponseError) and isinstance(told, BusExplained):
+                self._refusals[prefix] = told
+            raise told from error
+        self._refusals.pop(prefix, None)
         return _with_few_claims(presences)
 
     async def _large(self, keys: Sequence[bytes]) -> list[Presence]:

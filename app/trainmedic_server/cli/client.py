@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from trainmedic_server import __version__
 from trainmedic_server.cli import exits
-from trainmedic_server.domain.http_url import check_http_url
+from trainmedic_server.domain.http_url import check_http_url, without_user
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,15 +41,16 @@ class Client:
     """Sends requests to one server."""
 
     def __init__(self, url: str, token: str | None) -> None:
-        self.url = url.rstrip("/")
+        self.url = without_user(url.rstrip("/"))
+        """As it is shown: without user and password."""
         headers = {"User-Agent": f"trainmedic/{__version__}"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
         try:
             check_http_url(url)
-            self._http = httpx.Client(base_url=self.url + "/", headers=headers, timeout=_TIMEOUT)
+            self._http = httpx.Client(base_url=url.rstrip("/") + "/", headers=headers, timeout=_TIMEOUT)
         except (httpx.InvalidURL, ValueError) as error:
-            raise exits.InvalidInput(f"{url!r} is not a URL such as http://127.0.0.1:8080: {error}") from error
+            raise exits.InvalidInput(f"{self.url!r} is not a URL such as http://127.0.0.1:8080: {error}") from None
 
     def close(self) -> None:
         self._http.close()

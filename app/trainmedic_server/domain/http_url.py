@@ -10,6 +10,9 @@ from urllib.parse import SplitResult, urlsplit
 
 from trainmedic.wire.places import is_host
 
+ESCAPES = "in a user or password @ is written %40, / %2F, ? %3F, # %23, : %3A and % %25"
+_AUTHORITY = re.compile(r"[A-Za-z]+://([^/?#]*)(.*)", re.DOTALL)
+_HOST_BEHIND = re.compile(r"[/?#][^/@=]+@([^/:?#]+)")
 _NOT_IN_A_URL = re.compile(r"[\x00-\x20\x7f\\]")
 
 
@@ -18,6 +21,7 @@ def check_http_url(url: str) -> SplitResult:
     password."""
     if not url.lower().startswith(("http://", "https://")):
         raise ValueError("must be a URL that begins with http:// or https://")
+    _check_user_and_password(url)
     if _NOT_IN_A_URL.search(url):
         raise ValueError("must be a URL without spaces, control characters and backslashes")
     try:
@@ -36,3 +40,26 @@ def check_http_url(url: str) -> SplitResult:
     if not is_port:
         raise ValueError("must have a port from 1 to 65535, or none")
     return parts
+
+
+def without_user(url: str) -> str:
+    """Return the URL, as it may be shown: without user and password, also where these are not escaped."""
+    before, at, host = url.rpartition("@")
+    scheme = f"{before.partition('://')[0]}://" if "://" in before else ""
+    return f"{scheme}{host}" if at else url
+
+
+def _check_user_and_password(url: str) -> None:
+    """Raise ValueError if a special character of a user or password is not escaped: a part of it would be the host."""
+    match = _AUTHORITY.fullmatch(url)
+    if match is None:
+        return
+    authority, rest = match[1], match[2]
+    if authority.count("@") > 1:
+        raise ValueError(f"must have one @ before the host: {ESCAPES}")
+    if "@" in authority or ":" not in authority or authority.startswith("[") or "@" not in rest:
+        return
+    behind = _HOST_BEHIND.match(rest)
+    has_port = authority.rpartition(":")[2].isdigit()
+    if not has_port or (behind is not None and is_host(behind[1])):
+        raise ValueError(f"must have its user and password escaped: {ESCAPES}")

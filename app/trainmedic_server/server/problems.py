@@ -148,7 +148,7 @@ def from_error(error: errors.TrainmedicError) -> HttpProblem:
             return _retry_later("The server has more deliveries than it can take now.", error.retry_after)
         case errors.StoreUnavailable():
             return _retry_later("The run store does not answer.", STORE_RETRY_SECONDS)
-        case errors.BusFull():
+        case errors.BusExplained():
             return _retry_later(f"{error}.", STORE_RETRY_SECONDS)
         case errors.BusUnavailable():
             return _retry_later("Redis does not answer.", STORE_RETRY_SECONDS)

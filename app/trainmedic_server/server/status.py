@@ -14,7 +14,7 @@ from pydantic import Field
 
 from trainmedic_server import __version__, telemetry
 from trainmedic_server.domain.modes import Mode
-from trainmedic_server.errors import BusFull, TrainmedicError
+from trainmedic_server.errors import BusExplained, TrainmedicError
 from trainmedic_server.ports.outside import UNSIGNED, Clock, ClockWatch, CommandBus
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.server import problems
@@ -185,7 +185,7 @@ async def _check(check: Callable[[], Awaitable[Any]], name: str, seconds: float)
             await check()
     except TimeoutError:
         return Dependency(ok=False, detail=f"{name} did not answer within {seconds:g} s")
-    except BusFull as error:
+    except BusExplained as error:
         return Dependency(ok=False, detail=str(error))
     except TrainmedicError:
         return Dependency(ok=False, detail=f"{name} does not answer")

@@ -22,10 +22,16 @@ def explain(
         name = str(detail["loc"][0]) if detail["loc"] else ""
         if name not in origins:
             yield message
-        elif sources[name].secret:
+        elif sources[name].secret or _may_hold_a_password(values[name]):
             yield f"{origins[name]}: {message}"
         else:
             yield f"{origins[name]}: {_shown(values[name])}: {message}"
+
+
+def _may_hold_a_password(value: Any) -> bool:
+    """Return whether it looks like a URL with a user, also of a setting that takes none."""
+    text = str(value)
+    return "://" in text and "@" in text
 
 
 def _shown(value: Any) -> str:

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, SecretStr
 
 from trainmedic.wire.connection import open_client
 from trainmedic_server.domain.fields import Duration
-from trainmedic_server.domain.http_url import check_http_url
+from trainmedic_server.domain.http_url import ESCAPES, check_http_url
 from trainmedic_server.domain.message import parse_rules
 from trainmedic_server.domain.playbook import Mode
 
@@ -73,7 +73,23 @@ def _store_url(url: SecretStr) -> SecretStr:
 def _database(url: SecretStr) -> SecretStr:
     if "://" not in url.get_secret_value():
         raise ValueError("must be a URL such as sqlite:////var/lib/trainmedic/trainmedic.db")
+    scheme, _, rest = url.get_secret_value().partition("://")
+    if not scheme.startswith("sqlite"):
+        _check_database_user(rest)
     return url
+
+
+def _check_database_user(rest: str) -> None:
+    """Raise ValueError if a database's driver would take a part of the password for the host or the database.
+
+    It ends the password at the first ``@``, and the host at the first slash.
+    """
+    authority, slash, path = rest.partition("/")
+    user, _, more = authority.partition("@")
+    host, _, options = more.partition("?")
+    is_cut = "@" in host or "@" in options.partition("=")[0]
+    if is_cut or (":" in user and slash and "@" in path.partition("?")[0]):
+        raise ValueError(f"must have one @, before the host: {ESCAPES}")
 
 
 def _signing_key(key: SecretStr) -> SecretStr:

@@ -22,6 +22,7 @@ from msgspec import Struct, field
 from trainmedic.wire import envelope
 from trainmedic.wire.connection import NO_MORE_CLIENTS, open_client, takes_no_clients
 from trainmedic.wire.reading import read_object
+from trainmedic.wire.redis_faults import explained
 from trainmedic.wire.signing import unseal
 from trainmedic_server import __version__
 from trainmedic_server.agent import policy as policies
@@ -199,7 +200,8 @@ def _redis(settings: AgentSettings, policy: Policy, report: CheckReport) -> None
                 running = _presence(client, settings)
                 reason = ""
         except (redis.RedisError, OSError, ValueError, TypeError) as error:
-            reason = NO_MORE_CLIENTS if takes_no_clients(error) else str(error) or type(error).__name__
+            told = NO_MORE_CLIENTS if takes_no_clients(error) else explained(error, url)
+            reason = told or str(error) or type(error).__name__
     report.values["redis"] = {"is_reachable": not reason, "agent": running}
     if reason:
         report.is_cut_off = True

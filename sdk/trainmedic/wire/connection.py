@@ -23,6 +23,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from trainmedic.wire.backoff import Backoff
+from trainmedic.wire.redis_faults import explained
 from trainmedic.wire.redis_url import behind_sentinels
 from trainmedic.wire.redis_url_check import check_redis_url
 
@@ -67,10 +68,12 @@ class OutageLog:
         self._broken: set[int] = set()
         self._logged: set[str] = set()
 
-    def begin(self, connection: object, error: BaseException) -> None:
-        reason = _reason(error)
+    def begin(self, connection: object, error: BaseException, url: str | None = None) -> None:
+        """Note that a connection, that of `url`, does not work."""
+        reason = _reason(error, url)
         with self._lock:
-            is_redis_own = isinstance(error, redis.ResponseError) or takes_no_clients(error)
+            is_refusal = isinstance(error, (redis.ResponseError, redis.AuthenticationError))
+            is_redis_own = is_refusal or takes_no_clients(error)
             is_news = not self._broken or (is_redis_own and reason not in self._logged)
             self._broken.add(id(connection))
             self._logged.add(reason)
@@ -214,7 +217,7 @@ class RedisConnection:
 
     def failed(self, error: BaseException) -> float:
         """Return the seconds to wait before the next try."""
-        self._outage.begin(self, error)
+        self._outage.begin(self, error, self._find_url())
         if isinstance(error, (NoRoom, redis.exceptions.MaxConnectionsError)) or takes_no_clients(error):
             return _GENERATOR.uniform(*_WAITS_FOR_ROOM)
         return self._backoff.next()
@@ -320,7 +323,7 @@ def client_options(url: str, answer_seconds: float = ANSWER_SECONDS) -> dict[str
     return options
 
 
-def _reason(error: BaseException) -> str:
+def _reason(error: BaseException, url: str | None) -> str:
     """A reason that is fit for a log: Redis may repeat what it was sent, a password among it, after its first word."""
     if isinstance(error, (NoRedisUrl, NoRoom)):
         return str(error)
@@ -328,6 +331,8 @@ def _reason(error: BaseException) -> str:
         return "it is part of a Redis Cluster, which is not supported"
     if takes_no_clients(error):
         return NO_MORE_CLIENTS
+    if explanation := explained(error, url):
+        return explanation
     name = type(error).__name__
     code = str(error).split(" ", 1)[0] if isinstance(error, redis.ResponseError) else ""
     return f"{name}: {code}" if code.isupper() and code.isalpha() else name

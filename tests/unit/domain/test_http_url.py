@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainmedic_server.domain.http_url import check_http_url
+from trainmedic_server.domain.http_url import check_http_url, without_user
 
 GOOD = [
     *(
@@ -16,7 +16,9 @@ GOOD = [
         "http://[fe80::1%25e]",
     ),
     *("http://u:p%40@a_b.example.", "http://büro.example", "http://h:/"),
+    *("http://h:8443/t/@team", "http://h:80/?q=a@b.c", "http://h/@x", "http://u:p@h/a@b", "http://[::1]:80/x@y"),
 ]
+ESCAPED = "@ is written %40"
 HOST, SCHEME, PORT, ONE, PLAIN = (
     "must name a host",
     "begins with http://",
@@ -25,6 +27,8 @@ HOST, SCHEME, PORT, ONE, PLAIN = (
     "without spaces",
 )
 WRONG = [
+    *((url, ESCAPED) for url in ("http://u:hunter@2@h", "https://@hunter2@@h:1/x", "http://u:hunter2/x@h:80")),
+    *((url, ESCAPED) for url in ("http://u:hunter2#x@h", "http://u:hunter2?x=1@h", "http://u:17/hunter2@h.example/x")),
     *((url, HOST) for url in ("http://", "https:///path", "http://:9090", "http://u:hunter2@", "http://?x")),
     *((url, SCHEME) for url in ("", "h:9090", "ftp://h", "http:/h", "//h", "http:h", " http://h")),
     *((url, PORT) for url in ("http://h:99999", "http://h:0", "http://h:-1", "http://h:x", "http://u:hunter2@h:9_9")),
@@ -46,3 +50,18 @@ def test_what_leads_nowhere_is_refused(url: str, why: str) -> None:
     with pytest.raises(ValueError, match=why) as refused:
         check_http_url(url)
     assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://h:1/x", "http://h:1/x"),
+        ("http://u:hunter2@h:1/x", "http://h:1/x"),
+        ("http://u:hun@ter/2@h", "http://h"),
+        ("u:hunter2@h", "h"),
+        ("", ""),
+    ],
+)
+def test_a_url_is_shown_without_its_user(url: str, shown: str) -> None:
+    """Also one that is not escaped."""
+    assert without_user(url) == shown
