@@ -96,7 +96,7 @@ REFUSED = {
     "an alert without labels": (body(alert(labels=...)), 422, "alerts.0.labels"),
     "an alert without status": (body(alert(status=...)), 422, "alerts.0.status"),
     "an alert without start": (body(alert(startsAt=...)), 422, "alerts.0.startsAt"),
-    "the second alert is bad": (body(alert(), alert(status="x")), 422, "alerts.1.status"),
+    "both alerts are bad": (body(alert(labels=5), alert(status="x")), 422, "alerts.0.labels"),
     "label a number": (body(alert(labels={"gpu": 0})), 422, "alerts.0.labels.gpu"),
     "100,000 labels": (body(alert(labels={f"label_{n}": "x" for n in range(100_000)})), 422, "alerts.0.labels"),
     "a 1 MB label value": (body(alert(labels={"big": "x" * MIB})), 422, "alerts.0.labels.big"),

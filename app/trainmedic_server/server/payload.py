@@ -109,7 +109,7 @@ def _members(entries: list[Any], ignored: _Problems) -> tuple[list[Alert], list[
         problems = _Problems()
         if len(rejected) > MOST_REJECTED:
             too_many = ("alerts", f"has more than {MOST_REJECTED} malformed members")
-            raise PayloadError.at([too_many, *_reported(rejected)][:PROBLEMS_REPORTED])
+            raise PayloadError.at([*_reported(rejected)[: PROBLEMS_REPORTED - 1], too_many])
     if rejected and not alerts and not any(each.is_end for each in rejected):
         raise PayloadError.at(_reported(rejected))
     return alerts, rejected
