@@ -27,7 +27,7 @@ from trainmedic.wire.connection import (
     fault_of_options,
     takes_no_clients,
 )
-from trainmedic.wire.redis_faults import explained
+from trainmedic.wire.redis_faults import explained, unreachable
 from trainmedic.wire.redis_url import behind_sentinels
 from trainmedic.wire.redis_url_check import check_redis_url
 from trainmedic_server import errors, telemetry
@@ -181,7 +181,7 @@ class RedisOutage:
         self.count()
         told = unavailable(error, self._whole_url)
         self.reason = told if isinstance(told, errors.BusExplained) else None
-        reason = str(self.reason or type(error).__name__)
+        reason = NO_MORE_CLIENTS if takes_no_clients(error) else str(self.reason or type(error).__name__)
         if not self.is_on or (self.reason is not None and reason not in self._told):
             log.warning("Redis is away; trying again", during=self._activity, redis=self._url, error=reason)
             self._told.add(reason)
@@ -218,7 +218,7 @@ def unavailable(error: BaseException, url: str | None = None) -> errors.BusUnava
     """The server's error for one of redis-py's, on a connection to `url`."""
     if takes_no_clients(error):
         return _full()
-    if explanation := explained(error, url):
+    if explanation := explained(error, url) or unreachable(error):
         return errors.BusExplained(explanation)
     return errors.BusUnavailable(f"Redis does not answer ({type(error).__name__})")
 

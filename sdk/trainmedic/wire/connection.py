@@ -23,7 +23,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from trainmedic.wire.backoff import Backoff
-from trainmedic.wire.redis_faults import explained
+from trainmedic.wire.redis_faults import explained, unreachable
 from trainmedic.wire.redis_url import behind_sentinels
 from trainmedic.wire.redis_url_check import check_redis_url
 
@@ -331,7 +331,7 @@ def _reason(error: BaseException, url: str | None) -> str:
         return "it is part of a Redis Cluster, which is not supported"
     if takes_no_clients(error):
         return NO_MORE_CLIENTS
-    if explanation := explained(error, url):
+    if explanation := explained(error, url) or unreachable(error):
         return explanation
     name = type(error).__name__
     code = str(error).split(" ", 1)[0] if isinstance(error, redis.ResponseError) else ""

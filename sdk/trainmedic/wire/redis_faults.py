@@ -20,11 +20,12 @@ _OTHER_NAME = frozenset({62, 64})
 """OpenSSL's codes of X509_verify_cert_error_string."""
 _NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
 _CLIENT_CERTIFICATE = "name one with ?ssl_certfile=/path/to/crt.pem&ssl_keyfile=/path/to/key.pem"
+_CLOSED = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 _MOST_CAUSES = 8
 
 
 def explained(error: BaseException, url: str | None = None) -> str:
-    """Return why Redis cannot be used, and what to do, as half a sentence; empty if `error` does not tell.
+    """Return what Redis refuses, or why TLS failed, and what to do, as half a sentence; empty for other errors.
 
     `url` is that of the connection, for what is different with TLS.
     """
@@ -41,6 +42,16 @@ def explained(error: BaseException, url: str | None = None) -> str:
         if isinstance(cause, ssl.SSLError):
             return _tls(cause)
     return _connection(causes, url)
+
+
+def unreachable(error: BaseException) -> str:
+    """Return why nothing answers at the URL, as half a sentence; empty if `error` does not tell."""
+    for cause in _causes(error):
+        if isinstance(cause, socket.gaierror):
+            return "the host name of the URL cannot be resolved"
+        if isinstance(cause, ConnectionRefusedError):
+            return "nothing listens at the host and port of the URL (connection refused)"
+    return ""
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -111,10 +122,6 @@ def _connection(causes: list[BaseException], url: str | None) -> str:
     is_tls = url is not None and url.startswith("rediss")
     is_plain = url is not None and not is_tls and not url.startswith("unix")
     for cause in causes:
-        if isinstance(cause, socket.gaierror):
-            return "the host name of the URL cannot be resolved"
-        if isinstance(cause, ConnectionRefusedError):
-            return "nothing listens at the host and port of the URL (connection refused)"
         if is_tls and isinstance(cause, (FileNotFoundError, PermissionError)):
             return "TLS failed: a file that the URL names for it is missing or cannot be read"
     if any("handshake" in str(cause) and "timed out" in str(cause) for cause in causes):
@@ -126,7 +133,7 @@ def _connection(causes: list[BaseException], url: str | None) -> str:
             "connecting with TLS timed out: the host does not answer, or this port speaks no TLS, for which the URL "
             "begins with redis:// instead of rediss://"
         )
-    is_closed = any(isinstance(cause, ConnectionError) for cause in causes) or "closed" in str(causes[0])
+    is_closed = any(isinstance(cause, _CLOSED) for cause in causes) or "closed" in str(causes[0])
     if is_plain and is_closed and isinstance(causes[0], exceptions.ConnectionError):
         return "Redis closed the connection; if this port speaks TLS, write rediss:// instead of redis://"
     return ""
