@@ -47,7 +47,8 @@ class ReactionView(View):
     playbook: str = Field(description="Empty where the reason counts the playbooks of which none is kept.")
     decision: str = Field(
         description="A decision of the history, or not_matched (a matcher or `on.when` does not hold), match_failed "
-        "(one could not be evaluated), resolved (the alert was first heard of when it had resolved)."
+        "(one could not be evaluated), no_proof (the alert lacks what `on.proof` asks for), resolved (the alert was "
+        "first heard of when it had resolved)."
     )
     reason: str = Field(description="Empty where the decision says it all.")
     run_id: str | None = Field(
