@@ -280,6 +280,29 @@ async def test_a_rollback_goes_back_to_before_the_alert_unless_told_otherwise(
     assert bus.sent[0].params == sent
 
 
+ROOT_DISK = {"mountpoint": "/", "device": "/dev/sda2", "fstype": "ext4", "alertname": "DiskSpaceLow"}
+
+
+@pytest.mark.parametrize(
+    ("named", "sent"),
+    [
+        ([ROOT_DISK, {**ROOT_DISK, "severity": "page"}], [{"mountpoint": "/", "device": "/dev/sda2"}]),
+        ([{"exported_mountpoint": "/data"}], [{"mountpoint": "/data", "device": ""}]),
+        ([ROOT_DISK, {"alertname": "DiskSpaceLow"}], None),
+        ([], None),
+    ],
+)
+async def test_a_cleaning_says_where_space_is_wanted_as_labels_of_alerts_say_it(
+    bus: ScriptedBus, named: list[dict[str, str]], sent: list[dict[str, str]] | None
+) -> None:
+    """Each file system once. Where an alert does not name its own, none is ruled out, and an agent of an earlier
+    release is sent what it knows."""
+    bus.answers = replies("applied")
+    await perform(bus, nodes.DiskClean, {"rules": ["tmp"], "filesystems": named})
+    rest = {"rules": ["tmp"], "dry_run": False}
+    assert bus.sent[0].params == (rest if sent is None else {**rest, "filesystems": sent})
+
+
 @pytest.mark.parametrize(
     ("kind", "params"),
     [
