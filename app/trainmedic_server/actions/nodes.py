@@ -150,7 +150,7 @@ async def _stop_waiting() -> bool:
     return True
 
 
-class NamedFilesystem(BaseModel):
+class AlertFilesystem(BaseModel):
     """A file system by its mount point, as labels of an alert name it; other labels are left out."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -175,7 +175,7 @@ class CleanParams(ActionParams):
     )
     until_free_percent: float | None = Field(None, gt=0, lt=100, description="Stop once this much is free.")
     dry_run: bool = Field(False, description="Only say what would be deleted.")
-    filesystems: tuple[NamedFilesystem, ...] = Field(
+    filesystems: tuple[AlertFilesystem, ...] = Field(
         (),
         max_length=10_000,
         description="Where space is wanted: the agent leaves roots alone that lie on other file systems. Labels of "
@@ -194,9 +194,9 @@ class DiskClean(Irreversible, CommandAction):
     def wire_params(self, call: Call) -> Mapping[str, Any]:
         """Return the parameters as they are sent: each file system once, and none where one of them is not known."""
         wire = dict(super().wire_params(call))
-        named = {(entry["mountpoint"], entry["device"]): entry for entry in wire.pop("filesystems")}
-        is_known = named and all(mountpoint for mountpoint, _ in named)
-        return {**wire, "filesystems": list(named.values())} if is_known else wire
+        by_name = {(entry["mountpoint"], entry["device"]): entry for entry in wire.pop("filesystems")}
+        is_known = by_name and all(mountpoint for mountpoint, _ in by_name)
+        return {**wire, "filesystems": list(by_name.values())} if is_known else wire
 
 
 class NodeFacts(Irreversible, PlacedAction):

@@ -21,23 +21,23 @@ _SHOWN = 10
 def refused(client: Client, playbooks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return one entry for each playbook and alertname: ``playbook``, ``alert``, ``alerts`` (how many of the newest
     hundred) and the ``reason`` of the newest."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    asked = [playbook for playbook in playbooks if playbook.get("proof")]
-    for name in sorted({name for playbook in asked for name in playbook["alerts"]}):
+    entries: dict[tuple[str, str], dict[str, Any]] = {}
+    asking = [playbook for playbook in playbooks if playbook.get("proof")]
+    for name in sorted({name for playbook in asking for name in playbook["alerts"]}):
         for alert in client.get("alerts", {"alertname": name, "since": _WITHIN, "limit": _MOST_ALERTS})["items"]:
             for reaction in alert["reactions"]:
                 if reaction["decision"] == NoReaction.NO_PROOF:
                     key = (reaction["playbook"], name)
                     entry = {"playbook": key[0], "alert": name, "alerts": 0, "reason": reaction["reason"]}
-                    found.setdefault(key, entry)["alerts"] += 1
-    return [found[key] for key in sorted(found)]
+                    entries.setdefault(key, entry)["alerts"] += 1
+    return [entries[key] for key in sorted(entries)]
 
 
 def lines(entries: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the lines of text that tell of them; none where there are none."""
     listed = list(entries)
     for entry in listed[:_SHOWN]:
-        told = f"{entry['playbook']} refused {entry['alerts']} of {entry['alert']} within a day: {entry['reason']}"
-        yield f"{'NO PROOF':<11}{table.plain(told)}"
+        text = f"{entry['playbook']} refused {entry['alerts']} of {entry['alert']} within a day: {entry['reason']}"
+        yield f"{'NO PROOF':<11}{table.plain(text)}"
     if len(listed) > _SHOWN:
         yield f"{'':<11}and {len(listed) - _SHOWN} more: 'trainmedic alerts --since 1d'"

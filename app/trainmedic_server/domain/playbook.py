@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_val
 from trainmedic_server.domain.fields import Duration
 from trainmedic_server.domain.modes import Mode as Mode
 from trainmedic_server.domain.modes import UndoTrigger as UndoTrigger
-from trainmedic_server.domain.proof import Proof
+from trainmedic_server.domain.proof import AlertProof
 from trainmedic_server.domain.target import TargetKind
 
 Identifier = Annotated[
@@ -48,14 +48,14 @@ class Trigger(_Model):
         (), max_length=MOST_MATCHERS, description="Alertmanager matchers; all of them must hold."
     )
     when: Expression | None = Field(None, description="A further condition, over the alert.")
-    proof: Proof | Annotated[tuple[Proof, ...], Field(min_length=1)] | None = Field(
+    proof: AlertProof | Annotated[tuple[AlertProof, ...], Field(min_length=1)] | None = Field(
         None, description="What the alert must prove beside its name: one of these is enough."
     )
 
     @property
-    def proofs(self) -> tuple[Proof, ...]:
+    def proofs(self) -> tuple[AlertProof, ...]:
         """The proofs of which one is enough; empty where none is asked for."""
-        return (self.proof,) if isinstance(self.proof, Proof) else self.proof or ()
+        return (self.proof,) if isinstance(self.proof, AlertProof) else self.proof or ()
 
     @property
     def alertnames(self) -> tuple[str, ...]:

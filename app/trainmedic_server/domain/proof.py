@@ -30,7 +30,7 @@ _LONGEST_VALUE = 60
 _MOST_CODES = 4
 
 
-class Proof(StrEnum):
+class AlertProof(StrEnum):
     """A kind of evidence that an alert means what its name says."""
 
     SHIPPED_RULE = "shipped_rule"
@@ -39,17 +39,17 @@ class Proof(StrEnum):
     """The alert names an XID that asks for a reset of the GPU or a restart of the node (``xids``)."""
 
 
-def lacking(accepted: Sequence[Proof], alert: Alert) -> str:
+def lacking(accepted: Sequence[AlertProof], alert: Alert) -> str:
     """Return why the alert has none of the `accepted` proofs; empty where it has one, or none is asked for."""
     codes = list(_codes(alert.labels))
-    if not accepted or (Proof.SHIPPED_RULE in accepted and _is_shipped(alert.labels)):
+    if not accepted or (AlertProof.SHIPPED_RULE in accepted and _is_shipped(alert.labels)):
         return ""
-    if Proof.HARDWARE_XID in accepted and codes and all(_means_hardware(code) for _, _, code in codes):
+    if AlertProof.HARDWARE_XID in accepted and codes and all(_means_hardware(code) for _, _, code in codes):
         return ""
     lacks = []
-    if Proof.SHIPPED_RULE in accepted:
+    if AlertProof.SHIPPED_RULE in accepted:
         lacks.append(f'does not carry {SHIPPED_RULE_LABEL}="{SHIPPED_RULE}"')
-    if Proof.HARDWARE_XID in accepted:
+    if AlertProof.HARDWARE_XID in accepted:
         lacks.append(f"names no XID that means hardware{_shown(codes)}")
     return f"it {' and '.join(lacks)}; {_advice(accepted, alert)}"
 
@@ -62,8 +62,8 @@ def _codes(labels: Mapping[str, str]) -> Iterator[tuple[str, str, int | None]]:
     """Yield each label that holds an XID: its name, its value, and the code; None where the value is no code."""
     for name, value in sorted(labels.items()):
         if name.lower().removeprefix("exported_") in XID_LABELS and value:
-            found = _XID.fullmatch(value[:_LONGEST_VALUE].strip())
-            yield name, value, int(found[1]) if found else None
+            match = _XID.fullmatch(value[:_LONGEST_VALUE].strip())
+            yield name, value, int(match[1]) if match else None
 
 
 def _means_hardware(code: int | None) -> bool:
@@ -72,12 +72,12 @@ def _means_hardware(code: int | None) -> bool:
 
 def _shown(codes: Sequence[tuple[str, str, int | None]]) -> str:
     """The codes that do not mean hardware, each with what it means."""
-    told = [
+    refusals = [
         f'{name}="{value[:_LONGEST_VALUE]}" {_meaning(code)}'
         for name, value, code in codes
         if not _means_hardware(code)
     ]
-    return f" ({'; '.join(told[:_MOST_CODES])})" if told else ""
+    return f" ({'; '.join(refusals[:_MOST_CODES])})" if refusals else ""
 
 
 def _meaning(code: int | None) -> str:
@@ -86,8 +86,8 @@ def _meaning(code: int | None) -> str:
     return _MEANT_BY[xids.xid(code).action] if xids.is_listed(code) else "is not in the catalogue of XIDs"
 
 
-def _advice(accepted: Sequence[Proof], alert: Alert) -> str:
-    if Proof.SHIPPED_RULE not in accepted:
+def _advice(accepted: Sequence[AlertProof], alert: Alert) -> str:
+    if AlertProof.SHIPPED_RULE not in accepted:
         return "no repair begins without it"
     if alert.annotations.get("runbook_url", "").startswith(_OUR_RUNBOOKS):
         return "its rule is of an earlier release of Trainmedic: deploy the rules of this release (monitoring/rules)"

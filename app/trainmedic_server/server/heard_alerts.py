@@ -64,7 +64,7 @@ class HeardAlertView(View):
             "examples": [
                 {
                     "alert_name": "GPUTemperatureHigh",
-                    "labels": {"alertname": "GPUTemperatureHigh", "node": "node-1", "gpu": "0"},
+                    "labels": {"alertname": "GPUTemperatureHigh", "node": "node-1", "gpu": "0", "severity": "info"},
                     "annotations": {},
                     "status": "firing",
                     "fingerprint": "2a6f3c0d1b4e5f60",
@@ -74,12 +74,12 @@ class HeardAlertView(View):
                     "count": 2,
                     "resolved_at": None,
                     "reacted": False,
-                    "reason": "gpu-temperature-high: 'severity' is '' and must match warning|critical",
+                    "reason": "gpu-temperature-high: 'severity' is 'info' and must not match info|informational|debug",
                     "reactions": [
                         {
                             "playbook": "gpu-temperature-high",
                             "decision": "not_matched",
-                            "reason": "'severity' is '' and must match warning|critical",
+                            "reason": "'severity' is 'info' and must not match info|informational|debug",
                             "run_id": None,
                         }
                     ],

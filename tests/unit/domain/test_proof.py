@@ -8,9 +8,9 @@ import pytest
 
 from trainmedic_server.domain import xids
 from trainmedic_server.domain.alert import Alert, AlertStatus
-from trainmedic_server.domain.proof import Proof, lacking
+from trainmedic_server.domain.proof import AlertProof, lacking
 
-BOTH = (Proof.SHIPPED_RULE, Proof.HARDWARE_XID)
+BOTH = (AlertProof.SHIPPED_RULE, AlertProof.HARDWARE_XID)
 
 
 def alert(labels: dict[str, str], annotations: dict[str, str] | None = None) -> Alert:
@@ -28,13 +28,13 @@ def test_a_playbook_that_asks_for_no_proof_is_given_none() -> None:
 )
 def test_a_rule_of_ours_proves_what_it_says(labels: dict[str, str]) -> None:
     """Of the XIDs that mean hardware as well as of others: the rule has told them apart already."""
-    assert lacking((Proof.SHIPPED_RULE,), alert(labels)) == lacking(BOTH, alert(labels)) == ""
+    assert lacking((AlertProof.SHIPPED_RULE,), alert(labels)) == lacking(BOTH, alert(labels)) == ""
 
 
 @pytest.mark.parametrize("labels", [{}, {"trainmedic_rule": "true"}, {"trainmedic_rule": ""}, {"source": "kubelet"}])
 def test_anything_else_is_no_rule_of_ours(labels: dict[str, str]) -> None:
     """The value counts too."""
-    assert lacking((Proof.SHIPPED_RULE,), alert(labels)).startswith('it does not carry trainmedic_rule="1"; ')
+    assert lacking((AlertProof.SHIPPED_RULE,), alert(labels)).startswith('it does not carry trainmedic_rule="1"; ')
 
 
 @pytest.mark.parametrize("code", sorted(xids.catalogue()))

@@ -105,7 +105,7 @@ class _CleaningRun(Struct):
     throttle: Throttle
     filesystems: Filesystems
     usage: FileUsage
-    wanted: FilesystemSearch | None
+    target_filesystems: FilesystemSearch | None
     """Where space is wanted; None where that is not said."""
     gone: set[Inode] = field(default_factory=set)
     """What is still there in a trial run and would not be in a cleaning; for the rules that follow."""
@@ -158,10 +158,10 @@ class _RuleRun(Struct):
 
     def _is_wanted(self, root: Root) -> bool:
         """Whether the root lies where space is wanted; what is deleted elsewhere frees nothing there."""
-        wanted = self.run.wanted
-        if wanted is None or wanted.finds(root.mount):
+        search = self.run.target_filesystems
+        if search is None or search.finds(root.mount):
             return True
-        names = ", ".join(str(name) for name in wanted.names[:_SHOWN_NAMES])
+        names = ", ".join(str(name) for name in search.names[:_SHOWN_NAMES])
         self.counters.refused_roots[root.path] = f"{root.path} does not lie on {printable(names)}"
         return False
 

@@ -82,13 +82,13 @@ def _filesystems(raw: object) -> tuple[NamedFilesystem, ...]:
     wrong = CommandRejected(f"filesystems must be a list of at most {_MAX_RULES} with a mountpoint and a device each")
     if not isinstance(raw, list | tuple) or len(raw) > _MAX_RULES:
         raise wrong
-    named = []
+    filesystems = []
     for entry in raw:
         mountpoint, device = (entry.get("mountpoint"), entry.get("device", "")) if isinstance(entry, dict) else ("", "")
         if not isinstance(mountpoint, str) or not mountpoint or not isinstance(device, str):
             raise wrong
-        named.append(NamedFilesystem(mountpoint, device))
-    return tuple(named)
+        filesystems.append(NamedFilesystem(mountpoint, device))
+    return tuple(filesystems)
 
 
 def _percent(raw: object) -> float | None:

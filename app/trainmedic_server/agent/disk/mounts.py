@@ -76,9 +76,9 @@ def _at(mountpoint: str, mounts: Sequence[Mount]) -> list[Mount]:
     """The mount that is seen at a mount point, or at that without an exporter's prefix; none where nothing is."""
     for point in _spellings(mountpoint):
         # The last mount at a place hides those before it.
-        found = [mount for mount in mounts if mount.point == point.encode()]
-        if found:
-            return found[-1:]
+        matching = [mount for mount in mounts if mount.point == point.encode()]
+        if matching:
+            return matching[-1:]
     return []
 
 
@@ -106,11 +106,11 @@ def mounts_of(process: Path) -> list[Mount]:
     for line in (process / "mountinfo").read_bytes().split(b"\n"):
         # number, parent, device, root, point, options, more of them, "-", filesystem, source, options of that
         before, _, after = line.partition(b" - ")
-        parts, named = before.split(b" "), after.split(b" ")
+        parts, described = before.split(b" "), after.split(b" ")
         if len(parts) >= 6 and after:
             options = frozenset(parts[5].split(b","))
-            filesystem = named[0].decode("ascii", "replace")
-            source = _unescaped(named[1]) if len(named) > 1 else b""
+            filesystem = described[0].decode("ascii", "replace")
+            source = _unescaped(described[1]) if len(described) > 1 else b""
             mounts.append(Mount(int(parts[0]), parts[2], parts[3], _unescaped(parts[4]), options, filesystem, source))
     return mounts
 
