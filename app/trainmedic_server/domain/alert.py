@@ -24,6 +24,10 @@ _64_BITS = (1 << 64) - 1
 MOST_REASONS = 5
 """Problems that the reason of a rejected alert lists."""
 
+SHIPPED_RULE_LABEL = "trainmedic_rule"
+"""The label that every alert rule of Trainmedic carries, and that playbooks which can do harm ask for."""
+SHIPPED_RULE = "1"
+"""Its value."""
 BY_HAND = "by-hand-"
 """How the fingerprint begins of what stands in place of an alert where a person started a run and none fires."""
 

@@ -163,8 +163,10 @@ class HandStarter:
         for record in tx.firing(_MOST_FIRING):
             alert = record.alert
             has_labels = all(alert.labels.get(name) == value for name, value in order.labels.items())
-            reacts = alert.name in names and has_labels and playbook.match(alert).matched
-            if reacts and playbook.target_of(alert, topology) == order.target:
+            if alert.name not in names or not has_labels:
+                continue
+            match = playbook.match(alert)  # who starts the run answers for what the alert does not prove
+            if (match.matched or match.unproven) and playbook.target_of(alert, topology) == order.target:
                 fitting.append(record)
         return max(fitting, key=lambda record: record.alert.starts_at, default=None)
 

@@ -47,7 +47,8 @@ class ReactionView(View):
     playbook: str = Field(description="Empty where the reason counts the playbooks of which none is kept.")
     decision: str = Field(
         description="A decision of the history, or not_matched (a matcher or `on.when` does not hold), match_failed "
-        "(one could not be evaluated), resolved (the alert was first heard of when it had resolved)."
+        "(one could not be evaluated), no_proof (the alert lacks what `on.proof` asks for), resolved (the alert was "
+        "first heard of when it had resolved)."
     )
     reason: str = Field(description="Empty where the decision says it all.")
     run_id: str | None = Field(
@@ -63,7 +64,7 @@ class HeardAlertView(View):
             "examples": [
                 {
                     "alert_name": "GPUTemperatureHigh",
-                    "labels": {"alertname": "GPUTemperatureHigh", "node": "node-1", "gpu": "0"},
+                    "labels": {"alertname": "GPUTemperatureHigh", "node": "node-1", "gpu": "0", "severity": "info"},
                     "annotations": {},
                     "status": "firing",
                     "fingerprint": "2a6f3c0d1b4e5f60",
@@ -73,12 +74,12 @@ class HeardAlertView(View):
                     "count": 2,
                     "resolved_at": None,
                     "reacted": False,
-                    "reason": "gpu-temperature-high: 'severity' is '' and must match warning|critical",
+                    "reason": "gpu-temperature-high: 'severity' is 'info' and must not match info|informational|debug",
                     "reactions": [
                         {
                             "playbook": "gpu-temperature-high",
                             "decision": "not_matched",
-                            "reason": "'severity' is '' and must match warning|critical",
+                            "reason": "'severity' is 'info' and must not match info|informational|debug",
                             "run_id": None,
                         }
                     ],
