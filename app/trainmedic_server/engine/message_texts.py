@@ -255,7 +255,8 @@ def _opened(event: Event) -> Draft:
 
 
 def _breaker_closed(event: Event) -> Draft:
-    return Draft(MessageKind.BREAKER, SERVER, f"The breaker was closed by {event.actor}")
+    text = "Its count begins again: only nodes that runs act on from now on count."
+    return Draft(MessageKind.BREAKER, SERVER, f"The breaker was closed by {event.actor}", text)
 
 
 def _paused(event: Event) -> Draft:

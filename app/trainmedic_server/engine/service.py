@@ -81,11 +81,15 @@ class Engine:
         self._metrics = metrics
         self._controls = Controls()
         self._recorder = Recorder(store, metrics)
+
+        def controls() -> Controls:
+            return self._controls
+
         services = EngineServices(
             store=store,
             catalog=catalog,
             recorder=self._recorder,
-            breaker=Breaker(self._recorder, clock, timeline, limits, topology, self._put_in_force),
+            breaker=Breaker(self._recorder, clock, timeline, limits, topology, controls, self._put_in_force),
             locks=TargetLocks(),
             actions=actions,
             clock=clock,
@@ -93,7 +97,7 @@ class Engine:
             limits=limits,
             metrics=metrics,
             new_id=self._new_id,
-            controls=lambda: self._controls,
+            controls=controls,
             fence=fence,
             topology=topology,
         )
@@ -237,12 +241,16 @@ class Engine:
         return await self._change(change)
 
     async def close_breaker(self, actor: str) -> Controls:
-        """Close the breaker by hand. What it kept from starting is not started now."""
+        """Close the breaker by hand, which begins its count again. What it kept from starting is not started now."""
 
         def change(controls: Controls) -> tuple[Controls, Sequence[Event]]:
-            closed = replace(controls, breaker_open=False, breaker_opened_at=None, breaker_reason=None)
-            event = Event("breaker_closed", self._clock.now(), actor=actor)
-            return closed, [event] if controls.breaker_open else []
+            if not controls.breaker_open:
+                return controls, []
+            now = self._clock.now()  # of this transaction: every act that is on record by now does not count
+            closed = replace(
+                controls, breaker_open=False, breaker_opened_at=None, breaker_reason=None, breaker_closed_at=now
+            )
+            return closed, [Event("breaker_closed", now, actor=actor)]
 
         return await self._change(change)
 

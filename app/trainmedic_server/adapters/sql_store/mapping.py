@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from msgspec.structs import replace
 
 from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of, time_of
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Identity
@@ -307,9 +306,15 @@ def controls_row(controls: Controls) -> tuple[Any, ...]:
         controls.breaker_reason,
         controls.alive_at,
         [pause.as_data() for pause in controls.pauses],
+        controls.breaker_closed_at,
     )
 
 
 def controls_of(row: Row) -> Controls:
-    *switches, pauses = row[1:]
-    return replace(Controls(*switches), pauses=tuple(OperatorPause.of_data(each) for each in pauses or ()))
+    *switches, alive_at, pauses, closed_at = row[1:]
+    return Controls(
+        *switches,
+        breaker_closed_at=closed_at,
+        alive_at=alive_at,
+        pauses=tuple(OperatorPause.of_data(each) for each in pauses or ()),
+    )
