@@ -165,6 +165,7 @@ class DiskClean(Irreversible, CommandAction):
     default_timeout: ClassVar[timedelta] = timedelta(minutes=10)
     Params: ClassVar[type[BaseModel]] = CleanParams
     waits_for_receiver: ClassVar[bool] = False
+    changes_disks_only: ClassVar[bool] = True
 
 
 class NodeFacts(Irreversible, PlacedAction):

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+from msgspec.structs import replace
+
 from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of, time_of
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Identity
 from trainmedic_server.domain.job_life import JobLife, LifeState
@@ -310,10 +312,6 @@ def controls_row(controls: Controls) -> tuple[Any, ...]:
 
 
 def controls_of(row: Row) -> Controls:
-    *switches, alive_at, pauses, closed_at = row[1:]
-    return Controls(
-        *switches,
-        breaker_closed_at=closed_at,
-        alive_at=alive_at,
-        pauses=tuple(OperatorPause.of_data(each) for each in pauses or ()),
-    )
+    *switches, pauses, closed_at = row[1:]
+    controls = Controls(*switches)
+    return replace(controls, pauses=tuple(map(OperatorPause.of_data, pauses or ())), breaker_closed_at=closed_at)
