@@ -177,7 +177,11 @@ class Driver:
             reason = f"the target was busy, and meanwhile the breaker opened: {self._outside.breaker}"
             return reason, Decision.BREAKER_OPEN
         stale = plan.why_stale(self._draft())
-        return (f"the target was busy, and {stale}", Decision.TARGET_BUSY) if stale is not None else None
+        if stale is None:
+            return None
+        blocker = self._services.locks.blocker(self.run.id, claims.of_run(self.run, self._services.actions))
+        busy = f"the target was busy{f' with run {blocker}' if blocker else ''}, and {stale}"
+        return busy, Decision.TARGET_BUSY
 
     async def _perform(self, act: PerformAttempt) -> AttemptOutcome:
         """Make the attempt that is on record, unless something keeps it from being made, and return how it ended."""

@@ -9,6 +9,7 @@ Who calls it: ``telling``. Not here: to whom it goes, and when it is sent.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -17,10 +18,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainmedic_server.domain import duration, links
+from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.approval import Terms
 from trainmedic_server.domain.message import Message, MessageKind, Severity, minute
+from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.plain_text import json_text
-from trainmedic_server.domain.run import Event, Run, Status, StepStatus
+from trainmedic_server.domain.run import PASSING, Decision, Event, Run, Status, StepStatus
+from trainmedic_server.domain.target import IdentityLabels
+from trainmedic_server.ports.store import LinkedRun
 
 SOON = timedelta(seconds=10)
 """How long a message waits for others of its topic."""
@@ -31,8 +36,12 @@ LATE = timedelta(minutes=15)
 _MOST_LINES = 20
 _MOST_CHARACTERS = 4_000
 
+_FLAPS_WITHIN = timedelta(hours=4)
+"""People are told once that nothing is done about a target, however often its alert begins within this time."""
+
 PLAYBOOKS = "playbooks"
 SERVER = "server"
+TARGETS = "targets"
 
 
 class Draft(Struct, frozen=True):
@@ -66,24 +75,37 @@ def written(event: Event, run: Run | None, told: Told) -> Draft | None:
 
 KINDS = frozenset(
     {"approval_requested", "approval_reminded", "approval_escalated", "approved", "rejected", "approval_ended",
-     "closed", "alert_resolved", "undo_delayed", "undo_done", "undo_closed",
+     "closed", "alert_resolved", "started_later",
+     "rate_limited", "concurrency_limited", "stale", "target_unknown", "target_ambiguous",
+     "undo_delayed", "undo_done", "undo_closed",
      "breaker_opened", "breaker_closed", "pause_ordered", "resumed", "pause_began", "pause_ended", "mode_changed",
      "server_started"}
 )  # fmt: skip
 """The events that people may be told of."""
 
 
-def passed_by(message: Message, run: Run | None) -> bool:
-    """Whether what the message is about is over, so that it would only disturb."""
+def passed_by(
+    message: Message, run: Run | None, alerts: Sequence[AlertRecord] = (), linked: Sequence[LinkedRun] = ()
+) -> bool:
+    """Whether what the message is about is over, so that it would only disturb.
+
+    `alerts` are those of its run, and `linked` all runs that the first of them led to.
+    """
     if message.run_id is None:
         return False
     match message.kind:
+        case MessageKind.NOT_STARTED:
+            has_started = any(other.playbook == message.topic and other.decision in _HANDLED for other in linked)
+            return run is None or has_started or all(record.is_resolved for record in alerts)
         case MessageKind.APPROVAL:
             return run is None or run.status is not Status.AWAITING_APPROVAL
         case MessageKind.UNDO_OVERDUE:
             return run is None or run.delayed_undo is None
         case _:
             return False
+
+
+_HANDLED = frozenset({Decision.STARTED, Decision.JOINED})
 
 
 def together(messages: Sequence[Message], now: datetime) -> tuple[str, str, Severity]:
@@ -161,6 +183,8 @@ def _whom(data: Mapping[str, Any]) -> list[str]:
 
 
 def _closed(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
+    if run.status is Status.NOT_STARTED:
+        return _not_started(run, run.decision, run.message)
     if run.status is Status.FAILED and not has_told_people(run):
         title = f"{run.playbook} on {run.target_key} failed"
         return Draft(MessageKind.RUN_FAILED, run.playbook, title, _story(run), run.id)
@@ -213,7 +237,89 @@ _ENDED = {
 
 def _resolved(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
     is_about_failure = run.status is Status.FAILED and (MessageKind.RUN_FAILED in told or has_told_people(run))
-    return _follow_up(run, f"{event.data.get('alert')} has resolved") if is_about_failure else None
+    if not is_about_failure and MessageKind.NOT_STARTED not in told:
+        return None
+    return _follow_up(run, f"{event.data.get('alert')} has resolved")
+
+
+def _refused(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
+    """What people are told of a guard's refusal, at the admission of an alert or when it was reported again."""
+    return _not_started(run, Decision(event.kind), str(event.data.get("why") or run.message))
+
+
+def _not_started(run: Run, decision: Decision, why: str) -> Draft | None:
+    """What people are told of an alert about which nothing is done; None where they know or need not.
+
+    A cooldown is what the playbook wants. Of a pause and of an open breaker people are told once, as such. Whoever
+    starts a run by hand gets the reason as the answer.
+    """
+    remedy = _REMEDIES.get(decision)
+    if remedy is None or run.mode is Mode.OBSERVE or run.started_by is not None:
+        return None
+    lines = [
+        f"Nothing is done about {run.alert_name}: {why}.",
+        *([_IF_REPEATED] if decision in PASSING else []),
+        remedy.format(playbook=run.playbook, target=run.target_key),
+    ]
+    # The same alert has one beginning, so that its repetition is not told again, nor is each beginning of one that
+    # flaps. A target may be refused by several guards in turn: one of them is enough.
+    beginning = int(run.alert.starts_at.timestamp() // _FLAPS_WITHIN.total_seconds())
+    once = _digest("not started", run.playbook, run.target_key, str(beginning))
+    title = f"{run.playbook} on {run.target_key} did not start: {why}"
+    return Draft(MessageKind.NOT_STARTED, run.playbook, title, "\n".join(lines), run.id, once=once)
+
+
+_IF_REPEATED = "It starts if the guard allows it when the alert is next reported, unless the alert is too old by then."
+_START = "To have it done all the same: trainmedic runs start {playbook} --target {target}"
+_REMEDIES: Mapping[Decision, str] = {
+    Decision.CONCURRENCY_LIMITED: "See which runs are open: trainmedic history --open --playbook {playbook}. To let "
+    "more run at once, raise max_concurrent in the guards of the playbook.",
+    Decision.RATE_LIMITED: "See what ran: trainmedic history --playbook {playbook}. To let more run in that time, "
+    "raise max_runs in the guards of the playbook.",
+    Decision.TARGET_BUSY: _START,
+    Decision.STALE: f"{_START}. To act on older alerts, raise --max-age.",
+}
+
+
+def _untargeted(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
+    """What people are told of an alert that names nothing that is known: once for each node or job that it names."""
+    if run.started_by is not None:
+        return None
+    why = str(event.data.get("why") or run.message)
+    named = {name: value for name, value in run.alert_labels.items() if _names_subject(name)}
+    shown = ", ".join(f'{name}="{value}"' for name, value in sorted(named.items())) or "none"
+    lines = [
+        f"{run.playbook} does nothing about {run.alert_name}, because it could act on the wrong thing: {why}.",
+        f"Labels that name something: {shown}.",
+        "If the node exists, start its agent or name it in the file of --inventory. Else have the alert's rule set a "
+        "label that names the node or the job. How the labels were read: "
+        f"trainmedic why --alert {run.alert_name}",
+        "Of this one you are not told again for a week.",
+    ]
+    hosts = sorted({value.partition(":")[0] for value in named.values()})
+    hosts = [host for host in hosts if host in why] or hosts or [run.playbook, run.alert_name]
+    once = _digest(event.kind, *hosts)
+    title = f"{run.playbook} does nothing about {run.alert_name}: {why}"
+    return Draft(MessageKind.TARGET_UNKNOWN, TARGETS, title, "\n".join(lines), run.id, once=once)
+
+
+_SUBJECTS = frozenset({*IdentityLabels().node, *IdentityLabels().job, "instance"})
+
+
+def _names_subject(label: str) -> bool:
+    return label.lower().removeprefix("exported_") in _SUBJECTS
+
+
+def _started_later(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
+    """That a run has begun for an alert of which people were told that nothing was done."""
+    if MessageKind.NOT_STARTED not in told:
+        return None
+    later = links.short_id(str(event.data.get("run_id")))
+    return _follow_up(run, f"it has started after all, as run {later}")
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
 def _delayed(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
@@ -309,6 +415,12 @@ _OF_RUN: Mapping[str, Callable[[Event, Run, set[MessageKind]], Draft | None]] = 
     "rejected": _answered,
     "approval_ended": _answered,
     "closed": _closed,
+    "rate_limited": _refused,
+    "concurrency_limited": _refused,
+    "stale": _refused,
+    "target_unknown": _untargeted,
+    "target_ambiguous": _untargeted,
+    "started_later": _started_later,
     "alert_resolved": _resolved,
     "undo_delayed": _delayed,
     "undo_done": _undone,
@@ -323,6 +435,8 @@ def _heading(kind: MessageKind, topic: str, count: int) -> str:
     of_several = {
         MessageKind.APPROVAL: f"{topic}: {count} runs ask to be approved",
         MessageKind.RUN_FAILED: f"{topic}: {count} runs failed",
+        MessageKind.NOT_STARTED: f"{topic}: {count} runs did not start",
+        MessageKind.TARGET_UNKNOWN: f"{topic}: {count} alerts name nothing that is known",
         MessageKind.UNDO_OVERDUE: f"{topic}: what {count} runs did cannot be taken back",
         MessageKind.REPAIRED: f"{topic}: {count} runs succeeded",
         MessageKind.GIVEN_BACK: f"{topic}: what {count} runs did is taken back",

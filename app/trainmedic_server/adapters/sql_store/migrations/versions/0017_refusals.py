@@ -1,4 +1,4 @@
-"""When the breaker was last closed, from which on its count begins again."""
+"""When the breaker was last closed, from which on its count begins again; kinds of messages that came later."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ down_revision = "0016"
 branch_labels = None
 depends_on = None
 
+Text = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
+
 
 def upgrade() -> None:
     op.add_column("controls", sa.Column("breaker_closed_at", sa.BigInteger))
+    op.add_column("messages", sa.Column("newer_kind", Text))
