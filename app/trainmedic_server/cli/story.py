@@ -96,9 +96,9 @@ def next_line(upcoming: Document | None, at: str) -> str:
 
 def _held_by(upcoming: Document, at: str) -> Iterator[str]:
     """What the run does for which this one waits, until when at the latest, and since when this one waits."""
-    if held := upcoming.get("held_by"):
-        until = f", until {ages.moment(held['until'], at)} at the latest" if held["until"] else ""
-        yield f"that run of {plain(held['playbook'])} {plain(held['doing'])}{until}"
+    if holder := upcoming.get("held_by"):
+        until = f", until {ages.moment(holder['until'], at)} at the latest" if holder["until"] else ""
+        yield f"that run of {plain(holder['playbook'])} {plain(holder['doing'])}{until}"
     if upcoming.get("waiting_since"):
         yield f"waiting {ages.age(upcoming['waiting_since'], at)}"
 

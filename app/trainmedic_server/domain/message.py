@@ -16,6 +16,9 @@ from msgspec.structs import replace
 
 from trainmedic_server.domain.problems import did_you_mean
 
+NO_CHANNEL = "no notification channel is configured"
+"""Why nothing can be sent where TRAINMEDIC_NOTIFY_URLS is not set."""
+
 
 class Severity(StrEnum):
     """How soon somebody should look."""

@@ -23,7 +23,7 @@ from trainmedic_server.domain.approval import Terms
 from trainmedic_server.domain.message import Message, MessageKind, Severity, minute
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.plain_text import json_text
-from trainmedic_server.domain.run import PASSING, Decision, Event, Run, Status, StepStatus
+from trainmedic_server.domain.run import PASSING, Decision, Event, Run, Status, StepState, StepStatus
 from trainmedic_server.domain.target import IdentityLabels
 from trainmedic_server.ports.store import LinkedRun
 
@@ -64,13 +64,13 @@ Told = Mapping[str, set[MessageKind]]
 """Of which kinds there were messages about a run (`ports.messages.StoredMessages.kinds_told`), by the run's id."""
 
 
-def written(event: Event, run: Run | None, told: Told) -> Draft | None:
+def written(event: Event, run: Run | None, kinds_told: Told) -> Draft | None:
     """What is to be told of the event; None for nothing. `run` is the run that it is about, as it is now."""
     if event.run_id is None:
         write_of_server = _OF_SERVER.get(event.kind)
         return write_of_server(event) if write_of_server is not None else None
     write = _OF_RUN.get(event.kind)
-    return write(event, run, told.get(run.id, set())) if write is not None and run is not None else None
+    return write(event, run, kinds_told.get(run.id, set())) if write is not None and run is not None else None
 
 
 KINDS = frozenset(
@@ -142,7 +142,7 @@ def of_broken_playbooks(problems: Sequence[str]) -> Draft:
 # --- of a run -----------------------------------------------------------------------------------------
 
 
-def _asked(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
+def _asked(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
     question = event.data.get("message") or "May this run act?"
     until = event.data.get("deadline")
     lines = [
@@ -182,7 +182,7 @@ def _whom(data: Mapping[str, Any]) -> list[str]:
     return [f"{_count(count, 'approval')} needed{' of ' if by else ''}{', '.join(by)}."]
 
 
-def _closed(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
+def _closed(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
     if run.status is Status.NOT_STARTED:
         return _not_started(run, run.decision, run.message)
     if run.status is Status.FAILED and not has_told_people(run):
@@ -206,9 +206,9 @@ def _story(run: Run) -> str:
     """What is on record of a closed run."""
     lines = [f"Alert {run.alert_name}. {run.message}"]
     lines += [
-        f"- {step.id}: {step.status}{f', {step.error}' if step.error else ''}"
+        f"- {step.id}: {step.status}{_reason(step)}"
         for step in run.steps
-        if step.status is not StepStatus.SKIPPED and step.phase not in ("on_success", "on_failure")
+        if (step.status is not StepStatus.SKIPPED or step.attempts) and step.phase not in ("on_success", "on_failure")
     ]
     owed = [step.undo.action for step in run.steps if step.undo and step.undo.status.is_owed]
     if owed:
@@ -216,8 +216,14 @@ def _story(run: Run) -> str:
     return "\n".join(lines)
 
 
-def _answered(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
-    if MessageKind.APPROVAL not in told:
+def _reason(step: StepState) -> str:
+    """Why it did not succeed, or why it was skipped although it was tried."""
+    why = step.error or (step.message if step.status is StepStatus.SKIPPED else None)
+    return f", {why}" if why else ""
+
+
+def _answered(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
+    if MessageKind.APPROVAL not in kinds_told:
         return None
     if event.kind == "approval_ended":
         how = _ENDED.get(str(event.data.get("outcome")))
@@ -235,14 +241,14 @@ _ENDED = {
 }
 
 
-def _resolved(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
-    is_about_failure = run.status is Status.FAILED and (MessageKind.RUN_FAILED in told or has_told_people(run))
-    if not is_about_failure and MessageKind.NOT_STARTED not in told:
+def _resolved(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
+    is_about_failure = run.status is Status.FAILED and (MessageKind.RUN_FAILED in kinds_told or has_told_people(run))
+    if not is_about_failure and MessageKind.NOT_STARTED not in kinds_told:
         return None
     return _follow_up(run, f"{event.data.get('alert')} has resolved")
 
 
-def _refused(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
+def _refused(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
     """What people are told of a guard's refusal, at the admission of an alert or when it was reported again."""
     return _not_started(run, Decision(event.kind), str(event.data.get("why") or run.message))
 
@@ -281,22 +287,22 @@ _REMEDIES: Mapping[Decision, str] = {
 }
 
 
-def _untargeted(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
+def _untargeted(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
     """What people are told of an alert that names nothing that is known: once for each node or job that it names."""
     if run.started_by is not None:
         return None
     why = str(event.data.get("why") or run.message)
-    named = {name: value for name, value in run.alert_labels.items() if _names_subject(name)}
-    shown = ", ".join(f'{name}="{value}"' for name, value in sorted(named.items())) or "none"
+    subjects = {name: value for name, value in run.alert_labels.items() if _names_subject(name)}
+    listed = ", ".join(f'{name}="{value}"' for name, value in sorted(subjects.items())) or "none"
     lines = [
         f"{run.playbook} does nothing about {run.alert_name}, because it could act on the wrong thing: {why}.",
-        f"Labels that name something: {shown}.",
+        f"Labels that name something: {listed}.",
         "If the node exists, start its agent or name it in the file of --inventory. Else have the alert's rule set a "
         "label that names the node or the job. How the labels were read: "
         f"trainmedic why --alert {run.alert_name}",
         "Of this one you are not told again for a week.",
     ]
-    hosts = sorted({value.partition(":")[0] for value in named.values()})
+    hosts = sorted({value.partition(":")[0] for value in subjects.values()})
     hosts = [host for host in hosts if host in why] or hosts or [run.playbook, run.alert_name]
     once = _digest(event.kind, *hosts)
     title = f"{run.playbook} does nothing about {run.alert_name}: {why}"
@@ -310,9 +316,9 @@ def _names_subject(label: str) -> bool:
     return label.lower().removeprefix("exported_") in _SUBJECTS
 
 
-def _started_later(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
+def _started_later(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
     """That a run has begun for an alert of which people were told that nothing was done."""
-    if MessageKind.NOT_STARTED not in told:
+    if MessageKind.NOT_STARTED not in kinds_told:
         return None
     later = links.short_id(str(event.data.get("run_id")))
     return _follow_up(run, f"it has started after all, as run {later}")
@@ -322,8 +328,8 @@ def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
-def _delayed(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
-    if MessageKind.UNDO_OVERDUE in told:
+def _delayed(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
+    if MessageKind.UNDO_OVERDUE in kinds_told:
         return None
     title = f"{run.playbook} on {run.target_key}: what it did cannot be taken back"
     text = (
@@ -334,12 +340,12 @@ def _delayed(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
     return Draft(MessageKind.UNDO_OVERDUE, run.playbook, title, text, run.id, OVERDUE, f"{run.id}/overdue")
 
 
-def _undone(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
+def _undone(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
     if run.owes_undo:
         return None
     by_person = event.kind == "undo_closed"
     how = f"{event.actor} has ended the duty to take it back" if by_person else "what it did is taken back"
-    if told & {MessageKind.RUN_FAILED, MessageKind.UNDO_OVERDUE} or has_told_people(run):
+    if kinds_told & {MessageKind.RUN_FAILED, MessageKind.UNDO_OVERDUE} or has_told_people(run):
         return replace(_follow_up(run, how), once=f"{run.id}/undone")
     title = f"{run.playbook} on {run.target_key}: {how}"
     return Draft(MessageKind.GIVEN_BACK, run.playbook, title, "", run.id, once=f"{run.id}/undone")

@@ -39,6 +39,7 @@ class Dependency(ApiModel):
     detail: str
 
 
+_CHANNELS_ARE_SET = "the channels that playbooks name are set"
 _FOLLOWED = "the machine's clock is followed"
 
 
@@ -60,6 +61,10 @@ class Ready(ApiModel):
     )
     clock: Dependency = Field(
         Dependency(ok=True, detail=_FOLLOWED), description="The machine's clock; `ready` does not depend on it."
+    )
+    notifications: Dependency = Field(
+        Dependency(ok=True, detail=_CHANNELS_ARE_SET),
+        description="Whether the notification channels that playbooks name are set; `ready` does not depend on it.",
     )
     paused: bool = Field(description="Whether everything is paused; `pauses` has those of a part, too.")
     breaker_open: bool
@@ -86,7 +91,9 @@ def router(
     metrics: telemetry.Metrics,
     limits: ServerLimits,
     redis_caveat: Callable[[], str],
+    untold: Callable[[], str] = str,
 ) -> ApiRoutes:
+    """The routes of this module. `untold` returns which playbooks notify channels that are not set; empty for none."""
     routes = ApiRoutes("status")
 
     @routes.get("/health", summary="Whether the process is alive", response_model=Health)
@@ -109,6 +116,8 @@ def router(
         """
         seconds, now = limits.check_seconds, clock.now()
         readiness = await _readiness(engine, store, bus, catalog, log_rules, watch, seconds, redis_caveat(), now)
+        if unheard := untold():
+            readiness.notifications = Dependency(ok=False, detail=unheard)
         if not readiness.ready:
             response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
         return readiness

@@ -98,10 +98,19 @@ async def test_a_run_that_waits_for_its_target_says_who_has_it() -> None:
     assert told.deadline == first.created_at + timedelta(minutes=20)
     assert (waiting.waits_for, waiting.holder) == (f"gpu:node-1/0, which run {first.id} has", first.id)
     assert (waiting.step, waiting.params) == ("cap", {"amount": 80.0})
-    held = waiting.held_by
-    assert held is not None
-    assert (held.run_id, held.playbook, held.target, held.alert_name) == (first.id, "cap", "gpu:node-1/0", "Hot")
-    assert (held.doing, held.until, held.at_deadline) == ("waits for Hot to resolve", told.deadline, "the run fails")
+    holder = waiting.held_by
+    assert holder is not None
+    assert (holder.run_id, holder.playbook, holder.target, holder.alert_name) == (
+        first.id,
+        "cap",
+        "gpu:node-1/0",
+        "Hot",
+    )
+    assert (holder.doing, holder.until, holder.at_deadline) == (
+        "waits for Hot to resolve",
+        told.deadline,
+        "the run fails",
+    )
     assert waiting.waiting_since == second.created_at
     await world.engine.stop()
 
@@ -159,10 +168,14 @@ async def test_two_runs_that_clean_the_same_disks_come_one_after_the_other() -> 
     first, second = await world.runs()
     waiting = await _next(world, second)
     assert waiting is not None
-    held = waiting.held_by
-    assert held is not None
-    assert (held.run_id, held.doing, held.at_deadline) == (first.id, "carries out step files", "the attempt has failed")
-    assert held.until == first.created_at + timedelta(minutes=10)
+    holder = waiting.held_by
+    assert holder is not None
+    assert (holder.run_id, holder.doing, holder.at_deadline) == (
+        first.id,
+        "carries out step files",
+        "the attempt has failed",
+    )
+    assert holder.until == first.created_at + timedelta(minutes=10)
     await world.engine.stop()
 
 

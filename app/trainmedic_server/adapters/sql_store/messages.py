@@ -104,8 +104,8 @@ class SqlMessages(StoredMessages):
 
 
 def _row(message: Message) -> tuple[Any, ...]:
-    known = _NEWER.get(message.kind)
-    members = {"kind": known or message.kind, "sent_at": None, "newer_kind": message.kind if known else None}
+    older_kind = _NEWER.get(message.kind)
+    members = {"kind": older_kind or message.kind, "sent_at": None, "newer_kind": message.kind if older_kind else None}
     return tuple(members[name] if (name := column.name) in members else getattr(message, name) for column in messages.c)
 
 
