@@ -94,4 +94,4 @@ def _announce(mode: Mode, host: str, port: int, *, has_channels: bool) -> None:
         click.echo(f"Trainmedic listens on http://{shown}:{port} (API: /docs). Stop it with Ctrl-C.", err=True)
         click.echo(f"Mode {mode}: {_MEANS[mode]}.", err=True)
         if not has_channels:
-            click.echo("No notification channel is set: no one is notified. Set TRAINMEDIC_NOTIFY_URLS.", err=True)
+            click.echo("No notification channel is set: no messages are sent. Set TRAINMEDIC_NOTIFY_URLS.", err=True)

@@ -19,7 +19,7 @@ def untold(playbooks: Iterable[Playbook], channels: Collection[str]) -> str:
     if not channels:
         telling = sorted(name for name, wanted in named.items() if wanted)
         who = f"; {_listed(telling)} would notify people, and their steps for it are skipped" if telling else ""
-        return f"no notification channel is set, so no one is notified of anything{who}; set TRAINMEDIC_NOTIFY_URLS"
+        return f"no notification channel is set, so no messages are sent{who}; set TRAINMEDIC_NOTIFY_URLS"
     missing = {channel for wanted in named.values() for channel in wanted if channel and channel not in channels}
     wrong = sorted(name for name, wanted in named.items() if wanted & missing)
     if not wrong:

@@ -35,6 +35,7 @@ LATE = timedelta(minutes=15)
 """What is told later than this after it happened says when that was; retries and grouping alone take less."""
 _MOST_LINES = 20
 _MOST_CHARACTERS = 4_000
+_LONGEST_REASON = 200
 
 _FLAPS_WITHIN = timedelta(hours=4)
 """People are told once that nothing is done about a target, however often its alert begins within this time."""
@@ -271,7 +272,7 @@ def _not_started(run: Run, decision: Decision, why: str) -> Draft | None:
     # flaps. A target may be refused by several guards in turn: one of them is enough.
     beginning = int(run.alert.starts_at.timestamp() // _FLAPS_WITHIN.total_seconds())
     once = _digest("not started", run.playbook, run.target_key, str(beginning))
-    title = f"{run.playbook} on {run.target_key} did not start: {why}"
+    title = f"{run.playbook} on {run.target_key} did not start: {_short(why)}"
     return Draft(MessageKind.NOT_STARTED, run.playbook, title, "\n".join(lines), run.id, once=once)
 
 
@@ -305,7 +306,7 @@ def _untargeted(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft |
     hosts = sorted({value.partition(":")[0] for value in subjects.values()})
     hosts = [host for host in hosts if host in why] or hosts or [run.playbook, run.alert_name]
     once = _digest(event.kind, *hosts)
-    title = f"{run.playbook} does nothing about {run.alert_name}: {why}"
+    title = f"{run.playbook} does nothing about {run.alert_name}: {_short(why)}"
     return Draft(MessageKind.TARGET_UNKNOWN, TARGETS, title, "\n".join(lines), run.id, once=once)
 
 
@@ -465,6 +466,11 @@ def _handle(message: Message, before: str) -> str:
 def _cut(text: str, room: int = 0) -> str:
     limit = _MOST_CHARACTERS - room
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def _short(why: str) -> str:
+    """The reason as a title takes it; it may quote labels of any length."""
+    return why if len(why) <= _LONGEST_REASON else f"{why[: _LONGEST_REASON - 1]}…"
 
 
 def _count(number: int, noun: str) -> str:

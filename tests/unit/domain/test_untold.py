@@ -18,9 +18,9 @@ def books(*texts: str) -> list[Playbook]:
 
 
 def test_without_a_channel_every_playbook_that_notifies_is_named() -> None:
-    """With what is done about it; and a server whose playbooks notify no one says that no one is notified."""
+    """With what is done about it; and a server whose playbooks notify no one has none to send either."""
     assert untold(books(QUIET, TELLS % (NOTIFY % ""), ASKS), ()) == (
-        "no notification channel is set, so no one is notified of anything; 2 playbooks (asks, tells) would notify "
+        "no notification channel is set, so no messages are sent; 2 playbooks (asks, tells) would notify "
         "people, and their steps for it are skipped; set TRAINMEDIC_NOTIFY_URLS"
     )
     assert "would notify" not in untold(books(QUIET), ())
