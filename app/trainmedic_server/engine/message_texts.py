@@ -10,6 +10,7 @@ Who calls it: ``telling``. Not here: to whom it goes, and when it is sent.
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -266,7 +267,7 @@ def _not_started(run: Run, decision: Decision, why: str) -> Draft | None:
     lines = [
         f"Nothing is done about {run.alert_name}: {why}.",
         *([_IF_REPEATED] if decision in PASSING else []),
-        remedy.format(playbook=run.playbook, target=run.target_key),
+        remedy.format(playbook=run.playbook, target=shlex.quote(run.target_key)),
     ]
     # The same alert has one beginning, so that its repetition is not told again, nor is each beginning of one that
     # flaps. A target may be refused by several guards in turn: one of them is enough.
@@ -294,13 +295,13 @@ def _untargeted(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft |
         return None
     why = str(event.data.get("why") or run.message)
     subjects = {name: value for name, value in run.alert_labels.items() if _names_subject(name)}
-    listed = ", ".join(f'{name}="{value}"' for name, value in sorted(subjects.items())) or "none"
+    listed = ", ".join(f"{name}={json_text(value)}" for name, value in sorted(subjects.items())) or "none"
     lines = [
         f"{run.playbook} does nothing about {run.alert_name}, because it could act on the wrong thing: {why}.",
         f"Labels that name something: {listed}.",
         "If the node exists, start its agent or name it in the file of --inventory. Else have the alert's rule set a "
         "label that names the node or the job. How the labels were read: "
-        f"trainmedic why --alert {run.alert_name}",
+        f"trainmedic why --alert {shlex.quote(run.alert_name)}",
         "Of this one you are not told again for a week.",
     ]
     hosts = sorted({value.partition(":")[0] for value in subjects.values()})

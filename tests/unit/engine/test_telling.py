@@ -652,3 +652,15 @@ async def test_labels_that_contradict_each_other_are_told_too(begin: Any) -> Non
     ((title, _, _, severity),) = quiet.channels.sent
     assert severity is Severity.CRITICAL
     assert title.startswith("[critical] capping on node:n1 did not start: the alert began 1h ago")
+
+
+async def test_a_command_in_a_message_is_one_that_can_be_pasted(begin: Any) -> None:
+    """Whoever controls a label does not control what the shell of its reader does."""
+    t = await begin(CAPPING.replace("target: node", "target: job"))
+    await t.world.post(t.world.alert(job_name="llm; reboot", began_ago=3600))
+    await t.world.pass_time(30)
+    await t.world.post(t.world.alert(job_name="llm", training_job="$(id)", began_ago=3600))
+    await t.world.pass_time(60)
+    (_, refused, _, _), (_, untargeted, _, _) = t.channels.sent
+    assert "trainmedic runs start capping --target 'job:llm; reboot'." in refused
+    assert 'Labels that name something: job_name="llm", training_job="$(id)".' in untargeted
