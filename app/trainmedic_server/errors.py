@@ -43,8 +43,10 @@ The tree::
         ├── PermanentFailure        another attempt would fail alike (rejected, unsupported, bad parameters)
         │   ├── ObjectMissing       a Kubernetes object does not exist
         │   ├── ObjectExists        a Kubernetes object of that name exists already
+        │   ├── ChannelMissing      there is no notification channel, or none of that name
         │   ├── ChatRefused         Slack takes a call for wrong; ``code`` is its word for why
         │   └── ClusterRefused      the Kubernetes API refuses: no permission, or no valid request
+        ├── NotSetUp                this server lacks what a step needs that is no part of a repair; it is skipped
         ├── EffectDisproved         it was carried out, and what came of it is not what was asked for
         └── OutcomeUnknown          the effect may or may not have happened: no reply in time, or a kill in between
 
@@ -246,6 +248,11 @@ class PermanentFailure(ActionFailure):
     """Another attempt would fail alike."""
 
 
+class NotSetUp(ActionFailure):
+    """The server is not set up for the step, such as one that notifies people. Nothing was done. The step is skipped,
+    and the run continues."""
+
+
 class EffectDisproved(ActionFailure):
     """It was carried out, and what came of it is not what was asked for. Another attempt would carry it out once more,
     so there is none."""
@@ -284,6 +291,10 @@ class ObjectMissing(PermanentFailure):
 
 class ObjectExists(PermanentFailure):
     """A Kubernetes object of that name exists already."""
+
+
+class ChannelMissing(PermanentFailure):
+    """No notification channel is set, or none of the name that is asked for."""
 
 
 class ChatRefused(PermanentFailure):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
+import sqlalchemy as sa
 from msgspec.structs import replace
 
+from trainmedic_server.adapters.sql_store.messages import messages
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.message import Message, MessageKind, Severity
 
@@ -52,3 +55,19 @@ async def test_it_is_known_of_what_people_were_told(store: SqlStore) -> None:
     await store.transact(lambda tx: tx.messages.note_sent([failed.id], NOW))
     await store.transact(lambda tx: tx.messages.forget_sent(MessageKind.RUN_FAILED))
     assert await store.transact(lambda tx: tx.messages.kinds_told(ids)) == {}
+
+
+@pytest.mark.parametrize("kind", MessageKind)
+async def test_an_earlier_release_can_read_every_message(store: SqlStore, kind: MessageKind) -> None:
+    """It stops at a kind that it does not know; so that column has none, and this release knows which it is."""
+    older = {"approval", "run_failed", "undo_overdue", "breaker", "pause", "playbook_broken", "takeover"}
+    older |= {"follow_up", "repaired", "given_back"}
+    message = made(1, kind=kind)
+    await store.transact(lambda tx: tx.messages.add([message]))
+    assert await store.transact(lambda tx: tx.messages.waiting("oncall", 10)) == [message]
+    chosen = sa.select(messages.c.kind)
+    assert await store.transact(lambda tx: set(tx.flushed_connection().execute(chosen).scalars())) <= older
+    await store.transact(lambda tx: tx.messages.note_sent([message.id], NOW))
+    assert await store.transact(lambda tx: tx.messages.kinds_told(["run-1"])) == {"run-1": {kind}}
+    await store.transact(lambda tx: tx.messages.forget_sent(kind))
+    assert await store.transact(lambda tx: tx.messages.kinds_told(["run-1"])) == {}

@@ -681,7 +681,7 @@ async def test_any_event_comes_back_as_it_was(store: SqlStore, event: Event) -> 
 async def test_controls_outlive_the_unit(store: SqlStore) -> None:
     """They start as their defaults and are replaced as a whole."""
     assert await store.transact(lambda tx: tx.controls()) == Controls()
-    wanted = Controls(True, "kim", at(1), True, at(2), "too many nodes", at(3))
+    wanted = Controls(True, "kim", at(1), True, at(2), "too many nodes", at(3), breaker_closed_at=at(4))
     await store.transact(lambda tx: tx.save_controls(wanted))
     assert await store.transact(lambda tx: tx.controls()) == wanted
 

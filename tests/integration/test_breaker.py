@@ -67,7 +67,8 @@ class Agents:
 
 def test_five_jobs_on_all_nodes_do_not_pass_the_breaker(tmp_path: Path, redis_url: str) -> None:
     """At a share of 0.3, ten of fifty nodes are capped. With the second job it would be twenty: none of its nodes gets
-    a command, also after a restart, and what was capped is given back."""
+    a command, also after a restart, and what was capped is given back. Once a person closes the breaker
+    its count begins again, also for the server that is started after that."""
     options = ("--redis", redis_url, "--breaker-share", "0.3", "--breaker-min-nodes", "2")
     agents = Agents(redis_url)
     with agents.answering(), Server(tmp_path, PLAYBOOK, *options) as server:
@@ -87,4 +88,12 @@ def test_five_jobs_on_all_nodes_do_not_pass_the_breaker(tmp_path: Path, redis_ur
         assert "10 of 50 known nodes were acted on" in runs["job-1"]["message"]
         assert server.ask("/webhook", delivery("TooHot", "job-0", status="resolved")).status == 200
         eventually(lambda: not server.run(runs["job-0"]["run_id"])["owes_undo"], 30, "given back")
-    assert {str(command.target["node"]) for command in agents.commands} == set(JOBS["job-0"])
+        assert {str(command.target["node"]) for command in agents.commands} == set(JOBS["job-0"])
+        closed = server.ask("/resume", {"breaker": True}).body
+        assert (closed["breaker_open"], closed["breaker_closed_at"] is not None) == (False, True)
+        server.kill()
+        server.start()
+        assert server.ask("/webhook", delivery("TooHot", "job-1")).status == 200
+        eventually(lambda: server.runs()[0]["status"] == "succeeded", 30, "the next job is capped after the closing")
+        assert server.ask("/ready").body["breaker_open"] is False
+    assert {str(command.target["node"]) for command in agents.commands} == {*JOBS["job-0"], *JOBS["job-1"]}

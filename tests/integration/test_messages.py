@@ -68,6 +68,72 @@ def counted_as_sent(server: Server) -> float:
     return sum(map(float, found))
 
 
+BOUNDED = """
+playbook: save
+on: {alert: PowerEmergency}
+target: job
+guards: {max_concurrent: 5}
+steps:
+  - {id: wait, wait_for: resolved, timeout: 1h}
+"""
+
+
+def test_the_sixth_job_of_a_power_emergency_is_told_though_the_server_is_killed(
+    tmp_path: Path, redis_url: str, sink: Sink
+) -> None:
+    """Once, with what can be done; the same alert again is no news. When a place is free people hear that it runs."""
+    environment = {"TRAINMEDIC_NOTIFY_URLS": f"chat=json://127.0.0.1:{sink.port}"}
+    with Server(tmp_path, BOUNDED, "--redis", redis_url, environment=environment) as server:
+        emergency = delivery("PowerEmergency", *(f"llm-{number}" for number in range(6)))
+        assert server.ask("/webhook", emergency).status == 200
+        server.kill()
+        assert sink.taken == []
+        server.start()
+        eventually(lambda: counted_as_sent(server) == 1, 40, "a message")
+        server.kill()
+        server.start()
+        assert server.ask("/webhook", emergency).status == 200
+        time.sleep(4)
+        assert len(sink.taken) == 1
+        one = {**emergency, "status": "resolved"}
+        one["alerts"] = [
+            {**alert, "status": "resolved", "endsAt": alert["startsAt"]} for alert in emergency["alerts"][:1]
+        ]
+        assert server.ask("/webhook", one).status == 200
+        eventually(lambda: server.runs()[-1]["status"] != "waiting", 20, "a place is free")
+        again = server.ask("/webhook", {**emergency, "alerts": emergency["alerts"][5:]}).body["runs"]
+        assert [run["decision"] for run in again] == ["started"]
+        eventually(lambda: len(sink.taken) == 2, 40, "a follow-up")
+    (title, text), (later, _) = sink.taken
+    assert title == "[warning] save on job:llm-5 did not start: 5 runs are open, at most 5"
+    assert "raise max_concurrent in the guards of the playbook" in text
+    assert later.startswith("[info] Re: save on job:llm-5: it has started after all, as run ")
+
+
+TELLS = """
+playbook: tells
+on: {alert: Spike}
+target: job
+steps:
+  - {id: tell, action: notify, with: {message: "a spike"}}
+"""
+
+
+def test_a_server_without_channels_says_so_and_fails_no_run(tmp_path: Path, redis_url: str) -> None:
+    """In its log and in `/ready`, with the playbooks; the run's message says that nothing was sent."""
+    with Server(tmp_path, TELLS, "--redis", redis_url) as server:
+        notifications = server.ask("/ready").body["notifications"]
+        assert server.ask("/webhook", delivery("Spike", "llm")).status == 200
+        run = server.closed_run()
+        (step,) = server.run(run["run_id"])["steps"]
+    assert notifications["ok"] is False
+    assert "1 playbook (tells) would notify people" in notifications["detail"]
+    assert "1 playbook (tells) would notify people" in (tmp_path / "server-1.log").read_text()
+    sentence = "not sent: no notification channel is configured"
+    assert (run["status"], run["message"]) == ("succeeded", f"nothing was applied; step tell: {sentence}")
+    assert (step["status"], step["message"]) == ("skipped", sentence)
+
+
 @pytest.fixture
 def receiver() -> Iterator[StandIn]:
     yield from standing_in()

@@ -33,6 +33,8 @@ class BasicAction:
     summary: ClassVar[str]
     targets: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)
     harmful: ClassVar[bool] = True
+    changes_disks_only: ClassVar[bool] = False
+    """Whether it changes files on the disks of the target's node, and nothing else (`ports.actions.DiskAction`)."""
     default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
     Params: ClassVar[type[BaseModel]]
     outputs: ClassVar[frozenset[str]] = frozenset()

@@ -15,8 +15,8 @@ from pydantic import BaseModel, Field
 from trainmedic_server.actions.base import ActionParams, BasicAction, Irreversible
 from trainmedic_server.domain import links
 from trainmedic_server.domain.alert import Alert
-from trainmedic_server.domain.message import Severity
-from trainmedic_server.errors import OutcomeUnknown, PermanentFailure
+from trainmedic_server.domain.message import NO_CHANNEL, Severity
+from trainmedic_server.errors import ChannelMissing, NotSetUp, OutcomeUnknown
 from trainmedic_server.ports.actions import Action, Call
 
 TITLE_LIMIT = 250
@@ -36,7 +36,8 @@ class NotifyParams(ActionParams):
 
 
 class Notify(Irreversible, BasicAction):
-    """Sends a message once. Where it cannot be known whether it was sent, the step says so and sends nothing again."""
+    """Sends a message once. If it cannot be known whether it was sent, the step says so and sends nothing again. If the
+    channel is not set, the step is skipped: a missing channel fails no repair."""
 
     name: ClassVar[str] = "notify"
     summary: ClassVar[str] = "Tell people, through the notification channels that the server knows."
@@ -48,7 +49,7 @@ class Notify(Irreversible, BasicAction):
         params = cast(NotifyParams, call.params)
         notifier = self.services.notifier
         if notifier is None:
-            raise PermanentFailure("no notification channel is configured")
+            raise NotSetUp(f"not sent: {NO_CHANNEL}")
         if call.resumed:
             raise OutcomeUnknown("the message may or may not have been sent before the server stopped")
         severity = params.severity or _severity_of(call.alert)
@@ -57,6 +58,8 @@ class Notify(Irreversible, BasicAction):
                 await notifier.notify(
                     _cut(params.title, TITLE_LIMIT), self._with_handle(params.message, call), params.to, severity
                 )
+        except ChannelMissing as error:
+            raise NotSetUp(f"not sent: {error}") from error
         except TimeoutError as error:
             raise OutcomeUnknown("sending the message took too long; it may or may not have been sent") from error
         return {"to": params.to or "all"}

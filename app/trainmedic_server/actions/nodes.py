@@ -190,6 +190,7 @@ class DiskClean(Irreversible, CommandAction):
     default_timeout: ClassVar[timedelta] = timedelta(minutes=10)
     Params: ClassVar[type[BaseModel]] = CleanParams
     waits_for_receiver: ClassVar[bool] = False
+    changes_disks_only: ClassVar[bool] = True
 
     def wire_params(self, call: Call) -> Mapping[str, Any]:
         """Return the parameters as they are sent: each file system once, and none where one of them is not known."""

@@ -13,8 +13,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from trainmedic_server.domain.message import Severity
-from trainmedic_server.errors import ConfigurationError, PermanentFailure, TemporaryFailure
+from trainmedic_server.domain.message import NO_CHANNEL, Severity
+from trainmedic_server.errors import ChannelMissing, ConfigurationError, PermanentFailure, TemporaryFailure
 
 if TYPE_CHECKING:
     from apprise import Apprise
@@ -42,9 +42,9 @@ class AppriseNotifier:
 
     async def notify(self, title: str, message: str, to: str | None, severity: Severity = Severity.INFO) -> None:
         if not self._channels:
-            raise PermanentFailure("no notification channel is configured")
+            raise ChannelMissing(NO_CHANNEL)
         if to is not None and to not in self._channels:
-            raise PermanentFailure(f"there is no channel {to!r}; there are: {', '.join(sorted(self._channels))}")
+            raise ChannelMissing(f"there is no channel {to!r}; there are: {', '.join(sorted(self._channels))}")
         names = sorted(self._channels) if to is None else [to]
         await asyncio.to_thread(self._send, title, message, names, _TYPES[severity])
 

@@ -100,7 +100,7 @@ def pauses(client: Client, output: str) -> None:
 @click.option("--node", metavar="NAME")
 @click.option("--job", metavar="NAME")
 @click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", callback=labels_of)
-@click.option("--breaker", is_flag=True, help="Close the breaker too.")
+@click.option("--breaker", is_flag=True, help="Close the breaker too, and begin its count again.")
 @server_options
 def resume(client: Client, pause_id: str | None, breaker: bool, **scope: Any) -> None:
     """Allow new repairs again. What came in between is not made up for.

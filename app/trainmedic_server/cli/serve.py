@@ -75,7 +75,8 @@ async def _run(loaded: settings.ServerSettings) -> None:
 
     for number in signals:
         loop.add_signal_handler(number, stop_now)
-    await TrainmedicServer(loaded).run(stop, functools.partial(_announce, loaded.mode))
+    announce = functools.partial(_announce, loaded.mode, has_channels=bool(loaded.notify_urls))
+    await TrainmedicServer(loaded).run(stop, announce)
 
 
 _MEANS = {
@@ -85,9 +86,12 @@ _MEANS = {
 }
 
 
-def _announce(mode: Mode, host: str, port: int) -> None:
-    """Print the address and the mode where a person watches the terminal; elsewhere the log line says it."""
+def _announce(mode: Mode, host: str, port: int, *, has_channels: bool) -> None:
+    """Print the address, the mode, and whether people are notified, where a person watches the terminal; elsewhere the
+    log lines say it."""
     if sys.stderr.isatty():
         shown = f"[{host}]" if ":" in host else host
         click.echo(f"Trainmedic listens on http://{shown}:{port} (API: /docs). Stop it with Ctrl-C.", err=True)
         click.echo(f"Mode {mode}: {_MEANS[mode]}.", err=True)
+        if not has_channels:
+            click.echo("No notification channel is set: no messages are sent. Set TRAINMEDIC_NOTIFY_URLS.", err=True)

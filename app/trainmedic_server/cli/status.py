@@ -82,6 +82,8 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {'log rules':<11}{'ok' if rules.get('ok') else 'NOT OK'}: {table.plain(rules.get('detail'))}"
     if not ready.get("clock", {}).get("ok", True):
         yield f"  {'clock':<11}NOT OK: {table.plain(ready['clock'].get('detail'))}"
+    if not ready.get("notifications", {}).get("ok", True):
+        yield f"  {'messages':<11}NOT SENT: {table.plain(ready['notifications'].get('detail'))}"
     yield f"{'switches':<11}{f'unknown: {table.plain(now)}' if isinstance(now, str) else switches(now, now['at'])}"
     described_by: Mapping[str, Callable[[Any], str]] = {
         "open_runs": _counts,

@@ -85,12 +85,22 @@ def next_line(upcoming: Document | None, at: str) -> str:
     if upcoming["waits_for"]:
         awaited, holder = plain(upcoming["waits_for"]), upcoming.get("holder")
         parts.append(f"waits for {awaited.replace(plain(holder), short_id(holder)) if holder else awaited}")
+        parts += _held_by(upcoming, at)
     if upcoming["not_before"]:
         parts.append(f"not before {ages.moment(upcoming['not_before'], at)}")
     if upcoming["deadline"]:
         otherwise = plain(upcoming["at_deadline"])
         parts.append(f"at the latest {ages.moment(upcoming['deadline'], at)}: {otherwise}")
     return "; ".join([*parts, _then(upcoming)])
+
+
+def _held_by(upcoming: Document, at: str) -> Iterator[str]:
+    """What the run does for which this one waits, until when at the latest, and since when this one waits."""
+    if holder := upcoming.get("held_by"):
+        until = f", until {ages.moment(holder['until'], at)} at the latest" if holder["until"] else ""
+        yield f"that run of {plain(holder['playbook'])} {plain(holder['doing'])}{until}"
+    if upcoming.get("waiting_since"):
+        yield f"waiting {ages.age(upcoming['waiting_since'], at)}"
 
 
 def _then(upcoming: Document) -> str:

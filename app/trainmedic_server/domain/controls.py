@@ -26,3 +26,11 @@ class Controls(Struct, frozen=True):
     """The server's last heartbeat, by which a new start knows for how long it was down."""
     pauses: tuple[OperatorPause, ...] = ()
     """The pauses that are not over, those to come included, in the order in which they were ordered."""
+    breaker_closed_at: datetime | None = None
+    """When a person last closed the breaker; only acts after this count. None if no one has, or if the clock was set
+    back to before it."""
+
+    def breaker_counts_from(self, window_start: datetime) -> datetime:
+        """Return the moment after which acts count for the breaker: the start of its window, or its last closing."""
+        closed_at = self.breaker_closed_at
+        return window_start if closed_at is None else max(window_start, closed_at)

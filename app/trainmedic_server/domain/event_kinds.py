@@ -16,7 +16,7 @@ _OF_STEPS = (
     "undo_started", "undo_resumed", "undo_delayed", "undo_done", "undo_closed",
 )  # fmt: skip
 _OF_RUNS = (
-    "retried", "waiting_for_target", "waiting_for_resume", "closed",
+    "retried", "started_later", "waiting_for_target", "waiting_for_resume", "closed",
     "approval_requested", "approval_reminded", "approval_escalated", "approval_ended",
     "approved", "rejected", "cancel_ordered", "undo_ordered", "undo_close_ordered",
 )  # fmt: skip

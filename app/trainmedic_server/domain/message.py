@@ -16,6 +16,9 @@ from msgspec.structs import replace
 
 from trainmedic_server.domain.problems import did_you_mean
 
+NO_CHANNEL = "no notification channel is configured"
+"""Why nothing can be sent where TRAINMEDIC_NOTIFY_URLS is not set."""
+
 
 class Severity(StrEnum):
     """How soon somebody should look."""
@@ -36,6 +39,10 @@ class MessageKind(StrEnum):
     """A person is asked whether a run may act."""
     RUN_FAILED = "run_failed"
     """A run has failed, and its playbook has not told anybody."""
+    NOT_STARTED = "not_started"
+    """A playbook reacts to an alert, and a guard keeps it from doing anything."""
+    TARGET_UNKNOWN = "target_unknown"
+    """A playbook reacts to an alert whose labels name nothing that is known, or contradict each other."""
     UNDO_OVERDUE = "undo_overdue"
     """What a run did could not be taken back for two minutes."""
     BREAKER = "breaker"
@@ -67,6 +74,8 @@ _INFO, _WARNING, _CRITICAL = (MessageRule(severity) for severity in Severity)
 DEFAULT_RULES: Mapping[MessageKind, MessageRule] = {
     MessageKind.APPROVAL: _WARNING,
     MessageKind.RUN_FAILED: _WARNING,
+    MessageKind.NOT_STARTED: _WARNING,
+    MessageKind.TARGET_UNKNOWN: _WARNING,
     MessageKind.UNDO_OVERDUE: _CRITICAL,
     MessageKind.BREAKER: _CRITICAL,
     MessageKind.PAUSE: _INFO,

@@ -9,6 +9,25 @@ from typing import Any
 from msgspec import Struct, field
 
 
+class HeldBy(Struct, frozen=True):
+    """The run for which another one waits, because both work on the same thing. Times are aware UTC datetimes."""
+
+    run_id: str
+    playbook: str
+    target: str
+    """The key of its target."""
+    alert_name: str
+    since: datetime
+    """When it was admitted."""
+    doing: str
+    """For a person: what it does now."""
+    until: datetime | None = None
+    """When what it does now ends by itself at the latest; None where it waits for ever. It may go on with more steps
+    then."""
+    at_deadline: str | None = None
+    """For a person: what happens then."""
+
+
 class Upcoming(Struct, frozen=True):
     """What a run is at, what it waits for, and what comes then. Times are aware UTC datetimes."""
 
@@ -18,6 +37,10 @@ class Upcoming(Struct, frozen=True):
     """For a person: what must happen before it goes on; None while it works."""
     holder: str | None = None
     """The run that has the target for which it waits."""
+    held_by: HeldBy | None = None
+    """More of that run, and what it does."""
+    waiting_since: datetime | None = None
+    """Since when it waits for its target; None where it does not."""
     not_before: datetime | None = None
     """When it goes on by itself at the earliest, such as for another attempt."""
     deadline: datetime | None = None

@@ -205,6 +205,8 @@ class Admitter:
             self.changes.touched.add(run_id)
             return PlaybookDecision(run_id, name, target_key, Decision.JOINED)
         run = self._add_run(record, candidate, outcome)
+        if before and outcome.decision is Decision.STARTED:
+            self.changes.events.append(Event("started_later", self._now, before[-1].run_id, data={"run_id": run.id}))
         return PlaybookDecision(run.id, name, target_key, outcome.decision, outcome.why)
 
     def _guard(self, alert: Alert, candidate: Candidate) -> guards.GuardDecision:

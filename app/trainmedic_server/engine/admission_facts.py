@@ -37,14 +37,16 @@ def read(
     identities = {alert.identity for alert in alerts} | {key for records in firing.values() for key in records}
     identities |= {each.identity for each in rejected if each.identity is not None}
     nodes = matching.nodes_named(prepared)
+    controls = tx.controls()
+    counts_from = controls.breaker_counts_from(ago(limits.breaker_window))
     return AdmissionFacts(
         records=tx.alerts(identities),
         firing=firing,
         linked=tx.linked_runs(identities),
         open_runs=tx.open_runs_for(keys) if keys else {},
         guards=tx.guard_facts(keys, admission.counted_since(playbooks.values(), ago)) if keys else {},
-        controls=tx.controls(),
-        nodes_acted_on=tx.nodes_acted_on(ago(limits.breaker_window)) if nodes else set(),
+        controls=controls,
+        nodes_acted_on=tx.nodes_acted_on(counts_from) if nodes else set(),
         known_nodes=tx.known_nodes() | nodes | topology.nodes if nodes else set(),
         topology=topology,
     )

@@ -175,6 +175,8 @@ async def outcome_of(name: str, call: Call, work: Work, now: datetime, metrics: 
         return AttemptOutcome("failed", failure.output, str(failure), failure.is_begun)
     except errors.PermanentFailure as failure:
         return AttemptOutcome("rejected", failure.output, str(failure), failure.is_begun)
+    except errors.NotSetUp as failure:
+        return AttemptOutcome("skipped", failure.output, str(failure))
     except errors.EffectDisproved as failure:
         return AttemptOutcome("failed", failure.output, str(failure), failure.is_begun, may_be_repeated=False)
     except errors.OutcomeUnknown as failure:

@@ -6,6 +6,9 @@ as the nodes of a job, is known only once an attempt has its parameters, and is 
 attempt together: either it may touch all of them, or none. A node that the run has touched before is counted again,
 but keeps it from nothing: what has been begun there goes on.
 
+When a person closes the breaker, the count begins again: only what is touched after the closing counts. A run that
+was admitted before it counts from its next attempt.
+
 Who calls it: ``driver`` before each attempt that changes something; never before an undo. ``lease_recovery`` puts on
 record what it touches again. Not here: how many nodes are too many (`guards.trips_breaker`).
 """
@@ -13,6 +16,7 @@ record what it touches again. Not here: how many nodes are too many (`guards.tri
 from __future__ import annotations
 
 from collections.abc import Callable, Set
+from datetime import datetime
 
 from msgspec.structs import replace
 
@@ -40,6 +44,7 @@ class Breaker:
         timeline: Timeline,
         limits: EngineLimits,
         topology: Callable[[], Topology],
+        controls: Callable[[], Controls],
         on_opened: Callable[[Controls], None],
     ) -> None:
         self._recorder = recorder
@@ -47,6 +52,7 @@ class Breaker:
         self._timeline = timeline
         self._limits = limits
         self._topology = topology
+        self._controls = controls
         self._on_opened = on_opened
 
     async def why_barred(self, run: Run, nodes: Set[str], *, has_acted: bool) -> str | None:
@@ -56,7 +62,7 @@ class Breaker:
         """
         if not nodes:
             return None
-        since = self._timeline.by_clock()(self._limits.breaker_window)
+        since = self._counts_from(self._controls())
         of_target = {run.target.node} if run.target and run.target.node else set()
         if nodes <= of_target and run.created_at > since:
             return None
@@ -80,7 +86,7 @@ class Breaker:
         if new and controls.breaker_open:
             return controls.breaker_reason or "the breaker is open", None
         if new:
-            acted_on = tx.nodes_acted_on(self._timeline.by_clock()(self._limits.breaker_window))
+            acted_on = tx.nodes_acted_on(self._counts_from(controls))
             reason = guards.trips_breaker(new, acted_on, tx.known_nodes() | known_nodes, self._limits)
             if reason is not None:
                 opened = replace(controls, breaker_open=True, breaker_opened_at=now, breaker_reason=reason)
@@ -90,3 +96,7 @@ class Breaker:
         tx.touch_nodes(run.id, nodes, now)
         tx.remember_nodes(nodes, now)
         return None, None
+
+    def _counts_from(self, controls: Controls) -> datetime:
+        """Return the moment after which acts count."""
+        return controls.breaker_counts_from(self._timeline.by_clock()(self._limits.breaker_window))

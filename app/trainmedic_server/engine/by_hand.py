@@ -19,7 +19,7 @@ from trainmedic_server.domain.playbook import APPROVAL
 from trainmedic_server.domain.run import Event, Run, Status, StepState
 from trainmedic_server.domain.target import Target
 from trainmedic_server.domain.topology import Topology
-from trainmedic_server.engine import admission_facts, preview, scope, step_sequence
+from trainmedic_server.engine import admission_facts, claims, preview, scope, step_sequence
 from trainmedic_server.engine.admission import Admitter
 from trainmedic_server.engine.admission_changes import AdmissionChanges, ByHand
 from trainmedic_server.engine.engine_services import EngineServices
@@ -79,7 +79,7 @@ class HandStarter:
             record = self._firing(tx, playbook, order, topology) or self._stand_in(order)
             return self._decide(tx, playbook, order.target, record, by, topology, write=not order.dry_run)
 
-        return await self._done(work, order.target)
+        return await self._done(work, playbook, order.target)
 
     async def retry(self, run_id: str, by: ByHand) -> Started:
         """Start another run for the alert of one that has ended without success, with the playbook as it is now.
@@ -103,12 +103,16 @@ class HandStarter:
             tx.append([Event("retried", self._services.clock.now(), run.id, by.actor, {"run_id": started.run.id})])
             return started, changes
 
-        return await self._done(work, known.target)
+        return await self._done(work, playbook, known.target)
 
     async def _done(
-        self, work: Callable[[Transaction], tuple[Started, AdmissionChanges | None]], target: Target | None
+        self,
+        work: Callable[[Transaction], tuple[Started, AdmissionChanges | None]],
+        playbook: CompiledPlaybook,
+        target: Target | None,
     ) -> Started:
-        holder = self._services.locks.holder(target) if target is not None else None
+        claim = claims.of_playbook(playbook, target, self._services.actions) if target is not None else None
+        holder = self._services.locks.holder(claim) if claim is not None else None
         started, changes = await self._services.store.transact(work)
         if changes is not None:
             self._services.metrics.decisions.labels(started.run.playbook, str(started.run.decision)).inc()

@@ -24,7 +24,7 @@ from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.pause import OperatorPause
 from trainmedic_server.domain.run import Decision, Event, OrderKind, Run, Status, StepState
 from trainmedic_server.domain.target import Target
-from trainmedic_server.engine import attempts, plan, steps
+from trainmedic_server.engine import attempts, claims, plan, steps
 from trainmedic_server.engine.engine_services import EngineServices
 from trainmedic_server.engine.plan_values import (
     CALLED_OFF,
@@ -37,6 +37,7 @@ from trainmedic_server.engine.plan_values import (
     RunPlan,
     Wait,
 )
+from trainmedic_server.engine.recorder import RunSnapshot
 from trainmedic_server.ports.actions import Call, Clearance
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
@@ -73,6 +74,11 @@ class Driver:
         """Have the driver read what has changed outside before it plans again."""
         self._touched.set()
         self._planned.clear()
+
+    @property
+    def snapshot(self) -> RunSnapshot:
+        """The run, with the alerts and orders that the driver has read."""
+        return RunSnapshot(self.run, tuple(self._outside.alerts), tuple(self._outside.orders))
 
     @property
     def is_touched(self) -> bool:
@@ -141,12 +147,11 @@ class Driver:
 
     async def _take_target(self) -> bool:
         """Lock the target, waiting in the queue if need be; False where the run was closed instead."""
-        target = self.run.target
-        assert target is not None
-        if self._services.locks.try_acquire(self.run.id, target):
+        claim = claims.of_run(self.run, self._services.actions)
+        if self._services.locks.try_acquire(self.run.id, claim):
             return True
-        granted = self._services.locks.wait(self.run.id, target)
-        holder = self._services.locks.holder(target)
+        granted = self._services.locks.wait(self.run.id, claim)
+        holder = self._services.locks.blocker(self.run.id, claim)
         waiting = replace(self.run, status=Status.WAITING, waiting_on="target")
         await self._commit(RunPlan(waiting, (self._event("waiting_for_target", holder=holder),), Wait()))
         while True:
@@ -172,7 +177,11 @@ class Driver:
             reason = f"the target was busy, and meanwhile the breaker opened: {self._outside.breaker}"
             return reason, Decision.BREAKER_OPEN
         stale = plan.why_stale(self._draft())
-        return (f"the target was busy, and {stale}", Decision.TARGET_BUSY) if stale is not None else None
+        if stale is None:
+            return None
+        blocker = self._services.locks.blocker(self.run.id, claims.of_run(self.run, self._services.actions))
+        busy = f"the target was busy{f' with run {blocker}' if blocker else ''}, and {stale}"
+        return busy, Decision.TARGET_BUSY
 
     async def _perform(self, act: PerformAttempt) -> AttemptOutcome:
         """Make the attempt that is on record, unless something keeps it from being made, and return how it ended."""
@@ -184,7 +193,8 @@ class Driver:
         if refused is not None:
             return refused
         targets = attempts.targets_of(self.run, act, actions)
-        async with self._services.locks.acting(claim, *targets) as waited:
+        worked_on = claims.of_attempt(targets, actions.action_class(name))
+        async with self._services.locks.acting(claim, *worked_on) as waited:
             refused = await self._refused(act, targets, waited)
             if refused is not None:
                 return refused

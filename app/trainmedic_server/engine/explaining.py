@@ -11,7 +11,7 @@ from datetime import datetime
 
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.target import Target
-from trainmedic_server.engine import admission_facts, explanation
+from trainmedic_server.engine import admission_facts, claims, explanation
 from trainmedic_server.engine.engine_services import EngineServices
 from trainmedic_server.engine.explanation import ExplainContext, ExplainedAlert
 
@@ -39,14 +39,19 @@ class Explainer:
             lambda tx: admission_facts.read(tx, [delivery], services.limits, ago, topology)
         )
         now = at or services.clock.now()
-        targets = (candidate.target for candidate in delivery.candidates)
-        holders = {target.key: services.locks.holder(target) for target in targets if isinstance(target, Target)}
+        holders = {
+            candidate.key: services.locks.holder(
+                claims.of_playbook(candidate.playbook, candidate.target, services.actions)
+            )
+            for candidate in delivery.candidates
+            if isinstance(candidate.target, Target)
+        }
         context = ExplainContext(
             services.actions,
             services.limits,
             now,
             ago,
-            holder=lambda target: holders.get(target.key),
+            holder=holders.get,
             is_live=True,
             verdicts=topology.verdicts,
         )

@@ -82,8 +82,8 @@ class ExplainContext(Struct, frozen=True):
     limits: EngineLimits
     now: datetime
     ago: Ago
-    holder: Callable[[Target], str | None] = lambda target: None
-    """The run that holds a target, or one that overlaps it."""
+    holder: Callable[[matching.Key], str | None] = lambda key: None
+    """The run that holds what a run of this playbook on this target would lock."""
     verdicts: Mapping[str, VerdictsOnJob] = field(default_factory=dict)
     """By job, who began a failure of the last hour, and why."""
     is_live: bool = False
@@ -194,7 +194,7 @@ def _reacting(
     return replace(
         explanation,
         target=target.key,
-        waits_for=context.holder(target) if explanation.decision is Decision.STARTED else None,
+        waits_for=context.holder(candidate.key) if explanation.decision is Decision.STARTED else None,
         guards=_guards(definition.guards, facts, context.ago),
         steps=forecast.step_plans(playbook, context.actions, alert, target, mode, context.now, context.verdicts),
     )

@@ -18,7 +18,7 @@ from trainmedic_server.domain.alert import AlertStatus
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Run
 from trainmedic_server.domain.target import Target
-from trainmedic_server.engine import plan
+from trainmedic_server.engine import claims, plan
 from trainmedic_server.engine.admission_changes import AdmissionChanges, StartedRun
 from trainmedic_server.engine.engine_services import EngineServices
 from trainmedic_server.engine.matching import Candidate, Key, PreparedDelivery
@@ -49,7 +49,8 @@ class KeptTargets:
         if key in self._keepers or key in self._turned_away:
             return
         keeper = f"admission {id(self)} of {key[0]} for {key[1]}"  # no other transaction's that is under way
-        is_kept = self._services.locks.try_keep(keeper, target)
+        claim = claims.of_playbook(candidate.playbook, target, self._services.actions)
+        is_kept = self._services.locks.try_keep(keeper, claim)
         (self._keepers if is_kept else self._turned_away)[key] = keeper
 
     def __enter__(self) -> KeptTargets:

@@ -67,7 +67,8 @@ def decide(
 def trips_breaker(nodes: Set[str], acted_on: Set[str], known_nodes: Set[str], limits: EngineLimits) -> str | None:
     """Why acting on `nodes` would be too much for the cluster, so that the breaker opens; None where it is not.
 
-    `acted_on` are the nodes that runs of the breaker's window acted on; acting on one of them again adds nothing.
+    `acted_on` are the nodes that count: those that runs acted on within the breaker's window, and since a person last
+    closed it. Acting on one of them again adds nothing.
     """
     new = nodes - acted_on
     count, total = len(acted_on) + len(new), len(known_nodes | nodes)

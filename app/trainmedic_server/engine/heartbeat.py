@@ -60,6 +60,9 @@ class Heartbeat:
         controls = tx.controls()
         controls, events = pausing.settle(controls, controls.alive_at, now)
         tx.append([*self._events, *events])
+        if controls.breaker_closed_at is not None and controls.breaker_closed_at > now:
+            # The clock was set back. Counting too much is safe; what is done until then again must not go uncounted.
+            controls = replace(controls, breaker_closed_at=None)
         alive = replace(controls, alive_at=now)
         tx.save_controls(alive)
         return alive

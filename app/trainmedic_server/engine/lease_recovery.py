@@ -38,6 +38,7 @@ from msgspec.structs import replace
 
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.alert import decisive
+from trainmedic_server.domain.claim import Claim
 from trainmedic_server.domain.playbook import Guards
 from trainmedic_server.domain.run import Event, Run, UndoStatus
 from trainmedic_server.domain.target import Target
@@ -158,7 +159,8 @@ class LeaseRecovery:
     ) -> None:
         """Record the start, send the commands, record the result, while no other attempt runs on the same targets."""
         targets = {target for effect in effects for target in _targets_of(action, effect)}
-        async with self._services.locks.acting(f"{run_id}/again/{next(self._attempt_numbers)}", *targets):
+        claims = [Claim(target) for target in targets]
+        async with self._services.locks.acting(f"{run_id}/again/{next(self._attempt_numbers)}", *claims):
             started = await self._services.store.transact(
                 lambda tx: self._record_start(tx, run_id, effects, prepared, targets)
             )

@@ -1,9 +1,10 @@
 """One change at a time per target.
 
-A run locks its target from its start to its close. A node covers its GPUs, the cluster covers everything
-(`Target.overlaps`). Runs get their targets in the order in which they came: a run passes another that waits only if
-its target overlaps neither a locked one nor that of any earlier waiter. An undo takes no such lock, because a run
-must never block it; it only waits until no attempt is in flight on an overlapping target.
+A run locks its target from its start to its close, or only the disks of its node where it changes nothing else
+(``claims``). A node covers its GPUs and its disks, the cluster covers everything (`Claim.overlaps`). Runs get what
+they claim in the order in which they came: a run passes another that waits only if its claim overlaps neither a locked
+one nor that of any earlier waiter. An undo takes no such lock, because a run must never block it; it only waits until
+no attempt is in flight on what it overlaps.
 
 A run on a job locks the job. Where a step of it works on the job's nodes as well, its attempts and those of runs on
 the same GPUs or nodes still come one after the other; but neither run keeps the other from its target, because a job
@@ -22,6 +23,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from trainmedic_server.domain.claim import Claim
 from trainmedic_server.domain.target import Target, TargetKind
 
 
@@ -29,94 +31,105 @@ class TargetLocks:
     """Which runs own which targets, which runs wait, and where an attempt is in flight."""
 
     def __init__(self) -> None:
-        self._held = _Targets()
+        self._held = _Claims()
         self._keepers: set[str] = set()
         """Those of the holders that are no runs."""
-        self._turned_away = _Targets()
+        self._turned_away = _Claims()
         """What keepers were not given: a run that they admit waits for it before those that come later."""
-        self._waiting = _Targets()
+        self._waiting = _Claims()
         self._grants: dict[str, asyncio.Future[None]] = {}
-        self._acting = _Targets()
+        self._acting = _Claims()
         self._held_back: list[asyncio.Future[None]] = []
 
-    def try_acquire(self, run_id: str, target: Target) -> bool:
-        """Lock the target now, unless one that is locked or waited for overlaps it; return whether the run has it."""
+    def try_acquire(self, run_id: str, claim: Claim) -> bool:
+        """Lock what is claimed now, unless a claim that is locked or waited for overlaps it; return whether the run
+        has it."""
         if self._held.has(run_id):
             return True
-        if self._held.overlapping(target) or self._waiting.overlapping(target):
+        if self._held.overlapping(claim) or self._waiting.overlapping(claim):
             return False
-        self._held.add(run_id, target)
+        self._held.add(run_id, claim)
         return True
 
-    def try_keep(self, keeper: str, target: Target) -> bool:
-        """Lock the target for a run that may be admitted, as `try_acquire`, unless it overlaps one that was not given
+    def try_keep(self, keeper: str, claim: Claim) -> bool:
+        """Lock what is claimed for a run that may be admitted, as `try_acquire`, unless it overlaps what was not given
         to an earlier keeper. `pass_on` or `release` ends that, and `release` also what a refusal holds back."""
-        if self._turned_away.overlapping(target) or not self.try_acquire(keeper, target):
-            self._turned_away.add(keeper, target)
+        if self._turned_away.overlapping(claim) or not self.try_acquire(keeper, claim):
+            self._turned_away.add(keeper, claim)
             return False
         self._keepers.add(keeper)
         return True
 
     def pass_on(self, keeper: str, run_id: str) -> None:
-        """Let the run have the target that was kept for it."""
-        target = self._held.remove(keeper)
-        assert target is not None
+        """Let the run have what was kept for it."""
+        claim = self._held.remove(keeper)
+        assert claim is not None
         self._keepers.discard(keeper)
-        self._held.add(run_id, target)
+        self._held.add(run_id, claim)
 
-    def wait(self, run_id: str, target: Target) -> asyncio.Future[None]:
-        """Join or stay in the queue; the future is done once the target is locked. `release` also leaves the queue."""
+    def wait(self, run_id: str, claim: Claim) -> asyncio.Future[None]:
+        """Join or stay in the queue; the future is done once the claim is locked. `release` also leaves the queue."""
         if run_id not in self._grants:
-            self._waiting.add(run_id, target)
+            self._waiting.add(run_id, claim)
             self._grants[run_id] = asyncio.get_running_loop().create_future()
         return self._grants[run_id]
 
-    def holder(self, target: Target) -> str | None:
-        """A run that holds an overlapping target, if any."""
-        claims = self._held.near(target)
-        return next((run for run, held in claims if run not in self._keepers and held.overlaps(target)), None)
+    def holder(self, claim: Claim) -> str | None:
+        """Return a run that holds an overlapping claim; None where there is none."""
+        claims = self._held.near(claim)
+        return next((run for run, held in claims if run not in self._keepers and held.overlaps(claim)), None)
+
+    def blocker(self, run_id: str, claim: Claim) -> str | None:
+        """Return the run that this one, which waits, waits for: one that holds an overlapping claim, else one that
+        waits for such a claim and came earlier. None where it waits for neither."""
+        if self._held.has(run_id):
+            return None
+        holder = self.holder(claim)
+        if holder is not None or not self._waiting.has(run_id):
+            return holder
+        return self._waiting.overlapping(claim, before=run_id)
 
     def release(self, run_id: str) -> None:
-        """Unlock the run's target, or leave the queue, and grant the next waiters theirs. Idempotent."""
+        """Unlock the run's claim, or leave the queue, and grant the next waiters theirs. Idempotent."""
         self._keepers.discard(run_id)
         self._turned_away.remove(run_id)
-        target = self._held.remove(run_id) or self._waiting.remove(run_id)
+        claim = self._held.remove(run_id) or self._waiting.remove(run_id)
         self._grants.pop(run_id, None)
-        if target is None or not self._grants:
+        if claim is None or not self._grants:
             return
-        for waiter, its_target in self._waiting.near(target):
-            if self._held.overlapping(its_target) or self._waiting.overlapping(its_target, before=waiter):
+        for waiter, its_claim in self._waiting.near(claim):
+            if self._held.overlapping(its_claim) or self._waiting.overlapping(its_claim, before=waiter):
                 continue
             self._waiting.remove(waiter)
-            self._held.add(waiter, its_target)
+            self._held.add(waiter, its_claim)
             granted = self._grants.pop(waiter)
             if not granted.done():
                 granted.set_result(None)
 
-    def acting(self, holder: str, *targets: Target) -> _Acting:
-        """A block that begins once no other attempt works on a target that overlaps one of these, and marks them as
+    def acting(self, holder: str, *claims: Claim) -> _Acting:
+        """A block that begins once no other attempt works on what overlaps one of these claims, and marks them as
         worked on; entering it says whether that had to be waited for.
 
-        All targets are taken at once: attempts that each wait for a target which another has taken would be a deadlock.
+        All claims are taken at once: attempts that each wait for what another has taken would be a deadlock.
         """
-        return _Acting(self, holder, targets)
+        return _Acting(self, holder, claims)
 
-    async def begin_acting(self, claims: Mapping[str, Target]) -> bool:
-        """Enter the block of `acting`, with an id for each target."""
+    async def begin_acting(self, claims: Mapping[str, Claim]) -> bool:
+        """Enter the block of `acting`, with an id for each claim."""
         waited = False
         while any(map(self._acting.overlapping, claims.values())):
             waited = True
             another_ended = asyncio.get_running_loop().create_future()
             self._held_back.append(another_ended)
             await another_ended
-        for claim, target in claims.items():
-            self._acting.add(claim, target)
+        for name, claim in claims.items():
+            self._acting.add(name, claim)
         return waited
 
-    def end_acting(self, claims: Iterable[str]) -> None:
+    def end_acting(self, names: Iterable[str]) -> None:
         """Leave the block of `acting`."""
-        for claim in claims:
-            self._acting.remove(claim)
+        for name in names:
+            self._acting.remove(name)
         waiters, self._held_back = self._held_back, []
         for another_ended in waiters:
             if not another_ended.done():
@@ -127,9 +140,9 @@ class _Acting:
     """The block of `TargetLocks.acting`; a class, because the event loop keeps a record of each
     generator."""
 
-    def __init__(self, locks: TargetLocks, holder: str, targets: Sequence[Target]) -> None:
+    def __init__(self, locks: TargetLocks, holder: str, claims: Sequence[Claim]) -> None:
         self._locks = locks
-        self._claims = {f"{holder}/{number}": target for number, target in enumerate(targets)}
+        self._claims = {f"{holder}/{number}": claim for number, claim in enumerate(claims)}
 
     async def __aenter__(self) -> bool:
         return await self._locks.begin_acting(self._claims)
@@ -138,58 +151,59 @@ class _Acting:
         self._locks.end_acting(self._claims)
 
 
-class _Targets:
-    """Claimed targets by the id of the claim, in order, in groups so that looking for an overlap is quick.
+class _Claims:
+    """Claims by the name of who has them, in order, in groups so that looking for an overlap is quick.
 
-    Targets of different groups never overlap, unless one is the cluster. There may be ten thousand claims in a storm
+    Claims of different groups never overlap, unless one is on the cluster. There may be ten thousand claims in a storm
     of alerts, but only a few in one group.
     """
 
     def __init__(self) -> None:
-        self._groups: dict[str, dict[str, Target]] = {}
-        self._by_id: dict[str, Target] = {}
+        self._groups: dict[str, dict[str, Claim]] = {}
+        self._by_name: dict[str, Claim] = {}
         self._numbers: dict[str, int] = {}
         self._next = 0
 
-    def add(self, claim: str, target: Target) -> None:
-        self._by_id[claim] = target
-        self._numbers[claim] = self._next = self._next + 1
-        self._groups.setdefault(_group(target), {})[claim] = target
+    def add(self, name: str, claim: Claim) -> None:
+        self._by_name[name] = claim
+        self._numbers[name] = self._next = self._next + 1
+        self._groups.setdefault(_group(claim.target), {})[name] = claim
 
-    def has(self, claim: str) -> bool:
-        return claim in self._by_id
+    def has(self, name: str) -> bool:
+        return name in self._by_name
 
-    def remove(self, claim: str) -> Target | None:
-        target = self._by_id.pop(claim, None)
-        if target is not None:
-            del self._numbers[claim]
-            group = self._groups[_group(target)]
-            del group[claim]
+    def remove(self, name: str) -> Claim | None:
+        claim = self._by_name.pop(name, None)
+        if claim is not None:
+            del self._numbers[name]
+            group = self._groups[_group(claim.target)]
+            del group[name]
             if not group:
-                del self._groups[_group(target)]
-        return target
+                del self._groups[_group(claim.target)]
+        return claim
 
-    def near(self, target: Target) -> list[tuple[str, Target]]:
-        """The claims that could overlap `target`, in the order in which they came."""
-        claims = [claim for group in self._near(target) for claim in group.items()]
-        return sorted(claims, key=lambda claim: self._numbers[claim[0]])
+    def near(self, claim: Claim) -> list[tuple[str, Claim]]:
+        """The claims that could overlap `claim`, in the order in which they came."""
+        claims = [named for group in self._near(claim) for named in group.items()]
+        return sorted(claims, key=lambda named: self._numbers[named[0]])
 
-    def overlapping(self, target: Target, before: str | None = None) -> str | None:
-        """The first claim that overlaps `target`, of those that came before the claim named `before`; None for none."""
+    def overlapping(self, claim: Claim, before: str | None = None) -> str | None:
+        """The name of the first claim that overlaps `claim`, of those that came before that of the name `before`; None
+        for none."""
         end = self._numbers[before] if before is not None else None
-        for group in self._near(target):
-            for claim, claimed in group.items():
-                if end is not None and self._numbers[claim] >= end:
+        for group in self._near(claim):
+            for name, claimed in group.items():
+                if end is not None and self._numbers[name] >= end:
                     break
-                if claimed.overlaps(target):
-                    return claim
+                if claimed.overlaps(claim):
+                    return name
         return None
 
-    def _near(self, target: Target) -> Iterator[dict[str, Target]]:
-        if target.kind is TargetKind.CLUSTER:
+    def _near(self, claim: Claim) -> Iterator[dict[str, Claim]]:
+        if claim.target.kind is TargetKind.CLUSTER:
             yield from self._groups.values()
             return
-        for name in (_group(target), "cluster"):
+        for name in (_group(claim.target), "cluster"):
             if name in self._groups:
                 yield self._groups[name]
 

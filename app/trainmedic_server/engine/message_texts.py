@@ -9,6 +9,8 @@ Who calls it: ``telling``. Not here: to whom it goes, and when it is sent.
 
 from __future__ import annotations
 
+import hashlib
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -17,10 +19,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainmedic_server.domain import duration, links
+from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.approval import Terms
 from trainmedic_server.domain.message import Message, MessageKind, Severity, minute
+from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.plain_text import json_text
-from trainmedic_server.domain.run import Event, Run, Status, StepStatus
+from trainmedic_server.domain.run import PASSING, Decision, Event, Run, Status, StepState, StepStatus
+from trainmedic_server.domain.target import IdentityLabels
+from trainmedic_server.ports.store import LinkedRun
 
 SOON = timedelta(seconds=10)
 """How long a message waits for others of its topic."""
@@ -30,9 +36,14 @@ LATE = timedelta(minutes=15)
 """What is told later than this after it happened says when that was; retries and grouping alone take less."""
 _MOST_LINES = 20
 _MOST_CHARACTERS = 4_000
+_LONGEST_REASON = 200
+
+_FLAPS_WITHIN = timedelta(hours=4)
+"""People are told once that nothing is done about a target, however often its alert begins within this time."""
 
 PLAYBOOKS = "playbooks"
 SERVER = "server"
+TARGETS = "targets"
 
 
 class Draft(Struct, frozen=True):
@@ -55,35 +66,48 @@ Told = Mapping[str, set[MessageKind]]
 """Of which kinds there were messages about a run (`ports.messages.StoredMessages.kinds_told`), by the run's id."""
 
 
-def written(event: Event, run: Run | None, told: Told) -> Draft | None:
+def written(event: Event, run: Run | None, kinds_told: Told) -> Draft | None:
     """What is to be told of the event; None for nothing. `run` is the run that it is about, as it is now."""
     if event.run_id is None:
         write_of_server = _OF_SERVER.get(event.kind)
         return write_of_server(event) if write_of_server is not None else None
     write = _OF_RUN.get(event.kind)
-    return write(event, run, told.get(run.id, set())) if write is not None and run is not None else None
+    return write(event, run, kinds_told.get(run.id, set())) if write is not None and run is not None else None
 
 
 KINDS = frozenset(
     {"approval_requested", "approval_reminded", "approval_escalated", "approved", "rejected", "approval_ended",
-     "closed", "alert_resolved", "undo_delayed", "undo_done", "undo_closed",
+     "closed", "alert_resolved", "started_later",
+     "rate_limited", "concurrency_limited", "stale", "target_unknown", "target_ambiguous",
+     "undo_delayed", "undo_done", "undo_closed",
      "breaker_opened", "breaker_closed", "pause_ordered", "resumed", "pause_began", "pause_ended", "mode_changed",
      "server_started"}
 )  # fmt: skip
 """The events that people may be told of."""
 
 
-def passed_by(message: Message, run: Run | None) -> bool:
-    """Whether what the message is about is over, so that it would only disturb."""
+def passed_by(
+    message: Message, run: Run | None, alerts: Sequence[AlertRecord] = (), linked: Sequence[LinkedRun] = ()
+) -> bool:
+    """Whether what the message is about is over, so that it would only disturb.
+
+    `alerts` are those of its run, and `linked` all runs that the first of them led to.
+    """
     if message.run_id is None:
         return False
     match message.kind:
+        case MessageKind.NOT_STARTED:
+            has_started = any(other.playbook == message.topic and other.decision in _HANDLED for other in linked)
+            return run is None or has_started or all(record.is_resolved for record in alerts)
         case MessageKind.APPROVAL:
             return run is None or run.status is not Status.AWAITING_APPROVAL
         case MessageKind.UNDO_OVERDUE:
             return run is None or run.delayed_undo is None
         case _:
             return False
+
+
+_HANDLED = frozenset({Decision.STARTED, Decision.JOINED})
 
 
 def together(messages: Sequence[Message], now: datetime) -> tuple[str, str, Severity]:
@@ -120,7 +144,7 @@ def of_broken_playbooks(problems: Sequence[str]) -> Draft:
 # --- of a run -----------------------------------------------------------------------------------------
 
 
-def _asked(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
+def _asked(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
     question = event.data.get("message") or "May this run act?"
     until = event.data.get("deadline")
     lines = [
@@ -160,7 +184,9 @@ def _whom(data: Mapping[str, Any]) -> list[str]:
     return [f"{_count(count, 'approval')} needed{' of ' if by else ''}{', '.join(by)}."]
 
 
-def _closed(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
+def _closed(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
+    if run.status is Status.NOT_STARTED:
+        return _not_started(run, run.decision, run.message)
     if run.status is Status.FAILED and not has_told_people(run):
         title = f"{run.playbook} on {run.target_key} failed"
         return Draft(MessageKind.RUN_FAILED, run.playbook, title, _story(run), run.id)
@@ -182,9 +208,9 @@ def _story(run: Run) -> str:
     """What is on record of a closed run."""
     lines = [f"Alert {run.alert_name}. {run.message}"]
     lines += [
-        f"- {step.id}: {step.status}{f', {step.error}' if step.error else ''}"
+        f"- {step.id}: {step.status}{_reason(step)}"
         for step in run.steps
-        if step.status is not StepStatus.SKIPPED and step.phase not in ("on_success", "on_failure")
+        if (step.status is not StepStatus.SKIPPED or step.attempts) and step.phase not in ("on_success", "on_failure")
     ]
     owed = [step.undo.action for step in run.steps if step.undo and step.undo.status.is_owed]
     if owed:
@@ -192,8 +218,14 @@ def _story(run: Run) -> str:
     return "\n".join(lines)
 
 
-def _answered(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
-    if MessageKind.APPROVAL not in told:
+def _reason(step: StepState) -> str:
+    """Why it did not succeed, or why it was skipped although it was tried."""
+    why = step.error or (step.message if step.status is StepStatus.SKIPPED else None)
+    return f", {why}" if why else ""
+
+
+def _answered(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
+    if MessageKind.APPROVAL not in kinds_told:
         return None
     if event.kind == "approval_ended":
         how = _ENDED.get(str(event.data.get("outcome")))
@@ -211,13 +243,95 @@ _ENDED = {
 }
 
 
-def _resolved(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
-    is_about_failure = run.status is Status.FAILED and (MessageKind.RUN_FAILED in told or has_told_people(run))
-    return _follow_up(run, f"{event.data.get('alert')} has resolved") if is_about_failure else None
+def _resolved(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
+    is_about_failure = run.status is Status.FAILED and (MessageKind.RUN_FAILED in kinds_told or has_told_people(run))
+    if not is_about_failure and MessageKind.NOT_STARTED not in kinds_told:
+        return None
+    return _follow_up(run, f"{event.data.get('alert')} has resolved")
 
 
-def _delayed(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
-    if MessageKind.UNDO_OVERDUE in told:
+def _refused(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
+    """What people are told of a guard's refusal, at the admission of an alert or when it was reported again."""
+    return _not_started(run, Decision(event.kind), str(event.data.get("why") or run.message))
+
+
+def _not_started(run: Run, decision: Decision, why: str) -> Draft | None:
+    """What people are told of an alert about which nothing is done; None where they know or need not.
+
+    A cooldown is what the playbook wants. Of a pause and of an open breaker people are told once, as such. Whoever
+    starts a run by hand gets the reason as the answer.
+    """
+    remedy = _REMEDIES.get(decision)
+    if remedy is None or run.mode is Mode.OBSERVE or run.started_by is not None:
+        return None
+    lines = [
+        f"Nothing is done about {run.alert_name}: {why}.",
+        *([_IF_REPEATED] if decision in PASSING else []),
+        remedy.format(playbook=run.playbook, target=shlex.quote(run.target_key)),
+    ]
+    # The same alert has one beginning, so that its repetition is not told again, nor is each beginning of one that
+    # flaps. A target may be refused by several guards in turn: one of them is enough.
+    beginning = int(run.alert.starts_at.timestamp() // _FLAPS_WITHIN.total_seconds())
+    once = _digest("not started", run.playbook, run.target_key, str(beginning))
+    title = f"{run.playbook} on {run.target_key} did not start: {_short(why)}"
+    return Draft(MessageKind.NOT_STARTED, run.playbook, title, "\n".join(lines), run.id, once=once)
+
+
+_IF_REPEATED = "It starts if the guard allows it when the alert is next reported, unless the alert is too old by then."
+_START = "To have it done all the same: trainmedic runs start {playbook} --target {target}"
+_REMEDIES: Mapping[Decision, str] = {
+    Decision.CONCURRENCY_LIMITED: "See which runs are open: trainmedic history --open --playbook {playbook}. To let "
+    "more run at once, raise max_concurrent in the guards of the playbook.",
+    Decision.RATE_LIMITED: "See what ran: trainmedic history --playbook {playbook}. To let more run in that time, "
+    "raise max_runs in the guards of the playbook.",
+    Decision.TARGET_BUSY: _START,
+    Decision.STALE: f"{_START}. To act on older alerts, raise --max-age.",
+}
+
+
+def _untargeted(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
+    """What people are told of an alert that names nothing that is known: once for each node or job that it names."""
+    if run.started_by is not None:
+        return None
+    why = str(event.data.get("why") or run.message)
+    subjects = {name: value for name, value in run.alert_labels.items() if _names_subject(name)}
+    listed = ", ".join(f"{name}={json_text(value)}" for name, value in sorted(subjects.items())) or "none"
+    lines = [
+        f"{run.playbook} does nothing about {run.alert_name}, because it could act on the wrong thing: {why}.",
+        f"Labels that name something: {listed}.",
+        "If the node exists, start its agent or name it in the file of --inventory. Else have the alert's rule set a "
+        "label that names the node or the job. How the labels were read: "
+        f"trainmedic why --alert {shlex.quote(run.alert_name)}",
+        "Of this one you are not told again for a week.",
+    ]
+    hosts = sorted({value.partition(":")[0] for value in subjects.values()})
+    hosts = [host for host in hosts if host in why] or hosts or [run.playbook, run.alert_name]
+    once = _digest(event.kind, *hosts)
+    title = f"{run.playbook} does nothing about {run.alert_name}: {_short(why)}"
+    return Draft(MessageKind.TARGET_UNKNOWN, TARGETS, title, "\n".join(lines), run.id, once=once)
+
+
+_SUBJECTS = frozenset({*IdentityLabels().node, *IdentityLabels().job, "instance"})
+
+
+def _names_subject(label: str) -> bool:
+    return label.lower().removeprefix("exported_") in _SUBJECTS
+
+
+def _started_later(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
+    """That a run has begun for an alert of which people were told that nothing was done."""
+    if MessageKind.NOT_STARTED not in kinds_told:
+        return None
+    later = links.short_id(str(event.data.get("run_id")))
+    return _follow_up(run, f"it has started after all, as run {later}")
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def _delayed(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
+    if MessageKind.UNDO_OVERDUE in kinds_told:
         return None
     title = f"{run.playbook} on {run.target_key}: what it did cannot be taken back"
     text = (
@@ -228,12 +342,12 @@ def _delayed(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
     return Draft(MessageKind.UNDO_OVERDUE, run.playbook, title, text, run.id, OVERDUE, f"{run.id}/overdue")
 
 
-def _undone(event: Event, run: Run, told: set[MessageKind]) -> Draft | None:
+def _undone(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
     if run.owes_undo:
         return None
     by_person = event.kind == "undo_closed"
     how = f"{event.actor} has ended the duty to take it back" if by_person else "what it did is taken back"
-    if told & {MessageKind.RUN_FAILED, MessageKind.UNDO_OVERDUE} or has_told_people(run):
+    if kinds_told & {MessageKind.RUN_FAILED, MessageKind.UNDO_OVERDUE} or has_told_people(run):
         return replace(_follow_up(run, how), once=f"{run.id}/undone")
     title = f"{run.playbook} on {run.target_key}: {how}"
     return Draft(MessageKind.GIVEN_BACK, run.playbook, title, "", run.id, once=f"{run.id}/undone")
@@ -255,7 +369,8 @@ def _opened(event: Event) -> Draft:
 
 
 def _breaker_closed(event: Event) -> Draft:
-    return Draft(MessageKind.BREAKER, SERVER, f"The breaker was closed by {event.actor}")
+    text = "Its count begins again: only nodes that runs act on from now on count."
+    return Draft(MessageKind.BREAKER, SERVER, f"The breaker was closed by {event.actor}", text)
 
 
 def _paused(event: Event) -> Draft:
@@ -308,6 +423,12 @@ _OF_RUN: Mapping[str, Callable[[Event, Run, set[MessageKind]], Draft | None]] = 
     "rejected": _answered,
     "approval_ended": _answered,
     "closed": _closed,
+    "rate_limited": _refused,
+    "concurrency_limited": _refused,
+    "stale": _refused,
+    "target_unknown": _untargeted,
+    "target_ambiguous": _untargeted,
+    "started_later": _started_later,
     "alert_resolved": _resolved,
     "undo_delayed": _delayed,
     "undo_done": _undone,
@@ -322,6 +443,8 @@ def _heading(kind: MessageKind, topic: str, count: int) -> str:
     of_several = {
         MessageKind.APPROVAL: f"{topic}: {count} runs ask to be approved",
         MessageKind.RUN_FAILED: f"{topic}: {count} runs failed",
+        MessageKind.NOT_STARTED: f"{topic}: {count} runs did not start",
+        MessageKind.TARGET_UNKNOWN: f"{topic}: {count} alerts name nothing that is known",
         MessageKind.UNDO_OVERDUE: f"{topic}: what {count} runs did cannot be taken back",
         MessageKind.REPAIRED: f"{topic}: {count} runs succeeded",
         MessageKind.GIVEN_BACK: f"{topic}: what {count} runs did is taken back",
@@ -344,6 +467,11 @@ def _handle(message: Message, before: str) -> str:
 def _cut(text: str, room: int = 0) -> str:
     limit = _MOST_CHARACTERS - room
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def _short(why: str) -> str:
+    """The reason as a title takes it; it may quote labels of any length."""
+    return why if len(why) <= _LONGEST_REASON else f"{why[: _LONGEST_REASON - 1]}…"
 
 
 def _count(number: int, noun: str) -> str:

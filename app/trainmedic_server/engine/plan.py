@@ -207,8 +207,13 @@ def _close(draft: RunDraft, status: Status, message: str, **data: str) -> None:
 
 
 def _summary(run: Run) -> str:
-    """A text for people: what was applied, and what failed in steps that let the run continue."""
-    failed = [f"step {step.id}: {step.error}" for step in run.steps if step.kind == "action" and step.error]
+    """A text for people: what was applied, what failed in steps that let the run continue, and what the server is not
+    set up for."""
+    failed = [
+        f"step {step.id}: {step.error or step.message}"
+        for step in run.steps
+        if step.kind == "action" and (step.error or (step.status is StepStatus.SKIPPED and step.attempts))
+    ]
     done = f"applied {run.action_taken}" if run.action_taken else "nothing was applied"
     if not failed:
         return done if run.action_taken else "nothing had to be done"

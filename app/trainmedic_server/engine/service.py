@@ -23,8 +23,8 @@ from trainmedic_server.domain.pause import EVERYTHING, OperatorPause, PauseOrder
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Controls, Event, OperatorOrder, OrderKind, Run
 from trainmedic_server.domain.topology import Topology
-from trainmedic_server.domain.upcoming import Upcoming
-from trainmedic_server.engine import loops, orders, pausing, upcoming
+from trainmedic_server.domain.upcoming import HeldBy, Upcoming
+from trainmedic_server.engine import claims, loops, orders, pausing, upcoming
 from trainmedic_server.engine.admission_changes import AdmissionChanges, ByHand
 from trainmedic_server.engine.breaker import Breaker
 from trainmedic_server.engine.by_hand import HandStarter, Started, StartOrder
@@ -81,11 +81,15 @@ class Engine:
         self._metrics = metrics
         self._controls = Controls()
         self._recorder = Recorder(store, metrics)
+
+        def controls() -> Controls:
+            return self._controls
+
         services = EngineServices(
             store=store,
             catalog=catalog,
             recorder=self._recorder,
-            breaker=Breaker(self._recorder, clock, timeline, limits, topology, self._put_in_force),
+            breaker=Breaker(self._recorder, clock, timeline, limits, topology, controls, self._put_in_force),
             locks=TargetLocks(),
             actions=actions,
             clock=clock,
@@ -93,13 +97,13 @@ class Engine:
             limits=limits,
             metrics=metrics,
             new_id=self._new_id,
-            controls=lambda: self._controls,
+            controls=controls,
             fence=fence,
             topology=topology,
         )
         self._workers = Workers(services)
         self._intake = DeliveryIntake(services, self._on_admitted)
-        self._locks = services.locks
+        self._locks, self._actions = services.locks, actions
         self._explainer = Explainer(services)
         self._starter = HandStarter(services, self._on_admitted)
         self._silent_alerts = SilentAlerts(services, alert_source, self._workers.touch)
@@ -127,8 +131,19 @@ class Engine:
         Raises StoreUnavailable.
         """
         playbook = await self._workers.playbook_for_reading(run) if run.is_open else None
-        holder = self._locks.holder(run.target) if run.waiting_on == "target" and run.target is not None else None
-        return upcoming.of_run(run, playbook, alerts, holder, self._topology().verdicts, orders)
+        held_by = await self._held_by(run) if run.waiting_on == "target" else None
+        return upcoming.of_run(run, playbook, alerts, held_by, self._topology().verdicts, orders)
+
+    async def _held_by(self, run: Run) -> HeldBy | None:
+        """The run for which this one waits. Raises StoreUnavailable."""
+        blocker = self._locks.blocker(run.id, claims.of_run(run, self._actions))
+        driven = self._workers.driven(blocker) if blocker is not None else None
+        if driven is None:
+            return None
+        its_playbook = await self._workers.playbook_for_reading(driven.run)
+        verdicts = self._topology().verdicts
+        ahead = upcoming.of_run(driven.run, its_playbook, driven.alerts, None, verdicts, driven.orders)
+        return upcoming.holder(driven.run, ahead)
 
     async def start(self, took_over_as: str | None = None) -> None:
         """Resume the runs that an earlier process left, then start the loops. Raises StoreUnavailable.
@@ -237,12 +252,16 @@ class Engine:
         return await self._change(change)
 
     async def close_breaker(self, actor: str) -> Controls:
-        """Close the breaker by hand. What it kept from starting is not started now."""
+        """Close the breaker by hand, which begins its count again. What it kept from starting is not started now."""
 
         def change(controls: Controls) -> tuple[Controls, Sequence[Event]]:
-            closed = replace(controls, breaker_open=False, breaker_opened_at=None, breaker_reason=None)
-            event = Event("breaker_closed", self._clock.now(), actor=actor)
-            return closed, [event] if controls.breaker_open else []
+            if not controls.breaker_open:
+                return controls, []
+            now = self._clock.now()  # of this transaction: every act that is on record by now does not count
+            closed = replace(
+                controls, breaker_open=False, breaker_opened_at=None, breaker_reason=None, breaker_closed_at=now
+            )
+            return closed, [Event("breaker_closed", now, actor=actor)]
 
         return await self._change(change)
 

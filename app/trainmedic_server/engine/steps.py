@@ -86,7 +86,7 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
     assert isinstance(definition, ActionStep)
     attempt = replace(
         state.attempts[-1],
-        status=outcome.status,
+        status="rejected" if outcome.status == "skipped" else outcome.status,
         ended_at=draft.now,
         error=outcome.error,
         in_part=outcome.in_part,
@@ -97,11 +97,16 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
         draft.end(state, StepStatus.SUCCEEDED, attempts=attempts, output=output, error=error, undo=undo)
         draft.add_event("step_succeeded", step=state.id, action=state.action, output=dict(outcome.output))
         return
+    may_have_acted = any(earlier.status == "unknown" for earlier in attempts)
+    if outcome.status == "skipped" and not may_have_acted:
+        draft.end(with_undo_as_owed(replace(state, attempts=attempts)), StepStatus.SKIPPED, message=error)
+        draft.add_event("step_skipped", step=state.id, action=state.action, why=error)
+        return
     state = replace(state, attempts=attempts, output=output, error=error)
     if outcome.barred_by is not None and not has_acted_before(draft.run, state, draft.context.actions):
         draft.run = replace(draft.run, acted_at=None)
         draft.refuse(outcome.barred_by, f"before the run could act the breaker opened: {outcome.error}")
-    may_follow = outcome.status != "rejected" and outcome.may_be_repeated and outcome.barred_by is None
+    may_follow = outcome.status not in ("rejected", "skipped") and outcome.may_be_repeated and outcome.barred_by is None
     if may_follow and attempt.number < definition.retry.attempts:
         delay = min(
             definition.retry.delay * definition.retry.backoff ** (attempt.number - 1), definition.retry.max_delay
@@ -110,7 +115,7 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
         seconds = delay.total_seconds()
         draft.add_event("attempt_failed", step=state.id, attempt=attempt.number, error=outcome.error, retry_in=seconds)
         return
-    if any(earlier.status == "unknown" for earlier in state.attempts):
+    if may_have_acted:
         # Also where the last attempt certainly failed: an earlier one may have been applied, so that the undo
         # stays owed, and is about that one.
         draft.end(with_undo_as_owed(state), StepStatus.UNKNOWN)

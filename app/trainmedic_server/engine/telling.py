@@ -202,9 +202,7 @@ class MessageTeller:
         return due
 
     async def _send_together(self, channel: str, messages: Sequence[Message]) -> int:
-        run_ids = {message.run_id for message in messages if message.run_id is not None}
-        runs = await self._store.transact(lambda tx: {run.id: run for run in tx.runs(run_ids)} if run_ids else {})
-        over = [m.id for m in messages if message_texts.passed_by(m, runs.get(m.run_id or ""))]
+        over = await self._store.transact(lambda tx: _passed_by(tx, messages))
         left = [message for message in messages if message.id not in over]
         kind, ids = messages[0].kind, [message.id for message in left]
         outcome = "sent"
@@ -248,6 +246,24 @@ class MessageTeller:
                 await self._notifier.notify(title, text or title, channel, severity)
         except TimeoutError as error:
             raise errors.TemporaryFailure("the notification service did not answer in time") from error
+
+
+def _passed_by(tx: Transaction, messages: Sequence[Message]) -> list[str]:
+    """Return the ids of the messages of one kind and topic that would only disturb by now."""
+    run_ids = {message.run_id for message in messages if message.run_id is not None}
+    if not run_ids:
+        return []
+    runs = {run.id: run for run in tx.runs(run_ids)}
+    refused = messages[0].kind is MessageKind.NOT_STARTED
+    alerts = tx.alerts_of(run_ids) if refused else {}
+    linked = tx.linked_runs({run.alert for run in runs.values()}) if refused else {}
+
+    def is_over(message: Message) -> bool:
+        run = runs.get(message.run_id or "")
+        others = linked.get(run.alert, ()) if run is not None else ()
+        return message_texts.passed_by(message, run, alerts.get(message.run_id or "", ()), others)
+
+    return [message.id for message in messages if is_over(message)]
 
 
 class _BrokenPlaybooks:

@@ -20,7 +20,7 @@ from trainmedic_server.domain.approval import Terms
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
 from trainmedic_server.domain.playbook import APPROVAL, ApproveStep, WaitStep
 from trainmedic_server.domain.run import OperatorOrder, OrderKind, Run, StepState, StepStatus, Undo, UndoStatus
-from trainmedic_server.domain.upcoming import Upcoming
+from trainmedic_server.domain.upcoming import HeldBy, Upcoming
 from trainmedic_server.engine import scope, step_sequence
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope, Step
 
@@ -29,12 +29,12 @@ def of_run(
     run: Run,
     playbook: CompiledPlaybook | None,
     alerts: Sequence[AlertRecord],
-    holder: str | None = None,
+    held_by: HeldBy | None = None,
     verdicts: Mapping[str, VerdictsOnJob] = MappingProxyType({}),
     orders: Sequence[OperatorOrder] = (),
 ) -> Upcoming | None:
-    """What the run does next; None where it is over. `playbook` is None where it cannot be read; `holder` is the run
-    that has its target now, `verdicts` what is known of jobs that failed, `orders` what people have told the run."""
+    """What the run does next; None where it is over. `playbook` is None where it cannot be read; `held_by` is
+    the run for which it waits, `verdicts` what is known of jobs that failed, `orders` what people have told the run."""
     if not run.is_open:
         return _next_undo(run, alerts)
     if playbook is None:
@@ -49,7 +49,7 @@ def of_run(
     firing = [record.alert for record in alerts]
     names = scope.LazyScope(lambda: scope.build(run, playbook, firing, verdicts=verdicts))
     if at.status is StepStatus.PENDING:
-        return replace(_first_of(playbook, names, _from(run, at), failed is not None), **_hold(run, holder))
+        return replace(_first_of(playbook, names, _from(run, at), failed is not None), **_hold(run, held_by))
     then = _first_of(playbook, names, _from(run, at)[1:], failed is not None)
     return replace(then, now=at.id, **_at_step(at, step_sequence.step_definition(playbook, at), alerts))
 
@@ -61,11 +61,23 @@ def _from(run: Run, state: StepState) -> Sequence[StepState]:
     return steps[steps.index(state) :]
 
 
-def _hold(run: Run, holder: str | None) -> dict[str, Any]:
+def holder(run: Run, ahead: Upcoming | None) -> HeldBy:
+    """Describe a run for which another one waits; `ahead` is what it does next."""
+    ahead = ahead or Upcoming()
+    doing = f"waits for {ahead.waits_for}" if ahead.waits_for else f"carries out step {ahead.now or ahead.step or '?'}"
+    return HeldBy(
+        run.id, run.playbook, run.target_key, run.alert_name, run.created_at, doing, ahead.deadline, ahead.at_deadline
+    )
+
+
+def _hold(run: Run, held_by: HeldBy | None) -> dict[str, Any]:
     """What keeps a run from beginning its next step."""
     if run.waiting_on == "target":
-        by = f", which run {holder} has" if holder else ""
-        return {"waits_for": f"{run.target_key}{by}", "holder": holder}
+        by = f", which run {held_by.run_id} has" if held_by else ""
+        holder_id = held_by.run_id if held_by else None
+        waits_for = {"waits_for": f"{run.target_key}{by}", "holder": holder_id, "held_by": held_by}
+        # A run takes its target before anything else, so one that has not acted has waited since it was admitted.
+        return {**waits_for, "waiting_since": run.created_at if run.acted_at is None else None}
     if run.waiting_on == "resume":
         return {"waits_for": "somebody to resume the server"}
     return {}

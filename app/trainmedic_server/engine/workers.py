@@ -14,7 +14,7 @@ from trainmedic.wire.backoff import Backoff
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.run import Decision, Run
-from trainmedic_server.engine import plan
+from trainmedic_server.engine import claims, plan
 from trainmedic_server.engine.admission_changes import StartedRun
 from trainmedic_server.engine.driver import Driver
 from trainmedic_server.engine.engine_services import EngineServices
@@ -50,9 +50,9 @@ class Workers:
         run, outside = started.run, OutsideState((started.alert,))
         self._services.metrics.open_runs.inc()
         self._services.metrics.show_run(None, run)
-        assert run.target is not None
-        if not self._services.locks.try_acquire(run.id, run.target):
-            self._services.locks.wait(run.id, run.target)  # before anything that is admitted after it
+        claim = claims.of_run(run, self._services.actions)
+        if not self._services.locks.try_acquire(run.id, claim):
+            self._services.locks.wait(run.id, claim)  # before anything that is admitted after it
         received_at = started.alert.first_heard_at
         self._launch(Driver(run, started.playbook, outside, self._services, received_at, started.then))
 
@@ -178,6 +178,11 @@ class Workers:
                 self._read_before.clear()
             self._read_before[key] = playbook
         return self._read_before[key]
+
+    def driven(self, run_id: str) -> RunSnapshot | None:
+        """The run as its driver has it, with what the driver knows of it; None where nobody drives it."""
+        driver = self._drivers.get(run_id)
+        return driver.snapshot if driver is not None else None
 
     async def _revive(self, run_id: str) -> None:
         """Drive a closed run again, because an undo of it may be due."""

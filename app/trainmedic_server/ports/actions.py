@@ -156,6 +156,15 @@ class NodeTouchingAction(Protocol):
         ...
 
 
+class DiskAction(Protocol):
+    """An action class that changes files on the disks of the target's node, and nothing else.
+
+    A run on a node whose changing actions are all of this kind locks the disks of the node instead of the whole node.
+    """
+
+    changes_disks_only: ClassVar[bool]
+
+
 class LeasedEffect(Struct, frozen=True):
     """The effect of a run's command that ends by itself unless it is renewed in time."""
 

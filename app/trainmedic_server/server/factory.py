@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from trainmedic_server import __version__, errors, telemetry
 from trainmedic_server.domain.plain_text import json_bytes
 from trainmedic_server.domain.topology import ClusterTopology
+from trainmedic_server.domain.untold import untold
 from trainmedic_server.engine.shared_presences import SharedPresences
 from trainmedic_server.ports.heard_alerts import HeardAlerts
 from trainmedic_server.ports.outside import Clock, ClockWatch, CommandBus
@@ -108,6 +109,7 @@ def create_app(
 ) -> FastAPI:
     """The API and the console. `listener.serve` closes ``state.feed``; `allowed_hosts` are served without tokens."""
     bodies, reads = BodyReader(limits), ReadTurns(limits.reads, limits.waiting_reads, "pages of the history")
+    unheard = lambda: untold((each.definition for each in catalog.all()), messaging.services)  # noqa: E731
     handle = webhook.endpoint(engine, OwnAlerts(found.history, found.verdicts), auth, bodies, clock, metrics)
     base = BasePath(standing.external_url)
     app = _Api(webhook.WebhookApp(handle), SiteCheck(allowed_hosts, lambda: not auth.has_tokens), base, metrics)
@@ -125,7 +127,9 @@ def create_app(
         *jobs.routers(bus, presences, cluster_topology, clock, auth),
         lines.router(auth, clock, limits),
         reports.router(sums, auth, clock),
-        status.router(engine, store, bus, catalog, log_rules, clock, clock_watch, metrics, limits, redis_caveat),
+        status.router(
+            engine, store, bus, catalog, log_rules, clock, clock_watch, metrics, limits, redis_caveat, unheard
+        ),
     ):
         app.router.routes.extend(routes.routes)  # to include them would be to build each a second time
     app.pages = console(app.answer, app.answers, feed, auth, base, bodies, clock, limits, metrics)

@@ -120,7 +120,7 @@ class ResumeBody(_ScopeBody):
 
     model_config = ConfigDict(extra="ignore", json_schema_extra={"examples": [{"breaker": True}]})
 
-    breaker: bool = Field(False, strict=True, description="Close the breaker too.")
+    breaker: bool = Field(False, strict=True, description="Close the breaker too, which begins its count again.")
     id: Annotated[str, Field(pattern=r"^[0-9A-Za-z]{1,36}$")] | None = Field(None, description="End this pause alone.")
 
 
@@ -152,6 +152,9 @@ class ControlsView(View):
     breaker_open: bool
     breaker_opened_at: datetime | None
     breaker_reason: str | None
+    breaker_closed_at: datetime | None = Field(
+        description="When it was last closed by a person: only what runs act on after this counts."
+    )
     pauses: list[PauseView]
 
 
@@ -307,7 +310,8 @@ def _warning(scope: Scope, catalog: CatalogPort) -> str:
 
 
 def _switches(controls: Controls, now: datetime) -> dict[str, Any]:
-    names = ("paused", "paused_by", "paused_at", "breaker_open", "breaker_opened_at", "breaker_reason")
+    names = ["paused", "paused_by", "paused_at"]
+    names += ["breaker_open", "breaker_opened_at", "breaker_reason", "breaker_closed_at"]
     return {**{name: getattr(controls, name) for name in names}, "pauses": pause_views(controls, now)}
 
 

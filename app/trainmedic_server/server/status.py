@@ -40,6 +40,7 @@ class Dependency(ApiModel):
     detail: str
 
 
+_CHANNELS_ARE_SET = "the channels that playbooks name are set"
 _FOLLOWED = "the machine's clock is followed"
 
 
@@ -66,6 +67,10 @@ class Ready(ApiModel):
     clock: Dependency = Field(
         Dependency(ok=True, detail=_FOLLOWED), description="The machine's clock; `ready` does not depend on it."
     )
+    notifications: Dependency = Field(
+        Dependency(ok=True, detail=_CHANNELS_ARE_SET),
+        description="Whether the notification channels that playbooks name are set; `ready` does not depend on it.",
+    )
     paused: bool = Field(description="Whether everything is paused; `pauses` has those of a part, too.")
     breaker_open: bool
     pauses: list[PauseView] = Field(default_factory=list, description="What is paused, or will be, by whom and why.")
@@ -91,7 +96,9 @@ def router(
     metrics: telemetry.Metrics,
     limits: ServerLimits,
     redis_caveat: Callable[[], str],
+    untold: Callable[[], str] = str,
 ) -> ApiRoutes:
+    """The routes of this module. `untold` returns which playbooks notify channels that are not set; empty for none."""
     routes = ApiRoutes("status")
 
     @routes.get("/health", summary="Whether the process is alive", response_model=Health)
@@ -114,6 +121,8 @@ def router(
         """
         seconds, now = limits.check_seconds, clock.now()
         readiness = await _readiness(engine, store, bus, catalog, log_rules, watch, seconds, redis_caveat(), now)
+        if unheard := untold():
+            readiness.notifications = Dependency(ok=False, detail=unheard)
         if not readiness.ready:
             response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
         return readiness

@@ -111,6 +111,8 @@ class _ScriptedAction:
                 raise errors.PermanentFailure(reply.reason or "rejected", reply.output)
             case ReplyOutcome.UNSUPPORTED:
                 raise errors.PermanentFailure(reply.reason or "unsupported", reply.output)
+            case ReplyOutcome.SKIPPED:
+                raise errors.NotSetUp(reply.reason or "the server is not set up for it", reply.output)
             case ReplyOutcome.TIMEOUT:
                 await self._clock.sleep_until(call.deadline)
                 raise errors.OutcomeUnknown(reply.reason or "no reply in time", reply.output)

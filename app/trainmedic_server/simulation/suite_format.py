@@ -104,12 +104,14 @@ class OrderEntry(_Model):
 
 
 class ReplyOutcome(StrEnum):
-    """How an attempt of an action ends. The values are those of replies, and ``timeout`` where none comes."""
+    """How an attempt of an action ends. The values are those of replies, ``timeout`` where none comes, and ``skipped``
+    where the server is not set up for the action."""
 
     APPLIED = "applied"
     FAILED = "failed"
     REJECTED = "rejected"
     UNSUPPORTED = "unsupported"
+    SKIPPED = "skipped"
     TIMEOUT = "timeout"
 
 

@@ -178,6 +178,7 @@ class TrainmedicServer:
             services = await self._services(stack, bus, alerts, cluster, cluster_topology)
             prometheus = opened_prometheus(settings, stack, metrics.prometheus_errors.inc)
             catalog, rules = await self._loaded(actions := registry.build(services))
+            telling.warn_of_missing_channels(settings, catalog)
             presences, is_needed = SharedPresences(bus), functools.partial(asks_for_jobs, catalog, rules)
             watch = TopologyWatch(presences, clock, metrics, is_needed, written, cluster_topology)
             where, whereabouts = watch.topology, Whereabouts(bus, store, cluster_topology)

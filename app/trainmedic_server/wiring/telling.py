@@ -15,11 +15,15 @@ from trainmedic_server.adapters.apprise_notifier import AppriseNotifier
 from trainmedic_server.adapters.sql_store import postgresql
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.problems import FileProblem
+from trainmedic_server.domain.untold import untold
 from trainmedic_server.engine.telling import MessageTeller
 from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.outside import Clock, Notifier
+from trainmedic_server.ports.playbooks import Catalog
 from trainmedic_server.server.channels import ChannelsApi
 from trainmedic_server.settings.server import ServerSettings
+
+log = telemetry.logger(__name__)
 
 
 def notifier_of(settings: ServerSettings) -> AppriseNotifier | None:
@@ -45,6 +49,13 @@ def name_among_several(settings: ServerSettings) -> str | None:
     if not postgresql.names_postgresql(settings.database_url):
         return None
     return settings.advertise or platform.node()
+
+
+def warn_of_missing_channels(settings: ServerSettings, catalog: Catalog) -> None:
+    """Log which playbooks notify channels that are not set."""
+    unheard = untold((compiled.definition for compiled in catalog.all()), settings.notify_urls)
+    if unheard:
+        log.warning("people are not notified", why=unheard)
 
 
 @contextlib.asynccontextmanager

@@ -16,7 +16,7 @@ from trainmedic_server.adapters.apprise_notifier import AppriseNotifier
 from trainmedic_server.adapters.httpx_caller import HttpxCaller
 from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.domain.target import Target, TargetKind
-from trainmedic_server.errors import OutcomeUnknown, PermanentFailure, TemporaryFailure
+from trainmedic_server.errors import NotSetUp, OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Call, Services
 
 ALERT = Alert("f" * 16, AlertStatus.FIRING, {"alertname": "Spike", "job_name": "llm-1"}, {}, datetime.now(UTC))
@@ -98,11 +98,18 @@ async def test_notify_is_not_sent_twice_after_a_crash(actions, peer):
     assert peer.requests == []
 
 
-async def test_notify_without_a_channel_says_so(bare):
+async def test_notify_without_a_channel_is_skipped_and_says_so(bare):
     """A resumed one too: it cannot have been sent."""
     for resumed in (False, True):
-        with pytest.raises(PermanentFailure, match="no notification channel is configured"):
+        with pytest.raises(NotSetUp, match=r"^not sent: no notification channel is configured$"):
             await _do(bare, "notify", {"message": "hot"}, resumed=resumed)
+
+
+async def test_notify_to_a_channel_that_is_not_set_is_skipped_and_names_those_that_are(actions, peer):
+    """Nobody else gets it instead."""
+    with pytest.raises(NotSetUp, match=r"^not sent: there is no channel 'ops'; there are: oncall$"):
+        await _do(actions, "notify", {"message": "hot", "to": "ops"})
+    assert peer.requests == []
 
 
 async def test_notify_ends_by_its_deadline(clock, peer):

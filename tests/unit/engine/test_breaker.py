@@ -102,11 +102,12 @@ async def test_what_was_counted_outlives_a_restart_and_ends_with_the_window(worl
     await w.restart()
     await w.post(w.alert("Slow", job_name="1"))
     assert w.engine.controls.breaker_open
-    await w.engine.close_breaker("alice")
     await w.pass_time(601)
-    await w.post(w.alert("Slow", job_name="2"))
+    assert [run.decision for run in (await w.post(w.alert("Slow", job_name="2"))).runs] == [Decision.BREAKER_OPEN]
+    await w.engine.close_breaker("alice")
+    await w.post(w.alert("Slow", job_name="3"))
     assert not w.engine.controls.breaker_open
-    assert nodes_capped(w) == {*CLUSTER[:10], *CLUSTER[20:30]}
+    assert nodes_capped(w) == {*CLUSTER[:10], *CLUSTER[30:40]}
 
 
 async def test_nodes_of_jobs_count_for_runs_on_nodes(world: MakeWorld) -> None:
@@ -213,3 +214,81 @@ steps:
     await w.post(w.alert("Far", amount="1"))
     assert w.engine.controls.breaker_open
     assert w.calls() == {}
+
+
+ON_NODES = "{playbook: on, on: {alert: Hot}, target: node, steps: [{action: test.cap}]}"
+
+
+async def opened(world: MakeWorld, **limits: Any) -> World:
+    """Four nodes were acted on, the fifth opened the breaker."""
+    w = await made(world, ON_NODES, **{"breaker_share": 0.08, **limits})
+    await w.post(*(w.alert("Hot", node=f"n{number}") for number in range(5)))
+    assert w.engine.controls.breaker_open
+    assert w.calls() == {"cap": 4}
+    await w.pass_time(20)
+    return w
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_closing_begins_the_count_again(world: MakeWorld, restarts: bool) -> None:
+    """The next alert does not open it again: as many nodes as ever may be acted on, and then it opens for these."""
+    w = await opened(world)
+    await w.engine.close_breaker("alice")
+    if restarts:
+        await w.restart(after=1)
+    await w.pass_time(5)
+    await w.post(*(w.alert("Hot", node=f"n{number}") for number in range(5, 9)))
+    assert not w.engine.controls.breaker_open
+    assert w.calls() == {"cap": 8}
+    await w.post(w.alert("Hot", node="n9"))
+    assert w.engine.controls.breaker_open
+    assert w.engine.controls.breaker_reason is not None
+    assert w.engine.controls.breaker_reason.startswith("4 of 50 known nodes were acted on")
+    assert w.calls() == {"cap": 8}
+
+
+async def test_a_resume_while_the_breaker_is_closed_forgets_nothing(world: MakeWorld) -> None:
+    """Nobody has looked at what it counted, so that still counts."""
+    w = await made(world, ON_NODES, breaker_share=0.08)
+    await w.post(*(w.alert("Hot", node=f"n{number}") for number in range(4)))
+    await w.engine.close_breaker("alice")
+    await w.pass_time(5)
+    await w.post(w.alert("Hot", node="n4"))
+    assert w.engine.controls.breaker_open
+
+
+async def test_a_run_from_before_the_closing_counts_when_it_acts_after_it(world: MakeWorld) -> None:
+    """It was admitted before, but touches its node now."""
+    waiting = """
+playbook: waiting
+on: {alert: Slow}
+target: node
+steps:
+  - {wait_for: resolved, timeout: 2m, on_timeout: continue}
+  - {action: test.other}
+"""
+    w = await made(world, ON_NODES, waiting, breaker_share=0.06)
+    await w.post(*(w.alert("Slow", node=f"n{number}") for number in (20, 21)))
+    await w.post(w.alert("Hot", node="n0"), w.alert("Hot", node="n1"))
+    assert w.engine.controls.breaker_open
+    await w.engine.close_breaker("alice")
+    await w.pass_time(121)
+    assert w.calls() == {"cap": 1, "other": 2}
+    await w.post(w.alert("Hot", node="n2"))
+    assert not w.engine.controls.breaker_open
+    await w.pass_time(1)
+    await w.post(w.alert("Hot", node="n3"))
+    assert w.engine.controls.breaker_open
+    assert w.calls() == {"cap": 2, "other": 2}
+
+
+async def test_a_clock_set_back_behind_the_closing_counts_too_much_and_not_too_little(world: MakeWorld) -> None:
+    """What is acted on by the time that comes a second time counts, although the closing was later by that clock."""
+    w = await opened(world)
+    await w.engine.close_breaker("alice")
+    await w.engine.start()
+    w.clock.set_back(timedelta(seconds=300))
+    await w.pass_time(11)
+    assert w.engine.controls.breaker_closed_at is None
+    await w.post(w.alert("Hot", node="n5"))
+    assert w.engine.controls.breaker_open

@@ -8,16 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainmedic_server.domain.claim import Claim
 from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.engine.locks import TargetLocks
 from trainmedic_server.simulation import virtual_time
 
-CLUSTER = Target(TargetKind.CLUSTER)
-NODE = Target(TargetKind.NODE, node="n1")
-GPU = Target(TargetKind.GPU, node="n1", gpu="GPU-a")
-SAME_BY_INDEX = Target(TargetKind.GPU, node="n1", gpu="0")
-OTHER_GPU = Target(TargetKind.GPU, node="n1", gpu="GPU-b")
-JOB = Target(TargetKind.JOB, job="llm")
+CLUSTER = Claim(Target(TargetKind.CLUSTER))
+NODE = Claim(Target(TargetKind.NODE, node="n1"))
+GPU = Claim(Target(TargetKind.GPU, node="n1", gpu="GPU-a"))
+SAME_BY_INDEX = Claim(Target(TargetKind.GPU, node="n1", gpu="0"))
+OTHER_GPU = Claim(Target(TargetKind.GPU, node="n1", gpu="GPU-b"))
+JOB = Claim(Target(TargetKind.JOB, job="llm"))
+DISKS = Claim.of_disks("n1")
+OTHER_DISKS = Claim.of_disks("n2")
 
 
 @pytest.mark.parametrize(
@@ -31,10 +34,24 @@ JOB = Target(TargetKind.JOB, job="llm")
         (NODE, JOB, True),
         (CLUSTER, JOB, False),
         (JOB, CLUSTER, False),
+        (DISKS, GPU, True),
+        (GPU, DISKS, True),
+        (DISKS, SAME_BY_INDEX, True),
+        (DISKS, DISKS, False),
+        (DISKS, OTHER_DISKS, True),
+        (DISKS, NODE, False),
+        (NODE, DISKS, False),
+        (DISKS, CLUSTER, False),
+        (CLUSTER, DISKS, False),
+        (DISKS, JOB, True),
+        (JOB, DISKS, True),
     ],
 )
-async def test_a_node_covers_its_gpus_and_the_cluster_everything(held: Target, wanted: Target, free: bool) -> None:
-    """Two GPUs of one node that are named in different ways cannot be told apart, so they exclude each other."""
+async def test_a_node_covers_its_gpus_and_disks_and_the_cluster_everything(
+    held: Claim, wanted: Claim, free: bool
+) -> None:
+    """Two GPUs of one node that are named in different ways cannot be told apart, so they exclude each other. The disks
+    of a node are no GPU of it."""
     locks = TargetLocks()
     assert locks.try_acquire("first", held)
     assert locks.try_acquire("second", wanted) is free
@@ -67,6 +84,22 @@ async def test_what_is_passed_on_is_never_free_in_between() -> None:
     assert node.done()
 
 
+async def test_a_run_is_told_whom_it_waits_for() -> None:
+    """The one that has what it wants; where nobody has that, the one that waits for it and came earlier."""
+    locks = TargetLocks()
+    assert locks.try_acquire("gpu", GPU)
+    locks.wait("node", NODE)
+    locks.wait("other", OTHER_GPU)
+    locks.wait("disks", DISKS)
+    assert [locks.blocker(*waiter) for waiter in (("node", NODE), ("other", OTHER_GPU), ("disks", DISKS))] == [
+        "gpu",
+        "node",
+        "node",
+    ]
+    locks.release("node")
+    assert locks.blocker("disks", DISKS) is None
+
+
 async def test_leaving_the_queue_lets_those_behind_go_on() -> None:
     """A waiter that gives up holds nobody back."""
     locks = TargetLocks()
@@ -97,22 +130,22 @@ async def test_giving_back_costs_no_more_where_thousands_wait_elsewhere() -> Non
     """A storm in which two playbooks want each target: only those who wait near by are looked at."""
     looked = 0
 
-    class Counting(Target):
-        def overlaps(self, other: Target) -> bool:
+    class Counting(Claim):
+        def overlaps(self, other: Claim) -> bool:
             nonlocal looked
             looked += 1
             return super().overlaps(other)
 
     locks = TargetLocks()
     for number in range(2000):
-        locks.try_acquire(f"holder-{number}", Counting(TargetKind.NODE, node=f"n{number}"))
-        locks.wait(f"waiter-{number}", Counting(TargetKind.NODE, node=f"n{number}"))
+        locks.try_acquire(f"holder-{number}", Counting(Target(TargetKind.NODE, node=f"n{number}")))
+        locks.wait(f"waiter-{number}", Counting(Target(TargetKind.NODE, node=f"n{number}")))
     looked = 0
     locks.release("holder-1000")
     assert looked < 10
 
 
-TARGETS = st.sampled_from(
+CLAIMS = st.sampled_from(
     [
         CLUSTER,
         NODE,
@@ -120,7 +153,9 @@ TARGETS = st.sampled_from(
         SAME_BY_INDEX,
         OTHER_GPU,
         JOB,
-        Target(TargetKind.GPU, node="n2", gpu="GPU-a"),
+        DISKS,
+        OTHER_DISKS,
+        Claim(Target(TargetKind.GPU, node="n2", gpu="GPU-a")),
     ]
 )
 
@@ -128,30 +163,30 @@ TARGETS = st.sampled_from(
 MOVES = st.sampled_from(["take", "give back", "keep", "pass on", "let go"])
 
 
-@given(st.lists(st.tuples(MOVES, TARGETS), max_size=40))
-def test_no_two_holders_ever_overlap_and_nobody_waits_for_nothing(moves: list[tuple[str, Target]]) -> None:
+@given(st.lists(st.tuples(MOVES, CLAIMS), max_size=40))
+def test_no_two_holders_ever_overlap_and_nobody_waits_for_nothing(moves: list[tuple[str, Claim]]) -> None:
     """Over any order of taking and giving back, and of keeping for a run that is then admitted or not."""
 
     async def play() -> None:
         locks = TargetLocks()
-        held: dict[str, Target] = {}
-        kept: dict[str, Target] = {}
-        refused: dict[str, Target] = {}
-        queue: dict[str, tuple[Target, asyncio.Future[None]]] = {}
-        for number, (move, target) in enumerate(moves):
+        held: dict[str, Claim] = {}
+        kept: dict[str, Claim] = {}
+        refused: dict[str, Claim] = {}
+        queue: dict[str, tuple[Claim, asyncio.Future[None]]] = {}
+        for number, (move, claim) in enumerate(moves):
             run, keeper = f"run-{number}", f"keeper-{number}"
-            if move == "take" and locks.try_acquire(run, target):
-                held[run] = target
+            if move == "take" and locks.try_acquire(run, claim):
+                held[run] = claim
             elif move == "take":
-                queue[run] = (target, locks.wait(run, target))
+                queue[run] = (claim, locks.wait(run, claim))
             elif move == "give back" and held:
                 locks.release(run := next(iter(held)))
                 del held[run]
             elif move == "keep":
                 ahead = [*held.values(), *kept.values(), *refused.values(), *(wanted for wanted, _ in queue.values())]
-                is_free = not any(target.overlaps(other) for other in ahead)
-                assert locks.try_keep(keeper, target) is is_free
-                (kept if is_free else refused)[keeper] = target
+                is_free = not any(claim.overlaps(other) for other in ahead)
+                assert locks.try_keep(keeper, claim) is is_free
+                (kept if is_free else refused)[keeper] = claim
             elif move == "pass on" and kept:
                 locks.pass_on(keeper := next(iter(kept)), run)
                 held[run] = kept.pop(keeper)
@@ -164,10 +199,15 @@ def test_no_two_holders_ever_overlap_and_nobody_waits_for_nothing(moves: list[tu
                     del queue[run]
             claims = [*held.values(), *kept.values()]
             assert not any(a.overlaps(b) for at, a in enumerate(claims) for b in claims[at + 1 :])
-            named = locks.holder(target)
-            assert (named in held) if any(target.overlaps(other) for other in held.values()) else (named is None)
-            for wanted, _ in queue.values():
+            named = locks.holder(claim)
+            assert (named in held) if any(claim.overlaps(other) for other in held.values()) else (named is None)
+            ahead_of: dict[str, Claim] = {}
+            for run, (wanted, _) in queue.items():
                 assert any(wanted.overlaps(other) for other in claims)
                 claims = [*claims, wanted]
+                blocker = locks.blocker(run, wanted)
+                blocking = [name for name, other in {**held, **ahead_of}.items() if wanted.overlaps(other)]
+                assert blocker in blocking if blocking else blocker is None
+                ahead_of[run] = wanted
 
     virtual_time.run(play())

@@ -554,3 +554,51 @@ async def test_runs_that_ask_are_counted_until_they_are_answered(world: MakeWorl
     assert asking() == 1
     await w.engine.order((await w.run()).id, OrderKind.APPROVE, "ann")
     assert asking() == 0
+
+
+TELLING = """
+playbook: telling
+on: {alert: Hot}
+target: node
+steps:
+  - {id: cap, action: test.cap, undo: on_resolve}
+  - {id: tell, action: test.tell, retry: {attempts: 3, delay: 1s}}
+  - {id: look, action: test.look}
+on_failure:
+  - {id: alarm, action: test.tell}
+"""
+NOT_SENT = "not sent: no notification channel is configured"
+
+
+async def test_a_missing_channel_fails_no_repair_and_is_on_record(world: MakeWorld) -> None:
+    """The step is skipped at once, the rest is done, and the run's message says that nobody was told."""
+    w = world(TELLING)
+    w.actions["tell"].outcomes.append(errors.NotSetUp(NOT_SENT))
+    alert = w.alert(node="n1")
+    await w.post(alert)
+    await w.pass_time(60)
+    run = await w.run()
+    tell = run.step(("steps", 1))
+    assert (run.status, run.message) == (Status.SUCCEEDED, f"applied test.cap, test.look; step tell: {NOT_SENT}")
+    assert (tell.status, tell.message, tell.error) == (StepStatus.SKIPPED, NOT_SENT, None)
+    assert [attempt.status for attempt in tell.attempts] == ["rejected"]
+    assert w.calls() == {"cap": 1, "tell": 1, "look": 1}
+    record = await w.store.record(run.id)
+    assert record is not None
+    [skipped] = [event for event in record.events if event.kind == "step_skipped"]
+    assert skipped.data == {"step": "tell", "action": "test.tell", "why": NOT_SENT}
+    await w.resolve(alert)
+    assert w.calls()["uncap"] == 1
+
+
+async def test_a_missing_channel_does_not_hide_that_a_repair_failed(world: MakeWorld) -> None:
+    """Nor that an earlier try of the message may have been sent."""
+    w = world(TELLING)
+    w.actions["look"].outcomes.append(errors.PermanentFailure("blind"))
+    w.actions["tell"].outcomes += [errors.OutcomeUnknown("no answer"), *[errors.NotSetUp(NOT_SENT)] * 3]
+    await w.post(w.alert(node="n1"))
+    await w.pass_time(60)
+    run = await w.run()
+    assert run.status is Status.FAILED
+    assert run.step(("steps", 1)).status is StepStatus.UNKNOWN
+    assert run.step(("on_failure", 0)).status is StepStatus.SKIPPED

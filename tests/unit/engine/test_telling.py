@@ -483,3 +483,184 @@ def test_a_rule_with_a_mistake_says_which(text: str, why: str) -> None:
     """The nearest name is offered."""
     with pytest.raises(ValueError, match=why):
         parse_rules(text)
+
+
+BOUNDED = CAPPING.replace("steps:", "guards: {max_concurrent: 2}\nsteps:") + "  - {wait_for: resolved, timeout: 1h}\n"
+RATED = CAPPING.replace("steps:", "guards: {max_runs: {count: 1, per: 1h}}\nsteps:")
+COOLED = CAPPING.replace("steps:", "guards: {cooldown: 1h}\nsteps:")
+
+
+async def test_people_are_told_of_an_alert_that_a_guard_leaves_alone(begin: Any) -> None:
+    """What was not done, why, and what they can do; once, however often the alert is reported, also by a new server."""
+    t = await begin(BOUNDED)
+    for number in range(2):
+        await t.world.post(t.world.alert(node=f"n{number}"))
+    third = t.world.alert(node="n2")
+    await t.world.post(third)
+    await t.world.pass_time(15)
+    ((title, text, _, severity),) = t.channels.sent
+    assert title == "[warning] capping on node:n2 did not start: 2 runs are open, at most 2"
+    assert severity is Severity.WARNING
+    assert text.startswith("Nothing is done about Hot: 2 runs are open, at most 2.\nIt starts if the guard allows it")
+    assert "raise max_concurrent in the guards of the playbook" in text
+    assert "trainmedic history --open --playbook capping" in text
+    assert f"run {(await t.world.runs())[2].id[-8:]} · https://medic.example/runs/" in text
+    await t.kill()
+    await t.begin()
+    for _ in range(3):
+        await t.world.pass_time(250)
+        await t.world.post(third)
+    await t.world.pass_time(4 * 3600)
+    await t.world.post(third)
+    await t.world.pass_time(70)
+    assert len([title for title in t.channels.titles if "did not start" in title]) == 1
+
+
+async def test_a_storm_of_refusals_is_one_message_with_their_number(begin: Any) -> None:
+    """The first of them by name."""
+    t = await begin(BOUNDED)
+    await t.world.post(*(t.world.alert(node=f"n{number}") for number in range(302)))
+    await t.world.pass_time(30)
+    ((title, text, _, _),) = t.channels.sent
+    assert title == "[warning] capping: 300 runs did not start"
+    assert text.splitlines()[-1] == "and 280 more"
+
+
+async def test_an_alert_that_flaps_is_told_once_and_again_after_hours(begin: Any) -> None:
+    """Each of its beginnings is an alert of its own, which the guard refuses."""
+    t = await begin(RATED)
+    await t.world.post(t.world.alert(node="n0"))
+    for _ in range(20):
+        alert = t.world.alert(node="n1", fingerprint="flapping")
+        await t.world.post(alert)
+        await t.world.pass_time(100)
+        await t.world.resolve(alert)
+        await t.world.pass_time(20)
+    refusals = [title for title in t.channels.titles if "did not start" in title]
+    assert 1 <= len(refusals) <= 2
+    assert "1 runs in the last 1h, at most 1" in refusals[0]
+    assert t.channels.titles.count("[info] Re: capping on node:n1: Hot has resolved") == len(refusals)
+
+
+async def test_people_hear_when_it_has_started_after_all(begin: Any) -> None:
+    """The guard allows it when the alert is reported again; what was not told yet is not told any more."""
+    t = await begin(BOUNDED)
+    open_ones = [t.world.alert(node=f"n{number}") for number in range(2)]
+    await t.world.post(*open_ones)
+    told, not_told = t.world.alert(node="n2"), t.world.alert(node="n3")
+    await t.world.post(told)
+    await t.world.pass_time(30)
+    await t.world.post(not_told)
+    for alert in open_ones:
+        await t.world.resolve(alert)
+    await t.world.post(told, not_told)
+    await t.world.pass_time(70)
+    refused, started = (await t.world.runs())[2], (await t.world.runs())[4]
+    assert t.channels.titles == [
+        "[warning] capping on node:n2 did not start: 2 runs are open, at most 2",
+        f"[info] Re: capping on node:n2: it has started after all, as run {started.id[-8:]}",
+    ]
+    assert "started_later" in await t.world.story(refused.id)
+
+
+async def test_a_run_whose_target_was_busy_for_too_long_is_told_with_what_was_in_the_way(begin: Any) -> None:
+    """It waited, and its alert grew old; one whose alert is over by then is no news."""
+    other = CAPPING.replace("capping", "other").replace("Hot", "Odd")
+    t = await begin(CAPPING + "  - {wait_for: resolved, timeout: 1h}\n", other)
+    await t.world.post(t.world.alert(node="n1"))
+    await t.world.post(t.world.alert("Odd", node="n1"))
+    over = t.world.alert("Odd", node="n1", zone="b")
+    await t.world.pass_time(1000)
+    first = (await t.world.runs())[0]
+    ((title, text, _, _),) = t.channels.sent
+    assert title.startswith(f"[warning] other on node:n1 did not start: the target was busy with run {first.id}, and")
+    assert "trainmedic runs start other --target node:n1" in text
+    await t.world.post(over)
+    await t.world.pass_time(10)
+    await t.world.resolve(over)
+    await t.world.pass_time(1000)
+    assert len(t.channels.sent) == 1
+
+
+@pytest.mark.parametrize(
+    ("playbook", "limits", "began_ago", "told"),
+    [(COOLED, {}, 0, False), (CAPPING, {"mode": "observe"}, 3600, False), (CAPPING, {}, 3600, True)],
+    ids=["cooldown", "observe", "too old"],
+)
+async def test_people_are_not_told_of_what_is_as_it_should_be(
+    begin: Any, playbook: str, limits: dict[str, Any], began_ago: float, told: bool
+) -> None:
+    """A cooldown is what the playbook asks for, and in mode observe nothing was to be done. But an alert that is too
+    old fires, and nothing will ever be done about it."""
+    t = await begin(playbook, **limits)
+    await t.world.post(t.world.alert(node="n1", began_ago=began_ago))
+    await t.world.pass_time(30)
+    await t.world.post(t.world.alert(node="n1", began_ago=began_ago, fingerprint="again"))
+    await t.world.pass_time(30)
+    titles = [title for title in t.channels.titles if "did not start" in title]
+    assert titles == (
+        ["[warning] capping on node:n1 did not start: the alert began 1h ago, over the maximum age of 15m"]
+        if told
+        else []
+    )
+
+
+async def test_the_breaker_and_a_pause_are_told_once_and_not_for_each_alert(begin: Any) -> None:
+    """What they keep from starting is what they are for."""
+    t = await begin(CAPPING, breaker_min_nodes=1, breaker_share=0.1)
+    await t.world.post(*(t.world.alert(node=f"n{number}") for number in range(5)))
+    await t.world.pass_time(15)
+    await t.world.engine.pause("ann")
+    await t.world.post(t.world.alert(node="n8"))
+    await t.world.pass_time(70)
+    assert t.channels.titles == ["[critical] The breaker has opened", "[info] Paused by ann (everything)"]
+
+
+async def test_a_node_that_nobody_knows_is_told_once_by_name(begin: Any) -> None:
+    """Whatever alerts and playbooks name it, also by a new server; another one is told beside it."""
+    gpu = CAPPING.replace("capping", "cooling").replace("target: node", "target: gpu").replace("Hot", "Hotter")
+    t = await begin(CAPPING, gpu)
+    for instance in ("10.9.8.7:9100", "10.9.8.7:9400"):
+        await t.world.post(t.world.alert("Hot", instance=instance), t.world.alert("Hotter", instance=instance, gpu="3"))
+        await t.world.pass_time(100)
+    ((title, text, _, severity),) = t.channels.sent
+    assert severity is Severity.WARNING
+    assert title.startswith("[warning] targets: 2 alerts") or "does nothing about Hot" in title
+    assert "10.9.8.7" in text
+    await t.kill()
+    await t.begin()
+    await t.world.post(t.world.alert("Hot", instance="10.9.8.7:9100", status_code="2"))
+    await t.world.pass_time(100)
+    assert len(t.channels.sent) == 1
+    await t.world.post(t.world.alert("Hot", instance="10.9.8.6:9100"))
+    await t.world.pass_time(100)
+    ((title, text, _, _),) = t.channels.sent[1:]
+    assert title.startswith("[warning] capping does nothing about Hot: ")
+    assert 'Labels that name something: instance="10.9.8.6:9100".' in text
+    assert "--inventory" in text
+
+
+async def test_labels_that_contradict_each_other_are_told_too(begin: Any) -> None:
+    """As a message that can be switched off by itself."""
+    t = await begin(CAPPING)
+    await t.world.post(t.world.alert(node="n1", nodename="n2"))
+    await t.world.pass_time(30)
+    assert len(t.channels.sent) == 1
+    quiet = await begin(CAPPING, rules="target_unknown=off not_started=critical")
+    await quiet.world.post(quiet.world.alert(node="n1", nodename="n2"), quiet.world.alert(node="n1", began_ago=3600))
+    await quiet.world.pass_time(30)
+    ((title, _, _, severity),) = quiet.channels.sent
+    assert severity is Severity.CRITICAL
+    assert title.startswith("[critical] capping on node:n1 did not start: the alert began 1h ago")
+
+
+async def test_a_command_in_a_message_is_one_that_can_be_pasted(begin: Any) -> None:
+    """Whoever controls a label does not control what the shell of its reader does."""
+    t = await begin(CAPPING.replace("target: node", "target: job"))
+    await t.world.post(t.world.alert(job_name="llm; reboot", began_ago=3600))
+    await t.world.pass_time(30)
+    await t.world.post(t.world.alert(job_name="llm", training_job="$(id)", began_ago=3600))
+    await t.world.pass_time(60)
+    (_, refused, _, _), (_, untargeted, _, _) = t.channels.sent
+    assert "trainmedic runs start capping --target 'job:llm; reboot'." in refused
+    assert 'Labels that name something: job_name="llm", training_job="$(id)".' in untargeted

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import ClassVar
 
 from tests.unit.engine.books import CAP
-from tests.unit.engine.world import World
+from tests.unit.engine.world import Scripted, World
 from trainmedic_server.domain import changes
 from trainmedic_server.domain.run import OrderKind, Run
 from trainmedic_server.domain.upcoming import Upcoming
@@ -97,7 +98,98 @@ async def test_a_run_that_waits_for_its_target_says_who_has_it() -> None:
     assert told.deadline == first.created_at + timedelta(minutes=20)
     assert (waiting.waits_for, waiting.holder) == (f"gpu:node-1/0, which run {first.id} has", first.id)
     assert (waiting.step, waiting.params) == ("cap", {"amount": 80.0})
+    holder = waiting.held_by
+    assert holder is not None
+    assert (holder.run_id, holder.playbook, holder.target, holder.alert_name) == (
+        first.id,
+        "cap",
+        "gpu:node-1/0",
+        "Hot",
+    )
+    assert (holder.doing, holder.until, holder.at_deadline) == (
+        "waits for Hot to resolve",
+        told.deadline,
+        "the run fails",
+    )
+    assert waiting.waiting_since == second.created_at
     await world.engine.stop()
+
+
+CLEAN = """
+playbook: clean
+on: {alert: Full}
+target: node
+steps:
+  - {id: files, action: test.clean, timeout: 10m}
+  - {id: free, wait_for: resolved, timeout: 5m}
+"""
+FENCE = "{playbook: fence, on: {alert: Broken}, target: node, steps: [{action: test.other}]}"
+SLOW_CAP = CAP + "  - {wait_for: resolved, timeout: 20m}\n"
+
+
+class Clean(Scripted):
+    """Changes the disks of a node only."""
+
+    name = "test.clean"
+    changes_disks_only: ClassVar[bool] = True
+
+
+async def test_a_full_disk_does_not_wait_for_a_hot_gpu_of_its_node() -> None:
+    """Nor the GPU for the disk: a cap is made while files are deleted. What fences the whole node waits for both."""
+    world = World(SLOW_CAP, CLEAN, FENCE, more=[Clean])
+    await world.engine.start()
+    await world.post(world.alert("Hot", node="node-1", gpu="0"))
+    world.actions["clean"].outcomes.append(timedelta(minutes=8))
+    await world.post(world.alert("Full", node="node-1"))
+    await world.post(world.alert("Hot", node="node-1", gpu="1"))
+    assert world.calls() == {"cap": 2, "clean": 1}
+    await world.post(world.alert("Broken", node="node-1"))
+    await world.pass_time(1)
+    hot, full, _, fence = await world.runs()
+    waiting = await _next(world, fence)
+    assert waiting is not None
+    assert waiting.held_by is not None
+    assert waiting.holder == hot.id
+    await world.restart(after=1)
+    assert world.calls() == {"cap": 2, "clean": 2}, "after a restart the same locks are taken"
+    assert (await world.run(fence.id)).waiting_on == "target"
+    assert (await world.run(full.id)).is_open
+    await world.engine.stop()
+
+
+async def test_two_runs_that_clean_the_same_disks_come_one_after_the_other() -> None:
+    """The later one says which run it waits for, and what that one does."""
+    world = World(CLEAN, CLEAN.replace("playbook: clean", "playbook: also"), more=[Clean])
+    await world.engine.start()
+    world.actions["clean"].outcomes.append(timedelta(minutes=8))
+    await world.post(world.alert("Full", node="node-1"))
+    await world.pass_time(60)
+    assert world.calls() == {"clean": 1}
+    first, second = await world.runs()
+    waiting = await _next(world, second)
+    assert waiting is not None
+    holder = waiting.held_by
+    assert holder is not None
+    assert (holder.run_id, holder.doing, holder.at_deadline) == (
+        first.id,
+        "carries out step files",
+        "the attempt has failed",
+    )
+    assert holder.until == first.created_at + timedelta(minutes=10)
+    await world.engine.stop()
+
+
+async def test_a_run_that_changes_more_than_disks_locks_its_whole_node() -> None:
+    """One step of another kind is enough, also behind a failure; one that only tells changes nothing."""
+    tells = CLEAN + "on_failure: [{action: test.tell}]\n"
+    acts = CLEAN.replace("clean\n", "acting\n") + "on_failure: [{action: test.other}]\n"
+    for playbook, waits in ((tells, False), (acts, True)):
+        world = World(SLOW_CAP, playbook, more=[Clean])
+        await world.engine.start()
+        await world.post(world.alert("Hot", node="node-1", gpu="0"))
+        await world.post(world.alert("Full", node="node-1"))
+        assert ((await world.runs())[1].waiting_on == "target") is waits
+        await world.engine.stop()
 
 
 async def test_a_closed_run_says_what_it_still_gives_back() -> None:

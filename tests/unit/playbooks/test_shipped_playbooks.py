@@ -8,7 +8,9 @@ import pytest
 
 from trainmedic_server.actions import registry
 from trainmedic_server.catalog import loader
-from trainmedic_server.domain.target import IdentityLabels
+from trainmedic_server.domain.claim import Claim
+from trainmedic_server.domain.target import IdentityLabels, Target, TargetKind
+from trainmedic_server.engine import claims
 from trainmedic_server.simulation import suite
 
 PLAYBOOKS = Path(__file__).parents[3] / "playbooks"
@@ -42,3 +44,14 @@ def test_a_shipped_playbook_tells_people_when_it_failed(path):
     first, *others = book.definition.on_failure
     assert (first.action, first.on_error) == ("notify", "continue")
     assert not [step for step in others if getattr(step, "action", None) == "notify"]
+
+
+def test_only_the_cleaning_of_a_full_disk_locks_less_than_its_target():
+    """Every other one locks the whole of what it works on; a drain never runs beside a cleaning."""
+    node, actions = Target(TargetKind.NODE, node="n1"), registry.specs_only()
+    books = [book for path in FILES for book in loader.load_file(path, actions, IdentityLabels()).playbooks]
+    on_nodes = {book.definition.name: book for book in books if book.definition.target_kind is TargetKind.NODE}
+    claimed = {name: claims.of_playbook(book, node, actions) for name, book in on_nodes.items()}
+    assert claimed.pop("disk-space-low") == Claim.of_disks("n1")
+    assert len(claimed) > 2
+    assert set(claimed.values()) == {Claim(node)}

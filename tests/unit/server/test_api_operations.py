@@ -11,14 +11,16 @@ import pytest
 
 from tests.contract.run_store_values import closed
 from tests.support.api_world import World, payload
-from tests.support.clocks import START
+from tests.support.clocks import START, StoppedClock
 from tests.support.memory_api import Problem
 from trainmedic_server import __version__, errors
+from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.run import Controls
 from trainmedic_server.ports.outside import Presence
 from trainmedic_server.ports.store import RunRecord
 from trainmedic_server.server.auth import Authenticator
+from trainmedic_server.server.channels import ChannelsApi
 from trainmedic_server.server.tokens import Token, TokenRole
 
 OPERATOR = {"authorization": "Bearer op"}
@@ -196,6 +198,17 @@ async def test_ready_has_an_entry_for_each_dependency(broken: str) -> None:
     for name in ("store", "redis", "playbooks"):
         assert entries[name]["ok"] is (name != broken)
     assert "10.0.0.1" not in answer.text
+
+
+@pytest.mark.parametrize("services", [{}, {"oncall": ["pagerduty"]}])
+async def test_ready_says_whether_people_can_be_notified(services: dict[str, list[str]]) -> None:
+    """It is no reason not to be ready."""
+    world = World(channels=ChannelsApi(InMemoryStore(), StoppedClock(), services))
+    async with world.client() as client:
+        answer = await client.get("/ready")
+    notifications = answer.json()["notifications"]
+    assert (answer.status_code, notifications["ok"]) == (200, bool(services))
+    assert notifications["detail"].startswith("no notification channel is set") is not bool(services)
 
 
 @pytest.mark.parametrize("is_signed", [True, False])

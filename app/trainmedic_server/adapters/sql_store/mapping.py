@@ -307,9 +307,11 @@ def controls_row(controls: Controls) -> tuple[Any, ...]:
         controls.breaker_reason,
         controls.alive_at,
         [pause.as_data() for pause in controls.pauses],
+        controls.breaker_closed_at,
     )
 
 
 def controls_of(row: Row) -> Controls:
-    *switches, pauses = row[1:]
-    return replace(Controls(*switches), pauses=tuple(OperatorPause.of_data(each) for each in pauses or ()))
+    *switches, pauses, closed_at = row[1:]
+    controls = Controls(*switches)
+    return replace(controls, pauses=tuple(map(OperatorPause.of_data, pauses or ())), breaker_closed_at=closed_at)

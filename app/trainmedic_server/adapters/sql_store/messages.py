@@ -28,8 +28,18 @@ messages = sa.Table(
     sa.Column("run_id", Text),
     sa.Column("link", Text, nullable=False),
     sa.Column("sent_at", TimeColumn),
+    sa.Column("newer_kind", Text),
 )
-"""Those that wait, and for some days those that were sent, by which it is known of what people were told."""
+"""Those that wait, and for some days those that were sent, by which it is known of what people were told.
+
+An earlier release stops at a kind that it does not know. So a kind that came later stands in ``newer_kind``, and
+``kind`` has the nearest one that each release knows."""
+
+_NEWER: Mapping[MessageKind, MessageKind] = {
+    MessageKind.NOT_STARTED: MessageKind.RUN_FAILED,
+    MessageKind.TARGET_UNKNOWN: MessageKind.RUN_FAILED,
+}
+_KIND: sa.ColumnElement[str] = sa.func.coalesce(messages.c.newer_kind, messages.c.kind)
 
 # what is to be sent
 partial_index("ix_messages_waiting", messages.c.channel, messages.c.at, where="sent_at IS NULL")
@@ -39,7 +49,7 @@ partial_index("ix_messages_run", messages.c.run_id, where="run_id IS NOT NULL")
 partial_index("ix_messages_sent", messages.c.sent_at, where="sent_at IS NOT NULL")
 
 _WAITING = messages.c.sent_at.is_(None)
-_MEMBERS = [column for column in messages.c if column.name != "sent_at"]
+_MEMBERS = [column for column in messages.c if column.name not in ("kind", "sent_at", "newer_kind")]
 
 
 class SqlMessages(StoredMessages):
@@ -51,11 +61,11 @@ class SqlMessages(StoredMessages):
     def add(self, made: Sequence[Message]) -> None:
         if made:
             connection = self._connection()
-            rows = [(*(getattr(message, column.name) for column in _MEMBERS), None) for message in made]
+            rows = [_row(message) for message in made]
             BulkInsert(connection.dialect, messages, "ignore").run(connection, rows)
 
     def waiting(self, channel: str, limit: int) -> list[Message]:
-        chosen = sa.select(*_MEMBERS).where(_WAITING, messages.c.channel == channel)
+        chosen = sa.select(*_MEMBERS, _KIND.label("kind")).where(_WAITING, messages.c.channel == channel)
         rows = self._connection().execute(chosen.order_by(messages.c.at, messages.c.id).limit(limit))
         return [_message(row) for row in rows.mappings()]
 
@@ -74,10 +84,10 @@ class SqlMessages(StoredMessages):
         self._connection().execute(sa.delete(messages).where(messages.c.id.in_(ids)))
 
     def kinds_told(self, run_ids: Collection[str]) -> Mapping[str, set[MessageKind]]:
-        chosen = sa.select(messages.c.run_id, messages.c.kind).where(
+        chosen = sa.select(messages.c.run_id, _KIND).where(
             messages.c.run_id.in_(run_ids),
             # A question or an overdue undo that was not told yet may never be, because it passes by itself.
-            sa.or_(messages.c.sent_at.is_not(None), messages.c.kind == MessageKind.RUN_FAILED),
+            sa.or_(messages.c.sent_at.is_not(None), _KIND == MessageKind.RUN_FAILED),
         )
         told: dict[str, set[MessageKind]] = {}
         for run_id, kind in self._connection().execute(chosen):
@@ -85,12 +95,18 @@ class SqlMessages(StoredMessages):
         return told
 
     def forget_sent(self, kind: MessageKind) -> None:
-        statement = sa.delete(messages).where(messages.c.sent_at.is_not(None), messages.c.kind == kind)
+        statement = sa.delete(messages).where(messages.c.sent_at.is_not(None), _KIND.in_([kind]))
         self._connection().execute(statement)
 
     def forget_before(self, moment: datetime) -> None:
         for is_old in (messages.c.sent_at < moment, sa.and_(_WAITING, messages.c.at < moment)):
             self._connection().execute(sa.delete(messages).where(is_old))
+
+
+def _row(message: Message) -> tuple[Any, ...]:
+    older_kind = _NEWER.get(message.kind)
+    members = {"kind": older_kind or message.kind, "sent_at": None, "newer_kind": message.kind if older_kind else None}
+    return tuple(members[name] if (name := column.name) in members else getattr(message, name) for column in messages.c)
 
 
 def _message(row: sa.RowMapping) -> Message:

@@ -21,7 +21,7 @@ from trainmedic_server.adapters.sql_store.columns import TimeColumn as TimeColum
 from trainmedic_server.adapters.sql_store.columns import metadata as metadata
 from trainmedic_server.domain.run import OPEN, OrderKind, Status, StepStatus, UndoStatus
 
-HEAD = "0016"
+HEAD = "0017"
 """The revision of the schema that this code reads and writes."""
 READABLE_FROM = "0016"
 """The oldest revision whose code still works on the schema of `HEAD`. It stays where a migration only adds what that
@@ -178,6 +178,7 @@ controls = sa.Table(
     sa.Column("breaker_reason", Text),
     sa.Column("alive_at", TimeColumn),
     sa.Column("pauses", JsonColumn),
+    sa.Column("breaker_closed_at", TimeColumn),
 )
 """One row, with id 1. ``paused`` and what follows it say what ``pauses`` come to, also for an earlier release."""
 

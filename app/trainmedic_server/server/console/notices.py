@@ -27,7 +27,7 @@ SENTENCES: Mapping[str, str] = {
     "mode": "Its mode is set.",
     "pause": "Paused.",
     "resume": "Resumed.",
-    "breaker": "The breaker is closed.",
+    "breaker": "The breaker is closed. Its count begins again.",
     "session": "The session is ended.",
 }
 

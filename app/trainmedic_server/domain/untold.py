@@ -1,0 +1,48 @@
+"""Which playbooks would notify people and cannot, because their notification channel is not set. Pure.
+
+Who calls it: ``wiring`` at the start, and ``server.status`` for ``/ready``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from itertools import chain
+
+from trainmedic_server.domain.playbook import ActionStep, ApproveStep, Playbook
+
+_SHOWN = 5
+
+
+def untold(playbooks: Iterable[Playbook], channels: Collection[str]) -> str:
+    """Return, for a person, which of these playbooks notify channels that are not among `channels`; empty for none."""
+    named = {playbook.name: set(_channels_of(playbook)) for playbook in playbooks}
+    if not channels:
+        telling = sorted(name for name, wanted in named.items() if wanted)
+        who = f"; {_listed(telling)} would notify people, and their steps for it are skipped" if telling else ""
+        return f"no notification channel is set, so no messages are sent{who}; set TRAINMEDIC_NOTIFY_URLS"
+    missing = {channel for wanted in named.values() for channel in wanted if channel and channel not in channels}
+    wrong = sorted(name for name, wanted in named.items() if wanted & missing)
+    if not wrong:
+        return ""
+    there, names = ", ".join(sorted(channels)), ", ".join(map(repr, sorted(missing)))
+    return f"{_listed(wrong)} would notify {names}, which TRAINMEDIC_NOTIFY_URLS does not set; it sets {there}"
+
+
+def _channels_of(playbook: Playbook) -> Iterator[str]:
+    """The channels that its steps name; empty for all that there are, or one that only a run knows."""
+    for step in chain(playbook.steps, playbook.on_success, playbook.on_failure):
+        if isinstance(step, ActionStep) and step.action == "notify":
+            yield _fixed(step.with_.get("to"))
+        elif isinstance(step, ApproveStep):
+            yield _fixed(step.question.to)
+
+
+def _fixed(channel: object) -> str:
+    return channel if isinstance(channel, str) and "{" not in channel else ""
+
+
+def _listed(names: Collection[str]) -> str:
+    """The first of these playbooks, and how many more there are."""
+    shown, left = list(names)[:_SHOWN], len(names) - _SHOWN
+    noun = "playbook" if len(names) == 1 else "playbooks"
+    return f"{len(names)} {noun} ({', '.join(shown)}{f' and {left} more' if left > 0 else ''})"

@@ -1,0 +1,52 @@
+"""What a run locks, and what an attempt works on, by the actions that they consist of. Pure.
+
+A run locks its target. A run on a node whose changing steps only clean disks locks the disks of the node, so that a
+full disk does not wait for a hot GPU, nor the GPU for the disk. What an action changes is declared by its class
+(`ports.actions.DiskAction`). An action that is not known here counts as one that changes anything.
+
+Who calls it: whoever asks ``locks`` for something. Not here: who gets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+from trainmedic_server.domain.claim import Claim
+from trainmedic_server.domain.playbook import ActionStep
+from trainmedic_server.domain.run import Run
+from trainmedic_server.domain.target import Target, TargetKind
+from trainmedic_server.ports.actions import Action, Actions
+from trainmedic_server.ports.playbooks import CompiledPlaybook
+
+
+def of_run(run: Run, actions: Actions) -> Claim:
+    """Return what the run locks. It follows from what is on record, so it is the same after a restart."""
+    assert run.target is not None
+    return _claim(run.target, (step.action for step in run.steps if step.action), actions)
+
+
+def of_playbook(playbook: CompiledPlaybook, target: Target, actions: Actions) -> Claim:
+    """Return what a run of the playbook on this target would lock."""
+    definition = playbook.definition
+    steps = chain(definition.steps, definition.on_success, definition.on_failure)
+    return _claim(target, (step.action for step in steps if isinstance(step, ActionStep)), actions)
+
+
+def of_attempt(targets: Sequence[Target], action_class: type[Action] | None) -> Sequence[Claim]:
+    """Return what an attempt of an action on these targets works on."""
+    if not _is_of_disks(action_class):
+        return [Claim(target) for target in targets]
+    return [Claim.of_disks(target.node) if target.node is not None else Claim(target) for target in targets]
+
+
+def _claim(target: Target, names: Iterable[str], actions: Actions) -> Claim:
+    if target.kind is not TargetKind.NODE or target.node is None:
+        return Claim(target)
+    classes = [actions.action_class(name) for name in names]
+    changing = [each for each in classes if each is None or each.harmful]
+    return Claim.of_disks(target.node) if changing and all(map(_is_of_disks, changing)) else Claim(target)
+
+
+def _is_of_disks(action_class: type[Action] | None) -> bool:
+    return bool(getattr(action_class, "changes_disks_only", False))
