@@ -42,7 +42,7 @@ class Outcome(_Strict):
 
     decision: Decision
     target: str | None = None
-    """The key of the run's target, a GPU as ``gpu:<node>/<index>`` (`fleet.canonical`); None where none is asked for."""
+    """The key of the run's target, a GPU as ``gpu:<node>/<index>`` (`fleet.canonical`); None for any or none."""
     acts: tuple[str, ...] = ()
     """All changes, and no others (`effects`)."""
     told: str | None = None

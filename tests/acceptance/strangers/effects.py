@@ -192,10 +192,8 @@ class Effects:
     # --- the stand-ins --------------------------------------------------------------------------------
 
     def _run(self, pod: Pod) -> None:
-        owner = {
-            **{"apiVersion": _SOURCES, "kind": pod.owner, "name": f"{pod.name}-owner"},
-            **{"uid": str(uuid.uuid4()), "controller": True},
-        }
+        kind = {"apiVersion": _SOURCES, "kind": pod.owner}
+        owner = kind | {"name": f"{pod.name}-owner", "uid": str(uuid.uuid4()), "controller": True}
         metadata = {"name": pod.name, "labels": dict(pod.labels), "ownerReferences": [owner]}
         containers = [{"name": "main", "image": "registry.invalid/none:1"}]
         spec = {"nodeName": pod.node, "containers": containers, "terminationGracePeriodSeconds": 30}

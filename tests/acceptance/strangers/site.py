@@ -4,9 +4,9 @@ Real are Alertmanager, Redis, the server, every agent and every job, each a proc
 driver, the Kubernetes API and what lives behind it (`effects.Effects.living`). `Site.send` sends one alert, waits until
 the server has done what it does at once, ends the alert, and tells what came.
 
-The playbooks are the shipped ones in three respects changed, none of which decides what an alert meets: they have no
-``guards``, because several cases are about one target; retries wait for no seconds; and ``hardware-logged`` and its
-like keep their own modes. Not here: which outcome is right.
+The playbooks are the shipped ones. They lack their ``guards``, because several cases are about one target, and tries
+follow each other at once; what they match, their targets and their steps are as shipped. Not here: which outcome is
+right.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Site:
     alertmanager: str
     effects: Effects
     sink: Sink
-    _client: httpx.Client = field(default_factory=httpx.Client)
+    _client: httpx.Client
 
     def post(self, labels: Mapping[str, str], annotations: Mapping[str, str], began: datetime, ends: datetime) -> None:
         """Post one alert to Alertmanager as Prometheus does."""
@@ -255,7 +255,7 @@ def running(directory: Path) -> Iterator[Site]:
         binary = found.get("current") or found["installed"]
         alerts, alertmanager = start_alertmanager(binary, config, directory / "alertmanager")
         stack.enter_context(alerts)
-        yield Site(url, alertmanager, effects, sink)
+        yield Site(url, alertmanager, effects, sink, stack.enter_context(httpx.Client()))
 
 
 def _node(directory: Path, url: str, name: str) -> CleanedNode:
