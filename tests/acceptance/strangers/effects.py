@@ -1,8 +1,9 @@
 """What has really changed on nodes, GPUs, jobs and in the cluster, read where it takes effect.
 
 A change is a line of text: ``cap dgx-a07/0 560``, ``cordon dgx-a07``, ``evict nlp/qwen-0``, ``clean dgx-a07``,
-``command qwen-sft job.empty_cache``. `Effects.since` compares two moments, `Effects.restore` puts back what a case has
-left behind, so that the next one begins on the same cluster.
+``command qwen-sft job.empty_cache``. `Effects.since` compares two moments, and has what was changed for a moment too:
+the driver logs every limit that it sets, the API server every request. `Effects.restore` puts back what a case has left
+behind, so that the next one begins on the same cluster.
 
 Not here: who causes a change (``site``), which change is right (``cases``).
 """
@@ -41,6 +42,8 @@ class Moment:
 
     watts: Mapping[str, int]
     """The power limit of each GPU, by ``<node>/<index>``."""
+    sets: Mapping[str, int]
+    """How often the driver has set the limit of each GPU."""
     closed: frozenset[str]
     """Nodes that take no new pods."""
     pods: frozenset[str]
@@ -131,12 +134,10 @@ class Effects:
         with self._cluster._lock:
             nodes = self._cluster.objects.list(_NODES, None)
             pods = self._cluster.objects.list(_PODS, None)
+        gpus = {f"{node}/{index}": (driver, index) for node, driver, index in self._gpus()}
         return Moment(
-            watts={
-                f"{node}/{index}": round(driver.watts(index))
-                for node, driver in self._drivers.items()
-                for index in range(len(driver.cards))
-            },
+            watts={gpu: round(driver.watts(index)) for gpu, (driver, index) in gpus.items()},
+            sets={gpu: len(driver.sets(index)) for gpu, (driver, index) in gpus.items()},
             closed=frozenset(_name(node) for node in nodes if _takes_no_pods(node)),
             pods=frozenset(_full_name(pod) for pod in pods if "deletionTimestamp" not in pod["metadata"]),
             files={node: _files(disk) for node, disk in self._disks.items()},
@@ -147,7 +148,11 @@ class Effects:
     def since(self, before: Moment) -> tuple[str, ...]:
         """What has changed since that moment, one line each, in a fixed order."""
         now = self.now()
-        caps = [f"cap {gpu} {watts}" for gpu, watts in now.watts.items() if watts != before.watts[gpu]]
+        caps = {
+            f"cap {node}/{index} {call.watts:g}"
+            for node, driver, index in self._gpus()
+            for call in driver.sets(index)[before.sets[f"{node}/{index}"] :]
+        }
         cordons = [f"cordon {node}" for node in now.closed - before.closed]
         opened = [f"uncordon {node}" for node in before.closed - now.closed]
         evictions = [f"evict {pod}" for pod in before.pods - now.pods]
@@ -163,11 +168,14 @@ class Effects:
             for request in self._cluster.requests[before.requests :]
             if _is_unexplained(request, changed)
         ]
-        return tuple(sorted(caps + cordons + opened + evictions + cleanings + writes)) + tuple(commands)
+        in_any_order = (*caps, *cordons, *opened, *evictions, *cleanings, *writes)
+        return tuple(sorted(in_any_order)) + tuple(commands)
 
     def still_changed(self, before: Moment) -> tuple[str, ...]:
         """What can be given back and is not. Evicted pods, deleted files and commands to jobs cannot."""
-        return tuple(line for line in self.since(before) if line.startswith(("cap ", "cordon ", "uncordon ")))
+        now = self.now()
+        caps = [f"{gpu} has {watts} W" for gpu, watts in now.watts.items() if watts != before.watts[gpu]]
+        return (*caps, *(f"{node} is closed" for node in now.closed - before.closed))
 
     def restore(self) -> None:
         """Put everything back by hand."""
@@ -182,12 +190,16 @@ class Effects:
             for job in self._cluster.objects.list(_JOBS, None):
                 place = (job["metadata"]["namespace"], job["metadata"]["name"])
                 self._cluster.objects.delete(_JOBS, *place, {})
-        for driver in self._drivers.values():
-            for index in range(len(driver.cards)):
-                if round(driver.watts(index)) != DEFAULT_WATTS:
-                    driver.set_watts(index, DEFAULT_WATTS)
+        for _, driver, index in self._gpus():
+            if round(driver.watts(index)) != DEFAULT_WATTS:
+                driver.set_watts(index, DEFAULT_WATTS)
         for disk in self._disks.values():
             self._put_old_file(disk)
+
+    def _gpus(self) -> Iterator[tuple[str, Driver, int]]:
+        for node, driver in self._drivers.items():
+            for index in range(len(driver.cards)):
+                yield node, driver, index
 
     # --- the stand-ins --------------------------------------------------------------------------------
 

@@ -23,8 +23,10 @@ class Result:
 
     @property
     def is_right(self) -> bool:
-        """Whether one of the expected outcomes came, and what can be given back was."""
-        return not self.reaction.left_over and any(came(self.reaction, one) for one in self.sending.outcomes)
+        """Whether one of the expected outcomes came, what can be given back was, and a refusal says why."""
+        is_explained = self.reaction.decision == "started" or bool(self.reaction.reason)
+        is_expected = any(came(self.reaction, one) for one in self.sending.outcomes)
+        return is_expected and is_explained and not self.reaction.left_over
 
     @property
     def counts(self) -> bool:

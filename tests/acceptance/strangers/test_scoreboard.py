@@ -48,6 +48,14 @@ def test_each_way_to_be_wrong_is_seen(reaction: Reaction) -> None:
     assert not Result(sending(), reaction).is_right
 
 
+def test_a_refusal_without_a_reason_is_wrong() -> None:
+    """People are to be told why nothing was done."""
+    refusing = CASE.model_copy(update={"expect": (Outcome(decision="target_unknown"),), "names_one": False})
+    (only,) = cases.sendings(refusing)
+    assert Result(only, Reaction("target_unknown", reason="no label names the node")).is_right
+    assert not Result(only, Reaction("target_unknown")).is_right
+
+
 def test_a_refusal_lowers_the_share_and_is_no_wrong_act() -> None:
     """The share counts what should act; a change that no outcome allows is counted apart."""
     board = Scoreboard()

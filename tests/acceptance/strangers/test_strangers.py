@@ -75,7 +75,7 @@ def test_one_member_with_an_endless_annotation_keeps_no_power_cap_in_place(runni
         running_site.post(wordy | severity, {"description": "x" * 70_000}, began, later)
         running_site.heard(wordy | severity, began)
         running_site.post(hot | severity, SUMMARY, began, datetime.now(UTC))
-        eventually(lambda: not running_site.effects.since(before), site.SOON, "the power of before", every=0.05)
+        eventually(lambda: not running_site.effects.still_changed(before), site.SOON, "the power of before", every=0.05)
     finally:
         for labels in (hot, wordy):
             running_site.post(labels | severity, SUMMARY, began, datetime.now(UTC))
