@@ -193,8 +193,7 @@ class Site:
         until = time.monotonic() + SOON
         while True:
             run = self.get(f"/history/{run_id}")
-            waits = run["status"] == "waiting" and run["waiting_on"] == "resolved"
-            if waits or run["status"] not in OPEN or time.monotonic() > until:
+            if _is_settled(run) or time.monotonic() > until:
                 return run
             time.sleep(0.03)
 
@@ -210,12 +209,18 @@ class Site:
 
         self.heard(labels, began, "resolved")
         try:
-            eventually(is_over, SOON, f"the end of run {run_id}", every=0.03)
+            eventually(is_over, SOON if _is_settled(reaction.run) else 1.0, f"the end of run {run_id}", every=0.03)
         except AssertionError:
             self._client.post(f"{self.server}/runs/{run_id}/cancel", json={"note": "the case is over"})
-            eventually(is_over, SOON, f"the end of the cancelled run {run_id}", every=0.03)
+            with contextlib.suppress(AssertionError):  # an attempt that is under way is waited for
+                eventually(is_over, SOON, f"the end of the cancelled run {run_id}", every=0.03)
             return (f"the run did not end with its alert: {reaction.run['message']}",)
         return ()
+
+
+def _is_settled(run: Mapping[str, Any]) -> bool:
+    """Whether a run has nothing to do before its alert ends."""
+    return (run["status"] == "waiting" and run["waiting_on"] == "resolved") or run["status"] not in OPEN
 
 
 def _is_at(text: str, moment: datetime) -> bool:

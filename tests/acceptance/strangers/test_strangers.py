@@ -57,7 +57,9 @@ def test_a_strangers_alert_does_the_right_thing_or_nothing(
         if case.not_ready is not None:
             running_site.effects.set_ready(case.not_ready, True)
     result = scoreboard.add(Result(sending, reaction))
-    assert result.is_right, f"{result.line()}\n{case.source}\n{case.note or ''}"
+    if not result.is_right:
+        about = "\n".join(f"      {text}" for text in (case.source, case.note, case.doubted) if text)
+        pytest.fail(f"{result.line()}\n{about}", pytrace=False)
 
 
 def test_one_member_with_an_endless_annotation_keeps_no_power_cap_in_place(running_site: Site) -> None:
