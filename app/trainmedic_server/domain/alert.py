@@ -21,6 +21,10 @@ _FNV_PRIME = 1099511628211
 _64_BITS = (1 << 64) - 1
 
 
+SHIPPED_RULE_LABEL = "trainmedic_rule"
+"""The label of alerts from shipped Prometheus rules, which playbooks that can do harm require as proof. It vouches for
+the alert's own name: an alert map never sets it, and removes it from an alert that it renames."""
+
 BY_HAND = "by-hand-"
 """How the fingerprint begins of what stands in place of an alert where a person started a run and none fires."""
 
@@ -58,6 +62,23 @@ class Alert(Struct, frozen=True):
     """When it resolved; None while it fires (Alertmanager sends the year 0001 then)."""
     generator_url: str = ""
     """The page of the rule in Prometheus."""
+    original: Mapping[str, str] | None = None
+    """The labels as Alertmanager sent them; None where no alert map changed them. The identity is always theirs."""
+
+    @property
+    def sent_labels(self) -> Mapping[str, str]:
+        """The labels as Alertmanager knows them."""
+        return self.labels if self.original is None else self.original
+
+    @property
+    def every_label(self) -> Mapping[str, str]:
+        """The labels, with those that an alert map dropped."""
+        return self.labels if self.original is None else {**self.original, **self.labels}
+
+    @property
+    def original_name(self) -> str | None:
+        """The ``alertname`` as it was sent; None where no alert map changed the labels."""
+        return None if self.original is None else self.original.get("alertname", "")
 
     @property
     def identity(self) -> Identity:

@@ -160,12 +160,15 @@ class HandStarter:
     ) -> AlertRecord | None:
         """The newest alert that fires for the playbook and target, with the labels that are asked for."""
         names, fitting = playbook.definition.on.alertnames, []
+        alert_map = self._services.alert_map()
         for record in tx.firing(_MOST_FIRING):
-            alert = record.alert
-            has_labels = all(alert.labels.get(name) == value for name, value in order.labels.items())
-            reacts = alert.name in names and has_labels and playbook.match(alert).matched
+            mapped = alert_map.apply(record.alert)
+            # One that a playbook has reacted to stays what it was mapped to then.
+            alert = record.alert if record.has_reaction else mapped.alert
+            has_labels = all(alert.every_label.get(name) == value for name, value in order.labels.items())
+            reacts = alert.name in names and has_labels and not mapped.refused and playbook.match(alert).matched
             if reacts and playbook.target_of(alert, topology) == order.target:
-                fitting.append(record)
+                fitting.append(replace(record, alert=alert))
         return max(fitting, key=lambda record: record.alert.starts_at, default=None)
 
     def _stand_in(self, order: StartOrder) -> AlertRecord:

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from trainmedic_server import telemetry
 from trainmedic_server.domain.admission import Admission
@@ -73,12 +74,13 @@ class DeliveryIntake:
         await self._queue.stop()
 
     async def _prepare(self, delivery: Delivery) -> PreparedDelivery:
-        """Find the playbooks that react to each alert, and their targets. Reads nothing from the store.
+        """Map each alert, and find the playbooks that react to it, and their targets. Reads nothing from the store.
 
         One delivery can hold so many alerts that matching them takes seconds: other requests get their turn meanwhile.
         """
-        topology = self._services.topology()
+        topology, alert_map = self._services.topology(), self._services.alert_map()
         failures: list[Event] = []
+        alerts: list[Alert] = []
         matched: list[MatchedAlert] = []
         loop = asyncio.get_running_loop()
         turn_ends = loop.time() + _LONGEST_TURN
@@ -86,8 +88,11 @@ class DeliveryIntake:
             if loop.time() > turn_ends:
                 await asyncio.sleep(0)
                 turn_ends = loop.time() + _LONGEST_TURN
-            matched.append(self._matched(alert, topology, failures))
-        return PreparedDelivery(delivery, tuple(matched), tuple(failures))
+            mapped = alert_map.apply(alert)
+            alerts.append(mapped.alert)
+            made = self._matched(mapped.alert, topology, failures)
+            matched.append(matching.refuse(made, mapped.refused) if mapped.refused else made)
+        return PreparedDelivery(replace(delivery, alerts=tuple(alerts)), tuple(matched), tuple(failures))
 
     def _matched(self, alert: Alert, topology: Topology, failures: list[Event]) -> MatchedAlert:
         matched = matching.match_shortlist(self._services.catalog.shortlist(alert), alert, topology)

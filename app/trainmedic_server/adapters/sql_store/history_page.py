@@ -31,7 +31,7 @@ from trainmedic_server.ports.store import HistoryFilter, values_of
 
 _MOST_LISTS = 32
 """Of more combinations of values than these, the rows are filtered one by one."""
-_COLUMNS = {name: runs.c[name] for name in ("playbook", "status", "decision", "job")} | {"alertname": runs.c.alert_name}
+_COLUMNS = {name: runs.c[name] for name in ("playbook", "status", "decision", "job")}
 
 _APART = 86_400_000
 """Milliseconds. A run's id is made in the moment of its creation, but for what its admission waits for the store."""
@@ -67,6 +67,8 @@ def alternatives(matching: HistoryFilter, span: Span | None = None) -> Iterator[
     for name, column in _COLUMNS.items():
         if values := values_of(getattr(matching, name)):
             yield [column == value for value in values]
+    if values := values_of(matching.alertname):
+        yield [column == value for value in values for column in (runs.c.alert_name, runs.c.original_alert_name)]
     if values := values_of(matching.gpu):
         yield [_of_gpu(value) for value in values]
     if values := values_of(matching.target):
