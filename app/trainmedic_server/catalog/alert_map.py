@@ -101,6 +101,11 @@ class CompiledAlertMap(Struct, frozen=True):
                 by_name.setdefault(name, []).append(rename)
         return cls(tuple(accept), by_name, unusable)
 
+    @property
+    def names(self) -> int:
+        """How many alertnames are renamed."""
+        return len(self.renames)
+
     def apply(self, alert: Alert) -> MappedAlert:
         """Return the alert as playbooks see it. Trainmedic's own alerts stay as they are: a server without an
         Alertmanager reports them to itself, and no Prometheus adds a cluster's label to them."""

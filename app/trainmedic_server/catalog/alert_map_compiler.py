@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, Field
@@ -114,9 +114,7 @@ class _Compilation:
         for label in entry.labels:
             if reason := _forbidden(label):
                 self._problem((*path, "labels", label), f"labels: {label!r} {reason}", at_key=True)
-        labels = tuple(
-            (label, self._value(text, (*path, "labels", label))) for label, text in entry.labels.items()
-        )
+        labels = tuple((label, self._value(text, (*path, "labels", label))) for label, text in entry.labels.items())
         return Rename(
             source=self.document.source,
             line=self.document.marks[path].line,
@@ -191,7 +189,7 @@ def warnings(
 def _suspicious(rename: Rename, whole: dict[str, Rename], sources: dict[str, Rename]) -> Iterator[str]:
     for name in rename.alertnames:
         if (earlier := whole.get(name)) is not None:
-            yield f"{name!r} never comes here: {earlier.source}:{earlier.line} takes it, and the first that matches wins"
+            yield f"{name!r} never comes here: {earlier.source}:{earlier.line} takes it, and the first match wins"
         elif not rename.matchers:
             whole[name] = rename
     if rename.name in rename.alertnames and not rename.labels and not rename.drop:
@@ -210,7 +208,9 @@ def _without_use(
     for playbook in playbooks:
         if actions is None or not overlaps.acts(playbook, actions):
             continue
-        for label in sorted(rename.constants.keys() & {matcher.label for matcher in playbook.matchers}):
+        # How urgent an alert is may be said of all of a name; what proves something has to come from the alert.
+        matched = {matcher.label for matcher in playbook.matchers} - {"severity"}
+        for label in sorted(rename.constants.keys() & matched):
             yield (
                 f"labels.{label} is the same for every alert, and {playbook.definition.name} acts by it; "
                 "take it from the alert with a template"

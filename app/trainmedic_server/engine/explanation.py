@@ -127,7 +127,9 @@ def explain(
             *(_reacting(each, alert, decisions, guard_facts, admitter, context) for each in matched.candidates),
             *_not_reacting(matched, alert, by_name),
         ]
-        explained.append(ExplainedAlert(alert, tuple(sorted(explanations, key=lambda each: each.playbook)), told, matched.refused))
+        explained.append(
+            ExplainedAlert(alert, tuple(sorted(explanations, key=lambda each: each.playbook)), told, matched.refused)
+        )
     return tuple(explained)
 
 
