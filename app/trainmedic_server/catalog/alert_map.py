@@ -33,6 +33,7 @@ class Rename(Struct, frozen=True):
 
     source: str
     line: int
+    column: int
     alertnames: tuple[str, ...]
     """The names that it takes."""
     name: str | None = None

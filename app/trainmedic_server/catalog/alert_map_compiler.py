@@ -118,6 +118,7 @@ class _Compilation:
         return Rename(
             source=self.document.source,
             line=self.document.marks[path].line,
+            column=self.document.marks[path].column,
             alertnames=tuple(dict.fromkeys(entry.alertnames)),
             name=entry.name,
             matchers=tuple(self._matchers(entry.matchers, (*path, "matchers"))),
@@ -180,10 +181,10 @@ def warnings(
     whole: dict[str, Rename] = {}
     for rename in renames:
         for message in _suspicious(rename, whole, sources):
-            yield FileProblem(rename.source, rename.line, 1, f"warning: {message}")
+            yield FileProblem(rename.source, rename.line, rename.column, f"warning: {message}")
         if playbooks is not None and rename.name is not None:
             for message in _without_use(rename, rename.name, reacting, actions):
-                yield FileProblem(rename.source, rename.line, 1, f"warning: {message}")
+                yield FileProblem(rename.source, rename.line, rename.column, f"warning: {message}")
 
 
 def _suspicious(rename: Rename, whole: dict[str, Rename], sources: dict[str, Rename]) -> Iterator[str]:

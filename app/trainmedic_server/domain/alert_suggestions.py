@@ -12,12 +12,17 @@ import urllib.parse
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 _LONGEST = 4_000
 """Characters of a text that are read."""
 _WORD = re.compile(r"[A-Z]{2,}(?![a-z])|[A-Z]?[a-z]+|[A-Z]+")
 _METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
-_BARE = re.compile(r"[A-Za-z0-9_.:/ -]+")
+_PLAIN = re.compile(r"[A-Za-z0-9_.:/ -]+")
+_SHARED_TYPES = r"nfs|lustre|ceph|gpfs|beegfs|fuse|cifs|smb|wekafs|glusterfs"
+_SHARED_TYPE = re.compile(_SHARED_TYPES)
+_SHARED = re.compile(rf'fstype=~?"[^"]*(?:{_SHARED_TYPES})')
+"""A file system that a node shares with others, on which no agent of a node cleans."""
 _QUOTED = re.compile(r'"[^"]*"')
 _TRANSLATED = {
     "温度": "temp",
@@ -68,6 +73,8 @@ class Suggestion(Struct, frozen=True):
     """What it was found by, for a person."""
     labels: Mapping[str, str] = {}
     """Labels to set, with templates."""
+    matchers: tuple[str, ...] = ()
+    """What an alert of the name must meet besides."""
 
 
 class _Topic(Struct, frozen=True):
@@ -120,7 +127,23 @@ _TOPICS = (
             ("space", "full", "usage", "low", "fill", "almost", "pressure", "out", "high", "utilization", "capacity"),
         ),
         ("filesystem_avail_bytes", "filesystem_free_bytes", "logical_disk_free"),
-        ("inode", "=files", "io", "latency", "read", "write", "persistent", "pvc", "volume", "smart", "temp", "zfs"),
+        (
+            "inode",
+            "=files",
+            "io",
+            "latency",
+            "read",
+            "write",
+            "persistent",
+            "pvc",
+            "volume",
+            "smart",
+            "temp",
+            "zfs",
+            "shared",
+            "nfs",
+            "lustre",
+        ),
     ),
     _Topic(
         "MemoryUsageHigh",
@@ -140,7 +163,7 @@ _TOPICS = (
             "underutil",
             "swap",
             "limit",
-            "server",
+            "api",
             "slurm",
             "partition",
             "exporter",
@@ -187,33 +210,55 @@ _CODE = "err_code"
 
 
 def suggest(
-    labels: Mapping[str, str], generator_url: str, texts: Iterable[str], names: Collection[str]
+    labels: Mapping[str, str],
+    generator_url: str,
+    texts: Iterable[str],
+    names: Collection[str],
+    *,
+    is_complete: bool = True,
 ) -> Suggestion | None:
     """Return the rename that fits an alert of these labels best, to one of `names`; None where none fits.
 
-    `texts` are its annotations. An expression counts as a `generator_url` where the rule itself is at hand.
+    `texts` are its annotations. An expression counts as a `generator_url` where the rule itself is at hand; then its
+    labels are not `is_complete`.
     """
     name = labels.get("alertname", "")
     words = _words(name)
     if "instance" in words and "node" in labels.get("job", ""):
         words = (*words, "node")  # any target is an instance, and only that of the node exporter is a node
     expression = _expression(generator_url)
+    if _SHARED.search(expression) or _SHARED_TYPE.match(labels.get("fstype", "")):
+        words = (*words, "shared")
     metrics = [metric.lower() for metric in _METRIC.findall(_QUOTED.sub("", expression))]
     is_gpu = _is_about_gpu(words, metrics, labels)
     found = (
         _by_condition(labels, metrics)
         or _by(words, is_gpu, f"the name {name!r}")
         or _by_metrics(metrics, words, is_gpu)
-        or (_by_texts(texts, is_gpu, words) if not _BARE.fullmatch(name) else None)
+        or (_by_texts(texts, is_gpu, words) if not _PLAIN.fullmatch(name) else None)
     )
     if found is None or found.name not in names or found.name == name:
         return None
-    return Suggestion(found.name, found.because, _labels(found.name, labels))
+    return found if found.name != "GPUXidError" else _with_code(found, labels, is_complete)
+
+
+def _with_code(found: Suggestion, labels: Mapping[str, str], is_complete: bool) -> Suggestion | None:
+    """The suggestion for an XID, of which only the code says whether the card is at fault: with the condition that the
+    alert has one. None where it has none, because the rename would then say more than is known."""
+    by_small = {label.lower(): label for label, value in labels.items() if value}
+    if _CODE in labels or not is_complete:
+        return replace(found, matchers=(f'{_CODE}=~".+"',))
+    code = next((by_small[each] for each in _CODE_LABELS if each in by_small), None)
+    if code is None or not code.isidentifier():
+        return None
+    return replace(found, matchers=(f'{code}=~".+"',), labels={_CODE: "{{ labels." + code + " }}"})
 
 
 def snippet(alertname: str, suggestion: Suggestion) -> str:
     """Return the entry of an alert map that the suggestion means, as YAML to paste."""
     lines = ["rename:", f"  - alert: {_quoted(alertname)}", f"    as: {suggestion.name}"]
+    if suggestion.matchers:
+        lines.insert(2, f"    matchers: [{', '.join(map(_quoted, suggestion.matchers))}]")
     if suggestion.labels:
         written = ", ".join(f"{label}: '{value}'" for label, value in suggestion.labels.items())
         lines.append(f"    labels: {{{written}}}")
@@ -265,15 +310,6 @@ def _is_about_gpu(words: Collection[str], metrics: Iterable[str], labels: Mappin
         or any(metric.startswith(("dcgm_", "nvidia_", "gpu_", "gpu:")) for metric in metrics)
         or _GPU_LABELS & names
     )
-
-
-def _labels(name: str, labels: Mapping[str, str]) -> Mapping[str, str]:
-    """The labels that the playbook needs and the alert has by another name."""
-    if name != "GPUXidError" or labels.get(_CODE):
-        return {}
-    by_small = {label.lower(): label for label, value in labels.items() if value}
-    code = next((by_small[each] for each in _CODE_LABELS if each in by_small), None)
-    return {_CODE: "{{ labels." + code + " }}"} if code is not None and code.isidentifier() else {}
 
 
 def _words(text: str) -> tuple[str, ...]:

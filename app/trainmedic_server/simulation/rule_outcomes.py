@@ -207,7 +207,8 @@ def _outcome(alert: NamedAlert, alert_map: CompiledAlertMap, reacting: Mapping[s
     renamed_to = name if name != alert.name else None
     if started:
         return Outcome(alert, renamed_to, tuple(started), tuple(dict.fromkeys(conditions)))
-    found = None if name in reacting else suggest(sent, alert.expression, alert.annotations.values(), reacting)
+    texts, is_complete = alert.annotations.values(), alert.is_complete
+    found = None if name in reacting else suggest(sent, alert.expression, texts, reacting, is_complete=is_complete)
     reason = "; ".join(refusals) or alert.reason or "no playbook reacts to it"
     return Outcome(alert, renamed_to, reason=reason, suggestion=found)
 
