@@ -87,8 +87,8 @@ class AlertMapLibrary:
         files: dict[Path, LoadedMap] = {}
         problems: list[FileProblem] = []
         for root in self._roots:
-            found = list(loader.playbook_files(root)) or [FileProblem(str(root), None, None, "has no alert map")]
-            for path in found:
+            paths = list(loader.playbook_files(root)) or [FileProblem(str(root), None, None, "has no alert map")]
+            for path in paths:
                 if isinstance(path, FileProblem):
                     problems.append(path)
                     files.update(self._kept_below(Path(path.file)))

@@ -17,7 +17,7 @@ _HEADER = ("HEARD", "ALERT", "STATUS", "TIMES", "LABELS", "WHAT CAME OF IT")
 # The members of an item, in the order of the server's own CSV (`server.heard_alerts.HeardAlertView`).
 _COLUMNS = (
     "alert_name", "labels", "annotations", "status", "fingerprint", "starts_at", "first_heard", "last_heard", "count",
-    "resolved_at", "reacted", "reason", "reactions",
+    "resolved_at", "reacted", "reason", "reactions", "suggestion", "original_alert_name", "original_labels",
 )  # fmt: skip
 
 

@@ -93,16 +93,16 @@ def rules(files: Sequence[Path], paths: Sequence[Path], alert_map: Sequence[Path
     library.reload()
     if not library.all():
         raise exits.InvalidInput(f"No playbook was loaded from {', '.join(map(str, playbook_roots(paths)))}.")
-    found = rule_outcomes.outcomes(alerts, loaded_alert_map(alert_map), library.all())
+    comes_to = rule_outcomes.outcomes(alerts, loaded_alert_map(alert_map), library.all())
     if output == "json":
-        click.echo(json.dumps([outcome.as_data() for outcome in found], indent=2))
+        click.echo(json.dumps([outcome.as_data() for outcome in comes_to], indent=2))
     else:
-        for line in rule_report.lines(found):
+        for line in rule_report.lines(comes_to):
             click.echo(line)
     if any(problems for _, problems in read):
         raise exits.Failure("a file of rules could not be read whole")
-    if wrong := sum(not outcome.is_as_expected for outcome in found):
-        raise exits.Failure(f"{_count(wrong, 'alert')} of {len(found)} came to something else than the list says")
+    if wrong := sum(not outcome.is_as_expected for outcome in comes_to):
+        raise exits.Failure(f"{_count(wrong, 'alert')} of {len(comes_to)} came to something else than the list says")
 
 
 @playbook.command()

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from trainmedic_server.cli.table import plain
 from trainmedic_server.domain.alert_suggestions import snippet
-from trainmedic_server.simulation.rule_outcomes import Outcome
+from trainmedic_server.simulation.rule_outcomes import RuleOutcome
 
 
-def lines(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def lines(outcomes: Sequence[RuleOutcome]) -> Iterator[str]:
     """One line for each alert, the entries that an alert map could have, and the totals."""
     width = max(len(plain(outcome.alert.name)) for outcome in outcomes)
     for outcome in outcomes:
@@ -23,10 +23,10 @@ def lines(outcomes: Sequence[Outcome]) -> Iterator[str]:
             yield from (plain(line) for line in snippet(name, suggestion).splitlines()[1:])
     starting = sum(bool(outcome.playbooks) for outcome in outcomes)
     yield ""
-    yield f"{len(outcomes)} alerts: {starting} start a playbook, {len(outcomes) - starting} start none."
+    yield f"{len(outcomes)} alerts: {starting} with a playbook, {len(outcomes) - starting} without."
 
 
-def _told(outcome: Outcome) -> str:
+def _told(outcome: RuleOutcome) -> str:
     renamed = f"as {plain(outcome.renamed_to)}: " if outcome.renamed_to is not None else ""
     expected = "" if outcome.is_as_expected else f"  NOT AS EXPECTED: {outcome.alert.expected or 'none'}"
     if outcome.playbooks:

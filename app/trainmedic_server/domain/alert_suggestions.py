@@ -231,27 +231,27 @@ def suggest(
         words = (*words, "shared")
     metrics = [metric.lower() for metric in _METRIC.findall(_QUOTED.sub("", expression))]
     is_gpu = _is_about_gpu(words, metrics, labels)
-    found = (
+    suggestion = (
         _by_condition(labels, metrics)
         or _by(words, is_gpu, f"the name {name!r}")
         or _by_metrics(metrics, words, is_gpu)
         or (_by_texts(texts, is_gpu, words) if not _PLAIN.fullmatch(name) else None)
     )
-    if found is None or found.name not in names or found.name == name:
+    if suggestion is None or suggestion.name not in names or suggestion.name == name:
         return None
-    return found if found.name != "GPUXidError" else _with_code(found, labels, is_complete)
+    return suggestion if suggestion.name != "GPUXidError" else _with_code(suggestion, labels, is_complete)
 
 
-def _with_code(found: Suggestion, labels: Mapping[str, str], is_complete: bool) -> Suggestion | None:
+def _with_code(suggestion: Suggestion, labels: Mapping[str, str], is_complete: bool) -> Suggestion | None:
     """The suggestion for an XID, of which only the code says whether the card is at fault: with the condition that the
     alert has one. None where it has none, because the rename would then say more than is known."""
     by_small = {label.lower(): label for label, value in labels.items() if value}
     if _CODE in labels or not is_complete:
-        return replace(found, matchers=(f'{_CODE}=~".+"',))
+        return replace(suggestion, matchers=(f'{_CODE}=~".+"',))
     code = next((by_small[each] for each in _CODE_LABELS if each in by_small), None)
     if code is None or not code.isidentifier():
         return None
-    return replace(found, matchers=(f'{code}=~".+"',), labels={_CODE: "{{ labels." + code + " }}"})
+    return replace(suggestion, matchers=(f'{code}=~".+"',), labels={_CODE: "{{ labels." + code + " }}"})
 
 
 def snippet(alertname: str, suggestion: Suggestion) -> str:
@@ -297,9 +297,9 @@ def _by_metrics(metrics: Collection[str], words: Collection[str], is_gpu: bool) 
 def _by_texts(texts: Iterable[str], is_gpu: bool, words: Collection[str]) -> Suggestion | None:
     for text in texts:
         # What is wrong stands in few words; a long text speaks of much else.
-        found = _by({*words, *_words(text[:200])}, is_gpu, "its annotations")
-        if found is not None:
-            return found
+        suggestion = _by({*words, *_words(text[:200])}, is_gpu, "its annotations")
+        if suggestion is not None:
+            return suggestion
     return None
 
 

@@ -256,13 +256,13 @@ def suggested(alert: Alert, names: ReactingPlaybooks) -> SuggestionView | None:
     """What an alert map could rename the alert to; None where a playbook names it, or nothing fits it."""
     if not alert.name or alert.name in names:
         return None
-    found = suggest(alert.labels, alert.generator_url, alert.annotations.values(), names)
-    if found is None:
+    rename = suggest(alert.labels, alert.generator_url, alert.annotations.values(), names)
+    if rename is None:
         return None
-    reacting = [each.definition for each in names[found.name]]
+    reacting = [each.definition for each in names[rename.name]]
     playbooks = [SuggestedPlaybook(playbook=each.name, summary=each.summary) for each in reacting]
-    entry = snippet(alert.original_name or alert.name, found)
-    return SuggestionView(alert_name=found.name, because=found.because, playbooks=playbooks, rename=entry)
+    entry = snippet(alert.original_name or alert.name, rename)
+    return SuggestionView(alert_name=rename.name, because=rename.because, playbooks=playbooks, rename=entry)
 
 
 def router(

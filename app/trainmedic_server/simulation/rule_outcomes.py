@@ -49,7 +49,7 @@ class NamedAlert(Struct, frozen=True):
     """Why none is to."""
 
 
-class Outcome(Struct, frozen=True):
+class RuleOutcome(Struct, frozen=True):
     """What one alert comes to."""
 
     alert: NamedAlert
@@ -180,7 +180,7 @@ def _texts(value: Any) -> dict[str, str]:
 
 def outcomes(
     alerts: Sequence[NamedAlert], alert_map: CompiledAlertMap, playbooks: Sequence[YamlPlaybook]
-) -> list[Outcome]:
+) -> list[RuleOutcome]:
     """Return what each alert comes to."""
     reacting: dict[str, list[YamlPlaybook]] = {}
     for playbook in playbooks:
@@ -189,7 +189,7 @@ def outcomes(
     return [_outcome(alert, alert_map, reacting) for alert in alerts]
 
 
-def _outcome(alert: NamedAlert, alert_map: CompiledAlertMap, reacting: Mapping[str, list[YamlPlaybook]]) -> Outcome:
+def _outcome(alert: NamedAlert, alert_map: CompiledAlertMap, reacting: Mapping[str, list[YamlPlaybook]]) -> RuleOutcome:
     sent = {"alertname": alert.name, **alert.labels}
     rename, conditions = _rename(alert, sent, alert_map)
     labels = rename.renamed(sent) if rename is not None else sent
@@ -206,11 +206,11 @@ def _outcome(alert: NamedAlert, alert_map: CompiledAlertMap, reacting: Mapping[s
             conditions += needed
     renamed_to = name if name != alert.name else None
     if started:
-        return Outcome(alert, renamed_to, tuple(started), tuple(dict.fromkeys(conditions)))
+        return RuleOutcome(alert, renamed_to, tuple(started), tuple(dict.fromkeys(conditions)))
     texts, is_complete = alert.annotations.values(), alert.is_complete
-    found = None if name in reacting else suggest(sent, alert.expression, texts, reacting, is_complete=is_complete)
+    suggestion = None if name in reacting else suggest(sent, alert.expression, texts, reacting, is_complete=is_complete)
     reason = "; ".join(refusals) or alert.reason or "no playbook reacts to it"
-    return Outcome(alert, renamed_to, reason=reason, suggestion=found)
+    return RuleOutcome(alert, renamed_to, reason=reason, suggestion=suggestion)
 
 
 def _rename(alert: NamedAlert, sent: Mapping[str, str], alert_map: CompiledAlertMap) -> tuple[Rename | None, list[str]]:

@@ -15,7 +15,7 @@ from trainmedic_server.catalog.alert_map_library import AlertMapLibrary
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.cli import main
 from trainmedic_server.simulation import rule_outcomes
-from trainmedic_server.simulation.rule_outcomes import Outcome
+from trainmedic_server.simulation.rule_outcomes import RuleOutcome
 
 ROOT = Path(__file__).parents[3]
 MAPS = ROOT / "alert-maps"
@@ -37,7 +37,7 @@ def shipped() -> AlertMapLibrary:
     return made
 
 
-def outcomes(library: Library, alert_map: CompiledAlertMap) -> list[Outcome]:
+def outcomes(library: Library, alert_map: CompiledAlertMap) -> list[RuleOutcome]:
     alerts, problems = rule_outcomes.read(LIST)
     assert problems == []
     return rule_outcomes.outcomes(alerts, alert_map, library.all())
@@ -108,7 +108,7 @@ def test_a_rule_file_is_read_as_prometheus_and_kubernetes_have_it(tmp_path: Path
     assert "  - alert: CardTooHot\n    as: GPUTemperatureHigh\n" in done.output
     assert "none: no playbook reacts to it\n" in done.output
     assert 'GPUXIDError  as GPUXidError: gpu-broken, if err_code=~".+"' in done.output
-    assert done.output.endswith("3 alerts: 1 start a playbook, 2 start none.\n")
+    assert done.output.endswith("3 alerts: 1 with a playbook, 2 without.\n")
     listed = json.loads(CliRunner().invoke(main, ["playbook", "rules", *arguments, "--output", "json"]).output)
     assert [each["line"] for each in listed] == [4, 6, 6]
 
@@ -119,7 +119,7 @@ def test_the_list_of_public_rules_is_checked_by_the_command(tmp_path: Path) -> N
         main, ["playbook", "rules", str(LIST), "--playbooks", str(PLAYBOOKS), "--alert-map", str(MAPS)]
     )
     assert done.exit_code == 0, done.output
-    assert "start a playbook" in done.output
+    assert "with a playbook" in done.output
     without = CliRunner().invoke(main, ["playbook", "rules", str(LIST), "--playbooks", str(PLAYBOOKS)])
     assert without.exit_code == 1
     assert "NOT AS EXPECTED: node-down" in without.output
