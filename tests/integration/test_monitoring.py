@@ -53,6 +53,7 @@ ALERTS = {
     "UndoOverdue": "warning",
     "MessagesNotBelieved": "warning",
     "PlaybooksBroken": "warning",
+    "AlertMapBroken": "warning",
     "LogRulesBroken": "warning",
     "LogFindingsLost": "warning",
     "LogWordingChanged": "warning",

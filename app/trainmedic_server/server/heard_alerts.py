@@ -177,8 +177,8 @@ async def _every(alerts: HeardAlerts, matching: HeardAlertFilter) -> AsyncGenera
 
 
 def _size(alert: Alert) -> int:
-    """Characters of its labels and annotations."""
-    texts = (alert.labels, alert.annotations)
+    """Characters of its labels, the original ones too, and annotations."""
+    texts = (alert.labels, alert.annotations, alert.original or {})
     return sum(len(name) + len(value) for mapping in texts for name, value in mapping.items())
 
 
