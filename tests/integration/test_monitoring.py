@@ -14,6 +14,7 @@ import pytest
 
 from tests.support import programs
 from trainmedic_server.catalog import yaml_text
+from trainmedic_server.domain.alert import SHIPPED_RULE, SHIPPED_RULE_LABEL
 
 MONITORING = programs.ROOT / "monitoring"
 RULES = sorted((MONITORING / "rules").glob("*.yaml"))
@@ -150,6 +151,15 @@ def test_every_alert_says_what_it_is_about_and_is_repaired_or_for_people() -> No
     for name, rule in shipped_alerts().items():
         assert rule["labels"]["component"] in {"gpu", "training", "node", "storage", "trainmedic"}, name
         assert (rule["labels"].get("needs") == "people") == (name not in repaired), name
+
+
+def test_every_rule_carries_the_label_that_harmful_playbooks_ask_for() -> None:
+    """And what a rule asks of its own alert does not depend on it, so that an upgrade of the rules ends no alert."""
+    for name, rule in shipped_alerts().items():
+        assert rule["labels"][SHIPPED_RULE_LABEL] == SHIPPED_RULE, name
+    for path in RULES:
+        for ignored in re.findall(r"ignoring \(alertname,[^)]*\)", path.read_text()):
+            assert SHIPPED_RULE_LABEL in ignored, path
 
 
 def test_no_alert_that_is_repaired_ends_because_one_scrape_failed() -> None:

@@ -18,6 +18,7 @@ from tests.support.live import Server
 from tests.support.messages import delivery, resolved
 from tests.support.programs import PYTHON_PATH, ROOT, eventually, inherited
 from trainmedic.probe.__main__ import parser
+from trainmedic_server.domain.alert import SHIPPED_RULE, SHIPPED_RULE_LABEL
 
 JOBS = ("batch/v1", "jobs")
 NAMESPACES = ("v1", "namespaces")
@@ -27,7 +28,12 @@ NODES = ("v1", "nodes")
 def named(alert: dict[str, Any], node: str) -> dict[str, Any]:
     """As the rule NodeDown names the node."""
     for one in alert["alerts"]:
-        one["labels"] = {"alertname": "NodeDown", "severity": "critical", "node": node}
+        one["labels"] = {
+            "alertname": "NodeDown",
+            "severity": "critical",
+            "node": node,
+            SHIPPED_RULE_LABEL: SHIPPED_RULE,
+        }
     return alert
 
 

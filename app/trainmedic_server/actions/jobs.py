@@ -139,12 +139,23 @@ class JobAccumulate(_Scaling):
 
 
 class DataloaderWorkersParams(ActionParams):
-    count: int = Field(ge=0, le=1024, description="Worker processes of each rank's data loader.")
+    """Exactly one of the two."""
+
+    count: int | None = Field(None, ge=0, le=1024, description="Worker processes of each rank's data loader.")
+    at_most: int | None = Field(
+        None, ge=0, le=1024, description="The same, but only where there are more: the number is never raised."
+    )
+
+    @model_validator(mode="after")
+    def _says_one_number(self) -> DataloaderWorkersParams:
+        if (self.count is None) == (self.at_most is None):
+            raise ValueError("give exactly one of count and at_most")
+        return self
 
 
 class JobDataloaderWorkers(_JobAction):
     name: ClassVar[str] = "job.dataloader_workers"
-    summary: ClassVar[str] = "Set how many workers load data."
+    summary: ClassVar[str] = "Set how many workers load data, or lower them."
     Params: ClassVar[type[BaseModel]] = DataloaderWorkersParams
 
     @classmethod

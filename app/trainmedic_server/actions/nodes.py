@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from trainmedic.wire import envelope
 from trainmedic_server.actions.base import ActionParams, Irreversible
@@ -150,12 +150,37 @@ async def _stop_waiting() -> bool:
     return True
 
 
+class AlertFilesystem(BaseModel):
+    """A file system by its mount point, as labels of an alert name it; other labels are left out."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    mountpoint: str = Field(
+        "",
+        max_length=4096,
+        validation_alias=AliasChoices("mountpoint", "exported_mountpoint", "mount_point"),
+        description="Empty where it is not known: then no file system is ruled out.",
+    )
+    device: str = Field(
+        "",
+        max_length=4096,
+        validation_alias=AliasChoices("device", "exported_device"),
+        description="What is mounted there, such as /dev/sda1.",
+    )
+
+
 class CleanParams(ActionParams):
     rules: tuple[Annotated[str, Field(min_length=1, max_length=128)], ...] = Field(
         min_length=1, description="Names of cleaning rules in the agent's policy, in this order."
     )
     until_free_percent: float | None = Field(None, gt=0, lt=100, description="Stop once this much is free.")
     dry_run: bool = Field(False, description="Only say what would be deleted.")
+    filesystems: tuple[AlertFilesystem, ...] = Field(
+        (),
+        max_length=10_000,
+        description="Where space is wanted: the agent leaves roots alone that lie on other file systems. Labels of "
+        "alerts will do.",
+    )
 
 
 class DiskClean(Irreversible, CommandAction):
@@ -165,6 +190,13 @@ class DiskClean(Irreversible, CommandAction):
     default_timeout: ClassVar[timedelta] = timedelta(minutes=10)
     Params: ClassVar[type[BaseModel]] = CleanParams
     waits_for_receiver: ClassVar[bool] = False
+
+    def wire_params(self, call: Call) -> Mapping[str, Any]:
+        """Return the parameters as they are sent: each file system once, and none where one of them is not known."""
+        wire = dict(super().wire_params(call))
+        by_name = {(entry["mountpoint"], entry["device"]): entry for entry in wire.pop("filesystems")}
+        is_known = by_name and all(mountpoint for mountpoint, _ in by_name)
+        return {**wire, "filesystems": list(by_name.values())} if is_known else wire
 
 
 class NodeFacts(Irreversible, PlacedAction):

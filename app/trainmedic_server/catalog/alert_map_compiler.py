@@ -24,6 +24,7 @@ from trainmedic_server.catalog.yaml_text import YamlDocument
 from trainmedic_server.domain.alert import SHIPPED_RULE_LABEL
 from trainmedic_server.domain.own_source import SOURCE
 from trainmedic_server.domain.problems import DocumentPath, FileProblem, did_you_mean
+from trainmedic_server.domain.proof import XID_LABELS
 from trainmedic_server.expressions import evaluation, template_syntax
 from trainmedic_server.expressions.template_syntax import Malformed
 from trainmedic_server.ports.actions import Actions
@@ -109,6 +110,11 @@ class _Compilation:
             self._problem((*path, "alert"), "alert: names no alert")
         if entry.name is None and not entry.labels and not entry.drop:
             self._problem(path, "changes nothing; give as, labels or drop")
+        for label in entry.drop:
+            if _is_code(label):
+                self._problem(
+                    (*path, "drop"), f"drop: {label!r} holds an XID; playbooks judge by it, and a map keeps it"
+                )
         if "alertname" in entry.drop:
             self._problem((*path, "drop"), "drop: an alert keeps its alertname; write the new one as 'as'")
         for label in entry.labels:
@@ -157,11 +163,19 @@ def _forbidden(label: str) -> str:
     plain = _NOT_A_LETTER.sub("", unicodedata.normalize("NFKC", label).casefold())
     if plain == _NOT_A_LETTER.sub("", SHIPPED_RULE_LABEL):
         return "is the proof of a shipped rule, by which playbooks that can do harm know it; a map cannot set it"
+    if _is_code(label):
+        return "holds an XID, which is proof that hardware is broken; a map cannot set it"
     if plain == SOURCE:
         return "is the label by which Trainmedic knows its own alerts; a map cannot set it"
     if plain == "alertname":
         return "is not set as a label; write the new name as 'as'"
     return ""
+
+
+def _is_code(label: str) -> bool:
+    """Whether playbooks that can do harm read an XID from this label."""
+    plain = unicodedata.normalize("NFKC", label).casefold().strip().removeprefix("exported_")
+    return plain.replace("-", "_") in XID_LABELS
 
 
 def warnings(

@@ -16,7 +16,7 @@ from trainmedic_server import errors
 from trainmedic_server.catalog import model_errors
 from trainmedic_server.catalog.effect_query import EffectQuery
 from trainmedic_server.catalog.matchers import Matcher
-from trainmedic_server.domain import job_lookup
+from trainmedic_server.domain import job_lookup, proof
 from trainmedic_server.domain import target as targets
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.playbook import Playbook
@@ -73,7 +73,7 @@ class YamlPlaybook(Struct, frozen=True):
         return self.effect.rendered(run, self.definition.vars) if self.effect else None
 
     def match(self, alert: Alert) -> Match:
-        """Return whether it reacts to this alert: alertname, matchers, ``when``, in this order."""
+        """Return whether it reacts to this alert: alertname, matchers, ``when``, ``proof``, in this order."""
         if alert.name not in self.definition.on.alertnames:
             return Match(
                 False, f"alertname is {alert.name!r}, not {' or '.join(map(repr, self.definition.on.alertnames))}"
@@ -90,7 +90,8 @@ class YamlPlaybook(Struct, frozen=True):
                     return Match(False, f"on.when does not hold: {self.condition.text}")
             except errors.ExpressionError as error:
                 return Match(False, str(error), failed=True)
-        return Match(True)
+        missing = proof.lacking(self.definition.on.proofs, alert)
+        return Match(False, missing, unproven=True) if missing else Match(True)
 
     def target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved:
         """Return the target that the alert names; refused, never guessed, where it names none."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from trainmedic_server.cli import exits, table
+from trainmedic_server.cli import exits, table, unproven
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.now import switches
 from trainmedic_server.domain.plain_text import json_text
@@ -37,6 +37,10 @@ def status(client: Client, output: str) -> None:
         "undos": now if isinstance(now, str) else _undos_of(now),
         **{part: _or_reason(functools.partial(client.get, part)) for part in ("playbooks", "agents", "jobs")},
     }
+    books = report["playbooks"]
+    report["unproven"] = (
+        [] if isinstance(books, str) else _or_reason(lambda: unproven.refused(client, books.get("items", ())))
+    )
     if output == "json":
         click.echo(json_text({name: part for name, part in report.items() if name != "now"} | _switches(now), indent=2))
     else:
@@ -92,6 +96,8 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
         reply = report[part]
         text = f"unknown: {table.plain(reply)}" if isinstance(reply, str) else describe(reply)
         yield f"{part.removeprefix('open_'):<11}{text}"
+    if not isinstance(report["unproven"], str):
+        yield from unproven.lines(report["unproven"])
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -22,8 +22,10 @@ _64_BITS = (1 << 64) - 1
 
 
 SHIPPED_RULE_LABEL = "trainmedic_rule"
-"""The label of alerts from shipped Prometheus rules, which playbooks that can do harm require as proof. It vouches for
+"""The label that every alert rule of Trainmedic carries, and that playbooks which can do harm ask for. It vouches for
 the alert's own name: an alert map never sets it, and removes it from an alert that it renames."""
+SHIPPED_RULE = "1"
+"""Its value."""
 
 BY_HAND = "by-hand-"
 """How the fingerprint begins of what stands in place of an alert where a person started a run and none fires."""

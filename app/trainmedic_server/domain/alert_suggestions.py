@@ -14,6 +14,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
+from trainmedic_server.domain.proof import XID_LABELS
+
 _LONGEST = 4_000
 """Characters of a text that are read."""
 _WORD = re.compile(r"[A-Z]{2,}(?![a-z])|[A-Z]?[a-z]+|[A-Z]+")
@@ -71,8 +73,6 @@ class Suggestion(Struct, frozen=True):
     """The alertname that a playbook reacts to."""
     because: str
     """What it was found by, for a person."""
-    labels: Mapping[str, str] = {}
-    """Labels to set, with templates."""
     matchers: tuple[str, ...] = ()
     """What an alert of the name must meet besides."""
 
@@ -94,8 +94,8 @@ _TOPICS = (
     _Topic("GPUXidError", (("xid",),), ("xid_error",), needs_gpu=True),
     _Topic(
         "GPUThermalThrottling",
-        (("throttl", "slowdown"),),
-        ("throttle_reason", "clocks_event_reason", "clock_throttle", "thermal_violation"),
+        (("throttl", "slowdown"), ("thermal", "heat", "temp", "hot")),
+        ("thermal_violation",),
         ("power", "cpu"),
         needs_gpu=True,
     ),
@@ -204,9 +204,6 @@ _TOPICS = (
 )
 _CONDITIONS = {"Ready": "NodeDown", "DiskPressure": "DiskSpaceLow", "MemoryPressure": "MemoryUsageHigh"}
 """By the label ``condition`` of kube-state-metrics: what is wrong with a node."""
-_CODE_LABELS = ("xid", "xid_code", "error_code", "xid_error", "code")
-_CODE = "err_code"
-"""The label by which playbooks know an XID, as dcgm-exporter writes it."""
 
 
 def suggest(
@@ -229,6 +226,8 @@ def suggest(
     expression = _expression(generator_url)
     if _SHARED.search(expression) or _SHARED_TYPE.match(labels.get("fstype", "")):
         words = (*words, "shared")
+    if labels.get("container") and "node" not in labels.get("job", ""):
+        words = (*words, "container")  # its memory and its disk are no node's
     metrics = [metric.lower() for metric in _METRIC.findall(_QUOTED.sub("", expression))]
     is_gpu = _is_about_gpu(words, metrics, labels)
     suggestion = (
@@ -245,13 +244,10 @@ def suggest(
 def _with_code(suggestion: Suggestion, labels: Mapping[str, str], is_complete: bool) -> Suggestion | None:
     """The suggestion for an XID, of which only the code says whether the card is at fault: with the condition that the
     alert has one. None where it has none, because the rename would then say more than is known."""
-    by_small = {label.lower(): label for label, value in labels.items() if value}
-    if _CODE in labels or not is_complete:
-        return replace(suggestion, matchers=(f'{_CODE}=~".+"',))
-    code = next((by_small[each] for each in _CODE_LABELS if each in by_small), None)
-    if code is None or not code.isidentifier():
-        return None
-    return replace(suggestion, matchers=(f'{code}=~".+"',), labels={_CODE: "{{ labels." + code + " }}"})
+    if not is_complete:
+        return replace(suggestion, matchers=('err_code=~".+"',))
+    code = next((label for label, value in labels.items() if value and label.lower() in XID_LABELS), None)
+    return None if code is None else replace(suggestion, matchers=(f'{code}=~".+"',))
 
 
 def snippet(alertname: str, suggestion: Suggestion) -> str:
@@ -259,9 +255,6 @@ def snippet(alertname: str, suggestion: Suggestion) -> str:
     lines = ["rename:", f"  - alert: {_quoted(alertname)}", f"    as: {suggestion.name}"]
     if suggestion.matchers:
         lines.insert(2, f"    matchers: [{', '.join(map(_quoted, suggestion.matchers))}]")
-    if suggestion.labels:
-        written = ", ".join(f"{label}: '{value}'" for label, value in suggestion.labels.items())
-        lines.append(f"    labels: {{{written}}}")
     return "\n".join(lines) + "\n"
 
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_val
 from trainmedic_server.domain.fields import Duration
 from trainmedic_server.domain.modes import Mode as Mode
 from trainmedic_server.domain.modes import UndoTrigger as UndoTrigger
+from trainmedic_server.domain.proof import AlertProof
 from trainmedic_server.domain.target import TargetKind
 
 Identifier = Annotated[
@@ -47,6 +48,14 @@ class Trigger(_Model):
         (), max_length=MOST_MATCHERS, description="Alertmanager matchers; all of them must hold."
     )
     when: Expression | None = Field(None, description="A further condition, over the alert.")
+    proof: AlertProof | Annotated[tuple[AlertProof, ...], Field(min_length=1)] | None = Field(
+        None, description="What the alert must prove beside its name: one of these is enough."
+    )
+
+    @property
+    def proofs(self) -> tuple[AlertProof, ...]:
+        """The proofs of which one is enough; empty where none is asked for."""
+        return (self.proof,) if isinstance(self.proof, AlertProof) else self.proof or ()
 
     @property
     def alertnames(self) -> tuple[str, ...]:

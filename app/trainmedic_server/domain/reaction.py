@@ -20,6 +20,8 @@ class NoReaction(StrEnum):
     """A matcher or ``on.when`` did not hold."""
     MATCH_FAILED = "match_failed"
     """``on.when`` or a matcher could not be evaluated."""
+    NO_PROOF = "no_proof"
+    """The alert lacks what ``on.proof`` asks for, and everything else holds."""
     RESOLVED = "resolved"
     """The alert was first heard of when it had resolved; nothing begins on that."""
     NOT_ACCEPTED = "not_accepted"

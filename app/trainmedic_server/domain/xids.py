@@ -1,6 +1,7 @@
 """What the error codes of NVIDIA's driver mean: the catalogue of XIDs, from the data file ``xids.toml`` beside this.
 
-Who asks: the agent's metrics. Not here: which of them have come (``ports.gpus``, ``agent.gpu_record``).
+Who asks: the agent's metrics, log rules, and what playbooks demand as proof (``proof``).
+Not here: which of them have come (``ports.gpus``, ``agent.gpu_record``).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from importlib import resources
 
 from msgspec import Struct
 
+_HARDWARE = frozenset({"reset_gpu", "restart_node"})
 NOT_LISTED = "ask"
 """The action for a code that the catalogue does not list: somebody has to look."""
 
@@ -28,6 +30,17 @@ def catalogue() -> dict[int, Xid]:
     """Return every code that the data file lists."""
     data = tomllib.loads(resources.files(__package__).joinpath("xids.toml").read_text(encoding="utf-8"))
     return {int(code): Xid(int(code), **entry) for code, entry in data["codes"].items()}
+
+
+def is_listed(code: int) -> bool:
+    """Return whether the data file lists a code."""
+    return code in catalogue()
+
+
+def means_hardware(code: int) -> bool:
+    """Return whether a code means that hardware is broken: the GPU works again only after its reset or a restart of
+    the node."""
+    return xid(code).action in _HARDWARE
 
 
 def xid(code: int) -> Xid:

@@ -166,8 +166,10 @@ class HandStarter:
             # One that a playbook has reacted to stays what it was mapped to then.
             alert = record.alert if record.has_reaction else mapped.alert
             has_labels = all(alert.every_label.get(name) == value for name, value in order.labels.items())
-            reacts = alert.name in names and has_labels and not mapped.refused and playbook.match(alert).matched
-            if reacts and playbook.target_of(alert, topology) == order.target:
+            if alert.name not in names or not has_labels or mapped.refused:
+                continue
+            match = playbook.match(alert)  # who starts the run answers for what the alert does not prove
+            if (match.matched or match.unproven) and playbook.target_of(alert, topology) == order.target:
                 fitting.append(replace(record, alert=alert))
         return max(fitting, key=lambda record: record.alert.starts_at, default=None)
 

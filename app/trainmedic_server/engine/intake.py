@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from trainmedic_server import telemetry
 from trainmedic_server.domain.admission import Admission
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
-from trainmedic_server.domain.reaction import NoReaction
+from trainmedic_server.domain.reaction import NoReaction, Reaction
 from trainmedic_server.domain.run import Event
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import admission_facts, matching
@@ -34,6 +34,9 @@ _ALERTS_PER_TRANSACTION = 500
 
 _LONGEST_TURN = 0.02
 """Seconds of matching after which other tasks are let in, such as probes."""
+
+_UNPROVEN_EVERY = 3600.0
+"""Seconds between two log lines about the same playbook and alertname: an alert that fires is delivered again."""
 
 log = telemetry.logger(__name__)
 
@@ -53,6 +56,7 @@ class DeliveryIntake:
         self._on_admitted = on_admitted
         self._kept: set[tuple[str, str]] = set()
         self._matching = asyncio.Lock()
+        self._unproven_logged: dict[tuple[str, str], float] = {}
         self._kept_from_a_run = {name: metrics.unmatched_alerts.labels(name) for name in matching.KEPT_FROM_A_RUN}
         self._alerts = {status: metrics.alerts.labels(str(status)) for status in AlertStatus}
         metrics.queue_depth.set_function(lambda: len(self._queue))
@@ -90,18 +94,31 @@ class DeliveryIntake:
                 turn_ends = loop.time() + _LONGEST_TURN
             mapped = alert_map.apply(alert)
             alerts.append(mapped.alert)
-            made = self._matched(mapped.alert, topology, failures)
-            matched.append(matching.refuse(made, mapped.refused) if mapped.refused else made)
+            if mapped.refused:  # what its conditions lack is nothing to be told of
+                shortlist = self._services.catalog.shortlist(mapped.alert)
+                made = matching.match_shortlist(shortlist, mapped.alert, topology)
+                matched.append(matching.refuse(made, mapped.refused))
+            else:
+                matched.append(self._matched(mapped.alert, topology, failures))
         return PreparedDelivery(replace(delivery, alerts=tuple(alerts)), tuple(matched), tuple(failures))
 
     def _matched(self, alert: Alert, topology: Topology, failures: list[Event]) -> MatchedAlert:
         matched = matching.match_shortlist(self._services.catalog.shortlist(alert), alert, topology)
-        for miss in matched.misses:
-            if miss.decision == NoReaction.MATCH_FAILED and alert.status is AlertStatus.FIRING:
+        for miss in matched.misses if alert.status is AlertStatus.FIRING else ():
+            if miss.decision == NoReaction.NO_PROOF:
+                self._tell_unproven(alert, miss)
+            if miss.decision == NoReaction.MATCH_FAILED:
                 log.warning("a playbook's condition failed", playbook=miss.playbook, alert=alert.name, why=miss.reason)
                 data = {"playbook": miss.playbook, "alert": alert.name, "why": miss.reason}
                 failures.append(Event("match_failed", self._services.clock.now(), data=data))
         return matched
+
+    def _tell_unproven(self, alert: Alert, miss: Reaction) -> None:
+        """Log that a playbook refuses an alert for want of proof: at once, then hourly by playbook and alertname."""
+        key, now = (miss.playbook, alert.name), asyncio.get_running_loop().time()
+        if now - self._unproven_logged.get(key, -_UNPROVEN_EVERY) >= _UNPROVEN_EVERY:
+            self._unproven_logged[key] = now
+            log.warning("an alert proves too little", playbook=miss.playbook, alert=alert.name, why=miss.reason)
 
     async def _admit(self, deliveries: Sequence[Delivery]) -> Sequence[Admission]:
         async with self._matching:  # so that transactions begin in the order in which the deliveries came

@@ -15,7 +15,7 @@ from trainmedic_server.domain.reaction import NoReaction, Reaction
 from trainmedic_server.domain.run import Decision, Event
 from trainmedic_server.domain.target import Target, Unresolved
 from trainmedic_server.domain.topology import Topology
-from trainmedic_server.ports.playbooks import CompiledPlaybook, Shortlist
+from trainmedic_server.ports.playbooks import CompiledPlaybook, Match, Shortlist
 
 Key = tuple[str, str]
 """A playbook's name and a target's key."""
@@ -97,9 +97,14 @@ def match(playbooks: Iterable[CompiledPlaybook], alert: Alert, topology: Topolog
         if matched.matched:
             candidates.append(Candidate(playbook, playbook.target_of(alert, topology)))
         else:
-            decision = NoReaction.MATCH_FAILED if matched.failed else NoReaction.NOT_MATCHED
-            misses.append(Reaction(playbook.definition.name, decision, matched.why))
+            misses.append(Reaction(playbook.definition.name, _decision_on(matched), matched.why))
     return MatchedAlert(tuple(candidates), tuple(misses)) if candidates or misses else _UNKNOWN_NAME
+
+
+def _decision_on(miss: Match) -> NoReaction:
+    if miss.failed:
+        return NoReaction.MATCH_FAILED
+    return NoReaction.NO_PROOF if miss.unproven else NoReaction.NOT_MATCHED
 
 
 def match_shortlist(shortlist: Shortlist, alert: Alert, topology: Topology) -> MatchedAlert:

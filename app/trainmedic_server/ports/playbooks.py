@@ -29,6 +29,8 @@ class Match(Struct, frozen=True):
     """Why it does not react; empty where it does."""
     failed: bool = False
     """Whether a condition could not be evaluated, which counts as not matching."""
+    unproven: bool = False
+    """Whether all conditions hold and the proof alone is missing that ``on.proof`` asks for."""
 
 
 class Shortlist(Struct, frozen=True):
@@ -59,8 +61,8 @@ class CompiledPlaybook(Protocol):
         ...
 
     def match(self, alert: Alert) -> Match:
-        """Return whether it reacts to this alert: alertname, matchers, ``when``. No matcher fails to be evaluated
-        before all those without a regular expression hold."""
+        """Return whether it reacts to this alert: alertname, matchers, ``when``, ``proof``. No matcher fails to be
+        evaluated before all those without a regular expression hold."""
         ...
 
     def target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved:

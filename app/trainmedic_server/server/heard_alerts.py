@@ -7,9 +7,10 @@ from datetime import datetime
 from typing import Annotated
 
 from fastapi import Depends, Header, Query, Response
+from msgspec.structs import replace
 from pydantic import ConfigDict, Field
 
-from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus
+from trainmedic_server.domain.alert import SHIPPED_RULE_LABEL, Alert, AlertRecord, AlertStatus
 from trainmedic_server.domain.alert_suggestions import snippet, suggest
 from trainmedic_server.domain.problems import did_you_mean
 from trainmedic_server.domain.reaction import NoReaction, Reaction
@@ -54,8 +55,8 @@ class ReactionView(View):
     )
     decision: str = Field(
         description="A decision of the history, or not_matched (a matcher or `on.when` does not hold), match_failed "
-        "(one could not be evaluated), resolved (the alert was first heard of when it had resolved), not_accepted "
-        "(`accept` of the alert map refuses the alert)."
+        "(one could not be evaluated), no_proof (the alert lacks what `on.proof` asks for), resolved (the alert was "
+        "first heard of when it had resolved), not_accepted (`accept` of the alert map refuses the alert)."
     )
     reason: str = Field(description="Empty where the decision says it all.")
     run_id: str | None = Field(
@@ -89,7 +90,7 @@ class HeardAlertView(View):
             "examples": [
                 {
                     "alert_name": "GPUTemperatureHigh",
-                    "labels": {"alertname": "GPUTemperatureHigh", "node": "node-1", "gpu": "0"},
+                    "labels": {"alertname": "GPUTemperatureHigh", "node": "node-1", "gpu": "0", "severity": "info"},
                     "annotations": {},
                     "status": "firing",
                     "fingerprint": "2a6f3c0d1b4e5f60",
@@ -99,7 +100,7 @@ class HeardAlertView(View):
                     "count": 2,
                     "resolved_at": None,
                     "reacted": False,
-                    "reason": "gpu-temperature-high: 'severity' is '' and must match warning|critical",
+                    "reason": "gpu-temperature-high: 'severity' is 'info' and must not match info|informational|debug",
                     "suggestion": None,
                     "original_alert_name": "GPUTempHigh",
                     "original_labels": {"alertname": "GPUTempHigh", "node": "node-1", "gpu": "0"},
@@ -107,7 +108,7 @@ class HeardAlertView(View):
                         {
                             "playbook": "gpu-temperature-high",
                             "decision": "not_matched",
-                            "reason": "'severity' is '' and must match warning|critical",
+                            "reason": "'severity' is 'info' and must not match info|informational|debug",
                             "run_id": None,
                         }
                     ],
@@ -252,6 +253,12 @@ def no_playbook(name: str, names: ReactingPlaybooks, suggestion: SuggestionView 
     return f"no playbook reacts to {name!r}{did_you_mean(name, names, _MISSPELT)}"
 
 
+def _renamed(alert: Alert, name: str) -> dict[str, str]:
+    """The labels that an alert map would make of the alert's by this rename."""
+    kept = {label: value for label, value in alert.labels.items() if label != SHIPPED_RULE_LABEL}
+    return {**kept, "alertname": name}
+
+
 def suggested(alert: Alert, names: ReactingPlaybooks) -> SuggestionView | None:
     """What an alert map could rename the alert to; None where a playbook names it, or nothing fits it."""
     if not alert.name or alert.name in names:
@@ -259,7 +266,10 @@ def suggested(alert: Alert, names: ReactingPlaybooks) -> SuggestionView | None:
     rename = suggest(alert.labels, alert.generator_url, alert.annotations.values(), names)
     if rename is None:
         return None
-    reacting = [each.definition for each in names[rename.name]]
+    renamed = replace(alert, labels=_renamed(alert, rename.name))
+    reacting = [each.definition for each in names[rename.name] if each.match(renamed).matched]
+    if not reacting:  # a rename that starts nothing helps nobody
+        return None
     playbooks = [SuggestedPlaybook(playbook=each.name, summary=each.summary) for each in reacting]
     entry = snippet(alert.original_name or alert.name, rename)
     return SuggestionView(alert_name=rename.name, because=rename.because, playbooks=playbooks, rename=entry)

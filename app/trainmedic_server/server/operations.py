@@ -82,6 +82,9 @@ class PlaybookSummary(ApiModel):
     summary: str
     mode: Mode
     alerts: list[str] = Field(description="The alertnames that it reacts to.")
+    proof: list[str] = Field(
+        default_factory=list, description="What an alert must prove beside its name: one of these is enough."
+    )
     target: TargetKind = Field(description="The kind of thing that its runs work on.")
     source: str = Field(description="The file that it came from.")
     version: str = Field(description="Hash of its text.")
@@ -253,6 +256,7 @@ def _summary(playbook: CompiledPlaybook, counts: Mapping[str, PlaybookTally]) ->
         "summary": spec.summary,
         "mode": spec.mode,
         "alerts": list(spec.on.alertnames),
+        "proof": [str(each) for each in spec.on.proofs],
         "target": spec.target_kind,
         "source": playbook.source,
         "version": playbook.version,

@@ -20,9 +20,11 @@ from trainmedic_server.catalog.alert_map import CompiledAlertMap, Rename
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.matchers import Matcher
 from trainmedic_server.catalog.yaml_text import YamlDocument
+from trainmedic_server.domain import proof
 from trainmedic_server.domain.alert import SHIPPED_RULE_LABEL, Alert, AlertStatus
 from trainmedic_server.domain.alert_suggestions import Suggestion, snippet, suggest
 from trainmedic_server.domain.problems import FileProblem
+from trainmedic_server.domain.proof import AlertProof
 from trainmedic_server.expressions.regexes import ValueTooLong
 
 _AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -207,10 +209,24 @@ def _outcome(alert: NamedAlert, alert_map: CompiledAlertMap, reacting: Mapping[s
     renamed_to = name if name != alert.name else None
     if started:
         return RuleOutcome(alert, renamed_to, tuple(started), tuple(dict.fromkeys(conditions)))
-    texts, is_complete = alert.annotations.values(), alert.is_complete
-    suggestion = None if name in reacting else suggest(sent, alert.expression, texts, reacting, is_complete=is_complete)
+    suggestion = None if name in reacting else _suggested(alert, sent, reacting)
     reason = "; ".join(refusals) or alert.reason or "no playbook reacts to it"
     return RuleOutcome(alert, renamed_to, reason=reason, suggestion=suggestion)
+
+
+def _suggested(
+    alert: NamedAlert, sent: Mapping[str, str], reacting: Mapping[str, list[YamlPlaybook]]
+) -> Suggestion | None:
+    """A rename that would start a playbook; None where the playbooks of the name that fits would refuse it."""
+    texts, is_complete = alert.annotations.values(), alert.is_complete
+    suggestion = suggest(sent, alert.expression, texts, reacting, is_complete=is_complete)
+    if suggestion is None:
+        return None
+    labels = {**sent, "alertname": suggestion.name}
+    labels.pop(SHIPPED_RULE_LABEL, None)
+    known = None if is_complete else _ALWAYS_KNOWN | labels.keys()
+    starts = any(not _reaction(playbook, labels, known)[0] for playbook in reacting[suggestion.name])
+    return suggestion if starts else None
 
 
 def _rename(alert: NamedAlert, sent: Mapping[str, str], alert_map: CompiledAlertMap) -> tuple[Rename | None, list[str]]:
@@ -231,7 +247,16 @@ def _reaction(playbook: YamlPlaybook, labels: Mapping[str, str], known: frozense
     refusal, needed = _judged(playbook.matchers, labels, known)
     if not refusal and playbook.condition is not None:
         needed.append(f"on.when: {playbook.condition.text}")
-    return refusal, needed
+    return (refusal, needed) if refusal else _proven(playbook, labels, needed)
+
+
+def _proven(playbook: YamlPlaybook, labels: Mapping[str, str], needed: list[str]) -> tuple[str, list[str]]:
+    """The same, with what ``on.proof`` asks for: a code may be among the labels that are not known."""
+    proofs = playbook.definition.on.proofs
+    missing = proof.lacking(proofs, Alert("", AlertStatus.FIRING, labels, {}, _AT))
+    if missing and AlertProof.HARDWARE_XID in proofs:
+        return "", [*needed, "a label holds an XID that means hardware"]
+    return missing, needed
 
 
 def _judged(

@@ -21,7 +21,6 @@ from trainmedic.huggingface import checkpoints
 from trainmedic.huggingface.loop import HuggingFaceLoop
 from trainmedic.huggingface.step_reports import StepReports
 from trainmedic.job.command import JobCommand
-from trainmedic.job.handlers import as_it_was
 from trainmedic.torch.checkpoints.digests import Modules, Optimizers
 from trainmedic.trainer.callback import HUNG, MedicCallback, log_errors
 from trainmedic.trainer.evaluations import loss_and_perplexity
@@ -60,7 +59,7 @@ class Callback(MedicCallback[HuggingFaceLoop], TrainerCallback):  # type: ignore
             "job.scale_batch": self._scale_batch,
             "job.dataloader_workers": self._set_workers,
         }
-        in_force = {"job.scale_batch": self._scales_batch, "job.dataloader_workers": as_it_was}
+        in_force = dict.fromkeys(("job.scale_batch", "job.dataloader_workers"), self._is_in_force)
         super().__init__(medic if medic is not None else connect(**options), _RESTARTER, handlers, in_force)
         self.reports = StepReports(self.medic)
         self._step_end: _StepEnd | None = None
@@ -203,8 +202,8 @@ class Callback(MedicCallback[HuggingFaceLoop], TrainerCallback):  # type: ignore
     def _scale_batch(self, command: JobCommand) -> None:
         self._restart_from_here(command, self._required_loop.scale_batch)
 
-    def _scales_batch(self, command_id: str) -> bool | None:
-        return self.loop.scales_batch(command_id) if self.loop is not None else None
+    def _is_in_force(self, command_id: str) -> bool | None:
+        return self.loop.is_in_force(command_id) if self.loop is not None else None
 
     def _set_workers(self, command: JobCommand) -> None:
         self._restart_from_here(command, self._required_loop.set_workers)

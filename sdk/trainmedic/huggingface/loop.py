@@ -17,10 +17,10 @@ from trainmedic.huggingface import checkpoints
 from trainmedic.huggingface.batch_skipper import BatchSkipper
 from trainmedic.huggingface.batch_timer import BatchTimer
 from trainmedic.job.command import JobCommand
-from trainmedic.job.parameters import DataloaderWorkers, ScaleBatch
-from trainmedic.recovery.changes import check_workers
+from trainmedic.job.parameters import ScaleBatch
 from trainmedic.recovery.checkpoints import SavedCheckpoint, keep
 from trainmedic.recovery.health import problem
+from trainmedic.recovery.loader_workers import agreed_workers
 from trainmedic.recovery.loop_restart import LoopRestart
 from trainmedic.recovery.restarts import RestartLimits
 from trainmedic.torch.checkpoints.digests import Modules, Optimizers
@@ -54,7 +54,7 @@ class HuggingFaceLoop(TrainerLoop):
             self.proof.not_comparable = _SHARDED
         self._skipper = BatchSkipper(trainer, 0, self.proof)
         self._skipped_before = 0  # batches that were left out before the checkpoint that the loop started from
-        self._scaled_by: set[str] = set()  # ids of the commands that scaled the batch since the process began
+        self._in_force: set[str] = set()  # ids of the commands that changed arguments since the process began
         _ = self.budget  # raises ValueError now, and not in the middle of the training
 
     # --- around the Trainer's loop ----------------------------------------------------------------------
@@ -134,8 +134,8 @@ class HuggingFaceLoop(TrainerLoop):
 
     def _finish(self, restart: LoopRestart) -> Mapping[str, Any]:
         command = restart.command
-        if command is not None and command.action == "job.scale_batch":
-            self._scaled_by ^= {command.undo_of or command.id}
+        if command is not None and restart.settings:
+            self._in_force ^= {command.undo_of or command.id}
         return super()._finish(restart)
 
     # --- called by the callback -------------------------------------------------------------------------
@@ -155,10 +155,10 @@ class HuggingFaceLoop(TrainerLoop):
         """The number of batches that were left out since training began."""
         return self._skipper.skipped
 
-    def scales_batch(self, command_id: str) -> bool:
-        """Whether a command's change of the batch is in force. One of an earlier process has ended with it: this one
-        has begun with the script's own batches."""
-        return command_id in self._scaled_by
+    def is_in_force(self, command_id: str) -> bool:
+        """Return whether a command's change of the arguments is in force. One of an earlier process has ended with it:
+        this one has begun with the script's own arguments."""
+        return command_id in self._in_force
 
     def scale_batch(self, command: JobCommand, here: Path) -> bool:
         """``here`` is the checkpoint that is about to be written. False where the restart is refused. Raises
@@ -175,13 +175,12 @@ class HuggingFaceLoop(TrainerLoop):
     def set_workers(self, command: JobCommand, here: Path) -> bool:
         """``here`` is the checkpoint that is about to be written. False where the restart is refused. Raises
         Rejected."""
-        workers = command.parameters
-        assert isinstance(workers, DataloaderWorkers)
-        check_workers(workers.count)
-        settings: dict[str, Any] = {_WORKERS: workers.count}
-        if workers.count == 0:  # torch refuses both without workers
+        previous = int(getattr(self._trainer.args, _WORKERS))
+        count = agreed_workers(command, previous)
+        settings: dict[str, Any] = {_WORKERS: count}
+        if count == 0:  # torch refuses both without workers
             settings.update(dataloader_persistent_workers=False, dataloader_prefetch_factor=None)
-        output = {"count": workers.count, "previous": getattr(self._trainer.args, _WORKERS)}
+        output = {"count": count, "previous": previous}
         return self._restart_with(settings, command, here, output)
 
     def _restart_with(

@@ -13,12 +13,17 @@ from typing import Any, Callable, Iterable, Mapping
 
 from trainmedic.errors import Rejected, Unsupported
 from trainmedic.job.command import JobCommand
+from trainmedic.job.parameters import DataloaderWorkers
 
 log = logging.getLogger("trainmedic")
 
 LIVE = "live"
 RESTART = "restart"
 UNSUPPORTED = "unsupported"
+NO_UPPER_BOUND = (
+    "this training loop takes commands itself, and may know job.dataloader_workers by its count alone; "
+    'register a handler with @medic.on("job.dataloader_workers") for at_most'
+)
 
 CommandHandler = Callable[[JobCommand], "Mapping[str, Any] | None"]
 InForce = Callable[[str], "bool | None"]
@@ -61,7 +66,9 @@ class HandlerRegistry:
         for command in commands:
             self.in_progress[command.id] = command
             handler = self.handlers.get(command.action)
-            if handler is None:
+            if handler is None and _is_upper_bound(command):
+                command.unsupported(NO_UPPER_BOUND)
+            elif handler is None:
                 returned.append(command)
             else:
                 self._call(handler, command)
@@ -118,6 +125,11 @@ class HandlerRegistry:
         else:
             if not command.is_answered and not command.is_deferred:
                 command.applied(output if isinstance(output, dict) else None)
+
+
+def _is_upper_bound(command: JobCommand) -> bool:
+    """Return whether the command is one that a loop of an earlier release would look for a ``count`` in."""
+    return isinstance(command.parameters, DataloaderWorkers) and command.parameters.at_most is not None
 
 
 def as_it_was(command_id: str) -> bool:

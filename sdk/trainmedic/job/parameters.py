@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Callable, Mapping
 
+from trainmedic.errors import Rejected
 from trainmedic.wire import envelope
 
 _DURATION = re.compile(r"^(?=.)(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?(?:(\d+)ms)?$")
@@ -75,9 +76,28 @@ class Accumulate:
 
 @dataclass(frozen=True)
 class DataloaderWorkers:
-    """Set the worker processes of each rank's data loader. Answer with ``previous``, or it cannot be undone."""
+    """Set the worker processes of each rank's data loader, by exactly one of the two.
 
-    count: int
+    ``count`` is what they become. ``at_most`` only ever lowers them. Answer with ``previous``, or it cannot be undone.
+    """
+
+    count: int | None = None
+    at_most: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.count is None) == (self.at_most is None):
+            raise ValueError("count or at_most is missing" if self.count is None else "give one of count and at_most")
+
+    def wanted(self, present: int) -> int:
+        """Return how many workers there are to be, where there are ``present``. Raises Rejected where ``at_most``
+        leaves nothing to lower."""
+        if self.count is not None:
+            return self.count
+        assert self.at_most is not None
+        if present <= self.at_most:
+            workers = f"{present} worker process{'' if present == 1 else 'es'}"
+            raise Rejected(f"nothing to lower: each data loader has {workers}, and at most {self.at_most} are wanted")
+        return self.at_most
 
 
 @dataclass(frozen=True)
@@ -198,6 +218,7 @@ _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "factor": _factor,
     "keep_global_batch": _flag,
     "count": _count,
+    "at_most": _count,
     "max": _duration,
     "checkpoint": _flag,
 }

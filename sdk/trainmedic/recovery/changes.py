@@ -65,6 +65,7 @@ class AppliedChanges:
         # The factor of each command whose change is in force, in order, by the name of what is scaled.
         self._factors: dict[str, dict[str, float]] = {name: {} for name in _SCALED}
         self.workers: int | None = None
+        self.workers_at_most = False
         self.skipped: list[list[int]] = []
         self._trial = ChangeTrial()
         self._is_new = True  # whether this process began the training, rather than resuming it
@@ -115,11 +116,18 @@ class AppliedChanges:
         self._factors[name] = dict(factors)
         self.save()
 
-    def set_workers(self, workers: int | None, step: int) -> None:
-        """Record how many workers load data; None for as many as in the script."""
+    def set_workers(self, workers: int | None, step: int, at_most: bool = False) -> None:
+        """Record how many workers load data; None for as many as in the script. With `at_most` a script that is
+        started again with fewer keeps these."""
         self._trial = self._trial.with_changes({WORKERS} if workers is not None else set(), step)
-        self.workers = workers
+        self.workers, self.workers_at_most = workers, at_most and workers is not None
         self.save()
+
+    def workers_for(self, script: int) -> int:
+        """Return how many workers load data in a training whose script has this many."""
+        if self.workers is None:
+            return script
+        return min(self.workers, script) if self.workers_at_most else self.workers
 
     def checkpoint_written(self, step: int) -> None:
         """End the trial of what was changed: training has come to a checkpoint with it."""
@@ -139,7 +147,13 @@ class AppliedChanges:
 
     def state(self) -> dict[str, Any]:
         """All changes in force, as plain JSON values. The keys are those of the file; ``left_out`` holds `skipped`."""
-        return {**self._factors, "workers": self.workers, "left_out": self.skipped, "on_trial": self._trial.state()}
+        return {
+            **self._factors,
+            "workers": self.workers,
+            "workers_at_most": self.workers_at_most,
+            "left_out": self.skipped,
+            "on_trial": self._trial.state(),
+        }
 
     def went_back(self, step: int) -> None:
         """A rollback went back to ``step``, so that a later one is training that has gone on with what is on trial."""
@@ -192,6 +206,7 @@ class AppliedChanges:
         self._factors = {name: self._bounds[name].kept(factors[name]) for name in _SCALED}
         self.skipped = left_out
         self.workers = workers if isinstance(workers, int) else None
+        self.workers_at_most = state.get("workers_at_most") is True
         self._trial = ChangeTrial.of(state.get("on_trial"))
 
     def drop_earlier_run(self) -> None:

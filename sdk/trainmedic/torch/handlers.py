@@ -20,7 +20,8 @@ from trainmedic.errors import Rejected
 from trainmedic.job.command import JobCommand
 from trainmedic.job.handlers import InForce, as_it_was
 from trainmedic.job.parameters import Accumulate, DataloaderWorkers, Pause, Rollback, ScaleBatch, ScaleLr, Stop
-from trainmedic.recovery.changes import ACCUMULATION, BATCH_SIZE, LEARNING_RATE, check_workers, scaled_whole
+from trainmedic.recovery.changes import ACCUMULATION, BATCH_SIZE, LEARNING_RATE, scaled_whole
+from trainmedic.recovery.loader_workers import agreed_workers
 from trainmedic.recovery.pausing import LoopPause
 from trainmedic.torch.checkpoints.checkpoint_writer import CheckpointWriter
 from trainmedic.torch.learning_rate import rate_change
@@ -168,8 +169,10 @@ class CommandHandlers:
         assert isinstance(command.parameters, DataloaderWorkers)
         assert source is not None
         assert source.workers is not None
-        previous, count = source.workers, command.parameters.count
-        check_workers(count)
+        previous = source.workers
+        count, is_most = agreed_workers(command, previous), command.parameters.at_most is not None
+        if command.undo_of is not None and training.changes.workers is None:
+            count = previous  # nothing is in force any more: the script was started again with fewer workers
         if bool(previous) != bool(count):  # workers draw random numbers of their own
             self._batches_change()
         try:
@@ -177,7 +180,8 @@ class CommandHandlers:
         except Exception:  # a loader that cannot start so many is to go on with those that it had
             source.set_workers(previous)
             raise
-        training.changes.set_workers(count if count != training.script_workers else None, training.global_step)
+        changed = count if count != training.script_workers else None
+        training.changes.set_workers(changed, training.global_step, at_most=is_most)
         return {"previous": previous, "count": count}
 
     def empty_cache(self, command: JobCommand) -> Output:

@@ -284,8 +284,12 @@ class CheckpointRestore:
                 source.set_batch_size(
                     scaled_whole(training.script_batch_size, factors, "the batch size", round_down=True)
                 )
-            if source is not None and changes.workers is not None and source.workers is not None:
-                source.set_workers(changes.workers)
+            if source is not None and source.workers is not None:
+                count = changes.workers_for(source.workers)
+                if count != source.workers:
+                    source.set_workers(count)
+                elif changes.workers_at_most:  # the script has no more by itself, so that nothing is left to undo
+                    changes.set_workers(None, training.global_step)
         except Refusal as error:
             log.warning("%s: what commands had changed does not fit any more: %s", self._job, error)
 

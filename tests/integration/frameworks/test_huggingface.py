@@ -308,6 +308,34 @@ def test_loader_workers_are_changed_and_changed_back(tmp_path: Path, medic: trai
     assert trainer.args.dataloader_num_workers == 0
 
 
+def test_loader_workers_are_lowered_at_most_and_never_raised(
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent
+) -> None:
+    """With 2 workers, then with none: the second command has nothing to lower, and the Trainer does not start again."""
+    script = Script(at_5=sent("job.dataloader_workers", at_most=0), at_8=sent("job.dataloader_workers", at_most=3))
+    trainer = make_trainer(tmp_path, script, max_steps=10, dataloader_num_workers=2)
+    huggingface.train(trainer, medic=medic, limits=QUICK)
+    lowered, refused = sent.replies()
+    assert (lowered.output["previous"], lowered.output["count"]) == (2, 0)
+    assert (refused.status, "nothing to lower" in refused.output["reason"]) == ("rejected", True)
+    assert trainer.args.dataloader_num_workers == 0
+
+
+def test_workers_that_an_earlier_process_had_lowered_are_not_raised_by_its_undo(
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent
+) -> None:
+    """The process that was started since has the script's own number, which was lowered meanwhile."""
+    many = Script(at_5=sent("job.dataloader_workers", at_most=1))
+    huggingface.train(
+        make_trainer(tmp_path / "a", many, max_steps=8, dataloader_num_workers=2), medic=medic, limits=QUICK
+    )
+    none = Script(at_5=sent.undo(0, "job.dataloader_workers", count=2))
+    again = make_trainer(tmp_path / "b", none, max_steps=8)
+    huggingface.train(again, medic=medic, limits=QUICK)
+    assert again.args.dataloader_num_workers == 0
+    assert sent.replies()[1].output["nothing_to_undo"] is True
+
+
 @pytest.mark.parametrize(
     ("batch", "accumulation", "factor", "expected"),
     [

@@ -283,6 +283,49 @@ def test_workers_are_changed_without_losing_or_repeating_a_batch(begin: Begin, s
     assert training.run.training.batch_source.workers == count  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(("start", "at_most"), [(0, 1), (1, 1), (0, 0), (1, 3)])
+def test_an_upper_bound_that_is_kept_already_changes_nothing(begin: Begin, start: int, at_most: int) -> None:
+    """Workers are never raised by it, and the answer does not say that anything was done."""
+    training = begin(workers=start)
+    training.train(6, {3: training.order("job.dataloader_workers", at_most=at_most)})
+    (reply,) = training.replies()
+    assert (reply.status, "nothing to lower" in reply.output["reason"]) == ("rejected", True)
+    assert training.run.training.batch_source.workers == start  # type: ignore[union-attr]
+
+
+def test_lowered_workers_are_given_back_exactly(begin: Begin) -> None:
+    """The answer holds the number from before, and the undo sets that."""
+    training = begin(workers=2)
+    training.train(
+        9,
+        {
+            3: training.order("job.dataloader_workers", at_most=1),
+            6: training.undo(0, "job.dataloader_workers", count=2),
+        },
+    )
+    lowered, undone = training.outputs()
+    assert (lowered["previous"], lowered["count"], undone["previous"], undone["count"]) == (2, 1, 1, 2)
+    assert training.run.training.changes.workers is None
+
+
+@pytest.mark.parametrize(("script", "lowered", "undone"), [(2, 1, 2), (1, 1, 1), (0, 0, 0)])
+def test_a_script_that_starts_again_with_fewer_workers_keeps_them(
+    begin: Begin, script: int, lowered: int, undone: int
+) -> None:
+    """What lowered the workers of the process before raises none of this one; nor does its undo."""
+    training = begin(workers=2)
+    training.train(10, {9: training.order("job.dataloader_workers", at_most=1)})
+    training.outputs()
+    training.run.close()
+    later = begin(workers=script)
+    later.run.resume()
+    source = later.run.training.batch_source
+    assert source is not None
+    assert source.workers == lowered
+    later.train(12, {11: later.order("job.dataloader_workers", undo_of=training.sent[0], count=2)})
+    assert source.workers == undone
+
+
 def test_workers_that_cannot_be_started_leave_the_loader_as_it_was(begin: Begin, tmp_path: Path) -> None:
     """The command fails, the training does not."""
 

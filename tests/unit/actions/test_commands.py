@@ -248,10 +248,10 @@ async def test_silence_while_redis_is_away_says_so(bus: ScriptedBus) -> None:
 def test_what_a_playbook_leaves_out_means_the_same_to_a_job(action: type[Action]) -> None:
     """The server's parameters and those of the SDK are written twice; their names, defaults and wire forms agree."""
     required = {
-        name: {"factor": 0.5, "count": 2}[name]
-        for name, field in action.Params.model_fields.items()
-        if field.is_required()
+        name: {"factor": 0.5}[name] for name, field in action.Params.model_fields.items() if field.is_required()
     }
+    if action is jobs.JobDataloaderWorkers:  # exactly one of its two
+        required = {"at_most": 2}
     sent = action.Params(**required).model_dump(mode="json", by_alias=True, exclude_none=True)
     assert parameters.parse(action.name, sent) == parameters.ACTIONS[action.name](**required)
 
@@ -280,6 +280,29 @@ async def test_a_rollback_goes_back_to_before_the_alert_unless_told_otherwise(
     assert bus.sent[0].params == sent
 
 
+ROOT_DISK = {"mountpoint": "/", "device": "/dev/sda2", "fstype": "ext4", "alertname": "DiskSpaceLow"}
+
+
+@pytest.mark.parametrize(
+    ("named", "sent"),
+    [
+        ([ROOT_DISK, {**ROOT_DISK, "severity": "page"}], [{"mountpoint": "/", "device": "/dev/sda2"}]),
+        ([{"exported_mountpoint": "/data"}], [{"mountpoint": "/data", "device": ""}]),
+        ([ROOT_DISK, {"alertname": "DiskSpaceLow"}], None),
+        ([], None),
+    ],
+)
+async def test_a_cleaning_says_where_space_is_wanted_as_labels_of_alerts_say_it(
+    bus: ScriptedBus, named: list[dict[str, str]], sent: list[dict[str, str]] | None
+) -> None:
+    """Each file system once. Where an alert does not name its own, none is ruled out, and an agent of an earlier
+    release is sent what it knows."""
+    bus.answers = replies("applied")
+    await perform(bus, nodes.DiskClean, {"rules": ["tmp"], "filesystems": named})
+    rest = {"rules": ["tmp"], "dry_run": False}
+    assert bus.sent[0].params == (rest if sent is None else {**rest, "filesystems": sent})
+
+
 @pytest.mark.parametrize(
     ("kind", "params"),
     [
@@ -296,6 +319,10 @@ async def test_a_rollback_goes_back_to_before_the_alert_unless_told_otherwise(
         (jobs.JobAccumulate, {"factor": 1001}),
         (jobs.JobScaleBatch, {"factor": 0.0001}),
         (jobs.JobDataloaderWorkers, {"count": -1}),
+        (jobs.JobDataloaderWorkers, {"at_most": -1}),
+        (jobs.JobDataloaderWorkers, {"at_most": 1025}),
+        (jobs.JobDataloaderWorkers, {"count": 2, "at_most": 2}),
+        (jobs.JobDataloaderWorkers, {}),
         (jobs.JobPause, {"max": "0s"}),
         (jobs.JobPause, {"max": 5}),
         (jobs.JobEmptyCache, {"all": True}),
@@ -328,6 +355,8 @@ def test_bad_parameters_are_refused_when_a_playbook_is_loaded(kind: type[Any], p
         (jobs.JobDataloaderWorkers, {"count": 2}, None, None),
         (jobs.JobDataloaderWorkers, {"count": 2}, {"previous": 8}, ("job.dataloader_workers", {"count": 8})),
         (jobs.JobDataloaderWorkers, {"count": 2}, {"previous": "8"}, None),
+        (jobs.JobDataloaderWorkers, {"at_most": 2}, None, None),
+        (jobs.JobDataloaderWorkers, {"at_most": 2}, {"previous": 5}, ("job.dataloader_workers", {"count": 5})),
         (jobs.JobPause, {}, None, ("job.resume", {})),
         (jobs.JobRollback, {}, {"step": 900}, None),
         (jobs.JobStop, {}, {}, None),

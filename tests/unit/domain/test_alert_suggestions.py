@@ -89,7 +89,6 @@ def test_an_xid_is_renamed_only_with_its_code() -> None:
                 "alert": "GpuXid",
                 "matchers": ['XID=~".+"'],
                 "as": "GPUXidError",
-                "labels": {"err_code": "{{ labels.XID }}"},
             }
         ]
     }

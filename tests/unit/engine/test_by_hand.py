@@ -45,6 +45,17 @@ async def events(w: World, run_id: str, kind: str) -> list[Event]:
     return [event for event in record.events if event.kind == kind]
 
 
+async def test_a_run_by_hand_is_tied_to_an_alert_that_proves_too_little(world: MakeWorld) -> None:
+    """Who starts it answers for that; and the alert's end is the end of the cause."""
+    w = world(WAITING.replace("{alert: Hot}", "{alert: Hot, proof: shipped_rule}"))
+    alert = w.alert(node="n1", watts="250")
+    assert (await w.post(alert)).runs == ()
+    run = await w.run((await start(w)).run.id)
+    assert (run.status, run.waiting_on, run.alert_name) == (Status.WAITING, "resolved", "Hot")
+    await w.resolve(alert)
+    assert (await w.run(run.id)).status is Status.SUCCEEDED
+
+
 async def test_a_run_by_hand_is_tied_to_the_alert_that_fires_for_it(world: MakeWorld) -> None:
     """However old that is; its end gives back what was changed. Who wanted the run is on record."""
     w = world(WAITING)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from textwrap import dedent
 
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from tests.unit.engine.books import CAP
 from tests.unit.engine.world import World
@@ -112,3 +113,44 @@ async def test_an_alert_first_heard_of_as_resolved_says_why_nothing_began(world:
     late = await w.post(replace(alert, ends_at=None))
     [reaction] = (await heard(w))[0].reactions
     assert (reaction.decision, reaction.run_id) == ("stale", late.runs[0].run_id)
+
+
+PROVEN = dedent("""
+    playbook: proven
+    on: {alert: Hot, when: labels.gpu != "7", proof: [shipped_rule, hardware_xid]}
+    target: gpu
+    steps:
+      - {action: test.look}
+""")
+
+
+async def test_an_alert_that_proves_too_little_is_its_own_decision(world: MakeWorld) -> None:
+    """Told apart from a condition that does not hold, which comes first; and it begins nothing."""
+    w = world(PROVEN)
+    labels = {"gpu": "0", "node": "n1"}
+    await w.post(w.alert(**labels, err_code="31"))
+    await w.post(w.alert(gpu="7", node="n1", err_code="31"))
+    await w.post(w.alert(**labels, err_code="95"))
+    proven, elsewhere, unproven = await heard(w)
+    (reaction,) = unproven.reactions
+    assert (reaction.decision, reaction.run_id, unproven.has_reaction) == ("no_proof", None, False)
+    assert '(err_code="31" is an error of the program)' in reaction.reason
+    assert [each.decision for each in elsewhere.reactions] == ["not_matched"]
+    assert [each.decision for each in proven.reactions] == ["started"]
+
+
+async def test_what_is_refused_for_want_of_proof_is_logged_with_what_to_do(world: MakeWorld) -> None:
+    """Once, and again each hour: an alert that fires is delivered again and again. Its end is no news."""
+    w = world(PROVEN)
+    alert = replace(w.alert(gpu="0", node="n1"), annotations={"runbook_url": "docs/how-to/monitoring.md#hot"})
+    with capture_logs() as logs:
+        for _ in range(3):
+            await w.post(alert)
+        await w.resolve(alert)
+    (told,) = [entry for entry in logs if entry["event"] == "an alert proves too little"]
+    assert (told["playbook"], told["alert"]) == ("proven", "Hot")
+    assert "deploy the rules of this release" in told["why"]
+    await w.pass_time(3600)
+    with capture_logs() as logs:
+        await w.post(w.alert(gpu="1", node="n1"))
+    assert "an alert proves too little" in [entry["event"] for entry in logs]

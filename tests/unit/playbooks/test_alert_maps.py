@@ -48,7 +48,7 @@ def test_the_shipped_maps_have_no_mistake_and_no_warning(library: Library, shipp
     assert shipped.problems == ()
     warnings = alert_map_compiler.warnings(shipped.contents, library.all(), registry.specs_only())
     assert [str(warning) for warning in warnings] == []
-    assert len(shipped.contents) == 4
+    assert len(shipped.contents) == 5
 
 
 def test_two_thirds_of_the_names_of_public_rule_sets_start_the_right_playbook(
@@ -122,7 +122,7 @@ def test_the_list_of_public_rules_is_checked_by_the_command(tmp_path: Path) -> N
     assert "with a playbook" in done.output
     without = CliRunner().invoke(main, ["playbook", "rules", str(LIST), "--playbooks", str(PLAYBOOKS)])
     assert without.exit_code == 1
-    assert "NOT AS EXPECTED: node-down" in without.output
+    assert "NOT AS EXPECTED: disk-space-low" in without.output
 
 
 def test_an_alert_map_is_checked_beside_the_playbooks_or_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,17 @@ def owed_or_done(run: Run) -> bool:
     return bool(changed) and all(step.undo is not None and step.undo.trigger == "on_failure" for step in changed)
 
 
+def lowered(run: Run) -> bool:
+    """A power limit is known to be lower than before."""
+    succeeded = [step.output for step in run.steps if step.action == CAP and step.status is StepStatus.SUCCEEDED]
+    return any(output.get("limit_watts", 0) < output.get("previous_watts", 1) for output in succeeded)
+
+
+def deleted(run: Run) -> bool:
+    """A cleaning is known to have deleted something."""
+    return any(step.output.get("files", 0) for step in run.steps if step.action == CLEAN)
+
+
 def both(*claims: Claim) -> Claim:
     return lambda run: all(claim(run) for claim in claims)
 
@@ -69,12 +80,18 @@ def both(*claims: Claim) -> Claim:
 CAP, CLEAN, SAVE = "gpu.power_limit", "disk.clean", "job.checkpoint"
 SLOW_CHANGES = ("job.dataloader_workers", "job.scale_batch")
 CLAIMS: Mapping[str, Claim] = {
-    "A lower power limit has not cooled it enough.": done(CAP),
-    "A lower power limit has not ended it.": done(CAP),
-    "Whether its power limit was lowered is not known.": not_known(CAP),
-    "Its power limit was not lowered.": not_done(CAP),
-    "Cleaning up by the agent's rules was not enough.": done(CLEAN),
-    "Whether anything was cleaned up is not known.": not_known(CLEAN),
+    "A lower power limit has not cooled it enough.": lowered,
+    "A lower power limit has not ended it.": lowered,
+    "Whether its power limit was lowered is not known.": lambda run: (
+        StepStatus.UNKNOWN in statuses(run, CAP) and not lowered(run)
+    ),
+    "Its power limit was not lowered.": lambda run: not lowered(run) and StepStatus.UNKNOWN not in statuses(run, CAP),
+    "Cleaning up by the agent's rules was not enough.": both(done(CLEAN), deleted),
+    "Nothing was deleted by the agent's rules.": both(done(CLEAN), lambda run: not deleted(run)),
+    "Nothing was deleted: the agents' rules clean local file systems of nodes only.": not_done(CLEAN),
+    "Whether anything was cleaned up is not known.": lambda run: (
+        StepStatus.UNKNOWN in statuses(run, CLEAN) and not deleted(run)
+    ),
     "No cleaning by the agent's rules has come to its end.": not_done(CLEAN),
     "Its state is saved; start it again from there, with the leak mended.": done(SAVE),
     "Whether its state is saved is not known.": not_known(SAVE),
@@ -101,6 +118,7 @@ CLAIMS: Mapping[str, Claim] = {
 ABOUT_THE_ALERT = frozenset(
     {
         SUMMARY, f"{SUMMARY}.", "It ended so N times before.",
+        "NODE: a file system is nearly full, and Trainmedic cannot clean it", "/boot/efi (/dev/nvme0n1p1)",
         "NODE: the disk is still nearly full", "NODE: memory is nearly full", "Node NODE is down and needs somebody",
         "Node NODE has a broken GPU and needs somebody", "Node NODE has broken hardware and needs somebody",
         "Node NODE, on which JOB failed, needs somebody", "NODE still holds up JOB",
@@ -133,6 +151,7 @@ ADVICE = frozenset(
         "The log of each rank says which differ; look at the memory and the GPU of these.",
         "Where a rank is lost, end the job's processes and start it from its last checkpoint.",
         "Reset or repair it;",
+        "Make room there, or make it larger.",
         "Consider to cordon the node and to start the job without it.",
         "Its launcher keeps what each attempt printed, and its exit status, under its log directory.",
         "Start it again from its newest checkpoint, or let a scheduler or trainmedic-run do so.",

@@ -136,6 +136,33 @@ def test_workers_that_would_choke_the_machine_are_rejected() -> None:
         check_workers(1_000_000)
 
 
+@pytest.mark.parametrize(
+    ("changed", "at_most", "script", "wanted"),
+    [(None, False, 6, 6), (2, True, 6, 2), (2, True, 2, 2), (2, True, 1, 1), (2, True, 0, 0), (2, False, 0, 2)],
+)
+def test_a_restart_never_raises_workers_that_were_lowered(
+    tmp_path: Path, changed: int | None, at_most: bool, script: int, wanted: int
+) -> None:
+    """A script that is started again with fewer than the bound keeps these; a count is a count."""
+    changes = AppliedChanges(tmp_path)
+    changes.set_workers(changed, 7, at_most)
+    recalled = AppliedChanges(tmp_path)
+    recalled.recall()
+    assert recalled.workers_for(script) == wanted
+
+
+def test_workers_that_an_earlier_release_has_recorded_are_a_count(tmp_path: Path) -> None:
+    """Its file does not say that they were an upper bound."""
+    changes = AppliedChanges(tmp_path)
+    changes.set_workers(3, 7, at_most=True)
+    state = json.loads((tmp_path / FILE).read_text())
+    del state["workers_at_most"]
+    (tmp_path / FILE).write_text(json.dumps(state))
+    recalled = AppliedChanges(tmp_path)
+    recalled.recall()
+    assert (recalled.workers_for(1), recalled.workers_for(9)) == (3, 3)
+
+
 @pytest.mark.parametrize("factor", [50.0, 1e300, 4.1, 1e-4, 1e-300])
 def test_a_learning_rate_that_would_end_the_training_is_rejected(factor: float) -> None:
     """50 is easily typed for 0.5. The reason says how far commands may go."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import trainmedic
+from trainmedic.errors import Rejected
 from trainmedic.job import parameters
 from trainmedic_server.actions import jobs
 
@@ -27,6 +28,8 @@ from trainmedic_server.actions import jobs
         ("job.scale_batch", {"factor": 0.5}, trainmedic.ScaleBatch(0.5, keep_global_batch=True)),
         ("job.accumulate", {"factor": 0.25}, trainmedic.Accumulate(0.25)),
         ("job.dataloader_workers", {"count": 0}, trainmedic.DataloaderWorkers(0)),
+        ("job.dataloader_workers", {"at_most": 3}, trainmedic.DataloaderWorkers(at_most=3)),
+        ("job.dataloader_workers", {"at_most": 3, "count": None}, trainmedic.DataloaderWorkers(at_most=3)),
         ("job.empty_cache", {}, trainmedic.EmptyCache()),
         ("job.pause", {"max": "1h30m"}, trainmedic.Pause(timedelta(minutes=90))),
         ("job.resume", {}, trainmedic.Resume()),
@@ -63,6 +66,10 @@ def test_good_parameters_become_a_typed_value(action: str, params: dict[str, Any
         ("job.scale_lr", {"factor": "0.5"}, "factor"),
         ("job.scale_lr", {"factor": [0.5]}, "factor"),
         ("job.dataloader_workers", {"count": 10**400}, "count"),
+        ("job.dataloader_workers", {"at_most": -1}, "at_most"),
+        ("job.dataloader_workers", {"at_most": True}, "at_most"),
+        ("job.dataloader_workers", {"count": 1, "at_most": 1}, "count and at_most"),
+        ("job.dataloader_workers", {}, "count or at_most"),
         ("job.scale_batch", {"factor": 1, "keep_global_batch": 1}, "keep_global_batch"),
         ("job.pause", {"max": "0s"}, "max"),
         ("job.pause", {"max": "31d"}, "max"),
@@ -82,3 +89,22 @@ def test_the_server_and_the_sdk_know_the_same_commands() -> None:
     sent = {kind.name: set(kind.Params.model_fields) for kind in jobs.ACTIONS}
     known = {name: set(kind.__dataclass_fields__) for name, kind in parameters.ACTIONS.items()}
     assert sent == known
+
+
+@pytest.mark.parametrize(
+    ("present", "at_most", "wanted"),
+    [(9, 3, 3), (4, 3, 3), (3, 3, None), (2, 3, None), (0, 3, None), (1, 0, 0), (0, 0, None)],
+)
+def test_an_upper_bound_only_ever_lowers_the_workers(present: int, at_most: int, wanted: int | None) -> None:
+    """A job that has no more than the bound keeps what it has, and says so."""
+    bound = trainmedic.DataloaderWorkers(at_most=at_most)
+    if wanted is None:
+        with pytest.raises(Rejected, match=f"nothing to lower: each data loader has {present} worker"):
+            bound.wanted(present)
+    else:
+        assert bound.wanted(present) == wanted
+
+
+def test_a_count_is_what_it_says() -> None:
+    """More workers as well as fewer."""
+    assert [trainmedic.DataloaderWorkers(count=5).wanted(present) for present in (0, 5, 9)] == [5, 5, 5]

@@ -26,6 +26,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from trainmedic_server.agent.disk.mounts import Mount, mounts_of
+
 _KEEPING = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "tmpfs", "xfs"})
 """Filesystems of one machine that keep access times just as their mounts say."""
 _DAY_NS = 86_400 * 10**9
@@ -56,26 +58,13 @@ class AccessTimes(Struct, frozen=True):
 KEPT = AccessTimes()
 
 
-class _Mount(Struct, frozen=True):
-    """A line of ``/proc/PID/mountinfo`` (proc_pid_mountinfo(5))."""
-
-    number: int
-    device: bytes
-    """Of the filesystem: two numbers, the same in each mount namespace."""
-    root: bytes
-    """The directory of the filesystem that is mounted."""
-    point: bytes
-    options: frozenset[bytes]
-    filesystem: str
-
-
 def access_times(mount: int | None, proc: Path, *, sees_every_process: bool) -> AccessTimes:
     """How far the access times can be trusted of what is reached by a mount, which has this id in this process.
 
     `proc` is where the process filesystem is mounted; `sees_every_process` whether it lists all of them.
     """
     try:
-        own = _mounts_of(proc / "self")
+        own = mounts_of(proc / "self")
     except OSError:
         own = []
     ours = next((entry for entry in own if entry.number == mount), None)
@@ -98,13 +87,13 @@ def access_times(mount: int | None, proc: Path, *, sees_every_process: bool) -> 
     return AccessTimes(_DAY_NS if any(b"relatime" in each for each in options) else 0, tuple(untraced))
 
 
-def _mounts_of_others(proc: Path) -> list[_Mount]:
+def _mounts_of_others(proc: Path) -> list[Mount]:
     """The mounts of the machine and of each container. Raises OSError where not all of them can be seen.
 
     A mount namespace with the same ``/`` as that of the first process is no container, but a service of the machine
     with fewer rights. What it sees as read-only is in most cases all that there is, so it is left out.
     """
-    mounts = _mounts_of(proc / "1")
+    mounts = mounts_of(proc / "1")
     top = _top(mounts)
     met: set[Path] = set()
     with os.scandir(proc) as entries:
@@ -115,7 +104,7 @@ def _mounts_of_others(proc: Path) -> list[_Mount]:
                 namespace = _namespace(proc / entry.name)
                 if namespace in met:
                     continue
-                theirs = _mounts_of(proc / entry.name)
+                theirs = mounts_of(proc / entry.name)
             except OSError as error:
                 if error.errno in _HAS_ENDED:
                     continue
@@ -135,23 +124,6 @@ def _namespace(process: Path) -> Path | None:
         return None
 
 
-def _top(mounts: list[_Mount]) -> tuple[bytes, bytes] | None:
+def _top(mounts: list[Mount]) -> tuple[bytes, bytes] | None:
     """What is mounted at ``/``: the last one hides those before it."""
     return next(((entry.device, entry.root) for entry in reversed(mounts) if entry.point == b"/"), None)
-
-
-def _mounts_of(process: Path) -> list[_Mount]:
-    """The mounts that a process sees. Raises OSError.
-
-    Names in it are the users': they are bytes, and only blanks and line feeds, which the kernel escapes, separate.
-    """
-    mounts = []
-    for line in (process / "mountinfo").read_bytes().split(b"\n"):
-        # number, parent, device, root, point, options, more of them, "-", filesystem, source, options of that
-        before, _, after = line.partition(b" - ")
-        parts = before.split(b" ")
-        if len(parts) >= 6 and after:
-            options = frozenset(parts[5].split(b","))
-            filesystem = after.split(b" ")[0].decode("ascii", "replace")
-            mounts.append(_Mount(int(parts[0]), parts[2], parts[3], parts[4], options, filesystem))
-    return mounts

@@ -29,10 +29,11 @@ from trainmedic_server.agent.disk.filesystems import (
     measure_space,
     opened_roots,
 )
+from trainmedic_server.agent.disk.mounts import FilesystemSearch, NamedFilesystem
 from trainmedic_server.agent.disk.open_files import FileUsage
 from trainmedic_server.agent.disk.read_watch import ReadWatch
 from trainmedic_server.agent.disk.removal import FileRemover
-from trainmedic_server.agent.disk.report import Reason, RuleCounters
+from trainmedic_server.agent.disk.report import Reason, RuleCounters, printable
 from trainmedic_server.agent.disk.rules import AgeBy, CleaningOperation, CleaningPolicy, CleaningRule, EntryKind
 from trainmedic_server.agent.disk.search import BATCH_SIZE, CheckpointSearch, FileSearch, MatchedCheckpoint, MatchedFile
 from trainmedic_server.agent.disk.throttle import Clocks, Throttle
@@ -43,6 +44,7 @@ log = logging.getLogger(__name__)
 _OPEN_DIRECTORIES = 32
 """Kept open between deletions, since neighbours are often of the same age."""
 _UNLIMITED = 2**63
+_SHOWN_NAMES = 4
 
 
 class CleaningRequest(Struct, frozen=True):
@@ -55,6 +57,8 @@ class CleaningRequest(Struct, frozen=True):
     until_free: float | None = None
     """The percentage of free space at which a filesystem is left alone; None for no end."""
     dry_run: bool = False
+    filesystems: tuple[NamedFilesystem, ...] = ()
+    """Where space is wanted: roots that lie elsewhere are left alone. Empty: all roots count."""
 
 
 class Cleaner(Struct, frozen=True):
@@ -77,7 +81,8 @@ class Cleaner(Struct, frozen=True):
         """
         throttle = Throttle(self.clocks, request.deadline, is_stopping)
         filesystems = Filesystems(self.measure, request.until_free, dry_run=request.dry_run, throttle=throttle)
-        run = _CleaningRun(self, request, throttle, filesystems, FileUsage(self.clocks, throttle, self.proc))
+        search = FilesystemSearch(request.filesystems, Path(self.proc)) if request.filesystems else None
+        run = _CleaningRun(self, request, throttle, filesystems, FileUsage(self.clocks, throttle, self.proc), search)
         try:
             counters = {name: run.apply(self.cleaning.rules[name]) for name in dict.fromkeys(request.rules)}
             return {
@@ -100,6 +105,8 @@ class _CleaningRun(Struct):
     throttle: Throttle
     filesystems: Filesystems
     usage: FileUsage
+    target_filesystems: FilesystemSearch | None
+    """Where space is wanted; None where that is not said."""
     gone: set[Inode] = field(default_factory=set)
     """What is still there in a trial run and would not be in a cleaning; for the rules that follow."""
     files: int = 0
@@ -134,7 +141,7 @@ class _RuleRun(Struct):
 
     def apply(self, opened: OpenedRoots) -> None:
         self.counters.refused_roots.update(opened.refused)
-        measured = tuple(root for root in opened.roots if self._measure(root))
+        measured = tuple(root for root in opened.roots if self._is_wanted(root) and self._measure(root))
         roots = tuple(root for root in measured if self._needs_space(root))
         self.counters.free_enough_roots.extend(root.path for root in measured if root not in roots)
         if measured and not roots:
@@ -148,6 +155,15 @@ class _RuleRun(Struct):
         if ended_by is not None:
             self.run.ended_by = ended_by
             self.counters.leave_rest(ended_by, self.counters.matched - self.considered)
+
+    def _is_wanted(self, root: Root) -> bool:
+        """Whether the root lies where space is wanted; what is deleted elsewhere frees nothing there."""
+        search = self.run.target_filesystems
+        if search is None or search.finds(root.mount):
+            return True
+        names = ", ".join(str(name) for name in search.names[:_SHOWN_NAMES])
+        self.counters.refused_roots[root.path] = f"{root.path} does not lie on {printable(names)}"
+        return False
 
     def _measure(self, root: Root) -> bool:
         try:

@@ -14,12 +14,13 @@ from typing import Any
 
 from trainmedic_server.agent.disk import throttle
 from trainmedic_server.agent.disk.cleaner import Cleaner, CleaningRequest
+from trainmedic_server.agent.disk.mounts import NamedFilesystem
 from trainmedic_server.agent.executors import AcceptedCommand
 from trainmedic_server.errors import CommandRejected
 
 _REPLY_MARGIN = timedelta(seconds=5)
 """Before a command expires its reply must be back at the server; of a short command the margin is a tenth."""
-_PARAMETERS = ("rules", "until_free_percent", "dry_run")
+_PARAMETERS = ("rules", "until_free_percent", "dry_run", "filesystems")
 _MAX_RULES = 100
 
 
@@ -62,6 +63,7 @@ class DiskCleanExecutor:
             deadline=(command.expires_at - min(_REPLY_MARGIN, lifetime / 10)).timestamp(),
             until_free=_percent(params.get("until_free_percent")),
             dry_run=_flag(params.get("dry_run", False)),
+            filesystems=_filesystems(params.get("filesystems", ())),
         )
 
     def _rules(self, raw: object) -> tuple[str, ...]:
@@ -74,6 +76,19 @@ class DiskCleanExecutor:
             existing = f"it has {_listed(sorted(rules))}" if rules else "it has none"
             raise CommandRejected(f"the agent's policy has no cleaning rule {_listed(missing)}; {existing}")
         return names
+
+
+def _filesystems(raw: object) -> tuple[NamedFilesystem, ...]:
+    wrong = CommandRejected(f"filesystems must be a list of at most {_MAX_RULES} with a mountpoint and a device each")
+    if not isinstance(raw, list | tuple) or len(raw) > _MAX_RULES:
+        raise wrong
+    filesystems = []
+    for entry in raw:
+        mountpoint, device = (entry.get("mountpoint"), entry.get("device", "")) if isinstance(entry, dict) else ("", "")
+        if not isinstance(mountpoint, str) or not mountpoint or not isinstance(device, str):
+            raise wrong
+        filesystems.append(NamedFilesystem(mountpoint, device))
+    return tuple(filesystems)
 
 
 def _percent(raw: object) -> float | None:

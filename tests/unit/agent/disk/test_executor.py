@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -17,6 +18,8 @@ from tests.unit.agent.disk.trees import cleaner, names, put
 from trainmedic.wire import envelope
 from trainmedic_server.agent.disk import throttle
 from trainmedic_server.agent.disk.executor import DiskCleanExecutor
+from trainmedic_server.agent.disk.filesystems import mount_of
+from trainmedic_server.agent.disk.mounts import mounts_of
 from trainmedic_server.agent.disk.throttle import Clocks
 from trainmedic_server.agent.executors import AcceptedCommand
 from trainmedic_server.errors import CommandRejected
@@ -119,3 +122,34 @@ def test_a_policy_without_rules_says_so() -> None:
     """It is the policy that has to be changed, not the playbook."""
     with pytest.raises(CommandRejected, match="it has none"):
         DiskCleanExecutor(cleaner({})).perform(order({"rules": ["tmp"]}))
+
+
+def test_roots_elsewhere_are_left_alone_and_the_answer_says_so(root: Path) -> None:
+    """Nothing is deleted for a file system on which no rule of the policy works."""
+    executor = DiskCleanExecutor(cleaner({"tmp": {"roots": [root]}}))
+    named = [{"mountpoint": "/no/such/mount", "device": "/dev/no-such-disk"}]
+    with pytest.raises(CommandRejected, match=r"does not lie on /no/such/mount \(/dev/no-such-disk\)"):
+        executor.perform(order({"rules": ["tmp"], "filesystems": named}))
+    assert names(root) == {"a"}
+
+
+def test_roots_on_the_named_file_system_are_cleaned(root: Path) -> None:
+    """Which this process knows by the mount that the root is reached by."""
+    fd = os.open(root, os.O_RDONLY)
+    number = mount_of(fd)
+    os.close(fd)
+    (mount,) = [each for each in mounts_of(Path("/proc/self")) if each.number == number]
+    executor = DiskCleanExecutor(cleaner({"tmp": {"roots": [root]}}))
+    named = [{"mountpoint": os.fsdecode(mount.point), "device": ""}, {"mountpoint": "/no/such/mount", "device": ""}]
+    assert executor.perform(order({"rules": ["tmp"], "filesystems": named}))["files"] == 1
+
+
+@pytest.mark.parametrize(
+    "named",
+    ["/", {"mountpoint": "/"}, [{"mountpoint": ""}], [{}], ["/"], [{"mountpoint": 7}], [{"mountpoint": "/"}] * 101],
+)
+def test_file_systems_that_cannot_be_read_are_refused(root: Path, named: Any) -> None:
+    """Rather than none being meant, which would be all."""
+    with pytest.raises(CommandRejected, match="filesystems must be a list"):
+        DiskCleanExecutor(cleaner({"tmp": {"roots": [root]}})).perform(order({"rules": ["tmp"], "filesystems": named}))
+    assert names(root) == {"a"}

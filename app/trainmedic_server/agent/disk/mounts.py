@@ -1,0 +1,119 @@
+"""The mounts that a process sees, and which of them hold the file systems that an alert names.
+
+A mount point is a name in one mount namespace: an alert has it from an exporter, which may see other mounts than the
+agent, or the same ones below a prefix. So the mounts of this process and those of the machine's first process are both
+looked at, and the device that the alert names beside the mount point helps where they show another one.
+
+Who calls it: ``access_times`` and ``cleaner``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+_PREFIXES = ("/host/rootfs", "/host/root", "/hostfs", "/host", "/rootfs")
+"""Where exporters in containers often have the machine's file systems."""
+_ESCAPED = re.compile(rb"\\([0-7]{3})")
+
+
+class Mount(Struct, frozen=True):
+    """A line of ``/proc/PID/mountinfo`` (proc_pid_mountinfo(5))."""
+
+    number: int
+    device: bytes
+    """Of the filesystem: two numbers, the same in each mount namespace."""
+    root: bytes
+    """The directory of the filesystem that is mounted."""
+    point: bytes
+    options: frozenset[bytes]
+    filesystem: str
+    source: bytes = b""
+    """What is mounted, such as ``/dev/sda1``."""
+
+
+class NamedFilesystem(Struct, frozen=True):
+    """A file system as an alert names it. `device` is empty where it does not say it."""
+
+    mountpoint: str
+    device: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.mountpoint} ({self.device})" if self.device else self.mountpoint
+
+
+class FilesystemSearch:
+    """Says of mounts of this process whether they are of file systems that an alert names.
+
+    `proc` is where the process filesystem is mounted.
+    """
+
+    def __init__(self, names: Sequence[NamedFilesystem], proc: Path) -> None:
+        self.names = names
+        self._own = _read(proc / "self")
+        machine = _read(proc / "1")
+        self._found = [(name, [*_at(name.mountpoint, self._own), *_at(name.mountpoint, machine)]) for name in names]
+
+    def finds(self, mount_number: int | None) -> bool:
+        """Return whether the mount with this id in this process is of one of the file systems."""
+        mount = next((each for each in self._own if each.number == mount_number), None)
+        return mount is not None and any(_is_of(mount, name, at) for name, at in self._found)
+
+
+def _is_of(mount: Mount, name: NamedFilesystem, at: Sequence[Mount]) -> bool:
+    """Whether the mount is of the named file system, where `at` are the mounts at its mount point."""
+    device = name.device.encode()
+    exact = {each.device for each in at if each.source == device}
+    if exact:
+        return mount.device in exact
+    return mount.device in {each.device for each in at} or (bool(device) and mount.source == device)
+
+
+def _at(mountpoint: str, mounts: Sequence[Mount]) -> list[Mount]:
+    """The mount that is seen at a mount point, or at that without an exporter's prefix; none where nothing is."""
+    for point in _spellings(mountpoint):
+        # The last mount at a place hides those before it.
+        matching = [mount for mount in mounts if mount.point == point.encode()]
+        if matching:
+            return matching[-1:]
+    return []
+
+
+def _spellings(mountpoint: str) -> Iterator[str]:
+    plain = mountpoint.rstrip("/") or "/"
+    yield plain
+    for prefix in _PREFIXES:
+        if plain == prefix or plain.startswith(f"{prefix}/"):
+            yield plain.removeprefix(prefix) or "/"
+
+
+def _read(process: Path) -> list[Mount]:
+    try:
+        return mounts_of(process)
+    except OSError:
+        return []
+
+
+def mounts_of(process: Path) -> list[Mount]:
+    """Return the mounts that a process sees. Raises OSError.
+
+    Names in it are the users': they are bytes, and only blanks and line feeds, which the kernel escapes, separate.
+    """
+    mounts = []
+    for line in (process / "mountinfo").read_bytes().split(b"\n"):
+        # number, parent, device, root, point, options, more of them, "-", filesystem, source, options of that
+        before, _, after = line.partition(b" - ")
+        parts, described = before.split(b" "), after.split(b" ")
+        if len(parts) >= 6 and after:
+            options = frozenset(parts[5].split(b","))
+            filesystem = described[0].decode("ascii", "replace")
+            source = _unescaped(described[1]) if len(described) > 1 else b""
+            mounts.append(Mount(int(parts[0]), parts[2], parts[3], _unescaped(parts[4]), options, filesystem, source))
+    return mounts
+
+
+def _unescaped(name: bytes) -> bytes:
+    return _ESCAPED.sub(lambda octal: bytes([int(octal[1], 8) & 255]), name)

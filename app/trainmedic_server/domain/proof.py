@@ -1,0 +1,94 @@
+"""What an alert must prove before a playbook that can do harm reacts to it: the key ``on.proof``.
+
+An alertname alone proves nothing: other rule sets use the same names for other conditions. Pure. Who calls it:
+``catalog.compiled_playbook``, after the matchers and ``on.when``. Not here: how the webhook makes sure that ``source``
+stands on own alerts only (``server.own_alerts``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+
+from trainmedic_server.domain import xids
+from trainmedic_server.domain.alert import SHIPPED_RULE, SHIPPED_RULE_LABEL, Alert
+from trainmedic_server.domain.own_source import DIAGNOSIS, LOG, SOURCE
+
+XID_LABELS = frozenset({"xid", "xid_code", "xid_error", "err_code", "error_code"})
+"""Labels that hold an XID, in lower case: of Trainmedic's exporter and of dcgm-exporter, and usual names in rules."""
+_XID = re.compile(r"(?:xid)?[\s:=_-]*(\d{1,4})(?:\.0+)?", re.IGNORECASE)
+_OUR_RUNBOOKS = "docs/how-to/monitoring.md#"
+"""How the ``runbook_url`` of each shipped rule begins, in this release and in earlier ones."""
+_MEANT_BY: Mapping[str, str] = {
+    "none": "asks for no repair",
+    "restart_program": "is an error of the program",
+    "driver_says": "does not say which repair it asks for",
+    "ask": "needs a person to judge it",
+}
+_LONGEST_VALUE = 60
+_MOST_CODES = 4
+
+
+class AlertProof(StrEnum):
+    """A kind of evidence that an alert means what its name says."""
+
+    SHIPPED_RULE = "shipped_rule"
+    """The alert comes from a rule that Trainmedic ships, by the label `SHIPPED_RULE_LABEL`, or the server raised it."""
+    HARDWARE_XID = "hardware_xid"
+    """The alert names an XID that asks for a reset of the GPU or a restart of the node (``xids``)."""
+
+
+def lacking(accepted: Sequence[AlertProof], alert: Alert) -> str:
+    """Return why the alert has none of the `accepted` proofs; empty where it has one, or none is asked for."""
+    codes = list(_codes(alert.labels))
+    if not accepted or (AlertProof.SHIPPED_RULE in accepted and _is_shipped(alert.labels)):
+        return ""
+    if AlertProof.HARDWARE_XID in accepted and codes and all(_means_hardware(code) for _, _, code in codes):
+        return ""
+    lacks = []
+    if AlertProof.SHIPPED_RULE in accepted:
+        lacks.append(f'does not carry {SHIPPED_RULE_LABEL}="{SHIPPED_RULE}"')
+    if AlertProof.HARDWARE_XID in accepted:
+        lacks.append(f"names no XID that means hardware{_shown(codes)}")
+    return f"it {' and '.join(lacks)}; {_advice(accepted, alert)}"
+
+
+def _is_shipped(labels: Mapping[str, str]) -> bool:
+    return labels.get(SHIPPED_RULE_LABEL) == SHIPPED_RULE or labels.get(SOURCE) in (LOG, DIAGNOSIS)
+
+
+def _codes(labels: Mapping[str, str]) -> Iterator[tuple[str, str, int | None]]:
+    """Yield each label that holds an XID: its name, its value, and the code; None where the value is no code."""
+    for name, value in sorted(labels.items()):
+        if name.lower().removeprefix("exported_") in XID_LABELS and value:
+            match = _XID.fullmatch(value[:_LONGEST_VALUE].strip())
+            yield name, value, int(match[1]) if match else None
+
+
+def _means_hardware(code: int | None) -> bool:
+    return code is not None and xids.means_hardware(code)
+
+
+def _shown(codes: Sequence[tuple[str, str, int | None]]) -> str:
+    """The codes that do not mean hardware, each with what it means."""
+    refusals = [
+        f'{name}="{value[:_LONGEST_VALUE]}" {_meaning(code)}'
+        for name, value, code in codes
+        if not _means_hardware(code)
+    ]
+    return f" ({'; '.join(refusals[:_MOST_CODES])})" if refusals else ""
+
+
+def _meaning(code: int | None) -> str:
+    if code is None:
+        return "is no XID"
+    return _MEANT_BY[xids.xid(code).action] if xids.is_listed(code) else "is not in the catalogue of XIDs"
+
+
+def _advice(accepted: Sequence[AlertProof], alert: Alert) -> str:
+    if AlertProof.SHIPPED_RULE not in accepted:
+        return "no repair begins without it"
+    if alert.annotations.get("runbook_url", "").startswith(_OUR_RUNBOOKS):
+        return "its rule is of an earlier release of Trainmedic: deploy the rules of this release (monitoring/rules)"
+    return "if its rule means what this playbook repairs, add this label to the rule"

@@ -1,0 +1,28 @@
+"""The number of data loader workers that a command asks for, agreed by all ranks.
+
+Who calls it: the handlers of ``job.dataloader_workers``. Not here: starting the workers.
+"""
+
+from __future__ import annotations
+
+from trainmedic.errors import Rejected
+from trainmedic.job.command import JobCommand
+from trainmedic.job.parameters import DataloaderWorkers
+from trainmedic.recovery.changes import check_workers
+
+
+def agreed_workers(command: JobCommand, present: int) -> int:
+    """Return how many workers each data loader is to have, where this rank's has `present`.
+
+    With ``at_most`` all ranks must have the same number now, because the undo gives all of them the number of rank 0.
+    Raises Rejected, on all ranks alike.
+    """
+    parameters = command.parameters
+    assert isinstance(parameters, DataloaderWorkers)
+    if parameters.at_most is not None:
+        counts = sorted(set(command.group.poll(present).values()))
+        if len(counts) > 1:
+            raise Rejected(f"the ranks have different numbers of workers ({', '.join(map(str, counts))}); set a count")
+    count = parameters.wanted(present)
+    check_workers(count)
+    return count

@@ -1,0 +1,115 @@
+"""Which mounts hold the file systems that an alert names, by the tables of mounts that two processes see."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainmedic_server.agent.disk.mounts import FilesystemSearch, NamedFilesystem
+
+ROOT, DATA, TMP, BOOT = 21, 40, 42, 43
+"""Mounts of the agent's process, by number."""
+
+
+def tables(proc: Path, own: tuple[str, ...], machine: tuple[str, ...] | None = None) -> Path:
+    for process, lines in (("self", own), ("1", own if machine is None else machine)):
+        (proc / process).mkdir(parents=True)
+        (proc / process / "mountinfo").write_text("".join(f"{line}\n" for line in lines))
+    return proc
+
+
+def line(number: int, device: str, point: str, source: str, kind: str = "xfs", root: str = "/") -> str:
+    return f"{number} 21 {device} {root} {point} rw,relatime shared:1 - {kind} {source} rw"
+
+
+MACHINE = (
+    line(ROOT, "259:2", "/", "/dev/nvme0n1p2"),
+    line(DATA, "9:127", "/data", "/dev/md127"),
+    line(TMP, "0:44", "/run", "tmpfs", "tmpfs"),
+    line(BOOT, "259:1", "/boot/efi", "/dev/nvme0n1p1", "vfat"),
+)
+CONTAINER = (
+    line(ROOT, "0:301", "/", "overlay", "overlay"),
+    line(DATA, "9:127", "/work/data", "/dev/md127", root="/jobs"),
+    line(TMP, "259:2", "/var/tmp", "/dev/nvme0n1p2", root="/var/tmp"),
+)
+
+
+def found(proc: Path, *names: NamedFilesystem) -> set[int]:
+    search = FilesystemSearch(names, proc)
+    return {number for number in (ROOT, DATA, TMP, BOOT) if search.finds(number)}
+
+
+@pytest.mark.parametrize(
+    ("mountpoint", "device", "numbers"),
+    [
+        ("/", "/dev/nvme0n1p2", {ROOT}),
+        ("/", "", {ROOT}),
+        ("/data", "/dev/md127", {DATA}),
+        ("/data/", "", {DATA}),
+        ("/host/data", "", {DATA}),
+        ("/rootfs", "/dev/nvme0n1p2", {ROOT}),
+        ("/host/rootfs/boot/efi", "", {BOOT}),
+        ("/nowhere", "/dev/md127", {DATA}),
+        ("/nowhere", "/dev/sdz", set()),
+        ("/nowhere", "", set()),
+        ("/dat", "", set()),
+        ("C:", "", set()),
+    ],
+)
+def test_on_the_machine_itself_the_mount_point_says_it(
+    tmp_path: Path, mountpoint: str, device: str, numbers: set[int]
+) -> None:
+    """With the prefix under which an exporter in a container sees it, too; and else the device."""
+    assert found(tables(tmp_path, MACHINE), NamedFilesystem(mountpoint, device)) == numbers
+
+
+def test_of_several_one_is_enough(tmp_path: Path) -> None:
+    """As where alerts on two file systems have joined in a run."""
+    proc = tables(tmp_path, MACHINE)
+    assert found(proc, NamedFilesystem("/data"), NamedFilesystem("/run")) == {DATA, TMP}
+
+
+@pytest.mark.parametrize(
+    ("mountpoint", "device", "numbers"),
+    [("/", "/dev/nvme0n1p2", {TMP}), ("/data", "", {DATA}), ("/data", "/dev/md127", {DATA}), ("/boot/efi", "", set())],
+)
+def test_an_agent_in_a_container_looks_at_the_machines_mounts(
+    tmp_path: Path, mountpoint: str, device: str, numbers: set[int]
+) -> None:
+    """Where it sees the machine's processes: its own directories are parts of the same file systems."""
+    assert found(tables(tmp_path, CONTAINER, MACHINE), NamedFilesystem(mountpoint, device)) == numbers
+
+
+def test_an_agent_that_sees_its_container_alone_goes_by_the_device(tmp_path: Path) -> None:
+    """The machine's / is not its own /, and what is mounted there is the same for both."""
+    proc = tables(tmp_path, CONTAINER)
+    assert TMP in found(proc, NamedFilesystem("/", "/dev/nvme0n1p2"))
+    assert TMP not in found(proc, NamedFilesystem("/", "/dev/sdz"))
+
+
+def test_a_source_that_many_file_systems_share_does_not_stand_for_all_of_them(tmp_path: Path) -> None:
+    """Every tmpfs is called so; the one at the mount point is meant."""
+    proc = tables(tmp_path, (*MACHINE, line(DATA + 10, "0:60", "/dev/shm", "tmpfs", "tmpfs")))
+    search = FilesystemSearch([NamedFilesystem("/run", "tmpfs")], proc)
+    assert (search.finds(TMP), search.finds(DATA + 10)) == (True, False)
+
+
+def test_the_last_mount_at_a_place_hides_those_before(tmp_path: Path) -> None:
+    """As where a disk was mounted over a directory that was one."""
+    proc = tables(tmp_path, (*MACHINE, line(DATA + 1, "9:3", "/data", "/dev/md3")))
+    search = FilesystemSearch([NamedFilesystem("/data")], proc)
+    assert (search.finds(DATA), search.finds(DATA + 1)) == (False, True)
+
+
+def test_blanks_in_a_name_are_read(tmp_path: Path) -> None:
+    """The kernel escapes them."""
+    proc = tables(tmp_path, (line(DATA, "9:3", "/my\\040data", "/dev/md3"),))
+    assert found(proc, NamedFilesystem("/my data")) == {DATA}
+
+
+def test_where_no_mounts_can_be_read_nothing_is_found(tmp_path: Path) -> None:
+    """So nothing is deleted that may lie elsewhere."""
+    assert found(tmp_path, NamedFilesystem("/", "/dev/sda1")) == set()
+    assert not FilesystemSearch([NamedFilesystem("/")], tables(tmp_path, MACHINE)).finds(None)

@@ -1,0 +1,72 @@
+"""Each alert on a full file system is either cleaned or told to people, whatever its labels are."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import hypothesis
+import pytest
+from hypothesis import strategies
+
+from tests.unit.playbooks.test_shipped_playbooks import PLAYBOOKS
+from trainmedic_server.actions import registry
+from trainmedic_server.catalog import loader
+from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
+from trainmedic_server.domain.alert import Alert, AlertStatus
+from trainmedic_server.domain.target import IdentityLabels
+
+
+def book(name: str) -> YamlPlaybook:
+    (loaded,) = loader.load_file(PLAYBOOKS / f"{name}.yaml", registry.specs_only(), IdentityLabels()).playbooks
+    return loaded
+
+
+CLEANS, TELLS = book("disk-space-low"), book("disk-space-not-cleaned")
+
+
+def takes(playbook: YamlPlaybook, labels: dict[str, str]) -> bool:
+    alert = {"alertname": "DiskSpaceLow", "node": "n7", **labels}
+    return playbook.match(Alert("f", AlertStatus.FIRING, alert, {}, datetime(2026, 3, 5, tzinfo=UTC))).matched
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {},
+        {"mountpoint": "/", "device": "/dev/nvme0n1p2", "fstype": "ext4"},
+        {"mountpoint": "/scratch", "device": "/dev/md127", "fstype": "xfs"},
+        {"mountpoint": "/bootcamp", "device": "rpool/data", "fstype": "zfs"},
+        {"mountpoint": "/mnt", "device": "/dev/sdb1", "fstype": "fuseblk"},
+        {"mountpoint": "/host/var", "device": "/dev/mapper/vg-var", "fstype": "btrfs"},
+        {"volume": "D:"},
+    ],
+)
+def test_a_file_system_of_a_node_is_cleaned(labels: dict[str, str]) -> None:
+    """And where the alert does not say which one it is, as before."""
+    assert (takes(CLEANS, labels), takes(TELLS, labels)) == (True, False)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {"mountpoint": "/boot/efi", "device": "/dev/sda1", "fstype": "vfat"},
+        {"mountpoint": "/boot", "device": "/dev/sda2", "fstype": "ext4"},
+        {"mountpoint": "/home", "device": "filer:/home", "fstype": "nfs4"},
+        {"mountpoint": "/lustre", "device": "10.1.0.4@o2ib:/fs", "fstype": "lustre"},
+        {"mountpoint": "/data", "device": "JuiceFS:pool", "fstype": "fuse.juicefs"},
+        {"mountpoint": "/data", "device": "mon1,mon2:/"},
+        {"namespace": "research", "persistentvolumeclaim": "checkpoints-0"},
+    ],
+)
+def test_what_no_agent_can_clean_is_told_to_people(labels: dict[str, str]) -> None:
+    """And keeps no run on the node that would take in the alert on its own disk."""
+    assert (takes(CLEANS, labels), takes(TELLS, labels)) == (False, True)
+
+
+VALUES = strategies.sampled_from(["", "/", "/boot", "/data", "nfs4", "ext4", "fuse.sshfs", "a:/b", "//a/b", "/dev/sda"])
+
+
+@hypothesis.given(strategies.dictionaries(strategies.sampled_from(["mountpoint", "fstype", "device", "job"]), VALUES))
+def test_exactly_one_of_the_two_takes_each_alert(labels: dict[str, str]) -> None:
+    """Their conditions are written twice, once turned round."""
+    assert takes(CLEANS, labels) != takes(TELLS, labels)
