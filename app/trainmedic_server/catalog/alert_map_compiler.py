@@ -24,7 +24,7 @@ from trainmedic_server.catalog.yaml_text import YamlDocument
 from trainmedic_server.domain.alert import SHIPPED_RULE_LABEL
 from trainmedic_server.domain.own_source import SOURCE
 from trainmedic_server.domain.problems import DocumentPath, FileProblem, did_you_mean
-from trainmedic_server.domain.proof import XID_LABELS
+from trainmedic_server.domain.proof import XID_LABELS, AlertProof
 from trainmedic_server.expressions import evaluation, template_syntax
 from trainmedic_server.expressions.template_syntax import Malformed
 from trainmedic_server.ports.actions import Actions
@@ -220,6 +220,9 @@ def _without_use(
     playbooks = reacting.get(name, [])
     if not playbooks:
         yield f"no playbook reacts to {name!r}{did_you_mean(name, sorted(reacting))}"
+    if playbooks and all(playbook.definition.on.proofs == (AlertProof.SHIPPED_RULE,) for playbook in playbooks):
+        names = " and ".join(playbook.definition.name for playbook in playbooks)
+        yield f"{name!r} starts nothing: {names} asks for the proof of a shipped rule, which a map cannot give"
     for playbook in playbooks:
         if actions is None or not overlaps.acts(playbook, actions):
             continue

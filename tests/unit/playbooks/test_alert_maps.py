@@ -135,6 +135,9 @@ def test_an_alert_map_is_checked_beside_the_playbooks_or_alone(tmp_path: Path, m
     done = CliRunner().invoke(main, ["playbook", "check", str(PLAYBOOKS), "--alert-map", str(path)])
     assert done.exit_code == 0
     assert f"{path}:1:10: warning: no playbook reacts to 'NodeDwn'; did you mean 'NodeDown'?" in done.output
+    path.write_text("rename: [{alert: A, as: NodeDown}]")
+    done = CliRunner().invoke(main, ["playbook", "check", str(PLAYBOOKS), "--alert-map", str(path)])
+    assert "warning: 'NodeDown' starts nothing: node-down asks for the proof of a shipped rule" in done.output
     path.write_text("rename: [{alert: A, ass: NodeDown}]")
     done = CliRunner().invoke(main, ["playbook", "check", str(PLAYBOOKS), "--alert-map", str(path)])
     assert done.exit_code == 1
