@@ -56,6 +56,7 @@ COPY --from=build /opt/sbom.cdx.json /usr/share/doc/trainmedic/sbom.cdx.json
 COPY scripts/container-health /opt/trainmedic/bin/container-health
 COPY playbooks /etc/trainmedic/playbooks
 COPY logrules /etc/trainmedic/logrules
+COPY alert-maps /etc/trainmedic/alert-maps
 # Listening beyond loopback is refused without tokens (TRAINMEDIC_TOKENS_FILE).
 ENV PATH=/opt/trainmedic/bin:/usr/local/bin:/usr/bin:/bin \
     PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 \

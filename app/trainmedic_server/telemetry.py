@@ -97,7 +97,7 @@ class Metrics:
         self.unmatched_alerts = counter(
             "trainmedic_unmatched_alerts",
             "Firing alerts received on which no playbook could decide, by what kept them all from it: alertname, "
-            "conditions, failure or target.",
+            "conditions, failure, target or not_accepted.",
             ["kept_by"],
         )
         self.deliveries = counter("trainmedic_deliveries", "Webhook deliveries, by outcome.", ["outcome"])
@@ -263,6 +263,7 @@ class Metrics:
         self.log_rule_errors = gauge("trainmedic_log_rule_errors", "Files of log rules that could not be loaded.")
         self.playbooks_loaded = gauge("trainmedic_playbooks_loaded", "Playbooks that are loaded.")
         self.playbook_errors = gauge("trainmedic_playbook_errors", "Playbook files that could not be loaded.")
+        self.alert_map_errors = gauge("trainmedic_alert_map_errors", "Alert map files that could not be loaded.")
 
     def show_run(self, before: Run | None, after: Run) -> None:
         """Bring the gauges of runs that ask, and of owed and delayed undos, up to date with a run that has changed."""

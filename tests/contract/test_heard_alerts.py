@@ -118,3 +118,25 @@ async def test_of_too_many_alerts_those_go_that_were_first_heard_of_longest_ago(
     await store.transact(tie)
     assert await store.prune(at(0) - timedelta(days=1)) == 0
     assert await names(store) == ["A6", "A5", "A4", "A0", "A-1"]
+
+
+async def test_a_mapped_alert_is_found_by_either_name_and_label(store: SqlStore) -> None:
+    """Once, in the order of all, and page by page; and read as it was written."""
+    sent = {"alertname": "CardHot", "instance": "10.0.0.9:1"}
+    mapped = [alert(number, {"alertname": "GPUHot", "node": "n1"}) for number in range(3)]
+    mapped = [replace(each, alert=replace(each.alert, original=sent)) for each in mapped]
+    same = alert(3, {"alertname": "CardHot", "node": "n1"})
+    same = replace(same, alert=replace(same.alert, original=sent))  # only its labels were mapped
+    await filled(store, *mapped, same, alert(4, {"alertname": "CardHot"}), alert(5))
+    assert await names(store, alertname="CardHot") == ["CardHot", "CardHot", "GPUHot", "GPUHot", "GPUHot"]
+    assert await names(store, alertname="GPUHot") == ["GPUHot"] * 3
+    assert await names(store, labels={"instance": "10.0.0.9:1"}) == ["CardHot", *["GPUHot"] * 3]
+    assert await names(store, labels={"alertname": "CardHot", "node": "n1"}, reacted=False) == [
+        "CardHot",
+        *["GPUHot"] * 3,
+    ]
+    assert await names(store, alertname="CardHot", labels={"node": "n1"}) == ["CardHot", *["GPUHot"] * 3]
+    first, cursor = await store.alerts_page(HeardAlertFilter(alertname="CardHot"), 3, None)
+    second, end = await store.alerts_page(HeardAlertFilter(alertname="CardHot"), 3, cursor)
+    assert ([each.alert.name for each in (*first, *second)], end) == (["CardHot"] * 2 + ["GPUHot"] * 3, None)
+    assert second[-1].alert == mapped[0].alert

@@ -273,3 +273,22 @@ async def test_acts_of_people_are_those_of_their_actor_and_time(store: SqlStore)
     assert await minutes(ActFilter("ann", since=at(1), until=at(5))) == [4, 2]
     newest = await store.acts_of_people(ActFilter(), None, 2)
     assert await minutes(ActFilter(since=at(2)), newest[-1].seq, 1) == [3]
+
+
+async def test_runs_are_found_by_the_name_that_their_alert_had_before_it_was_mapped(store: SqlStore) -> None:
+    """Page by page in one order with those of that name itself, with other filters and without; and read as written."""
+    sent = {"alertname": "CardHot", "card": "1"}
+    runs = [
+        closed(number, gpu(number), alert_name="GPUHot", original_labels=sent if number % 2 else None)
+        for number in range(6)
+    ]
+    own = closed(6, gpu(6), alert_name="CardHot")
+    await add(store, *runs, own)
+    mapped = [own, runs[5], runs[3], runs[1]]
+    assert await store.page(Filter(alertname="CardHot"), 10, None) == (mapped, None)
+    assert mapped[1].original_labels == sent
+    first, cursor = await store.page(Filter(alertname="CardHot"), 2, None)
+    assert (first, (await store.page(Filter(alertname="CardHot"), 2, cursor))[0]) == (mapped[:2], mapped[2:])
+    assert [one async for one in store.stream(Filter(alertname=["CardHot", "GPUHot"]))] == [own, *runs[::-1]]
+    assert (await store.page(Filter(alertname="CardHot", gpu="3"), 10, None))[0] == [runs[3]]
+    assert (await store.page(Filter(alertname="CardHot", playbook="other"), 10, None))[0] == []

@@ -285,3 +285,36 @@ def names(metric: Metric) -> list[str]:
     """The names under which a metric's samples are stored."""
     suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_count", "_sum"], "info": ["_info"]}
     return [metric.name + suffix for suffix in suffixes.get(metric.type, [""])]
+
+
+def test_the_alert_map_is_ones_own_before_the_shipped_ones() -> None:
+    """A folder with the files of the values, a ConfigMap of somebody else's, then shipped maps by name; none by
+    default."""
+    own = "rename: [{alert: HotCard, as: GPUTemperatureHigh}]"
+    values = {
+        "alertMap": {"extra": {"site.yaml": own}, "existingConfigMap": "team-map", "shipped": ["kube-prometheus"]}
+    }
+    found = charts.parsed(charts.rendered(values))
+    assert charts.one(found, "ConfigMap", "-alert-map")["data"] == {"site.yaml": own}
+    pod = charts.one(found, "Deployment")["spec"]["template"]["spec"]
+    (server,) = (each for each in pod["containers"] if each["name"] == "server")
+    variables = {each["name"]: each.get("value") for each in server["env"]}
+    assert variables["TRAINMEDIC_ALERT_MAP"] == ":".join(
+        ["/etc/trainmedic/alert-map", "/etc/trainmedic/own-alert-map", "kube-prometheus"]
+    )
+    mounted = {each["name"]: each["mountPath"] for each in server["volumeMounts"]}
+    assert (mounted["alert-map"], mounted["own-alert-map"]) == (
+        "/etc/trainmedic/alert-map", "/etc/trainmedic/own-alert-map"
+    )  # fmt: skip
+    volumes = {each["name"]: each.get("configMap", {}).get("name") for each in pod["volumes"]}
+    assert volumes["own-alert-map"] == "team-map"
+    plain = charts.one(charts.objects("default"), "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert not any(each["name"] == "TRAINMEDIC_ALERT_MAP" for container in plain for each in container["env"])
+
+
+def test_the_chart_offers_every_shipped_alert_map() -> None:
+    """By the name under which the server finds it."""
+    schema = json.loads((charts.ROOT / "helm" / "trainmedic" / "values.schema.json").read_text())
+    offered = schema["properties"]["alertMap"]["properties"]["shipped"]["items"]["enum"]
+    files = (charts.ROOT / "alert-maps").glob("*.yaml")
+    assert set(offered) == {"shipped", *(path.stem for path in files if not path.stem.endswith("_test"))}

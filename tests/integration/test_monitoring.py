@@ -58,6 +58,7 @@ ALERTS = {
     "AlertsRejected": "warning",
     "DeliveriesFailing": "critical",
     "PlaybooksBroken": "warning",
+    "AlertMapBroken": "warning",
     "LogRulesBroken": "warning",
     "LogFindingsLost": "warning",
     "LogWordingChanged": "warning",

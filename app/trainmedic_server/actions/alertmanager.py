@@ -72,7 +72,7 @@ class SilenceAlert(_AlertmanagerAction):
     async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(SilenceParams, call.params)
         alertmanager = self.alertmanager
-        matchers = _matchers(call.alert.labels, params.labels)
+        matchers = _matchers(call.alert.sent_labels, params.labels)
         # From when the attempt was first made, so that a resumed one does not lengthen the silence.
         ends_at = call.issued_at + params.duration
         if ends_at <= self.services.clock.now():

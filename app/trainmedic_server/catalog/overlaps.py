@@ -25,7 +25,7 @@ def warnings(playbooks: Sequence[YamlPlaybook], actions: Actions) -> Iterator[Fi
     """A warning at the second of each pair that would both act."""
     by_alertname: dict[str, list[YamlPlaybook]] = {}
     for playbook in playbooks:
-        if _acts(playbook, actions):
+        if acts(playbook, actions):
             for name in dict.fromkeys(playbook.definition.on.alertnames):
                 by_alertname.setdefault(name, []).append(playbook)
     for name, rivals in by_alertname.items():
@@ -41,7 +41,7 @@ def _told(alertname: str, first: YamlPlaybook, second: YamlPlaybook) -> str:
     return f"warning: {names} both act on the alert {alertname}, one after the other{unless}"
 
 
-def _acts(playbook: YamlPlaybook, actions: Actions) -> bool:
+def acts(playbook: YamlPlaybook, actions: Actions) -> bool:
     """Whether it changes something by itself; what an action that is not known here does is not known either."""
     if playbook.definition.mode is Mode.OBSERVE:
         return False

@@ -17,7 +17,7 @@ _HEADER = ("HEARD", "ALERT", "STATUS", "TIMES", "LABELS", "WHAT CAME OF IT")
 # The members of an item, in the order of the server's own CSV (`server.heard_alerts.HeardAlertView`).
 _COLUMNS = (
     "alert_name", "labels", "annotations", "status", "fingerprint", "starts_at", "first_heard", "last_heard", "count",
-    "resolved_at", "reacted", "reason", "reactions",
+    "resolved_at", "reacted", "reason", "reactions", "suggestion", "original_alert_name", "original_labels",
 )  # fmt: skip
 
 
@@ -77,7 +77,10 @@ def _pair(text: str) -> str:
 def _cells(item: listing.Item) -> tuple[object, ...]:
     labels = {name: value for name, value in item["labels"].items() if name != "alertname"}
     heard = ages.age(item["last_heard"], datetime.now(UTC).isoformat())
-    return heard, item["alert_name"], item["status"], f"×{item['count']}", story.data(labels), _outcome(item)
+    name = item["alert_name"]
+    if item.get("original_alert_name") not in (None, name):
+        name = f"{name} (sent as {item['original_alert_name']})"
+    return heard, name, item["status"], f"×{item['count']}", story.data(labels), _outcome(item)
 
 
 def _outcome(item: listing.Item) -> str:

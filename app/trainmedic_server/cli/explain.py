@@ -16,7 +16,7 @@ from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.cli import exits, explained
 from trainmedic_server.cli.client import Client, token_from_file
-from trainmedic_server.cli.playbook_paths import playbook_roots
+from trainmedic_server.cli.playbook_paths import alert_map_option, loaded_alert_map, playbook_roots
 from trainmedic_server.cli.times import TimeParam
 from trainmedic_server.domain.plain_text import json_text, visible
 from trainmedic_server.domain.playbook import Mode
@@ -51,6 +51,7 @@ from trainmedic_server.simulation.explain import explain as explain_alerts
 @click.option(
     "--at", type=TimeParam(), metavar="TIME", help="Judge the alert's age as of then: a time, or how long ago."
 )
+@alert_map_option
 @click.option("--server", metavar="URL", help="Ask this server, with all that it knows, instead of files.")
 @click.option("--token", metavar="TOKEN", envvar="TRAINMEDIC_TOKEN", help="Token to present to the server.")
 @click.option("--test", "as_test", is_flag=True, help="Print a file of tests of it, for 'playbook test'.")
@@ -61,6 +62,7 @@ def explain(
     mode: str,
     inventory: Path | None,
     at: str | None,
+    alert_map: Sequence[Path],
     server: str | None,
     token: str | None,
     as_test: bool,
@@ -81,9 +83,11 @@ def explain(
     if server is not None:
         if paths:
             raise click.UsageError("--server explains by its own playbooks; leave out --playbooks")
+        if alert_map and _is_given("alert_map"):
+            raise click.UsageError("--server explains by its own alert map; leave out --alert-map")
         answer = _of_server(server, token, document, at, as_test)
     else:
-        answer = _of_files(document, alert.name, paths, Mode(mode), inventory, at, as_test)
+        answer = _of_files(document, alert.name, paths, Mode(mode), inventory, at, alert_map, as_test)
     if as_test:
         click.echo(answer["test"], nl=False)
     elif output == "json":
@@ -114,6 +118,7 @@ def _of_files(
     mode: Mode,
     inventory: Path | None,
     at: str | None,
+    alert_map: Sequence[Path],
     as_test: bool,
 ) -> Any:
     actions, now = registry.specs_only(), SystemClock().now()
@@ -128,14 +133,21 @@ def _of_files(
         topology = Topology(file_inventory.load(inventory)) if inventory else Topology()
     except (PayloadError, ConfigurationError) as error:
         raise exits.InvalidInput(f"{name}: {error}" if isinstance(error, PayloadError) else str(error)) from error
-    limits, moment = EngineLimits(mode=mode), _moment(at, now)
-    answers = explain_alerts(library, actions, alerts, limits, moment, topology)
+    limits, moment, mapping = EngineLimits(mode=mode), _moment(at, now), loaded_alert_map(alert_map)
+    answers = explain_alerts(library, actions, alerts, limits, moment, topology, mapping)
     test = None
     if as_test:
-        test = test_text.write(explanation.for_a_test(library.for_alert, alerts, actions, limits))
+        mapped = [mapping.apply(each).alert for each in alerts]
+        test = test_text.write(explanation.for_a_test(library.for_alert, mapped, actions, limits))
     names = heard_alerts.alertnames(library)
     view = explanations.view(answers, names, moment, test=test, kept_back=kept_back)
     return view.model_dump(mode="json")
+
+
+def _is_given(name: str) -> bool:
+    """Whether the option was written on the command line, and not taken from the environment."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is click.core.ParameterSource.COMMANDLINE
 
 
 def _moment(at: str | None, now: datetime) -> datetime:

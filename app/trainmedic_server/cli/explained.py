@@ -30,6 +30,7 @@ def alert_lines(alert: Document) -> Iterator[str]:
     labels = {name: value for name, value in alert.get("labels", {}).items() if name != "alertname"}
     name = plain(alert.get("alert_name") or "(without a name)")
     yield f"alert {name}, {plain(alert.get('status'))}: {story.data(labels)}"
+    yield from original(alert, "  ")
     if alert.get("kept_back"):
         yield f"  Alertmanager does not send it: {plain(alert['kept_back'])}. If it did:"
     if alert.get("told"):
@@ -37,10 +38,31 @@ def alert_lines(alert: Document) -> Iterator[str]:
     playbooks = alert.get("playbooks", ())
     if not playbooks:
         yield f"  {plain(alert.get('reason'))}"
+        yield from suggestion(alert, "  ")
     if len(alert.get("acting", ())) > 1:
         yield f"  {' and '.join(map(plain, alert['acting']))} would each act on it, one after the other"
     for playbook in sorted(playbooks, key=lambda playbook: not playbook.get("matched")):
         yield from _playbook(playbook)
+
+
+def original(alert: Document, before: str) -> Iterator[str]:
+    """What Alertmanager sent, where an alert map changed it."""
+    if (sent := alert.get("original_labels")) is not None:
+        labels = {name: value for name, value in sent.items() if name != "alertname"}
+        name = plain(alert.get("original_alert_name") or sent.get("alertname") or "(without a name)")
+        yield f"{before}mapped from {name}: {story.data(labels)}".rstrip()
+
+
+def suggestion(alert: Document, before: str) -> Iterator[str]:
+    """What an alert map could rename it to, and what would react then."""
+    suggested = alert.get("suggestion")
+    if not suggested:
+        return
+    yield f"{before}this entry of the alert map would rename it:"
+    for line in suggested.get("rename", "").splitlines():
+        yield f"{before}    {plain(line)}"
+    for each in suggested.get("playbooks", ()):
+        yield f"{before}then {plain(each.get('playbook'))} reacts, if its conditions hold: {plain(each.get('summary'))}"
 
 
 def _switches(server: Document) -> str:

@@ -27,7 +27,7 @@ _COLUMNS = (
     "run_id", "timestamp", "alert_name", "alert_labels", "playbook", "target", "node", "gpu", "job", "mode", "status",
     "decision", "action_taken", "success", "message", "duration_ms", "touched", "owes_undo", "undo_error", "undone_at",
     "waiting_on", "deadline", "approved_by", "decided_at",
-    "started_by", "repeats",
+    "started_by", "repeats", "original_alert_name", "original_labels",
 )  # fmt: skip
 _MOST_FOLDED = 20
 """So many times as many items as rows are read for a table, where many of them fold into one."""
@@ -222,14 +222,15 @@ def _item_of(client: Client, event: Mapping[str, Any], items: dict[str, Item]) -
 
 def _matches(item: Item, conditions: Mapping[str, Any]) -> bool:
     """Whether a run meets the conditions; those on what changes while it runs (its status) are not looked at."""
-    members = {"alertname": "alert_name"}
-    steady = ("alertname", "playbook", "decision", "job", "target")
-    same = all(item.get(members.get(name, name)) in conditions[name] for name in steady if name in conditions)
+    steady = ("playbook", "decision", "job", "target")
+    same = all(item.get(name) in conditions[name] for name in steady if name in conditions)
+    alertnames = {item.get("alert_name"), item.get("original_alert_name")}
+    named = "alertname" not in conditions or not alertnames.isdisjoint(conditions["alertname"])
     nodes = {item.get("node"), *item.get("touched", ())}
     on_node = "node" not in conditions or not nodes.isdisjoint(conditions["node"])
-    named = {item.get("gpu"), f"{item.get('node')}/{item.get('gpu')}"}
-    on_gpu = "gpu" not in conditions or any(gpu.removeprefix("gpu:") in named for gpu in conditions["gpu"])
-    return same and on_node and on_gpu
+    gpus = {item.get("gpu"), f"{item.get('node')}/{item.get('gpu')}"}
+    on_gpu = "gpu" not in conditions or any(gpu.removeprefix("gpu:") in gpus for gpu in conditions["gpu"])
+    return same and named and on_node and on_gpu
 
 
 def _event_line(event: Mapping[str, Any], item: Item | None) -> str:

@@ -10,15 +10,17 @@ import click
 
 from trainmedic_server import telemetry
 from trainmedic_server.actions import registry
+from trainmedic_server.catalog import alert_map_roots, loader
+from trainmedic_server.catalog.library import Library
 from trainmedic_server.catalog.schema import json_schema
-from trainmedic_server.cli import exits
+from trainmedic_server.cli import exits, rule_report
 from trainmedic_server.cli.explain import explain
 from trainmedic_server.cli.playbook_list import list_playbooks, list_versions
-from trainmedic_server.cli.playbook_paths import playbook_roots
+from trainmedic_server.cli.playbook_paths import alert_map_option, loaded_alert_map, playbook_roots
 from trainmedic_server.domain.plain_text import visible
-from trainmedic_server.simulation import report, suite
+from trainmedic_server.simulation import report, rule_outcomes, suite
+from trainmedic_server.simulation.check import CheckResult, check_alert_maps, test_files
 from trainmedic_server.simulation.check import check as check_paths
-from trainmedic_server.simulation.check import test_files
 
 _paths = click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path(path_type=Path))
 
@@ -35,20 +37,72 @@ def playbook() -> None:
 
 @playbook.command()
 @_paths
-def check(paths: Sequence[Path]) -> None:
-    """Check playbooks and the form of their tests.
+@alert_map_option
+def check(paths: Sequence[Path], alert_map: Sequence[Path]) -> None:
+    """Check playbooks, the form of their tests, and the alert map.
 
     Each mistake is told with file, line and column. Ends with 1 where there is one, and with 2 where PATH has no
-    playbook. A warning, such as that two playbooks act on the same alert, changes nothing of that.
+    playbook. A warning, such as that two playbooks act on the same alert, or that none reacts to a name which the
+    alert map gives, changes nothing of that. With --alert-map and without any playbook the map is checked alone.
     """
-    checked = check_paths(playbook_roots(paths), registry.specs_only())
-    for problem in (*checked.problems, *checked.warnings):
+    actions, roots = registry.specs_only(), playbook_roots(paths)
+    has_playbooks = bool(paths) or not alert_map or any(loader.exists(root) for root in roots)
+    checked = check_paths(roots, actions) if has_playbooks else CheckResult((), ())
+    library, warnings = check_alert_maps(
+        alert_map_roots.roots(alert_map, {}), checked.playbooks if has_playbooks else None, actions
+    )
+    problems = (*checked.problems, *library.problems)
+    for problem in (*problems, *checked.warnings, *warnings):
         click.echo(visible(str(problem), keep="\n"))
-    if checked.problems:
-        raise exits.Failure(_count(len(checked.problems), "mistake"))
+    if problems:
+        raise exits.Failure(_count(len(problems), "mistake"))
     if checked.empty:
         raise exits.InvalidInput(f"There is no playbook in {', '.join(map(str, checked.empty))}.")
-    click.echo(f"{_count(len(checked.playbooks), 'playbook')}, no mistake.")
+    counted = [_count(len(checked.playbooks), "playbook")] if has_playbooks else []
+    if alert_map:
+        renames = sum(len(content.renames) for content in library.contents)
+        counted.append(f"{_count(renames, 'rename')} in {_count(len(library.contents), 'alert map')}")
+    click.echo(f"{', '.join(counted)}, no mistake.")
+
+
+@playbook.command()
+@click.argument("files", metavar="RULES...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--playbooks", "paths", metavar="PATH", multiple=True, type=click.Path(path_type=Path), help="Can be repeated."
+)
+@alert_map_option
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def rules(files: Sequence[Path], paths: Sequence[Path], alert_map: Sequence[Path], output: str) -> None:
+    """Say which playbook each alert of your rules starts, and why the others start none.
+
+    RULES is a file of Prometheus' rules, or a PrometheusRule of Kubernetes. Where a name means an alert that a playbook
+    reacts to, the entry for your alert map is printed. Ends with 1 where RULES is a list of alerts with the outcome of
+    each, as alert-maps/public-rules_test.yaml is, and one comes to something else.
+
+    \b
+    trainmedic playbook rules prometheus/rules/gpu.yaml
+    trainmedic playbook rules prometheus/rules/*.yaml --alert-map shipped --alert-map my-map.yaml
+    """
+    read = [rule_outcomes.read(file) for file in files]
+    for problem in (problem for _, problems in read for problem in problems):
+        click.echo(visible(str(problem), keep="\n"), err=True)
+    alerts = [alert for each, _ in read for alert in each]
+    if not alerts:
+        raise exits.InvalidInput("There is no alert in these files.")
+    library = Library(playbook_roots(paths), registry.specs_only())
+    library.reload()
+    if not library.all():
+        raise exits.InvalidInput(f"No playbook was loaded from {', '.join(map(str, playbook_roots(paths)))}.")
+    comes_to = rule_outcomes.outcomes(alerts, loaded_alert_map(alert_map), library.all())
+    if output == "json":
+        click.echo(json.dumps([outcome.as_data() for outcome in comes_to], indent=2))
+    else:
+        for line in rule_report.lines(comes_to):
+            click.echo(line)
+    if any(problems for _, problems in read):
+        raise exits.Failure("a file of rules could not be read whole")
+    if wrong := sum(not outcome.is_as_expected for outcome in comes_to):
+        raise exits.Failure(f"{_count(wrong, 'alert')} of {len(comes_to)} came to something else than the list says")
 
 
 @playbook.command()

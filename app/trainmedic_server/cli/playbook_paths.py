@@ -1,10 +1,27 @@
-"""Where the playbooks are that a command works on. Who uses it: ``playbook`` and ``explain``."""
+"""Where the playbooks and the alert map are that a command works on. Who uses it: ``playbook`` and ``explain``."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
+
+import click
+
+from trainmedic_server.catalog import alert_map_roots
+from trainmedic_server.catalog.alert_map import CompiledAlertMap
+from trainmedic_server.catalog.alert_map_library import AlertMapLibrary
+from trainmedic_server.domain.plain_text import visible
+
+alert_map_option = click.option(
+    "--alert-map",
+    "alert_map",
+    metavar="FILE",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    envvar=alert_map_roots.SETTING,
+    help="Alert map, or the name of a shipped one. Can be repeated.",
+)
 
 
 def playbook_roots(paths: Sequence[Path]) -> list[Path]:
@@ -13,3 +30,12 @@ def playbook_roots(paths: Sequence[Path]) -> list[Path]:
         return list(paths)
     setting = os.environ.get("TRAINMEDIC_PLAYBOOKS") or "playbooks"
     return [Path(part).expanduser() for part in setting.split(os.pathsep) if part]
+
+
+def loaded_alert_map(paths: Sequence[Path]) -> CompiledAlertMap:
+    """The alert map of these files; what of it cannot be loaded is told on standard error."""
+    library = AlertMapLibrary(alert_map_roots.roots(paths, {}))
+    library.reload()
+    for problem in library.problems:
+        click.echo(visible(f"Not loaded: {problem}", keep="\n"), err=True)
+    return library.current

@@ -80,6 +80,8 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {part:<11}{'ok' if state.get('ok') else 'NOT OK'}: {table.plain(state.get('detail'))}"
     if rules := ready.get("log_rules"):
         yield f"  {'log rules':<11}{'ok' if rules.get('ok') else 'NOT OK'}: {table.plain(rules.get('detail'))}"
+    if mapped := ready.get("alert_map"):
+        yield f"  {'alert map':<11}{'ok' if mapped.get('ok') else 'NOT OK'}: {table.plain(mapped.get('detail'))}"
     if not ready.get("clock", {}).get("ok", True):
         yield f"  {'clock':<11}NOT OK: {table.plain(ready['clock'].get('detail'))}"
     if not ready.get("notifications", {}).get("ok", True):

@@ -210,6 +210,9 @@ def _alerts(run: Document) -> Iterator[str]:
         yield f"  {plain(name)}  since {moment(alert.get('starts_at'))}, {state}, heard {_times(alert.get('count', 1))}"
         if labels:
             yield f"    labels       {data(labels)}"
+        if (sent := alert.get("original_labels")) is not None:
+            original = dict(sent)
+            yield f"    mapped from  {plain(original.pop('alertname', '(no alertname)'))}  {data(original)}".rstrip()
         if alert.get("annotations"):
             yield f"    annotations  {data(alert['annotations'])}"
 

@@ -53,8 +53,9 @@ def told(asked: Asking, alertname: str, labels: Mapping[str, str], since: str | 
     conditions = {"alertname": alertname, "label": pairs, "limit": limit} | ({"since": since} if since else {})
     page = asked.get("alerts", conditions)
     heard = page["items"]
-    newest = heard[0] if heard else {"labels": labels, "annotations": {}}
-    alert = {"labels": {**newest["labels"], "alertname": alertname}, "annotations": newest.get("annotations", {})}
+    newest = heard[0] if heard else {"labels": {**labels, "alertname": alertname}}
+    sent = newest.get("original_labels") or {**newest["labels"], "alertname": alertname}
+    alert = {"labels": sent, "annotations": newest.get("annotations", {})}
     now = asked.post("explain", {**alert, "status": "firing"})
     return {"heard": heard, "more": page["next"] is not None, "now": now}
 
@@ -84,9 +85,11 @@ def _heard(alert: Document) -> Iterator[str]:
     times = f"heard {alert['count']} times, first" if alert["count"] > 1 else "heard once,"
     last = f", last {story.moment(alert['last_heard'])}" if alert["count"] > 1 else ""
     yield f"{plain(alert['alert_name'])} {story.data(labels)}".rstrip()
+    yield from explained.original(alert, "  ")
     yield f"  {plain(alert['status'])}, {times} {story.moment(alert['first_heard'])}{last}"
     if not alert["reactions"]:
         yield f"  {plain(alert['reason'])}"
+        yield from explained.suggestion(alert, "  ")
     for reaction in alert["reactions"]:
         reason = f": {plain(reaction['reason'])}" if reaction.get("reason") else ""
         run = f"  (run {plain(reaction['run_id'])})" if reaction.get("run_id") else ""

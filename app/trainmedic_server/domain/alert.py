@@ -25,9 +25,11 @@ MOST_REASONS = 5
 """Problems that the reason of a rejected alert lists."""
 
 SHIPPED_RULE_LABEL = "trainmedic_rule"
-"""The label that every alert rule of Trainmedic carries, and that playbooks which can do harm ask for."""
+"""The label that every alert rule of Trainmedic carries, and that playbooks which can do harm ask for. It vouches for
+the alert's own name: an alert map never sets it, and removes it from an alert that it renames."""
 SHIPPED_RULE = "1"
 """Its value."""
+
 BY_HAND = "by-hand-"
 """How the fingerprint begins of what stands in place of an alert where a person started a run and none fires."""
 
@@ -65,6 +67,23 @@ class Alert(Struct, frozen=True):
     """When it resolved; None while it fires (Alertmanager sends the year 0001 then)."""
     generator_url: str = ""
     """The page of the rule in Prometheus."""
+    original: Mapping[str, str] | None = None
+    """The labels as Alertmanager sent them; None where no alert map changed them. The identity is always theirs."""
+
+    @property
+    def sent_labels(self) -> Mapping[str, str]:
+        """The labels as Alertmanager knows them."""
+        return self.labels if self.original is None else self.original
+
+    @property
+    def every_label(self) -> Mapping[str, str]:
+        """The labels, with those that an alert map dropped."""
+        return self.labels if self.original is None else {**self.original, **self.labels}
+
+    @property
+    def original_name(self) -> str | None:
+        """The ``alertname`` as it was sent; None where no alert map changed the labels."""
+        return None if self.original is None else self.original.get("alertname", "")
 
     @property
     def identity(self) -> Identity:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 SOURCE = "source"
 LOG = "log"
 """The `SOURCE` of the alert of a finding."""
 DIAGNOSIS = "diagnosis"
 """That of the alert of a verdict, and of `NODE_SUSPECT`."""
 NODE_SUSPECT = "NodeSuspect"
+
+
+def is_own(labels: Mapping[str, str]) -> bool:
+    """Return whether these are the labels of an alert of Trainmedic's own, of a delivery that was checked."""
+    return labels.get(SOURCE) in (LOG, DIAGNOSIS)

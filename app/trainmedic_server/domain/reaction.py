@@ -24,6 +24,8 @@ class NoReaction(StrEnum):
     """The alert lacks what ``on.proof`` asks for, and everything else holds."""
     RESOLVED = "resolved"
     """The alert was first heard of when it had resolved; nothing begins on that."""
+    NOT_ACCEPTED = "not_accepted"
+    """The alert map's ``accept`` refuses the alert; no playbook is asked."""
 
 
 _WITHOUT_EFFECT = frozenset({*map(str, NoReaction), "target_unknown", "target_ambiguous"})
@@ -36,7 +38,8 @@ class Reaction(Struct, frozen=True):
     """What one playbook made of one alert."""
 
     playbook: str
-    """The playbook's name; empty in the one reaction that counts the playbooks of which no reason is kept."""
+    """The playbook's name. Empty in the reaction that counts the playbooks of which no reason is kept, and in
+    ``not_accepted``, where none is asked."""
     decision: str
     """A `domain.run.Decision`, or a `NoReaction`."""
     reason: str = ""

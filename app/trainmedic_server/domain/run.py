@@ -56,10 +56,18 @@ class Decision(StrEnum):
     TARGET_UNKNOWN = "target_unknown"
     TARGET_AMBIGUOUS = "target_ambiguous"
     TARGET_BUSY = "target_busy"
+    NOT_ACCEPTED = "not_accepted"
 
 
 PASSING = frozenset(
-    {Decision.COOLDOWN, Decision.RATE_LIMITED, Decision.CONCURRENCY_LIMITED, Decision.BREAKER_OPEN, Decision.PAUSED}
+    {
+        Decision.COOLDOWN,
+        Decision.RATE_LIMITED,
+        Decision.CONCURRENCY_LIMITED,
+        Decision.BREAKER_OPEN,
+        Decision.PAUSED,
+        Decision.NOT_ACCEPTED,
+    }
 )
 """Reasons not to start that may have passed when the same alert is reported again."""
 
@@ -224,7 +232,7 @@ class Run(Struct, frozen=True):
     alert_name: str
     """The ``alertname`` of that alert."""
     alert_labels: Mapping[str, str]
-    """All labels of that alert."""
+    """All labels of that alert, as the alert map made them."""
     created_at: datetime
     """When it was admitted."""
     steps: tuple[StepState, ...] = ()
@@ -246,6 +254,8 @@ class Run(Struct, frozen=True):
     """The id of the run that it repeats, by an operator's order."""
     request_key: str | None = None
     """What the client that started it by hand named its request, so that a repeated one starts nothing again."""
+    original_labels: Mapping[str, str] | None = None
+    """The labels of its alert as Alertmanager sent them; None where no alert map changed them."""
 
     def step(self, key: tuple[str, int]) -> StepState:
         for step in self.steps:
@@ -257,6 +267,21 @@ class Run(Struct, frozen=True):
         """This run with the step of the same key replaced, and with `changes` of its own."""
         steps = tuple([changed if step.key == changed.key else step for step in self.steps])
         return replace(self, steps=steps, **changes)
+
+    @property
+    def sent_labels(self) -> Mapping[str, str]:
+        """The labels of its alert as Prometheus and Alertmanager know them."""
+        return self.alert_labels if self.original_labels is None else self.original_labels
+
+    @property
+    def every_label(self) -> Mapping[str, str]:
+        """The labels of its alert, with those that an alert map dropped."""
+        return self.alert_labels if self.original_labels is None else {**self.original_labels, **self.alert_labels}
+
+    @property
+    def original_alert_name(self) -> str | None:
+        """The ``alertname`` as it was sent; None where no alert map changed the alert's labels."""
+        return None if self.original_labels is None else self.original_labels.get("alertname", "")
 
     @property
     def target_key(self) -> str:

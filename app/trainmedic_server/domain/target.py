@@ -94,7 +94,8 @@ class Unresolved(Struct, frozen=True):
     """The labels name no target, or several."""
 
     reason: str
-    """``target_unknown`` or ``target_ambiguous``."""
+    """``target_unknown`` or ``target_ambiguous``; ``not_accepted`` where the alert map refuses the alert, so that its
+    labels are not looked up here."""
     why: str
     """For a person: what is missing, or what disagrees."""
 

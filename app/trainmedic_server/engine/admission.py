@@ -82,9 +82,12 @@ class Admitter:
             raise errors.Conflict(f"run {open_run} of {candidate.key[0]} on {candidate.key[1]} is open")
         self._by_hand = order
         run = self._add_run(record, candidate, outcome)
-        if record.identity not in self._facts.records:
+        known = self._facts.records.get(record.identity)
+        if known is None:
             reaction = Reaction(run.playbook, run.decision, outcome.why, run.id)
             self._keep(replace(record, reactions=(reaction,)))
+        elif known.alert != record.alert:  # the alert map takes it since it was heard
+            self._keep(replace(known, alert=record.alert))
         self._by_hand = None
         return run
 
@@ -127,6 +130,7 @@ class Admitter:
             self._keep(replace(earlier, last_heard_at=self._now, count=earlier.count + 1))
             return True
         record = earlier or AlertRecord(alert, self._now, self._now, 0, reactions=matched.too_late())
+        alert = _as_mapped_before(alert, record.alert)
         self._resolve(replace(record, alert=alert, count=record.count + 1), "alertmanager")
         self._supersede(alert.identity)
         return False
@@ -166,12 +170,16 @@ class Admitter:
             decisions = [self._overtaken(ended, candidate) for candidate in matched.candidates]
             self._keep(_with_reactions(ended, decisions, matched))
             return True, decisions
+        linked = list(self._facts.linked.get(alert.identity, ()))
+        if earlier is not None and any(run.status not in (Status.NOT_STARTED, Status.OBSERVED) for run in linked):
+            mapped, alert = alert, _as_mapped_before(alert, earlier.alert)
+            if alert is not mapped:
+                matched = MatchedAlert()  # of another map; a run for it has started, which stays the only one
         record = AlertRecord(alert, self._now, self._now)
         if earlier is not None:
             # If it has resolved, that was only assumed, and is refuted by this report.
             heard = replace(earlier, alert=alert, last_heard_at=self._now, count=earlier.count + 1)
             record = replace(heard, resolved_at=None, resolved_because=None)
-        linked = list(self._facts.linked.get(alert.identity, ()))
         for run in linked:
             self._add_event(run.run_id, "alert_repeated", alert=alert.name, count=record.count)
         decisions = [self._candidate(record, candidate, linked) for candidate in matched.candidates]
@@ -218,7 +226,7 @@ class Admitter:
         definition, controls = candidate.playbook.definition, self._facts.controls
         mode, why = self._mode(candidate.playbook)
         facts = self._guard_facts(candidate.key)
-        pause = pausing.holding(controls, definition.name, target, alert.labels, self._now, self._facts.topology)
+        pause = pausing.holding(controls, definition.name, target, alert.every_label, self._now, self._facts.topology)
         outcome = guards.decide(
             definition.guards, mode, facts, controls, self._limits, alert.starts_at, self._now, self._ago, pause
         )
@@ -296,6 +304,7 @@ class Admitter:
             alert=record.identity,
             alert_name=record.alert.name,
             alert_labels=dict(record.alert.labels),
+            original_labels=None if record.alert.original is None else dict(record.alert.original),
             created_at=self._now,
             steps=step_sequence.initial_steps(playbook, ask_first=mode is Mode.APPROVE) if starts else (),
             ended_at=None if decision is Decision.STARTED else self._now,
@@ -361,6 +370,14 @@ def _events_of_rejected(delivery: Delivery, now: datetime) -> Iterator[Event]:
     if (others := len(delivery.rejected) - _REJECTED_IN_HISTORY) > 0:
         why = f"{others} more alerts of this delivery are malformed"
         yield Event("alert_rejected", now, data={"why": why, "delivery": delivery.id})
+
+
+def _as_mapped_before(alert: Alert, earlier: Alert) -> Alert:
+    """Return the alert with the labels that it was mapped to when it was heard before. Once a run works on it, or it
+    has ended, a map that has changed since does not make another alert of it."""
+    if alert.labels == earlier.labels or (alert.original is None and earlier.original is None):
+        return alert
+    return replace(alert, labels=earlier.labels, original=earlier.original)
 
 
 def _with_reactions(record: AlertRecord, decisions: Sequence[PlaybookDecision], matched: MatchedAlert) -> AlertRecord:

@@ -164,14 +164,17 @@ class HandStarter:
     ) -> AlertRecord | None:
         """The newest alert that fires for the playbook and target, with the labels that are asked for."""
         names, fitting = playbook.definition.on.alertnames, []
+        alert_map = self._services.alert_map()
         for record in tx.firing(_MOST_FIRING):
-            alert = record.alert
-            has_labels = all(alert.labels.get(name) == value for name, value in order.labels.items())
-            if alert.name not in names or not has_labels:
+            mapped = alert_map.apply(record.alert)
+            # One that a playbook has reacted to stays what it was mapped to then.
+            alert = record.alert if record.has_reaction else mapped.alert
+            has_labels = all(alert.every_label.get(name) == value for name, value in order.labels.items())
+            if alert.name not in names or not has_labels or mapped.refused:
                 continue
             match = playbook.match(alert)  # who starts the run answers for what the alert does not prove
             if (match.matched or match.unproven) and playbook.target_of(alert, topology) == order.target:
-                fitting.append(record)
+                fitting.append(replace(record, alert=alert))
         return max(fitting, key=lambda record: record.alert.starts_at, default=None)
 
     def _stand_in(self, order: StartOrder) -> AlertRecord:

@@ -141,14 +141,15 @@ class EffectMeasuring:
         if effect.query is not None:
             series = await self._read(effect.query, effect.acted_at)
             return _of_series(effect, series, None) or effect.not_measured("the playbook's query has no series")
-        rules = [rule for rule in await self._prometheus.rules_of(run.alert_name) if _is_of(rule, run)]
+        rule_name = run.sent_labels.get("alertname", "")
+        rules = [rule for rule in await self._prometheus.rules_of(rule_name) if _is_of(rule, run)]
         branches = [(rule, each) for rule in rules for each in promql.comparisons(rule.expression)][:_MOST_BRANCHES]
         if not branches:
             why = "compares nothing that could be measured" if rules else "is not known to Prometheus"
-            return effect.not_measured(f"the rule of {run.alert_name} {why}; name a query in the playbook's effect")
+            return effect.not_measured(f"the rule of {rule_name} {why}; name a query in the playbook's effect")
         best: Effect | None = None
         for rule, comparison in branches:
-            labels = {name: value for name, value in run.alert_labels.items() if name not in rule.labels}
+            labels = {name: value for name, value in run.sent_labels.items() if name not in rule.labels}
             labels.pop("alertname", None)
             query = promql.narrowed(comparison.query, labels)
             if len(query) > promql.LONGEST_QUERY:
@@ -168,7 +169,7 @@ class EffectMeasuring:
 def _is_of(rule: AlertRule, run: Run) -> bool:
     """Whether the alert has what the rule adds to its alerts, as far as that is no template."""
     fixed = {name: value for name, value in rule.labels.items() if "{{" not in value}
-    return all(run.alert_labels.get(name) == value for name, value in fixed.items())
+    return all(run.sent_labels.get(name) == value for name, value in fixed.items())
 
 
 def _of_series(effect: Effect, series: Sequence[MetricSeries], comparison: promql.Comparison | None) -> Effect | None:

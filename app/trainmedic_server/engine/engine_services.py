@@ -17,6 +17,7 @@ from trainmedic_server.engine.plan_values import PlanningContext
 from trainmedic_server.engine.recorder import Recorder
 from trainmedic_server.engine.timeline import Timeline
 from trainmedic_server.ports.actions import Actions
+from trainmedic_server.ports.alert_map import NO_ALERT_MAP, AlertMap
 from trainmedic_server.ports.fence import Fence
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.outside import Clock
@@ -47,6 +48,8 @@ class EngineServices(Struct, frozen=True):
     """Called right before each attempt."""
     topology: Callable[[], Topology] = Topology
     """Returns what is known of nodes, jobs and GPUs."""
+    alert_map: Callable[[], AlertMap] = lambda: NO_ALERT_MAP
+    """Returns the alert map in force."""
 
     def planning_context(self, playbook: CompiledPlaybook | None) -> PlanningContext:
         limits, timeline = self.limits, self.timeline
@@ -67,7 +70,7 @@ class EngineServices(Struct, frozen=True):
         if not controls.pauses:
             return None
         now, topology = self.clock.now(), self.topology()
-        return pausing.holding(controls, run.playbook, run.target, run.alert_labels, now, topology, nodes)
+        return pausing.holding(controls, run.playbook, run.target, run.every_label, now, topology, nodes)
 
     def count_closed(self, run: Run) -> None:
         """Count and log that a run has closed."""

@@ -29,11 +29,12 @@ class Explainer:
         """
         services = self._services
         topology = services.topology()
-        names = {alert.name for alert in alerts}
+        mapped = [services.alert_map().apply(alert) for alert in alerts]
+        names = {each.alert.name for each in mapped}
         by_name = {each.definition.name: each for name in names for each in services.catalog.for_alert(name)}
         playbooks = [by_name[name] for name in sorted(by_name)]
         # In threads, because a thousand alerts take a second, in which webhooks want to be answered.
-        delivery = await asyncio.to_thread(explanation.prepared, services.catalog.for_alert, alerts, topology)
+        delivery = await asyncio.to_thread(explanation.prepared, services.catalog.for_alert, mapped, topology)
         ago = services.timeline.by_clock()
         facts = await services.store.transact(
             lambda tx: admission_facts.read(tx, [delivery], services.limits, ago, topology)
@@ -60,6 +61,7 @@ class Explainer:
     async def explain_for_a_test(self, alerts: Sequence[Alert]) -> tuple[ExplainedAlert, ...]:
         """Return what a test of the playbooks would see of each alert."""
         services = self._services
+        mapped = [services.alert_map().apply(alert).alert for alert in alerts]
         return await asyncio.to_thread(
-            explanation.for_a_test, services.catalog.for_alert, alerts, services.actions, services.limits
+            explanation.for_a_test, services.catalog.for_alert, mapped, services.actions, services.limits
         )

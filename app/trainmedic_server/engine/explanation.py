@@ -26,6 +26,7 @@ from trainmedic_server.engine.admission import AdmissionFacts, Admitter
 from trainmedic_server.engine.forecast import StepPlan
 from trainmedic_server.engine.matching import Candidate, MatchedAlert, PreparedDelivery
 from trainmedic_server.ports.actions import Actions
+from trainmedic_server.ports.alert_map import NO_ALERT_MAP, AlertMap, MappedAlert
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import GuardFacts
@@ -67,6 +68,8 @@ class ExplainedAlert(Struct, frozen=True):
     """By the playbooks' names."""
     told: tuple[str, ...] = ()
     """The runs that would be told that the alert has resolved, and may end or give back what they took."""
+    refused: str = ""
+    """Why the alert map does not accept it; empty where it does."""
 
     @property
     def acting(self) -> tuple[str, ...]:
@@ -91,12 +94,16 @@ class ExplainContext(Struct, frozen=True):
 
 
 def prepared(
-    playbooks_for: Callable[[str], Sequence[CompiledPlaybook]], alerts: Sequence[Alert], topology: Topology
+    playbooks_for: Callable[[str], Sequence[CompiledPlaybook]], mapped: Sequence[MappedAlert], topology: Topology
 ) -> PreparedDelivery:
     """Return the alerts as the admission would be given them in one delivery, matched with the playbooks for their
     alertnames."""
-    matched = (matching.match(playbooks_for(alert.name), alert, topology) for alert in alerts)
-    return PreparedDelivery(Delivery("", datetime.min, "", "", "", tuple(alerts)), tuple(matched))
+    matched = []
+    for each in mapped:
+        made = matching.match(playbooks_for(each.alert.name), each.alert, topology)
+        matched.append(matching.refuse(made, each.refused) if each.refused else made)
+    alerts = tuple(each.alert for each in mapped)
+    return PreparedDelivery(Delivery("", datetime.min, "", "", "", alerts), tuple(matched))
 
 
 def explain(
@@ -120,7 +127,9 @@ def explain(
             *(_reacting(each, alert, decisions, guard_facts, admitter, context) for each in matched.candidates),
             *_not_reacting(matched, alert, by_name),
         ]
-        explained.append(ExplainedAlert(alert, tuple(sorted(explanations, key=lambda each: each.playbook)), told))
+        explained.append(
+            ExplainedAlert(alert, tuple(sorted(explanations, key=lambda each: each.playbook)), told, matched.refused)
+        )
     return tuple(explained)
 
 
@@ -131,11 +140,13 @@ def alone(
     limits: EngineLimits,
     now: datetime,
     topology: Topology = Topology(),
+    alert_map: AlertMap = NO_ALERT_MAP,
 ) -> tuple[ExplainedAlert, ...]:
     """Return an explanation for each alert as if there were nothing else: no run before, no switch, no other target."""
-    delivery = prepared(playbooks_for, alerts, topology)
+    mapped = [alert_map.apply(alert) for alert in alerts]
+    delivery = prepared(playbooks_for, mapped, topology)
     facts = AdmissionFacts({}, {}, {}, {}, {}, Controls(), set(), matching.nodes_named([delivery]), topology)
-    playbooks = [playbook for alert in alerts for playbook in playbooks_for(alert.name)]
+    playbooks = [playbook for each in mapped for playbook in playbooks_for(each.alert.name)]
     return explain(
         playbooks,
         delivery,
@@ -163,6 +174,8 @@ def _not_reacting(
     matched: MatchedAlert, alert: Alert, by_name: Mapping[str, CompiledPlaybook]
 ) -> Iterator[Explanation]:
     for miss in matched.misses:
+        if not miss.playbook:  # the alert is not accepted; no playbook was asked
+            continue
         playbook = by_name[miss.playbook]
         names_alert = alert.name in playbook.definition.on.alertnames
         yield Explanation(miss.playbook, playbook.source, playbook.version, names_alert, False, miss.reason)

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from trainmedic_server import telemetry
 from trainmedic_server.domain.admission import Admission
@@ -77,12 +78,13 @@ class DeliveryIntake:
         await self._queue.stop()
 
     async def _prepare(self, delivery: Delivery) -> PreparedDelivery:
-        """Find the playbooks that react to each alert, and their targets. Reads nothing from the store.
+        """Map each alert, and find the playbooks that react to it, and their targets. Reads nothing from the store.
 
         One delivery can hold so many alerts that matching them takes seconds: other requests get their turn meanwhile.
         """
-        topology = self._services.topology()
+        topology, alert_map = self._services.topology(), self._services.alert_map()
         failures: list[Event] = []
+        alerts: list[Alert] = []
         matched: list[MatchedAlert] = []
         loop = asyncio.get_running_loop()
         turn_ends = loop.time() + _LONGEST_TURN
@@ -90,8 +92,15 @@ class DeliveryIntake:
             if loop.time() > turn_ends:
                 await asyncio.sleep(0)
                 turn_ends = loop.time() + _LONGEST_TURN
-            matched.append(self._matched(alert, topology, failures))
-        return PreparedDelivery(delivery, tuple(matched), tuple(failures))
+            mapped = alert_map.apply(alert)
+            alerts.append(mapped.alert)
+            if mapped.refused:  # what its conditions lack is nothing to be told of
+                shortlist = self._services.catalog.shortlist(mapped.alert)
+                made = matching.match_shortlist(shortlist, mapped.alert, topology)
+                matched.append(matching.refuse(made, mapped.refused))
+            else:
+                matched.append(self._matched(mapped.alert, topology, failures))
+        return PreparedDelivery(replace(delivery, alerts=tuple(alerts)), tuple(matched), tuple(failures))
 
     def _matched(self, alert: Alert, topology: Topology, failures: list[Event]) -> MatchedAlert:
         matched = matching.match_shortlist(self._services.catalog.shortlist(alert), alert, topology)

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from trainmedic_server.domain.alert import Alert, Delivery
 from trainmedic_server.domain.reaction import NoReaction, Reaction
-from trainmedic_server.domain.run import Event
+from trainmedic_server.domain.run import Decision, Event
 from trainmedic_server.domain.target import Target, Unresolved
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Match, Shortlist
@@ -36,7 +36,7 @@ MOST_MISSES = 10
 """Playbooks that did not match of which an alert keeps the reason; of the others it keeps how many they are. Whoever
 asks for an explanation is told the reason of each."""
 
-KEPT_FROM_A_RUN = ("alertname", "conditions", "failure", "target")
+KEPT_FROM_A_RUN = ("alertname", "conditions", "failure", "target", "not_accepted")
 """What can keep all playbooks from deciding on a run for an alert."""
 
 
@@ -47,11 +47,15 @@ class MatchedAlert(Struct, frozen=True):
     """Those that react."""
     misses: tuple[Reaction, ...] = ()
     """Those that do not, each with its reason."""
+    refused: str = ""
+    """Why the alert map does not accept the alert; empty where it does."""
 
     @property
     def kept_from_a_run_by(self) -> str | None:
         """What kept all playbooks from deciding on a run: ``alertname``, ``conditions``, ``failure`` of a condition,
-        or ``target``; None where one has a target."""
+        ``target``, or ``not_accepted`` by the alert map; None where one has a target."""
+        if self.refused:
+            return "not_accepted"
         if self.candidates:
             return None if any(isinstance(each.target, Target) for each in self.candidates) else "target"
         if not self.misses:
@@ -61,6 +65,8 @@ class MatchedAlert(Struct, frozen=True):
 
     def too_late(self) -> tuple[Reaction, ...]:
         """The reactions where the alert is first heard of as resolved."""
+        if self.refused:
+            return (_not_accepted(self.refused),)
         why = "it was first heard of as resolved; nothing begins on that"
         names = (candidate.playbook.definition.name for candidate in self.candidates)
         return (*(Reaction(name, NoReaction.RESOLVED, why) for name in names), *self.misses)
@@ -115,6 +121,17 @@ def match_shortlist(shortlist: Shortlist, alert: Alert, topology: Topology) -> M
     if others > 0:
         kept.append(Reaction("", NoReaction.NOT_MATCHED, f"{others} more playbooks name it and do not match"))
     return MatchedAlert(asked.candidates, (*failures, *kept)) if asked.candidates or failures or kept else _UNKNOWN_NAME
+
+
+def refuse(matched: MatchedAlert, why: str) -> MatchedAlert:
+    """Return what playbooks make of an alert that the alert map does not accept: those that would react are recorded
+    with that reason and no target, because its labels name things of another cluster."""
+    candidates = tuple(Candidate(each.playbook, Unresolved(Decision.NOT_ACCEPTED, why)) for each in matched.candidates)
+    return MatchedAlert(candidates, () if candidates else (_not_accepted(why),), why)
+
+
+def _not_accepted(why: str) -> Reaction:
+    return Reaction("", NoReaction.NOT_ACCEPTED, why)
 
 
 def nodes_named(prepared: Iterable[PreparedDelivery]) -> set[str]:

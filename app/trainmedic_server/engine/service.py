@@ -41,6 +41,7 @@ from trainmedic_server.engine.silent_alerts import SilentAlerts
 from trainmedic_server.engine.timeline import HEARTBEAT, Timeline
 from trainmedic_server.engine.workers import Workers
 from trainmedic_server.ports.actions import Actions
+from trainmedic_server.ports.alert_map import NO_ALERT_MAP, AlertMap
 from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.fence import Fence, no_fence
 from trainmedic_server.ports.limits import EngineLimits
@@ -73,6 +74,7 @@ class Engine:
         alert_source: AlertSource | None = None,
         fence: Fence = no_fence,
         clock_watch: ClockWatch | None = None,
+        alert_map: Callable[[], AlertMap] = lambda: NO_ALERT_MAP,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -100,6 +102,7 @@ class Engine:
             controls=controls,
             fence=fence,
             topology=topology,
+            alert_map=alert_map,
         )
         self._workers = Workers(services)
         self._intake = DeliveryIntake(services, self._on_admitted)

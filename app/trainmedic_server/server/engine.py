@@ -1,7 +1,7 @@
 """The API's interfaces to the engine and to the playbooks.
 
 ``engine.service.Engine``, ``engine.job_watch.JobWatch``, ``engine.kept_jobs.KeptJobs``, ``catalog.library.Library`` and
-``catalog.log_rule_library.LogRuleLibrary`` satisfy them. The server
+``catalog.log_rule_library.LogRuleLibrary`` and ``catalog.alert_map_library.AlertMapLibrary`` satisfy them. The server
 imports none of them, so that its tests run on an engine and a catalog of their own.
 """
 
@@ -101,6 +101,39 @@ class LogRulesPort(Protocol):
 
     @property
     def rule_set(self) -> RuleSet: ...
+    @property
+    def problems(self) -> Sequence[FileProblem]: ...
+
+
+class AlertMapState(Protocol):
+    """The alert map in force."""
+
+    @property
+    def accept(self) -> Sequence[object]:
+        """The conditions that an alert must meet."""
+        ...
+
+    @property
+    def names(self) -> int:
+        """How many alertnames are renamed."""
+        ...
+
+    @property
+    def unusable(self) -> str:
+        """Why no alert is accepted; empty where the map was loaded."""
+        ...
+
+
+class AlertMapPort(Protocol):
+    """The alert map, and the files of it that could not be loaded."""
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there is one."""
+        ...
+
+    @property
+    def current(self) -> AlertMapState: ...
     @property
     def problems(self) -> Sequence[FileProblem]: ...
 

@@ -42,6 +42,8 @@ ITEM: dict[str, Any] = {
     "decided_at": None,
     "started_by": None,
     "repeats": None,
+    "original_alert_name": None,
+    "original_labels": None,
 }
 
 EVENT: dict[str, Any] = {

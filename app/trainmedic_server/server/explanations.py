@@ -78,6 +78,11 @@ class ExplainedAlertView(View):
     )
     told: list[str] = Field(description="The runs that would be told that the alert has resolved.")
     playbooks: list[ExplanationView] = Field(description="Those that name the alertname.")
+    suggestion: heard_alerts.SuggestionView | None = Field(
+        description="What the alert map could rename it to, where no playbook names its alertname; null else."
+    )
+    original_alert_name: str | None = Field(description=heard_alerts.ORIGINAL_NAME)
+    original_labels: dict[str, str] | None = Field(description=heard_alerts.ORIGINAL_LABELS)
 
 
 class ServerState(View):
@@ -101,14 +106,14 @@ class ExplainView(View):
 
 def view(
     explained: Sequence[ExplainedAlert],
-    names: Sequence[str],
+    names: heard_alerts.ReactingPlaybooks,
     at: datetime,
     controls: Controls | None = None,
     mode: Mode | None = None,
     test: str | None = None,
     kept_back: Sequence[str] = (),
 ) -> ExplainView:
-    """The explanations as the API shows them; `names` are the alertnames that playbooks react to."""
+    """The explanations as the API shows them."""
     server = None
     if controls is not None:
         members = ("paused", "paused_by", "breaker_open", "breaker_reason")
@@ -133,26 +138,34 @@ async def explain(
     return view(explained, heard_alerts.alertnames(catalog), at or now, engine.controls, engine.mode, test, kept_back)
 
 
-def _alert_view(explained: ExplainedAlert, names: Sequence[str], kept_back: str) -> ExplainedAlertView:
+def _alert_view(explained: ExplainedAlert, names: heard_alerts.ReactingPlaybooks, kept_back: str) -> ExplainedAlertView:
     alert = explained.alert
+    suggestion = heard_alerts.suggested(alert, names)
     return ExplainedAlertView(
         alert_name=alert.name,
         labels=dict(alert.labels),
         status=alert.status,
         starts_at=alert.starts_at,
-        reason=_reason(explained, names),
+        reason=_reason(explained, names, suggestion),
         acting=list(explained.acting),
         kept_back=kept_back,
         told=list(explained.told),
         playbooks=[ExplanationView.model_validate(each) for each in explained.playbooks if each.names_alert],
+        suggestion=suggestion,
+        original_alert_name=alert.original_name,
+        original_labels=None if alert.original is None else dict(alert.original),
     )
 
 
-def _reason(explained: ExplainedAlert, names: Sequence[str]) -> str:
+def _reason(
+    explained: ExplainedAlert, names: heard_alerts.ReactingPlaybooks, suggestion: heard_alerts.SuggestionView | None
+) -> str:
+    if explained.refused:
+        return f"not accepted by the alert map: {explained.refused}"
     if any(each.matched for each in explained.playbooks):
         return ""
     if explained.alert.name not in names:
-        return heard_alerts.no_playbook(explained.alert.name, names)
+        return heard_alerts.no_playbook(explained.alert.name, names, suggestion)
     return "; ".join(f"{each.playbook}: {each.why}" for each in explained.playbooks if each.names_alert)
 
 

@@ -47,7 +47,7 @@ from trainmedic_server.server.base_path import BasePath
 from trainmedic_server.server.body import BodyReader
 from trainmedic_server.server.console.app import ConsoleApp
 from trainmedic_server.server.console.build import console
-from trainmedic_server.server.engine import CatalogPort, EnginePort, JobLivesPort, LogRulesPort
+from trainmedic_server.server.engine import AlertMapPort, CatalogPort, EnginePort, JobLivesPort, LogRulesPort
 from trainmedic_server.server.event_feed import EventFeed
 from trainmedic_server.server.limits import ServerLimits
 from trainmedic_server.server.own_alerts import OwnAlerts
@@ -106,6 +106,7 @@ def create_app(
     cluster_topology: Callable[[], ClusterTopology] = ClusterTopology,
     allowed_hosts: Collection[str] = (),
     redis_caveat: Callable[[], str] = str,
+    alert_map: AlertMapPort | None = None,
 ) -> FastAPI:
     """The API and the console. `listener.serve` closes ``state.feed``; `allowed_hosts` are served without tokens."""
     bodies, reads = BodyReader(limits), ReadTurns(limits.reads, limits.waiting_reads, "pages of the history")
@@ -121,14 +122,25 @@ def create_app(
         *found.routers(auth, clock, bodies, reads, limits),
         *sessions.routers(auth),
         *audit.routers(runs, feed, auth, clock, limits, reads),
-        *operations.routers(engine, job_lives, catalog, sums, standing, auth, bodies, reads, clock),
+        *operations.routers(engine, job_lives, catalog, sums, standing, auth, bodies, reads, clock, alert_map),
         playbook_versions.router(catalog, texts, auth, bodies, reads),
         channels.router(messaging, auth, bodies),
         *jobs.routers(bus, presences, cluster_topology, clock, auth),
         lines.router(auth, clock, limits),
         reports.router(sums, auth, clock),
         status.router(
-            engine, store, bus, catalog, log_rules, clock, clock_watch, metrics, limits, redis_caveat, unheard
+            engine,
+            store,
+            bus,
+            catalog,
+            log_rules,
+            clock,
+            clock_watch,
+            metrics,
+            limits,
+            redis_caveat,
+            unheard,
+            alert_map,
         ),
     ):
         app.router.routes.extend(routes.routes)  # to include them would be to build each a second time

@@ -113,7 +113,8 @@ def _as_of_webhook(entry: Any, now: datetime) -> Any:
     is_item = "alert_labels" in entry
     beginning = next((entry[name] for name in _BEGINNINGS if entry.get(name) is not None), now.isoformat())
     return {
-        "labels": entry["alert_labels"] if is_item else entry.get("labels"),
+        # The alert map in force is applied to what Alertmanager sent, not to what an earlier one made of it.
+        "labels": entry.get("original_labels") or (entry["alert_labels"] if is_item else entry.get("labels")),
         "status": "firing" if is_item else _status(entry, now),
         "startsAt": beginning,
         "endsAt": entry.get("endsAt", entry.get("ends_at")),

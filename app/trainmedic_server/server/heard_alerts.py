@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Annotated
 
 from fastapi import Depends, Header, Query, Response
+from msgspec.structs import replace
 from pydantic import ConfigDict, Field
 
-from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus
+from trainmedic_server.domain.alert import SHIPPED_RULE_LABEL, Alert, AlertRecord, AlertStatus
+from trainmedic_server.domain.alert_suggestions import snippet, suggest
 from trainmedic_server.domain.problems import did_you_mean
+from trainmedic_server.domain.reaction import NoReaction, Reaction
 from trainmedic_server.ports.heard_alerts import HeardAlertFilter, HeardAlerts
 from trainmedic_server.ports.outside import Clock
+from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.server.api_routes import ApiRoutes
 from trainmedic_server.server.ascii_json import AsciiJson
 from trainmedic_server.server.auth import Authenticator, requires
@@ -28,6 +32,8 @@ from trainmedic_server.server.tokens import TokenRole
 from trainmedic_server.server.view import View
 
 _MOST_LABELS = 20
+ORIGINAL_NAME = "The alertname that Alertmanager sent; null where no alert map changed the alert."
+ORIGINAL_LABELS = "The labels that Alertmanager sent; null where no alert map changed them."
 _PIECE = 100  # alerts that are read at one go
 
 LabelFilters = Annotated[
@@ -44,16 +50,36 @@ LabelFilters = Annotated[
 class ReactionView(View):
     """What one playbook made of the alert."""
 
-    playbook: str = Field(description="Empty where the reason counts the playbooks of which none is kept.")
+    playbook: str = Field(
+        description="Empty where the reason counts the playbooks of which none is kept, and for not_accepted."
+    )
     decision: str = Field(
         description="A decision of the history, or not_matched (a matcher or `on.when` does not hold), match_failed "
         "(one could not be evaluated), no_proof (the alert lacks what `on.proof` asks for), resolved (the alert was "
-        "first heard of when it had resolved)."
+        "first heard of when it had resolved), not_accepted (`accept` of the alert map refuses the alert)."
     )
     reason: str = Field(description="Empty where the decision says it all.")
     run_id: str | None = Field(
         description="The run that was started or joined, or the item of the history that says why not."
     )
+
+
+class SuggestedPlaybook(View):
+    """A playbook that the suggested name would start."""
+
+    playbook: str
+    summary: str
+
+
+class SuggestionView(View):
+    """A rename that an alert map could have for an alert which no playbook names."""
+
+    alert_name: str = Field(description="The alertname that it would be renamed to.")
+    because: str = Field(description="What it was found by.")
+    playbooks: list[SuggestedPlaybook] = Field(
+        description="What reacts to that name; each by its own conditions, which the alert must meet."
+    )
+    rename: str = Field(description="The entry of the alert map, YAML to paste.")
 
 
 class HeardAlertView(View):
@@ -75,6 +101,9 @@ class HeardAlertView(View):
                     "resolved_at": None,
                     "reacted": False,
                     "reason": "gpu-temperature-high: 'severity' is 'info' and must not match info|informational|debug",
+                    "suggestion": None,
+                    "original_alert_name": "GPUTempHigh",
+                    "original_labels": {"alertname": "GPUTempHigh", "node": "node-1", "gpu": "0"},
                     "reactions": [
                         {
                             "playbook": "gpu-temperature-high",
@@ -101,6 +130,12 @@ class HeardAlertView(View):
     reacted: bool = Field(description="Whether a playbook reacted to it, whatever its guards said then.")
     reason: str = Field(description="Why no playbook reacted; empty where one did.")
     reactions: list[ReactionView] = Field(description="Of each playbook that names its alertname.")
+    suggestion: SuggestionView | None = Field(
+        description="What the alert map could rename it to, where no playbook names its alertname and its meaning is "
+        "known; null else."
+    )
+    original_alert_name: str | None = Field(description=ORIGINAL_NAME)
+    original_labels: dict[str, str] | None = Field(description=ORIGINAL_LABELS)
 
 
 class HeardAlertPage(View):
@@ -143,14 +178,15 @@ async def _every(alerts: HeardAlerts, matching: HeardAlertFilter) -> AsyncGenera
 
 
 def _size(alert: Alert) -> int:
-    """Characters of its labels and annotations."""
-    texts = (alert.labels, alert.annotations)
+    """Characters of its labels, the original ones too, and annotations."""
+    texts = (alert.labels, alert.annotations, alert.original or {})
     return sum(len(name) + len(value) for mapping in texts for name, value in mapping.items())
 
 
-def view(record: AlertRecord, names: Sequence[str]) -> HeardAlertView:
-    """The alert as the API shows it; `names` are the alertnames that playbooks react to."""
+def view(record: AlertRecord, names: ReactingPlaybooks) -> HeardAlertView:
+    """The alert as the API shows it."""
     alert = record.alert
+    suggestion = None if record.reactions else suggested(alert, names)
     return HeardAlertView(
         alert_name=alert.name,
         labels=dict(alert.labels),
@@ -163,8 +199,11 @@ def view(record: AlertRecord, names: Sequence[str]) -> HeardAlertView:
         count=record.count,
         resolved_at=record.resolved_at,
         reacted=record.has_reaction,
-        reason="" if record.has_reaction else reason_for_nothing(record, names),
+        reason="" if record.has_reaction else reason_for_nothing(record, names, suggestion),
         reactions=[ReactionView.model_validate(reaction) for reaction in record.reactions],
+        suggestion=suggestion,
+        original_alert_name=alert.original_name,
+        original_labels=None if alert.original is None else dict(alert.original),
     )
 
 
@@ -172,28 +211,68 @@ _MISSPELT = 0.8
 """How like a name another one is that was meant: alerts of one thing begin alike."""
 
 
-def alertnames(catalog: CatalogPort) -> list[str]:
-    """The alertnames that the loaded playbooks react to, sorted."""
-    return sorted({name for playbook in catalog.all() for name in playbook.definition.on.alertnames})
+ReactingPlaybooks = Mapping[str, Sequence[CompiledPlaybook]]
+"""By alertname, in the order of the names: the playbooks that name it."""
 
 
-def reason_for_nothing(record: AlertRecord, names: Sequence[str]) -> str:
+def alertnames(catalog: CatalogPort) -> ReactingPlaybooks:
+    """The alertnames that the loaded playbooks react to."""
+    naming: dict[str, list[CompiledPlaybook]] = {}
+    for playbook in catalog.all():
+        for name in dict.fromkeys(playbook.definition.on.alertnames):
+            naming.setdefault(name, []).append(playbook)
+    return {name: naming[name] for name in sorted(naming)}
+
+
+def reason_for_nothing(record: AlertRecord, names: ReactingPlaybooks, suggestion: SuggestionView | None = None) -> str:
     """Why no playbook reacted to the alert, for a person."""
     if record.reactions:
         return "; ".join(
-            f"{each.playbook}: {each.reason or each.decision}" if each.playbook else each.reason
+            f"{each.playbook}: {each.reason or each.decision}" if each.playbook else _of_none(each)
             for each in record.reactions
         )
-    return no_playbook(record.alert.name, names)
+    return no_playbook(record.alert.name, names, suggestion)
 
 
-def no_playbook(name: str, names: Sequence[str]) -> str:
-    """Why an alert of this name met no playbook; the nearest name that one reacts to, where there is one."""
+def _of_none(reaction: Reaction) -> str:
+    is_refused = reaction.decision == NoReaction.NOT_ACCEPTED
+    return f"not accepted by the alert map: {reaction.reason}" if is_refused else reaction.reason
+
+
+def no_playbook(name: str, names: ReactingPlaybooks, suggestion: SuggestionView | None = None) -> str:
+    """Why an alert of this name met no playbook, and what it could be renamed to or meant to be called."""
     if not name:
         return "it has no alertname, by which playbooks are found"
     if name in names:
         return f"no playbook reacted to {name!r} when it was heard; one does now"
+    if suggestion is not None:
+        return (
+            f"no playbook reacts to {name!r}; by {suggestion.because} it means {suggestion.alert_name}, "
+            "to which an alert map can rename it"
+        )
     return f"no playbook reacts to {name!r}{did_you_mean(name, names, _MISSPELT)}"
+
+
+def _renamed(alert: Alert, name: str) -> dict[str, str]:
+    """The labels that an alert map would make of the alert's by this rename."""
+    kept = {label: value for label, value in alert.labels.items() if label != SHIPPED_RULE_LABEL}
+    return {**kept, "alertname": name}
+
+
+def suggested(alert: Alert, names: ReactingPlaybooks) -> SuggestionView | None:
+    """What an alert map could rename the alert to; None where a playbook names it, or nothing fits it."""
+    if not alert.name or alert.name in names:
+        return None
+    rename = suggest(alert.labels, alert.generator_url, alert.annotations.values(), names)
+    if rename is None:
+        return None
+    renamed = replace(alert, labels=_renamed(alert, rename.name))
+    reacting = [each.definition for each in names[rename.name] if each.match(renamed).matched]
+    if not reacting:  # a rename that starts nothing helps nobody
+        return None
+    playbooks = [SuggestedPlaybook(playbook=each.name, summary=each.summary) for each in reacting]
+    entry = snippet(alert.original_name or alert.name, rename)
+    return SuggestionView(alert_name=rename.name, because=rename.because, playbooks=playbooks, rename=entry)
 
 
 def router(

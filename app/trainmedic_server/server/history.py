@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -185,6 +185,11 @@ async def _page(
         asked = min(limit - len(runs), _PIECE)
         piece, cursor = await history.page(conditions, asked, cursor)
         runs += piece
-        size += sum(len(text) for run in piece for pair in run.alert_labels.items() for text in pair)
+        size += sum(len(text) for run in piece for labels in _labels(run) for pair in labels.items() for text in pair)
         if cursor is None or len(piece) < asked or len(runs) >= limit or size >= most_bytes:
             return runs, cursor
+
+
+def _labels(run: Run) -> tuple[Mapping[str, str], ...]:
+    """The labels of its alert, and the original ones where there are any."""
+    return (run.alert_labels,) if run.original_labels is None else (run.alert_labels, run.original_labels)

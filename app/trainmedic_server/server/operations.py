@@ -26,7 +26,7 @@ from trainmedic_server.server.api_routes import ApiRoutes
 from trainmedic_server.server.auth import Authenticator, Principal, requires
 from trainmedic_server.server.bodies import body_schema, read_body
 from trainmedic_server.server.body import BodyReader
-from trainmedic_server.server.engine import CatalogPort, EnginePort, JobLivesPort
+from trainmedic_server.server.engine import AlertMapPort, CatalogPort, EnginePort, JobLivesPort
 from trainmedic_server.server.now import NowApi
 from trainmedic_server.server.problems import responses
 from trainmedic_server.server.read_turns import ReadTurns
@@ -129,6 +129,7 @@ def routers(
     bodies: BodyReader,
     reads: ReadTurns,
     clock: Clock,
+    alert_map: AlertMapPort | None = None,
 ) -> tuple[ApiRoutes, ...]:
     """All routes of this module, and those of approvals, pauses and starts by hand."""
     return (
@@ -136,7 +137,7 @@ def routers(
         starts.router(engine, standing.present, auth, bodies),
         approvals.router(compiler.history, auth, reads, standing.external_url),
         orders(engine, standing.present, auth, bodies),
-        overview(catalog, compiler.counts_of_late, auth, reads),
+        overview(catalog, compiler.counts_of_late, auth, reads, alert_map),
         job_orders(lives, auth, bodies),
     )
 
@@ -188,7 +189,13 @@ def orders(engine: EnginePort, present: Present, auth: Authenticator, bodies: Bo
     return routes
 
 
-def overview(catalog: CatalogPort, counts_of_late: CountsOfLate, auth: Authenticator, reads: ReadTurns) -> ApiRoutes:
+def overview(
+    catalog: CatalogPort,
+    counts_of_late: CountsOfLate,
+    auth: Authenticator,
+    reads: ReadTurns,
+    alert_map: AlertMapPort | None = None,
+) -> ApiRoutes:
     """The routes ``GET /playbooks``."""
     routes = ApiRoutes("operations", [Depends(requires(auth, TokenRole.VIEWER))])
 
@@ -199,12 +206,14 @@ def overview(catalog: CatalogPort, counts_of_late: CountsOfLate, auth: Authentic
         responses=responses(401, 403, 422, 503),
     )
     async def playbooks(counted: Counted = True) -> PlaybookList:
-        """Each with its source, its version and how its runs ended; and why files were not loaded."""
+        """Each with its source, its version and how its runs ended; and why files were not loaded, those of the alert
+        map among them."""
         async with reads.take():
             counts = await counts_of_late() if counted else {}
+        problems = (*catalog.problems, *(alert_map.problems if alert_map is not None else ()))
         return PlaybookList(
             items=[PlaybookSummary(**_summary(playbook, counts)) for playbook in catalog.all()],
-            errors=[LoadProblemView.model_validate(problem) for problem in catalog.problems],
+            errors=[LoadProblemView.model_validate(problem) for problem in problems],
         )
 
     @routes.get(

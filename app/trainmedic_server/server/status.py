@@ -19,7 +19,7 @@ from trainmedic_server.ports.outside import UNSIGNED, Clock, ClockWatch, Command
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.server import problems
 from trainmedic_server.server.api_routes import ApiRoutes
-from trainmedic_server.server.engine import CatalogPort, EnginePort, LogRulesPort
+from trainmedic_server.server.engine import AlertMapPort, CatalogPort, EnginePort, LogRulesPort
 from trainmedic_server.server.limits import ServerLimits
 from trainmedic_server.server.pauses import PauseView, pause_views
 from trainmedic_server.server.view import ApiModel
@@ -64,6 +64,11 @@ class Ready(ApiModel):
         Dependency(ok=True, detail="0 loaded"),
         description="The log rules that agents are handed; `ready` does not depend on them.",
     )
+    alert_map: Dependency | None = Field(
+        None,
+        description="The alert map; null where none is set. `ready` depends on it only while a file could never be "
+        "loaded, so that no alert is accepted.",
+    )
     clock: Dependency = Field(
         Dependency(ok=True, detail=_FOLLOWED), description="The machine's clock; `ready` does not depend on it."
     )
@@ -97,6 +102,7 @@ def router(
     limits: ServerLimits,
     redis_caveat: Callable[[], str],
     untold: Callable[[], str] = str,
+    alert_map: AlertMapPort | None = None,
 ) -> ApiRoutes:
     """The routes of this module. `untold` returns which playbooks notify channels that are not set; empty for none."""
     routes = ApiRoutes("status")
@@ -120,7 +126,9 @@ def router(
         where deliveries go should rather ask `/health`.
         """
         seconds, now = limits.check_seconds, clock.now()
-        readiness = await _readiness(engine, store, bus, catalog, log_rules, watch, seconds, redis_caveat(), now)
+        readiness = await _readiness(
+            engine, store, bus, catalog, log_rules, watch, seconds, redis_caveat(), now, alert_map
+        )
         if unheard := untold():
             readiness.notifications = Dependency(ok=False, detail=unheard)
         if not readiness.ready:
@@ -151,6 +159,7 @@ async def _readiness(
     seconds: float,
     redis_caveat: str,
     now: datetime,
+    alert_map: AlertMapPort | None,
 ) -> Ready:
     """Ask every dependency at once; one that has not answered after `seconds` is not ok."""
     store_state, redis_state = await asyncio.gather(
@@ -163,13 +172,17 @@ async def _readiness(
     if redis_state.ok and not bus.is_signed:
         redis_state = Dependency(ok=True, detail=f"{redis_state.detail}; {UNSIGNED}")
     return Ready(
-        ready=store_state.ok and redis_state.ok and playbooks_state.ok,
+        ready=store_state.ok
+        and redis_state.ok
+        and playbooks_state.ok
+        and not (alert_map and alert_map.current.unusable),
         mode=engine.mode,
         store=store_state,
         redis=redis_state,
         signed=bus.is_signed,
         playbooks=playbooks_state,
         log_rules=_log_rules(log_rules),
+        alert_map=_alert_map(alert_map) if alert_map is not None and alert_map.is_used else None,
         clock=_clock(watch.ahead),
         paused=controls.paused,
         breaker_open=controls.breaker_open,
@@ -213,3 +226,12 @@ def _log_rules(rules: LogRulesPort) -> Dependency:
     loaded, failed = len(rules.rule_set.rules), len(rules.problems)
     more = f", {failed} errors: see the log, or trainmedic logs check" if failed else ""
     return Dependency(ok=not failed, detail=f"{loaded} loaded{more}")
+
+
+def _alert_map(alert_map: AlertMapPort) -> Dependency:
+    """Not ok where a file could not be loaded: what it said before stays in force."""
+    current, failed = alert_map.current, len(alert_map.problems)
+    if current.unusable:
+        return Dependency(ok=False, detail=f"no alert is accepted: {current.unusable}: see /playbooks")
+    more = f", {failed} errors: see /playbooks, or trainmedic playbook check --alert-map" if failed else ""
+    return Dependency(ok=not failed, detail=f"{current.names} names renamed, {len(current.accept)} conditions{more}")

@@ -58,6 +58,12 @@ class HistoryItem(View):
     decided_at: datetime | None = Field(description="When people last approved or rejected what it asked.")
     started_by: str | None = Field(description="Who started it by hand; null where an alert did.")
     repeats: str | None = Field(description="The run that it tries again, by a person's order.")
+    original_alert_name: str | None = Field(
+        description="The alertname that Alertmanager sent; null where no alert map changed the alert."
+    )
+    original_labels: dict[str, str] | None = Field(
+        description="The labels that Alertmanager sent; null where no alert map changed them."
+    )
 
 
 class HistoryPage(View):
@@ -82,6 +88,9 @@ class AlertView(View):
     count: int = Field(description="How often it was reported.")
     resolved_at: datetime | None
     resolved_because: str | None = Field(description="alertmanager, superseded, asked or assumed.")
+    original_labels: dict[str, str] | None = Field(
+        description="The labels that Alertmanager sent; null where no alert map changed them."
+    )
 
 
 class AttemptView(View):
@@ -210,7 +219,8 @@ def event(stored: Event) -> EventView:
 
 def _alert(stored: AlertRecord) -> AlertView:
     members = (stored, stored.alert)
-    return AlertView.model_validate({name: getattr(of, name) for of in members for name in of.__struct_fields__})
+    known = {name: getattr(of, name) for of in members for name in of.__struct_fields__}
+    return AlertView.model_validate({**known, "original_labels": stored.alert.original})
 
 
 def _line(run: Run) -> dict[str, Any]:
@@ -243,4 +253,6 @@ def _line(run: Run) -> dict[str, Any]:
         "decided_at": run_lines.decided_at(run),
         "started_by": run.started_by,
         "repeats": run.repeats,
+        "original_alert_name": run.original_alert_name,
+        "original_labels": None if run.original_labels is None else dict(run.original_labels),
     }

@@ -67,6 +67,15 @@ class ServerSettings(DoorSettings, SlackSettings, TellingSettings, AccessSetting
         description="Directory (or file) with playbooks; the flag can be repeated, the variable takes several "
         "with a colon between.",
     )
+    alert_map: Annotated[
+        tuple[ExpandedPath, ...],
+        SettingSource("TRAINMEDIC_ALERT_MAP", "--alert-map", "FILE", repeatable=True, shown_default="none"),
+    ] = Field(
+        (),
+        description="File that says which alerts are accepted, and which alerts of your own rules mean the shipped "
+        "ones; or the name of a shipped map, such as kube-prometheus, or shipped for all. Given as playbooks are; the "
+        "first entry that takes an alert wins. None by default: every alert is accepted under its own name.",
+    )
     log_rules: Annotated[
         tuple[ExpandedPath, ...],
         SettingSource("TRAINMEDIC_LOG_RULES", "--log-rules", "DIR", repeatable=True, shown_default="the shipped rules"),

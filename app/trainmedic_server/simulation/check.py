@@ -8,7 +8,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from trainmedic_server.catalog import loader, overlaps
+from trainmedic_server.catalog import alert_map_compiler, loader, overlaps
+from trainmedic_server.catalog.alert_map_library import AlertMapLibrary
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
@@ -43,6 +44,17 @@ def check(roots: Sequence[Path], actions: Actions, identity: IdentityLabels = Id
     empty = tuple(root for root in roots if root not in tests and not any(_is_in(source, root) for source in sources))
     warnings = tuple(overlaps.warnings(playbooks, actions))
     return CheckResult(playbooks, tuple(sorted(set(problems))), warnings, empty)
+
+
+def check_alert_maps(
+    roots: Sequence[Path], playbooks: Sequence[YamlPlaybook] | None, actions: Actions
+) -> tuple[AlertMapLibrary, tuple[FileProblem, ...]]:
+    """Return the alert map of these files, with what is wrong with it as its problems, and warnings about it, by the
+    playbooks too, where they are given."""
+    library = AlertMapLibrary(roots)
+    library.reload()
+    warnings = alert_map_compiler.warnings(library.contents, playbooks, actions)
+    return library, tuple(sorted(set(warnings)))
 
 
 def _is_in(file: Path, root: Path) -> bool:

@@ -14,6 +14,7 @@ from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import explanation
 from trainmedic_server.engine.explanation import ExplainedAlert
 from trainmedic_server.ports.actions import Actions
+from trainmedic_server.ports.alert_map import NO_ALERT_MAP, AlertMap
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.playbooks import Catalog
 
@@ -25,7 +26,8 @@ def explain(
     limits: EngineLimits,
     now: datetime,
     topology: Topology = Topology(),
+    alert_map: AlertMap = NO_ALERT_MAP,
 ) -> tuple[ExplainedAlert, ...]:
     """An explanation for each alert, with each playbook that there is, in the order of their names."""
     playbooks = catalog.all()
-    return explanation.alone(lambda alertname: playbooks, alerts, actions, limits, now, topology)
+    return explanation.alone(lambda alertname: playbooks, alerts, actions, limits, now, topology, alert_map)

@@ -33,6 +33,8 @@ from trainmedic_server.adapters.sql_store import postgresql
 from trainmedic_server.adapters.sql_store.election import Election
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.adapters.system_clock import SystemClock
+from trainmedic_server.catalog import alert_map_roots
+from trainmedic_server.catalog.alert_map_library import AlertMapLibrary
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
 from trainmedic_server.domain.topology import ClusterTopology, WrittenTopology
@@ -177,16 +179,18 @@ class TrainmedicServer:
             cluster, cluster_topology = await self._cluster(stack, store.fence)
             services = await self._services(stack, bus, alerts, cluster, cluster_topology)
             prometheus = opened_prometheus(settings, stack, metrics.prometheus_errors.inc)
-            catalog, rules = await self._loaded(actions := registry.build(services))
+            catalog, rules, alert_map = await self._loaded(actions := registry.build(services))
             telling.warn_of_missing_channels(settings, catalog)
             presences, is_needed = SharedPresences(bus), functools.partial(asks_for_jobs, catalog, rules)
             watch = TopologyWatch(presences, clock, metrics, is_needed, written, cluster_topology)
             where, whereabouts = watch.topology, Whereabouts(bus, store, cluster_topology)
-            engine = Engine(store, catalog, actions, clock, settings.limits, metrics, where, alerts, store.fence, clock)
+            served = (store, catalog, actions, clock, settings.limits, metrics, where, alerts, store.fence, clock)
+            engine = Engine(*served, lambda: alert_map.current)
             job_lives = await self._start_work(stack, bus, store, watch, engine)
             shared = (settings, redis_url, store, engine, rules, watch, alerts, clock, metrics, signer, prometheus)
             await stack.enter_async_context(FindingParts(*shared).started())
             await self._start_upkeep(stack, catalog, store, engine, services.notifier, prometheus)
+            await stack.enter_async_context(background(alert_map.watch(), "alert map"))
             yield factory.create_app(
                 engine=engine,
                 job_lives=job_lives,
@@ -201,6 +205,7 @@ class TrainmedicServer:
                 texts=PlaybookTextsApi(store, PlaybookTestProcess()),
                 messaging=telling.channels_of(settings, store, services.notifier, clock),
                 log_rules=rules,
+                alert_map=alert_map,
                 bus=bus,
                 presences=presences,
                 redis_caveat=redis_caveat,
@@ -233,13 +238,15 @@ class TrainmedicServer:
         for work, name in (*upkeep, *in_slack, *after):
             await stack.enter_async_context(background(work, name))
 
-    async def _loaded(self, actions: Actions) -> tuple[Library, LogRuleLibrary]:
-        """The playbooks and the log rules."""
+    async def _loaded(self, actions: Actions) -> tuple[Library, LogRuleLibrary, AlertMapLibrary]:
+        """The playbooks, the log rules and the alert map."""
         catalog = Library(self._settings.playbooks, actions, metrics=self._metrics)
         rules = log_rule_library(self._settings)
         await asyncio.to_thread(catalog.reload)
         await asyncio.to_thread(rules.reload)
-        return catalog, rules
+        alert_map = AlertMapLibrary(alert_map_roots.roots(self._settings.alert_map, {}), self._metrics)
+        await asyncio.to_thread(alert_map.reload)
+        return catalog, rules, alert_map
 
     async def _start_work(
         self, stack: contextlib.AsyncExitStack, bus: RedisBus, store: RunStore, topology: TopologyWatch, engine: Engine

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
+from msgspec.structs import replace
 
 from tests.support.clocks import ManualClock
 from tests.unit.actions.test_commands import NoHttp, ScriptedBus
@@ -28,3 +31,24 @@ async def test_an_alertmanager_that_is_away_does_not_say_that_no_silence_was_mad
     services = Services(ManualClock(), ScriptedBus(ManualClock()), NoHttp(), alertmanager=Away())
     with pytest.raises(failure, match="connection refused"):
         await SilenceAlert(services).perform(call(SilenceAlert, {"duration": "10m"}, resumed=resumed))
+
+
+class Listening(Source):
+    """An Alertmanager that keeps what it was asked to silence."""
+
+    matchers: Mapping[str, str] = {}
+
+    async def silence(self, matchers: Mapping[str, str], *_: object) -> str:
+        self.matchers = matchers
+        return "s1"
+
+
+async def test_a_mapped_alert_is_silenced_by_the_labels_that_alertmanager_knows() -> None:
+    """By those that an alert map made of them it would silence nothing, or another alert."""
+    alertmanager = Listening()
+    services = Services(ManualClock(), ScriptedBus(ManualClock()), NoHttp(), alertmanager=alertmanager)
+    given = call(SilenceAlert, {"duration": "10m"})
+    sent = {"alertname": "CardHot", "card": "4", "rack": "r7"}
+    mapped = replace(given.alert, labels={"alertname": "Hot", "gpu": "4"}, original=sent)
+    await SilenceAlert(services).perform(replace(given, alert=mapped))
+    assert alertmanager.matchers == sent

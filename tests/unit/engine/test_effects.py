@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from tests.unit.catalog.test_alert_map import map_of
 from tests.unit.engine.books import CAP
 from tests.unit.engine.held_commits import hold_next
 from tests.unit.engine.world import World
@@ -298,3 +299,19 @@ async def test_a_position_from_another_store_is_not_waited_for(world: MakeWorld)
     assert await teller.tell() == 0
     await w.post(w.alert(node="n1", gpu="0"))
     assert await teller.tell() == 2
+
+
+async def test_the_rule_of_a_mapped_alert_is_that_of_its_original(world: MakeWorld) -> None:
+    """Prometheus knows the name and labels that it sent, and none that an alert map made of them."""
+    w = world(CAP.replace("alert: Hot", "alert: Mapped"))
+    w.alert_map = map_of(
+        "rename: [{alert: Hot, as: Mapped, labels: {gpu: '{{ labels.card }}', site: a}, drop: [rack]}]"
+    )
+    await begin(w)
+    await w.post(w.alert(node="n1", card="0", rack="r7", severity="critical", summary="88"))
+    await recorded(w)
+    prometheus = Prometheus(70, 88, 72)
+    await w.pass_time(631)
+    assert (await measured(w, prometheus)).verdict is EffectVerdict.HELPED
+    assert '"rack", "r7"' in prometheus.asked[0]
+    assert '"a"' not in prometheus.asked[0]

@@ -27,6 +27,7 @@ from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine.service import Engine
 from trainmedic_server.ports.actions import Action, Call, Inverse, Services
+from trainmedic_server.ports.alert_map import NO_ALERT_MAP, AlertMap
 from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.store import HistoryFilter
@@ -183,6 +184,7 @@ class World:
         self.source = source
         self.inventory = dict(inventory or {})
         self.catalog = catalog_of(playbooks, self.actions)
+        self.alert_map: AlertMap = NO_ALERT_MAP
         self.engine = self._engine()
         self._deliveries = 0
 
@@ -196,6 +198,7 @@ class World:
             self.metrics,
             lambda: Topology(inventories.parse(self.inventory)),
             self.source,
+            alert_map=lambda: self.alert_map,
         )
 
     async def restart(self, after: float = 0.0, **limits: Any) -> None:

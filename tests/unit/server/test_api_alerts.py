@@ -6,6 +6,7 @@ import csv
 import json
 
 import pytest
+from msgspec.structs import replace
 
 from tests.contract.test_heard_alerts import MISSED, STARTED, alert
 from tests.support.api_world import World
@@ -111,3 +112,36 @@ async def test_all_that_match_come_as_one_stream() -> None:
         [],
         "false",
     )
+
+
+async def test_a_mapped_alert_shows_what_was_sent() -> None:
+    """In the API, and on the console's page; ``why`` there asks about the alert as it was sent."""
+    world = World()
+    sent = {"alertname": "CardHot", "card": "4"}
+    record = alert(0, {"alertname": "GPUHot", "card": "4", "gpu": "4"}, MISSED)
+    plain = alert(1, {"alertname": "GPUHot"}, MISSED)
+    refused = alert(2, {"alertname": "Else"}, Reaction("", "not_accepted", "'site' is 'b' and must be 'a' (map.yaml)"))
+    records = [replace(record, alert=replace(record.alert, original=sent)), plain, refused]
+    await world.findings.transact(lambda tx: tx.save_alerts(records))
+    async with world.client() as client:
+        items = (await client.get("/alerts")).json()["items"]
+        page = (await client.get("/alerts?each=true", headers={"Accept": "text/html"})).text
+    assert [(item["original_alert_name"], item["original_labels"]) for item in items] == [
+        (None, None), (None, None), ("CardHot", sent)
+    ]  # fmt: skip
+    assert items[0]["reason"] == "not accepted by the alert map: 'site' is 'b' and must be 'a' (map.yaml)"
+    assert (items[0]["reacted"], items[0]["suggestion"]) == (False, None)
+    assert "from CardHot" in page
+    assert "/explain?alertname=CardHot&amp;labels=card%3D4+" in page
+
+
+async def test_an_alert_given_as_it_was_heard_is_explained_as_it_was_sent() -> None:
+    """The map in force is applied to that, not to what an earlier one made of it."""
+    world = World()
+    heard = {"labels": {"alertname": "GPUHot"}, "original_labels": {"alertname": "CardHot", "card": "4"}}
+    async with world.client() as client:
+        await client.post("/explain", json=heard)
+        await client.post("/explain", json={"alert_labels": {"alertname": "GPUHot"}, "original_labels": None})
+    assert [given.labels for given, _ in world.engine.explained] == [
+        {"alertname": "CardHot", "card": "4"}, {"alertname": "GPUHot"}
+    ]  # fmt: skip

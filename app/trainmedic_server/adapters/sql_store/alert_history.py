@@ -38,14 +38,27 @@ def alerts_select(
     matching: HeardAlertFilter, limit: int, before: tuple[datetime, Identity] | None = None
 ) -> sa.Select[Any]:
     """Return the alerts of one page, newest first; `before` is where the page above ended."""
+    if matching.alertname is None:
+        return _page(matching, limit, before)
+    # By either name, each read along its own index.
+    names = (alerts.c.alert_name, alerts.c.original_name)
+    parts = [_page(matching, limit, before, name == matching.alertname).subquery() for name in names]
+    either = sa.union(*(sa.select(part) for part in parts)).subquery()
+    return sa.select(either).order_by(*_newest_first(either.c)).limit(limit)
+
+
+def _newest_first(columns: Any) -> tuple[sa.ColumnElement[Any], ...]:
+    return columns.first_heard_at.desc(), columns.fingerprint.desc(), columns.starts_at.desc()
+
+
+def _page(
+    matching: HeardAlertFilter,
+    limit: int,
+    before: tuple[datetime, Identity] | None,
+    *conditions: sa.ColumnElement[bool],
+) -> sa.Select[Any]:
     columns = alerts.c
-    statement = (
-        sa.select(alerts)
-        .order_by(columns.first_heard_at.desc(), columns.fingerprint.desc(), columns.starts_at.desc())
-        .limit(limit)
-    )
-    if matching.alertname is not None:
-        statement = statement.where(columns.alert_name == matching.alertname)
+    statement = sa.select(alerts).where(*conditions).order_by(*_newest_first(columns)).limit(limit)
     if matching.status is not None:
         is_firing = columns.resolved_at.is_(None)
         statement = statement.where(is_firing if matching.status is AlertStatus.FIRING else sa.not_(is_firing))
@@ -67,15 +80,15 @@ def alerts_select(
 
 
 def _has_label(name: str, value: str) -> sa.ColumnElement[bool]:
-    """Whether the labels, as they are written, have this member.
+    """Whether the labels, or the original ones, as they are written, have this member.
 
     Its text begins and ends with a quote that no text between holds unescaped, so it is found in no other place, but
     for labels whose names have quotes in them or are a single colon or comma.
     """
     member = encode_json({name: value})[1:-1]
-    written = sa.type_coerce(alerts.c.labels, Text)
+    written = [sa.type_coerce(column, Text) for column in (alerts.c.labels, alerts.c.original_labels)]
     # Not LIKE: SQLite's does not tell capitals from small letters.
-    return sa.func.replace(written, member, "", type_=Text) != written
+    return sa.or_(*(sa.func.replace(each, member, "", type_=Text) != each for each in written))
 
 
 def _encoded(last: AlertRecord) -> str:

@@ -26,7 +26,7 @@ from trainmedic_server.adapters.sql_store import (
     queries,
     tallies,
 )
-from trainmedic_server.adapters.sql_store.history_page import page_select
+from trainmedic_server.adapters.sql_store.history_page import mapped_names, page_select
 from trainmedic_server.adapters.sql_store.history_search import Place
 from trainmedic_server.adapters.sql_store.schema import TimeColumn, events, identity
 from trainmedic_server.domain.effect import EffectVerdict
@@ -157,10 +157,11 @@ def _page(
     connection: sa.Connection, matching: HistoryFilter, limit: int, before: Place | None
 ) -> tuple[list[Run], Place | None]:
     """Return at most `limit` runs, and the place after which there are more, or may be; None at the end."""
+    mapped = mapped_names(connection, matching)
     if history_search.is_needed(matching):
-        rows, place = history_search.search(connection, matching, limit, before)
+        rows, place = history_search.search(connection, matching, limit, before, mapped=mapped)
     else:
-        more = list(connection.execute(page_select(matching, limit + 1, before)))
+        more = list(connection.execute(page_select(matching, limit + 1, before, mapped)))
         rows = more[:limit]
         place = (rows[-1].created_at, rows[-1].id) if len(more) > limit else None
     return queries.with_touched_nodes(connection, queries.with_steps(connection, rows)), place

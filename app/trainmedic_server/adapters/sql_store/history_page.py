@@ -10,7 +10,7 @@ is told by the ids of the runs, which begin with it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -31,7 +31,7 @@ from trainmedic_server.ports.store import HistoryFilter, values_of
 
 _MOST_LISTS = 32
 """Of more combinations of values than these, the rows are filtered one by one."""
-_COLUMNS = {name: runs.c[name] for name in ("playbook", "status", "decision", "job")} | {"alertname": runs.c.alert_name}
+_COLUMNS = {name: runs.c[name] for name in ("playbook", "status", "decision", "job")}
 
 _APART = 86_400_000
 """Milliseconds. A run's id is made in the moment of its creation, but for what its admission waits for the store."""
@@ -41,10 +41,26 @@ Span = tuple[datetime, datetime]
 """From one moment to before another."""
 
 
-def page_select(matching: HistoryFilter, limit: int, before: tuple[datetime, str] | None = None) -> sa.Select[Any]:
-    """Return the runs of one page, newest first; `before` is where the page above ended."""
+def mapped_names(connection: sa.Connection, matching: HistoryFilter) -> Collection[str]:
+    """Return those of the alertnames asked for that an alert map has renamed in some run. Mostly there is none, and
+    then a page is read along one index."""
+    asked = values_of(matching.alertname)
+    if not asked:
+        return ()
+    column = runs.c.original_alert_name
+    return [name for name in asked if connection.execute(sa.select(1).where(column == name).limit(1)).scalar()]
+
+
+def page_select(
+    matching: HistoryFilter,
+    limit: int,
+    before: tuple[datetime, str] | None = None,
+    mapped: Collection[str] = (),
+) -> sa.Select[Any]:
+    """Return the runs of one page, newest first; `before` is where the page above ended, and `mapped` what
+    `mapped_names` returns."""
     common = list(beside_them(matching, before))
-    groups = list(alternatives(matching))
+    groups = list(alternatives(matching, mapped=mapped))
     lists = list(itertools.islice(itertools.product(*groups), _MOST_LISTS + 1))
     whole = sa.select(runs).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
     if len(lists) == 1:
@@ -61,12 +77,17 @@ def _ids(condition: Condition, limit: int) -> sa.Select[Any]:
     return sa.select(newest.subquery().c.id)
 
 
-def alternatives(matching: HistoryFilter, span: Span | None = None) -> Iterator[Sequence[Condition]]:
+def alternatives(
+    matching: HistoryFilter, span: Span | None = None, mapped: Collection[str] = ()
+) -> Iterator[Sequence[Condition]]:
     """For each filter that is set, the conditions of which one is to hold; where only what was created in `span` is
     asked for, they pass over what was not."""
     for name, column in _COLUMNS.items():
         if values := values_of(getattr(matching, name)):
             yield [column == value for value in values]
+    if values := values_of(matching.alertname):
+        originals = [runs.c.original_alert_name == value for value in mapped]
+        yield [*(runs.c.alert_name == value for value in values), *originals]
     if values := values_of(matching.gpu):
         yield [_of_gpu(value) for value in values]
     if values := values_of(matching.target):

@@ -10,7 +10,7 @@ has come.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -52,6 +52,7 @@ def search(
     limit: int,
     before: Place | None,
     seconds: Callable[[], float] = time.monotonic,
+    mapped: Collection[str] = (),
 ) -> tuple[list[sa.Row[Any]], Place | None]:
     """Return the rows of at most `limit` runs, newest first, and from where on there may be more; None at the end."""
     oldest, newest = connection.execute(_OLDEST).scalar(), connection.execute(_NEWEST).scalar()
@@ -66,7 +67,7 @@ def search(
     window, began = _FIRST_WINDOW, seconds()
     while end > first:
         begin, asked_at = max(end - window, first), seconds()
-        rows += connection.execute(_in_window(matching, begin, end, before, limit + 1 - len(rows), key)).all()
+        rows += connection.execute(_in_window(matching, begin, end, before, limit + 1 - len(rows), key, mapped)).all()
         if len(rows) > limit:
             return rows[:limit], (rows[limit - 1].created_at, rows[limit - 1].id)
         end, now = begin, seconds()
@@ -91,10 +92,11 @@ def _in_window(
     before: Place | None,
     limit: int,
     key: sa.ColumnElement[Any],
+    mapped: Collection[str],
 ) -> sa.Select[Any]:
     """`key` tells runs apart, and stands in every index."""
     common = [runs.c.created_at >= begin, runs.c.created_at < end, *beside_them(matching, None)]
-    met = sa.intersect(*(_of_any(group, common, key) for group in alternatives(matching, (begin, end))))
+    met = sa.intersect(*(_of_any(group, common, key) for group in alternatives(matching, (begin, end), mapped)))
     newest = sa.select(runs).where(key.in_(met)).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
     return newest.where(*after_place(before))
 

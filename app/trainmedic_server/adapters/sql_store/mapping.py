@@ -60,13 +60,15 @@ def alert_row(record: AlertRecord) -> tuple[Any, ...]:
         alert.name,
         [(each.playbook, each.decision, each.reason, each.run_id) for each in made] if made else [],
         record.has_reaction if made else False,
+        alert.original_name,
+        None if alert.original is None else dict(alert.original),
     )
 
 
 def alert_of(row: Row) -> AlertRecord:
     fingerprint, starts_at, status, labels, annotations, ends_at, generator_url, first, last, *rest = row
-    count, resolved_at, resolved_because, _, reactions, _ = rest
-    alert = Alert(fingerprint, AlertStatus(status), labels, annotations, starts_at, ends_at, generator_url)
+    count, resolved_at, resolved_because, _, reactions, _, _, original = rest
+    alert = Alert(fingerprint, AlertStatus(status), labels, annotations, starts_at, ends_at, generator_url, original)
     made = tuple([Reaction(*reaction) for reaction in reactions]) if reactions else ()
     return AlertRecord(alert, first, last, count, resolved_at, resolved_because, made)
 
@@ -98,13 +100,15 @@ def run_row(run: Run) -> tuple[Any, ...]:
         run.started_by,
         run.repeats,
         run.request_key,
+        run.original_alert_name,
+        None if run.original_labels is None else dict(run.original_labels),
     )
 
 
 def run_of(row: Row, steps: Sequence[StepState]) -> Run:
     run_id, playbook, version, kind, node, gpu, job, _, mode, status, decision, *rest = row
     fingerprint, starts_at, alert_name, alert_labels, created_at, ended_at, acted_at, *rest = rest
-    waiting_on, message, _, started_by, repeats, request_key = rest
+    waiting_on, message, _, started_by, repeats, request_key, _, original_labels = rest
     return Run(
         id=run_id,
         playbook=playbook,
@@ -125,6 +129,7 @@ def run_of(row: Row, steps: Sequence[StepState]) -> Run:
         started_by=started_by,
         repeats=repeats,
         request_key=request_key,
+        original_labels=original_labels,
     )
 
 

@@ -21,7 +21,7 @@ from trainmedic_server.adapters.sql_store.columns import TimeColumn as TimeColum
 from trainmedic_server.adapters.sql_store.columns import metadata as metadata
 from trainmedic_server.domain.run import OPEN, OrderKind, Status, StepStatus, UndoStatus
 
-HEAD = "0017"
+HEAD = "0018"
 """The revision of the schema that this code reads and writes."""
 READABLE_FROM = "0016"
 """The oldest revision whose code still works on the schema of `HEAD`. It stays where a migration only adds what that
@@ -45,8 +45,11 @@ alerts = sa.Table(
     sa.Column("alert_name", Text),
     sa.Column("reactions", JsonColumn),
     sa.Column("reacted", sa.Boolean),
+    sa.Column("original_name", Text),
+    sa.Column("original_labels", JsonColumn),
 )
-"""What the earlier release wrote has null in the last three, but for ``alert_name``."""
+"""What an earlier release wrote has null in ``reactions`` and ``reacted``. ``original_…`` are null where no alert map
+changed the labels."""
 
 runs = sa.Table(
     "runs",
@@ -75,8 +78,10 @@ runs = sa.Table(
     sa.Column("started_by", Text),
     sa.Column("repeats", Text),
     sa.Column("request_key", Text),
+    sa.Column("original_alert_name", Text),
+    sa.Column("original_labels", JsonColumn),
 )
-"""``unfinished``: open, or closed and owing an undo."""
+"""``unfinished``: open, or closed and owing an undo. ``original_…`` are null where no alert map changed the alert."""
 
 run_alerts = sa.Table(
     "run_alerts",
@@ -283,6 +288,8 @@ partial_index("ix_alerts_firing", alerts.c.fingerprint, alerts.c.starts_at, wher
 # (narrow, because each new alert pays for them; the few of one moment are put in order when they are read)
 sa.Index("ix_alerts_first_heard", alerts.c.first_heard_at)
 sa.Index("ix_alerts_name", alerts.c.alert_name, alerts.c.first_heard_at)
+_IS_MAPPED = "original_name IS NOT NULL"
+partial_index("ix_alerts_original_name", alerts.c.original_name, alerts.c.first_heard_at, where=_IS_MAPPED)
 partial_index("ix_alerts_not_reacted", alerts.c.first_heard_at, where="reacted = 0")
 # pruning
 sa.Index("ix_alerts_last_heard", alerts.c.last_heard_at)
@@ -293,6 +300,7 @@ sa.Index("ix_run_alerts_alert", run_alerts.c.fingerprint, run_alerts.c.starts_at
 # search by several filters reads the indexes alone, and there is no number of the row as in SQLite
 _page_index("created")
 _page_index("alert_name", runs.c.alert_name)
+_page_index("original_alert_name", runs.c.original_alert_name, where="original_alert_name IS NOT NULL")
 _page_index("playbook", runs.c.playbook, beside=[runs.c.status])  # so that counting by status reads this index alone
 _page_index("status", runs.c.status)
 _page_index("decision", runs.c.decision)

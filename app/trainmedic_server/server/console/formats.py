@@ -45,6 +45,7 @@ _WORDS = {
     "target_unknown": "no target",
     "target_ambiguous": "target unclear",
     "target_busy": "target busy",
+    "not_accepted": "not accepted",
     "concurrency_limited": "too many at once",
     "rate_limited": "too many lately",
     "breaker_open": "breaker open",

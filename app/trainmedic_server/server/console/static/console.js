@@ -85,7 +85,8 @@ function belongs(/** @type {any} */ row) {
   const asked = new URLSearchParams(location.search);
   return ["alertname", "playbook", "status", "decision", "node", "job", "target"].every((name) => {
     const value = asked.get(name);
-    return !value || value.split(",").includes(row.dataset[name] || "");
+    const has = (/** @type {string | undefined} */ of) => !!value && value.split(",").includes(of || "");
+    return !value || has(row.dataset[name]) || (name === "alertname" && has(row.dataset.original));
   });
 }
 function rows(/** @type {Record<string, string>} */ pieces) {

@@ -1,0 +1,141 @@
+"""An alert map that is checked and compiled: which alerts are accepted, and what each is renamed to.
+
+Pure. ``alert_map_compiler`` makes it of a file, ``alert_map_library`` keeps it up to date, and the engine applies it
+through `ports.alert_map.AlertMap` to each alert, once and before any playbook is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from trainmedic_server import telemetry
+from trainmedic_server.catalog.matchers import Matcher
+from trainmedic_server.domain.alert import SHIPPED_RULE_LABEL, Alert
+from trainmedic_server.domain.own_source import is_own
+from trainmedic_server.domain.problems import shown
+from trainmedic_server.errors import ExpressionError
+from trainmedic_server.expressions.evaluation import Expression, TextTemplate
+from trainmedic_server.expressions.regexes import ValueTooLong
+from trainmedic_server.ports.alert_map import MappedAlert
+
+log = telemetry.logger(__name__)
+
+LabelValue = Expression | TextTemplate | str
+"""A label's value: a template over ``labels``, or a constant."""
+
+
+class Rename(Struct, frozen=True):
+    """One entry of ``rename``."""
+
+    source: str
+    line: int
+    column: int
+    alertnames: tuple[str, ...]
+    """The names that it takes."""
+    name: str | None = None
+    """The name that it gives, ``as``; None where the alert keeps its own."""
+    matchers: tuple[Matcher, ...] = ()
+    labels: tuple[tuple[str, LabelValue], ...] = ()
+    """Labels to set where the alert lacks them."""
+    drop: frozenset[str] = frozenset()
+
+    @property
+    def constants(self) -> Mapping[str, str]:
+        """The labels that it sets to the same value for every alert."""
+        return {label: value for label, value in self.labels if isinstance(value, str)}
+
+    def takes(self, labels: Mapping[str, str]) -> bool:
+        """Return whether its matchers hold. A value that is too long to be matched does not."""
+        try:
+            return all(matcher.matches(labels) for matcher in self.matchers)
+        except ValueTooLong:
+            return False
+
+    def renamed(self, labels: Mapping[str, str]) -> dict[str, str]:
+        """Return the labels of the renamed alert. Templates see the labels before any is dropped."""
+        made = {label: value for label, value in labels.items() if label not in self.drop}
+        scope = {"labels": dict(labels)}
+        for label, value in self.labels:
+            if not made.get(label) and (text := _text(value, scope)):
+                made[label] = text
+        if self.name is not None and self.name != labels.get("alertname"):
+            made["alertname"] = self.name
+            # The label is the proof of a shipped rule for that rule's own alert, and proves nothing of another one.
+            made.pop(SHIPPED_RULE_LABEL, None)
+        return made
+
+
+class Accept(Struct, frozen=True):
+    """One matcher of ``accept``."""
+
+    source: str
+    matcher: Matcher
+
+    def refusal(self, labels: Mapping[str, str]) -> str:
+        """Why it refuses an alert with these labels; empty where it accepts it."""
+        try:
+            if self.matcher.matches(labels):
+                return ""
+        except ValueTooLong as error:
+            return f"{error} ({self.source})"
+        return f"{self.matcher.refusal(labels)} ({self.source})"
+
+
+class CompiledAlertMap(Struct, frozen=True):
+    """All alert map files together; implements `ports.alert_map.AlertMap`."""
+
+    accept: tuple[Accept, ...] = ()
+    renames: Mapping[str, Sequence[Rename]] = field(default_factory=dict)
+    """By alertname, in the order of the files and their entries."""
+    unusable: str = ""
+    """Why no alert is accepted, where a file could never be loaded; what it would refuse is not known."""
+
+    @classmethod
+    def of(cls, accept: Iterable[Accept], renames: Iterable[Rename], unusable: str = "") -> CompiledAlertMap:
+        by_name: dict[str, list[Rename]] = {}
+        for rename in renames:
+            for name in rename.alertnames:
+                by_name.setdefault(name, []).append(rename)
+        return cls(tuple(accept), by_name, unusable)
+
+    @property
+    def names(self) -> int:
+        """How many alertnames are renamed."""
+        return len(self.renames)
+
+    def apply(self, alert: Alert) -> MappedAlert:
+        """Return the alert as playbooks see it. Trainmedic's own alerts stay as they are: a server without an
+        Alertmanager reports them to itself, and no Prometheus adds a cluster's label to them."""
+        sent = alert.sent_labels
+        if is_own(sent):
+            return MappedAlert(alert)
+        rename = self.rename_of(sent)
+        made = rename.renamed(sent) if rename is not None else sent
+        if made == sent:
+            mapped = alert if alert.original is None else replace(alert, labels=sent, original=None)
+        else:
+            mapped = replace(alert, labels=made, original=sent)
+        return MappedAlert(mapped, self._refusal(sent))
+
+    def rename_of(self, labels: Mapping[str, str]) -> Rename | None:
+        """Return the first entry that takes an alert with these labels."""
+        return next((each for each in self.renames.get(labels.get("alertname", ""), ()) if each.takes(labels)), None)
+
+    def _refusal(self, labels: Mapping[str, str]) -> str:
+        return self.unusable or next((why for each in self.accept if (why := each.refusal(labels))), "")
+
+
+def _text(value: LabelValue, scope: Mapping[str, Any]) -> str:
+    """Return the label's value; empty where its template names a label that the alert lacks."""
+    if isinstance(value, str):
+        return value
+    try:
+        made = value.evaluate(scope)
+    except ExpressionError as error:
+        log.debug("an alert map's template gave no value", why=shown(str(error), 200))
+        return ""
+    return "" if made is None else str(made)

@@ -1,0 +1,235 @@
+"""Makes an alert map of a YAML document, or says what is wrong with it, with line, column and the nearest names.
+
+Also what is suspicious in a map that can be used (`warnings`), by all maps and playbooks together. Who calls it:
+``alert_map_library`` and ``simulation.check``.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from msgspec import Struct
+from pydantic import BaseModel, ConfigDict, Field
+
+from trainmedic_server.catalog import matchers, model_errors, overlaps, scope_check, yaml_text
+from trainmedic_server.catalog.alert_map import Accept, LabelValue, Rename
+from trainmedic_server.catalog.allowance import Allowance, TooLarge
+from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
+from trainmedic_server.catalog.scope_check import VisibleNames
+from trainmedic_server.catalog.yaml_text import YamlDocument
+from trainmedic_server.domain.alert import SHIPPED_RULE_LABEL
+from trainmedic_server.domain.own_source import SOURCE
+from trainmedic_server.domain.problems import DocumentPath, FileProblem, did_you_mean
+from trainmedic_server.domain.proof import XID_LABELS, AlertProof
+from trainmedic_server.expressions import evaluation, template_syntax
+from trainmedic_server.expressions.template_syntax import Malformed
+from trainmedic_server.ports.actions import Actions
+
+MOST_MATCHERS = 50
+MOST_NAMES = 10_000
+"""Alertnames in one file."""
+_LONGEST_NAME = 500
+_NOT_A_LETTER = re.compile(r"[^a-z0-9]")
+
+_Text = Annotated[str, Field(min_length=1, max_length=_LONGEST_NAME)]
+_Matchers = Annotated[tuple[str, ...], Field(max_length=MOST_MATCHERS)]
+
+
+class _Form(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class _RenameForm(_Form):
+    """One entry of ``rename``."""
+
+    alert: _Text | tuple[_Text, ...]
+    matchers: _Matchers = ()
+    name: _Text | None = Field(None, alias="as")
+    labels: dict[_Text, str] = {}
+    drop: tuple[_Text, ...] = ()
+
+    @property
+    def alertnames(self) -> tuple[str, ...]:
+        return (self.alert,) if isinstance(self.alert, str) else self.alert
+
+
+class AlertMapForm(_Form):
+    """An alert map as it is written."""
+
+    accept: _Matchers = ()
+    rename: tuple[_RenameForm, ...] = ()
+
+
+class CompiledFile(Struct, frozen=True):
+    """What one file of an alert map says."""
+
+    accept: tuple[Accept, ...] = ()
+    renames: tuple[Rename, ...] = ()
+
+
+def compile_text(text: str, source: str) -> CompiledFile | list[FileProblem]:
+    """Return the map that `text` writes, or everything that is wrong with it. Raises nothing."""
+    documents, problems = yaml_text.read(text, source)
+    if problems:
+        return problems
+    if not documents:
+        return [FileProblem(source, None, None, "the file is empty; an alert map has accept or rename")]
+    if len(documents) > 1:
+        return [documents[1].problem((), "a file has one alert map; put what follows '---' into the first document")]
+    return _Compilation(documents[0]).run()
+
+
+@dataclass
+class _Compilation:
+    document: YamlDocument
+    allowance: Allowance = field(default_factory=Allowance)
+    problems: list[FileProblem] = field(default_factory=list)
+
+    def run(self) -> CompiledFile | list[FileProblem]:
+        form = model_errors.validate(AlertMapForm, self.document)
+        if isinstance(form, list):
+            return sorted(set(form)) or [self.document.problem((), "is not an alert map")]
+        if not form.accept and not form.rename:
+            self._problem((), "an alert map has accept or rename; this one has neither")
+        if "accept" in self.document.value and not form.accept:
+            self._problem(("accept",), "accept: is empty; leave it out to accept every alert")
+        names = sum(len(entry.alertnames) for entry in form.rename)
+        if names > MOST_NAMES:
+            self._problem(("rename",), f"rename: a file has at most {MOST_NAMES} alert names")
+            return self.problems
+        accept = [Accept(self.document.source, each) for each in self._matchers(form.accept, ("accept",))]
+        renames = [self._rename(entry, ("rename", place)) for place, entry in enumerate(form.rename)]
+        return sorted(set(self.problems)) or CompiledFile(tuple(accept), tuple(renames))
+
+    def _rename(self, entry: _RenameForm, path: DocumentPath) -> Rename:
+        if not entry.alertnames:
+            self._problem((*path, "alert"), "alert: names no alert")
+        if entry.name is None and not entry.labels and not entry.drop:
+            self._problem(path, "changes nothing; give as, labels or drop")
+        for label in entry.drop:
+            if _is_code(label):
+                self._problem(
+                    (*path, "drop"), f"drop: {label!r} holds an XID; playbooks judge by it, and a map keeps it"
+                )
+        if "alertname" in entry.drop:
+            self._problem((*path, "drop"), "drop: an alert keeps its alertname; write the new one as 'as'")
+        for label in entry.labels:
+            if reason := _forbidden(label):
+                self._problem((*path, "labels", label), f"labels: {label!r} {reason}", at_key=True)
+        labels = tuple((label, self._value(text, (*path, "labels", label))) for label, text in entry.labels.items())
+        return Rename(
+            source=self.document.source,
+            line=self.document.marks[path].line,
+            column=self.document.marks[path].column,
+            alertnames=tuple(dict.fromkeys(entry.alertnames)),
+            name=entry.name,
+            matchers=tuple(self._matchers(entry.matchers, (*path, "matchers"))),
+            labels=labels,
+            drop=frozenset(entry.drop),
+        )
+
+    def _matchers(self, written: Sequence[str], path: DocumentPath) -> Iterator[matchers.Matcher]:
+        for place, text in enumerate(written):
+            try:
+                yield from matchers.parse(text)
+            except ValueError as error:
+                self._problem((*path, place), f"{path[-1]}[{place}]: {error}")
+
+    def _value(self, text: str, path: DocumentPath) -> LabelValue:
+        if not evaluation.is_template(text):
+            return text
+        try:
+            tree = template_syntax.parse_template(text)
+            self.allowance.spend_on_template(len(tree.every))
+            wrong = scope_check.check(tree, VisibleNames(("labels",)))
+            made = evaluation.compile_parsed(tree, ".".join(map(str, path)))
+        except (Malformed, TooLarge) as error:
+            self._problem(path, f"labels.{path[-1]}: {error}")
+            return ""
+        for each in wrong:
+            self._problem(path, f"labels.{path[-1]}: {each}")
+        return made
+
+    def _problem(self, path: DocumentPath, message: str, *, at_key: bool = False) -> None:
+        self.problems.append(self.document.problem(path, message, at_key=at_key))
+
+
+def _forbidden(label: str) -> str:
+    """Why a map may not set this label, in whatever spelling; empty where it may."""
+    plain = _NOT_A_LETTER.sub("", unicodedata.normalize("NFKC", label).casefold())
+    if plain == _NOT_A_LETTER.sub("", SHIPPED_RULE_LABEL):
+        return "is the proof of a shipped rule, by which playbooks that can do harm know it; a map cannot set it"
+    if _is_code(label):
+        return "holds an XID, which is proof that hardware is broken; a map cannot set it"
+    if plain == SOURCE:
+        return "is the label by which Trainmedic knows its own alerts; a map cannot set it"
+    if plain == "alertname":
+        return "is not set as a label; write the new name as 'as'"
+    return ""
+
+
+def _is_code(label: str) -> bool:
+    """Whether playbooks that can do harm read an XID from this label."""
+    plain = unicodedata.normalize("NFKC", label).casefold().strip().removeprefix("exported_")
+    return plain.replace("-", "_") in XID_LABELS
+
+
+def warnings(
+    files: Iterable[CompiledFile], playbooks: Sequence[YamlPlaybook] | None = None, actions: Actions | None = None
+) -> Iterator[FileProblem]:
+    """Yield what is probably not meant, of all files together in their order; by `playbooks` too, where they are given:
+    names that start none, and constants that a playbook which acts takes for proof."""
+    renames = [rename for file in files for rename in file.renames]
+    sources: dict[str, Rename] = {}
+    for rename in renames:
+        for name in rename.alertnames:
+            sources.setdefault(name, rename)
+    reacting: dict[str, list[YamlPlaybook]] = {}
+    for playbook in playbooks or ():
+        for name in playbook.definition.on.alertnames:
+            reacting.setdefault(name, []).append(playbook)
+    whole: dict[str, Rename] = {}
+    for rename in renames:
+        for message in _suspicious(rename, whole, sources):
+            yield FileProblem(rename.source, rename.line, rename.column, f"warning: {message}")
+        if playbooks is not None and rename.name is not None:
+            for message in _without_use(rename, rename.name, reacting, actions):
+                yield FileProblem(rename.source, rename.line, rename.column, f"warning: {message}")
+
+
+def _suspicious(rename: Rename, whole: dict[str, Rename], sources: dict[str, Rename]) -> Iterator[str]:
+    for name in rename.alertnames:
+        if (earlier := whole.get(name)) is not None:
+            yield f"{name!r} never comes here: {earlier.source}:{earlier.line} takes it, and the first match wins"
+        elif not rename.matchers:
+            whole[name] = rename
+    if rename.name in rename.alertnames and not rename.labels and not rename.drop:
+        yield f"{rename.name!r} is renamed to itself"
+    elif rename.name is not None and rename.name not in rename.alertnames and rename.name in sources:
+        again = sources[rename.name]
+        yield f"{rename.name!r} is not renamed again by {again.source}:{again.line}: an alert is renamed once"
+
+
+def _without_use(
+    rename: Rename, name: str, reacting: dict[str, list[YamlPlaybook]], actions: Actions | None
+) -> Iterator[str]:
+    playbooks = reacting.get(name, [])
+    if not playbooks:
+        yield f"no playbook reacts to {name!r}{did_you_mean(name, sorted(reacting))}"
+    if playbooks and all(playbook.definition.on.proofs == (AlertProof.SHIPPED_RULE,) for playbook in playbooks):
+        names = " and ".join(playbook.definition.name for playbook in playbooks)
+        yield f"{name!r} starts nothing: {names} asks for the proof of a shipped rule, which a map cannot give"
+    for playbook in playbooks:
+        if actions is None or not overlaps.acts(playbook, actions):
+            continue
+        # How urgent an alert is may be said of all of a name; what proves something has to come from the alert.
+        matched = {matcher.label for matcher in playbook.matchers} - {"severity"}
+        for label in sorted(rename.constants.keys() & matched):
+            yield (
+                f"labels.{label} is the same for every alert, and {playbook.definition.name} acts by it; "
+                "take it from the alert with a template"
+            )

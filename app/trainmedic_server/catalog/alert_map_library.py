@@ -1,0 +1,134 @@
+"""The alert map of some files, kept up to date.
+
+A file that cannot be used keeps what it last said, and so does one that is gone. Where a file could never be loaded,
+what it would refuse is not known: then no alert is accepted, and that is told. Who calls it: ``wiring`` and ``cli``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from trainmedic_server import telemetry
+from trainmedic_server.catalog import alert_map_compiler, loader
+from trainmedic_server.catalog.alert_map import CompiledAlertMap
+from trainmedic_server.catalog.alert_map_compiler import CompiledFile
+from trainmedic_server.domain.problems import FileProblem
+
+RESCAN = 2.0
+"""Seconds between looks at the files. Few and small, they are read anew each time."""
+
+log = telemetry.logger(__name__)
+
+
+class LoadedMap(Struct, frozen=True):
+    """What a file held."""
+
+    path: Path
+    digest: str = ""
+    content: CompiledFile | None = None
+    """The newest content that could be used; None where there never was one."""
+    problems: tuple[FileProblem, ...] = ()
+
+
+def load_file(path: Path, before: LoadedMap | None = None) -> LoadedMap:
+    """Return what the file holds now, with the content of `before` where that cannot be used."""
+    kept = before.content if before is not None else None
+    text = loader.read_text(path)
+    if isinstance(text, FileProblem):
+        return LoadedMap(path, "", kept, (text,))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    if before is not None and before.digest == digest:
+        return before
+    made = alert_map_compiler.compile_text(text, str(path))
+    if isinstance(made, list):
+        return LoadedMap(path, digest, kept, tuple(made[: loader.MOST_PROBLEMS]))
+    return LoadedMap(path, digest, made)
+
+
+class AlertMapLibrary:
+    """The map of `roots` (files, or directories), of which the first entry that takes an alert wins. Empty until the
+    first `reload`."""
+
+    def __init__(self, roots: Sequence[Path], metrics: telemetry.Metrics | None = None) -> None:
+        self._roots = tuple(roots)
+        self._metrics = metrics
+        self._files: dict[Path, LoadedMap] = {}
+        self._problems: tuple[FileProblem, ...] = ()
+        self._current = CompiledAlertMap()
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there is a file to load."""
+        return bool(self._roots)
+
+    @property
+    def current(self) -> CompiledAlertMap:
+        """The map in force."""
+        return self._current
+
+    @property
+    def contents(self) -> tuple[CompiledFile, ...]:
+        """What each file says, in the order in which they count."""
+        return tuple(file.content for file in self._files.values() if file.content is not None)
+
+    @property
+    def problems(self) -> Sequence[FileProblem]:
+        """What is wrong with the files as they are now."""
+        return self._problems
+
+    def reload(self) -> bool:
+        """Take in what has changed on disk; return whether anything had."""
+        files: dict[Path, LoadedMap] = {}
+        problems: list[FileProblem] = []
+        for root in self._roots:
+            paths = list(loader.playbook_files(root)) or [FileProblem(str(root), None, None, "has no alert map")]
+            for path in paths:
+                if isinstance(path, FileProblem):
+                    problems.append(path)
+                    files.update(self._kept_below(Path(path.file)))
+                elif path not in files:
+                    files[path] = load_file(path, self._files.get(path))
+        problems += [problem for file in files.values() for problem in file.problems]
+        lost = [file.path for file in files.values() if file.content is None]
+        if files == self._files and tuple(problems) == self._problems:
+            return False
+        before, self._problems, self._files = self._problems, tuple(problems), files
+        contents = self.contents
+        self._current = CompiledAlertMap.of(
+            (accept for content in contents for accept in content.accept),
+            (rename for content in contents for rename in content.renames),
+            f"the alert map {lost[0]} could not be loaded, so nobody knows what it accepts" if lost else "",
+        )
+        self._tell(before)
+        return True
+
+    def _kept_below(self, path: Path) -> dict[Path, LoadedMap]:
+        """What is known of a file or directory that is not there, or cannot be read."""
+        known = {old: file for old, file in self._files.items() if old == path or path in old.parents}
+        return {old: replace(file, problems=()) for old, file in known.items()} or {path: LoadedMap(path)}
+
+    async def watch(self) -> None:
+        """Look for changes every few seconds, until cancelled."""
+        while self._roots:
+            await asyncio.sleep(RESCAN)
+            try:
+                await asyncio.to_thread(self.reload)
+            except Exception:  # whatever the file system does, the map that is loaded stays in force
+                log.exception("loading the alert map failed; keeping the loaded one")
+                if self._metrics is not None:
+                    self._metrics.loop_errors.labels("alert map").inc()
+
+    def _tell(self, before: Sequence[FileProblem]) -> None:
+        renames = sum(len(content.renames) for content in self.contents)
+        log.info("alert map loaded", files=len(self._files), renames=renames, problems=len(self._problems))
+        for problem in self._problems:
+            if problem not in before:
+                log.warning("cannot load alert map", problem=str(problem))
+        if self._metrics is not None:
+            self._metrics.alert_map_errors.set(len({problem.file for problem in self._problems}))

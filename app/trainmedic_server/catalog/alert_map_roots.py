@@ -1,0 +1,38 @@
+"""Where alert maps lie: files and folders as they are named, and the shipped maps by their names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+SETTING = "TRAINMEDIC_ALERT_MAP"
+SHIPPED = "shipped"
+"""The name of all shipped maps together."""
+_FOLDER = "alert-maps"
+_INSTALLED = Path("/etc/trainmedic") / _FOLDER
+"""Where the image has them."""
+_CHECKOUT = Path(__file__).parents[3] / _FOLDER
+"""Beside the code, where it runs from a checkout."""
+
+
+def shipped() -> Path | None:
+    """Return the folder of the maps that come with Trainmedic; None where it is not there."""
+    return next((path for path in (_CHECKOUT, _INSTALLED, Path(_FOLDER)) if path.is_dir()), None)
+
+
+def roots(named: Sequence[Path], environment: Mapping[str, str]) -> list[Path]:
+    """Return the files and folders to load: those that are named, or those of the setting. A name without a folder and
+    an ending, such as ``kube-prometheus``, is a shipped map, unless there is a file of that name."""
+    setting = environment.get(SETTING, "") if not named else ""
+    return [_found(path) for path in (*named, *(Path(part).expanduser() for part in setting.split(os.pathsep) if part))]
+
+
+def _found(path: Path) -> Path:
+    folder = shipped()
+    if folder is None or len(path.parts) != 1 or path.suffix or path.exists():
+        return path
+    if path.name == SHIPPED:
+        return folder
+    file = folder / f"{path.name}.yaml"
+    return file if file.is_file() else path

@@ -1,0 +1,346 @@
+"""Suggests which alert of the shipped rules an alert of another rule set stands for, by what it means.
+
+Evidence is the alert's name in its words, the metrics of its rule (in ``generatorURL``), its labels, and its texts, in
+this order. So a name in any language is understood as long as its rule reads a known metric. Pure. Who calls it: the
+API for alerts that no playbook reacted to, and the command that goes through a rule file.
+"""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from trainmedic_server.domain.proof import XID_LABELS
+
+_LONGEST = 4_000
+"""Characters of a text that are read."""
+_WORD = re.compile(r"[A-Z]{2,}(?![a-z])|[A-Z]?[a-z]+|[A-Z]+")
+_METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_PLAIN = re.compile(r"[A-Za-z0-9_.:/ -]+")
+_SHARED_TYPES = r"nfs|lustre|ceph|gpfs|beegfs|fuse|cifs|smb|wekafs|glusterfs"
+_SHARED_TYPE = re.compile(_SHARED_TYPES)
+_SHARED = re.compile(rf'fstype=~?"[^"]*(?:{_SHARED_TYPES})')
+"""A file system that a node shares with others, on which no agent of a node cleans."""
+_QUOTED = re.compile(r'"[^"]*"')
+_TRANSLATED = {
+    "温度": "temp",
+    "高温": "hot",
+    "过热": "hot",
+    "온도": "temp",
+    "temperatur": "temp",
+    "температур": "temp",
+    "显存": "vram",
+    "ビデオメモリ": "vram",
+    "磁盘": "disk",
+    "硬盘": "disk",
+    "ディスク": "disk",
+    "디스크": "disk",
+    "диск": "disk",
+    "空间": "space",
+    "空き容量": "space",
+    "内存": "memory",
+    "メモリ": "memory",
+    "메모리": "memory",
+    "памят": "memory",
+    "使用率": "usage",
+    "사용": "usage",
+    "降频": "throttle",
+    "节点": "node",
+    "ノード": "node",
+    "노드": "node",
+    "узел": "node",
+    "宕机": "down",
+    "ダウン": "down",
+    "다운": "down",
+    "недоступ": "down",
+    "显卡": "gpu",
+    "空闲": "idle",
+}
+"""Words of other languages, as people write them in names of alerts."""
+_JOINED = {"notready": "not ready", "crashloop": "crash loop", "crashlooping": "crash loop", "diskspace": "disk space"}
+_GPU = frozenset({"gpu", "gpus", "dcgm", "nvidia", "vram", "cuda", "nvml", "xid"})
+_GPU_LABELS = frozenset({"uuid", "gpu_uuid", "gpu", "gpu_id"})
+
+
+class Suggestion(Struct, frozen=True):
+    """A rename that an alert map could have."""
+
+    name: str
+    """The alertname that a playbook reacts to."""
+    because: str
+    """What it was found by, for a person."""
+    matchers: tuple[str, ...] = ()
+    """What an alert of the name must meet besides."""
+
+
+class _Topic(Struct, frozen=True):
+    """What an alert of the shipped rules is about."""
+
+    name: str
+    words: tuple[tuple[str, ...], ...]
+    """Groups of word beginnings, or whole words where they are short or have ``=`` before them; of each group one must
+    be there."""
+    metrics: tuple[str, ...]
+    """Parts of metric names that say the same, in small letters."""
+    not_words: tuple[str, ...] = ()
+    needs_gpu: bool = False
+
+
+_TOPICS = (
+    _Topic("GPUXidError", (("xid",),), ("xid_error",), needs_gpu=True),
+    _Topic(
+        "GPUThermalThrottling",
+        (("throttl", "slowdown"), ("thermal", "heat", "temp", "hot")),
+        ("thermal_violation",),
+        ("power", "cpu"),
+        needs_gpu=True,
+    ),
+    _Topic(
+        "GPUTemperatureHigh",
+        (("temp", "hot", "overheat", "thermal", "heat"),),
+        ("gpu_temp", "memory_temp", "temperature_gpu", "gpu_temperature", "temperature_celsius"),
+        ("throttl", "low", "multiple", "cool"),
+        needs_gpu=True,
+    ),
+    _Topic(
+        "GPUMemoryUsageHigh",
+        (("memory", "mem", "vram", "fb", "framebuffer"),),
+        ("fb_used", "fb_free", "memory_used", "memory_free", "fb_total"),
+        ("ecc", "error", "temp", "clock", "remap", "retired", "bandwidth", "copy", "spike", "leak", "broken", "page"),
+        needs_gpu=True,
+    ),
+    _Topic(
+        "GPUUtilizationLow",
+        (("idle", "underutil", "unused", "low", "under"), ("util", "idle", "underutil", "unused", "usage")),
+        (),
+        ("high", "memory", "mem", "clock", "temp", "power", "spike"),
+        needs_gpu=True,
+    ),
+    _Topic(
+        "DiskSpaceLow",
+        (
+            ("disk", "filesystem", "fs", "rootfs", "partition"),
+            ("space", "full", "usage", "low", "fill", "almost", "pressure", "out", "high", "utilization", "capacity"),
+        ),
+        ("filesystem_avail_bytes", "filesystem_free_bytes", "logical_disk_free"),
+        (
+            "inode",
+            "=files",
+            "io",
+            "latency",
+            "read",
+            "write",
+            "persistent",
+            "pvc",
+            "volume",
+            "smart",
+            "temp",
+            "zfs",
+            "shared",
+            "nfs",
+            "lustre",
+        ),
+    ),
+    _Topic(
+        "MemoryUsageHigh",
+        (
+            ("memory", "mem", "ram"),
+            ("usage", "high", "pressure", "full", "out", "utilization", "low", "exhaust", "almost"),
+        ),
+        ("node_memory_memavailable", "memory_available_bytes", "node_memory_memfree"),
+        (
+            "container",
+            "pod",
+            "quota",
+            "overcommit",
+            "gpu",
+            "leak",
+            "fault",
+            "underutil",
+            "swap",
+            "limit",
+            "api",
+            "slurm",
+            "partition",
+            "exporter",
+        ),
+    ),
+    _Topic(
+        "NodeDown",
+        (
+            ("node", "host", "machine"),
+            ("down", "ready", "unreachable", "unavailable", "offline", "dead", "missing"),
+        ),
+        ("kube_node_status_condition",),
+        (
+            "exporter",
+            "flap",
+            "network",
+            "disk",
+            "memory",
+            "pressure",
+            "filesystem",
+            "interface",
+            "kubelet",
+            "api",
+            "scheduler",
+            "controller",
+            "deployment",
+            "driver",
+            "gpu",
+            "slurm",
+            "pods",
+            "pod",
+            "schedul",
+            "temp",
+            "clock",
+        ),
+    ),
+    _Topic("TrainingCrashing", (("crash",), ("loop",)), (), ("deployment", "service")),
+)
+_CONDITIONS = {"Ready": "NodeDown", "DiskPressure": "DiskSpaceLow", "MemoryPressure": "MemoryUsageHigh"}
+"""By the label ``condition`` of kube-state-metrics: what is wrong with a node."""
+
+
+def suggest(
+    labels: Mapping[str, str],
+    generator_url: str,
+    texts: Iterable[str],
+    names: Collection[str],
+    *,
+    is_complete: bool = True,
+) -> Suggestion | None:
+    """Return the rename that fits an alert of these labels best, to one of `names`; None where none fits.
+
+    `texts` are its annotations. An expression counts as a `generator_url` where the rule itself is at hand; then its
+    labels are not `is_complete`.
+    """
+    name = labels.get("alertname", "")
+    words = _words(name)
+    if "instance" in words and "node" in labels.get("job", ""):
+        words = (*words, "node")  # any target is an instance, and only that of the node exporter is a node
+    expression = _expression(generator_url)
+    if _SHARED.search(expression) or _SHARED_TYPE.match(labels.get("fstype", "")):
+        words = (*words, "shared")
+    if labels.get("container") and "node" not in labels.get("job", ""):
+        words = (*words, "container")  # its memory and its disk are no node's
+    metrics = [metric.lower() for metric in _METRIC.findall(_QUOTED.sub("", expression))]
+    is_gpu = _is_about_gpu(words, metrics, labels)
+    suggestion = (
+        _by_condition(labels, metrics)
+        or _by(words, is_gpu, f"the name {name!r}")
+        or _by_metrics(metrics, words, is_gpu)
+        or (_by_texts(texts, is_gpu, words) if not _PLAIN.fullmatch(name) else None)
+    )
+    if suggestion is None or suggestion.name not in names or suggestion.name == name:
+        return None
+    return suggestion if suggestion.name != "GPUXidError" else _with_code(suggestion, labels, is_complete)
+
+
+def _with_code(suggestion: Suggestion, labels: Mapping[str, str], is_complete: bool) -> Suggestion | None:
+    """The suggestion for an XID, of which only the code says whether the card is at fault: with the condition that the
+    alert has one. None where it has none, because the rename would then say more than is known."""
+    if not is_complete:
+        return replace(suggestion, matchers=('err_code=~".+"',))
+    code = next((label for label, value in labels.items() if value and label.lower() in XID_LABELS), None)
+    return None if code is None else replace(suggestion, matchers=(f'{code}=~".+"',))
+
+
+def snippet(alertname: str, suggestion: Suggestion) -> str:
+    """Return the entry of an alert map that the suggestion means, as YAML to paste."""
+    lines = ["rename:", f"  - alert: {_quoted(alertname)}", f"    as: {suggestion.name}"]
+    if suggestion.matchers:
+        lines.insert(2, f"    matchers: [{', '.join(map(_quoted, suggestion.matchers))}]")
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text) and text.lower() not in ("null", "true", "false"):
+        return text
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _by_condition(labels: Mapping[str, str], metrics: Collection[str]) -> Suggestion | None:
+    name = _CONDITIONS.get(labels.get("condition", ""))
+    is_of_node = labels.get("node") and (not metrics or "kube_node_status_condition" in metrics)
+    return Suggestion(name, f"the label condition={labels['condition']!r}") if name and is_of_node else None
+
+
+def _by(words: Collection[str], is_gpu: bool, because: str) -> Suggestion | None:
+    for topic in _TOPICS:
+        if (is_gpu or not topic.needs_gpu) and _has_all(words, topic.words) and not _has_any(words, topic.not_words):
+            return Suggestion(topic.name, because)
+    return None
+
+
+def _by_metrics(metrics: Collection[str], words: Collection[str], is_gpu: bool) -> Suggestion | None:
+    for topic in _TOPICS:
+        if (topic.needs_gpu and not is_gpu) or _has_any(words, topic.not_words) or topic.name == "NodeDown":
+            continue
+        for metric in metrics:
+            if any(part in metric for part in topic.metrics):
+                return Suggestion(topic.name, f"its rule reads {metric}")
+    return None
+
+
+def _by_texts(texts: Iterable[str], is_gpu: bool, words: Collection[str]) -> Suggestion | None:
+    for text in texts:
+        # What is wrong stands in few words; a long text speaks of much else.
+        suggestion = _by({*words, *_words(text[:200])}, is_gpu, "its annotations")
+        if suggestion is not None:
+            return suggestion
+    return None
+
+
+def _is_about_gpu(words: Collection[str], metrics: Iterable[str], labels: Mapping[str, str]) -> bool:
+    names = {label.lower() for label, value in labels.items() if value}
+    return bool(
+        _GPU & set(words)
+        or any(metric.startswith(("dcgm_", "nvidia_", "gpu_", "gpu:")) for metric in metrics)
+        or _GPU_LABELS & names
+    )
+
+
+def _words(text: str) -> tuple[str, ...]:
+    """The words of a name such as ``NodeFilesystemAlmostOutOfSpace`` or ``gpu_temp-high``, in small letters."""
+    return tuple(_each_word(text[:_LONGEST]))
+
+
+def _each_word(text: str) -> Iterator[str]:
+    for word in _WORD.findall(text.replace("GPUs", "Gpus").replace("PCIe", "Pcie")):
+        small = word.lower()
+        if small.startswith("gpu") and small not in _GPU:
+            yield "gpu"
+            small = small[3:]
+        yield from _JOINED.get(small, small).split()
+    if not text.isascii():
+        yield from (word for foreign, word in _TRANSLATED.items() if foreign in text.lower())
+
+
+def _has_all(words: Collection[str], groups: Iterable[tuple[str, ...]]) -> bool:
+    return all(_has_any(words, group) for group in groups)
+
+
+def _has_any(words: Collection[str], beginnings: tuple[str, ...]) -> bool:
+    return any(_is_begun(word, begin) for begin in beginnings for word in words)
+
+
+def _is_begun(word: str, begin: str) -> bool:
+    is_whole = len(begin) <= 3 or begin.startswith("=")
+    return word == begin.removeprefix("=") if is_whole else word.startswith(begin)
+
+
+def _expression(generator_url: str) -> str:
+    """The rule's expression, which Prometheus writes into the URL of its page; the text itself where it is none."""
+    text = generator_url[:_LONGEST]
+    if "://" not in text and not text.startswith("/"):
+        return text
+    try:
+        query = urllib.parse.parse_qs(urllib.parse.urlsplit(text).query)
+    except ValueError:
+        return ""
+    return next(iter(query.get("g0.expr", query.get("expr", []))), "")

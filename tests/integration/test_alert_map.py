@@ -1,0 +1,152 @@
+"""The alert map with a real Alertmanager, a server that is killed, and the command line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.live import Server
+from tests.support.programs import PYTHON_PATH, alertmanagers, eventually, inherited, start_alertmanager
+
+PLAYBOOK = """
+playbook: watch
+on: {alert: [NodeSick, GPUTemperatureHigh]}
+target: node
+steps:
+  - {id: over, wait_for: resolved, timeout: 1h}
+"""
+MAP = """
+accept: ['site="alpine"']
+rename:
+  - alert: [HostFeverish, HostCold]
+    as: NodeSick
+    labels: {node: "{{ labels.box }}"}
+    drop: [instance]
+"""
+CONFIG = """
+route: {{receiver: trainmedic, group_by: ['...'], group_wait: 0s, group_interval: 1s, repeat_interval: 2s}}
+receivers:
+  - name: trainmedic
+    webhook_configs: [{{url: "http://127.0.0.1:{port}/webhook", send_resolved: true}}]
+"""
+BEGAN = datetime.now(UTC)
+
+
+class Site:
+    """A server with an alert map, and an Alertmanager that posts to it."""
+
+    def __init__(self, server: Server, path: Path, alertmanager: str) -> None:
+        self.server, self.map, self.alertmanager = server, path, alertmanager
+
+    def post(self, ends_in: timedelta, **labels: str) -> None:
+        alert = {
+            "labels": labels,
+            "startsAt": BEGAN.isoformat(),
+            "endsAt": (datetime.now(UTC) + ends_in).isoformat(),
+            "generatorURL": "http://prom:9090/graph?g0.expr=DCGM_FI_DEV_GPU_TEMP+%3E+80",
+        }
+        httpx.post(f"{self.alertmanager}/api/v2/alerts", json=[alert]).raise_for_status()
+
+    def command(self, *words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "trainmedic_server", *words, "--server", f"http://127.0.0.1:{self.server.port}"],
+            env={**inherited(), "PYTHONPATH": PYTHON_PATH},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def by_decision(self) -> dict[str, dict[str, Any]]:
+        return {run["decision"]: run for run in self.server.runs()}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    path = tmp_path / "site.yaml"
+    path.write_text(MAP)
+    config = tmp_path / "alertmanager.yml"
+    server = Server(tmp_path / "server", PLAYBOOK, "--alert-map", str(path))
+    config.write_text(CONFIG.format(port=server.port))
+    with server:
+        program, url = start_alertmanager(alertmanagers()["installed"], config, tmp_path / "am")
+        with program:
+            yield Site(server, path, url)
+
+
+def test_an_alert_of_this_site_runs_and_that_of_another_is_recorded(site: Site) -> None:
+    """Over a kill and a change of the map, the end of the original ends the run; both names find it."""
+    hour = timedelta(hours=1)
+    labels = {"alertname": "HostFeverish", "box": "gpu-31", "instance": "exporter:9100"}
+    site.post(hour, **labels, site="alpine")
+    site.post(hour, **labels, site="coast")
+    eventually(lambda: {"started", "not_accepted"} <= site.by_decision().keys(), 20, "both decisions")
+    started, refused = (site.by_decision()[name] for name in ("started", "not_accepted"))
+    assert (started["target"], started["alert_name"], started["original_alert_name"]) == (
+        "node:gpu-31", "NodeSick", "HostFeverish"
+    )  # fmt: skip
+    assert started["original_labels"] == {**labels, "site": "alpine"}
+    assert started["alert_labels"] == {
+        "alertname": "NodeSick", "box": "gpu-31", "node": "gpu-31", "site": "alpine"
+    }  # fmt: skip
+    assert (refused["target"], refused["status"]) == (None, "not_started")
+    assert "'site' is 'coast' and must be 'alpine'" in refused["message"]
+
+    site.map.write_text("accept: ['site=\"nowhere\"']")
+    site.server.kill()
+    site.server.start()
+    site.post(timedelta(seconds=-1), **labels, site="alpine")
+    over = eventually(
+        lambda: next((run for run in site.server.runs() if run["status"] == "succeeded"), None), 30, "the run's end"
+    )
+    assert over["run_id"] == started["run_id"]
+    for name in ("NodeSick", "HostFeverish"):
+        items = site.server.ask(f"/history?alertname={name}").body["items"]
+        assert started["run_id"] in [item["run_id"] for item in items]
+    assert "mapped from  HostFeverish" in site.command("history", "show", started["run_id"])
+    told = site.command("why", "--alert", "HostFeverish", "--label", "site=alpine")
+    assert "mapped from HostFeverish: " in told
+    assert "not accepted by the alert map" in told or "decision: not_accepted" in told
+
+
+def test_a_broken_map_keeps_the_good_one_and_is_told(site: Site) -> None:
+    """In /ready, /playbooks and status; a mended one is taken in without a restart."""
+    assert site.server.ask("/ready").body["alert_map"]["ok"] is True
+    site.map.write_text("rename: [{alert: A, az: B}]")
+    broken = eventually(
+        lambda: (state := site.server.ask("/ready").body["alert_map"])["ok"] is False and state, 20, "the mistake told"
+    )
+    assert "1 errors" in broken["detail"]
+    assert site.server.ask("/ready").status == 200
+    (error,) = site.server.ask("/playbooks").body["errors"]
+    assert (error["file"], error["line"]) == (str(site.map), 1)
+    assert "alert map  NOT OK" in site.command("status")
+    site.post(timedelta(hours=1), alertname="HostCold", box="gpu-4", site="alpine")
+    eventually(lambda: "started" in site.by_decision(), 20, "a run by the good map")
+    site.map.write_text(MAP.replace("alpine", "coast"))
+    eventually(lambda: site.server.ask("/ready").body["alert_map"]["ok"], 20, "the mended map")
+    site.post(timedelta(hours=1), alertname="HostCold", box="gpu-5", site="coast")
+    eventually(lambda: len([run for run in site.server.runs() if run["decision"] == "started"]) == 2, 20, "another run")
+
+
+def test_an_unknown_alert_comes_with_the_entry_that_would_rename_it(site: Site) -> None:
+    """By the metric of its rule; in the API and for people."""
+    site.post(timedelta(hours=1), alertname="Alarm 4711", gpu="2", node="gpu-8", site="alpine")
+    item = eventually(
+        lambda: next(iter(site.server.ask("/alerts?reacted=false").body["items"]), None), 20, "the alert heard"
+    )
+    assert item["suggestion"]["alert_name"] == "GPUTemperatureHigh"
+    assert item["suggestion"]["rename"] == "rename:\n  - alert: 'Alarm 4711'\n    as: GPUTemperatureHigh\n"
+    assert [each["playbook"] for each in item["suggestion"]["playbooks"]] == ["watch"]
+    told = site.command("why", "--alert", "Alarm 4711")
+    assert "its rule reads dcgm_fi_dev_gpu_temp" in told
+    assert "- alert: 'Alarm 4711'" in told
+    assert "then watch reacts, if its conditions hold" in told
