@@ -45,7 +45,7 @@ from tests.support.programs import (
 from trainmedic.wire import envelope
 from trainmedic_server.domain.alert import fingerprint
 
-TAKES_ALERT_MAP = False
+TAKES_ALERT_MAP = True
 """Whether the server is given the shipped alert maps and one of the site's own."""
 OWN_MAP = """
 accept: ['cluster!="other-site"']
