@@ -150,3 +150,25 @@ def test_an_unknown_alert_comes_with_the_entry_that_would_rename_it(site: Site) 
     assert "its rule reads dcgm_fi_dev_gpu_temp" in told
     assert "- alert: 'Alarm 4711'" in told
     assert "then watch reacts, if its conditions hold" in told
+
+
+def test_a_map_that_could_never_be_loaded_lets_nothing_act(tmp_path: Path) -> None:
+    """The server starts, is not ready and says why; it records alerts, and acts once the file is mended."""
+    path = tmp_path / "site.yaml"
+    path.write_text("accept: [")
+    with Server(tmp_path / "server", PLAYBOOK, "--alert-map", str(path)) as server:
+        ready = server.ask("/ready")
+        assert (ready.status, ready.body["alert_map"]["ok"]) == (503, False)
+        assert ready.body["alert_map"]["detail"].startswith("no alert is accepted: ")
+        alert = {
+            "status": "firing",
+            "labels": {"alertname": "NodeSick", "node": "gpu-12"},
+            "annotations": {},
+            "startsAt": datetime.now(UTC).isoformat(),
+        }
+        body = {"version": "4", "groupKey": "g", "receiver": "r", "status": "firing", "alerts": [alert]}
+        (decided,) = server.ask("/webhook", body).body["runs"]
+        assert (decided["decision"], decided["target"]) == ("not_accepted", None)
+        path.write_text("accept: ['node=~\"gpu-.*\"']")
+        eventually(lambda: server.ask("/ready").status == 200, 20, "the mended map")
+        assert [each["decision"] for each in server.ask("/webhook", body).body["runs"]] == ["started"]
