@@ -1,0 +1,213 @@
+"""The names of nodes, and which of them mean the same node: short names, full names, names within a cloud, addresses.
+
+`NodeNames` is what one source knows. `KnownNodes` asks all sources. A short name and a full name are one node where
+one is the beginning of the other (``gpu-7`` and ``gpu-7.site.example``) and nothing else fits: ``gpu-7.a`` and
+``gpu-7.b`` are two nodes, and then ``gpu-7`` names neither. All look-ups are by key, because every alert makes some.
+
+Pure. Who calls it: ``topology`` builds it, ``node_evidence`` asks it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+
+from msgspec import Struct, field
+
+Nodes = frozenset[str]
+_NONE: Nodes = frozenset()
+_MOST_PARTS = 10
+"""Parts of a full name that are looked at. Real names have six at most; a label can have thousands."""
+
+
+def spelled(name: str) -> str:
+    """Return the name as it is compared: lower case, without a dot at its end; an IPv6 address in its short form."""
+    text = name.strip().rstrip(".").lower()
+    if ":" in text:
+        try:
+            return ipaddress.ip_address(text.partition("%")[0]).compressed
+        except ValueError:
+            return text
+    return text
+
+
+def is_address(host: str) -> bool:
+    """Whether `host` is an IP address or a name of the loopback, which name no node."""
+    if host in ("", "localhost"):
+        return True
+    if not (host[0].isdigit() or ":" in host):  # as nearly all names
+        return False
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def is_same_spelling(one: str, other: str) -> bool:
+    """Whether one name is the other, or its short form."""
+    first, second = sorted((spelled(one), spelled(other)), key=len)
+    return first == second or (bool(first) and not is_address(first) and second.startswith(f"{first}."))
+
+
+class NodeNames(Struct, frozen=True, dict=True):
+    """The nodes that one source knows, with what else each of them is called."""
+
+    names: frozenset[str] = frozenset()
+    aliases: Mapping[str, Nodes] = field(default_factory=dict)
+    """Addresses and host names, and whose they are."""
+
+    @cached_property
+    def by_spelling(self) -> Mapping[str, Nodes]:
+        """The nodes by every whole name and address."""
+        nodes: dict[str, Nodes] = {}
+        for name in self.names:
+            _add(nodes, spelled(name), frozenset({name}))
+        for alias, whose in self.aliases.items():
+            _add(nodes, spelled(alias), whose)
+        return nodes
+
+    @cached_property
+    def by_beginning(self) -> Mapping[str, Nodes]:
+        """The nodes by each shorter form of their full names."""
+        nodes: dict[str, Nodes] = {}
+        for name, whose in self.by_spelling.items():
+            for shorter in _shorter(name):
+                _add(nodes, shorter, whose)
+        return nodes
+
+    @cached_property
+    def longer_names(self) -> Mapping[str, Sequence[str]]:
+        """The full names of nodes, by each shorter form; without their aliases, of which a node may have many."""
+        longer: dict[str, list[str]] = {}
+        for name in self.names:
+            for shorter in _shorter(spelled(name)):
+                longer.setdefault(shorter, []).append(spelled(name))
+        return longer
+
+    @cached_property
+    def spellings(self) -> Mapping[str, Sequence[str]]:
+        """By node, what it is called besides its name."""
+        called: dict[str, list[str]] = {}
+        for alias, whose in self.aliases.items():
+            for node in whose:
+                called.setdefault(node, []).append(alias)
+        return called
+
+    def called(self, name: str) -> Nodes:
+        """The nodes with exactly this name or address. The same name in another case counts where no node has it."""
+        return frozenset({name}) if name in self.names else self.by_spelling.get(spelled(name), _NONE)
+
+    def related(self, name: str) -> Nodes:
+        """The nodes of which this is a shorter or longer name."""
+        text = spelled(name)
+        found = self.by_beginning.get(text, _NONE)
+        for shorter in _shorter(text):
+            found |= self.by_spelling.get(shorter, _NONE)
+        return found
+
+
+class KnownNodes(Struct, frozen=True):
+    """The nodes that any source knows, each by one name, whatever the label calls it."""
+
+    agents: NodeNames
+    cluster: NodeNames
+    written: NodeNames
+    remembered: NodeNames
+    """Of agents that were there and are not."""
+
+    @property
+    def sources(self) -> tuple[NodeNames, ...]:
+        """All of them, the one whose name for a node is used first. Commands reach a node by its agent's name."""
+        return (self.agents, self.cluster, self.written, self.remembered)
+
+    def find(self, name: str) -> Nodes:
+        """The nodes that this name or address may mean: none, one, or several where the name is not enough."""
+        written = self.written.aliases.get(name) or self.written.aliases.get(spelled(name))
+        if written:
+            return self._one_name_each(written)
+        exact = frozenset[str]().union(*(source.called(name) for source in self.sources))
+        if exact or is_address(name):
+            return self._one_name_each(exact)
+        related = frozenset[str]().union(*(source.related(name) for source in self.sources))
+        fitting = (node for node in related if not self._is_another(node, spelled(name)))
+        return self._one_name_each(fitting)
+
+    def knows(self, name: str) -> bool:
+        """Whether any source knows a node by exactly this name."""
+        return any(name in source.names for source in self.sources)
+
+    def is_gone(self, name: str) -> bool:
+        """Whether the node is known only from an agent that was there and is not."""
+        return name in self.remembered.names and not any(name in source.names for source in self.sources[:-1])
+
+    def who_knows(self, name: str) -> str:
+        """Which sources know the node of this name, for a person."""
+        told = ("an agent", "the cluster", "the inventory", "an agent that is gone")
+        knowing = (told_by for told_by, source in zip(told, self.sources, strict=True) if name in source.names)
+        return next(knowing, "nobody")
+
+    def near(self, name: str) -> Iterator[str]:
+        """Known nodes that a person may have meant: those whose name begins or ends alike."""
+        text = spelled(name).partition(".")[0]
+        return (known for known in sorted(self._all()) if text and (text in known or known in text))
+
+    def counts(self) -> str:
+        """How many nodes each source knows, for a person: ``agents (12), cluster (40)``."""
+        told = ("agents", "cluster", "inventory", "agents that are gone")
+        counted = ((name, len(source.names)) for name, source in zip(told, self.sources, strict=True))
+        return ", ".join(f"{name} ({count})" for name, count in counted if count)
+
+    def _all(self) -> Nodes:
+        return frozenset[str]().union(*(source.names for source in self.sources))
+
+    def _is_another(self, node: str, name: str) -> bool:
+        """Whether the node has a full name of its own with which this full name does not fit."""
+        if "." not in name:
+            return False
+        short = spelled(node)
+        longer = [full for source in self.sources for full in source.longer_names.get(short, ())]
+        return bool(longer) and not any(is_same_spelling(full, name) for full in longer)
+
+    def _one_name_each(self, nodes: Iterable[str]) -> Nodes:
+        return frozenset(map(self.name_of, nodes))
+
+    def name_of(self, node: str) -> str:
+        """The name by which a known node is used, which is its agent's where it has one."""
+        sources = self.sources
+        own = next((number for number, source in enumerate(sources) if node in source.names), len(sources))
+        if own == 0:
+            return node
+        # An inventory says under which name an address is to be used, whoever else has that address.
+        called = (node, *(self.cluster.spellings.get(node, ()) if own < len(sources) else ()))
+        for better in sources[:own]:
+            found = frozenset[str]().union(*(_in(better, name) for name in called))
+            if len(found) == 1:
+                (name,) = found
+                if own == len(sources) or _back(sources[own], name) <= {node}:
+                    return name
+        return node
+
+
+def _in(source: NodeNames, name: str) -> Nodes:
+    return source.called(name) or (_NONE if is_address(name) else source.related(name))
+
+
+def _back(source: NodeNames, name: str) -> Nodes:
+    """Which nodes of a source the name may mean, all of them: two make it the name of neither."""
+    return source.called(name) | (_NONE if is_address(name) else source.related(name))
+
+
+def _shorter(name: str) -> Iterator[str]:
+    """``a.b`` and ``a`` of ``a.b.c``; nothing of an address."""
+    if "." not in name or is_address(name):
+        return
+    parts = name.split(".", _MOST_PARTS)
+    for count in range(1, min(len(parts), _MOST_PARTS)):
+        yield ".".join(parts[:count])
+
+
+def _add(nodes: dict[str, Nodes], key: str, whose: Nodes) -> None:
+    before = nodes.get(key)
+    nodes[key] = whose if before is None else before | whose
