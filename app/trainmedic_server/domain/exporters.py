@@ -45,13 +45,14 @@ def is_central_name(pod: str) -> bool:
     return _CENTRAL.search(pod.lower()) is not None
 
 
-def is_on_its_node(pod: Pod, labels: AlertLabels) -> bool:
-    """Whether an exporter in this pod measures the node on which it runs."""
+def is_on_its_node(pod: Pod, labels: AlertLabels, exported: bool = False) -> bool:
+    """Whether an exporter in this pod measures the node on which it runs. `exported` as of `is_central`."""
     if is_central_name(pod.name):
         return False
     if pod.is_per_node is not None:
         return pod.is_per_node
-    text = " ".join((pod.name, *(labels.value(name) for name in _NAMING))).lower()
+    begin = EXPORTED if exported else ""
+    text = " ".join((pod.name, *(labels.value(begin + name) for name in _NAMING))).lower()
     return bool(_OF_A_NODE.search(text)) and not _CENTRAL.search(text)
 
 

@@ -102,10 +102,10 @@ def _key_of_alert(labels: Mapping[str, str], topology: Topology, identity: Ident
     gpu = target.gpu_named_by(labels, identity)
     if isinstance(gpu, Unresolved):
         return gpu
-    contested = topology.agents.contested.get(gpu_names.key(gpu))
-    if contested is not None:
-        several = ", ".join(sorted(contested))
-        return Unresolved("target_ambiguous", f"GPU {gpu} is reported by the agents of several nodes: {several}")
+    if gpu_names.key(gpu) in topology.agents.gpus_by_key or gpu_names.key(gpu) in topology.agents.contested:
+        node = target.node_named_by(labels, topology, identity)
+        if isinstance(node, Unresolved):
+            return node
     if not gpu_names.is_of_one_node(gpu):
         return gpu_names.key(gpu)
     node = target.node_named_by(labels, topology, identity)

@@ -124,8 +124,11 @@ class NodeEvidence:
         of_instance = given.label.lower() == "exported_instance"
         if of_instance and exporters.is_central(self._labels, exported=True):
             return None
-        if not nodes and (self._pod_of(host) is not None or (of_instance and self._pod_at(host) is not None)):
-            return None  # a pod's name or address says where an exporter runs: see `_of_exporter`
+        if not nodes and of_instance and (pod := self._pod_at(host)) is not None:
+            is_own = exporters.is_on_its_node(pod, self._labels, exported=True)
+            nodes = frozenset({self._topology.known.name_of(pod.node)}) if is_own else _NONE
+        elif not nodes and self._pod_of(host) is not None:
+            return None  # a pod's name says where an exporter runs: see `_of_exporter`
         if not nodes and exporters.names_an_exporter(host, self._labels):
             return None
         return Naming(given, nodes, host)
@@ -202,8 +205,7 @@ class NodeEvidence:
         """The name that all labels agree on, where nobody knows it."""
         namings = [naming for naming in self.subjects if naming.given.label.lower() != "exported_instance"]
         namings = namings or list(self.subjects)
-        hosts = dict.fromkeys(naming.host for naming in namings)
-        if len(hosts) > 1:
+        if not all(_agree_on_host(naming, namings[0]) for naming in namings):
             return Unresolved("target_ambiguous", f"the labels disagree on the node: {_shown(namings)}")
         naming = namings[0]
         if naming.given.label.lower() == "exported_instance":
@@ -277,10 +279,10 @@ class NodeEvidence:
 
     def _exporter_pods(self, is_behind: bool) -> Iterator[tuple[Pod, Given]]:
         """The pods that the labels name as the exporter's."""
-        for given in self._labels.under("exported_instance" if is_behind else "instance"):
-            host = host_of(given.value)
-            if (pod := self._pod_at(host)) is not None and not self._topology.known.find(host):
-                yield pod, given
+        instance = self._instance
+        if instance is not None and not is_behind and not instance.nodes:
+            if (pod := self._pod_at(instance.host)) is not None:
+                yield pod, instance.given
         for given in self._labels.of(self._identity.node):
             if (pod := self._pod_of(given.value)) is not None and not self._topology.known.find(given.value):
                 yield pod, given

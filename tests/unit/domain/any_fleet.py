@@ -11,6 +11,8 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
+
 from trainmedic_server.domain.node_names import NodeNames
 from trainmedic_server.domain.topology import (
     AgentTopology,
@@ -72,6 +74,8 @@ class Fleet:
         self.has_cluster = rng.random() < 0.6
         self.nodes = [self._node(number) for number in rng.sample(range(1, 60), rng.randint(2, 7))]
         self.has_inventory = not self.has_cluster or rng.random() < 0.3
+        self.ghosts: list[Pod] = []
+        """Pods of other nodes that still have the address of one that is there."""
         self.central = self.rng.choice(CENTRAL_NAMES)
         self.central_pods: dict[str, Pod] = {}
         if self.has_cluster:
@@ -114,6 +118,11 @@ class Fleet:
             node.pods["dcgm"] = self.pod(node, dcgm, "gpu-operator", owner)
             exporter = f"node-exporter-{self._suffix()}"
             node.pods["node"] = self.pod(node, exporter, "monitoring", owner, address=node.ipv4)
+        if self.rng.random() < 0.3:
+            node, other = self.rng.sample(self.nodes, 2)
+            address, is_ending = node.pods["dcgm"].addresses[0], self.rng.random() < 0.5
+            ghost = self.pod(other, f"old-{self._suffix()}", "batch", False, address=address, is_ending=is_ending)
+            self.ghosts.append(ghost)
         host = self.rng.choice(self.nodes)
         for name in ("kube-state-metrics", "pushgateway"):
             central = f"{name}-7d9f8c6b5-{self._suffix()}"
@@ -137,9 +146,12 @@ class Fleet:
     # --- what is known of it ----------------------------------------------------------------------------------
 
     def _topology(self) -> Topology:
+        self.shared_uuid = f"GPU-{uuid.UUID(int=self.rng.getrandbits(128))}"
+        """Which the agents of all nodes report."""
+        shared = {"uuid": self.shared_uuid}
         agents = AgentTopology.of(
             {
-                node.agent_name: {"gpus": [self._reported(node, card) for card in node.cards]}
+                node.agent_name: {"gpus": [*(self._reported(node, card) for card in node.cards), shared]}
                 for node in self.nodes
                 if node.has_agent
             }
@@ -175,8 +187,17 @@ class Fleet:
         nodes = tuple(
             ClusterNode(node.cluster_name, (node.ipv4, node.ipv6, node.short, node.internal)) for node in self.nodes
         )
-        pods = [pod for node in self.nodes for pod in node.pods.values()]
+        pods = [*self.ghosts, *(pod for node in self.nodes for pod in node.pods.values())]
         return ClusterTopology(nodes, {pod.uid: pod for pod in pods})
+
+    def partly_known(self) -> Topology:
+        """As it is after a start, before one or the other source has answered."""
+        known, missing = self.known, self.rng.choice(["agents", "cluster", "both"])
+        if missing != "cluster":
+            known = replace(known, agents=AgentTopology(), jobs=JobTopology(), agents_answer=False)
+        if missing != "agents" and self.has_cluster:
+            known = replace(known, cluster=ClusterTopology(answers=False))
+        return known
 
     # --- for those who judge ------------------------------------------------------------------------------------
 

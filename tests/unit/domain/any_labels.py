@@ -142,11 +142,7 @@ def clear_case(fleet: Fleet) -> Case:
     card = rng.choice(node.cards)
     if rng.random() < 0.5:
         labels = rng.choice(_gpu_cases(fleet, node, card))()
-        has_only_share = labels.get("UUID", "").startswith("MIG")
-        case = Case("gpu", labels, node, card, names_one=fleet.is_known(node) and not has_only_share)
-        # With nothing but a UUID, and no agent that reports it, an exporter's odd host names lead nowhere.
-        if not node.has_agent and ("UUID" in labels or "uuid" in labels):
-            case.names_one = False
+        case = Case("gpu", labels, node, card, names_one=fleet.is_known(node))
     else:
         case = Case("node", rng.choice(_node_cases(fleet, node))(), node, names_one=fleet.is_known(node))
     if not fleet.has_cluster and not node.has_agent and not node.is_gone:
@@ -178,6 +174,8 @@ def unclear_case(fleet: Fleet) -> Case:
     ]
     if node.has_agent and all(each.is_gone or each.has_agent or fleet.has_cluster for each in (node, other)):
         cases.append({"UUID": card.uuid, "Hostname": other.agent_name, "node": other.agent_name, "kind": "gpu"})
+    if node.has_agent and other.has_agent:
+        cases.append({"UUID": fleet.shared_uuid, "Hostname": node.agent_name, "kind": "gpu"})
     if fleet.has_cluster:
         metrics = fleet.central_pods["kube-state-metrics"]
         place = {"instance": f"{metrics.addresses[0]}:8080", "pod": metrics.name, "namespace": metrics.namespace}

@@ -17,6 +17,7 @@ from tests.unit.domain.any_labels import Case, clear_case, job_case, unclear_cas
 from trainmedic_server.domain import gpu_names, job_lookup
 from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.target import Target, TargetKind, Unresolved, resolve, unknown_node
+from trainmedic_server.domain.topology import Topology
 
 EXAMPLES = int(os.environ.get("TRAINMEDIC_TEST_EXAMPLES", "300"))
 PER_FLEET = 8
@@ -26,12 +27,12 @@ fleets = st.integers(0, 2**48)
 made = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 
 
-def found(fleet: Fleet, case: Case) -> Target | Unresolved:
+def found(case: Case, known: Topology) -> Target | Unresolved:
     """As admission finds it."""
-    target = resolve(TargetKind(case.kind), case.labels, fleet.known)
+    target = resolve(TargetKind(case.kind), case.labels, known)
     if isinstance(target, Unresolved):
         return target
-    return unknown_node(target, fleet.known, case.labels) or target
+    return unknown_node(target, known, case.labels) or target
 
 
 def job_found(fleet: Fleet, case: Case) -> str | Unresolved:
@@ -67,7 +68,7 @@ def test_no_label_set_leads_to_another_machine() -> None:
         fleet = Fleet(random.Random(seed))
         for _ in range(PER_FLEET):
             case = clear_case(fleet)
-            target = found(fleet, case)
+            target = found(case, fleet.known)
             counts["clear"] += case.names_one
             if isinstance(target, Target):
                 check_place(fleet, case, target)
@@ -80,6 +81,22 @@ def test_no_label_set_leads_to_another_machine() -> None:
     assert counts["refused"] <= (1 - LEAST_ACTING) * counts["clear"], counts
 
 
+def test_a_server_that_has_just_started_acts_on_no_other_machine() -> None:
+    """While a source does not answer nothing is refused as unknown; what is done is done on the right machine."""
+
+    @made
+    @given(fleets)
+    def check(seed: int) -> None:
+        fleet = Fleet(random.Random(seed))
+        for _ in range(PER_FLEET):
+            case, known = clear_case(fleet), fleet.partly_known()
+            target = found(case, known)
+            if isinstance(target, Target):
+                check_place(fleet, case, target)
+
+    check()
+
+
 def test_a_label_set_of_strangers_or_of_several_leads_nowhere() -> None:
     """The exporter's own host least of all."""
 
@@ -89,7 +106,7 @@ def test_a_label_set_of_strangers_or_of_several_leads_nowhere() -> None:
         fleet = Fleet(random.Random(seed))
         for _ in range(PER_FLEET):
             case = unclear_case(fleet)
-            target = found(fleet, case)
+            target = found(case, fleet.known)
             assert isinstance(target, Unresolved), (case, target)
             assert target.reason in ("target_unknown", "target_ambiguous")
             assert len(target.why) < 2000
