@@ -5,6 +5,7 @@ Pure. Who calls it: ``node_evidence`` and ``job_place``.
 
 from __future__ import annotations
 
+import functools
 import re
 
 from trainmedic_server.domain.alert_labels import EXPORTED, AlertLabels
@@ -25,6 +26,7 @@ _CENTRAL_PORTS = frozenset({"9090", "9091", "9115", "9116", "9283", "9341"})
 _PORTS_OF_A_NODE = frozenset({"9100", "9182", "9400", "9445", "9835", "10250"})
 """node-exporter, windows_exporter, dcgm-exporter, Trainmedic's agent, nvidia_gpu_exporter, the kubelet."""
 _NAMING = ("job", "service", "container", "pod")
+_LONGEST_KEPT = 255
 _CONTAINER_ID = re.compile("[0-9a-f]{12}|[0-9a-f]{64}")
 _EXPORTER_POD = re.compile(r".*(exporter|dcgm).*-[a-z0-9]{4,5}")
 
@@ -37,12 +39,21 @@ def is_central(labels: AlertLabels, exported: bool = False) -> bool:
         return True
     if port in _PORTS_OF_A_NODE:
         return False
-    return any(_CENTRAL.search(given.value.lower()) for name in _NAMING for given in labels.under(begin + name))
+    return any(_is_central_text(label.value) for name in _NAMING for label in labels.under(begin + name))
 
 
 def is_central_name(pod: str) -> bool:
     """Whether a pod of this name is an exporter's that measures other machines."""
-    return _CENTRAL.search(pod.lower()) is not None
+    return _is_central_text(pod)
+
+
+def _is_central_text(text: str) -> bool:
+    return _judged(text) if len(text) <= _LONGEST_KEPT else _CENTRAL.search(text.lower()) is not None
+
+
+@functools.lru_cache(maxsize=2000)
+def _judged(text: str) -> bool:
+    return _CENTRAL.search(text.lower()) is not None
 
 
 def is_on_its_node(pod: Pod, labels: AlertLabels, exported: bool = False) -> bool:
@@ -53,7 +64,7 @@ def is_on_its_node(pod: Pod, labels: AlertLabels, exported: bool = False) -> boo
         return pod.is_per_node
     begin = EXPORTED if exported else ""
     text = " ".join((pod.name, *(labels.value(begin + name) for name in _NAMING))).lower()
-    return bool(_OF_A_NODE.search(text)) and not _CENTRAL.search(text)
+    return bool(_OF_A_NODE.search(text)) and not _is_central_text(text)
 
 
 def names_an_exporter(value: str, labels: AlertLabels) -> bool:

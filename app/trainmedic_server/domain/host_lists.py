@@ -87,10 +87,10 @@ def _numbers(inside: str, depth: int) -> Iterator[str]:
         if entry.startswith("[") and entry.endswith("]"):
             yield from _numbers(entry[1:-1], depth + 1)
             continue
-        found = _RANGE.fullmatch(entry)
-        if found is None:
+        matched = _RANGE.fullmatch(entry)
+        if matched is None:
             raise UnreadableHostList(f"has {entry[:40]!r} in brackets, which is no range of numbers")
-        first, last, step = found[1], found[2] or found[1], int(found[3] or 1)
+        first, last, step = matched[1], matched[2] or matched[1], int(matched[3] or 1)
         if int(last) < int(first) or step < 1:
             raise UnreadableHostList(f"has the range {entry[:40]!r}, which goes backwards")
         if (int(last) - int(first)) // step >= MOST_HOSTS:

@@ -65,15 +65,15 @@ def _of_pod(name: str, topology: Topology) -> str | Unresolved:
 
 
 def _on_gpu(name: str, labels: Mapping[str, str], topology: Topology, identity: IdentityLabels) -> str | Unresolved:
-    given = AlertLabels(labels)
-    named = target.job_in_labels(given, topology, identity)
+    alert_labels = AlertLabels(labels)
+    named = target.job_in_labels(alert_labels, topology, identity)
     if isinstance(named, Unresolved) and named.reason == "target_ambiguous":
         return named
     key = _key_of_alert(labels, topology, identity) if name == OF_THE_ALERT else _key(name, topology)
     if isinstance(key, Unresolved):
         if isinstance(named, Unresolved) or key.reason != "target_unknown":
             return key
-        return job_place.contradiction(named, given, topology, identity) or named
+        return job_place.contradiction(named, alert_labels, topology, identity) or named
     by_labels: Jobs = frozenset() if isinstance(named, Unresolved) else frozenset({named})
     reported, observed = topology.jobs_on_gpu(key)
     is_shared = len(reported) > 1 or len(observed) > 1
@@ -83,7 +83,7 @@ def _on_gpu(name: str, labels: Mapping[str, str], topology: Topology, identity: 
         job = _first_known([reported, by_labels, observed], f"GPU {key}")
     if isinstance(job, Unresolved) or job in reported:
         return job
-    return job_place.contradiction(job, given, topology, identity, used=key) or job
+    return job_place.contradiction(job, alert_labels, topology, identity, used=key) or job
 
 
 def _key(name: str, topology: Topology) -> str | Unresolved:

@@ -26,6 +26,8 @@ def contradiction(
 
     `used` is the key of a GPU that it is said to use (`gpu_names.key`).
     """
+    if job not in topology.jobs.nodes_by_job and job not in topology.cluster.pods_by_job:
+        return None  # nothing is known of it
     return (
         _other_namespace(job, labels, topology, identity)
         or _other_node(job, labels, topology, identity)
@@ -55,16 +57,14 @@ def pods_named(labels: AlertLabels) -> Iterator[str]:
             yield f"{exported}/{name}"
 
 
-def _other_namespace(
-    job: str, labels: AlertLabels, topology: Topology, identity: IdentityLabels
-) -> Unresolved | None:
-    said = _namespace_said(labels, topology, identity)
-    known = _namespaces_of(job, topology) if said else _NOWHERE
-    if not known or said in known:
+def _other_namespace(job: str, labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> Unresolved | None:
+    claimed = _namespace_said(labels, topology, identity)
+    namespaces = _namespaces_of(job, topology) if claimed else _NOWHERE
+    if not namespaces or claimed in namespaces:
         return None
-    whose = ", ".join(sorted(known))
+    whose = ", ".join(sorted(namespaces))
     return Unresolved(
-        "target_ambiguous", f"the alert is about namespace {said}, and the job {job} that is known runs in {whose}"
+        "target_ambiguous", f"the alert is about namespace {claimed}, and the job {job} that is known runs in {whose}"
     )
 
 
@@ -85,9 +85,9 @@ def _namespaces_of(job: str, topology: Topology) -> frozenset[str]:
     pods = topology.cluster.pods_by_job.get(job, ())
     if job not in topology.jobs.nodes_by_job:
         return frozenset(pod.namespace for pod in pods)
-    own = frozenset(pod.namespace for pod in _pods_of_ranks(job, topology))
-    if own:
-        return own
+    of_ranks = frozenset(pod.namespace for pod in _pods_of_ranks(job, topology))
+    if of_ranks:
+        return of_ranks
     nodes = _nodes_of(job, topology)
     on_nodes = frozenset(pod.namespace for pod in pods if topology.known.name_of(pod.node) in nodes)
     return on_nodes or frozenset(pod.namespace for pod in pods)
@@ -125,7 +125,7 @@ def _other_node(job: str, labels: AlertLabels, topology: Topology, identity: Ide
 
 
 def _gpu_of(labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> str | None:
-    keys = (gpu_names.uuid_key(given.value) for given in labels.of(identity.gpu_uuid))
+    keys = (gpu_names.uuid_key(label.value) for label in labels.of(identity.gpu_uuid))
     return next((key for key in keys if key in topology.agents.gpus_by_key), None)
 
 
@@ -142,7 +142,8 @@ def _other_gpu(job: str, key: str | None, topology: Topology) -> Unresolved | No
     if gpu.node in topology.jobs.unsure_nodes.get(job, ()) or not _nodes_of(job, topology):
         return None
     return Unresolved(
-        "target_ambiguous", f"the alert is about GPU {gpu.uuid} of {node}, and job {job} reports that it uses others there"
+        "target_ambiguous",
+        f"the alert is about GPU {gpu.uuid} of {node}, and job {job} reports that it uses others there",
     )
 
 
@@ -150,11 +151,11 @@ def _nodes_of(job: str, topology: Topology) -> frozenset[str]:
     """The known nodes that the job's ranks report; none where one of them is nowhere that is known."""
     nodes: set[str] = set()
     for name in topology.jobs.nodes_by_job.get(job, ()):
-        found = topology.known.find(name)
-        pod = topology.cluster.pods_by_name.get(name) if not found else None
+        places = topology.known.find(name)
+        pod = topology.cluster.pods_by_name.get(name) if not places else None
         if pod is not None:
-            found = frozenset({topology.known.name_of(pod.node)})
-        if len(found) != 1:
+            places = frozenset({topology.known.name_of(pod.node)})
+        if len(places) != 1:
             return _NOWHERE
-        nodes |= found
+        nodes |= places
     return frozenset(nodes)

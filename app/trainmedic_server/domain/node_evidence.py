@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 
 from msgspec import Struct
 
 from trainmedic_server.domain import exporters, gpu_names, host_lists
-from trainmedic_server.domain.alert_labels import AlertLabels, Given
+from trainmedic_server.domain.alert_labels import AlertLabels, Label
 from trainmedic_server.domain.identity import IdentityLabels, Unresolved
 from trainmedic_server.domain.node_names import Nodes, is_address, is_same_spelling
+from trainmedic_server.domain.once import once
 from trainmedic_server.domain.topology import Pod, Topology
 
 _HOST_AND_PORT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:\d+)?")
@@ -35,7 +35,7 @@ _NONE: Nodes = frozenset()
 class Naming(Struct, frozen=True):
     """One label, and the nodes that it may mean."""
 
-    given: Given
+    label: Label
     nodes: Nodes
     """Known ones: none where nobody knows it, several where the name is not enough."""
     host: str = ""
@@ -44,10 +44,10 @@ class Naming(Struct, frozen=True):
     def told(self, topology: Topology) -> str:
         """What the label says and who knows it, for a person."""
         if not self.nodes:
-            return f"{self.given} is no node that anybody knows"
+            return f"{self.label} is no node that anybody knows"
         nodes = " or ".join(sorted(self.nodes))
         by = topology.known.who_knows(min(self.nodes))
-        return f"{self.given} is {nodes} (known by {by})"
+        return f"{self.label} is {nodes} (known by {by})"
 
 
 class NodeEvidence:
@@ -68,9 +68,9 @@ class NodeEvidence:
             return by_gpu
         if by_gpu is not None:
             return self._agreeing(by_gpu)
-        known = [naming for naming in self.subjects if naming.nodes]
-        if known:
-            return self._of_known(known)
+        known_namings = [naming for naming in self.subjects if naming.nodes]
+        if known_namings:
+            return self._of_known(known_namings)
         return self._unknown() if self.subjects else self._of_exporter()
 
     def known_subject(self) -> Nodes:
@@ -87,15 +87,15 @@ class NodeEvidence:
             return None
         return self.subjects[0].host if self.subjects and not any(each.nodes for each in self.subjects) else None
 
-    @cached_property
+    @once
     def by_gpu(self) -> str | Unresolved | None:
         """The node whose agent reports the GPU that a UUID names; None where no agent does."""
         agents, nodes = self._topology.agents, set[str]()
-        for given in self._labels.of(self._identity.gpu_uuid):
-            key = gpu_names.uuid_key(given.value)
+        for label in self._labels.of(self._identity.gpu_uuid):
+            key = gpu_names.uuid_key(label.value)
             if key in agents.contested:
                 several = ", ".join(sorted(agents.contested[key]))
-                return Unresolved("target_ambiguous", f"{given} is reported by the agents of several nodes: {several}")
+                return Unresolved("target_ambiguous", f"{label} is reported by the agents of several nodes: {several}")
             gpu = agents.gpus_by_key.get(key)
             if gpu is not None:
                 nodes.add(gpu.node)
@@ -104,24 +104,24 @@ class NodeEvidence:
             return Unresolved("target_ambiguous", f"{named} are GPUs of several nodes: {', '.join(sorted(nodes))}")
         return self._topology.known.name_of(nodes.pop()) if nodes else None
 
-    @cached_property
+    @once
     def subjects(self) -> Sequence[Naming]:
         """What the alert's own labels say of its node, without the names that are those of exporters."""
-        namings = [self._naming(given) for given in self._given_names()]
+        namings = [self._naming(label) for label in self._naming_labels()]
         return [naming for naming in namings if naming is not None]
 
-    def _given_names(self) -> Iterator[Given]:
-        for given in self._labels.of(self._identity.node):
-            if given not in self._listings:
-                yield given
+    def _naming_labels(self) -> Iterator[Label]:
+        for label in self._labels.of(self._identity.node):
+            if label not in self._listings:
+                yield label
         yield from self._labels.under("exported_instance")
-        if isinstance(self._listed, Given):
+        if isinstance(self._listed, Label):
             yield self._listed
 
-    def _naming(self, given: Given) -> Naming | None:
-        host = host_of(given.value) if _HOST_AND_PORT.fullmatch(given.value) or "[" in given.value else given.value
+    def _naming(self, label: Label) -> Naming | None:
+        host = host_of(label.value) if _HOST_AND_PORT.fullmatch(label.value) or "[" in label.value else label.value
         nodes = self._topology.known.find(host)
-        of_instance = given.label.lower() == "exported_instance"
+        of_instance = label.name.lower() == "exported_instance"
         if of_instance and exporters.is_central(self._labels, exported=True):
             return None
         if not nodes and of_instance and (pod := self._pod_at(host)) is not None:
@@ -131,35 +131,35 @@ class NodeEvidence:
             return None  # a pod's name says where an exporter runs: see `_of_exporter`
         if not nodes and exporters.names_an_exporter(host, self._labels):
             return None
-        return Naming(given, nodes, host)
+        return Naming(label, nodes, host)
 
     # --- several nodes in one label ---------------------------------------------------------------------
 
-    @cached_property
-    def _listings(self) -> Sequence[Given]:
+    @once
+    def _listings(self) -> Sequence[Label]:
         names = (*self._identity.node, "instance")
-        in_names = [given for given in self._labels.of(names) if host_lists.is_host_list(given.value)]
-        return [*(given for given in self._labels.of(_LISTING) if not given.value.isdigit()), *in_names]
+        in_names = [label for label in self._labels.of(names) if host_lists.is_host_list(label.value)]
+        return [*(label for label in self._labels.of(_LISTING) if not label.value.isdigit()), *in_names]
 
-    @cached_property
-    def _listed(self) -> Given | Unresolved | None:
+    @once
+    def _listed(self) -> Label | Unresolved | None:
         """The one host of a label that lists hosts, or why there is not one; None where no label lists any."""
-        hosts: dict[str, Given] = {}
-        for given in self._listings:
+        hosts: dict[str, Label] = {}
+        for label in self._listings:
             try:
-                hosts |= dict.fromkeys(host_lists.expand(given.value), given)
+                hosts |= dict.fromkeys(host_lists.expand(label.value), label)
             except host_lists.UnreadableHostList as error:
-                return Unresolved("target_unknown", f"{given} {error}, so that nobody can tell which nodes it names")
+                return Unresolved("target_unknown", f"{label} {error}, so that nobody can tell which nodes it names")
         if not hosts:
             return None
         nodes = {host: self._topology.known.find(host_of(host)) for host in list(hosts)[: _SHOWN * 100]}
-        one = frozenset().union(*nodes.values())
-        if len(hosts) > 1 and not (len(one) == 1 and all(nodes.get(host) == one for host in hosts)):
+        all_nodes = frozenset().union(*nodes.values())
+        if len(hosts) > 1 and not (len(all_nodes) == 1 and all(nodes.get(host) == all_nodes for host in hosts)):
             shown = ", ".join(list(hosts)[:_SHOWN]) + (", …" if len(hosts) > _SHOWN else "")
-            given = next(iter(hosts.values()))
-            return Unresolved("target_ambiguous", f"{given} names several nodes ({len(hosts)}): {shown}")
-        host, given = next(iter(hosts.items()))
-        return Given(given.label, host)
+            label = next(iter(hosts.values()))
+            return Unresolved("target_ambiguous", f"{label} names several nodes ({len(hosts)}): {shown}")
+        host, label = next(iter(hosts.items()))
+        return Label(label.name, host)
 
     # --- the subject ----------------------------------------------------------------------------------------
 
@@ -172,56 +172,56 @@ class NodeEvidence:
             others += [instance] if not all(map(self._topology.known.is_gone, instance.nodes)) else []
         unknown = [naming for naming in self.subjects if not naming.nodes]
         # Two labels that agree on another name are more than an exporter's odd name for its host.
-        agreeing = [one for one in unknown for other in unknown if _agree(one, other)]
+        agreeing = [naming for naming in unknown for other in unknown if _agree(naming, other)]
         if not others and not agreeing:
             return node
         uuid = next(iter(self._labels.of(self._identity.gpu_uuid)))
-        said = "; ".join(naming.told(self._topology) for naming in (*others, *agreeing)[:_SHOWN])
-        return Unresolved("target_ambiguous", f"{uuid} is a GPU of {node} (by its agent), but {said}")
+        shown = "; ".join(naming.told(self._topology) for naming in (*others, *agreeing)[:_SHOWN])
+        return Unresolved("target_ambiguous", f"{uuid} is a GPU of {node} (by its agent), but {shown}")
 
     def _of_known(self, known: Sequence[Naming]) -> str | Unresolved:
         unknown = [naming for naming in self.subjects if not naming.nodes]
         common = _common(known)
         if len(common) != 1:
-            said = "; ".join(naming.told(self._topology) for naming in known[:_SHOWN])
-            return Unresolved("target_ambiguous", f"the labels disagree on the node: {said}")
-        own = [naming for naming in known if naming.given.is_exported]
-        lesser = [naming for naming in unknown if not (own and not naming.given.is_exported)]
+            shown = "; ".join(naming.told(self._topology) for naming in known[:_SHOWN])
+            return Unresolved("target_ambiguous", f"the labels disagree on the node: {shown}")
+        renamed = [naming for naming in known if naming.label.is_exported]
+        lesser = [naming for naming in unknown if not (renamed and not naming.label.is_exported)]
         if lesser:
             # The known one may be where the exporter runs, and the other a subject that nobody knows.
-            said = "; ".join(naming.told(self._topology) for naming in (*lesser, *known)[:_SHOWN])
+            shown = "; ".join(naming.told(self._topology) for naming in (*lesser, *known)[:_SHOWN])
             reason = "target_unknown" if self._topology.knows_all_nodes else "target_ambiguous"
-            return Unresolved(reason, f"the labels name more than one node: {said}")
+            return Unresolved(reason, f"the labels name more than one node: {shown}")
         (node,) = common
         instance = self._instance
         if instance is not None and instance.nodes and node not in instance.nodes and not self._listings:
-            is_pushed = all(naming.given.label.lower() == "exported_instance" for naming in known)
+            is_pushed = all(naming.label.name.lower() == "exported_instance" for naming in known)
             if is_pushed or not exporters.is_central(self._labels):
-                said = "; ".join(naming.told(self._topology) for naming in (*known, instance)[:_SHOWN])
-                return Unresolved("target_ambiguous", f"the alert's subject and its exporter are two nodes: {said}")
+                shown = "; ".join(naming.told(self._topology) for naming in (*known, instance)[:_SHOWN])
+                return Unresolved("target_ambiguous", f"the alert's subject and its exporter are two nodes: {shown}")
         return node
 
     def _unknown(self) -> str | Unresolved:
         """The name that all labels agree on, where nobody knows it."""
-        namings = [naming for naming in self.subjects if naming.given.label.lower() != "exported_instance"]
+        namings = [naming for naming in self.subjects if naming.label.name.lower() != "exported_instance"]
         namings = namings or list(self.subjects)
         if not all(_agree_on_host(naming, namings[0]) for naming in namings):
             return Unresolved("target_ambiguous", f"the labels disagree on the node: {_shown(namings)}")
         naming = namings[0]
-        if naming.given.label.lower() == "exported_instance":
-            return self._host_in(naming.given)
+        if naming.label.name.lower() == "exported_instance":
+            return self._host_in(naming.label)
         others = [other for other in self.subjects if other not in namings and not _agree_on_host(other, naming)]
         if others:
             shown = _shown((naming, *others))
             return Unresolved("target_ambiguous", f"the labels disagree on the node: {shown}")
         return naming.host
 
-    def _host_in(self, given: Given) -> str | Unresolved:
-        host = host_of(given.value)
+    def _host_in(self, label: Label) -> str | Unresolved:
+        host = host_of(label.value)
         if is_address(host):
-            return Unresolved("target_unknown", f"{given} is an address that {self._who()} does not map to a node")
-        if not _HOST_AND_PORT.fullmatch(given.value):
-            return Unresolved("target_unknown", f"{given} is not a host with a port")
+            return Unresolved("target_unknown", f"{label} is an address that {self._who()} does not map to a node")
+        if not _HOST_AND_PORT.fullmatch(label.value):
+            return Unresolved("target_unknown", f"{label} is not a host with a port")
         return host
 
     def _who(self) -> str:
@@ -229,36 +229,36 @@ class NodeEvidence:
 
     # --- the exporter -------------------------------------------------------------------------------------
 
-    @cached_property
+    @once
     def _instance(self) -> Naming | None:
         """Where the exporter was scraped, if that is the name or address of a node itself, and not that of a pod."""
-        for given in self._labels.under("instance"):
-            if given not in self._listings and (host := host_of(given.value)):
-                return Naming(given, self._topology.known.find(host), host)
+        for label in self._labels.under("instance"):
+            if label not in self._listings and (host := host_of(label.value)):
+                return Naming(label, self._topology.known.find(host), host)
         return None
 
     def _of_exporter(self) -> str | Unresolved:
         """The node on which the exporter runs, or the pod that the alert is about."""
         namings, refused = self._places_of_exporter()
-        for pod, given in self._workloads():
-            namings.append(Naming(given, frozenset({self._topology.known.name_of(pod.node)}), pod.name))
+        for pod, label in self._workloads():
+            namings.append(Naming(label, frozenset({self._topology.known.name_of(pod.node)}), pod.name))
         if namings:
             common = _common(namings)
             if len(common) == 1:
                 return next(iter(common))
-            said = "; ".join(naming.told(self._topology) for naming in namings[:_SHOWN])
-            return Unresolved("target_ambiguous", f"the labels disagree on the node: {said}")
+            shown = "; ".join(naming.told(self._topology) for naming in namings[:_SHOWN])
+            return Unresolved("target_ambiguous", f"the labels disagree on the node: {shown}")
         if refused is not None:
             return Unresolved("target_unknown", refused)
         if self._instance is not None:
-            return self._host_in(self._instance.given)
+            return self._host_in(self._instance.label)
         names = self._identity.node
         looked = f"looked for {', '.join(names)}, each also with exported_ before it"
         return Unresolved("target_unknown", f"no label names the node ({looked})")
 
-    @cached_property
+    @once
     def _is_relayed(self) -> bool:
-        """Whether ``instance`` is not the host of what measured: another exporter stands behind it, or it is central."""
+        """Whether ``instance`` is not the host that was measured: another exporter is behind it, or it is central."""
         return bool(self._labels.under("exported_instance")) or exporters.is_central(self._labels)
 
     def _places_of_exporter(self) -> tuple[list[Naming], str | None]:
@@ -270,26 +270,27 @@ class NodeEvidence:
         namings, refused = list[Naming](), None
         if self._instance is not None and self._instance.nodes and not is_behind:
             namings.append(self._instance)
-        for pod, given in self._exporter_pods(is_behind):
+        for pod, label in self._exporter_pods(is_behind):
             if exporters.is_on_its_node(pod, self._labels):
-                namings.append(Naming(given, frozenset({self._topology.known.name_of(pod.node)}), pod.name))
+                namings.append(Naming(label, frozenset({self._topology.known.name_of(pod.node)}), pod.name))
             else:
-                refused = f"{given} is pod {pod}, which is not known to measure the node that it runs on ({pod.node})"
+                refused = f"{label} is pod {pod}, which is not known to measure the node that it runs on ({pod.node})"
         return namings, refused if not namings else None
 
-    def _exporter_pods(self, is_behind: bool) -> Iterator[tuple[Pod, Given]]:
+    def _exporter_pods(self, is_behind: bool) -> Iterator[tuple[Pod, Label]]:
         """The pods that the labels name as the exporter's."""
         instance = self._instance
         if instance is not None and not is_behind and not instance.nodes:
-            if (pod := self._pod_at(instance.host)) is not None:
-                yield pod, instance.given
-        for given in self._labels.of(self._identity.node):
-            if (pod := self._pod_of(given.value)) is not None and not self._topology.known.find(given.value):
-                yield pod, given
+            pod = self._pod_at(instance.host)
+            if pod is not None:
+                yield pod, instance.label
+        for label in self._labels.of(self._identity.node):
+            if (pod := self._pod_of(label.value)) is not None and not self._topology.known.find(label.value):
+                yield pod, label
         if (pod := self.own_pod) is not None and not is_behind:
             yield pod, self._labels.under("pod")[0]
 
-    @cached_property
+    @once
     def own_pod(self) -> Pod | None:
         """The exporter's own pod: that which ``pod`` and ``namespace`` name, if it was scraped at its address."""
         pod = self._named_pod("namespace", "pod")
@@ -297,7 +298,7 @@ class NodeEvidence:
             return None
         return pod if self._instance.host in pod.addresses else None
 
-    def _workloads(self) -> Iterator[tuple[Pod, Given]]:
+    def _workloads(self) -> Iterator[tuple[Pod, Label]]:
         """The pods that the alert is about."""
         exported = self._named_pod("exported_namespace", "exported_pod")
         if exported is not None:
@@ -338,16 +339,16 @@ def _common(namings: Sequence[Naming]) -> Nodes:
     return common
 
 
-def _agree(one: Naming, other: Naming) -> bool:
-    return one.given.label.lower() != other.given.label.lower() and _agree_on_host(one, other)
+def _agree(naming: Naming, other: Naming) -> bool:
+    return naming.label.name.lower() != other.label.name.lower() and _agree_on_host(naming, other)
 
 
-def _agree_on_host(one: Naming, other: Naming) -> bool:
-    return is_same_spelling(one.host, other.host)
+def _agree_on_host(naming: Naming, other: Naming) -> bool:
+    return is_same_spelling(naming.host, other.host)
 
 
 def _shown(namings: Sequence[Naming]) -> str:
-    return ", ".join(f"{naming.given.label}={naming.given.value[:100]!r}" for naming in namings[:_SHOWN])
+    return ", ".join(f"{naming.label.name}={naming.label.value[:100]!r}" for naming in namings[:_SHOWN])
 
 
 def host_of(instance: str) -> str:

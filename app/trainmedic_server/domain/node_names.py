@@ -21,6 +21,10 @@ _MOST_PARTS = 10
 """Parts of a full name that are looked at. Real names have six at most; a label can have thousands."""
 
 
+_LONGEST_KEPT = 255
+_MOST_KEPT = 20_000
+
+
 def spelled(name: str) -> str:
     """Return the name as it is compared: lower case, without a dot at its end; an IPv6 address in its short form."""
     text = name.strip().rstrip(".").lower()
@@ -45,9 +49,9 @@ def is_address(host: str) -> bool:
     return True
 
 
-def is_same_spelling(one: str, other: str) -> bool:
+def is_same_spelling(name: str, other: str) -> bool:
     """Whether one name is the other, or its short form."""
-    first, second = sorted((spelled(one), spelled(other)), key=len)
+    first, second = sorted((spelled(name), spelled(other)), key=len)
     return first == second or (bool(first) and not is_address(first) and second.startswith(f"{first}."))
 
 
@@ -102,13 +106,13 @@ class NodeNames(Struct, frozen=True, dict=True):
     def related(self, name: str) -> Nodes:
         """The nodes of which this is a shorter or longer name."""
         text = spelled(name)
-        found = self.by_beginning.get(text, _NONE)
+        nodes = self.by_beginning.get(text, _NONE)
         for shorter in _shorter(text):
-            found |= self.by_spelling.get(shorter, _NONE)
-        return found
+            nodes |= self.by_spelling.get(shorter, _NONE)
+        return nodes
 
 
-class KnownNodes(Struct, frozen=True):
+class KnownNodes(Struct, frozen=True, dict=True):
     """The nodes that any source knows, each by one name, whatever the label calls it."""
 
     agents: NodeNames
@@ -117,13 +121,28 @@ class KnownNodes(Struct, frozen=True):
     remembered: NodeNames
     """Of agents that were there and are not."""
 
-    @property
+    @cached_property
+    def _found(self) -> dict[str, Nodes]:
+        """What was found before: the alerts of a fleet name the same nodes again and again."""
+        return {}
+
+    @cached_property
     def sources(self) -> tuple[NodeNames, ...]:
         """All of them, the one whose name for a node is used first. Commands reach a node by its agent's name."""
         return (self.agents, self.cluster, self.written, self.remembered)
 
     def find(self, name: str) -> Nodes:
         """The nodes that this name or address may mean: none, one, or several where the name is not enough."""
+        nodes = self._found.get(name)
+        if nodes is None:
+            nodes = self._find(name)
+            if len(name) <= _LONGEST_KEPT:
+                if len(self._found) >= _MOST_KEPT:
+                    self._found.clear()
+                self._found[name] = nodes
+        return nodes
+
+    def _find(self, name: str) -> Nodes:
         written = self.written.aliases.get(name) or self.written.aliases.get(spelled(name))
         if written:
             return self._one_name_each(written)
@@ -144,19 +163,19 @@ class KnownNodes(Struct, frozen=True):
 
     def who_knows(self, name: str) -> str:
         """Which sources know the node of this name, for a person."""
-        told = ("an agent", "the cluster", "the inventory", "an agent that is gone")
-        knowing = (told_by for told_by, source in zip(told, self.sources, strict=True) if name in source.names)
+        titles = ("an agent", "the cluster", "the inventory", "an agent that is gone")
+        knowing = (title for title, source in zip(titles, self.sources, strict=True) if name in source.names)
         return next(knowing, "nobody")
 
     def near(self, name: str) -> Iterator[str]:
         """Known nodes that a person may have meant: those whose name begins or ends alike."""
         text = spelled(name).partition(".")[0]
-        return (known for known in sorted(self._all()) if text and (text in known or known in text))
+        return (node for node in sorted(self._all()) if text and (text in node or node in text))
 
     def counts(self) -> str:
         """How many nodes each source knows, for a person: ``agents (12), cluster (40)``."""
-        told = ("agents", "cluster", "inventory", "agents that are gone")
-        counted = ((name, len(source.names)) for name, source in zip(told, self.sources, strict=True))
+        titles = ("agents", "cluster", "inventory", "agents that are gone")
+        counted = ((name, len(source.names)) for name, source in zip(titles, self.sources, strict=True))
         return ", ".join(f"{name} ({count})" for name, count in counted if count)
 
     def _all(self) -> Nodes:
@@ -176,18 +195,36 @@ class KnownNodes(Struct, frozen=True):
     def name_of(self, node: str) -> str:
         """The name by which a known node is used, which is its agent's where it has one."""
         sources = self.sources
-        own = next((number for number, source in enumerate(sources) if node in source.names), len(sources))
-        if own == 0:
+        rank = next((number for number, source in enumerate(sources) if node in source.names), len(sources))
+        if rank == 0:
             return node
         # An inventory says under which name an address is to be used, whoever else has that address.
-        called = (node, *(self.cluster.spellings.get(node, ()) if own < len(sources) else ()))
-        for better in sources[:own]:
-            found = frozenset[str]().union(*(_in(better, name) for name in called))
-            if len(found) == 1:
-                (name,) = found
-                if own == len(sources) or _back(sources[own], name) <= {node}:
+        called = (node, *(self.cluster.spellings.get(node, ()) if rank < len(sources) else ()))
+        for better in sources[:rank]:
+            better_names = frozenset[str]().union(*(_in(better, name) for name in called))
+            if len(better_names) == 1:
+                (name,) = better_names
+                if rank == len(sources) or _back(sources[rank], name) <= {node}:
                     return name
         return node
+
+
+_last: KnownNodes | None = None
+
+
+def known_nodes(agents: NodeNames, cluster: NodeNames, written: NodeNames, remembered: NodeNames) -> KnownNodes:
+    """The same value as before while no source has changed, with what was found by it."""
+    global _last
+    last = _last
+    if (
+        last is None
+        or last.agents is not agents
+        or last.cluster is not cluster
+        or last.written is not written
+        or last.remembered is not remembered
+    ):
+        last = _last = KnownNodes(agents, cluster, written, remembered)
+    return last
 
 
 def _in(source: NodeNames, name: str) -> Nodes:

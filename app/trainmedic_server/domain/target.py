@@ -6,14 +6,14 @@ that uses a GPU or a node (``job_lookup``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from itertools import islice
 
 from msgspec import Struct
 
 from trainmedic_server.domain import gpu_names, job_place
-from trainmedic_server.domain.alert_labels import AlertLabels, Given
+from trainmedic_server.domain.alert_labels import AlertLabels, Label
 from trainmedic_server.domain.identity import IdentityLabels as IdentityLabels
 from trainmedic_server.domain.identity import Unresolved as Unresolved
 from trainmedic_server.domain.node_evidence import NodeEvidence, host_of
@@ -128,15 +128,14 @@ def unknown_node(target: Target, topology: Topology, labels: Mapping[str, str] |
     if target.node is None or not topology.knows_all_nodes or topology.known.knows(target.node):
         return None
     named = [f'{label}="{value}"' for label, value in (labels or {}).items() if host_of(value) == target.node]
-    said = ", ".join(named) or repr(target.node)
-    why = f"{said} is no node that is known: asked {topology.known.counts()}"
+    named_by = ", ".join(named) or repr(target.node)
+    why = f"{named_by} is no node that is known: asked {topology.known.counts()}"
     near = list(islice(topology.known.near(target.node), _MOST_NEAR))
     return Unresolved("target_unknown", f"{why}; did you mean {' or '.join(near)}?" if near else why)
 
 
 def confirmed(target: Target, topology: Topology) -> Target | Unresolved:
-    """The target that a person has written, by the name under which its node is known; refused where nobody knows it.
-    """
+    """The target that a person has written, with its node's known name; refused where nobody knows the node."""
     if target.node is None:
         return target
     node = named_node(target.node, topology)
@@ -158,11 +157,11 @@ def job_named_by(
     labels: Mapping[str, str], topology: Topology, identity: IdentityLabels = IdentityLabels()
 ) -> str | Unresolved:
     """The job that the labels name, or the pod that they name; refused where it runs elsewhere than they say."""
-    given = AlertLabels(labels)
-    job = job_in_labels(given, topology, identity)
+    alert_labels = AlertLabels(labels)
+    job = job_in_labels(alert_labels, topology, identity)
     if isinstance(job, Unresolved):
         return job
-    return job_place.contradiction(job, given, topology, identity) or job
+    return job_place.contradiction(job, alert_labels, topology, identity) or job
 
 
 def gpu_named_by(labels: Mapping[str, str], identity: IdentityLabels = IdentityLabels()) -> str | Unresolved:
@@ -210,15 +209,15 @@ def _gpu(labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> T
     if isinstance(node, Unresolved):
         return node
     # By the agent's own spelling: two spellings of a UUID must not be two targets.
-    known = topology.agents.gpus_by_key.get(gpu_names.key(gpu)) if not gpu_names.is_of_one_node(gpu) else None
-    return Target(TargetKind.GPU, node=node, gpu=gpu if known is None else known.uuid)
+    reported = topology.agents.gpus_by_key.get(gpu_names.key(gpu)) if not gpu_names.is_of_one_node(gpu) else None
+    return Target(TargetKind.GPU, node=node, gpu=gpu if reported is None else reported.uuid)
 
 
 def _named_gpu(labels: AlertLabels, identity: IdentityLabels) -> str | Unresolved:
-    uuids = [given for given in labels.of(identity.gpu_uuid) if not gpu_names.is_of_one_node(given.value)]
-    cards = {gpu_names.uuid_key(given.value): gpu_names.card_uuid(given.value) for given in uuids}
+    uuids = [label for label in labels.of(identity.gpu_uuid) if not gpu_names.is_of_one_node(label.value)]
+    cards = {gpu_names.uuid_key(label.value): gpu_names.card_uuid(label.value) for label in uuids}
     if len(cards) > 1:
-        shown = ", ".join(f"{given.label.lower()}={given.value!r}" for given in uuids)
+        shown = ", ".join(f"{label.name.lower()}={label.value!r}" for label in uuids)
         return Unresolved("target_ambiguous", f"the labels disagree on the GPU UUID: {shown}")
     uuid = next(iter(cards.values()), None)
     if uuid is not None and not gpu_names.is_mig(uuid):
@@ -234,18 +233,18 @@ def _named_gpu(labels: AlertLabels, identity: IdentityLabels) -> str | Unresolve
 
 
 def _single(
-    labels: AlertLabels, names: Sequence[str], part: str, same: Callable[[str], str] = str
+    labels: AlertLabels, names: tuple[str, ...], part: str, same: Callable[[str], str] = str
 ) -> str | Unresolved:
     """The one value that the labels of these names agree on, where `same` says which values are the same."""
-    values: dict[str, Given] = {}
-    for given in labels.of(names):
-        values.setdefault(same(given.value), given)
+    values: dict[str, Label] = {}
+    for label in labels.of(names):
+        values.setdefault(same(label.value), label)
     if not values:
         looked = f"looked for {', '.join(names)}, each also with exported_ before it"
         return Unresolved("target_unknown", f"no label names the {part} ({looked})")
     if len(values) > 1:
-        ordered = sorted(values.values(), key=lambda given: given.value)
-        shown = ", ".join(f"{given.label.lower()}={given.value!r}" for given in ordered)
+        ordered = sorted(values.values(), key=lambda label: label.value)
+        shown = ", ".join(f"{label.name.lower()}={label.value!r}" for label in ordered)
         return Unresolved("target_ambiguous", f"the labels disagree on the {part}: {shown}")
     return next(iter(values.values())).value
 

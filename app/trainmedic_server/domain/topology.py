@@ -23,7 +23,7 @@ from msgspec import Struct, field
 
 from trainmedic_server.domain import gpu_names
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
-from trainmedic_server.domain.node_names import KnownNodes, NodeNames, is_address, spelled
+from trainmedic_server.domain.node_names import KnownNodes, NodeNames, is_address, known_nodes, spelled
 
 MOST_ENTRIES = 200_000
 """Ranks or GPUs that are taken in at most, whatever is in Redis: they are some tens of MB."""
@@ -310,7 +310,7 @@ class Topology(Struct, frozen=True, dict=True):
     @cached_property
     def known(self) -> KnownNodes:
         """The nodes that any source knows."""
-        return KnownNodes(self.agents.names, self.cluster.names, self.written.names, self.remembered)
+        return known_nodes(self.agents.names, self.cluster.names, self.written.names, self.remembered)
 
     @property
     def knows_all_nodes(self) -> bool:
@@ -318,7 +318,9 @@ class Topology(Struct, frozen=True, dict=True):
         if not (self.agents_answer and self.cluster.answers):
             return False
         known = self.known
-        return bool(known.agents.names or known.remembered.names or known.cluster.names or self.written.nodes_by_address)
+        return bool(
+            known.agents.names or known.remembered.names or known.cluster.names or self.written.nodes_by_address
+        )
 
     @property
     def nodes(self) -> Set[str]:

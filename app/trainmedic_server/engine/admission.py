@@ -30,7 +30,6 @@ from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 from trainmedic_server.ports.store import GuardFacts, LinkedRun
 
-
 _UNFOUND = frozenset({Decision.TARGET_UNKNOWN, Decision.TARGET_AMBIGUOUS})
 
 

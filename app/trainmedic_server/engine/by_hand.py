@@ -13,11 +13,11 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from trainmedic_server import errors
+from trainmedic_server.domain import target as targets
 from trainmedic_server.domain.alert import BY_HAND, Alert, AlertRecord, AlertStatus, Delivery
 from trainmedic_server.domain.approval import StepAhead
 from trainmedic_server.domain.playbook import APPROVAL
 from trainmedic_server.domain.run import Event, Run, Status, StepState
-from trainmedic_server.domain import target as targets
 from trainmedic_server.domain.target import Target, Unresolved
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import admission_facts, preview, scope, step_sequence
@@ -102,8 +102,8 @@ class HandStarter:
                 return earlier, None
             if run is None:
                 raise errors.NotFound(f"there is no run {run_id}")
-            target, record = _to_repeat(run, tx.alerts_of([run.id]).get(run.id, []))
-            target = targets.unknown_node(target, topology) or target
+            repeated, record = _to_repeat(run, tx.alerts_of([run.id]).get(run.id, []))
+            target = targets.unknown_node(repeated, topology) or repeated
             started, changes = self._decide(tx, playbook, target, record, by, topology, write=True)
             tx.append([Event("retried", self._services.clock.now(), run.id, by.actor, {"run_id": started.run.id})])
             return started, changes

@@ -97,9 +97,9 @@ class TopologyWatch:
         if not self._is_needed():
             self._forget()
             return
-        jobs, told = await asyncio.gather(self.presences.jobs(), self.presences.agents())
+        jobs, listed = await asyncio.gather(self.presences.jobs(), self.presences.agents())
         # What is not believed, and was not a moment ago, makes no node known.
-        agents = [agent for agent in told if agent.doubt is None or agent.details]
+        agents = [agent for agent in listed if agent.doubt is None or agent.details]
         presences = (
             {job.name: job.details.get("placement") for job in jobs},
             {agent.name: agent.details.get("gpus") for agent in agents},

@@ -246,9 +246,7 @@ class TrainmedicServer:
         await bus.start()
         stack.push_async_callback(bus.close)
         presences, settings = topology.presences, self._settings
-        agent_lives = AgentWatch(
-            presences, store, self._clock, self._metrics, engine.ago, retention=settings.retention
-        )
+        agent_lives = AgentWatch(presences, store, self._clock, self._metrics, engine.ago, retention=settings.retention)
         # Before the first delivery: a node whose agent is gone is known all the same.
         await agent_lives.load()
         topology.remembered = agent_lives.names

@@ -105,7 +105,9 @@ class Fleet:
     def pod(self, node: Node, name: str, namespace: str, owner: bool | None, **more: Any) -> Pod:
         address = more.pop("address", None) or f"10.{100 + node.number}.{self.rng.randint(0, 200)}.{len(node.pods) + 2}"
         uid = str(uuid.UUID(int=self.rng.getrandbits(128)))
-        return Pod(uid, namespace, name, node.cluster_name, more.pop("job", None), (address,), is_per_node=owner, **more)
+        return Pod(
+            uid, namespace, name, node.cluster_name, more.pop("job", None), (address,), is_per_node=owner, **more
+        )
 
     def _suffix(self) -> str:
         return "".join(self.rng.choice("bcdfghjklmnpqrstvwxz2456789") for _ in range(5))
@@ -134,7 +136,9 @@ class Fleet:
         rng, jobs = self.rng, []
         nodes = [node for node in self.nodes if node.has_agent]
         rng.shuffle(nodes)
-        for number, (name, namespace) in enumerate((("llm-70b", "research"), ("llm-70b", "team-b"), ("vit", "research"))):
+        for number, (name, namespace) in enumerate(
+            (("llm-70b", "research"), ("llm-70b", "team-b"), ("vit", "research"))
+        ):
             if number < len(nodes):
                 node = nodes[number]
                 job = Job(name, namespace, [node], [(node, node.cards[0])], number != 1)

@@ -119,10 +119,10 @@ def _node_cases(fleet: Fleet, node: Node) -> list[Callable[[], Labels]]:
     if fleet.has_cluster:
         metrics, exporter = fleet.central_pods["kube-state-metrics"], node.pods["node"]
         scraped = {"job": "kube-state-metrics", "instance": f"{metrics.addresses[0]}:8080"}
-        own = {"pod": metrics.name, "namespace": metrics.namespace}
+        scraped_pod = {"pod": metrics.name, "namespace": metrics.namespace}
         cases += [
             lambda: {"node": node.cluster_name, **scraped, "condition": "Ready", "status": "false"},
-            lambda: {"exported_node": node.cluster_name, **scraped, **own},
+            lambda: {"exported_node": node.cluster_name, **scraped, **scraped_pod},
             lambda: {
                 "instance": f"{node.ipv4}:9100",
                 "pod": exporter.name,

@@ -89,8 +89,8 @@ def test_a_server_that_has_just_started_acts_on_no_other_machine() -> None:
     def check(seed: int) -> None:
         fleet = Fleet(random.Random(seed))
         for _ in range(PER_FLEET):
-            case, known = clear_case(fleet), fleet.partly_known()
-            target = found(case, known)
+            case, topology = clear_case(fleet), fleet.partly_known()
+            target = found(case, topology)
             if isinstance(target, Target):
                 check_place(fleet, case, target)
 
