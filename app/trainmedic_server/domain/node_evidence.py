@@ -44,7 +44,8 @@ class Naming(Struct, frozen=True):
     def told(self, topology: Topology) -> str:
         """What the label says and who knows it, for a person."""
         if not self.nodes:
-            return f"{self.label} is no node that anybody knows"
+            counts = topology.known.counts()
+            return f"{self.label} is no node that is known ({counts or 'no source of nodes'})"
         nodes = " or ".join(sorted(self.nodes))
         by = topology.known.who_knows(min(self.nodes))
         return f"{self.label} is {nodes} (known by {by})"
@@ -72,6 +73,20 @@ class NodeEvidence:
         if known_namings:
             return self._of_known(known_namings)
         return self._unknown() if self.subjects else self._of_exporter()
+
+    def reasons(self) -> list[str]:
+        """A sentence for each label that names a node, with who knows it: for a person who asks why."""
+        reasons = []
+        if isinstance(self.by_gpu, str):
+            label = next(iter(self._labels.of(self._identity.gpu_uuid)))
+            reasons.append(f"{label} is a GPU of {self.by_gpu} (reported by its agent)")
+        namings = [*self.subjects, *([self._instance] if self._instance is not None else [])]
+        reasons += [naming.told(self._topology) for naming in namings]
+        for pod, label in self._exporter_pods(is_behind=bool(self._labels.under("exported_instance"))):
+            reasons.append(f"{label} is pod {pod} on {pod.node} (known by the cluster)")
+        if exporters.is_central(self._labels):
+            reasons.append("the exporter measures other machines, so where it runs does not count")
+        return list(dict.fromkeys(reasons))
 
     def known_subject(self) -> Nodes:
         """The known nodes that the alert's own labels name; none where nothing but its exporter has a place."""

@@ -23,6 +23,8 @@ _MOST_PARTS = 10
 
 _LONGEST_KEPT = 255
 _MOST_KEPT = 20_000
+_SHORTEST_HINT = 3
+_MOST_SEARCHED = 2000
 
 
 def spelled(name: str) -> str:
@@ -168,9 +170,11 @@ class KnownNodes(Struct, frozen=True, dict=True):
         return next(knowing, "nobody")
 
     def near(self, name: str) -> Iterator[str]:
-        """Known nodes that a person may have meant: those whose name begins or ends alike."""
+        """Known nodes that a person may have meant, because one name contains the other. None of a large fleet: to
+        look through all of it at each refusal would take long."""
         text = spelled(name).partition(".")[0]
-        return (node for node in sorted(self._all()) if text and (text in node or node in text))
+        if len(text) >= _SHORTEST_HINT and len(self._all) <= _MOST_SEARCHED:
+            yield from (node for node in sorted(self._all) if text in node or node in text)
 
     def counts(self) -> str:
         """How many nodes each source knows, for a person: ``agents (12), cluster (40)``."""
@@ -178,6 +182,7 @@ class KnownNodes(Struct, frozen=True, dict=True):
         counted = ((name, len(source.names)) for name, source in zip(titles, self.sources, strict=True))
         return ", ".join(f"{name} ({count})" for name, count in counted if count)
 
+    @cached_property
     def _all(self) -> Nodes:
         return frozenset[str]().union(*(source.names for source in self.sources))
 

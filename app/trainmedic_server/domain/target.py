@@ -129,7 +129,7 @@ def unknown_node(target: Target, topology: Topology, labels: Mapping[str, str] |
         return None
     named = [f'{label}="{value}"' for label, value in (labels or {}).items() if host_of(value) == target.node]
     named_by = ", ".join(named) or repr(target.node)
-    why = f"{named_by} is no node that is known: asked {topology.known.counts()}"
+    why = f"{named_by} is no node that is known: {topology.known.counts()} do not have it"
     near = list(islice(topology.known.near(target.node), _MOST_NEAR))
     return Unresolved("target_unknown", f"{why}; did you mean {' or '.join(near)}?" if near else why)
 
@@ -174,6 +174,11 @@ def node_named_by(
 ) -> str | Unresolved:
     """The node that the labels name."""
     return NodeEvidence(AlertLabels(labels), topology, identity).node()
+
+
+def node_reasons(labels: Mapping[str, str], topology: Topology) -> tuple[str, ...]:
+    """What each label says of the node, and who knows it, for a person who asks why."""
+    return tuple(NodeEvidence(AlertLabels(labels), topology, IdentityLabels()).reasons())
 
 
 def named_node(name: str, topology: Topology) -> str | Unresolved:

@@ -49,6 +49,7 @@ class Explainer:
             holder=lambda target: holders.get(target.key),
             is_live=True,
             verdicts=topology.verdicts,
+            topology=topology,
         )
         return await asyncio.to_thread(explanation.explain, playbooks, delivery, facts, context)
 
