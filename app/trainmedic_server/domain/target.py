@@ -91,7 +91,9 @@ class Target(Struct, frozen=True):
             return False
         if TargetKind.NODE in (self.kind, other.kind):
             return True
-        return self.gpu == other.gpu or _naming(self.gpu) != _naming(other.gpu)
+        if _naming(self.gpu) != _naming(other.gpu):
+            return True
+        return gpu_names.key(self.gpu or "") == gpu_names.key(other.gpu or "")
 
 
 def resolve(
