@@ -180,11 +180,11 @@ class NodeEvidence:
 
     def _agreeing(self, node: str) -> str | Unresolved:
         """The node that a GPU's UUID proves, unless a label names another one that is known."""
-        others = [naming for naming in self.subjects if naming.nodes and node not in naming.nodes]
-        instance = self._instance
-        if instance is not None and instance.nodes and node not in instance.nodes and not self._is_relayed:
-            # A renamed node's old name, which only memory knows, proves nothing against a GPU that is there.
-            others += [instance] if not all(map(self._topology.known.is_gone, instance.nodes)) else []
+        instance = None if self._is_relayed else self._instance
+        namings = [*self.subjects, *([instance] if instance is not None else [])]
+        others = [naming for naming in namings if naming.nodes and node not in naming.nodes]
+        # A card is in one machine: the old name of a renamed one, which only memory knows, is no other machine.
+        others = [naming for naming in others if not all(map(self._topology.known.is_gone, naming.nodes))]
         unknown = [naming for naming in self.subjects if not naming.nodes]
         # Two labels that agree on another name are more than an exporter's odd name for its host.
         agreeing = [naming for naming in unknown for other in unknown if _agree(naming, other)]

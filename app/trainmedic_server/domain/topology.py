@@ -20,6 +20,7 @@ from itertools import chain, islice
 from typing import Any, NamedTuple, TypeAlias
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trainmedic_server.domain import gpu_names
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
@@ -136,6 +137,11 @@ class AgentTopology(Struct, frozen=True, dict=True):
         """The names of the nodes that have an agent."""
         return NodeNames(frozenset(self.gpus_by_node))
 
+    def name_of(self, node: str) -> str:
+        """The name of the agent on a node, if it has one that is called so; else the name that was given."""
+        called = self.names.called(node) or self.names.related(node)
+        return next(iter(called)) if len(called) == 1 else node
+
     @cached_property
     def contested(self) -> Mapping[str, frozenset[str]]:
         """The nodes that list a GPU, by its key, where these are several."""
@@ -183,8 +189,14 @@ class JobTopology(Struct, frozen=True):
         unsure: dict[str, set[str]] = {}
         gpus_by_key = agents.gpus_by_key
         ranks = chain.from_iterable(ranks_in(job, details) for job, details in details_by_job.items())
+        names: dict[str, str] = {}
+        """The agents' names of the nodes that ranks report."""
         alone = {job: frozenset({job}) for job in details_by_job}
-        for rank in islice(ranks, MOST_ENTRIES):
+        for reported in islice(ranks, MOST_ENTRIES):
+            if reported.node not in names:
+                names[reported.node] = agents.name_of(reported.node)
+            node = names[reported.node]
+            rank = reported if node == reported.node else replace(reported, node=node)
             by_node[rank.node] = by_node.get(rank.node, _NO_JOBS) | alone[rank.job]
             nodes.setdefault(rank.job, set()).add(rank.node)
             if rank.gpu is None:
@@ -341,10 +353,19 @@ class Topology(Struct, frozen=True, dict=True):
 
     def jobs_on_node(self, node: str) -> JobsBySource:
         """The jobs with ranks or pods on the node of this name."""
+        observed = self.written.observed_by_node.get(node)
         return JobsBySource(
             _first(node, self.written.reported_by_node, self.jobs.jobs_by_node),
-            _first(node, self.written.observed_by_node, self.cluster.jobs_by_node),
+            self.cluster.jobs_by_node.get(self._listed_as(node), _NO_JOBS) if observed is None else observed,
         )
+
+    def _listed_as(self, node: str) -> str:
+        """The cluster's name for a node, which may not be its agent's."""
+        names = self.cluster.names
+        if node in names.names:
+            return node
+        called = [name for name in names.called(node) or names.related(node) if self.known.name_of(name) == node]
+        return called[0] if len(called) == 1 else node
 
     def jobs_on_gpu(self, key: str) -> JobsBySource:
         """The jobs with ranks, or with pods that have a process, on the GPU of this key (`gpu_names.key`)."""

@@ -172,7 +172,7 @@ def unclear_case(fleet: Fleet) -> Case:
         {"instance": "10.250.1.1:9100"},
         {"instance": f"https://{node.full}:8443/healthz"},
     ]
-    if node.has_agent and all(each.is_gone or each.has_agent or fleet.has_cluster for each in (node, other)):
+    if node.has_agent and (other.has_agent or fleet.has_cluster):
         cases.append({"UUID": card.uuid, "Hostname": other.agent_name, "node": other.agent_name, "kind": "gpu"})
     if node.has_agent and other.has_agent:
         cases.append({"UUID": fleet.shared_uuid, "Hostname": node.agent_name, "kind": "gpu"})

@@ -159,6 +159,7 @@ def test_a_node_whose_agent_is_gone_is_known() -> None:
     assert named("node", {"instance": "dgx-9:9100"}, BARE) == "target_unknown"
     # The card was moved, or the node renamed: what its exporter is still called proves nothing.
     assert named("gpu", {"uuid": FIRST, "instance": "dgx-0:9835"}, BARE) == f"gpu:dgx-1/{FIRST}"
+    assert named("gpu", {"uuid": FIRST, "node": "dgx-0"}, BARE) == f"gpu:dgx-1/{FIRST}"
 
 
 @pytest.mark.parametrize(
