@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainmedic_server.domain import exporters, gpu_names
+from trainmedic_server.domain import exporters, gpu_names, own_source
 from trainmedic_server.domain.alert_labels import AlertLabels
 from trainmedic_server.domain.identity import IdentityLabels, Unresolved
 from trainmedic_server.domain.node_evidence import NodeEvidence
@@ -26,6 +26,8 @@ def contradiction(
 
     `used` is the key of a GPU that it is said to use (`gpu_names.key`).
     """
+    if labels.value(own_source.SOURCE) == own_source.DIAGNOSIS:
+        return None  # a verdict names the node of a failure, and the job may have been started elsewhere since
     if job not in topology.jobs.nodes_by_job and job not in topology.cluster.pods_by_job:
         return None  # nothing is known of it
     return (

@@ -57,6 +57,7 @@ def job_of(reference: str, labels: dict[str, str], topology: Topology = KNOWN) -
         ("pod:nlp/bert-0", {}),
         ("bert", {}),
         ("bert", {"exported_namespace": "nlp"}),
+        ("", {"job_name": "bert", "node": "h2", "source": "diagnosis", "alertname": "TrainingFailed"}),
     ],
 )
 def test_the_job_that_runs_where_the_alert_says_is_taken(reference: str, labels: dict[str, str]) -> None:
