@@ -27,6 +27,7 @@ _PORTS_OF_A_NODE = frozenset({"9100", "9182", "9400", "9445", "9835", "10250"})
 """node-exporter, windows_exporter, dcgm-exporter, Trainmedic's agent, nvidia_gpu_exporter, the kubelet."""
 _NAMING = ("job", "service", "container", "pod")
 _LONGEST_KEPT = 255
+"""Characters of a text that is looked at with patterns again and again; real names have 253 at most."""
 _CONTAINER_ID = re.compile("[0-9a-f]{12}|[0-9a-f]{64}")
 _EXPORTER_POD = re.compile(r".*(exporter|dcgm).*-[a-z0-9]{4,5}")
 
@@ -71,5 +72,7 @@ def names_an_exporter(value: str, labels: AlertLabels) -> bool:
     """Whether a host name is that of an exporter's own container, which is no node."""
     if value in labels.values("pod"):
         return True
+    if len(value) > _LONGEST_KEPT:
+        return False
     text = value.lower()
     return bool(_CONTAINER_ID.fullmatch(text) or _EXPORTER_POD.fullmatch(text))

@@ -29,6 +29,8 @@ from trainmedic_server.domain.topology import Pod, Topology
 _HOST_AND_PORT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:\d+)?")
 _LISTING = ("nodes", "nodelist", "node_list", "hostlist", "nodeset", "slurm_nodelist")
 _SHOWN = 5
+_MOST_LOOKED_UP = 20
+"""Hosts of a list: more are several nodes, however they are called."""
 _NONE: Nodes = frozenset()
 
 
@@ -167,10 +169,10 @@ class NodeEvidence:
                 return Unresolved("target_unknown", f"{label} {error}, so that nobody can tell which nodes it names")
         if not hosts:
             return None
-        nodes = {host: self._topology.known.find(host_of(host)) for host in list(hosts)[: _SHOWN * 100]}
+        nodes = {host: self._topology.known.find(host_of(host)) for host in list(hosts)[:_MOST_LOOKED_UP]}
         all_nodes = frozenset().union(*nodes.values())
         if len(hosts) > 1 and not (len(all_nodes) == 1 and all(nodes.get(host) == all_nodes for host in hosts)):
-            shown = ", ".join(list(hosts)[:_SHOWN]) + (", …" if len(hosts) > _SHOWN else "")
+            shown = ", ".join(host[:100] for host in list(hosts)[:_SHOWN]) + (", …" if len(hosts) > _SHOWN else "")
             label = next(iter(hosts.values()))
             return Unresolved("target_ambiguous", f"{label} names several nodes ({len(hosts)}): {shown}")
         host, label = next(iter(hosts.items()))

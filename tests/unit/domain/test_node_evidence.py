@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -207,3 +208,13 @@ def test_what_a_person_or_a_playbook_writes_is_held_against_the_same() -> None:
     assert placed_gpu("dgx-1", FIRST.lower(), ALL) == Target(TargetKind.GPU, node="dgx-1", gpu=FIRST)
     assert isinstance(placed_gpu("dgx-2", FIRST, ALL), Unresolved)
     assert placed_gpu("dgx-2", "0", ALL) == Target(TargetKind.GPU, node="dgx-2", gpu="0")
+
+
+@pytest.mark.parametrize("text", ["dcgm" * 16_000, "n[1-9]," * 9_000, "a." * 30_000, "[" * 60_000, "x-" * 30_000])
+def test_no_label_takes_long(text: str) -> None:
+    """Whoever writes labels writes anything."""
+    began = time.process_time()
+    for label in ("node", "Hostname", "exported_instance", "instance", "nodes", "UUID", "pod"):
+        named("gpu", {label: text, "gpu": "0"})
+        assert len(" ".join(node_reasons({label: text}, ALL))) < 2000
+    assert time.process_time() - began < 2
