@@ -28,7 +28,8 @@ def contradiction(
     """
     if labels.value(own_source.SOURCE) == own_source.DIAGNOSIS:
         return None  # a verdict names the node of a failure, and the job may have been started elsewhere since
-    if job not in topology.jobs.nodes_by_job and job not in topology.cluster.pods_by_job:
+    jobs = topology.jobs
+    if not (job in jobs.nodes_by_job or job in jobs.namespace_by_job or job in topology.cluster.pods_by_job):
         return None  # nothing is known of it
     return (
         _other_namespace(job, labels, topology, identity)
@@ -84,6 +85,9 @@ def _namespace_said(labels: AlertLabels, topology: Topology, identity: IdentityL
 
 def _namespaces_of(job: str, topology: Topology) -> frozenset[str]:
     """The namespaces of the job of this name that takes commands; of all jobs of the name where none is connected."""
+    namespace = topology.jobs.namespace_by_job.get(job)
+    if namespace is not None:
+        return frozenset({namespace})
     pods = topology.cluster.pods_by_job.get(job, ())
     if job not in topology.jobs.nodes_by_job:
         return frozenset(pod.namespace for pod in pods)

@@ -176,6 +176,8 @@ class JobTopology(Struct, frozen=True):
     """By job, the nodes on which a rank names no GPU that an agent reports: it may use any there."""
     keys_by_job: Mapping[str, Set[str]] = field(default_factory=dict)
     """The GPUs that each job reports, by the key under which it names them."""
+    namespace_by_job: Mapping[str, str] = field(default_factory=dict)
+    """The Kubernetes namespace in which a job says that it runs."""
 
     @classmethod
     def of(cls, details_by_job: Mapping[str, Mapping[str, Any]], agents: AgentTopology) -> JobTopology:
@@ -210,7 +212,9 @@ class JobTopology(Struct, frozen=True):
                 # Most GPUs have one job, and all GPUs of a job share its set: a set each would be 100 MB more.
                 by_gpu[name] = by_gpu[name] | alone[rank.job] if name in by_gpu else alone[rank.job]
         counts = {job: len(keys) for job, keys in gpus.items()}
-        return cls(by_node, by_gpu, _frozen(nodes), counts, _frozen(unsure), gpus)
+        pairs = ((job, _text(details.get("namespace"))) for job, details in details_by_job.items())
+        namespaces = {job: namespace for job, namespace in pairs if namespace is not None}
+        return cls(by_node, by_gpu, _frozen(nodes), counts, _frozen(unsure), gpus, namespaces)
 
 
 class ClusterTopology(Struct, frozen=True, dict=True):

@@ -101,7 +101,7 @@ class TopologyWatch:
         # What is not believed, and was not a moment ago, makes no node known.
         agents = [agent for agent in listed if agent.doubt is None or agent.details]
         presences = (
-            {job.name: job.details.get("placement") for job in jobs},
+            {job.name: (job.details.get("placement"), job.details.get("namespace")) for job in jobs},
             {agent.name: agent.details.get("gpus") for agent in agents},
         )
         before = self._presences

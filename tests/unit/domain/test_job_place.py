@@ -100,6 +100,15 @@ def test_without_a_cluster_the_ranks_alone_tell() -> None:
     assert job_of("", {"job_name": "bert", "UUID": SPARE}, alone) == "target_ambiguous"
 
 
+def test_a_job_may_say_in_which_namespace_it_runs() -> None:
+    """Then no cluster is needed to tell two teams' jobs apart."""
+    jobs = JobTopology.of({"bert": {"placement": [], "namespace": "nlp"}, "odd": {"namespace": 7}}, AGENTS)
+    known = Topology(jobs=jobs, agents=AGENTS)
+    assert job_of("", {"job_name": "bert", "exported_namespace": "nlp"}, known) == "bert"
+    assert job_of("", {"job_name": "bert", "namespace": "vision", **KSM}, known) == "target_ambiguous"
+    assert job_of("", {"job_name": "odd", "namespace": "vision", **KSM}, known) == "odd"
+
+
 def test_a_job_of_whose_place_nothing_is_known_is_taken_at_its_word() -> None:
     """One that reports host names that nobody can place, or none at all."""
     odd = JobTopology.of({"bert": {"placement": [{"rank": 0, "node": "container-7"}]}}, AGENTS)
