@@ -26,6 +26,7 @@ from trainmedic.job.group import Group, SingleRankGroup
 from trainmedic.job.handlers import LIVE, RESTART, HandlerRegistry, InForce
 from trainmedic.job.metrics import MetricsEndpoint
 from trainmedic.job.parameters import LARGEST_LR_SCALE, Rollback
+from trainmedic.job.pod_namespace import pod_namespace
 from trainmedic.job.progress import HANG_FLOOR, REPAIR, STARTUP_FLOOR, Progress
 from trainmedic.job.queue import CommandQueue
 from trainmedic.job.rank_stats import RankStats
@@ -120,6 +121,7 @@ class Medic(JobReports):
         # The receiver's thread calls it when a command has arrived that waits for the loop.
         self.on_arrival: Callable[[], None] | None = None
         self._host = socket.gethostname()
+        self._namespace = pod_namespace()
         self._stats = RankStats(progress, self._node)
         self._handlers = HandlerRegistry(self.job, capabilities, lambda: self.window(REPAIR))
         self._pid = os.getpid()
@@ -333,5 +335,6 @@ class Medic(JobReports):
             **(self.share.describe() if self.share is not None else own_placement),
             "capabilities": dict(self._handlers.capabilities),
             "interrupts_hangs": self.on_arrival is not None,
+            **({"namespace": self._namespace} if self._namespace is not None else {}),
             "step": self.progress.step if self.progress.step is not None else self.step,
         }

@@ -11,6 +11,7 @@ from tests.kubernetes.api_server import ApiServer, Fault, Rule
 from tests.kubernetes.world import World
 from trainmedic_server.actions.kubernetes import base
 from trainmedic_server.actions.kubernetes.nodes import CordonNode, LabelNode, TaintNode, UncordonNode
+from trainmedic_server.domain.topology import ClusterNode, ClusterTopology
 from trainmedic_server.errors import ClusterRefused, ObjectMissing, OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.cluster import NODES, Ref
 
@@ -35,6 +36,20 @@ async def test_a_cordon_is_taken_back_and_leaves_no_trace(world: World) -> None:
     assert undone["after"] == {"cordoned": False}
     assert not await is_cordoned(world, node)
     assert not any("trainmedic" in name for name in await annotations(world, node))
+
+
+async def test_a_node_is_found_by_the_host_name_that_its_agent_has(world: World) -> None:
+    """And is given back by it. Before the nodes were listed nobody can say that there is none of the name."""
+    node = await world.node("full-name")
+    world.topology = ClusterTopology((ClusterNode(node.name, ("agent-name",)),))
+    output = await world.act(CordonNode, Ref(NODES, "agent-name"), RUN)
+    assert (output["node"], await is_cordoned(world, node)) == (node.name, True)
+    world.topology = ClusterTopology(answers=False)
+    with pytest.raises(TemporaryFailure, match="before the nodes are listed"):
+        await world.act(UncordonNode, Ref(NODES, "agent-name"), RUN, restore=True, timeout=0.3)
+    world.topology = ClusterTopology((ClusterNode(node.name, ("agent-name",)),))
+    await world.act(UncordonNode, Ref(NODES, "agent-name"), RUN, restore=True)
+    assert not await is_cordoned(world, node)
 
 
 async def test_a_cordon_twice_is_one(world: World) -> None:

@@ -120,6 +120,59 @@ async def test_what_changes_while_another_thread_asks_is_known_to_the_next_who_a
     await _until(lambda: "192.0.2.52" in cluster_watch.topology().nodes_by_address)
 
 
+async def test_while_the_api_server_is_away_no_node_is_unknown(
+    world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first list too. What is known stays known."""
+    monkeypatch.setattr("trainmedic_server.adapters.kubernetes_topology._FIRST_WAIT", 0.05)
+    watched = KubernetesTopology(world.cluster, telemetry.Metrics())
+    assert not watched.topology().answers
+    task = asyncio.create_task(watched.watch())
+    await _until(lambda: watched.is_filled)
+    node = await world.node()
+    await _until(lambda: node.name in watched.topology().names.names)
+    assert watched.topology().answers
+    with stand_in.outage():
+        await _until(lambda: not watched.topology().answers)
+        assert node.name in watched.topology().names.names
+    await _until(lambda: watched.topology().answers)
+    task.cancel()
+    await asyncio.wait([task])
+
+
+@pytest.mark.parametrize(("owner", "is_per_node"), [("DaemonSet", True), ("ReplicaSet", False), (None, None)])
+async def test_whether_each_node_has_such_a_pod_is_known_from_its_owner(
+    world: World, cluster_watch: KubernetesTopology, owner: str | None, is_per_node: bool | None
+) -> None:
+    """An exporter that runs once measures other machines than its own."""
+    pod = await world.pod("exporter", await world.node(), owner=owner)
+    name = f"{pod.namespace}/{pod.name}"
+    await _until(lambda: name in cluster_watch.topology().pods_by_full_name)
+    assert cluster_watch.topology().pods_by_full_name[name].is_per_node is is_per_node
+
+
+async def test_an_address_that_two_pods_have_is_neithers(world: World, cluster_watch: KubernetesTopology) -> None:
+    """One of them has gone, and the cluster has not noticed yet."""
+    first, second = await world.node("first"), await world.node("second")
+    await placed(world, first, "before", "192.0.2.60")
+    await _until(lambda: cluster_watch.topology().nodes_by_address.get("192.0.2.60") == first.name)
+    await placed(world, second, "after", "192.0.2.60")
+    await _until(lambda: "192.0.2.60" not in cluster_watch.topology().nodes_by_address)
+
+
+async def test_a_change_of_nothing_that_is_kept_changes_nothing(
+    world: World, cluster_watch: KubernetesTopology
+) -> None:
+    """Nodes report that they live all the time: what was put together of them is used on."""
+    node = await world.node()
+    await _until(lambda: node.name in cluster_watch.topology().names.names)
+    before = cluster_watch.topology().names
+    await world.cluster.patch(node, {"metadata": {"annotations": {"beat": "1"}}})
+    await placed(world, node, "later", "192.0.2.70")
+    await _until(lambda: "192.0.2.70" in cluster_watch.topology().nodes_by_address)
+    assert cluster_watch.topology().names is before
+
+
 async def _in_threads(ask: Callable[[], Any], is_enough: Callable[[], bool]) -> None:
     while not is_enough():
         await asyncio.to_thread(ask)

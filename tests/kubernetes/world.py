@@ -24,6 +24,7 @@ from trainmedic_server.adapters.kubernetes_cluster import FIELD_MANAGER, Kuberne
 from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.domain.target import Target, TargetKind
+from trainmedic_server.domain.topology import ClusterTopology
 from trainmedic_server.errors import ActionFailure, ObjectExists, ObjectMissing
 from trainmedic_server.ports.actions import Call, Services
 from trainmedic_server.ports.cluster import NODES, PODS, Object, Ref, Resource
@@ -53,6 +54,8 @@ class World:
     bus: CommandBus | None = None
     by: Callable[[type[Any]], Awaitable[KubernetesCluster]] | None = None
     """By whose account an action works; by the suite's own where None."""
+    topology: ClusterTopology = field(default_factory=ClusterTopology)
+    """What a watch over the cluster knows, as actions ask it."""
     patience: float = 5.0
     """Seconds to wait for the cluster's own controllers; 0 once it is known that there are none."""
 
@@ -191,7 +194,8 @@ class World:
     async def perform(self, action: type[Any], call: Call) -> Any:
         bus, http = cast(CommandBus, self.bus), cast(HttpCaller, None)
         cluster = await self.by(action) if self.by else self.cluster
-        return await action(Services(SystemClock(), bus, http, cluster=cluster)).perform(call)
+        services = Services(SystemClock(), bus, http, cluster=cluster, cluster_topology=lambda: self.topology)
+        return await action(services).perform(call)
 
     def again(self, call: Call, **changes: Any) -> Call:
         """The same call as a restarted server makes it."""

@@ -1,7 +1,8 @@
 """The nodes and pods of the cluster, from a cached watch.
 
 Only the few fields in use are kept, so that ten thousand pods take some megabytes. The topology may be a moment old.
-Before the first list it is empty, and an alert that needs it is refused rather than guessed. Who calls it: ``wiring``
+Before the first list it is empty, and an alert that needs it is refused rather than guessed. It says whether the API
+server answers: while it does not, no node counts as unknown. Who calls it: ``wiring``
 runs `watch` beside the engine, and hands `topology` to all who ask where pods are.
 """
 
@@ -14,7 +15,8 @@ from typing import Any, Final, Protocol
 
 from trainmedic.wire.backoff import Backoff
 from trainmedic_server import telemetry
-from trainmedic_server.domain.topology import ClusterNode, ClusterTopology, Pod
+from trainmedic_server.domain.node_names import NodeNames
+from trainmedic_server.domain.topology import ClusterNode, ClusterTopology, Pod, names_of
 from trainmedic_server.errors import ActionFailure, ObjectChanged
 from trainmedic_server.ports.cluster import NODES, PODS, Object, Resource
 
@@ -51,9 +53,18 @@ class KubernetesTopology:
         self._nodes: dict[str, ClusterNode] = {}
         self._pods: dict[str, Pod] = {}
         self._topology: ClusterTopology | None = None
+        self._names: NodeNames | None = None
+        """Those of the nodes, which change more rarely than pods."""
+        self._unanswered = {NODES, PODS}
         self._lock = threading.Lock()
-        """Held by whoever changes these three: who asks may be the run store's thread."""
-        self.is_filled = False
+        """Held by whoever changes these: who asks may be the run store's thread."""
+        self.filled = asyncio.Event()
+        """Set once the nodes and the pods were listed."""
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether the nodes and the pods were listed."""
+        return self.filled.is_set()
 
     async def watch(self) -> None:
         """Follow the cluster's changes until cancelled."""
@@ -65,7 +76,10 @@ class KubernetesTopology:
         """The cluster topology as the watches have it now."""
         with self._lock:
             if self._topology is None:
-                self._topology = ClusterTopology(tuple(self._nodes.values()), dict(self._pods))
+                nodes = tuple(self._nodes.values())
+                if self._names is None:
+                    self._names = names_of(nodes)
+                self._topology = ClusterTopology(nodes, dict(self._pods), not self._unanswered, self._names)
             return self._topology
 
     async def _follow(self, resource: Resource, kept: dict[str, Any], read: Callable[[Object], Any]) -> None:
@@ -77,16 +91,18 @@ class KubernetesTopology:
                 with self._lock:
                     kept.clear()
                     kept.update(fresh)
-                    self._topology = None
-                self.is_filled = True
+                    self._changed(resource)
+                self._note_answer(resource, answers=True)
                 backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True)
                 while True:
                     version = await self._watch_once(resource, version, kept, read)
             except ObjectChanged:
                 continue  # the version is too old to go on from: list again
             except ActionFailure as error:
+                self._note_answer(resource, answers=False)
                 log.warning("the cluster cannot be watched; trying again", resource=resource.plural, error=str(error))
             except Exception:  # the loop's boundary
+                self._note_answer(resource, answers=False)
                 self._metrics.loop_errors.labels("whereabouts").inc()
                 log.exception("watching the cluster failed; trying again", resource=resource.plural)
             await asyncio.sleep(backoff.next())
@@ -100,13 +116,29 @@ class KubernetesTopology:
             if change == "BOOKMARK":
                 continue
             value = None if change == "DELETED" else read(changed)
+            uid = changed["metadata"]["uid"]
             with self._lock:
+                if kept.get(uid) == value:
+                    continue  # most changes, such as a node's heartbeat, are of nothing that is kept
                 if value is None:
-                    kept.pop(changed["metadata"]["uid"], None)
+                    kept.pop(uid, None)
                 else:
-                    kept[changed["metadata"]["uid"]] = value
-                self._topology = None
+                    kept[uid] = value
+                self._changed(resource)
         return version
+
+    def _changed(self, resource: Resource) -> None:
+        """What was put together before is out of date. Called with the lock held."""
+        self._topology = None
+        if resource == NODES:
+            self._names = None
+
+    def _note_answer(self, resource: Resource, *, answers: bool) -> None:
+        with self._lock:
+            (self._unanswered.discard if answers else self._unanswered.add)(resource)
+            self._topology = None
+        if not self._unanswered:
+            self.filled.set()
 
 
 def _node(node: Object) -> ClusterNode:
@@ -132,7 +164,15 @@ def _pod(pod: Object) -> Pod | None:
         job=next((labels[name] for name in JOB_LABELS if labels.get(name)), None),
         addresses=addresses or ((status["podIP"],) if status.get("podIP") else ()),
         gpus=_gpus(pod["spec"]),
+        is_per_node=_is_per_node(pod["metadata"].get("ownerReferences") or ()),
+        is_ending=bool(pod["metadata"].get("deletionTimestamp")),
     )
+
+
+def _is_per_node(owners: Sequence[Mapping[str, Any]]) -> bool | None:
+    """Whether the pod is one of a set with one on each node, as its owner says; a static pod's owner is its node."""
+    kinds = {owner.get("kind") for owner in owners if owner.get("controller")} or {each.get("kind") for each in owners}
+    return bool(kinds & {"DaemonSet", "Node"}) if kinds else None
 
 
 def _gpus(spec: Mapping[str, Any]) -> int:

@@ -96,7 +96,9 @@ class YamlPlaybook(Struct, frozen=True):
     def target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved:
         """Return the target that the alert names; refused, never guessed, where it names none."""
         target = self._target_of(alert, topology)
-        return target if isinstance(target, Unresolved) else targets.bounded(target)
+        if isinstance(target, Unresolved) or isinstance(target := targets.bounded(target), Unresolved):
+            return target
+        return targets.unknown_node(target, topology, alert.labels) or target
 
     def _target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved:
         if isinstance(self.definition.target, TargetKind):
@@ -112,6 +114,8 @@ class YamlPlaybook(Struct, frozen=True):
             if isinstance(node, Unresolved):
                 return node
             parts["node"] = node
+            if "gpu" in parts:
+                return targets.placed_gpu(node, parts["gpu"], topology)
         if "job" in parts:
             job = job_lookup.resolve_job(parts["job"], alert.labels, topology, self.identity)
             if isinstance(job, Unresolved):

@@ -76,6 +76,7 @@ def _playbook(playbook: Document) -> Iterator[str]:
         return
     yield f"  {plain(playbook.get('playbook'))}: reacts ({plain(playbook.get('source'))})"
     yield f"    target:   {plain(playbook.get('target') or 'none')}"
+    yield from (f"              {plain(reason)}" for reason in playbook.get("target_from") or ())
     yield f"    mode:     {plain(playbook.get('mode'))}"
     why = f" ({plain(playbook['why'])})" if playbook.get("why") else ""
     yield f"    decision: {plain(playbook.get('decision') or 'none')}{why}"

@@ -4,7 +4,8 @@ Three sources know who uses a GPU, and they are asked in this order: the jobs th
 their ranks are; the labels of the alert, which name the job or its pod; the agent of the node, which sees
 whose processes are on it. The first that knows one decides, because names differ: a pod's label has the name of
 its resource, and only a job knows by which name it takes commands. But where a source knows of several, no
-other can say which one is meant: then only a job that the labels name is taken, and that no source denies.
+other can say which one is meant: then only a job that the labels name is taken, and that no source denies. A name
+that does not come from the jobs themselves may be that of another job: one that runs elsewhere is not taken.
 
 Pure. Who calls it: ``catalog.compiled_playbook``, for a target that is written as a mapping.
 """
@@ -13,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from trainmedic_server.domain import gpu_names, target
+from trainmedic_server.domain import gpu_names, job_place, target
+from trainmedic_server.domain.alert_labels import AlertLabels
 from trainmedic_server.domain.target import IdentityLabels, Unresolved
 from trainmedic_server.domain.topology import Jobs, Topology
 
@@ -28,7 +30,7 @@ def resolve_job(
     form, colon, name = reference.partition(":")
     name = name.strip()
     if not colon or form not in ("node", "gpu", "pod"):
-        return reference
+        return job_place.contradiction(reference, AlertLabels(labels), topology, identity) or reference
     if not name:
         return Unresolved("target_unknown", f"{reference!r} names no {form} for this alert")
     match form:
@@ -44,28 +46,44 @@ def _on_node(name: str, topology: Topology) -> str | Unresolved:
     node = target.named_node(name, topology)
     if isinstance(node, Unresolved):
         return node
-    return _first_known(topology.jobs_on_node(node), f"node {node!r}")
+    used = topology.jobs_on_node(node)
+    job = _first_known(used, f"node {node!r}")
+    if isinstance(job, Unresolved) or job in used.reported:
+        return job
+    return job_place.elsewhere(job, node, topology) or job
 
 
 def _of_pod(name: str, topology: Topology) -> str | Unresolved:
     if "/" not in name:
         return Unresolved("target_unknown", f"pod {name!r} is not written as <namespace>/<name>")
-    return _first_known([topology.jobs_of_pod(name)], f"pod {name!r}")
+    job = _first_known([topology.jobs_of_pod(name)], f"pod {name!r}")
+    namespace, _, pod = name.partition("/")
+    labels = AlertLabels({"exported_namespace": namespace, "exported_pod": pod})
+    if isinstance(job, Unresolved) or name in topology.written.jobs_by_pod:
+        return job
+    return job_place.contradiction(job, labels, topology, IdentityLabels()) or job
 
 
 def _on_gpu(name: str, labels: Mapping[str, str], topology: Topology, identity: IdentityLabels) -> str | Unresolved:
-    named = target.job_named_by(labels, topology, identity)
+    alert_labels = AlertLabels(labels)
+    named = target.job_in_labels(alert_labels, topology, identity)
     if isinstance(named, Unresolved) and named.reason == "target_ambiguous":
         return named
     key = _key_of_alert(labels, topology, identity) if name == OF_THE_ALERT else _key(name, topology)
     if isinstance(key, Unresolved):
-        return named if isinstance(named, str) and key.reason == "target_unknown" else key
+        if isinstance(named, Unresolved) or key.reason != "target_unknown":
+            return key
+        return job_place.contradiction(named, alert_labels, topology, identity) or named
     by_labels: Jobs = frozenset() if isinstance(named, Unresolved) else frozenset({named})
     reported, observed = topology.jobs_on_gpu(key)
     is_shared = len(reported) > 1 or len(observed) > 1
     if is_shared and by_labels and all(by_labels <= jobs for jobs in (reported, observed) if jobs):
-        return next(iter(by_labels))
-    return _first_known([reported, by_labels, observed], f"GPU {key}")
+        job: str | Unresolved = next(iter(by_labels))
+    else:
+        job = _first_known([reported, by_labels, observed], f"GPU {key}")
+    if isinstance(job, Unresolved) or job in reported:
+        return job
+    return job_place.contradiction(job, alert_labels, topology, identity, used=key) or job
 
 
 def _key(name: str, topology: Topology) -> str | Unresolved:
@@ -84,6 +102,10 @@ def _key_of_alert(labels: Mapping[str, str], topology: Topology, identity: Ident
     gpu = target.gpu_named_by(labels, identity)
     if isinstance(gpu, Unresolved):
         return gpu
+    if gpu_names.key(gpu) in topology.agents.gpus_by_key or gpu_names.key(gpu) in topology.agents.contested:
+        node = target.node_named_by(labels, topology, identity)
+        if isinstance(node, Unresolved):
+            return node
     if not gpu_names.is_of_one_node(gpu):
         return gpu_names.key(gpu)
     node = target.node_named_by(labels, topology, identity)

@@ -6,17 +6,21 @@ that uses a GPU or a node (``job_lookup``).
 
 from __future__ import annotations
 
-import functools
-import ipaddress
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from enum import StrEnum
+from itertools import islice
 
 from msgspec import Struct
 
+from trainmedic_server.domain import gpu_names, job_place
+from trainmedic_server.domain.alert_labels import AlertLabels, Label
+from trainmedic_server.domain.identity import IdentityLabels as IdentityLabels
+from trainmedic_server.domain.identity import Unresolved as Unresolved
+from trainmedic_server.domain.node_evidence import NodeEvidence, host_of
+from trainmedic_server.domain.node_names import is_address as is_address
 from trainmedic_server.domain.topology import Topology
 
-_HOST_AND_PORT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:\d+)?")
+_MOST_NEAR = 3
 
 
 class TargetKind(StrEnum):
@@ -87,38 +91,9 @@ class Target(Struct, frozen=True):
             return False
         if TargetKind.NODE in (self.kind, other.kind):
             return True
-        return self.gpu == other.gpu or _naming(self.gpu) != _naming(other.gpu)
-
-
-class Unresolved(Struct, frozen=True):
-    """The labels name no target, or several."""
-
-    reason: str
-    """``target_unknown`` or ``target_ambiguous``; ``not_accepted`` where the alert map refuses the alert, so that its
-    labels are not looked up here."""
-    why: str
-    """For a person: what is missing, or what disagrees."""
-
-
-class IdentityLabels(Struct, frozen=True):
-    """Which labels name a target, most trusted first. They are compared without regard to case.
-
-    The defaults are the labels of dcgm-exporter, nvidia_gpu_exporter, node-exporter, kube-state-metrics and
-    Trainmedic's own exporter. With each name its ``exported_`` form is looked up, which Prometheus makes when a
-    scrape adds a label of the same name.
-    """
-
-    gpu_uuid: tuple[str, ...] = ("uuid", "gpu_uuid")
-    gpu_index: tuple[str, ...] = ("gpu", "gpu_id")
-    node: tuple[str, ...] = ("node", "nodename", "kubernetes_node", "hostname")
-    job: tuple[str, ...] = (
-        "job_name",
-        "training_job",
-        "label_training_kubeflow_org_job_name",
-        "label_jobset_sigs_k8s_io_jobset_name",
-        "label_batch_kubernetes_io_job_name",
-        "label_job_name",
-    )
+        if _naming(self.gpu) != _naming(other.gpu):
+            return True
+        return gpu_names.key(self.gpu or "") == gpu_names.key(other.gpu or "")
 
 
 def resolve(
@@ -128,18 +103,17 @@ def resolve(
     identity: IdentityLabels = IdentityLabels(),
 ) -> Target | Unresolved:
     """The target of `kind` that `labels` name; refused, never guessed, where they do not name one."""
-    folded = _fold(labels)
     match kind:
         case TargetKind.CLUSTER:
             return Target(kind)
         case TargetKind.JOB:
-            job = _job(folded, topology, identity)
+            job = job_named_by(labels, topology, identity)
             return job if isinstance(job, Unresolved) else Target(kind, job=job)
         case TargetKind.NODE:
-            node = _node(folded, topology, identity)
+            node = node_named_by(labels, topology, identity)
             return node if isinstance(node, Unresolved) else Target(kind, node=node)
         case TargetKind.GPU:
-            return _gpu(folded, topology, identity)
+            return _gpu(AlertLabels(labels), topology, identity)
 
 
 def bounded(target: Target) -> Target | Unresolved:
@@ -151,133 +125,135 @@ def bounded(target: Target) -> Target | Unresolved:
     return target
 
 
+def unknown_node(target: Target, topology: Topology, labels: Mapping[str, str] | None = None) -> Unresolved | None:
+    """Why nothing is done on the node of a target: no source knows it; None where one does, or does not answer."""
+    if target.node is None or not topology.knows_all_nodes or topology.known.knows(target.node):
+        return None
+    named = [f'{label}="{value}"' for label, value in (labels or {}).items() if host_of(value) == target.node]
+    named_by = ", ".join(named) or repr(target.node)
+    why = f"{named_by} is no node that is known: {topology.known.counts()} do not have it"
+    near = list(islice(topology.known.near(target.node), _MOST_NEAR))
+    return Unresolved("target_unknown", f"{why}; did you mean {' or '.join(near)}?" if near else why)
+
+
+def confirmed(target: Target, topology: Topology) -> Target | Unresolved:
+    """The target that a person has written, with its node's known name; refused where nobody knows the node."""
+    if target.node is None:
+        return target
+    node = named_node(target.node, topology)
+    if isinstance(node, Unresolved):
+        return node
+    placed = Target(target.kind, node=node, gpu=target.gpu)
+    return unknown_node(placed, topology) or placed
+
+
+def placed_gpu(node: str, gpu: str, topology: Topology) -> Target | Unresolved:
+    """The GPU that a playbook writes out; refused where its UUID is one of another node."""
+    if gpu_names.is_of_one_node(gpu):
+        return Target(TargetKind.GPU, node=node, gpu=gpu)
+    labels = AlertLabels({"node": node, "uuid": gpu})
+    return _gpu(labels, topology, IdentityLabels(gpu_uuid=("uuid",), gpu_index=(), gpu_pci=(), node=("node",)))
+
+
 def job_named_by(
     labels: Mapping[str, str], topology: Topology, identity: IdentityLabels = IdentityLabels()
 ) -> str | Unresolved:
-    """The job that the labels name, or the pod that they name."""
-    return _job(_fold(labels), topology, identity)
+    """The job that the labels name, or the pod that they name; refused where it runs elsewhere than they say."""
+    alert_labels = AlertLabels(labels)
+    job = job_in_labels(alert_labels, topology, identity)
+    if isinstance(job, Unresolved):
+        return job
+    return job_place.contradiction(job, alert_labels, topology, identity) or job
 
 
 def gpu_named_by(labels: Mapping[str, str], identity: IdentityLabels = IdentityLabels()) -> str | Unresolved:
-    """The GPU that the labels name, by UUID or by index."""
-    return _named_gpu(_fold(labels), identity)
+    """The GPU that the labels name, by UUID, by index or by PCI address."""
+    return _named_gpu(AlertLabels(labels), identity)
 
 
 def node_named_by(
     labels: Mapping[str, str], topology: Topology, identity: IdentityLabels = IdentityLabels()
 ) -> str | Unresolved:
     """The node that the labels name."""
-    return _node(_fold(labels), topology, identity)
+    return NodeEvidence(AlertLabels(labels), topology, identity).node()
+
+
+def node_reasons(labels: Mapping[str, str], topology: Topology) -> tuple[str, ...]:
+    """What each label says of the node, and who knows it, for a person who asks why."""
+    return tuple(NodeEvidence(AlertLabels(labels), topology, IdentityLabels()).reasons())
 
 
 def named_node(name: str, topology: Topology) -> str | Unresolved:
     """The node of that name, or with that address; a port after it is ignored."""
     host = host_of(name)
-    node = topology.node_at(host)
+    nodes = topology.known.find(host)
+    if len(nodes) > 1:
+        several = " or ".join(sorted(nodes))
+        return Unresolved("target_ambiguous", f"{host!r} may be {several}; write the whole name")
+    node = next(iter(nodes), None) or topology.node_at(host)
     if node is None and is_address(host):
         return Unresolved("target_unknown", f"{host!r} is an address that no inventory maps to a node")
     return node or host
 
 
-def _job(folded: Mapping[str, set[str]], topology: Topology, identity: IdentityLabels) -> str | Unresolved:
-    named = _single(folded, identity.job, "job")
+def job_in_labels(labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> str | Unresolved:
+    """The job that the labels name, or the pod that they name, wherever it runs."""
+    named = _single(labels, identity.job, "job")
     if isinstance(named, str) or named.reason == "target_ambiguous":
         return named
     # One of the pods that the labels may mean can be the exporter's; it belongs to no job.
-    pods = [(namespace, pod) for namespace in _values(folded, "namespace") for pod in _values(folded, "pod")]
-    jobs = {job for namespace, pod in pods for job in topology.jobs_of_pod(f"{namespace}/{pod}")}
+    jobs = {job for pod in job_place.pods_named(labels) for job in topology.jobs_of_pod(pod)}
     if len(jobs) > 1:
         return Unresolved("target_ambiguous", f"the labels' pods belong to several jobs: {', '.join(sorted(jobs))}")
     return jobs.pop() if jobs else named
 
 
-def _values(folded: Mapping[str, set[str]], name: str) -> set[str]:
-    return folded.get(name, set()) | folded.get(f"exported_{name}", set())
-
-
-def _gpu(folded: Mapping[str, set[str]], topology: Topology, identity: IdentityLabels) -> Target | Unresolved:
-    gpu = _named_gpu(folded, identity)
+def _gpu(labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> Target | Unresolved:
+    gpu = _named_gpu(labels, identity)
     if isinstance(gpu, Unresolved):
         return gpu
-    node = _node(folded, topology, identity)
+    node = NodeEvidence(labels, topology, identity).node()
     if isinstance(node, Unresolved):
         return node
-    return Target(TargetKind.GPU, node=node, gpu=gpu)
+    # By the agent's own spelling: two spellings of a UUID must not be two targets.
+    reported = topology.agents.gpus_by_key.get(gpu_names.key(gpu)) if not gpu_names.is_of_one_node(gpu) else None
+    return Target(TargetKind.GPU, node=node, gpu=gpu if reported is None else reported.uuid)
 
 
-def _named_gpu(folded: Mapping[str, set[str]], identity: IdentityLabels) -> str | Unresolved:
-    gpu = _single(folded, identity.gpu_uuid, "GPU UUID")
-    if isinstance(gpu, Unresolved) and gpu.reason == "target_unknown":
-        gpu = _single(folded, identity.gpu_index, "GPU")
+def _named_gpu(labels: AlertLabels, identity: IdentityLabels) -> str | Unresolved:
+    uuids = [label for label in labels.of(identity.gpu_uuid) if not gpu_names.is_of_one_node(label.value)]
+    cards = {gpu_names.uuid_key(label.value): gpu_names.card_uuid(label.value) for label in uuids}
+    if len(cards) > 1:
+        shown = ", ".join(f"{label.name.lower()}={label.value!r}" for label in uuids)
+        return Unresolved("target_ambiguous", f"the labels disagree on the GPU UUID: {shown}")
+    uuid = next(iter(cards.values()), None)
+    if uuid is not None and not gpu_names.is_mig(uuid):
+        return uuid
+    others = (*(identity.gpu_uuid if uuid is None else ()), *identity.gpu_index)
+    gpu = _single(labels, others, "GPU", gpu_names.key)
+    if isinstance(gpu, Unresolved) and gpu.reason == "target_unknown" and identity.gpu_pci:
+        by_pci = _single(labels, identity.gpu_pci, "GPU", gpu_names.key)
+        gpu = by_pci if isinstance(by_pci, str) and gpu_names.normal_pci(by_pci) else gpu
+    if isinstance(gpu, Unresolved) and uuid is not None and gpu.reason == "target_unknown":
+        return Unresolved("target_unknown", f"{uuids[0]} is a MIG instance, and no label names the card that it is on")
     return gpu
 
 
-def _node(folded: Mapping[str, set[str]], topology: Topology, identity: IdentityLabels) -> str | Unresolved:
-    named = _single(folded, identity.node, "node")
-    if isinstance(named, str):
-        return topology.node_at(named) or named
-    if named.reason == "target_ambiguous":
-        return named
-    for instance in sorted(folded.get("instance", ())):
-        host = host_of(instance)
-        node = topology.node_at(host)
-        if node is not None:
-            return node
-        if is_address(host):
-            return Unresolved("target_unknown", f"instance {instance!r} is an address that no inventory maps to a node")
-        if not _HOST_AND_PORT.fullmatch(instance):
-            return Unresolved("target_unknown", f"instance {instance!r} is not a host with a port")
-        return host
-    return named
-
-
-def _single(folded: Mapping[str, set[str]], names: Sequence[str], part: str) -> str | Unresolved:
-    """The one value that the labels of these names agree on."""
-    values: dict[str, str] = {}
-    for form in _forms(tuple(names)):
-        for value in folded.get(form, ()):
-            values.setdefault(value, form)
+def _single(
+    labels: AlertLabels, names: tuple[str, ...], part: str, same: Callable[[str], str] = str
+) -> str | Unresolved:
+    """The one value that the labels of these names agree on, where `same` says which values are the same."""
+    values: dict[str, Label] = {}
+    for label in labels.of(names):
+        values.setdefault(same(label.value), label)
     if not values:
         looked = f"looked for {', '.join(names)}, each also with exported_ before it"
         return Unresolved("target_unknown", f"no label names the {part} ({looked})")
     if len(values) > 1:
-        shown = ", ".join(f"{form}={value!r}" for value, form in sorted(values.items()))
+        ordered = sorted(values.values(), key=lambda label: label.value)
+        shown = ", ".join(f"{label.name.lower()}={label.value!r}" for label in ordered)
         return Unresolved("target_ambiguous", f"the labels disagree on the {part}: {shown}")
-    return next(iter(values))
-
-
-@functools.lru_cache
-def _forms(names: tuple[str, ...]) -> tuple[str, ...]:
-    """What labels of these names are called once they are folded."""
-    return tuple(form for name in names for form in (name.lower(), f"exported_{name.lower()}"))
-
-
-def _fold(labels: Mapping[str, str]) -> dict[str, set[str]]:
-    folded: dict[str, set[str]] = {}
-    for name, value in labels.items():
-        if value.strip():
-            folded.setdefault(name.lower(), set()).add(value.strip())
-    return folded
-
-
-def host_of(instance: str) -> str:
-    """The host part of ``host:port``, ``[v6]:port``, or of a bare host or IPv6 address."""
-    if instance.startswith("["):
-        return instance[1:].partition("]")[0]
-    if instance.count(":") > 1:
-        return instance
-    return instance.partition(":")[0]
-
-
-def is_address(host: str) -> bool:
-    """Whether `host` is an IP address or a name of the loopback, which name no node."""
-    if host in ("", "localhost"):
-        return True
-    try:
-        ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return True
+    return next(iter(values.values())).value
 
 
 def _naming(gpu: str | None) -> str:

@@ -20,9 +20,11 @@ from itertools import chain, islice
 from typing import Any, NamedTuple, TypeAlias
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trainmedic_server.domain import gpu_names
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
+from trainmedic_server.domain.node_names import KnownNodes, NodeNames, is_address, known_nodes, spelled
 
 MOST_ENTRIES = 200_000
 """Ranks or GPUs that are taken in at most, whatever is in Redis: they are some tens of MB."""
@@ -55,6 +57,10 @@ class Pod(Struct, frozen=True):
     """Its IP addresses; those of its node where it is in the node's network."""
     gpus: int = 0
     """How many GPUs it asks for; at least 1 where it asks for shares of one."""
+    is_per_node: bool | None = None
+    """Whether each node has one like it, as of a DaemonSet; None where nothing says who made it."""
+    is_ending: bool = False
+    """Whether it is being deleted: its address may be another pod's by now."""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -116,11 +122,25 @@ class AgentTopology(Struct, frozen=True, dict=True):
             left -= len(gpus_by_node[node])
         return cls(gpus_by_node)
 
+    def prepare(self) -> None:
+        """Make what deliveries look up: of thousands of nodes that takes a tenth of a second."""
+        _ = self.gpus_by_key, self.names.by_spelling, self.names.by_beginning, self.names.longer_names
+
     @cached_property
     def gpus_by_key(self) -> Mapping[str, Gpu]:
         """By each of a GPU's keys. One that several nodes list is found by none: nobody knows where it is."""
         gpus = chain.from_iterable(self.gpus_by_node.values())
         return {key: gpu for gpu in gpus if gpu_names.key(gpu.uuid) not in self.contested for key in gpu.names()}
+
+    @cached_property
+    def names(self) -> NodeNames:
+        """The names of the nodes that have an agent."""
+        return NodeNames(frozenset(self.gpus_by_node))
+
+    def name_of(self, node: str) -> str:
+        """The name of the agent on a node, if it has one that is called so; else the name that was given."""
+        called = self.names.called(node) or self.names.related(node)
+        return next(iter(called)) if len(called) == 1 else node
 
     @cached_property
     def contested(self) -> Mapping[str, frozenset[str]]:
@@ -152,6 +172,12 @@ class JobTopology(Struct, frozen=True):
     nodes_by_job: Mapping[str, frozenset[str]] = field(default_factory=dict)
     gpus_by_job: Mapping[str, int] = field(default_factory=dict)
     """How many GPUs each job reports."""
+    unsure_nodes: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By job, the nodes on which a rank names no GPU that an agent reports: it may use any there."""
+    keys_by_job: Mapping[str, Set[str]] = field(default_factory=dict)
+    """The GPUs that each job reports, by the key under which it names them."""
+    namespace_by_job: Mapping[str, str] = field(default_factory=dict)
+    """The Kubernetes namespace in which a job says that it runs."""
 
     @classmethod
     def of(cls, details_by_job: Mapping[str, Mapping[str, Any]], agents: AgentTopology) -> JobTopology:
@@ -162,21 +188,33 @@ class JobTopology(Struct, frozen=True):
         by_gpu: dict[str, Jobs] = {}
         nodes: dict[str, set[str]] = {}
         gpus: dict[str, set[str]] = {}
+        unsure: dict[str, set[str]] = {}
         gpus_by_key = agents.gpus_by_key
         ranks = chain.from_iterable(ranks_in(job, details) for job, details in details_by_job.items())
+        names: dict[str, str] = {}
+        """The agents' names of the nodes that ranks report."""
         alone = {job: frozenset({job}) for job in details_by_job}
-        for rank in islice(ranks, MOST_ENTRIES):
+        for reported in islice(ranks, MOST_ENTRIES):
+            if reported.node not in names:
+                names[reported.node] = agents.name_of(reported.node)
+            node = names[reported.node]
+            rank = reported if node == reported.node else replace(reported, node=node)
             by_node[rank.node] = by_node.get(rank.node, _NO_JOBS) | alone[rank.job]
             nodes.setdefault(rank.job, set()).add(rank.node)
             if rank.gpu is None:
+                unsure.setdefault(rank.job, set()).add(rank.node)
                 continue
             key = gpu_names.key(rank.gpu, rank.node)
+            if key not in gpus_by_key:
+                unsure.setdefault(rank.job, set()).add(rank.node)
             gpus.setdefault(rank.job, set()).add(key)
             for name in {key, *(gpus_by_key[key].names() if key in gpus_by_key else ())}:
                 # Most GPUs have one job, and all GPUs of a job share its set: a set each would be 100 MB more.
                 by_gpu[name] = by_gpu[name] | alone[rank.job] if name in by_gpu else alone[rank.job]
         counts = {job: len(keys) for job, keys in gpus.items()}
-        return cls(by_node, by_gpu, {job: frozenset(names) for job, names in nodes.items()}, counts)
+        pairs = ((job, _text(details.get("namespace"))) for job, details in details_by_job.items())
+        namespaces = {job: namespace for job, namespace in pairs if namespace is not None}
+        return cls(by_node, by_gpu, _frozen(nodes), counts, _frozen(unsure), gpus, namespaces)
 
 
 class ClusterTopology(Struct, frozen=True, dict=True):
@@ -186,12 +224,47 @@ class ClusterTopology(Struct, frozen=True, dict=True):
     nodes: Sequence[ClusterNode] = ()
     pods: Mapping[str, Pod] = field(default_factory=dict)
     """By uid."""
+    answers: bool = True
+    """Whether its nodes and pods were listed, and the API server has answered since."""
+    listed_names: NodeNames | None = None
+    """Those of `nodes`, where somebody has them already: nodes change more rarely than pods."""
+
+    @cached_property
+    def names(self) -> NodeNames:
+        """The names and addresses of the nodes."""
+        return self.listed_names if self.listed_names is not None else names_of(self.nodes)
 
     @cached_property
     def nodes_by_address(self) -> Mapping[str, str]:
-        """The name of the node. A pod in its node's network has the node's address; then it is the node's."""
-        of_pods = {address: pod.node for pod in self.pods.values() for address in pod.addresses}
-        return of_pods | {address: node.name for node in self.nodes for address in node.addresses}
+        """The name of the node. A pod in its node's network has the node's address; then it is the node's. Without an
+        address that several have: of two pods one has gone, and nothing says which."""
+        of_pods = {address: pod.node for address, pod in self.pods_by_address.items() if pod is not None}
+        of_nodes = {alias: next(iter(whose)) for alias, whose in self.names.aliases.items() if len(whose) == 1}
+        return {address: node for address, node in of_pods.items() if address not in self.names.aliases} | of_nodes
+
+    @cached_property
+    def pods_by_address(self) -> Mapping[str, Pod | None]:
+        """The pod that has the address; None where pods of several nodes have it and none of them is ending."""
+        pods: dict[str, Pod | None] = {}
+        for pod in sorted(self.pods.values(), key=lambda pod: pod.is_ending):
+            for address in pod.addresses:
+                before = pods.setdefault(address, pod)
+                if before is not None and before.node != pod.node and before.is_ending == pod.is_ending:
+                    pods[address] = None
+        return pods
+
+    @cached_property
+    def pods_by_full_name(self) -> Mapping[str, Pod]:
+        """By ``<namespace>/<name>``."""
+        return {str(pod): pod for pod in self.pods.values()}
+
+    @cached_property
+    def pods_by_name(self) -> Mapping[str, Pod | None]:
+        """By the name alone; None where two namespaces have one of the name."""
+        pods: dict[str, Pod | None] = {}
+        for pod in self.pods.values():
+            pods[pod.name] = None if pod.name in pods else pod
+        return pods
 
     @cached_property
     def jobs_by_pod(self) -> JobsByName:
@@ -215,7 +288,7 @@ class ClusterTopology(Struct, frozen=True, dict=True):
         return pods
 
 
-class WrittenTopology(Struct, frozen=True):
+class WrittenTopology(Struct, frozen=True, dict=True):
     """What a person has written down, which ``inventory`` reads. It goes before what the other sources know."""
 
     nodes_by_address: Mapping[str, str] = field(default_factory=dict)
@@ -228,8 +301,15 @@ class WrittenTopology(Struct, frozen=True):
     observed_by_gpu: JobsByName = field(default_factory=dict)
     """In place of what the agents see."""
 
+    @cached_property
+    def names(self) -> NodeNames:
+        """The nodes that it names, with their addresses."""
+        aliases = {spelled(address): frozenset({node}) for address, node in self.nodes_by_address.items()}
+        named = (self.nodes_by_address.values(), self.reported_by_node, self.observed_by_node)
+        return NodeNames(frozenset(chain.from_iterable(named)), aliases)
 
-class Topology(Struct, frozen=True):
+
+class Topology(Struct, frozen=True, dict=True):
     """All that is known at one moment. Where a source knows nothing the answer is empty, never a guess."""
 
     written: WrittenTopology = field(default_factory=WrittenTopology)
@@ -238,6 +318,25 @@ class Topology(Struct, frozen=True):
     cluster: ClusterTopology = field(default_factory=ClusterTopology)
     verdicts: Mapping[str, VerdictsOnJob] = field(default_factory=dict)
     """By job, for those that failed within the last hour, who began it and why."""
+    remembered: NodeNames = field(default_factory=NodeNames)
+    """The nodes whose agents were there within the retention."""
+    agents_answer: bool = True
+    """Whether it is known which agents are there: not before the first look, nor long after the last."""
+
+    @cached_property
+    def known(self) -> KnownNodes:
+        """The nodes that any source knows."""
+        return known_nodes(self.agents.names, self.cluster.names, self.written.names, self.remembered)
+
+    @property
+    def knows_all_nodes(self) -> bool:
+        """Whether a node that no source knows is none: there is a source of nodes, and none fails to answer."""
+        if not (self.agents_answer and self.cluster.answers):
+            return False
+        known = self.known
+        return bool(
+            known.agents.names or known.remembered.names or known.cluster.names or self.written.nodes_by_address
+        )
 
     @property
     def nodes(self) -> Set[str]:
@@ -246,7 +345,11 @@ class Topology(Struct, frozen=True):
 
     def node_at(self, address: str) -> str | None:
         """The name of the node with this IP address, or with a pod that has it."""
-        return self.written.nodes_by_address.get(address) or self.cluster.nodes_by_address.get(address)
+        nodes = self.known.find(address)
+        if not nodes and is_address(address):
+            pod = self.cluster.pods_by_address.get(address)
+            nodes = frozenset() if pod is None else frozenset({self.known.name_of(pod.node)})
+        return next(iter(nodes)) if len(nodes) == 1 else None
 
     def jobs_of_pod(self, pod: str) -> Jobs:
         """The jobs to which the pod ``<namespace>/<name>`` belongs."""
@@ -254,10 +357,19 @@ class Topology(Struct, frozen=True):
 
     def jobs_on_node(self, node: str) -> JobsBySource:
         """The jobs with ranks or pods on the node of this name."""
+        observed = self.written.observed_by_node.get(node)
         return JobsBySource(
             _first(node, self.written.reported_by_node, self.jobs.jobs_by_node),
-            _first(node, self.written.observed_by_node, self.cluster.jobs_by_node),
+            self.cluster.jobs_by_node.get(self._listed_as(node), _NO_JOBS) if observed is None else observed,
         )
+
+    def _listed_as(self, node: str) -> str:
+        """The cluster's name for a node, which may not be its agent's."""
+        names = self.cluster.names
+        if node in names.names:
+            return node
+        called = [name for name in names.called(node) or names.related(node) if self.known.name_of(name) == node]
+        return called[0] if len(called) == 1 else node
 
     def jobs_on_gpu(self, key: str) -> JobsBySource:
         """The jobs with ranks, or with pods that have a process, on the GPU of this key (`gpu_names.key`)."""
@@ -269,6 +381,20 @@ class Topology(Struct, frozen=True):
         gpu = self.agents.gpus_by_key.get(key)
         pods = [self.cluster.pods.get(uid) for uid in gpu.pods] if gpu is not None else []
         return frozenset(pod.job for pod in pods if pod is not None and pod.job is not None)
+
+
+def names_of(nodes: Sequence[ClusterNode]) -> NodeNames:
+    """The names of the nodes of a cluster, with their addresses and host names."""
+    aliases: dict[str, frozenset[str]] = {}
+    for node in nodes:
+        for address in node.addresses:
+            if address != node.name:
+                aliases[address] = aliases.get(address, frozenset()) | {node.name}
+    return NodeNames(frozenset(node.name for node in nodes), aliases)
+
+
+def _frozen(sets: Mapping[str, set[str]]) -> Mapping[str, frozenset[str]]:
+    return {key: frozenset(values) for key, values in sets.items()}
 
 
 def ranks_in(job: str, details: Mapping[str, Any]) -> list[Rank]:

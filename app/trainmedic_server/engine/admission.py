@@ -32,6 +32,7 @@ from trainmedic_server.ports.store import GuardFacts, LinkedRun
 
 _REJECTED_IN_HISTORY = 20
 """Malformed alerts of one delivery that the history lists."""
+_UNFOUND = frozenset({Decision.TARGET_UNKNOWN, Decision.TARGET_AMBIGUOUS})
 
 
 class AdmissionFacts(Struct):
@@ -198,8 +199,10 @@ class Admitter:
     def _candidate(self, record: AlertRecord, candidate: Candidate, linked: list[LinkedRun]) -> PlaybookDecision:
         name, target_key = candidate.key
         before = [run for run in linked if run.playbook == name]
-        if any(run.decision not in PASSING for run in before):
-            last = next(run for run in reversed(before) if run.decision not in PASSING)
+        is_found = isinstance(candidate.target, Target)
+        passing = PASSING | _UNFOUND if is_found else PASSING  # what was unknown as it came may be known by now
+        if any(run.decision not in passing for run in before):
+            last = next(run for run in reversed(before) if run.decision not in passing)
             return PlaybookDecision(last.run_id, name, last.target_key, Decision.DUPLICATE)
         outcome = self._guard(record.alert, candidate)
         if before and outcome.decision in PASSING:

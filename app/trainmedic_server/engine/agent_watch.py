@@ -17,6 +17,7 @@ from typing import Protocol
 from trainmedic_server import telemetry
 from trainmedic_server.domain import agent_life
 from trainmedic_server.domain.agent_life import AgentChanges, AgentLife
+from trainmedic_server.domain.node_names import NodeNames
 from trainmedic_server.domain.run import Event
 from trainmedic_server.engine import loops
 from trainmedic_server.engine.absences import Absences
@@ -41,7 +42,7 @@ class AgentSource(Protocol):
 
 class AgentWatch:
     """``ago`` returns the moment since which so much time has passed in which a server was at work; ``elapsed`` counts
-    seconds and cannot be set."""
+    seconds and cannot be set; for ``retention`` an agent that is gone is remembered, and its node is a known one."""
 
     def __init__(
         self,
@@ -51,6 +52,7 @@ class AgentWatch:
         metrics: telemetry.Metrics,
         ago: Callable[[timedelta], datetime],
         elapsed: Callable[[], float] | None = None,
+        retention: timedelta = agent_life.KEPT,
     ) -> None:
         self._source = source
         self._store = store
@@ -58,7 +60,9 @@ class AgentWatch:
         self._metrics = metrics
         self._ago = ago
         self._absences = Absences(agent_life.LOST_AFTER, _LATEST_LOOK, elapsed)
+        self._retention = retention
         self._lives: dict[str, AgentLife] | None = None
+        self._names = NodeNames()
         self._heard: dict[str, datetime] = {}
         """When each was heard of last, as far as this server knows."""
 
@@ -66,11 +70,27 @@ class AgentWatch:
         """Look until cancelled."""
         await loops.repeat(self.look, LOOK_EVERY, "agents", self._metrics)
 
-    async def look(self) -> None:
-        """Look once. Raises BusUnavailable, StoreUnavailable."""
+    def names(self) -> NodeNames:
+        """The nodes whose agents are there, or were within the retention."""
+        return self._names
+
+    async def load(self) -> None:
+        """Read what is on record of agents, if that was not done. Raises StoreUnavailable."""
+        await self._loaded()
+
+    async def _loaded(self) -> dict[str, AgentLife]:
         if self._lives is None:
             self._lives = {life.name: life for life in await self._store.transact(lambda tx: tx.agents.all())}
-        lives, now = self._lives, self._clock.now()
+            self._name()
+        return self._lives
+
+    def _name(self) -> None:
+        if self._lives is not None and self._lives.keys() != self._names.names:
+            self._names = NodeNames(frozenset(self._lives))
+
+    async def look(self) -> None:
+        """Look once. Raises BusUnavailable, StoreUnavailable."""
+        lives, now = await self._loaded(), self._clock.now()
         try:
             agents = await self._source.agents()
         except BusUnavailable:
@@ -80,7 +100,7 @@ class AgentWatch:
         self._heard |= seen
         missing = self._absences.note([name for name in lives if name not in seen])
         heard = {name: self._heard.get(name, lives[name].seen_at) for name in missing}
-        changes = agent_life.looked(lives, seen, heard, now, self._ago(agent_life.KEPT))
+        changes = agent_life.looked(lives, seen, heard, now, self._ago(self._retention))
         if changes.save or changes.forget:
             await self._store.transact(lambda tx: _keep(tx, changes, now))
         for life in changes.lost:
@@ -88,7 +108,10 @@ class AgentWatch:
         for name in changes.forget:
             del lives[name]
         lives |= {life.name: life for life in changes.save}
-        self._metrics.agents_lost.set(sum(life.lost_at is not None for life in lives.values()))
+        self._name()
+        since = self._ago(agent_life.KEPT)
+        lost = (life for life in lives.values() if life.lost_at is not None and life.lost_at >= since)
+        self._metrics.agents_lost.set(sum(1 for _ in lost))
 
 
 def _keep(tx: Transaction, changes: AgentChanges, now: datetime) -> None:

@@ -13,11 +13,12 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from trainmedic_server import errors
+from trainmedic_server.domain import target as targets
 from trainmedic_server.domain.alert import BY_HAND, Alert, AlertRecord, AlertStatus, Delivery
 from trainmedic_server.domain.approval import StepAhead
 from trainmedic_server.domain.playbook import APPROVAL
 from trainmedic_server.domain.run import Event, Run, Status, StepState
-from trainmedic_server.domain.target import Target
+from trainmedic_server.domain.target import Target, Unresolved
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import admission_facts, claims, preview, scope, step_sequence
 from trainmedic_server.engine.admission import Admitter
@@ -71,13 +72,16 @@ class HandStarter:
         if kind is not order.target.kind:
             raise errors.Conflict(f"{order.playbook} works on a {kind}, not on {order.target.key}")
         topology = self._services.topology()
+        target = targets.confirmed(order.target, topology)
+        if isinstance(target, Target):
+            order = replace(order, target=target)
 
         def work(tx: Transaction) -> tuple[Started, AdmissionChanges | None]:
             earlier = _of_request(tx, by, order.playbook, order.target)
             if earlier is not None:
                 return earlier, None
             record = self._firing(tx, playbook, order, topology) or self._stand_in(order)
-            return self._decide(tx, playbook, order.target, record, by, topology, write=not order.dry_run)
+            return self._decide(tx, playbook, target, record, by, topology, write=not order.dry_run)
 
         return await self._done(work, playbook, order.target)
 
@@ -98,7 +102,8 @@ class HandStarter:
                 return earlier, None
             if run is None:
                 raise errors.NotFound(f"there is no run {run_id}")
-            target, record = _to_repeat(run, tx.alerts_of([run.id]).get(run.id, []))
+            repeated, record = _to_repeat(run, tx.alerts_of([run.id]).get(run.id, []))
+            target = targets.unknown_node(repeated, topology) or repeated
             started, changes = self._decide(tx, playbook, target, record, by, topology, write=True)
             tx.append([Event("retried", self._services.clock.now(), run.id, by.actor, {"run_id": started.run.id})])
             return started, changes
@@ -123,7 +128,7 @@ class HandStarter:
         self,
         tx: Transaction,
         playbook: CompiledPlaybook,
-        target: Target,
+        target: Target | Unresolved,
         record: AlertRecord,
         by: ByHand,
         topology: Topology,
@@ -192,7 +197,8 @@ def _of_request(tx: Transaction, by: ByHand, playbook: str, target: Target | Non
     run = tx.run(run_id) if run_id is not None else None
     if run is None:
         return None
-    if (run.playbook, run.target, run.started_by, run.repeats) != (playbook, target, by.actor, by.repeats):
+    is_other = run.target is not None and run.target != target  # the record of a refusal names none
+    if is_other or (run.playbook, run.started_by, run.repeats) != (playbook, by.actor, by.repeats):
         raise errors.Conflict(f"the key {by.key!r} was used for another request, which has started run {run.id}")
     return Started(run, (), is_repeated=True)
 

@@ -55,6 +55,7 @@ class Explainer:
             holder=holders.get,
             is_live=True,
             verdicts=topology.verdicts,
+            topology=topology,
         )
         return await asyncio.to_thread(explanation.explain, playbooks, delivery, facts, context)
 

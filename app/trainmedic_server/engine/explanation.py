@@ -13,12 +13,13 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from trainmedic_server.domain import duration
+from trainmedic_server.domain import target as targets
 from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
 from trainmedic_server.domain.playbook import Guards, Mode
 from trainmedic_server.domain.run import Controls, Decision
-from trainmedic_server.domain.target import Target
+from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import forecast, matching
@@ -51,6 +52,8 @@ class Explanation(Struct, frozen=True):
     why: str = ""
     mode: Mode | None = None
     target: str | None = None
+    target_from: tuple[str, ...] = ()
+    """A sentence for each label that names a node, with who knows it; empty where the target has no node."""
     decision: Decision | None = None
     run_id: str | None = None
     """The run that deals with the alert already, or that it would join."""
@@ -89,6 +92,8 @@ class ExplainContext(Struct, frozen=True):
     """The run that holds what a run of this playbook on this target would lock."""
     verdicts: Mapping[str, VerdictsOnJob] = field(default_factory=dict)
     """By job, who began a failure of the last hour, and why."""
+    topology: Topology = field(default_factory=Topology)
+    """By which labels are found to name nodes."""
     is_live: bool = False
     """Whether what the guards look at is known."""
 
@@ -151,7 +156,7 @@ def alone(
         playbooks,
         delivery,
         facts,
-        ExplainContext(actions, limits, now, lambda span: now - span, verdicts=topology.verdicts),
+        ExplainContext(actions, limits, now, lambda span: now - span, verdicts=topology.verdicts, topology=topology),
     )
 
 
@@ -193,6 +198,8 @@ def _reacting(
     definition = playbook.definition
     mode = admitter.mode_of(playbook)
     explanation = Explanation(definition.name, playbook.source, playbook.version, True, True, mode=mode)
+    if definition.target_kind in (TargetKind.GPU, TargetKind.NODE):
+        explanation = replace(explanation, target_from=targets.node_reasons(alert.labels, context.topology))
     decision = decisions.get(definition.name)
     if decision is None:
         explanation = replace(explanation, why="the alert has resolved; nothing begins on that")

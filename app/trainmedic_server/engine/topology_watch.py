@@ -1,8 +1,8 @@
 """The topology, kept up to date for the resolution of targets.
 
 A delivery never waits for Redis: it sees jobs and agents as they were a few seconds ago. Presences that could not be
-read for a minute are forgotten, because a target is refused rather than guessed. Nothing is read while no playbook
-needs it.
+read for a minute are forgotten, because a target is refused rather than guessed; until they are read again, no node
+counts as unknown. Nothing is read while no playbook needs it.
 
 Who calls it: ``wiring`` runs `watch` beside the engine, and hands `topology` to the engine.
 """
@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from trainmedic_server import telemetry
+from trainmedic_server.domain.node_names import NodeNames
 from trainmedic_server.domain.topology import (
     AgentTopology,
     ClusterTopology,
@@ -37,7 +38,7 @@ log = telemetry.logger(__name__)
 
 
 class TopologyWatch:
-    """`is_needed` says whether any playbook works on jobs; `cluster` what is known of a cluster."""
+    """`is_needed` says whether any playbook works on what presences tell; `cluster` what is known of a cluster."""
 
     def __init__(
         self,
@@ -57,6 +58,8 @@ class TopologyWatch:
         self._cluster = cluster
         self.verdicts = JobVerdicts(clock)
         """Who began the failures of jobs; ``job_diagnoses`` puts it in."""
+        self.remembered: Callable[[], NodeNames] = NodeNames
+        """The nodes whose agents were there within the retention; ``agent_watch`` puts it in."""
         self._known = _NOTHING
         """Both as of one moment, replaced together: who asks may be the run store's thread."""
         self._presences: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
@@ -65,7 +68,15 @@ class TopologyWatch:
     def topology(self) -> Topology:
         """The topology as it was last read."""
         jobs, agents = self._known
-        return Topology(self._written, jobs, agents, self._cluster(), self.verdicts.current())
+        return Topology(
+            self._written,
+            jobs,
+            agents,
+            self._cluster(),
+            self.verdicts.current(),
+            self.remembered(),
+            agents_answer=self._as_of is not None,
+        )
 
     async def watch(self) -> None:
         """Keep the topology up to date until cancelled."""
@@ -86,9 +97,11 @@ class TopologyWatch:
         if not self._is_needed():
             self._forget()
             return
-        jobs, agents = await asyncio.gather(self.presences.jobs(), self.presences.agents())
+        jobs, listed = await asyncio.gather(self.presences.jobs(), self.presences.agents())
+        # What is not believed, and was not a moment ago, makes no node known.
+        agents = [agent for agent in listed if agent.doubt is None or agent.details]
         presences = (
-            {job.name: job.details.get("placement") for job in jobs},
+            {job.name: (job.details.get("placement"), job.details.get("namespace")) for job in jobs},
             {agent.name: agent.details.get("gpus") for agent in agents},
         )
         before = self._presences
@@ -108,4 +121,5 @@ def _read(
 ) -> tuple[JobTopology, AgentTopology]:
     """`known` is what the agents say, where that is known."""
     agent_topology = known or AgentTopology.of({agent.name: agent.details for agent in agents})
+    agent_topology.prepare()
     return JobTopology.of({job.name: job.details for job in jobs}, agent_topology), agent_topology

@@ -55,6 +55,9 @@ class ExplanationView(View):
     why: str = Field(description="Why it does not, or why nothing would begin.")
     mode: Mode | None
     target: str | None
+    target_from: list[str] = Field(
+        description="What each label says of the node, and who knows it; empty where the target has no node."
+    )
     decision: Decision | None = Field(description="null where it does not react, or the alert has resolved.")
     run_id: str | None = Field(description="The run that deals with the alert already, or that it would join.")
     waits_for: str | None = Field(description="The run that holds the target, for which it would wait.")

@@ -267,8 +267,8 @@ class ServerSettings(DoorSettings, SlackSettings, TellingSettings, AccessSetting
     )
     inventory: Annotated[ExpandedPath | None, SettingSource("TRAINMEDIC_INVENTORY", "--inventory", "FILE")] = Field(
         None,
-        description="YAML mapping from address to node name, for alerts whose instance label is an address. None by "
-        "default: such an alert is refused, never guessed.",
+        description="YAML mapping from address or other name to node name, for alerts that name a node so. It goes "
+        "before what agents and cluster know. None by default: an address that nothing maps is refused, never guessed.",
     )
     kubernetes: Annotated[str, SettingSource("TRAINMEDIC_KUBERNETES", "--kubernetes", "CLUSTER")] = Field(
         "off",

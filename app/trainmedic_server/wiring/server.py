@@ -73,7 +73,7 @@ from trainmedic_server.wiring.log_source import log_source
 from trainmedic_server.wiring.redis import found_redis
 from trainmedic_server.wiring.signing import signer_of
 from trainmedic_server.wiring.slack import slack_loops
-from trainmedic_server.wiring.wanted_topology import asks_for_jobs
+from trainmedic_server.wiring.wanted_topology import asks_where_things_are
 
 if TYPE_CHECKING:
     from fastapi import FastAPI  # which `trainmedic_server.server` imports in its own way
@@ -181,7 +181,7 @@ class TrainmedicServer:
             prometheus = opened_prometheus(settings, stack, metrics.prometheus_errors.inc)
             catalog, rules, alert_map = await self._loaded(actions := registry.build(services))
             telling.warn_of_missing_channels(settings, catalog)
-            presences, is_needed = SharedPresences(bus), functools.partial(asks_for_jobs, catalog, rules)
+            presences, is_needed = SharedPresences(bus), functools.partial(asks_where_things_are, catalog, rules)
             watch = TopologyWatch(presences, clock, metrics, is_needed, written, cluster_topology)
             where, whereabouts = watch.topology, Whereabouts(bus, store, cluster_topology)
             served = (store, catalog, actions, clock, settings.limits, metrics, where, alerts, store.fence, clock)
@@ -254,16 +254,19 @@ class TrainmedicServer:
         """Start the bus, the topology, the engine and the watch over jobs, in this order; `stack` stops them."""
         await bus.start()
         stack.push_async_callback(bus.close)
+        presences, settings = topology.presences, self._settings
+        agent_lives = AgentWatch(presences, store, self._clock, self._metrics, engine.ago, retention=settings.retention)
+        # Before the first delivery: a node whose agent is gone is known all the same.
+        await agent_lives.load()
+        topology.remembered = agent_lives.names
         with contextlib.suppress(BusUnavailable, TimeoutError):  # `watch` logs it, and tries again
             async with asyncio.timeout(_FIRST_LOOK_SECONDS):
                 await topology.refresh()
         await stack.enter_async_context(background(topology.watch(), "whereabouts"))
         await engine.start(telling.name_among_several(self._settings))
         stack.push_async_callback(engine.stop)
-        presences = topology.presences
         job_lives = JobWatch(presences, store, self._clock, self._metrics, engine.ago)
         await stack.enter_async_context(background(job_lives.watch(), "jobs"))
-        agent_lives = AgentWatch(presences, store, self._clock, self._metrics, engine.ago)
         await stack.enter_async_context(background(agent_lives.watch(), "agents"))
         self._metrics.working.set(1)
         stack.callback(self._metrics.working.set, 0)
@@ -351,4 +354,7 @@ class TrainmedicServer:
             return cluster, ClusterTopology
         watched = KubernetesTopology(cluster, self._metrics)
         await stack.enter_async_context(background(watched.watch(), "cluster"))
+        with contextlib.suppress(TimeoutError):  # until it answers, no node counts as unknown
+            async with asyncio.timeout(_FIRST_LOOK_SECONDS):
+                await watched.filled.wait()
         return cluster, watched.topology

@@ -1,4 +1,4 @@
-"""Whether anybody asks where jobs are. Who calls it: ``server``, for the topology that is read only then."""
+"""Whether anybody asks where things are. Who calls it: ``server``, for the topology that is read only then."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 
-def asks_for_jobs(catalog: Library, rules: LogRuleLibrary) -> bool:
-    """Whether anybody asks where jobs are: a playbook that works on them, or a finding in a log."""
-    return bool(rules.rule_set.rules) or any(map(_works_on_jobs, catalog.all()))
+def asks_where_things_are(catalog: Library, rules: LogRuleLibrary) -> bool:
+    """Whether anybody asks where jobs, GPUs and nodes are: a playbook that works on them, or a finding in a log."""
+    return bool(rules.rule_set.rules) or any(map(_has_a_place, catalog.all()))
 
 
-def _works_on_jobs(playbook: CompiledPlaybook) -> bool:
-    """Whether the target is a job: labels may name one by a GPU, pod or node that it uses, and what works on all its
-    nodes is measured by the breaker against the nodes that have agents."""
-    return playbook.definition.target_kind is TargetKind.JOB
+def _has_a_place(playbook: CompiledPlaybook) -> bool:
+    """Whether the target is in some place. Labels name nodes and GPUs in many ways, and agents know which is meant;
+    jobs are named by what they use; and the breaker measures against the nodes that have agents."""
+    return playbook.definition.target_kind is not TargetKind.CLUSTER

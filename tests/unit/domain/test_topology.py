@@ -82,3 +82,14 @@ def test_a_topology_never_changes() -> None:
     """A delivery decides on one moment's knowledge."""
     with pytest.raises(AttributeError, match="immutable"):
         known().cluster = ClusterTopology()  # type: ignore[misc]
+
+
+def test_a_node_has_its_jobs_whatever_each_source_calls_it() -> None:
+    """Ranks report a full name, the cluster another one, and the agent a short one."""
+    agents = AgentTopology.of({"box": {"gpus": [{"uuid": A, "index": 0}]}, "other": {}})
+    jobs = JobTopology.of({"llm": {"placement": [{"rank": 0, "node": "box.lab.example", "gpu": "0"}]}}, agents)
+    pods = {"u1": Pod("u1", "ml", "llm-0", "box.internal", "llm-jobset")}
+    topology = Topology(jobs=jobs, agents=agents, cluster=ClusterTopology((ClusterNode("box.internal", ()),), pods))
+    assert topology.jobs_on_node("box") == ({"llm"}, {"llm-jobset"})
+    assert topology.jobs_on_gpu(gpu_names.key(A)).reported == {"llm"}
+    assert topology.jobs.nodes_by_job["llm"] == {"box"}

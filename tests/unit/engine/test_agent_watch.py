@@ -39,6 +39,7 @@ class Watching:
         self.redis = Agents(self.clock, {"node-1", "node-2"})
         self.store = InMemoryStore()
         self._began = self.clock.now()
+        self.retention = KEPT
         self.begin()
 
     def begin(self) -> None:
@@ -52,6 +53,7 @@ class Watching:
             self.metrics,
             lambda span: clock.now() - span,
             lambda: (clock.now() - self._began).total_seconds(),
+            retention=self.retention,
         )
 
     async def go_on(self, span: timedelta) -> None:
@@ -122,3 +124,24 @@ async def test_it_is_forgotten_after_a_day() -> None:
     await watching.go_on(LOOK_EVERY)
     lives = await watching.store.transact(lambda tx: tx.agents.all())
     assert [life.name for life in lives] == ["node-2"]
+
+
+async def test_a_node_whose_agent_is_gone_is_known_for_the_retention_and_after_a_restart() -> None:
+    """As lost it is told for a day; its alerts are about a node that is known for longer."""
+    w = Watching()
+    w.retention = 3 * KEPT
+    w.begin()
+    await w.go_on(PATIENCE)
+    w.redis.there.discard("node-2")
+    await w.go_on(PATIENCE)
+    assert w.metrics.agents_lost._value.get() == 1
+    await w.clock.sleep_until(w.clock.now() + KEPT + LOST_AFTER)
+    await w.go_on(LOOK_EVERY)
+    assert (w.watch.names().names, w.metrics.agents_lost._value.get()) == ({"node-1", "node-2"}, 0)
+    w.begin()
+    assert not w.watch.names().names
+    await w.watch.load()
+    assert w.watch.names().names == {"node-1", "node-2"}
+    await w.clock.sleep_until(w.clock.now() + 3 * KEPT)
+    await w.go_on(2 * LOOK_EVERY)
+    assert w.watch.names().names == {"node-1"}

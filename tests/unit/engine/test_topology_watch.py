@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from trainmedic_server import telemetry
 from trainmedic_server.domain import gpu_names, inventory
+from trainmedic_server.domain.node_names import NodeNames
 from trainmedic_server.domain.topology import ClusterNode, ClusterTopology, Pod
 from trainmedic_server.engine.topology_watch import FORGET_AFTER, REFRESH_EVERY, TopologyWatch
 from trainmedic_server.errors import BusUnavailable
@@ -27,6 +28,8 @@ class Presences:
     of_jobs: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     of_agents: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     is_away: bool = False
+    doubted: set[str] = field(default_factory=set)
+    """The agents that are not believed."""
     asked: int = 0
 
     async def jobs(self) -> list[Presence]:
@@ -36,7 +39,10 @@ class Presences:
         return [Presence(name, BEGINNING, details) for name, details in self.of_jobs.items()]
 
     async def agents(self) -> list[Presence]:
-        return [Presence(name, BEGINNING, details) for name, details in self.of_agents.items()]
+        return [
+            Presence(name, BEGINNING, details, doubt="it is not signed" if name in self.doubted else None)
+            for name, details in self.of_agents.items()
+        ]
 
 
 PODS = {uid: Pod(uid, "ml", f"{job}-0", "n1", job) for uid, job in (("u1", "llm-1"), ("u2", "llm-2"))}
@@ -140,3 +146,39 @@ def test_what_cannot_be_read_anew_is_forgotten_after_a_while() -> None:
         await asyncio.wait([watching])
 
     virtual_time.run(main())
+
+
+def test_no_node_is_unknown_before_the_agents_were_read_nor_long_after() -> None:
+    """A server that has just started, or that has lost Redis, refuses nothing for what it cannot know."""
+
+    async def main() -> None:
+        bus = Presences(of_agents={"n1": {"gpus": []}})
+        watch, clock = made(bus), VirtualClock()
+        assert not watch.topology().knows_all_nodes
+        watching = asyncio.create_task(watch.watch())
+        await clock.sleep_until(BEGINNING + timedelta(seconds=1))
+        assert watch.topology().knows_all_nodes
+        bus.is_away = True
+        await clock.sleep_until(clock.now() + FORGET_AFTER + 3 * REFRESH_EVERY)
+        assert not watch.topology().knows_all_nodes
+        watching.cancel()
+        await asyncio.wait([watching])
+
+    virtual_time.run(main())
+
+
+async def test_an_agent_that_is_not_believed_makes_no_node_known() -> None:
+    """Anybody who can write to Redis could; one that was believed a moment ago is there still."""
+    bus = Presences(of_agents={"n1": {"gpus": []}, "forged": {}, "overwritten": {"gpus": []}})
+    bus.doubted = {"forged", "overwritten"}
+    watch = made(bus)
+    await watch.refresh()
+    assert watch.topology().agents.names.names == {"n1", "overwritten"}
+
+
+async def test_nodes_whose_agents_are_gone_are_known() -> None:
+    """As long as they are remembered."""
+    watch = made(Presences(of_agents={"n1": {"gpus": []}}))
+    watch.remembered = lambda: NodeNames(frozenset({"n1", "n0"}))
+    await watch.refresh()
+    assert watch.topology().known.find("n0.example.org") == {"n0"}

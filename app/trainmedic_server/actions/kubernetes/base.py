@@ -211,3 +211,27 @@ def node_of(call: Call) -> str:
     if call.target.node is None:
         raise PermanentFailure(f"this works on a node, and {call.target.key} is none")
     return call.target.node
+
+
+async def node_ref(action: ClusterAction, call: Call) -> Ref:
+    """Return the cluster's object for the node of the target. A target has the name of the node's agent, which the
+    cluster may list as the node's host name only. Raises PermanentFailure where the target has no node."""
+    name = node_of(call)
+    known = action.services.cluster_topology()
+    if name in known.names.names:
+        return Ref(NODES, name)
+    called = known.names.called(name)
+    if len(called) == 1:
+        return Ref(NODES, next(iter(called)))
+    if not known.answers:
+        await action.retry_until_deadline(call, lambda: _exists(action, name))
+    return Ref(NODES, name)
+
+
+async def _exists(action: ClusterAction, name: str) -> None:
+    """Raise ClusterUnavailable for a node that may only be called otherwise: to take it for deleted would give up what
+    is owed there."""
+    try:
+        await action.cluster.get(Ref(NODES, name))
+    except ObjectMissing as error:
+        raise ClusterUnavailable(f"whether a node is called {name} is not known before the nodes are listed") from error

@@ -31,6 +31,7 @@ from trainmedic_server.actions.kubernetes.base import (
     because,
     clearance_of,
     node_of,
+    node_ref,
 )
 from trainmedic_server.domain.fields import Duration
 from trainmedic_server.domain.target import TargetKind
@@ -44,7 +45,7 @@ from trainmedic_server.errors import (
     TemporaryFailure,
 )
 from trainmedic_server.ports.actions import Action, Call, Inverse
-from trainmedic_server.ports.cluster import NODES, PODS, Object, Ref
+from trainmedic_server.ports.cluster import PODS, Object, Ref
 
 ROUND = 1.0
 """Seconds between two listings of the remaining pods; it doubles while no pod ends."""
@@ -210,7 +211,7 @@ class DrainNode(ClusterAction):
 
     async def _list_remaining(self, call: Call, params: DrainParams, progress: _Progress) -> Sequence[Object]:
         """Return the pods that are still to end. Raises PermanentFailure where one forbids the drain."""
-        pods = await self.cluster.list(PODS, fields=f"spec.nodeName={node_of(call)}")
+        pods = await self.cluster.list(PODS, fields=f"spec.nodeName={(await node_ref(self, call)).name}")
         selection = sort(pods, params)
         if forbidding := selection.forbidding:
             shown = "; ".join(f"{pod} {why}" for pod, why in list(forbidding.items())[:5])
@@ -266,7 +267,7 @@ class DrainNode(ClusterAction):
 
     async def _leave_event(self, call: Call, reason: str, message: str, warning: bool = False) -> None:
         try:
-            node = await self.cluster.get(Ref(NODES, node_of(call)))
+            node = await self.cluster.get(await node_ref(self, call))
         except ActionFailure:
             return  # the history has it as well
         await self.cluster.record(node, reason, because(call, message), warning)

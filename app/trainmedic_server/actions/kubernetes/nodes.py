@@ -17,12 +17,12 @@ from trainmedic_server.actions.kubernetes.base import (
     Permission,
     RestorableAction,
     because,
-    node_of,
+    node_ref,
 )
 from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.errors import ObjectMissing, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Action, Call, Inverse
-from trainmedic_server.ports.cluster import NODES, Object, Ref
+from trainmedic_server.ports.cluster import Object, Ref
 
 # Names of labels and taints, and their values: Kubernetes' own rules.
 _NAME = r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
@@ -111,7 +111,7 @@ class CordonNode(_NodeAction):
         return await cordon(self, call)
 
     async def _is_not_ready(self, call: Call) -> None:
-        ref = Ref(NODES, node_of(call))
+        ref = await node_ref(self, call)
         node = await self.retry_until_deadline(call, lambda: self.cluster.get(ref))
         if _is_ready(node) and call.run_id not in field_changes.changes_by_run(node, UNSCHEDULABLE):
             raise TemporaryFailure(
@@ -126,7 +126,7 @@ class CordonNode(_NodeAction):
 
 async def cordon(action: ClusterAction, call: Call) -> dict[str, Any]:
     """Cordon the call's node for the call's run; the output of ``k8s.cordon``."""
-    ref = Ref(NODES, node_of(call))
+    ref = await node_ref(action, call)
     node, before, is_set_by_run = await action.set_field(call, ref, UNSCHEDULABLE, True)
     if is_set_by_run:
         await action.cluster.record(node, "Cordoned", because(call, "Cordoned"))
@@ -141,7 +141,7 @@ class UncordonNode(_NodeAction):
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(UncordonParams, call.params)
-        ref = Ref(NODES, node_of(call))
+        ref = await node_ref(self, call)
         if params.force:
             node, is_cordoned = await self._force(call, ref)
             return self._output(ref, is_cordoned, node, "forced")
@@ -182,7 +182,7 @@ class _NodeFieldAction(RestorableAction, _NodeAction):
     async def _set_or_restore(
         self, call: Call, field: field_changes.RevertibleField, value: str | None, is_undo: bool
     ) -> dict[str, Any]:
-        ref = Ref(NODES, node_of(call))
+        ref = await node_ref(self, call)
         if is_undo:
             return await self.restore(call, ref, field, "Restored", f"{field.name} put back")
         return await self.assign(call, ref, field, value, "Changed", f"{field.name} set")

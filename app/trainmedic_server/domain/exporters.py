@@ -1,0 +1,78 @@
+"""What an exporter's labels say about where it runs: on the node that it measures, or once for the whole cluster.
+
+Pure. Who calls it: ``node_evidence`` and ``job_place``.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+
+from trainmedic_server.domain.alert_labels import EXPORTED, AlertLabels
+from trainmedic_server.domain.topology import Pod
+
+_CENTRAL = re.compile(
+    "kube-?_?state-?_?metrics|push-?_?gateway|blackbox|slurm-?_?exporter|federat|snmp|thanos|opencost|kubecost|"
+    "cluster-?_?autoscaler|ceph-?_?mgr|(^| )(slurm|slurmctld|trainmedic|trainmedic-server|prometheus)( |$)"
+)
+"""In the labels of exporters that measure other machines than their own."""
+_OF_A_NODE = re.compile(
+    "dcgm|node-?_?exporter|nvidia|gpu|amd|rocm|device-metrics|habana|gaudi|neuron|cadvisor|kubelet|"
+    "node-problem-detector|npd|node-status|trainmedic-agent|smi-exporter|windows-exporter"
+)
+"""In the names of exporters that run on each node and measure that."""
+_CENTRAL_PORTS = frozenset({"9090", "9091", "9115", "9116", "9283", "9341"})
+"""Prometheus, Pushgateway, blackbox, SNMP, Ceph's manager, Slurm."""
+_PORTS_OF_A_NODE = frozenset({"9100", "9182", "9400", "9445", "9835", "10250"})
+"""node-exporter, windows_exporter, dcgm-exporter, Trainmedic's agent, nvidia_gpu_exporter, the kubelet."""
+_NAMING = ("job", "service", "container", "pod")
+_LONGEST_KEPT = 255
+"""Characters of a text that is looked at with patterns again and again; real names have 253 at most."""
+_CONTAINER_ID = re.compile("[0-9a-f]{12}|[0-9a-f]{64}")
+_EXPORTER_POD = re.compile(r".*(exporter|dcgm).*-[a-z0-9]{4,5}")
+
+
+def is_central(labels: AlertLabels, exported: bool = False) -> bool:
+    """Whether the exporter measures other machines. `exported`: the one behind a federation or a gateway."""
+    begin = EXPORTED if exported else ""
+    port = labels.value(f"{begin}instance").rpartition(":")[2]
+    if port in _CENTRAL_PORTS:
+        return True
+    if port in _PORTS_OF_A_NODE:
+        return False
+    return any(_is_central_text(label.value) for name in _NAMING for label in labels.under(begin + name))
+
+
+def is_central_name(pod: str) -> bool:
+    """Whether a pod of this name is an exporter's that measures other machines."""
+    return _is_central_text(pod)
+
+
+def _is_central_text(text: str) -> bool:
+    return _judged(text) if len(text) <= _LONGEST_KEPT else _CENTRAL.search(text.lower()) is not None
+
+
+@functools.lru_cache(maxsize=2000)
+def _judged(text: str) -> bool:
+    return _CENTRAL.search(text.lower()) is not None
+
+
+def is_on_its_node(pod: Pod, labels: AlertLabels, exported: bool = False) -> bool:
+    """Whether an exporter in this pod measures the node on which it runs. `exported` as of `is_central`."""
+    if is_central_name(pod.name):
+        return False
+    if pod.is_per_node is not None:
+        return pod.is_per_node
+    begin = EXPORTED if exported else ""
+    text = " ".join((pod.name, *(labels.value(begin + name) for name in _NAMING))).lower()
+    return bool(_OF_A_NODE.search(text)) and not _is_central_text(text)
+
+
+def names_an_exporter(value: str, labels: AlertLabels) -> bool:
+    """Whether a host name is that of an exporter's own container, which is no node."""
+    if value in labels.values("pod"):
+        return True
+    if len(value) > _LONGEST_KEPT:
+        return False
+    text = value.lower()
+    return bool(_CONTAINER_ID.fullmatch(text) or _EXPORTER_POD.fullmatch(text))

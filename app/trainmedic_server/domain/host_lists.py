@@ -1,0 +1,98 @@
+"""Host lists as Slurm and similar tools write several nodes in one text: ``gpu-[01-03,7],login[1-9:2]``.
+
+Pure. Who calls it: ``node_evidence``. Not here: whether anybody knows the hosts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+MOST_HOSTS = 4096
+"""Of one list, whatever a label says: to read more would hold up other alerts, and no run works on so many."""
+LONGEST = 65_536
+"""Characters of a list that is read."""
+_RANGE = re.compile(r"([0-9]{1,12})(?:-([0-9]{1,12})(?:[:/]([0-9]{1,6}))?)?")
+_DEEPEST = 5
+
+
+class UnreadableHostList(ValueError):
+    """The text is no host list, or names more hosts than any cluster has."""
+
+
+def is_host_list(text: str) -> bool:
+    """Whether the text names hosts in a form that is not one name: with brackets or commas."""
+    if text.startswith("[") and ":" in text:
+        return False  # an IPv6 address with a port
+    return "," in text or ("[" in text and "]" in text)
+
+
+def expand(text: str) -> tuple[str, ...]:
+    """Return the hosts, each once and in order. Raises UnreadableHostList."""
+    if len(text) > LONGEST:
+        raise UnreadableHostList(f"is longer than {LONGEST} characters")
+    hosts: dict[str, None] = {}
+    for part in _split(text):
+        if part:
+            for host in _expanded(part, 0):
+                hosts[host] = None
+                if len(hosts) > MOST_HOSTS:
+                    raise UnreadableHostList(f"names more than {MOST_HOSTS} hosts")
+    return tuple(hosts)
+
+
+def _split(text: str) -> Iterator[str]:
+    """The parts between commas, and blanks, that are in no bracket."""
+    depth, begin = 0, 0
+    for place, character in enumerate(text):
+        depth += (character == "[") - (character == "]")
+        if depth < 0:
+            raise UnreadableHostList("has a ']' without its '['")
+        if depth == 0 and (character == "," or character.isspace()):
+            yield text[begin:place]
+            begin = place + 1
+    if depth:
+        raise UnreadableHostList("has a '[' without its ']'")
+    yield text[begin:]
+
+
+def _expanded(part: str, depth: int) -> Iterator[str]:
+    """Every host of a part such as ``rack[1-2]-node[01-03]``."""
+    begin = part.find("[")
+    if begin < 0:
+        yield part
+        return
+    if depth > _DEEPEST:
+        raise UnreadableHostList(f"has more than {_DEEPEST} brackets in a name")
+    end = _closing(part, begin)
+    for number in _numbers(part[begin + 1 : end], 0):
+        for rest in _expanded(part[end + 1 :], depth + 1):
+            yield f"{part[:begin]}{number}{rest}"
+
+
+def _closing(part: str, begin: int) -> int:
+    depth = 0
+    for place in range(begin, len(part)):
+        depth += (part[place] == "[") - (part[place] == "]")
+        if depth == 0:
+            return place
+    raise UnreadableHostList("has a '[' without its ']'")
+
+
+def _numbers(inside: str, depth: int) -> Iterator[str]:
+    """The numbers within brackets, as they are written: ``08`` to ``10`` keep their leading zero."""
+    if depth > _DEEPEST:
+        raise UnreadableHostList("has too many brackets within brackets")
+    for entry in _split(inside):
+        if entry.startswith("[") and entry.endswith("]"):
+            yield from _numbers(entry[1:-1], depth + 1)
+            continue
+        matched = _RANGE.fullmatch(entry)
+        if matched is None:
+            raise UnreadableHostList(f"has {entry[:40]!r} in brackets, which is no range of numbers")
+        first, last, step = matched[1], matched[2] or matched[1], int(matched[3] or 1)
+        if int(last) < int(first) or step < 1:
+            raise UnreadableHostList(f"has the range {entry[:40]!r}, which goes backwards")
+        if (int(last) - int(first)) // step >= MOST_HOSTS:
+            raise UnreadableHostList(f"names more than {MOST_HOSTS} hosts")
+        yield from (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1, step))

@@ -1,0 +1,167 @@
+"""Whether a job runs where an alert says: its namespace, its nodes and its GPUs.
+
+Jobs of two teams may have the same name, and commands go to a job by its name. So whatever is known of where a job
+runs is compared with what the alert's labels say: a job that runs elsewhere is another job.
+
+Pure. Who calls it: ``target`` and ``job_lookup``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainmedic_server.domain import exporters, gpu_names, own_source
+from trainmedic_server.domain.alert_labels import AlertLabels
+from trainmedic_server.domain.identity import IdentityLabels, Unresolved
+from trainmedic_server.domain.node_evidence import NodeEvidence
+from trainmedic_server.domain.topology import Pod, Topology
+
+_NOWHERE: frozenset[str] = frozenset()
+
+
+def contradiction(
+    job: str, labels: AlertLabels, topology: Topology, identity: IdentityLabels, used: str | None = None
+) -> Unresolved | None:
+    """Why the alert is not about the job of this name that is known; None where nothing denies it.
+
+    `used` is the key of a GPU that it is said to use (`gpu_names.key`).
+    """
+    if labels.value(own_source.SOURCE) == own_source.DIAGNOSIS:
+        return None  # a verdict names the node of a failure, and the job may have been started elsewhere since
+    jobs = topology.jobs
+    if not (job in jobs.nodes_by_job or job in jobs.namespace_by_job or job in topology.cluster.pods_by_job):
+        return None  # nothing is known of it
+    return (
+        _other_namespace(job, labels, topology, identity)
+        or _other_node(job, labels, topology, identity)
+        or _other_gpu(job, used or _gpu_of(labels, topology, identity), topology)
+    )
+
+
+def elsewhere(job: str, node: str, topology: Topology) -> Unresolved | None:
+    """Why the job of this name does not run on the node; None where nothing denies it."""
+    nodes = _nodes_of(job, topology)
+    if not nodes or node in nodes:
+        return None
+    reported = ", ".join(sorted(nodes)[:5])
+    return Unresolved(
+        "target_ambiguous", f"the alert is about {node}, and job {job} reports that its ranks run on {reported}"
+    )
+
+
+def pods_named(labels: AlertLabels) -> Iterator[str]:
+    """The pods that the labels may mean, as ``<namespace>/<name>``: the alert's own, and the exporter's."""
+    namespace, exported = labels.value("namespace"), labels.value("exported_namespace")
+    if name := labels.value("exported_pod"):
+        yield f"{exported or namespace}/{name}"
+    if name := labels.value("pod"):
+        yield f"{namespace}/{name}"
+        if exported and not labels.value("exported_pod"):
+            yield f"{exported}/{name}"
+
+
+def _other_namespace(job: str, labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> Unresolved | None:
+    claimed = _namespace_said(labels, topology, identity)
+    namespaces = _namespaces_of(job, topology) if claimed else _NOWHERE
+    if not namespaces or claimed in namespaces:
+        return None
+    whose = ", ".join(sorted(namespaces))
+    return Unresolved(
+        "target_ambiguous", f"the alert is about namespace {claimed}, and the job {job} that is known runs in {whose}"
+    )
+
+
+def _namespace_said(labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> str:
+    """The namespace of the alert's subject; empty where the labels have the exporter's alone."""
+    exported, namespace = labels.value("exported_namespace"), labels.value("namespace")
+    if exported or not namespace:
+        return exported
+    if NodeEvidence(labels, topology, identity).own_pod is not None:
+        return ""
+    pod = topology.cluster.pods_by_full_name.get(f"{namespace}/{labels.value('pod')}")
+    is_exporter = pod is not None and pod.job is None and not pod.gpus and not exporters.is_central(labels)
+    return "" if is_exporter else namespace
+
+
+def _namespaces_of(job: str, topology: Topology) -> frozenset[str]:
+    """The namespaces of the job of this name that takes commands; of all jobs of the name where none is connected."""
+    namespace = topology.jobs.namespace_by_job.get(job)
+    if namespace is not None:
+        return frozenset({namespace})
+    pods = topology.cluster.pods_by_job.get(job, ())
+    if job not in topology.jobs.nodes_by_job:
+        return frozenset(pod.namespace for pod in pods)
+    of_ranks = frozenset(pod.namespace for pod in _pods_of_ranks(job, topology))
+    if of_ranks:
+        return of_ranks
+    nodes = _nodes_of(job, topology)
+    on_nodes = frozenset(pod.namespace for pod in pods if topology.known.name_of(pod.node) in nodes)
+    return on_nodes or frozenset(pod.namespace for pod in pods)
+
+
+def _pods_of_ranks(job: str, topology: Topology) -> Iterator[Pod]:
+    """The pods in which the job's ranks run: by the GPUs that they report, or by the host names."""
+    for name in topology.jobs.nodes_by_job.get(job, ()):
+        pod = topology.cluster.pods_by_name.get(name)
+        if pod is not None:
+            yield pod
+    for key in topology.jobs.keys_by_job.get(job, ()):
+        gpu = topology.agents.gpus_by_key.get(key)
+        pods = [topology.cluster.pods.get(uid) for uid in gpu.pods] if gpu is not None else []
+        if len(pods) == 1 and pods[0] is not None:
+            yield pods[0]
+
+
+def _other_node(job: str, labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> Unresolved | None:
+    evidence = NodeEvidence(labels, topology, identity)
+    if not exporters.is_central(labels):
+        nodes = evidence.known_subject()
+        if len(nodes) == 1 and (denied := elsewhere(job, next(iter(nodes)), topology)) is not None:
+            return denied
+        unknown = evidence.unknown_subject() if topology.knows_all_nodes else None
+        if unknown is not None and (denied := elsewhere(job, unknown, topology)) is not None:
+            return denied
+    for name in pods_named(labels):
+        pod = topology.cluster.pods_by_full_name.get(name)
+        if pod is not None and pod.job == job:
+            denied = elsewhere(job, topology.known.name_of(pod.node), topology)
+            if denied is not None:
+                return denied
+    return None
+
+
+def _gpu_of(labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> str | None:
+    keys = (gpu_names.uuid_key(label.value) for label in labels.of(identity.gpu_uuid))
+    return next((key for key in keys if key in topology.agents.gpus_by_key), None)
+
+
+def _other_gpu(job: str, key: str | None, topology: Topology) -> Unresolved | None:
+    """Why the job does not use a GPU that an agent reports."""
+    gpu = topology.agents.gpus_by_key.get(key) if key is not None else None
+    if gpu is None or key is None or job not in topology.jobs.nodes_by_job:
+        return None
+    if job in topology.jobs.jobs_by_gpu.get(key, ()) or job in topology.written.reported_by_gpu.get(key, ()):
+        return None
+    node = topology.known.name_of(gpu.node)
+    if (denied := elsewhere(job, node, topology)) is not None:
+        return denied
+    if gpu.node in topology.jobs.unsure_nodes.get(job, ()) or not _nodes_of(job, topology):
+        return None
+    return Unresolved(
+        "target_ambiguous",
+        f"the alert is about GPU {gpu.uuid} of {node}, and job {job} reports that it uses others there",
+    )
+
+
+def _nodes_of(job: str, topology: Topology) -> frozenset[str]:
+    """The known nodes that the job's ranks report; none where one of them is nowhere that is known."""
+    nodes: set[str] = set()
+    for name in topology.jobs.nodes_by_job.get(job, ()):
+        places = topology.known.find(name)
+        pod = topology.cluster.pods_by_name.get(name) if not places else None
+        if pod is not None:
+            places = frozenset({topology.known.name_of(pod.node)})
+        if len(places) != 1:
+            return _NOWHERE
+        nodes |= places
+    return frozenset(nodes)

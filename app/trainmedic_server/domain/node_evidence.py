@@ -1,0 +1,377 @@
+"""The node that an alert is about, from everything in its labels that names one.
+
+Each label is looked up among what agents, cluster and inventory know before labels are compared, so that every
+spelling of a node comes to the same. In this order:
+
+1. A GPU's UUID that one agent reports is proof, whatever the labels beside it call the node.
+2. The subject's own labels: those that the scrape has renamed (``exported_instance``, ``exported_node``), then ``node``
+   and the like. Where these name different known nodes nothing is decided. A name that nobody knows is not replaced by
+   a lesser label that somebody knows: that is how the exporter's host would be taken for the subject.
+3. Where no label names the subject: where the exporter runs, if it is of the kind that measures its own node.
+
+Pure. Who calls it: ``target``. Not here: whether an unknown node may be acted on (``target.unknown_node``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+
+from trainmedic_server.domain import exporters, gpu_names, host_lists
+from trainmedic_server.domain.alert_labels import AlertLabels, Label
+from trainmedic_server.domain.identity import IdentityLabels, Unresolved
+from trainmedic_server.domain.node_names import Nodes, is_address, is_same_spelling
+from trainmedic_server.domain.once import once
+from trainmedic_server.domain.topology import Pod, Topology
+
+_HOST_AND_PORT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:\d+)?")
+_LISTING = ("nodes", "nodelist", "node_list", "hostlist", "nodeset", "slurm_nodelist")
+_SHOWN = 5
+_MOST_LOOKED_UP = 20
+"""Hosts of a list: more are several nodes, however they are called."""
+_NONE: Nodes = frozenset()
+
+
+class Naming(Struct, frozen=True):
+    """One label, and the nodes that it may mean."""
+
+    label: Label
+    nodes: Nodes
+    """Known ones: none where nobody knows it, several where the name is not enough."""
+    host: str = ""
+    """The name in the label, without a port."""
+
+    def told(self, topology: Topology) -> str:
+        """What the label says and who knows it, for a person."""
+        if not self.nodes:
+            counts = topology.known.counts()
+            return f"{self.label} is no node that is known ({counts or 'no source of nodes'})"
+        nodes = " or ".join(sorted(self.nodes))
+        by = topology.known.who_knows(min(self.nodes))
+        return f"{self.label} is {nodes} (known by {by})"
+
+
+class NodeEvidence:
+    """What the labels of one alert say about its node."""
+
+    def __init__(self, labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> None:
+        self._labels = labels
+        self._topology = topology
+        self._identity = identity
+
+    def node(self) -> str | Unresolved:
+        """The node that the alert is about, by its known name; or a name that nobody knows, as the label has it."""
+        listed = self._listed
+        if isinstance(listed, Unresolved):
+            return listed
+        by_gpu = self.by_gpu
+        if isinstance(by_gpu, Unresolved):
+            return by_gpu
+        if by_gpu is not None:
+            return self._agreeing(by_gpu)
+        known_namings = [naming for naming in self.subjects if naming.nodes]
+        if known_namings:
+            return self._of_known(known_namings)
+        return self._unknown() if self.subjects else self._of_exporter()
+
+    def reasons(self) -> list[str]:
+        """A sentence for each label that names a node, with who knows it: for a person who asks why."""
+        reasons = []
+        if isinstance(self.by_gpu, str):
+            label = next(iter(self._labels.of(self._identity.gpu_uuid)))
+            reasons.append(f"{label} is a GPU of {self.by_gpu} (reported by its agent)")
+        namings = [*self.subjects, *([self._instance] if self._instance is not None else [])]
+        reasons += [naming.told(self._topology) for naming in namings]
+        for pod, label in self._exporter_pods(is_behind=bool(self._labels.under("exported_instance"))):
+            reasons.append(f"{label} is pod {pod} on {pod.node} (known by the cluster)")
+        if exporters.is_central(self._labels):
+            reasons.append("the exporter measures other machines, so where it runs does not count")
+        return list(dict.fromkeys(reasons))
+
+    def known_subject(self) -> Nodes:
+        """The known nodes that the alert's own labels name; none where nothing but its exporter has a place."""
+        if isinstance(self.by_gpu, Unresolved) or isinstance(self._listed, Unresolved):
+            return _NONE
+        if self.by_gpu is not None:
+            return frozenset({self.by_gpu})
+        return _common([naming for naming in self.subjects if naming.nodes])
+
+    def unknown_subject(self) -> str | None:
+        """The name in the alert's own labels of a node that nobody knows, where they name no other."""
+        if isinstance(self._listed, Unresolved) or self.by_gpu is not None:
+            return None
+        return self.subjects[0].host if self.subjects and not any(each.nodes for each in self.subjects) else None
+
+    @once
+    def by_gpu(self) -> str | Unresolved | None:
+        """The node whose agent reports the GPU that a UUID names; None where no agent does."""
+        agents, nodes = self._topology.agents, set[str]()
+        for label in self._labels.of(self._identity.gpu_uuid):
+            key = gpu_names.uuid_key(label.value)
+            if key in agents.contested:
+                several = ", ".join(sorted(agents.contested[key]))
+                return Unresolved("target_ambiguous", f"{label} is reported by the agents of several nodes: {several}")
+            gpu = agents.gpus_by_key.get(key)
+            if gpu is not None:
+                nodes.add(gpu.node)
+        if len(nodes) > 1:
+            named = " and ".join(map(str, self._labels.of(self._identity.gpu_uuid)))
+            return Unresolved("target_ambiguous", f"{named} are GPUs of several nodes: {', '.join(sorted(nodes))}")
+        return self._topology.known.name_of(nodes.pop()) if nodes else None
+
+    @once
+    def subjects(self) -> Sequence[Naming]:
+        """What the alert's own labels say of its node, without the names that are those of exporters."""
+        namings = [self._naming(label) for label in self._naming_labels()]
+        return [naming for naming in namings if naming is not None]
+
+    def _naming_labels(self) -> Iterator[Label]:
+        for label in self._labels.of(self._identity.node):
+            if label not in self._listings:
+                yield label
+        yield from self._labels.under("exported_instance")
+        if isinstance(self._listed, Label):
+            yield self._listed
+
+    def _naming(self, label: Label) -> Naming | None:
+        host = host_of(label.value) if _HOST_AND_PORT.fullmatch(label.value) or "[" in label.value else label.value
+        nodes = self._topology.known.find(host)
+        of_instance = label.name.lower() == "exported_instance"
+        if of_instance and exporters.is_central(self._labels, exported=True):
+            return None
+        if not nodes and of_instance and (pod := self._pod_at(host)) is not None:
+            is_own = exporters.is_on_its_node(pod, self._labels, exported=True)
+            nodes = frozenset({self._topology.known.name_of(pod.node)}) if is_own else _NONE
+        elif not nodes and self._pod_of(host) is not None:
+            return None  # a pod's name says where an exporter runs: see `_of_exporter`
+        if not nodes and exporters.names_an_exporter(host, self._labels):
+            return None
+        return Naming(label, nodes, host)
+
+    # --- several nodes in one label ---------------------------------------------------------------------
+
+    @once
+    def _listings(self) -> Sequence[Label]:
+        names = (*self._identity.node, "instance")
+        in_names = [label for label in self._labels.of(names) if host_lists.is_host_list(label.value)]
+        return [*(label for label in self._labels.of(_LISTING) if not label.value.isdigit()), *in_names]
+
+    @once
+    def _listed(self) -> Label | Unresolved | None:
+        """The one host of a label that lists hosts, or why there is not one; None where no label lists any."""
+        hosts: dict[str, Label] = {}
+        for label in self._listings:
+            try:
+                hosts |= dict.fromkeys(host_lists.expand(label.value), label)
+            except host_lists.UnreadableHostList as error:
+                return Unresolved("target_unknown", f"{label} {error}, so that nobody can tell which nodes it names")
+        if not hosts:
+            return None
+        nodes = {host: self._topology.known.find(host_of(host)) for host in list(hosts)[:_MOST_LOOKED_UP]}
+        all_nodes = frozenset().union(*nodes.values())
+        if len(hosts) > 1 and not (len(all_nodes) == 1 and all(nodes.get(host) == all_nodes for host in hosts)):
+            shown = ", ".join(host[:100] for host in list(hosts)[:_SHOWN]) + (", …" if len(hosts) > _SHOWN else "")
+            label = next(iter(hosts.values()))
+            return Unresolved("target_ambiguous", f"{label} names several nodes ({len(hosts)}): {shown}")
+        host, label = next(iter(hosts.items()))
+        return Label(label.name, host)
+
+    # --- the subject ----------------------------------------------------------------------------------------
+
+    def _agreeing(self, node: str) -> str | Unresolved:
+        """The node that a GPU's UUID proves, unless a label names another one that is known."""
+        instance = None if self._is_relayed else self._instance
+        namings = [*self.subjects, *([instance] if instance is not None else [])]
+        others = [naming for naming in namings if naming.nodes and node not in naming.nodes]
+        # A card is in one machine: the old name of a renamed one, which only memory knows, is no other machine.
+        others = [naming for naming in others if not all(map(self._topology.known.is_gone, naming.nodes))]
+        unknown = [naming for naming in self.subjects if not naming.nodes]
+        # Two labels that agree on another name are more than an exporter's odd name for its host.
+        agreeing = [naming for naming in unknown for other in unknown if _agree(naming, other)]
+        if not others and not agreeing:
+            return node
+        uuid = next(iter(self._labels.of(self._identity.gpu_uuid)))
+        shown = "; ".join(naming.told(self._topology) for naming in (*others, *agreeing)[:_SHOWN])
+        return Unresolved("target_ambiguous", f"{uuid} is a GPU of {node} (by its agent), but {shown}")
+
+    def _of_known(self, known: Sequence[Naming]) -> str | Unresolved:
+        unknown = [naming for naming in self.subjects if not naming.nodes]
+        common = _common(known)
+        if len(common) != 1:
+            shown = "; ".join(naming.told(self._topology) for naming in known[:_SHOWN])
+            return Unresolved("target_ambiguous", f"the labels disagree on the node: {shown}")
+        renamed = [naming for naming in known if naming.label.is_exported]
+        lesser = [naming for naming in unknown if not (renamed and not naming.label.is_exported)]
+        if lesser:
+            # The known one may be where the exporter runs, and the other a subject that nobody knows.
+            shown = "; ".join(naming.told(self._topology) for naming in (*lesser, *known)[:_SHOWN])
+            reason = "target_unknown" if self._topology.knows_all_nodes else "target_ambiguous"
+            return Unresolved(reason, f"the labels name more than one node: {shown}")
+        (node,) = common
+        instance = self._instance
+        if instance is not None and instance.nodes and node not in instance.nodes and not self._listings:
+            is_pushed = all(naming.label.name.lower() == "exported_instance" for naming in known)
+            if is_pushed or not exporters.is_central(self._labels):
+                shown = "; ".join(naming.told(self._topology) for naming in (*known, instance)[:_SHOWN])
+                return Unresolved("target_ambiguous", f"the alert's subject and its exporter are two nodes: {shown}")
+        return node
+
+    def _unknown(self) -> str | Unresolved:
+        """The name that all labels agree on, where nobody knows it."""
+        namings = [naming for naming in self.subjects if naming.label.name.lower() != "exported_instance"]
+        namings = namings or list(self.subjects)
+        if not all(_agree_on_host(naming, namings[0]) for naming in namings):
+            return Unresolved("target_ambiguous", f"the labels disagree on the node: {_shown(namings)}")
+        naming = namings[0]
+        if naming.label.name.lower() == "exported_instance":
+            return self._host_in(naming.label)
+        others = [other for other in self.subjects if other not in namings and not _agree_on_host(other, naming)]
+        if others:
+            shown = _shown((naming, *others))
+            return Unresolved("target_ambiguous", f"the labels disagree on the node: {shown}")
+        return naming.host
+
+    def _host_in(self, label: Label) -> str | Unresolved:
+        host = host_of(label.value)
+        if is_address(host):
+            return Unresolved("target_unknown", f"{label} is an address that {self._who()} does not map to a node")
+        if not _HOST_AND_PORT.fullmatch(label.value):
+            return Unresolved("target_unknown", f"{label} is not a host with a port")
+        return host
+
+    def _who(self) -> str:
+        return "the cluster" if self._topology.cluster.names.names else "no inventory or cluster"
+
+    # --- the exporter -------------------------------------------------------------------------------------
+
+    @once
+    def _instance(self) -> Naming | None:
+        """Where the exporter was scraped, if that is the name or address of a node itself, and not that of a pod."""
+        for label in self._labels.under("instance"):
+            if label not in self._listings and (host := host_of(label.value)):
+                return Naming(label, self._topology.known.find(host), host)
+        return None
+
+    def _of_exporter(self) -> str | Unresolved:
+        """The node on which the exporter runs, or the pod that the alert is about."""
+        namings, refused = self._places_of_exporter()
+        for pod, label in self._workloads():
+            namings.append(Naming(label, frozenset({self._topology.known.name_of(pod.node)}), pod.name))
+        if namings:
+            common = _common(namings)
+            if len(common) == 1:
+                return next(iter(common))
+            shown = "; ".join(naming.told(self._topology) for naming in namings[:_SHOWN])
+            return Unresolved("target_ambiguous", f"the labels disagree on the node: {shown}")
+        if refused is not None:
+            return Unresolved("target_unknown", refused)
+        if self._instance is not None:
+            return self._host_in(self._instance.label)
+        names = self._identity.node
+        looked = f"looked for {', '.join(names)}, each also with exported_ before it"
+        return Unresolved("target_unknown", f"no label names the node ({looked})")
+
+    @once
+    def _is_relayed(self) -> bool:
+        """Whether ``instance`` is not the host that was measured: another exporter is behind it, or it is central."""
+        return bool(self._labels.under("exported_instance")) or exporters.is_central(self._labels)
+
+    def _places_of_exporter(self) -> tuple[list[Naming], str | None]:
+        """What says where the exporter runs; or why that says nothing about the alert's subject."""
+        is_behind = bool(self._labels.under("exported_instance"))
+        if exporters.is_central(self._labels, exported=is_behind):
+            named = next(iter(self._labels.of(("instance", "job"))), "it")
+            return [], f"{named} is an exporter that measures other machines than its own, and no label names the node"
+        namings, refused = list[Naming](), None
+        if self._instance is not None and self._instance.nodes and not is_behind:
+            namings.append(self._instance)
+        for pod, label in self._exporter_pods(is_behind):
+            if exporters.is_on_its_node(pod, self._labels):
+                namings.append(Naming(label, frozenset({self._topology.known.name_of(pod.node)}), pod.name))
+            else:
+                refused = f"{label} is pod {pod}, which is not known to measure the node that it runs on ({pod.node})"
+        return namings, refused if not namings else None
+
+    def _exporter_pods(self, is_behind: bool) -> Iterator[tuple[Pod, Label]]:
+        """The pods that the labels name as the exporter's."""
+        instance = self._instance
+        if instance is not None and not is_behind and not instance.nodes:
+            pod = self._pod_at(instance.host)
+            if pod is not None:
+                yield pod, instance.label
+        for label in self._labels.of(self._identity.node):
+            if (pod := self._pod_of(label.value)) is not None and not self._topology.known.find(label.value):
+                yield pod, label
+        if (pod := self.own_pod) is not None and not is_behind:
+            yield pod, self._labels.under("pod")[0]
+
+    @once
+    def own_pod(self) -> Pod | None:
+        """The exporter's own pod: that which ``pod`` and ``namespace`` name, if it was scraped at its address."""
+        pod = self._named_pod("namespace", "pod")
+        if pod is None or self._instance is None:
+            return None
+        return pod if self._instance.host in pod.addresses else None
+
+    def _workloads(self) -> Iterator[tuple[Pod, Label]]:
+        """The pods that the alert is about."""
+        exported = self._named_pod("exported_namespace", "exported_pod")
+        if exported is not None:
+            if not exporters.is_central_name(exported.name):
+                yield exported, self._labels.under("exported_pod")[0]
+            return
+        plain = self._named_pod("namespace", "pod")
+        if plain is None or plain is self.own_pod or exporters.is_central_name(plain.name):
+            return
+        # Of other pods nobody can tell whether they are what was measured, or what has measured.
+        if plain.job is not None or plain.gpus or exporters.is_central(self._labels):
+            yield plain, self._labels.under("pod")[0]
+
+    def _named_pod(self, namespace: str, name: str) -> Pod | None:
+        pod = self._labels.value(name)
+        if not pod or not self._topology.cluster.pods:
+            return None
+        return self._topology.cluster.pods_by_full_name.get(f"{self._labels.value(namespace)}/{pod}")
+
+    def _pod_of(self, host: str) -> Pod | None:
+        """The pod that has this host name, as a container's host name is its pod's."""
+        cluster = self._topology.cluster
+        if not cluster.pods:
+            return None
+        namespaces = self._labels.values("namespace")
+        pods = (cluster.pods_by_full_name.get(f"{namespace}/{host}") for namespace in namespaces)
+        return next((pod for pod in pods if pod is not None), cluster.pods_by_name.get(host))
+
+    def _pod_at(self, host: str) -> Pod | None:
+        return self._topology.cluster.pods_by_address.get(host) if is_address(host) else None
+
+
+def _common(namings: Sequence[Naming]) -> Nodes:
+    """The nodes that all of these may mean."""
+    common = namings[0].nodes if namings else _NONE
+    for naming in namings[1:]:
+        common &= naming.nodes
+    return common
+
+
+def _agree(naming: Naming, other: Naming) -> bool:
+    return naming.label.name.lower() != other.label.name.lower() and _agree_on_host(naming, other)
+
+
+def _agree_on_host(naming: Naming, other: Naming) -> bool:
+    return is_same_spelling(naming.host, other.host)
+
+
+def _shown(namings: Sequence[Naming]) -> str:
+    return ", ".join(f"{naming.label.name}={naming.label.value[:100]!r}" for naming in namings[:_SHOWN])
+
+
+def host_of(instance: str) -> str:
+    """The host part of ``host:port``, ``[v6]:port``, or of a bare host or IPv6 address."""
+    if instance.startswith("["):
+        return instance[1:].partition("]")[0]
+    if instance.count(":") > 1:
+        return instance
+    return instance.partition(":")[0]
