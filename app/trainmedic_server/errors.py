@@ -45,6 +45,7 @@ The tree::
         │   ├── ObjectExists        a Kubernetes object of that name exists already
         │   ├── ChatRefused         Slack takes a call for wrong; ``code`` is its word for why
         │   └── ClusterRefused      the Kubernetes API refuses: no permission, or no valid request
+        ├── NoLongerWanted          it was ended early, because the run's alert has resolved
         ├── EffectDisproved         it was carried out, and what came of it is not what was asked for
         └── OutcomeUnknown          the effect may or may not have happened: no reply in time, or a kill in between
 
@@ -240,6 +241,10 @@ class TemporaryFailure(ActionFailure):
 
 class PermanentFailure(ActionFailure):
     """Another attempt would fail alike."""
+
+
+class NoLongerWanted(ActionFailure):
+    """The attempt ended early because the run's alert has resolved (``Call.clearance`` answered ``resolved``)."""
 
 
 class EffectDisproved(ActionFailure):
