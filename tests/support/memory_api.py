@@ -182,7 +182,14 @@ class MemoryEngine:
         return tuple(ExplainedAlert(alert, ()) for alert in alerts)
 
     async def order(
-        self, run_id: str, kind: OrderKind, actor: str, note: str, groups: frozenset[str] = frozenset()
+        self,
+        run_id: str,
+        kind: OrderKind,
+        actor: str,
+        note: str,
+        groups: frozenset[str] = frozenset(),
+        *,
+        undo: bool = False,
     ) -> Run:
         record = self.history.records.get(run_id)
         if record is None:
@@ -193,6 +200,9 @@ class MemoryEngine:
         order = OperatorOrder(new_id(), run_id, kind, actor, START, note)
         self.history.records[run_id] = replace(record, run=run, orders=(*record.orders, order))
         return run
+
+    def leaves_change(self, action: str) -> bool:
+        return True
 
     async def pause(self, actor: str, order: PauseOrder = PauseOrder()) -> tuple[Controls, OperatorPause]:
         self.controls, pause, _ = pausing.begin(self.controls, order, actor, START, new_id)

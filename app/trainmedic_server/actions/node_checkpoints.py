@@ -50,7 +50,11 @@ async def ask_for(
     if jobs and call.report_wait is not None:
         names = ", ".join(sorted(job.name for job in jobs))
         await call.report_wait(f"it waits until {until:%H:%M:%S} at most for a checkpoint of {names}")
-    asked: asyncio.Future[list[str]] = asyncio.gather(*(_checkpoint(bus, call, node, job.name, until) for job in jobs))
+
+    async def ask_all() -> list[str]:
+        return await asyncio.gather(*(_checkpoint(bus, call, node, job.name, until) for job in jobs))
+
+    asked = asyncio.ensure_future(ask_all())
     try:
         while not asked.done():
             tick = asyncio.ensure_future(clock.sleep_until(clock.now() + LOOK_EVERY))

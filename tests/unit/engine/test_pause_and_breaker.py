@@ -35,8 +35,8 @@ async def test_an_undo_of_a_run_that_pause_holds_back_is_not_held_back(world: Ma
     await w.post(alert)
     await w.engine.pause("alice")
     await w.pass_time(20)
-    assert (await w.run()).waiting_on == "resume"
     await w.resolve(alert)
+    assert (await w.run()).waiting_on == "resume"
     assert w.calls() == {"cap": 1, "look": 1, "uncap": 1}
     await w.engine.resume("alice")
     await w.pass_time(0)
