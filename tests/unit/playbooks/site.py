@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+from trainmedic.wire import undoing
 from trainmedic.wire.envelope import APPLIED, FAILED, REJECTED, Command, Reply
 from trainmedic_server import errors
 from trainmedic_server.domain.message import Severity
@@ -44,10 +45,12 @@ class Site:
     node: str = "node-a7"
     job: str = "olmo-3"
     faults: Mapping[str, str] = field(default_factory=dict)
-    """What becomes of a command, by its action: ``rejected``, ``failed`` or ``silent``; for ``check``, that the health
-    check fails."""
+    """What becomes of a command, by its action: ``rejected``, ``failed``, ``silent`` (nobody takes it) or ``lost`` (it
+    is carried out, and the answer is lost); for ``check``, that the health check fails."""
     workers: int = 4
     deeds: list[Deed] = field(default_factory=list)
+    applied: set[str] = field(default_factory=set)
+    """The ids of the commands that were carried out."""
     caps: set[str] = field(default_factory=set)
     scales: dict[str, float] = field(default_factory=dict)
     """By what the job's learning rate, batch and accumulation were multiplied so far."""
@@ -62,6 +65,9 @@ class Site:
     def carry_out(self, command: Command) -> Mapping[str, Any]:
         """Change the site as the command says; what the receiver answers."""
         undo_of, params = command.undo_of, command.params
+        if undo_of is not None and undo_of not in self.applied and not command.action.startswith("launcher."):
+            return {undoing.NOTHING: True, undoing.KNOWN: undoing.NEVER_APPLIED}
+        self.applied.add(command.id)
         match command.action:
             case "gpu.power_limit" if undo_of is not None:
                 self.caps.discard(undo_of)
@@ -105,7 +111,10 @@ class SiteBus:
             return (self._answered[command.id],)
         fault = site.faults.get(command.action) if command.undo_of is None else None
         sender = command.target.get("job") or command.target.get("node") or ""
-        if fault == "silent":
+        if fault == "lost":
+            site.note(command.action)
+            site.carry_out(command)
+        if fault in ("lost", "silent"):
             await site.clock.sleep_until(command.expires_at + timedelta(seconds=1))
             return ()
         status = {"rejected": REJECTED, "failed": FAILED}.get(fault or "", APPLIED)
