@@ -192,7 +192,9 @@ class NowApi:
         since = now - NEVER_GIVEN_BACK_FOR
         matching = HistoryFilter(status=_ENDED, has_acted=True, owes_undo=False, since=since)
         ended, cursor = await self._history.page(matching, MOST_ENDED, None)
-        return ended, ended[-1].created_at if cursor is not None and ended else since if cursor is None else now
+        if cursor is None:
+            return ended, since
+        return ended, ended[-1].created_at if ended else now
 
     async def next_of(
         self, run: Run, alerts: Sequence[AlertRecord], orders: Sequence[OperatorOrder]
