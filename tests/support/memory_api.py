@@ -198,7 +198,8 @@ class MemoryEngine:
             raise errors.Conflict(f"Run {run_id} is closed.")
         run = replace(record.run, status=Status.CANCELLED, ended_at=START + timedelta(seconds=2))
         order = OperatorOrder(new_id(), run_id, kind, actor, START, note)
-        self.history.records[run_id] = replace(record, run=run, orders=(*record.orders, order))
+        also = (replace(order, id=new_id(), kind=OrderKind.UNDO),) if undo else ()
+        self.history.records[run_id] = replace(record, run=run, orders=(*record.orders, order, *also))
         return run
 
     def leaves_change(self, action: str) -> bool:

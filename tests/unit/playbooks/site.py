@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from trainmedic.wire import undoing
-from trainmedic.wire.envelope import APPLIED, FAILED, REJECTED, Command, Reply
+from trainmedic.wire.envelope import APPLIED, FAILED, REJECTED, UNSUPPORTED, Command, Reply
 from trainmedic_server import errors
 from trainmedic_server.domain.message import Severity
 from trainmedic_server.ports.cluster import JOBS, NODES, PODS, Object, Ref, Resource
@@ -77,8 +77,8 @@ class Site:
             case "job.scale_lr" | "job.scale_batch" | "job.accumulate":
                 self.scales[command.action] = self.scales.get(command.action, 1.0) * params["factor"]
             case "job.dataloader_workers":
-                previous, self.workers = self.workers, params["count"]
-                return {"previous": previous, "count": params["count"]}
+                previous, self.workers = self.workers, params.get("at_most", params.get("count"))
+                return {"previous": previous, "count": self.workers}
             case "job.pause":
                 self.is_paused = True
             case "job.resume":
@@ -118,6 +118,8 @@ class SiteBus:
             await site.clock.sleep_until(command.expires_at + timedelta(seconds=1))
             return ()
         status = {"rejected": REJECTED, "failed": FAILED}.get(fault or "", APPLIED)
+        if site.workers <= command.params.get("at_most", site.workers - 1):
+            status = UNSUPPORTED  # there is nothing to lower
         output: Mapping[str, Any] = {"reason": "the test wants it so"}
         if status == APPLIED:
             if command.action != "gpu.renew_lease":
