@@ -47,11 +47,11 @@ def accept(
                 raise errors.Conflict(f"run {run.id} is open; cancel it first, then close what it still owes")
             if not undoing.can_be_closed(run):
                 raise errors.Conflict(f"run {run.id} owes no undo that could be closed")
-    given = [order, undo] if undo is not None and undoing.can_be_undone(run) else [order]
-    for each in given:
-        tx.add_order(each)
-        data = {"note": each.note, "step": each.step}
-        tx.append([Event(_ORDERED[each.kind], each.at, run.id, each.actor, data)])
+    accepted = [order, undo] if undo is not None and undoing.can_be_undone(run) else [order]
+    for new_order in accepted:
+        tx.add_order(new_order)
+        data = {"note": new_order.note, "step": new_order.step}
+        tx.append([Event(_ORDERED[new_order.kind], new_order.at, run.id, new_order.actor, data)])
 
 
 def _answered_step(

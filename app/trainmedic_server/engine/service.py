@@ -113,8 +113,8 @@ class Engine:
     def leaves_change(self, action: str) -> bool:
         """Return True if an action of this name changes something, and not only gives back what another has changed.
         One that this server does not have any more counts as one that does."""
-        found = self._actions.action_class(action)
-        return found is None or (found.harmful and not getattr(found, "gives_back", False))
+        action_class = self._actions.action_class(action)
+        return action_class is None or (action_class.harmful and not getattr(action_class, "gives_back", False))
 
     @property
     def controls(self) -> Controls:

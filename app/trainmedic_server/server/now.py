@@ -266,12 +266,12 @@ def _owed(runs: Sequence[Run], alerts: Mapping[str, Sequence[AlertRecord]]) -> I
 
 
 def _never_given_back(runs: Sequence[Run], leaves_change: Callable[[str], bool]) -> Sequence[Change]:
-    found = [change for run in runs for change in changes.never_given_back(run, leaves_change)]
-    return sorted(found, key=lambda change: change.since, reverse=True)
+    lasting = [change for run in runs for change in changes.never_given_back(run, leaves_change)]
+    return sorted(lasting, key=lambda change: change.since, reverse=True)
 
 
-def _views(found: Iterable[Change]) -> Iterator[ChangeView]:
-    for change in found:
+def _views(listed: Iterable[Change]) -> Iterator[ChangeView]:
+    for change in listed:
         lease = change.lease.total_seconds() if change.lease is not None else None
         members = {name: getattr(change, name) for name in ChangeView.model_fields if name != "lease_seconds"}
         yield ChangeView(**members, lease_seconds=lease)
