@@ -81,7 +81,7 @@ def skip_to_wait(draft: RunDraft, first: StepState) -> None:
     for state in skipped:
         if state.status is StepStatus.PENDING and _follows(state, first):
             draft.end(state, StepStatus.SKIPPED, message=NOT_BEGUN)
-            draft.add_event("step_skipped", step=state.id, because=NOT_BEGUN)
+            draft.add_event("step_skipped", step=state.id, why=NOT_BEGUN)
 
 
 def left_out(run: Run) -> Iterator[StepState]:
