@@ -47,6 +47,7 @@ The tree::
         │   ├── ChatRefused         Slack takes a call for wrong; ``code`` is its word for why
         │   └── ClusterRefused      the Kubernetes API refuses: no permission, or no valid request
         ├── NotSetUp                this server lacks what a step needs that is no part of a repair; it is skipped
+        ├── NoLongerWanted          it was ended early, because the run's alert has resolved
         ├── EffectDisproved         it was carried out, and what came of it is not what was asked for
         └── OutcomeUnknown          the effect may or may not have happened: no reply in time, or a kill in between
 
@@ -251,6 +252,10 @@ class PermanentFailure(ActionFailure):
 class NotSetUp(ActionFailure):
     """The server is not set up for the step, such as one that notifies people. Nothing was done. The step is skipped,
     and the run continues."""
+
+
+class NoLongerWanted(ActionFailure):
+    """The attempt ended early because the run's alert has resolved (``Call.clearance`` answered ``resolved``)."""
 
 
 class EffectDisproved(ActionFailure):

@@ -34,7 +34,7 @@ from trainmedic_server.actions.commands import CommandAction
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.fields import Duration
 from trainmedic_server.domain.target import Target, TargetKind
-from trainmedic_server.errors import ActionFailure, OutcomeUnknown, PermanentFailure, TemporaryFailure
+from trainmedic_server.errors import ActionFailure, NoLongerWanted, OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import (
     Action,
     Call,
@@ -64,6 +64,7 @@ __all__ = [
     "HttpReply",
     "Inverse",
     "Irreversible",
+    "NoLongerWanted",
     "NodeTouchingAction",
     "Notifier",
     "Object",

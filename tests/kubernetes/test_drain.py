@@ -20,7 +20,7 @@ from trainmedic_server.actions.kubernetes.drain import DrainNode, DrainParams, s
 from trainmedic_server.actions.kubernetes.nodes import CordonNode, UncordonNode
 from trainmedic_server.adapters.redis_bus import RedisBus
 from trainmedic_server.adapters.system_clock import SystemClock
-from trainmedic_server.errors import ClusterRefused, OutcomeUnknown, PermanentFailure, TemporaryFailure
+from trainmedic_server.errors import ClusterRefused, NoLongerWanted, OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Clearance
 from trainmedic_server.ports.cluster import Ref
 
@@ -359,6 +359,46 @@ async def test_a_paused_drain_evicts_no_more_and_a_cancelled_one_ends(world: Wor
     assert caught.value.output["before"] == {"cordoned": False}
     assert _evictions(stand_in) == 0
     assert all([await world.exists(pod) for pod in pods])
+
+
+async def test_a_drain_whose_alert_resolves_evicts_no_more(world: World, stand_in: ApiServer) -> None:
+    """It is asked before each eviction; the cordon is there to be taken back."""
+    node = await world.node()
+    pods = [await world.pod(f"worker-{number}", node) for number in range(4)]
+    words: list[Clearance] = ["go_on", "go_on", "go_on"]
+
+    async def word() -> Clearance:
+        return words.pop(0) if words else "resolved"
+
+    with pytest.raises(NoLongerWanted, match="the alert resolved: ") as caught:
+        await world.perform(DrainNode, replace(world.call(DrainNode, node, RUN, timeout=30), clearance=word))
+    assert caught.value.is_begun
+    assert _evictions(stand_in) == 2
+    assert caught.value.output["evicted"] == 2
+    left = [pod for pod in pods if "deletionTimestamp" not in (await world.cluster.get(pod))["metadata"]]
+    assert len(left) == 2
+
+
+async def test_a_drain_whose_alert_resolves_while_a_job_writes_its_checkpoint_evicts_nothing(
+    world: World, stand_in: ApiServer, bus: RedisBus, redis_url: str
+) -> None:
+    """It does not wait for the checkpoint either."""
+    node = await world.node()
+    await world.pod("rank-0", node)
+    client = redis.asyncio.Redis.from_url(redis_url)
+    await _presence(client, "slow", node)
+    world.bus = bus
+    began = asyncio.get_running_loop().time()
+
+    async def word() -> Clearance:
+        return "resolved" if asyncio.get_running_loop().time() - began > 0.5 else "go_on"
+
+    call = world.call(DrainNode, node, RUN, timeout=30, checkpoint="25s")
+    with pytest.raises(NoLongerWanted):
+        await world.perform(DrainNode, replace(call, clearance=word))
+    assert _evictions(stand_in) == 0
+    assert asyncio.get_running_loop().time() - began < 15
+    await client.aclose()
 
 
 async def test_a_forbidden_drain_asks_no_job_for_a_checkpoint(world: World, bus: RedisBus, redis_url: str) -> None:

@@ -187,7 +187,14 @@ class MemoryEngine:
         return tuple(ExplainedAlert(alert, ()) for alert in alerts)
 
     async def order(
-        self, run_id: str, kind: OrderKind, actor: str, note: str, groups: frozenset[str] = frozenset()
+        self,
+        run_id: str,
+        kind: OrderKind,
+        actor: str,
+        note: str,
+        groups: frozenset[str] = frozenset(),
+        *,
+        undo: bool = False,
     ) -> Run:
         record = self.history.records.get(run_id)
         if record is None:
@@ -196,8 +203,12 @@ class MemoryEngine:
             raise errors.Conflict(f"Run {run_id} is closed.")
         run = replace(record.run, status=Status.CANCELLED, ended_at=START + timedelta(seconds=2))
         order = OperatorOrder(new_id(), run_id, kind, actor, START, note)
-        self.history.records[run_id] = replace(record, run=run, orders=(*record.orders, order))
+        also = (replace(order, id=new_id(), kind=OrderKind.UNDO),) if undo else ()
+        self.history.records[run_id] = replace(record, run=run, orders=(*record.orders, order, *also))
         return run
+
+    def leaves_change(self, action: str) -> bool:
+        return True
 
     async def pause(self, actor: str, order: PauseOrder = PauseOrder()) -> tuple[Controls, OperatorPause]:
         self.controls, pause, _ = pausing.begin(self.controls, order, actor, START, new_id)

@@ -97,6 +97,7 @@ class ExpireSilence(Irreversible, _AlertmanagerAction):
 
     name: ClassVar[str] = "alertmanager.expire_silence"
     summary: ClassVar[str] = "End a silence in the Alertmanager."
+    gives_back: ClassVar[bool] = True
     Params: ClassVar[type[BaseModel]] = ExpireParams
     outputs: ClassVar[frozenset[str]] = frozenset({"silence_id"})
 

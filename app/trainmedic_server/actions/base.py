@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from trainmedic_server.domain.target import Target, TargetKind
-from trainmedic_server.ports.actions import Inverse, Services
+from trainmedic_server.errors import NoLongerWanted, TemporaryFailure
+from trainmedic_server.ports.actions import Call, Clearance, Inverse, Services
 
 
 class ActionParams(BaseModel):
@@ -35,6 +36,9 @@ class BasicAction:
     harmful: ClassVar[bool] = True
     changes_disks_only: ClassVar[bool] = False
     """Whether it changes files on the disks of the target's node, and nothing else (`ports.actions.DiskAction`)."""
+    gives_back: ClassVar[bool] = False
+    silences: ClassVar[frozenset[TargetKind]] = frozenset()
+    is_hold: ClassVar[bool] = False
     default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
     Params: ClassVar[type[BaseModel]]
     outputs: ClassVar[frozenset[str]] = frozenset()
@@ -55,6 +59,27 @@ class BasicAction:
     def touches(cls, params: BaseModel, target: Target) -> Collection[str]:
         """Return the nodes, besides the target's, on which an attempt changes something: none."""
         return ()
+
+
+STOPPED = "stopped, because the run was cancelled"
+RESOLVED = "stopped, because the alert resolved"
+
+
+async def clearance_of(call: Call) -> Clearance:
+    """Return whether anything that has come since the attempt began holds it back."""
+    return await call.clearance() if call.clearance is not None else "go_on"
+
+
+def check_wanted(clearance: Clearance, about: str = "", output: Mapping[str, Any] | None = None) -> None:
+    """Return unless the attempt must make no further changes. The failure says why, and what it is `about`.
+
+    Raises TemporaryFailure after a person has ended the run, NoLongerWanted after its alert has resolved.
+    """
+    detail = f": {about}" if about else ""
+    if clearance == "stop":
+        raise TemporaryFailure(f"{STOPPED}{detail}", output)
+    if clearance == "resolved":
+        raise NoLongerWanted(f"{RESOLVED}{detail}", output)
 
 
 class Irreversible:

@@ -185,6 +185,8 @@ class PauseParams(ActionParams):
 class JobPause(_JobAction):
     name: ClassVar[str] = "job.pause"
     summary: ClassVar[str] = "Hold the training loop at a step boundary, for a limited time."
+    silences: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB})
+    is_hold: ClassVar[bool] = True
     Params: ClassVar[type[BaseModel]] = PauseParams
 
     @classmethod
@@ -195,6 +197,7 @@ class JobPause(_JobAction):
 class JobResume(Irreversible, _JobAction):
     name: ClassVar[str] = "job.resume"
     summary: ClassVar[str] = "End a pause."
+    gives_back: ClassVar[bool] = True
 
 
 class StopParams(ActionParams):
@@ -204,6 +207,7 @@ class StopParams(ActionParams):
 class JobStop(Irreversible, _JobAction):
     name: ClassVar[str] = "job.stop"
     summary: ClassVar[str] = "End the training loop in order, by default after a checkpoint."
+    silences: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB})
     default_timeout: ClassVar[timedelta] = _SLOW
     Params: ClassVar[type[BaseModel]] = StopParams
 

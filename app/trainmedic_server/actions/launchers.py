@@ -66,6 +66,8 @@ class _LauncherAction(CommandAction, ABC):
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB, TargetKind.NODE, TargetKind.GPU})
     default_timeout: ClassVar[timedelta] = timedelta(minutes=5)  # the processes of a node save, and end
     Params: ClassVar[type[BaseModel]] = LauncherNodeParams
+    # The processes of the job start again, and report nothing until then. Alerts about a node do not come from them.
+    silences: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB})
     nobody: ClassVar[str]
     """What the output notes where no launcher is asked about a node."""
 
@@ -208,7 +210,9 @@ class LauncherExcludeNode(_LauncherAction):
         patience = cast(ExcludeNodeParams, call.params).checkpoint
         if not patience:
             return {}
-        asked = node_checkpoints.ask_for(self._bus, self._clock, call, node, patience, jobs)
+        # What a killed server may have ordered already is found out by ordering it again.
+        is_first = not call.resumed
+        asked = node_checkpoints.ask_for(self._bus, self._clock, call, node, patience, jobs, can_stop=is_first)
         return {"checkpoints": await asked}
 
     def check_bounds(self, launchers: Sequence[Presence], node: str) -> None:
@@ -222,6 +226,7 @@ class LauncherIncludeNode(_LauncherAction):
     name: ClassVar[str] = "launcher.include_node"
     summary: ClassVar[str] = "Have an elastic job, or all on a node, take a node back that was left out."
     Params: ClassVar[type[BaseModel]] = IncludeNodeParams
+    gives_back: ClassVar[bool] = True
     nobody: ClassVar[str] = "no launcher that is connected leaves the node out: nothing was taken back"
 
     @classmethod

@@ -14,19 +14,32 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from trainmedic.wire import envelope
+from trainmedic_server.actions.base import check_wanted, clearance_of
 from trainmedic_server.actions.placement import derived_id
 from trainmedic_server.errors import BusUnavailable
 from trainmedic_server.ports.actions import Call
 from trainmedic_server.ports.outside import Clock, CommandBus
 
 ACTION = "job.checkpoint"
+LOOK_EVERY = timedelta(seconds=1)
+"""How often it is asked, while jobs write, whether the work is still to be taken from the node."""
 
 
 async def ask_for(
-    bus: CommandBus, clock: Clock, call: Call, node: str, patience: timedelta, only: Container[str] | None = None
+    bus: CommandBus,
+    clock: Clock,
+    call: Call,
+    node: str,
+    patience: timedelta,
+    only: Container[str] | None = None,
+    *,
+    can_stop: bool = True,
 ) -> dict[str, str]:
     """Return what became of the checkpoint of each job on the node, or of those of ``only``: ``written``, or why not.
-    Returns when all have answered, and at the latest when `patience` is over, counted from when the step began."""
+    Returns when all have answered, and at the latest when `patience` is over, counted from when the step began.
+
+    If it `can_stop`, raises as `check_wanted` within a second after the run was ended or its alert has resolved.
+    """
     until = min(call.issued_at + patience, call.deadline)
     try:
         jobs = [job for job in await bus.jobs() if is_on(job.details, node) and (only is None or job.name in only)]
@@ -37,7 +50,22 @@ async def ask_for(
     if jobs and call.report_wait is not None:
         names = ", ".join(sorted(job.name for job in jobs))
         await call.report_wait(f"it waits until {until:%H:%M:%S} at most for a checkpoint of {names}")
-    outcomes = await asyncio.gather(*(_checkpoint(bus, call, node, job.name, until) for job in jobs))
+
+    async def ask_all() -> list[str]:
+        return await asyncio.gather(*(_checkpoint(bus, call, node, job.name, until) for job in jobs))
+
+    asked = asyncio.ensure_future(ask_all())
+    try:
+        while not asked.done():
+            tick = asyncio.ensure_future(clock.sleep_until(clock.now() + LOOK_EVERY))
+            waits: set[asyncio.Future[Any]] = {asked, tick}
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            tick.cancel()
+            if can_stop:
+                check_wanted(await clearance_of(call))
+    finally:
+        asked.cancel()
+    outcomes = asked.result()
     return {job.name: outcome for job, outcome in zip(jobs, outcomes, strict=True)}
 
 

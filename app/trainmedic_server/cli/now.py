@@ -49,6 +49,8 @@ def lines(standing: Document) -> Iterator[str]:
             yield from describe(entry, at)
         if len(entries) > _SHOWN:
             yield f"  and {len(entries) - _SHOWN} more: --output json has them all"
+        if name == "changed" and standing.get("changed_since"):  # which an earlier server does not tell
+            yield f"  Changes without an undo are listed since {ages.moment(standing['changed_since'], at)}."
     yield ""
     yield f"Last hour   {_counts(standing['last_hour']['decisions'])}"
     if left_out := standing["counts"]["left_out"]:
@@ -106,7 +108,8 @@ def _change(change: Document, at: str) -> Iterator[str]:
         ends.append(f"the run waits until {ages.moment(change['latest'], at)}")
     if change["undo_error"]:
         ends.append(f"NOT DONE when tried: {table.plain(change['undo_error'])}")
-    yield f"  {_name(change)}  {change['action']} {made}  made {ages.ago(change['since'], at)}; back {', '.join(ends)}"
+    made = f"{change['action']} {made}".rstrip()
+    yield f"  {_name(change)}  {made}  made {ages.ago(change['since'], at)}; back {', '.join(ends)}"
 
 
 def _running(run: Document, at: str) -> Iterator[str]:

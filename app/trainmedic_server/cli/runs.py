@@ -25,18 +25,24 @@ def runs() -> None:
 
 
 def _order(kind: str, summary: str, needs_note: bool = False) -> click.Command:
+    ends_run = kind in ("reject", "cancel")
+
     @click.command(kind.replace("_", "-"), help=summary)
     @click.argument("run_id", metavar="RUN")
     @click.option("--note", default="", required=needs_note, metavar="TEXT", help="Why; kept in the history.")
     @server_options
-    def order(client: Client, run_id: str, note: str) -> None:
-        run = client.post(f"runs/{run_path(run_id)}/{kind}", {"note": note})
+    def order(client: Client, run_id: str, note: str, undo: bool = False) -> None:
+        run = client.post(f"runs/{run_path(run_id)}/{kind}", {"note": note, "undo": True} if undo else {"note": note})
         owed = ", owes an undo" if run.get("owes_undo") else ""
+        if owed and ends_run and not undo:
+            owed += f" ('trainmedic runs undo {table.short_id(run['run_id'])}' gives it back now)"
         is_ending = kind in ("cancel", "undo") and run.get("status") in _OPEN
         later = ", and ends as soon as what is in work has ended ('trainmedic now' says when)" if is_ending else ""
         what = f"{table.plain(run.get('playbook'))} {table.plain(run.get('target'))}"
         click.echo(f"{what}: {story.status(run)}{owed}{later}")
 
+    if ends_run:
+        click.option("--undo", is_flag=True, help="Also take back now all that it did, as 'runs undo' does.")(order)
     return order
 
 
@@ -89,7 +95,11 @@ def _show(started: Mapping[str, Any]) -> None:
 
 
 runs.add_command(_order("approve", "Let a run that waits for approval go on."))
-runs.add_command(_order("reject", "End a run that waits for approval; what it did is taken back."))
-runs.add_command(_order("cancel", "Stop a run before its next step; what it did is taken back."))
-runs.add_command(_order("undo", "Take back what a run did, now."))
+_GIVES_BACK = (
+    "Changes with 'undo: on_failure' are given back at once, those with 'undo: on_resolve' when the alert resolves. "
+    "With --undo all that it did is taken back at once."
+)
+runs.add_command(_order("reject", f"End a run that waits for approval.\n\n{_GIVES_BACK}"))
+runs.add_command(_order("cancel", f"End a run before its next step.\n\n{_GIVES_BACK}"))
+runs.add_command(_order("undo", "End a run if it is open, and take back now all that it did."))
 runs.add_command(_order("close_undo", "End the duty to take back what a run did; say why.", needs_note=True))

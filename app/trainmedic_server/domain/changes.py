@@ -1,8 +1,8 @@
-"""What runs have changed and owe back: each change with what it was before and when it is given back. Pure."""
+"""What runs have changed: each change with what it was before and when it is given back, if ever. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -16,7 +16,7 @@ _PAIRS = (("before", "after", ""), ("previous_watts", "limit_watts", " W"), ("pr
 
 
 class Change(Struct, frozen=True):
-    """What a run has changed and owes back. Times are aware UTC datetimes."""
+    """What a run has changed. Times are aware UTC datetimes."""
 
     run_id: str
     playbook: str
@@ -34,6 +34,10 @@ class Change(Struct, frozen=True):
     """False where it is not known whether the action was carried out."""
     since: datetime
     """When it was made, or was tried last."""
+    undo: UndoTrigger
+    """When it is given back by itself."""
+    is_reversible: bool
+    """Whether an operator can order it undone."""
     given_back: str
     """For a person: when it is given back."""
     not_before: datetime | None
@@ -55,6 +59,32 @@ def of_run(run: Run, firing: Sequence[str] = ()) -> Iterator[Change]:
             yield _change(run, step, step.undo, firing, latest)
 
 
+def never_given_back(run: Run, leaves_change: Callable[[str], bool]) -> Iterator[Change]:
+    """What the run has changed, or may have, and does not owe back, the newest first. `leaves_change` says of an action
+    whether it changes something.
+
+    What a later step of the run has given back is left out, and what a person has closed.
+    """
+    given_back: set[str] = set()
+    for step in reversed(run.steps):
+        if step.action is None or not step.attempts:
+            continue
+        if step.status is StepStatus.SUCCEEDED:
+            given_back.add(step.action)
+        undo = step.undo
+        if undo is not None and (undo.status is not UndoStatus.AVAILABLE or undo.action in given_back - {step.action}):
+            continue
+        if not _may_be_applied(step) or not leaves_change(step.action):
+            continue
+        yield _change(run, step, undo, (), None)
+
+
+def _may_be_applied(step: StepState) -> bool:
+    if step.status is StepStatus.SUCCEEDED:
+        return True
+    return any(attempt.in_part or attempt.status in ("unknown", "running") for attempt in step.attempts)
+
+
 def difference(output: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """What was before and what is since, as an action's output tells; None for what it does not tell."""
     told = output.get("lowest") if isinstance(output.get("lowest"), Mapping) else output
@@ -64,7 +94,7 @@ def difference(output: Mapping[str, Any]) -> tuple[str | None, str | None]:
     return None, None
 
 
-def _change(run: Run, step: StepState, undo: Undo, firing: Sequence[str], latest: datetime | None) -> Change:
+def _change(run: Run, step: StepState, undo: Undo | None, firing: Sequence[str], latest: datetime | None) -> Change:
     before, after = difference(step.output)
     seconds = step.output.get("lease_seconds")
     last = step.attempts[-1]
@@ -79,19 +109,25 @@ def _change(run: Run, step: StepState, undo: Undo, firing: Sequence[str], latest
         after=after,
         is_certain=step.status is StepStatus.SUCCEEDED,
         since=last.ended_at or last.started_at,
+        undo=undo.trigger if undo is not None and undo.status.is_owed else UndoTrigger.NEVER,
+        is_reversible=undo is not None,
         given_back=_when(undo, firing),
-        not_before=undo.retry_at,
+        not_before=undo.retry_at if undo is not None else None,
         latest=latest,
         lease=timedelta(seconds=seconds) if isinstance(seconds, int | float) and seconds > 0 else None,
-        undo_error=undo.error,
+        undo_error=undo.error if undo is not None else None,
     )
 
 
-def _when(undo: Undo, firing: Sequence[str]) -> str:
+def _when(undo: Undo | None, firing: Sequence[str]) -> str:
+    if undo is None:
+        return "never: nothing takes it back"
+    if undo.status is UndoStatus.AVAILABLE:
+        return "never by itself, only by an order to undo it"
     if undo.status is UndoStatus.RUNNING:
         return "another attempt is made" if undo.retry_at else "now"
     if undo.trigger is UndoTrigger.ON_FAILURE:
-        return "if the run fails"
+        return "if the run ends without success"
     return (
         f"when {', '.join(firing) or 'the alert'} resolves" if len(firing) < 2 else f"when {', '.join(firing)} resolve"
     )

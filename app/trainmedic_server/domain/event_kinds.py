@@ -11,7 +11,8 @@ _OF_ALERTS = (
 )  # fmt: skip
 _OF_STEPS = (
     "step_started", "step_located", "step_resumed", "step_succeeded", "step_failed", "step_skipped", "step_unknown",
-    "attempt_waits", "attempt_called_off", "attempt_failed", "late_reply", "wait_started", "wait_ended", "lease_lost",
+    "step_stopped", "attempt_waits", "attempt_called_off", "attempt_failed", "late_reply", "wait_started",
+    "wait_ended", "lease_lost",
     "set_again_started", "set_again_done", "set_again_held",
     "undo_started", "undo_resumed", "undo_delayed", "undo_done", "undo_closed",
 )  # fmt: skip

@@ -126,7 +126,8 @@ class Attempt(Struct, frozen=True):
     deadline: datetime
     """When it counts as timed out, and when its command expires."""
     status: str = "running"
-    """``running``, ``applied``, ``failed``, ``rejected``, or ``unknown``: it may have been applied."""
+    """``running``, ``applied``, ``failed``, ``rejected``, ``stopped`` (the alert resolved), or ``unknown``: it may have
+    been applied."""
     ended_at: datetime | None = None
     """When its outcome was known; None while it runs."""
     error: str | None = None

@@ -16,7 +16,7 @@ from trainmedic_server.domain import approval
 from trainmedic_server.domain.approval import Terms
 from trainmedic_server.domain.playbook import ApproveStep
 from trainmedic_server.domain.run import OrderKind, Run, Status, StepState, StepStatus
-from trainmedic_server.engine import preview
+from trainmedic_server.engine import after_resolve, preview
 from trainmedic_server.engine.plan_values import RunDraft, Wait
 
 
@@ -30,9 +30,8 @@ def proceed(draft: RunDraft, state: StepState, definition: ApproveStep) -> Wait 
     if _is_answered(draft, state):
         return None
     state = draft.run.step(state.key)
-    if draft.outside.resolved and not _has_awaited_resolution(draft.run):
-        draft.end(state, StepStatus.CANCELLED, error="the alert resolved before anybody approved")
-        draft.add_event("approval_ended", step=state.id, outcome="resolved")
+    if after_resolve.resolution_ends_question(draft):
+        _end_moot(draft, state)
         return None
     deadline = _deadline(draft, state)
     state = draft.run.step(state.key)
@@ -47,6 +46,24 @@ def proceed(draft: RunDraft, state: StepState, definition: ApproveStep) -> Wait 
     draft.set_status(Status.AWAITING_APPROVAL, "approval")
     moments = [moment for moment in (_deadline(draft, timed), timed.retry_at) if moment is not None]
     return Wait(min(moments, default=None))
+
+
+def is_rejected(draft: RunDraft) -> bool:
+    """Return True if a person has rejected what the run asks; `proceed` then ends its question."""
+    asked = approval.waiting_step(draft.run)
+    answers = approval.answers(asked, draft.outside.orders) if asked is not None else ()
+    return any(order.kind is OrderKind.REJECT for order in answers)
+
+
+def _end_moot(draft: RunDraft, state: StepState) -> None:
+    """End a question about a repair whose alert has resolved. A run that has changed something goes on with its
+    ``wait_for: resolved``, if one follows, and what stands behind it; any other ends."""
+    goes_on = draft.run.acted_at is not None and after_resolve.next_wait(draft.run, state) is not None
+    status = StepStatus.SKIPPED if goes_on else StepStatus.CANCELLED
+    draft.end(state, status, error="the alert resolved before anybody approved", retry_at=None)
+    draft.add_event("approval_ended", step=state.id, outcome="resolved")
+    if goes_on:
+        after_resolve.skip_to_wait(draft, state)
 
 
 def _deadline(draft: RunDraft, state: StepState) -> datetime | None:
@@ -178,11 +195,6 @@ def _told(terms: Terms) -> dict[str, Any]:
     """What the events of a question say of its terms."""
     data = {"asked": terms.asked, "by": list(terms.by), "count": terms.count, "to": terms.to}
     return data | {"nodes": len(terms.nodes), "gpus": terms.gpus}
-
-
-def _has_awaited_resolution(run: Run) -> bool:
-    """Whether the run itself has waited for its alerts to resolve. Then its approvals are about what to do after."""
-    return any(step.kind == "wait_for" and step.status is StepStatus.SUCCEEDED for step in run.steps)
 
 
 def _text(moment: datetime | None) -> str | None:

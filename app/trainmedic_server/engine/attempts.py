@@ -179,6 +179,8 @@ async def outcome_of(name: str, call: Call, work: Work, now: datetime, metrics: 
         return AttemptOutcome("skipped", failure.output, str(failure))
     except errors.EffectDisproved as failure:
         return AttemptOutcome("failed", failure.output, str(failure), failure.is_begun, may_be_repeated=False)
+    except errors.NoLongerWanted as failure:
+        return AttemptOutcome("stopped", failure.output, str(failure), failure.is_begun)
     except errors.OutcomeUnknown as failure:
         return AttemptOutcome("unknown", failure.output, str(failure))
     except TimeoutError:

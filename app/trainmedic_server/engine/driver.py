@@ -24,7 +24,7 @@ from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.pause import OperatorPause
 from trainmedic_server.domain.run import Decision, Event, OrderKind, Run, Status, StepState
 from trainmedic_server.domain.target import Target
-from trainmedic_server.engine import attempts, claims, plan, steps
+from trainmedic_server.engine import after_resolve, attempts, claims, plan, steps
 from trainmedic_server.engine.engine_services import EngineServices
 from trainmedic_server.engine.plan_values import (
     CALLED_OFF,
@@ -67,6 +67,9 @@ class Driver:
         self._then = then
         self._touches: set[str] = set()
         """The nodes that its attempts were found to touch."""
+        self._in_flight: OutsideState | None = None
+        """What was outside when an attempt in flight asked, after the last touch."""
+        self._times_touched = 0
         self._touched = asyncio.Event()
         self._planned = asyncio.Event()
 
@@ -74,6 +77,7 @@ class Driver:
         """Have the driver read what has changed outside before it plans again."""
         self._touched.set()
         self._planned.clear()
+        self._in_flight, self._times_touched = None, self._times_touched + 1
 
     @property
     def snapshot(self) -> RunSnapshot:
@@ -277,16 +281,30 @@ class Driver:
         state = self.run.step(act.key)
         alert = self._outside.alerts[0].alert
         report_wait = functools.partial(self._report_wait, state)
-        return attempts.call_of(self.run, act, self._services.actions, alert, self._now(), report_wait, self._clearance)
+        clearance = functools.partial(self._clearance, state)
+        return attempts.call_of(self.run, act, self._services.actions, alert, self._now(), report_wait, clearance)
 
-    async def _clearance(self) -> Clearance:
-        """What operators have ordered since the attempt began. The driver stays touched, because
-        the plan after the attempt has to read the change too."""
-        if self._touched.is_set():
-            snapshot = await self._services.recorder.snapshot(self.run.id)
-            if snapshot is not None and OutsideState(snapshot.alerts, snapshot.orders).last(OrderKind.CANCEL):
-                return "stop"
+    async def _clearance(self, state: StepState) -> Clearance:
+        """What has come since the attempt of this step began. The driver stays touched, because the plan after the
+        attempt has to read the change too."""
+        outside = await self._outside_in_flight()
+        if outside.last(OrderKind.CANCEL, OrderKind.UNDO):
+            return "stop"
+        draft = RunDraft(self.run, outside, self._context, self._now())
+        if after_resolve.is_unwanted(draft, state):
+            return "resolved"
         return "hold" if self._pause() is not None else "go_on"
+
+    async def _outside_in_flight(self) -> OutsideState:
+        """What is outside as of the last touch; read once for each, however often an attempt asks."""
+        while self._touched.is_set() and self._in_flight is None:
+            touches = self._times_touched
+            snapshot = await self._services.recorder.snapshot(self.run.id)
+            if snapshot is None:
+                break
+            if touches == self._times_touched:
+                self._in_flight = OutsideState(snapshot.alerts, snapshot.orders)
+        return self._in_flight or self._outside
 
     async def _report_wait(self, state: StepState, reason: str) -> None:
         """Record what an attempt waits for, so that people can see why nothing happens."""
@@ -326,6 +344,7 @@ class Driver:
         while self._touched.is_set() and (most := most - 1) >= 0:  # in an alert storm something comes with every read
             # Cleared before the store is read, so that a change which comes while it is read is read next time.
             self._touched.clear()
+            self._in_flight = None
             snapshot = await self._services.recorder.snapshot(self.run.id)
             if snapshot is not None:
                 self._outside = OutsideState(snapshot.alerts, snapshot.orders)

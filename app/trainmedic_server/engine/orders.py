@@ -17,10 +17,15 @@ from trainmedic_server.ports.store import Transaction
 
 
 def accept(
-    tx: Transaction, order: OperatorOrder, groups: frozenset[str], question: AskedQuestion | None = None
+    tx: Transaction,
+    order: OperatorOrder,
+    groups: frozenset[str],
+    question: AskedQuestion | None = None,
+    undo: OperatorOrder | None = None,
 ) -> None:
     """Store an order if the run is in a state for it. Who gives it is in these `groups`, and answers this `question`,
-    where that is known.
+    where that is known. With it `undo` is stored, an order to give back now what the run has changed, unless it has
+    changed nothing.
 
     Raises NotFound, Conflict, and NotEntitled where somebody else has to approve.
     """
@@ -42,9 +47,11 @@ def accept(
                 raise errors.Conflict(f"run {run.id} is open; cancel it first, then close what it still owes")
             if not undoing.can_be_closed(run):
                 raise errors.Conflict(f"run {run.id} owes no undo that could be closed")
-    tx.add_order(order)
-    data = {"note": order.note, "step": order.step}
-    tx.append([Event(_ORDERED[order.kind], order.at, run.id, order.actor, data)])
+    accepted = [order, undo] if undo is not None and undoing.can_be_undone(run) else [order]
+    for new_order in accepted:
+        tx.add_order(new_order)
+        data = {"note": new_order.note, "step": new_order.step}
+        tx.append([Event(_ORDERED[new_order.kind], new_order.at, run.id, new_order.actor, data)])
 
 
 def _answered_step(

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.run import Decision, OrderKind, Run, Status, StepState, StepStatus
-from trainmedic_server.engine import preview, step_sequence, steps, undoing
+from trainmedic_server.engine import after_resolve, asking, preview, step_sequence, steps, undoing
 from trainmedic_server.engine.plan_values import (
     CALLED_OFF,
     AttemptOutcome,
@@ -116,7 +116,7 @@ def _advance_open(draft: RunDraft) -> PerformAttempt | Wait | None:
         if then is not None:
             return then
     order = draft.outside.last(OrderKind.CANCEL, OrderKind.UNDO)
-    if order is not None:
+    if order is not None and not asking.is_rejected(draft):
         _close(draft, Status.CANCELLED, f"cancelled by {order.actor}")
         return None
     was_held = draft.run.waiting_on == "resume" and not draft.outside.paused and draft.run.acted_at is None
@@ -201,19 +201,21 @@ def _close(draft: RunDraft, status: Status, message: str, **data: str) -> None:
             ended = replace(state, status=unused, ended_at=draft.now if state.started_at else None)
             draft.put(steps.with_undo_as_owed(ended))
     draft.run = replace(draft.run, status=status, ended_at=draft.now, waiting_on=None, message=message)
-    if status is not Status.FAILED:
-        draft.run = undoing.drop_on_failure_undos(draft.run)
+    draft.run = undoing.with_duties_of_closed(draft.run, draft.context.actions)
     draft.add_event("closed", status=str(status), message=message, **data)
 
 
 def _summary(run: Run) -> str:
-    """A text for people: what was applied, what failed in steps that let the run continue, and what the server is not
-    set up for."""
+    """A text for people: what was applied, what failed in steps that let the run continue, what the server is not set
+    up for, and what was left out because the alert resolved."""
     failed = [
         f"step {step.id}: {step.error or step.message}"
         for step in run.steps
         if step.kind == "action" and (step.error or (step.status is StepStatus.SKIPPED and step.attempts))
     ]
+    not_begun = [step.id for step in after_resolve.left_out(run) if not step.attempts]
+    if not_begun:
+        failed.append(f"the alert resolved before {', '.join(not_begun)} began")
     done = f"applied {run.action_taken}" if run.action_taken else "nothing was applied"
     if not failed:
         return done if run.action_taken else "nothing had to be done"

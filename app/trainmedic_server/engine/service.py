@@ -83,6 +83,7 @@ class Engine:
         self._metrics = metrics
         self._controls = Controls()
         self._recorder = Recorder(store, metrics)
+        self._actions = actions
 
         def controls() -> Controls:
             return self._controls
@@ -115,6 +116,12 @@ class Engine:
         self._topology, self._mode = topology, limits.mode
         self._loops: list[asyncio.Task[None]] = []
         self._last_id, self._id_lock = (0, 0), threading.Lock()
+
+    def leaves_change(self, action: str) -> bool:
+        """Return True if an action of this name changes something, and not only gives back what another has changed.
+        One that this server does not have any more counts as one that does."""
+        action_class = self._actions.action_class(action)
+        return action_class is None or (action_class.harmful and not getattr(action_class, "gives_back", False))
 
     @property
     def controls(self) -> Controls:
@@ -190,16 +197,20 @@ class Engine:
         note: str = "",
         groups: frozenset[str] = frozenset(),
         question: AskedQuestion | None = None,
+        *,
+        undo: bool = False,
     ) -> Run:
         """Carry out an order of an operator, who is in these groups; return the run as it then stands.
 
-        An answer that is about a `question` counts for no other one.
+        An answer that is about a `question` counts for no other one. With `undo`, what the run has changed is given
+        back now, as if that had been ordered too.
 
         Raises NotFound, Conflict where the run is not in a state for it, NotEntitled where only others may approve, or
         StoreUnavailable.
         """
         order = OperatorOrder(self._new_id(), run_id, kind, actor, self._clock.now(), note)
-        await self._store.transact(lambda tx: orders.accept(tx, order, groups, question))
+        too = replace(order, id=self._new_id(), kind=OrderKind.UNDO) if undo else None
+        await self._store.transact(lambda tx: orders.accept(tx, order, groups, question, too))
         self._workers.touch([run_id])
         await self._workers.planned(run_id, at_most=1.0)
         run = await self._store.transact(lambda tx: tx.run(run_id))

@@ -36,17 +36,22 @@ def initial_steps(playbook: CompiledPlaybook, *, ask_first: bool) -> tuple[StepS
 def is_fatal(state: StepState, definition: Step) -> bool:
     """Whether the run fails because of how this step ended."""
     match state.status:
-        case StepStatus.REJECTED | StepStatus.CANCELLED:
+        case StepStatus.REJECTED:
             return True
+        case StepStatus.CANCELLED:
+            return state.kind != "action"  # an action is cancelled where the alert resolved: the run goes on
         case StepStatus.FAILED | StepStatus.UNKNOWN:
             return definition.on_error == "fail"
         case StepStatus.TIMED_OUT:
-            return definition.on_error == "fail" and not _tolerates_timeout(definition)
+            return not tolerates_timeout(definition)
         case _:
             return False
 
 
-def _tolerates_timeout(definition: Step) -> bool:
+def tolerates_timeout(definition: Step) -> bool:
+    """Return True if the run goes on after this step has timed out."""
+    if definition.on_error == "continue":
+        return True
     if isinstance(definition, ApproveStep):
         return definition.last_resort == "continue"
     return isinstance(definition, WaitStep) and definition.on_timeout == "continue"

@@ -30,10 +30,14 @@ from trainmedic_server.domain.run import (
     Undo,
     UndoStatus,
 )
-from trainmedic_server.engine import asking
+from trainmedic_server.engine import after_resolve, asking
 from trainmedic_server.engine.plan_values import AttemptOutcome, PerformAttempt, PlanningContext, RunDraft, Wait
 from trainmedic_server.engine.step_sequence import step_definition
 from trainmedic_server.ports.actions import ON_RECORD, Action, Actions
+from trainmedic_server.ports.playbooks import Step
+
+MOST_STOPS = 20
+"""How many attempts of a step are made where each stops because its alert, which comes and goes, had resolved."""
 
 
 def proceed(draft: RunDraft, state: StepState) -> PerformAttempt | Wait | None:
@@ -41,27 +45,45 @@ def proceed(draft: RunDraft, state: StepState) -> PerformAttempt | Wait | None:
 
     None once it has become final, or where the run must not act (`RunDraft.refused`)."""
     definition = step_definition(draft.playbook, state)
-    if held_by_pause(draft, state):
+    is_unwanted = after_resolve.is_unwanted(draft, state)
+    if is_unwanted and state.attempts:
+        _stop(draft, state, f"it was not tried again, because the alert resolved; the last attempt: {state.error}")
+        return None
+    if held_by_pause(draft, state) and not is_unwanted:
         if draft.outside.resolved and any(map(_may_be_applied, state.attempts)):
             paused = "nobody asked again, because the server was paused and the alert resolved"
             mark_outcome_unknown(draft, state, f"it may have been applied; {paused}")
             return None
         return draft.suspend_until_resumed()
     if state.status is StepStatus.PENDING:
-        try:
-            is_met = definition.when is None or draft.playbook.when(state.phase, state.index, draft.scope())
-        except errors.ExpressionError as error:
-            _fail(draft, state, str(error))
+        if not _may_begin(draft, state, definition):
             return None
-        if not is_met:
-            draft.end(state, StepStatus.SKIPPED, message="its condition was not met")
-            draft.add_event("step_skipped", step=state.id, when=definition.when)
+        if is_unwanted:
+            after_resolve.skip_to_wait(draft, state)
             return None
     if isinstance(definition, WaitStep):
         return _wait(draft, state, definition)
     if isinstance(definition, ApproveStep):
         return asking.proceed(draft, state, definition)
     return _act(draft, state, definition)
+
+
+def _may_begin(draft: RunDraft, state: StepState, definition: Step) -> bool:
+    """Return True if the step's condition is met; else end the step."""
+    reason = "its condition was not met"
+    try:
+        if definition.when is None or draft.playbook.when(state.phase, state.index, draft.scope()):
+            return True
+    except errors.ExpressionError as error:
+        left_out = ", ".join(step.id for step in after_resolve.left_out(draft.run))
+        if not left_out:
+            _fail(draft, state, str(error))
+            return False
+        # It may ask for the output of a step that was not carried out.
+        reason = f"its condition was not met: {error}; the alert resolved before {left_out} had ended"
+    draft.end(state, StepStatus.SKIPPED, message=reason)
+    draft.add_event("step_skipped", step=state.id, when=definition.when)
+    return False
 
 
 def record_location(draft: RunDraft, key: tuple[str, int], params: Mapping[str, Any]) -> None:
@@ -103,11 +125,16 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
         draft.add_event("step_skipped", step=state.id, action=state.action, why=error)
         return
     state = replace(state, attempts=attempts, output=output, error=error)
+    if outcome.status == "stopped" and after_resolve.is_unwanted(draft, state):
+        _stop(draft, state, outcome.error or "it was stopped, because the alert resolved")
+        return
     if outcome.barred_by is not None and not has_acted_before(draft.run, state, draft.context.actions):
         draft.run = replace(draft.run, acted_at=None)
         draft.refuse(outcome.barred_by, f"before the run could act the breaker opened: {outcome.error}")
     may_follow = outcome.status not in ("rejected", "skipped") and outcome.may_be_repeated and outcome.barred_by is None
-    if may_follow and attempt.number < definition.retry.attempts:
+    # An attempt that stopped because the alert had resolved follows again where the alert fires again.
+    most = definition.retry.attempts if outcome.status != "stopped" else max(definition.retry.attempts, MOST_STOPS)
+    if may_follow and attempt.number < most:
         delay = min(
             definition.retry.delay * definition.retry.backoff ** (attempt.number - 1), definition.retry.max_delay
         )
@@ -250,6 +277,14 @@ def _wait(draft: RunDraft, state: StepState, definition: WaitStep) -> Wait | Non
 def held_by_pause(draft: RunDraft, state: StepState) -> bool:
     """Whether the step must wait until an operator resumes the paused server."""
     return draft.outside.paused and is_harmful(draft.context.actions, state.action)
+
+
+def _stop(draft: RunDraft, state: StepState, error: str) -> None:
+    """End a step that was begun and is not carried on, because the alert resolved; go on with what awaits that."""
+    state = with_undo_as_owed(replace(state, retry_at=None))
+    draft.end(state, StepStatus.CANCELLED, error=error)
+    draft.add_event("step_stopped", step=state.id, action=state.action, error=error, output=dict(state.output))
+    after_resolve.skip_to_wait(draft, state)
 
 
 def _fail(draft: RunDraft, state: StepState, error: str) -> None:

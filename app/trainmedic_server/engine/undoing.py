@@ -17,6 +17,7 @@ from trainmedic_server.domain.run import OperatorOrder, OrderKind, Run, Status, 
 from trainmedic_server.engine.plan_values import AttemptOutcome, Idle, PerformAttempt, RunDraft, Wait
 from trainmedic_server.engine.step_sequence import failed_step
 from trainmedic_server.engine.steps import attempt_again
+from trainmedic_server.ports.actions import Actions
 
 FIRST_RETRY = timedelta(seconds=2)
 LONGEST_RETRY = timedelta(minutes=5)
@@ -27,6 +28,13 @@ KEPT_ATTEMPTS = 50
 """Of an undo that is tried for weeks the run keeps the first attempt and the last ones."""
 _WAITS_FOR_PERSON = (UndoStatus.AVAILABLE, UndoStatus.ARMED, UndoStatus.FAILED, UndoStatus.CLOSED)
 """An undo that has not begun, or has ended without success, begins when an operator orders it."""
+_ENDED = {
+    Status.FAILED: "the run failed",
+    Status.CANCELLED: "the run was cancelled",
+    Status.REJECTED: "the run was rejected",
+}
+"""Why what is to be given back on failure is due, by how the run ended."""
+_UNSUCCESSFUL = frozenset(_ENDED)
 
 
 def next_undo(draft: RunDraft) -> PerformAttempt | Wait | Idle:
@@ -46,7 +54,7 @@ def next_undo(draft: RunDraft) -> PerformAttempt | Wait | Idle:
                 return then
             later.append(then)
             continue
-        because = _because(draft, state.undo, by_hand)
+        because = _because(draft, state, state.undo, by_hand)
         if because:
             undo = replace(state.undo, status=UndoStatus.RUNNING, because=because, error=None)
             draft.add_event(
@@ -86,12 +94,20 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
         )
 
 
-def drop_on_failure_undos(run: Run) -> Run:
-    """Make the ``on_failure`` undos of a run that closes without failure no longer owed. An operator can still order
-    them."""
+def with_duties_of_closed(run: Run, actions: Actions) -> Run:
+    """Return the run, which has just closed, with what it owes by how it ended.
+
+    After a success ``on_failure`` undos are owed no longer; an operator can still order them. Without success, what
+    was on hold while a person decided is owed, whatever its trigger.
+    """
     for state in run.steps:
         undo = state.undo
-        if undo and undo.status is UndoStatus.ARMED and undo.trigger is UndoTrigger.ON_FAILURE:
+        if undo is None:
+            continue
+        if run.status in _UNSUCCESSFUL:
+            if undo.status is UndoStatus.AVAILABLE and _was_held_for_person(run, state, actions):
+                run = run.with_step(replace(state, undo=replace(undo, status=UndoStatus.ARMED)))
+        elif undo.status is UndoStatus.ARMED and undo.trigger is UndoTrigger.ON_FAILURE:
             run = run.with_step(replace(state, undo=replace(undo, status=UndoStatus.AVAILABLE)))
     return run
 
@@ -131,13 +147,15 @@ def _wait_after(number: int) -> timedelta:
     return min(FIRST_RETRY * (1 << doublings), LONGEST_RETRY)
 
 
-def _because(draft: RunDraft, undo: Undo, by_hand: OperatorOrder | None) -> str | None:
+def _because(draft: RunDraft, state: StepState, undo: Undo, by_hand: OperatorOrder | None) -> str | None:
     """Why the undo is due now; None if it is not."""
     if undo.status is UndoStatus.ARMED:
         if undo.trigger is UndoTrigger.ON_RESOLVE and draft.outside.resolved:
             return f"resolved ({draft.outside.resolved_because})"
         if undo.trigger is UndoTrigger.ON_FAILURE and _has_failed(draft):
-            return "the run failed"
+            return _ENDED.get(draft.run.status, "the run failed")
+        if draft.run.status in _UNSUCCESSFUL and _was_held_for_person(draft.run, state, draft.context.actions):
+            return f"a person has decided, and {_ENDED[draft.run.status]}"
     if by_hand is None or undo.status not in _WAITS_FOR_PERSON:
         return None
     return f"ordered by {by_hand.actor}" if _is_unanswered(by_hand, undo) else None
@@ -152,7 +170,16 @@ def _is_unanswered(order: OperatorOrder, undo: Undo) -> bool:
 def _has_failed(draft: RunDraft) -> bool:
     if draft.run.is_open:
         return failed_step(draft.run, draft.playbook) is not None
-    return draft.run.status is Status.FAILED
+    return draft.run.status in _UNSUCCESSFUL
+
+
+def _was_held_for_person(run: Run, state: StepState, actions: Actions) -> bool:
+    """Return True if the step put something on hold (``Action.is_hold``) and the run asked a person after it."""
+    action = actions.action_class(state.action or "")
+    if not getattr(action, "is_hold", False):
+        return False
+    later = run.steps[run.steps.index(state) + 1 :]
+    return any(step.kind == "approve" and step.started_at is not None for step in later)
 
 
 def _continue(

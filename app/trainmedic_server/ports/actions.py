@@ -18,9 +18,9 @@ from trainmedic_server.domain.topology import ClusterTopology
 from trainmedic_server.ports.cluster import Cluster
 from trainmedic_server.ports.outside import AlertSource, Clock, CommandBus, HttpCaller, Notifier
 
-Clearance = Literal["go_on", "hold", "stop"]
+Clearance = Literal["go_on", "hold", "stop", "resolved"]
 """Whether an attempt in progress may make further changes: yes; not while the server is paused; never again,
-because its run was cancelled."""
+because a person ended its run; never again, because its alert has resolved."""
 
 
 class Call(Struct, frozen=True):
@@ -53,7 +53,8 @@ class Call(Struct, frozen=True):
     report_wait: Callable[[str], Awaitable[None]] | None = None
     """Puts into the history what the attempt waits for, where that takes long."""
     clearance: Callable[[], Awaitable[Clearance]] | None = None
-    """Asks for operators' orders since the attempt began. None where nobody holds the attempt back, as with undos."""
+    """Asks what has come since the attempt began: operators' orders, and the end of its alert. An attempt that makes
+    several changes, or waits before one, asks before each. None where nothing holds the attempt back, as with undos."""
 
 
 ON_RECORD: Mapping[str, Any] = {"on_record": True}
@@ -123,6 +124,20 @@ class Action(Protocol):
         A class whose effect can never be taken back annotates it ``-> None``; a playbook that asks
         for its undo is refused when it is loaded."""
         ...
+
+
+class ActionTraits(Protocol):
+    """Members that an action class may have besides those of `Action`; without one of them the default holds."""
+
+    gives_back: ClassVar[bool]
+    """Whether all that it does is to give back what an earlier step took, as ``k8s.uncordon`` does. It may begin after
+    the run's alert has resolved. Default: False."""
+    silences: ClassVar[frozenset[TargetKind]]
+    """The kinds of targets whose alerts it can end without a repair, because it stops or restarts what reports, as
+    ``job.stop`` does. Default: none."""
+    is_hold: ClassVar[bool]
+    """Whether it holds up work until a person has decided, as ``job.pause`` does. Then its undo is due as soon as the
+    run ends without success, whatever its trigger. Default: False."""
 
 
 @runtime_checkable

@@ -256,6 +256,8 @@ class HistoryFilter(Struct, frozen=True):
     is_open: bool | None = None
     by: Values = None
     """Who has approved, rejected, cancelled or undone it."""
+    has_acted: bool = False
+    """Whether only runs are meant that have begun to change something."""
 
 
 class ActFilter(Struct, frozen=True):

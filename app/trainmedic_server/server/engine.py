@@ -43,9 +43,17 @@ class EnginePort(Protocol):
         ...
 
     async def order(
-        self, run_id: str, kind: OrderKind, actor: str, note: str, groups: frozenset[str] = frozenset()
+        self,
+        run_id: str,
+        kind: OrderKind,
+        actor: str,
+        note: str,
+        groups: frozenset[str] = frozenset(),
+        *,
+        undo: bool = False,
     ) -> Run:
-        """The run after the order of an operator, who is in `groups`. Raises NotFound, Conflict, NotEntitled,
+        """The run after the order of an operator, who is in `groups`; with `undo`, what it has changed is given back
+        now. Raises NotFound, Conflict, NotEntitled,
         StoreUnavailable."""
         ...
 
@@ -71,6 +79,10 @@ class EnginePort(Protocol):
         self, run: Run, alerts: Sequence[AlertRecord], orders: Sequence[OperatorOrder] = ()
     ) -> Upcoming | None:
         """What the run does next; None where it is over. Raises StoreUnavailable."""
+        ...
+
+    def leaves_change(self, action: str) -> bool:
+        """Return True if an action of this name changes something, and not only gives back what another has changed."""
         ...
 
     @property

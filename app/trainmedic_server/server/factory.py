@@ -68,6 +68,7 @@ _UNKNOWN_TO_FASTAPI = (
     schemas.AlertmanagerPayload,
     operations.OrderBody,
     operations.CloseBody,
+    operations.EndingBody,
     operations.EndBody,
     pauses.PauseBody,
     pauses.ModeBody,

@@ -6,7 +6,7 @@ lost.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,7 +15,8 @@ from pydantic import Field
 
 from trainmedic_server.domain import changes
 from trainmedic_server.domain.alert import AlertRecord, decisive
-from trainmedic_server.domain.modes import Mode
+from trainmedic_server.domain.changes import Change
+from trainmedic_server.domain.modes import Mode, UndoTrigger
 from trainmedic_server.domain.run import Controls, Decision, OperatorOrder, Run, Status
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.present import Present
@@ -32,6 +33,12 @@ from trainmedic_server.server.view import View
 
 MOST = 500
 """Runs that are looked at: of those that are open, and of those that owe an undo. What is left out is counted."""
+MOST_ENDED = 200
+"""Runs that have ended and owe nothing, which are looked at for changes without an undo."""
+NEVER_GIVEN_BACK_FOR = timedelta(days=7)
+"""How long after its run was created a change without an undo is listed. When it is over is not known: a job with a
+halved learning rate may have ended long ago."""
+_ENDED = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED, Status.REJECTED)
 _LOST_FOR = timedelta(days=1)
 _HOUR = timedelta(hours=1)
 
@@ -55,7 +62,7 @@ class BreakerView(View):
 
 
 class ChangeView(View):
-    """What a run has changed and owes back."""
+    """What a run has changed: what it owes back, and what has no undo."""
 
     run_id: str
     playbook: str
@@ -67,6 +74,8 @@ class ChangeView(View):
     after: str | None = Field(description="What is there since.")
     is_certain: bool = Field(description="False where it is not known whether the action was carried out.")
     since: datetime
+    undo: UndoTrigger = Field(description="never: it is not given back by itself.")
+    is_reversible: bool = Field(description="Whether an operator can order it undone.")
     given_back: str = Field(description="When it is given back, for a person.")
     not_before: datetime | None = Field(description="When the next attempt is made, where one has failed.")
     latest: datetime | None = Field(description="When the run stops waiting for it; null where it waits for ever.")
@@ -122,7 +131,12 @@ class NowView(View):
     paused: list[PauseLine] = Field(description="Empty where nothing is.")
     breaker: BreakerView
     approvals: list[ApprovalView]
-    changed: list[ChangeView]
+    changed: list[ChangeView] = Field(
+        description="What is owed back, then what is not given back by itself (`undo: never`), the newest first."
+    )
+    changed_since: datetime = Field(
+        description="What has no undo is listed of the runs that were created since then; what is owed, of all."
+    )
     running: list[RunningView] = Field(description="The other open runs.")
     lost: list[LostView] = Field(description="Within the last day, and not come back.")
     last_hour: HourView
@@ -146,6 +160,7 @@ class NowApi:
         now, controls = self._clock.now(), self._engine.controls
         open_runs, _ = await self._history.page(HistoryFilter(is_open=True), MOST, None)
         owing, _ = await self._history.page(HistoryFilter(owes_undo=True), MOST, None)
+        ended, covered_since = await self._ended_runs(now)
         counts = await self.present.open_counts()
         alerts = await self.present.alerts_of_runs([run.id for run in (*open_runs, *owing)])
         orders = await self.present.orders_of_runs([run.id for run in open_runs])
@@ -157,7 +172,11 @@ class NowApi:
             paused=pauses_of(controls, now),
             breaker=breaker_of(controls),
             approvals=asked.items,
-            changed=list(_changes([*open_runs, *owing], alerts)),
+            changed=[
+                *_views(_owed([*open_runs, *owing], alerts)),
+                *_views(_never_given_back([*open_runs, *owing, *ended], self._engine.leaves_change)),
+            ],
+            changed_since=covered_since,
             running=[_running(run, nexts[run.id]) for run in open_runs if run.status is not Status.AWAITING_APPROVAL],
             lost=await self._lost(now),
             last_hour=_hour(await self.present.decided_since(now - _HOUR)),
@@ -167,6 +186,15 @@ class NowApi:
                 left_out=max(sum(counts.by_status.values()) + counts.owing - len(open_runs) - len(owing), 0),
             ),
         )
+
+    async def _ended_runs(self, now: datetime) -> tuple[list[Run], datetime]:
+        """The newest runs that have acted, ended and owe nothing, and since when these are all that there are."""
+        since = now - NEVER_GIVEN_BACK_FOR
+        matching = HistoryFilter(status=_ENDED, has_acted=True, owes_undo=False, since=since)
+        ended, cursor = await self._history.page(matching, MOST_ENDED, None)
+        if cursor is None:
+            return ended, since
+        return ended, ended[-1].created_at if ended else now
 
     async def next_of(
         self, run: Run, alerts: Sequence[AlertRecord], orders: Sequence[OperatorOrder]
@@ -231,13 +259,22 @@ def _running(run: Run, upcoming: NextView | None) -> RunningView:
     )
 
 
-def _changes(runs: Sequence[Run], alerts: Mapping[str, Sequence[AlertRecord]]) -> Iterator[ChangeView]:
+def _owed(runs: Sequence[Run], alerts: Mapping[str, Sequence[AlertRecord]]) -> Iterator[Change]:
     for run in runs:
         firing = sorted({record.alert.name for record in decisive(alerts.get(run.id, ())) if not record.is_resolved})
-        for change in changes.of_run(run, firing):
-            lease = change.lease.total_seconds() if change.lease is not None else None
-            members = {name: getattr(change, name) for name in ChangeView.model_fields if name != "lease_seconds"}
-            yield ChangeView(**members, lease_seconds=lease)
+        yield from changes.of_run(run, firing)
+
+
+def _never_given_back(runs: Sequence[Run], leaves_change: Callable[[str], bool]) -> Sequence[Change]:
+    lasting = [change for run in runs for change in changes.never_given_back(run, leaves_change)]
+    return sorted(lasting, key=lambda change: change.since, reverse=True)
+
+
+def _views(listed: Iterable[Change]) -> Iterator[ChangeView]:
+    for change in listed:
+        lease = change.lease.total_seconds() if change.lease is not None else None
+        members = {name: getattr(change, name) for name in ChangeView.model_fields if name != "lease_seconds"}
+        yield ChangeView(**members, lease_seconds=lease)
 
 
 def _hour(counts: Mapping[tuple[str, str], int]) -> HourView:

@@ -45,6 +45,18 @@ class OrderBody(ApiModel):
     note: str = Field("", max_length=2000, pattern=r"^[^\x00]*$")
 
 
+class EndingBody(OrderBody):
+    """Why, and whether what the run has changed is given back at once; recorded with the order."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"note": "we look at it ourselves", "undo": True}]})
+
+    undo: bool = Field(
+        False,
+        description="Give back now all that the run has changed and that can be taken back. Without it, what is to be "
+        "given back on failure is given back at once, and the rest when the alert resolves.",
+    )
+
+
 class CloseBody(ApiModel):
     """Why nothing has to be taken back any more; recorded with the order."""
 
@@ -180,10 +192,11 @@ def orders(engine: EnginePort, present: Present, auth: Authenticator, bodies: Bo
         async def order(request: Request, run_id: RunId, actor: Principal = Depends(operator)) -> views.HistoryItem:
             body = await read_body(bodies, request, model)
             whole_id = await run_ids.whole(present, run_id)
-            return views.item(await engine.order(whole_id, kind, actor.name, body.note, actor.groups))
+            undo = isinstance(body, EndingBody) and body.undo
+            return views.item(await engine.order(whole_id, kind, actor.name, body.note, actor.groups, undo=undo))
 
     for kind, summary in _ORDERS.items():
-        order_route(kind, summary, OrderBody)
+        order_route(kind, summary, EndingBody if kind in (OrderKind.REJECT, OrderKind.CANCEL) else OrderBody)
     order_route(OrderKind.CLOSE_UNDO, "End the duty to take back what a run did", CloseBody)
 
     return routes
@@ -235,9 +248,9 @@ def overview(
 
 _ORDERS = {
     OrderKind.APPROVE: "Let a waiting run go on",
-    OrderKind.REJECT: "Refuse what a waiting run asks",
-    OrderKind.CANCEL: "Stop a run; what it owes to undo is undone",
-    OrderKind.UNDO: "Take back what a run did",
+    OrderKind.REJECT: "Refuse what a waiting run asks, and end the run",
+    OrderKind.CANCEL: "End a run before its next step",
+    OrderKind.UNDO: "End a run and take back all that it did",
 }
 
 

@@ -28,10 +28,10 @@ from tests.unit.engine.histories import (
 from tests.unit.engine.world import Scripted, World
 from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
-from trainmedic_server.domain.alert import BY_HAND, Alert, Identity
+from trainmedic_server.domain.alert import BY_HAND, Alert, Identity, decisive
 from trainmedic_server.domain.pause import PauseOrder, Scope
 from trainmedic_server.domain.playbook import TargetParts, UndoTrigger
-from trainmedic_server.domain.run import OrderKind, UndoStatus
+from trainmedic_server.domain.run import OrderKind, StepStatus, UndoStatus
 from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.engine.admission_changes import ByHand
 from trainmedic_server.engine.by_hand import StartOrder
@@ -78,6 +78,11 @@ class Receivers:
         begins = action.harmful and call.undo_of is None and run.acted_at == call.issued_at
         if begins and controls.breaker_opened_at is not None and call.issued_at > controls.breaker_opened_at:
             yield "a run began to act once the breaker was open"
+        if action.harmful and call.undo_of is None and not call.resumed and not self.history.slow_store:
+            records = (await self.world.store.transact(lambda tx: tx.alerts_of([call.run_id])))[call.run_id]
+            awaited = any(step.kind == "wait_for" and step.status is StepStatus.SUCCEEDED for step in run.steps)
+            if all(record.is_resolved for record in decisive(records)) and not awaited:
+                yield f"{action.name} was begun after its alert had resolved"
         for target in self.acting:
             if target.overlaps(call.target):
                 yield f"{target.key} and {call.target.key} were acted on at once"

@@ -17,12 +17,14 @@ from hypothesis import strategies as st
 from tests.unit.engine.histories import ACTION_SECONDS, History, Say, Start, Switch, histories
 from tests.unit.engine.lives import Life, live, world_of
 from tests.unit.engine.world import World
+from trainmedic_server.domain.alert import decisive
 from trainmedic_server.domain.playbook import UndoTrigger
 from trainmedic_server.domain.run import OrderKind, Run, Status, StepState, StepStatus, UndoStatus
 from trainmedic_server.engine import step_sequence
 from trainmedic_server.ports.store import RunRecord
 from trainmedic_server.simulation import virtual_time
 
+UNSUCCESSFUL = (Status.FAILED, Status.REJECTED, Status.CANCELLED)
 MANY = settings(deadline=None, max_examples=int(os.environ.get("HISTORIES", "15")))
 
 
@@ -83,7 +85,7 @@ def of_run(run: Run, life: Life) -> list[str]:
             found.append(f"step {step.id} had {len(effects)} effects, and {len(undone)} were taken back")
         if step.undo is None or step.undo.trigger is UndoTrigger.NEVER or not effects:
             continue
-        due = step.undo.trigger is UndoTrigger.ON_RESOLVE or run.status is Status.FAILED
+        due = step.undo.trigger is UndoTrigger.ON_RESOLVE or run.status in UNSUCCESSFUL
         if step.undo.status is UndoStatus.CLOSED and not undone:
             continue  # a person has ended the duty
         if due and (step.undo.status is not UndoStatus.DONE or len(undone) != 1):
@@ -101,7 +103,7 @@ def of_undo(step: StepState, record: RunRecord) -> Iterator[str]:
     if step.undo and step.undo.attempts and (step.undo.because or "").startswith("resolved"):
         begun = [event.kind == "undo_started" and event.data["step"] == step.id for event in record.events].index(True)
         joined = sum(event.kind == "joined" for event in record.events[:begun])
-        ends = [alert.resolved_at for alert in record.alerts[: 1 + joined]]
+        ends = [alert.resolved_at for alert in decisive(record.alerts[: 1 + joined])]
         if any(end is None or end > step.undo.attempts[0].started_at for end in ends):
             yield f"step {step.id} was taken back while an alert of its run still fired"
 

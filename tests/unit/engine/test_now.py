@@ -7,16 +7,22 @@ from datetime import timedelta
 import pytest
 
 from tests.support.api_world import World, alert, payload
-from tests.support.clocks import START
+from tests.support.clocks import START, ManualClock
 from tests.unit.engine.books import CAP
+from tests.unit.engine.world import Uncap
 from tests.unit.engine.world import World as EngineWorld
 from trainmedic_server.domain.agent_life import AgentLife
 from trainmedic_server.domain.job_life import JobLife, LifeState
-from trainmedic_server.server.now import NowApi, NowView
+from trainmedic_server.domain.run import OrderKind
+from trainmedic_server.server.now import NEVER_GIVEN_BACK_FOR, NowApi, NowView
 
 ASK = CAP.replace("playbook: cap", "playbook: ask\nmode: approve").replace("Hot", "Warm")
 
 A_SECOND = timedelta(seconds=1)
+
+
+class GivesBack(Uncap):
+    gives_back = True
 
 
 async def _now(world: EngineWorld) -> NowView:
@@ -53,6 +59,32 @@ async def test_everything_that_is_changed_asked_or_lost_is_told() -> None:
     assert (standing.counts.owing, standing.counts.left_out) == (1, 0)
     await world.resolve(hot)
     assert (await _now(world)).changed == []
+    await world.engine.stop()
+
+
+async def test_a_change_without_an_undo_is_listed_as_such() -> None:
+    """Also after its run has ended; not once it was given back, by an order or by a later step, nor after a week."""
+    book = (
+        "playbook: lasting\non: {alert: Hot}\ntarget: node\nsteps:\n"
+        "  - {id: halved, action: test.cap, with: {amount: 0.5}}\n  - {id: gone, action: test.other}\n"
+        "  - {id: told, action: test.tell}\n"
+    )
+    taken_back = (
+        "playbook: brief\non: {alert: Warm}\ntarget: node\nsteps:\n  - {action: test.cap}\n  - {action: test.uncap}\n"
+    )
+    world = EngineWorld(book, taken_back, more=(GivesBack,))
+    await world.engine.start()
+    await world.post(world.alert(node="node-1"), world.alert("Warm", node="node-2"))
+    standing = await _now(world)
+    listed = [(change.step, change.undo, change.is_reversible, change.is_certain) for change in standing.changed]
+    assert listed == [("gone", "never", False, True), ("halved", "never", True, True)]
+    assert standing.changed[1].given_back == "never by itself, only by an order to undo it"
+    assert standing.changed_since == standing.at - NEVER_GIVEN_BACK_FOR
+    await world.engine.order(standing.changed[1].run_id, OrderKind.UNDO, "ann")
+    await world.pass_time(1)
+    assert [change.step for change in (await _now(world)).changed] == ["gone"]
+    later = ManualClock(world.clock.now() + NEVER_GIVEN_BACK_FOR)
+    assert (await NowApi(world.store, world.store, world.engine, later).view()).changed == []
     await world.engine.stop()
 
 

@@ -29,14 +29,14 @@ steps:
 
 async def test_an_undo_of_a_run_that_pause_holds_back_is_not_held_back(world: MakeWorld) -> None:
     """It is due though the run is still open; the run goes on when somebody resumes it."""
-    w = world(CAP_THEN_ACT)
+    w = world(CAP_THEN_ACT.replace("  - {id: act", "  - {wait_for: resolved}\n  - {id: act"))
     w.actions["look"].outcomes.append(timedelta(seconds=10))
     alert = w.alert(node="n1")
     await w.post(alert)
     await w.engine.pause("alice")
     await w.pass_time(20)
-    assert (await w.run()).waiting_on == "resume"
     await w.resolve(alert)
+    assert (await w.run()).waiting_on == "resume"
     assert w.calls() == {"cap": 1, "look": 1, "uncap": 1}
     await w.engine.resume("alice")
     await w.pass_time(0)

@@ -51,6 +51,20 @@ async def test_an_order_is_passed_on_with_its_actor_and_note(kind: str) -> None:
     assert (order["kind"], order["actor"], order["note"]) == (kind, "operator", "fan replaced")
 
 
+@pytest.mark.parametrize(("kind", "orders"), [("reject", 2), ("cancel", 2), ("approve", 1)])
+async def test_reject_and_cancel_can_give_back_at_once(kind: str, orders: int) -> None:
+    """By a member of the body, which means nothing to another order; and by the box in the console."""
+    async with World().client() as client:
+        by_api, by_form = await a_run(client), await a_run(client)
+        answer = await client.post(f"/runs/{by_api}/{kind}", json={"note": "hot", "undo": True})
+        assert answer.status_code == 200
+        form = {"note": "hot", "undo": "1", "next": "/"}
+        await client.post(f"/console/runs/{by_form}/{kind}", data=form, headers={"Sec-Fetch-Site": "same-origin"})
+        for run_id in (by_api, by_form):
+            shown = (await client.get(f"/history/{run_id}")).json()["orders"]
+            assert [order["kind"] for order in shown] == [kind, "undo"][:orders]
+
+
 async def test_an_order_that_does_not_fit_is_a_problem() -> None:
     """404 for no such run, 409 for a closed one."""
     async with World().client() as client:

@@ -31,7 +31,7 @@ def test_every_schema_that_the_document_names_is_in_it() -> None:
     document = World().app.openapi()
     named = set(re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(document)))
     assert named <= document["components"]["schemas"].keys()
-    assert {"OrderBody", "CloseBody", "EndBody", "ResumeBody", "ProblemDetails"} <= named
+    assert {"OrderBody", "EndingBody", "CloseBody", "EndBody", "ResumeBody", "ProblemDetails"} <= named
     assert "HTTPValidationError" not in named, "FastAPI's own errors, as which ours answer none"
 
 

@@ -13,19 +13,20 @@ from msgspec import Struct
 from pydantic import BaseModel
 
 from trainmedic.wire.backoff import Backoff
-from trainmedic_server.actions.base import BasicAction
+from trainmedic_server.actions.base import RESOLVED, STOPPED, BasicAction, clearance_of
 from trainmedic_server.actions.kubernetes import field_changes
 from trainmedic_server.errors import (
     ActionFailure,
     ClusterRefused,
     ClusterUnavailable,
+    NoLongerWanted,
     ObjectChanged,
     ObjectMissing,
     OutcomeUnknown,
     PermanentFailure,
     TemporaryFailure,
 )
-from trainmedic_server.ports.actions import Call, Clearance, Inverse, Services
+from trainmedic_server.ports.actions import Call, Inverse, Services
 from trainmedic_server.ports.cluster import NODES, Cluster, Object, Ref
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0
@@ -38,7 +39,6 @@ REFUSAL_GRACE = timedelta(seconds=10)
 """For how long refusals are retried. An API server that has just started refuses everybody until it has read its
 roles and accounts, which took a tenth of a second in a trial."""
 GONE = "it is gone: nothing to take back"
-STOPPED = "stopped, because the run was cancelled"
 
 Result = TypeVar("Result")
 
@@ -92,8 +92,10 @@ class ClusterAction(BasicAction):
             )
         return self.services.cluster
 
-    async def retry_until_deadline(self, call: Call, attempt: Callable[[], Awaitable[Result]]) -> Result:
-        """Return what `attempt` returns, tried until the deadline.
+    async def retry_until_deadline(
+        self, call: Call, attempt: Callable[[], Awaitable[Result]], *, makes_change: bool = True
+    ) -> Result:
+        """Return what `attempt` returns, tried until the deadline; what `makes_change` until the alert has resolved.
 
         Raises OutcomeUnknown where it is not done by then and a failure left open whether something was changed, or an
         earlier call of this command did.
@@ -113,8 +115,11 @@ class ClusterAction(BasicAction):
                 failure = OutcomeUnknown if may_be_done else TemporaryFailure
                 wait = backoff.next()
                 wait = min(getattr(error, "retry_after", None) or 0.0, LONGEST_ASKED_FOR) or wait
-                if await clearance_of(call) == "stop":
+                clearance = await clearance_of(call)
+                if clearance == "stop":
                     raise failure(f"{STOPPED}; last: {error}") from error
+                if clearance == "resolved" and makes_change:
+                    raise _unwanted(error, may_be_done) from error
                 if wait >= (call.deadline - self._clock.now()).total_seconds():
                     if isinstance(error, ClusterRefused) and not may_be_done:
                         raise
@@ -196,9 +201,11 @@ class RestorableAction(ClusterAction):
         return Inverse(cls.name, {**found_by, "restore": True})
 
 
-async def clearance_of(call: Call) -> Clearance:
-    """Return whether operators have paused the server, or cancelled the run, since the attempt began."""
-    return await call.clearance() if call.clearance is not None else "go_on"
+def _unwanted(error: ActionFailure, may_be_done: bool) -> NoLongerWanted:
+    """Return the failure of a change that is not tried again. One that may have been made is for the undo."""
+    failure = NoLongerWanted(f"{RESOLVED}{', and it may have been made' if may_be_done else ''}; last: {error}")
+    failure.is_begun = may_be_done
+    return failure
 
 
 def because(call: Call, change: str) -> str:

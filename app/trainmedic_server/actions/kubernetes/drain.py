@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, cast
 
@@ -18,18 +18,16 @@ from pydantic import BaseModel, Field
 
 from trainmedic.wire.backoff import Backoff
 from trainmedic_server.actions import node_checkpoints
-from trainmedic_server.actions.base import ActionParams
+from trainmedic_server.actions.base import ActionParams, check_wanted, clearance_of
 from trainmedic_server.actions.kubernetes import nodes
 from trainmedic_server.actions.kubernetes.base import (
     EVENTS,
     LONGEST_ASKED_FOR,
     REPORT_EVERY,
-    STOPPED,
     ClusterAction,
     Permission,
     PermissionGrace,
     because,
-    clearance_of,
     node_of,
     node_ref,
 )
@@ -40,6 +38,7 @@ from trainmedic_server.errors import (
     ClusterRefused,
     ClusterUnavailable,
     EvictionBlocked,
+    NoLongerWanted,
     ObjectChanged,
     PermanentFailure,
     TemporaryFailure,
@@ -138,15 +137,15 @@ class DrainNode(ClusterAction):
         try:
             if params.checkpoint is not None:
                 await self._may_begin(call, params)
-                asking = node_checkpoints.ask_for(
+                output["checkpoints"] = await node_checkpoints.ask_for(
                     self.services.bus, self._clock, call, node_of(call), params.checkpoint
                 )
-                output["checkpoints"] = await self._unless_stopped(call, asking)
             output |= await self._empty(call, params)
         except ActionFailure as failure:
             failure.output = {**output, **failure.output}
             failure.is_begun = True  # the node is cordoned, which the undo takes back
-            await self._leave_event(call, "DrainFailed", str(failure), warning=True)
+            is_wanted = not isinstance(failure, NoLongerWanted)
+            await self._leave_event(call, "DrainFailed" if is_wanted else "DrainStopped", str(failure), is_wanted)
             raise
         await self._leave_event(call, "Drained", f"{output['gone']} pods gone")
         return output
@@ -165,21 +164,6 @@ class DrainNode(ClusterAction):
             if not error.may_pass:
                 raise
 
-    async def _unless_stopped(self, call: Call, work: Coroutine[Any, Any, dict[str, str]]) -> dict[str, str]:
-        """Return what `work` returns. Raises TemporaryFailure as soon as the run is cancelled."""
-        task = asyncio.ensure_future(work)
-        try:
-            while True:
-                tick = asyncio.ensure_future(self._clock.sleep_until(self._clock.now() + timedelta(seconds=ROUND)))
-                await asyncio.wait({task, tick}, return_when=asyncio.FIRST_COMPLETED)
-                tick.cancel()
-                if task.done():
-                    return task.result()
-                if await clearance_of(call) == "stop":
-                    raise TemporaryFailure(STOPPED)
-        finally:
-            task.cancel()
-
     async def _empty(self, call: Call, params: DrainParams) -> dict[str, Any]:
         progress, permission_grace, backoff = _Progress(), PermissionGrace(), Backoff(2 * ROUND, _LONGEST_ROUND)
         left: Sequence[Object] = ()
@@ -189,10 +173,11 @@ class DrainNode(ClusterAction):
                 if not left:
                     return progress.output(())
                 clearance = await clearance_of(call)
-                if clearance == "stop":
-                    raise TemporaryFailure(f"{STOPPED}: {_unfinished(left, progress)}", progress.output(left))
+                check_wanted(clearance, _unfinished(left, progress), progress.output(left))
                 progress.is_paused = clearance == "hold"
-                is_stuck, asked = (True, 0.0) if progress.is_paused else await self._evict_all(left, params, progress)
+                is_stuck, asked = (True, 0.0)
+                if not progress.is_paused:
+                    is_stuck, asked = await self._evict_all(call, left, params, progress)
                 if not is_stuck:
                     backoff.reset()
                 wait = max(backoff.next(), min(asked, LONGEST_ASKED_FOR)) if is_stuck else ROUND
@@ -224,9 +209,11 @@ class DrainNode(ClusterAction):
         progress.skipped = selection.skipped
         return selection.ending
 
-    async def _evict_all(self, pods: Sequence[Object], params: DrainParams, progress: _Progress) -> tuple[bool, float]:
-        """Evict every pod that does not end yet. Returns whether all evictions were refused for now, and how
-        many seconds the API server asks to wait.
+    async def _evict_all(
+        self, call: Call, pods: Sequence[Object], params: DrainParams, progress: _Progress
+    ) -> tuple[bool, float]:
+        """Evict every pod that does not end yet, unless something holds the drain back before its turn comes. Returns
+        whether all evictions were refused for now, and how many seconds the API server asks to wait.
 
         A refusal of one pod does not stop the others, and is reported beside its name.
         """
@@ -239,6 +226,8 @@ class DrainNode(ClusterAction):
         async def ask(pod: Object) -> ActionFailure | None:
             ref = Ref(PODS, pod["metadata"]["name"], pod["metadata"]["namespace"])
             async with gate:
+                if await clearance_of(call) != "go_on":
+                    return None  # the next round says why
                 try:
                     await self.cluster.evict(ref, uid_of(pod), params.grace_period)
                 except EvictionBlocked as error:

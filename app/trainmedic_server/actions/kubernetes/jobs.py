@@ -9,14 +9,12 @@ from typing import Any, ClassVar, cast
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from trainmedic_server.actions.base import ActionParams, Irreversible
+from trainmedic_server.actions.base import STOPPED, ActionParams, Irreversible, clearance_of
 from trainmedic_server.actions.kubernetes.base import (
     EVENTS,
-    STOPPED,
     ClusterAction,
     Permission,
     because,
-    clearance_of,
 )
 from trainmedic_server.errors import ObjectExists, ObjectMissing, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Action, Call
@@ -91,7 +89,7 @@ class CreateClusterJob(Irreversible, ClusterAction):
     async def _result(self, call: Call, ref: Ref, output: Mapping[str, Any]) -> dict[str, Any]:
         while True:
             try:
-                job = await self.retry_until_deadline(call, lambda: self.cluster.get(ref))
+                job = await self.retry_until_deadline(call, lambda: self.cluster.get(ref), makes_change=False)
             except ObjectMissing as error:
                 raise PermanentFailure(f"{ref} was deleted before it had ended", output) from error
             conditions = (job.get("status") or {}).get("conditions") or ()

@@ -138,6 +138,7 @@ class UncordonNode(_NodeAction):
     name: ClassVar[str] = "k8s.uncordon"
     summary: ClassVar[str] = "Let pods onto the node again, where it was Trainmedic that had cordoned it."
     Params: ClassVar[type[BaseModel]] = UncordonParams
+    gives_back: ClassVar[bool] = True
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(UncordonParams, call.params)

@@ -12,6 +12,7 @@ from trainmedic_server.actions.base import ActionParams, Irreversible
 from trainmedic_server.actions.kubernetes.base import EVENTS, ClusterAction, Permission, RestorableAction, because
 from trainmedic_server.actions.kubernetes.kinds import KNOWN, WorkloadParams, field_at
 from trainmedic_server.domain.fields import Duration
+from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.errors import ObjectMissing, PermanentFailure
 from trainmedic_server.ports.actions import Action, Call
 from trainmedic_server.ports.cluster import PODS, Object, Ref
@@ -34,6 +35,7 @@ def _permissions(has: str) -> tuple[Permission, ...]:
 class _WorkloadAction(RestorableAction):
     outputs: ClassVar[frozenset[str]] = frozenset({"object", "before", "after", "note"})
     restored_by: ClassVar[frozenset[str]] = frozenset({"kind", "namespace", "name"})
+    silences: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)  # its pods end, and report no more
     needs: ClassVar[str]
     """Which path of `WorkloadKind` the action works on."""
 
@@ -130,6 +132,8 @@ class SuspendWorkload(_WorkloadAction):
 class ResumeWorkload(SuspendWorkload):
     name: ClassVar[str] = "k8s.resume"
     summary: ClassVar[str] = "Let a suspended Job, JobSet or training job go on."
+    silences: ClassVar[frozenset[TargetKind]] = frozenset()
+    gives_back: ClassVar[bool] = True
     is_suspended: ClassVar[bool] = False
 
 
@@ -146,6 +150,7 @@ class DeletePod(Irreversible, ClusterAction):
     summary: ClassVar[str] = "Delete one pod, so that its controller makes it anew."
     default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
     Params: ClassVar[type[BaseModel]] = DeletePodParams
+    silences: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)  # it reports no more
     outputs: ClassVar[frozenset[str]] = frozenset({"pod", "before", "note"})
     permissions: ClassVar[tuple[Permission, ...]] = (Permission("", "pods", ("get", "delete")), EVENTS)
 

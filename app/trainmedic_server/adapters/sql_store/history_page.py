@@ -147,6 +147,8 @@ def beside_them(matching: HistoryFilter, before: tuple[datetime, str] | None) ->
         yield from (runs.c.unfinished, is_closed)
     elif matching.owes_undo is False:
         yield sa.or_(sa.not_(runs.c.unfinished), is_open)
+    if matching.has_acted:
+        yield runs.c.acted_at.is_not(None)
     yield from after_place(before)
 
 

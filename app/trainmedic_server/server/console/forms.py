@@ -22,6 +22,8 @@ from trainmedic_server.server.tokens import TokenRole
 
 Fields = Mapping[str, str]
 _RUN = re.compile(r"/console/runs/(?P<run>[0-9A-Za-z_-]{1,64})/(?P<kind>approve|reject|cancel|undo|close_undo|retry)")
+_ENDING = ("reject", "cancel")
+"""The orders that can also give back at once what the run has changed."""
 _PLAYBOOK = re.compile(r"/console/playbooks/(?P<name>[^/]{1,200})/mode")
 _START = re.compile(r"/console/playbooks/(?P<name>[^/]{1,200})/start")
 _SESSION = re.compile(r"/console/sessions/(?P<session>[0-9a-f-]{36})/end")
@@ -48,7 +50,8 @@ class Forms:
     async def _do(self, principal: Principal, path: str, fields: Fields) -> tuple[str, str]:
         """Carry it out; what was done, and the page that it leads to where that is not the one that it was on."""
         if match := _RUN.fullmatch(path):
-            done = await self._api.ask(principal, "POST", f"/runs/{match['run']}/{match['kind']}", body=_noted(fields))
+            body = _noted(fields) | ({"undo": True} if fields.get("undo") and match["kind"] in _ENDING else {})
+            done = await self._api.ask(principal, "POST", f"/runs/{match['run']}/{match['kind']}", body=body)
             return _started(done) if match["kind"] == "retry" else (match["kind"], "")
         if match := _START.fullmatch(path):
             body = start_of(match["name"], fields) | _given(fields, "note", "key")
@@ -95,7 +98,7 @@ def _started(done: Mapping[str, Any]) -> tuple[str, str]:
     return "not_started" if is_barred else "started", f"/runs/{done['run']['run_id']}"
 
 
-def _noted(fields: Fields) -> dict[str, str]:
+def _noted(fields: Fields) -> dict[str, Any]:
     return {"note": fields.get("note", "").strip()}
 
 

@@ -15,8 +15,8 @@ COOKIE = "trainmedic_done"
 _SECONDS = 60
 SENTENCES: Mapping[str, str] = {
     "approve": "Approved.",
-    "reject": "Rejected.",
-    "cancel": "Cancelled; what it owes is taken back.",
+    "reject": "Rejected. Given back says what the run still owes.",
+    "cancel": "Cancelled. Given back says what the run still owes.",
     "undo": "The undo is ordered.",
     "close_undo": "The duty is closed.",
     "approve_many": "All that were chosen are approved.",
