@@ -107,8 +107,8 @@ class AttemptOutcome(Struct, frozen=True):
     status: str
     """``applied``, ``failed`` (not applied, another attempt may succeed), ``rejected`` (not applied, and no attempt
     will succeed), ``skipped`` (not applied: the server is not set up for it, which fails no run), ``unknown`` (it may
-    have been applied), ``stopped`` (it ended early because the alert resolved) or ``called_off`` (it was not begun: what
-    came after it was put on record kept it from being made)."""
+    have been applied), ``stopped`` (it ended early because the alert resolved) or ``called_off`` (it was not begun,
+    because of an order or a report that came after it was put on record)."""
     output: Mapping[str, Any] = field(default_factory=dict)
     """What the action returned, or what it knew when it failed."""
     error: str | None = None
