@@ -48,6 +48,9 @@ HORIZON = timedelta(hours=1)
 GIVES_BACK = {"uncordon", "job.resume", "launcher.include_node"}
 ALWAYS = GIVES_BACK | {"job.checkpoint", "node.facts"}
 SILENCING = {"job.stop", "job.pause"}
+SPECS, _ = registry.combine(registry.BUILT_IN, ())
+"""The actions of this package. To look for those of other packages would take longer than a run does."""
+CHECKED_ACTIONS = registry.Registry(SPECS, None, [])
 LATEST = timedelta(seconds=1.5)
 """How long after the resolution something may still be done: a drain looks each second."""
 
@@ -103,11 +106,10 @@ def play(case: Case) -> Played:
 
 async def _play(case: Case) -> Played:
     store, clock = InMemoryStore(), VirtualClock()
-    target = await _target_of(case)
-    site = Site(clock, *(part for part in target), faults=case.faults, workers=case.workers)
+    site = Site(clock, *await _target_of(case), faults=case.faults, workers=case.workers)
     cluster = SiteCluster(site)
     services = Services(clock, SiteBus(site), None, SiteNotifier(site), None, cluster)  # type: ignore[arg-type]
-    actions = registry.build(services)
+    actions = registry.Registry(SPECS, services, [])
     engine = _engine(case, store, actions, clock, case.mode)
     await engine.start()
     alert = _alert(case, clock)
@@ -164,10 +166,21 @@ def _engine(case: Case, store: InMemoryStore, actions: registry.Registry, clock:
     return Engine(store, catalog, actions, clock, EngineLimits(mode=mode), telemetry.Metrics(), lambda: topology)
 
 
+_TARGETS: dict[tuple[str, str], tuple[str, str]] = {}
+"""By playbook and labels, which the cases of one playbook share."""
+
+
 async def _target_of(case: Case) -> tuple[str, str]:
     """The names of the node and the job that the alert is about."""
+    key = (case.book.definition.name, str(case.alert.labels))
+    if key not in _TARGETS:
+        _TARGETS[key] = await _looked_up(case)
+    return _TARGETS[key]
+
+
+async def _looked_up(case: Case) -> tuple[str, str]:
     store, clock = InMemoryStore(), VirtualClock()
-    engine = _engine(case, store, registry.specs_only(), clock, Mode.OBSERVE)
+    engine = _engine(case, store, CHECKED_ACTIONS, clock, Mode.OBSERVE)
     alert = _alert(case, clock)
     await engine.admit(Delivery("d0", clock.now(), "trainmedic", "{}", "", (alert,)))
     run = await _run(store)
@@ -280,7 +293,7 @@ def beginnings(path: Path) -> Sequence[Played]:
 
 
 def _load(path: Path) -> Sequence[YamlPlaybook]:
-    loaded = loader.load_file(path, registry.specs_only(), IdentityLabels())
+    loaded = loader.load_file(path, CHECKED_ACTIONS, IdentityLabels())
     assert loaded.problems == ()
     return loaded.playbooks
 
@@ -400,7 +413,7 @@ def _document(book: YamlPlaybook) -> dict[str, Any]:
 
 def _parsed(text: Mapping[str, Any], *, may_fail: bool = False) -> Sequence[YamlPlaybook]:
     source = str(PLAYBOOKS / f"{text['playbook']}.yaml")
-    written, actions = yaml.safe_dump(dict(text), sort_keys=False), registry.specs_only()
+    written, actions = yaml.safe_dump(dict(text), sort_keys=False), CHECKED_ACTIONS
     attached = loader._attached(written, source)
     books, problems = loader.load(written, source, actions, IdentityLabels(), attached)
     assert may_fail or problems == []
@@ -411,7 +424,7 @@ def _edges_of(first: Played) -> Iterator[Mapping[str, Any]]:
     """The playbook with one number of one step at an edge of what the action takes."""
     text = _document(first.case.book)
     for place, step in enumerate(text["steps"]):
-        spec: Any = registry.specs_only().action_class(step.get("action", ""))
+        spec: Any = CHECKED_ACTIONS.action_class(step.get("action", ""))
         properties = spec.Params.model_json_schema()["properties"] if spec is not None else {}
         for name, value in (step.get("with") or {}).items():
             if not isinstance(value, int | float) and "vars." not in str(value):
