@@ -32,5 +32,6 @@ def what_to_do(cause: CauseClass, confidence: Confidence, before: int, *, names_
     if names_node:
         return Advice.ISOLATE_NODE
     if before >= _RETRIES or (before and cause is CauseClass.CODE and confidence is Confidence.HIGH):
-        return Advice.STOP if cause in (CauseClass.CODE, CauseClass.GPU_MEMORY) else Advice.ASK
+        is_sure = confidence is Confidence.HIGH and cause in (CauseClass.CODE, CauseClass.GPU_MEMORY)
+        return Advice.STOP if is_sure else Advice.ASK
     return _ADVICE.get(cause, Advice.RESTART)

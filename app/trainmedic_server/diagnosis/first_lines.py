@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator
 
@@ -11,6 +12,7 @@ from trainmedic_server.diagnosis.verdict import Confidence
 from trainmedic_server.diagnosis.window import Relevant
 from trainmedic_server.domain.finding import CauseClass, Finding, Role
 from trainmedic_server.logs.blocks import TRACEBACK
+from trainmedic_server.logs.exception_causes import GUESS, PROOF
 
 _NEVER_SURE_BY_LINE = frozenset(
     {CauseClass.UNKNOWN, CauseClass.NETWORK, CauseClass.GPU, CauseClass.NODE, CauseClass.HANG}
@@ -18,9 +20,16 @@ _NEVER_SURE_BY_LINE = frozenset(
 """Causes of which a training sees only what they do to it: evidence of a card or a wire is the kernel's, and who says
 that it is stuck may wait for a rank that never came."""
 _PROGRAMS_XIDS = frozenset({"13", "31"})
-_DOUBTFUL = frozenset({"thread", "first_frame", "alone", "crash"})
+_DOUBTFUL = frozenset({"thread", "first_frame", "alone", "crash", GUESS})
 """What rules take from an exception that may have ended nothing: one ends a thread alone, and of one whose heading is
 missing nobody knows what stood there. A process that crashed does not say why."""
+_PROOF = re.compile(
+    r"device-side assert triggered|Assertion `[^`']*(?:out of bounds|< n_classes|num_classes|srcIndex|index)[^`']*[`'] ?failed"
+    r"|no kernel image is available|invalid device ordinal|Duplicate GPU detected|ncclInvalid(?:Usage|Argument)"
+    r"|(?:No space left on device|[Dd]isk quota exceeded|Read-only file system|Stale (?:NFS )?file handle)"
+    r"|\[Errno (?:5|28|30|116|117|122)\]|ephemeral[- ](?:local )?storage|[Oo]ut[ -]of[ -][Mm]emory: Kill|OOMKilled|OOM Killed"
+)
+"""Words that name the cause itself: the kernel's answer, CUDA's check of the program, or a kubelet's reason."""
 _TOGETHER = 30.0
 """Seconds within which all ranks come to the same error, where all of them do."""
 _WORST_CLOCK = 900.0
@@ -51,7 +60,7 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     # A loss that is no number ends nobody by itself; what else failed may have.
     has_both = leading.cause is CauseClass.NUMERICS and any(f.cause is not leading.cause for f in relevant.roots)
     is_sure = is_sure and not has_both and leading.cause not in _NEVER_SURE_BY_LINE and not _was_killed(leading)
-    is_sure = is_sure and _DOUBTFUL.isdisjoint(leading.fields)
+    is_sure = is_sure and _DOUBTFUL.isdisjoint(leading.fields) and _is_proven(leading)
     is_sure = is_sure and not _were_ended_with_others(ranks, facts)
     # An exception can be what became of another one, on a rank of which nothing was read.
     is_sure = is_sure and not (leading.cause is CauseClass.CODE and facts.silent_ranks)
@@ -70,6 +79,13 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     )
 
 
+def _is_proven(finding: Finding) -> bool:
+    """Return whether the line leaves no other reading of its cause, if it is where the failure began."""
+    if finding.cause in (CauseClass.CODE, CauseClass.STORAGE, CauseClass.HOST_MEMORY, CauseClass.DATA):
+        return PROOF in finding.fields or bool(_PROOF.search(finding.line))
+    return True
+
+
 def _was_cut(finding: Finding) -> bool:
     """Whether it is a traceback of which the end is missing: it does not say what was raised."""
     return finding.line.startswith(TRACEBACK)
@@ -86,7 +102,7 @@ def _worth(leading: Finding, facts: Facts, relevant: Relevant, *, is_sure: bool)
     firsts = {ended.rank for ended in facts.exits if ended.is_first and ended.signal is None and ended.rank is not None}
     others = {rank_of(finding) for finding in relevant.roots if finding.rule != leading.rule}
     is_passed = leading.cause is CauseClass.PREEMPTION or bool(facts.followed.get(leading.id))
-    if _was_cut(leading) or (is_passed and rank_of(leading) not in firsts and others & firsts):
+    if _was_cut(leading) or GUESS in leading.fields or (is_passed and rank_of(leading) not in firsts and others & firsts):
         return Confidence.LOW
     return Confidence.HIGH if is_sure else Confidence.MEDIUM
 

@@ -1,0 +1,203 @@
+"""From an exception to its cause: by its class, its place, and the error number, HTTP status or words in its message.
+
+One reader instead of a rule for each library: a class such as ``ReadTimeout`` means the same wherever it is defined.
+High confidence needs proof (`ExceptionReading.is_proof`): an exception that only the program itself can cause. All
+other exceptions are at most a likely reading. Rules that know an exact wording come first; see ``matcher``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from trainmedic_server.domain.finding import CauseClass
+from trainmedic_server.logs import message_causes
+
+PROOF = "proof"
+"""Name of the field of a finding whose line leaves no other reading."""
+GUESS = "guess"
+"""Name of the field of a finding whose exception nobody knows: its cause is a hint."""
+_PROGRAM = frozenset({
+    "TypeError", "KeyError", "AttributeError", "NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError",
+    "IndexError", "ZeroDivisionError", "NotImplementedError", "AssertionError",
+})  # fmt: skip
+"""Classes that prove a fault of the program where it raises them in a file of its own."""
+_UNREADABLE = frozenset({"SyntaxError", "IndentationError", "TabError"})
+_BUILTIN = frozenset({
+    "ValueError", "RuntimeError", "LookupError", "ArithmeticError", "OverflowError", "FloatingPointError",
+    "RecursionError", "StopIteration", "StopAsyncIteration", "Exception", "SystemError", "BufferError", "ReferenceError",
+    "UnicodeEncodeError", "FileNotFoundError", "FileExistsError", "NotADirectoryError", "IsADirectoryError",
+    "PermissionError", "OSError", "IOError", "EnvironmentError", "UserWarning", "ConfigurationError",
+}) | _PROGRAM | _UNREADABLE  # fmt: skip
+_SIGNATURE = re.compile(
+    r"got an unexpected keyword argument|missing \d+ required (?:positional|keyword-only) argument"
+    r"|takes \d+ positional arguments? but \d+|got multiple values for|^cannot import name |^module '[\w.]+' has no att"
+    r"|^No module named '|object is not callable$|^name '\w+' is not defined"
+)
+"""Messages that state a wrong name or call, which is the program's whichever file it is in."""
+_TENSORS = re.compile(
+    r"shapes cannot be multiplied|^The size of tensor a \(\d+\) must match|[Ee]xpected all tensors to be on the same dev"
+    r"|^Error\(s\) in loading state_dict for|^Trying to backward through the graph a second time"
+    r"|does not require grad and does not have a grad_fn|^Expected to have finished reduction in the prior iteration"
+    r"|^Detected mismatch between collectives on ranks|^expected scalar type \w+ but found|modified by an inplace operat"
+    r"|^Sizes of tensors must match except in dimension|^shape '\[[\d, -]+\]' is invalid for input of size"
+    r"|^Given groups=\d+, weight of size|must have the same dtype, but got|^stack expects each tensor to be equal size"
+    r"|^Default process group has not been initialized|^Expected to mark a variable ready only once"
+    r"|^(?:mat1|self) and (?:mat2|mat) must have the same dtype"
+)
+"""What PyTorch raises of wrong shapes, types, devices and calls."""
+_WRAPPERS = frozenset({
+    "DatasetGenerationError", "InstantiationException", "RayTaskError", "UserCodeException", "TrainingFailedError",
+    "RetryError", "CheckpointException", "ProcessRaisedException", "LightningError", "BackendCompilerFailed",
+})  # fmt: skip
+"""Classes that pass on another exception, which stands before them in a chain of tracebacks."""
+_CONSEQUENCES = frozenset({
+    "EngineDeadError", "BrokenProcessPool", "ChildFailedError", "CancelledError", "ActorDiedError", "RayActorError",
+    "ActorUnavailableError", "WorkerCrashedError", "OwnerDiedError", "ProcessExitedException", "WorkerLostError",
+    "AsyncEngineDeadError", "MQEngineDeadError", "GetTimeoutError", "Empty", "Full", "ObjectLostError",
+    "CollectiveTimeoutError", "BrokenExecutor", "TaskCancelledError", "WorkerDied", "ActorPoolError", "ChildProcessError",
+})  # fmt: skip
+"""Classes that state that another process has ended or does not answer, and not why."""
+_BY_CLASS: Mapping[CauseClass, frozenset[str]] = {
+    CauseClass.GPU_MEMORY: frozenset({"OutOfMemoryError", "ResourceExhaustedError", "CUDAOutOfMemoryError"}),
+    CauseClass.GPU: frozenset({
+        "NVMLError_GpuIsLost", "NVMLError_Unknown", "NVMLError_ResetRequired", "NVMLError_CorruptedInforom",
+        "NVMLError_Timeout", "NVMLError_InsufficientPower", "NVMLError_IrqIssue", "DeviceLostError",
+    }),
+    CauseClass.NODE: frozenset({
+        "NVMLError_DriverNotLoaded", "NVMLError_LibRmVersionMismatch", "NVMLError_LibraryNotFound", "NodeDiedError",
+        "NVMLError_OperatingSystem", "NVMLError_NoPermission",
+    }),
+    CauseClass.HOST_MEMORY: frozenset({"MemoryError", "ArrayMemoryError", "ArrowMemoryError", "ObjectStoreFullError"}),
+    CauseClass.NETWORK: frozenset({
+        "timeout", "gaierror", "herror", "SSLError", "ProxyError", "MaxRetryError", "ProtocolError", "ChunkedEncodingError",
+        "IncompleteRead", "IncompleteReadError", "RemoteDisconnected", "ServerDisconnectedError", "ClientPayloadError",
+        "ClientOSError", "RemoteProtocolError", "ReadError", "WriteError", "EndpointConnectionError", "TransportError",
+        "ServiceUnavailable", "TooManyRequests", "DeadlineExceeded", "GatewayTimeout", "InternalServerError", "BadGateway",
+        "ServiceRequestError", "ServiceResponseError", "NetworkError", "ContentTypeError", "ConnectionTimeout",
+        "ServerSelectionTimeoutError", "AutoReconnect", "CommError", "RateLimitError", "HTTPClientError", "URLError",
+        "LocalEntryNotFoundError", "OfflineModeIsEnabled", "HfHubHTTPError", "HTTPError", "HTTPStatusError", "Unavailable",
+        "BrokenPipeError", "NoHttpResponseException", "SSLCertVerificationError", "SSLEOFError", "UnavailableError",
+        "ConnectionError", "OperationalError", "SSHException", "NoValidConnectionsError", "InterfaceError",
+        "ServerTimeoutError", "APIConnectionError", "APITimeoutError", "ClientResponseError", "ReplicaUnavailableError",
+    }),
+    CauseClass.STORAGE: frozenset({
+        "SlowDown", "S3UploadFailedError", "S3Error", "MapFullError", "DiskError", "StorageError", "DiskFullError",
+        "S3TransferFailedError", "OssError", "RetriesExceededError", "FlexibleChecksumError", "HdfsError", "ESTALE",
+        "FileSystemError", "TileDBError", "SafetensorError", "NoSuchBucket",
+    }),
+    CauseClass.DATA: frozenset({
+        "UnidentifiedImageError", "BadZipFile", "BadGzipFile", "LZMAError", "ReadError_tar", "ArrowInvalid", "DataLossError",
+        "JSONDecodeError", "UnicodeDecodeError", "ParserError", "CorruptedError", "DecompressionBombError", "EmptyDataError",
+        "ArrowTypeError", "ArrowNotImplementedError", "DataSourceError", "InvalidDataError", "LibsndfileError",
+        "SoundFileRuntimeError", "SchemaInferenceError", "DataFilesNotFoundError", "NonMatchingSplitsSizesError",
+        "NonMatchingChecksumError", "ExpectedMoreSplitsError", "CastError", "ChecksumVerificationError", "DecodeError",
+        "ZstdError", "BlockReadError", "CorruptDataError", "TruncatedFileError", "NoBackendError",
+    }),
+    CauseClass.CODE: frozenset({
+        "RepositoryNotFoundError", "GatedRepoError", "RevisionNotFoundError", "EntryNotFoundError", "BadRequestError",
+        "DatasetNotFoundError", "HFValidationError", "NoCredentialsError", "PartialCredentialsError", "UsageError",
+        "ValidationError", "CompilationError", "OutOfResources", "Unsupported", "InternalTorchDynamoError", "TraceError",
+        "InductorError", "TorchRuntimeError", "ConfigAttributeError", "ConfigKeyError", "MissingMandatoryValue",
+        "MissingConfigException", "UserError", "ArgumentError", "InvalidArgumentError", "MisconfigurationException",
+        "TemplateError", "UndefinedError", "TracerBoolConversionError", "ConcretizationTypeError", "ShapeError",
+        "ConfigTypeError", "AuthenticationError", "NoSuchKey", "ScannerError", "YAMLError", "TokenRetrievalError",
+        "LocalTokenNotFoundError", "DefaultCredentialsError", "ParamValidationError", "AuthError", "PickleError",
+        "PicklingError", "InvalidConfigError", "XlaCompileError", "DuplicateFlagError", "InterpolationKeyError",
+        "InvalidRegionError", "ProfileNotFound", "UnknownServiceError", "NoRegionError", "CompilationAborted",
+        "NotImplementedException", "ConfigCompositionException", "OverrideParseException", "ScopeParamShapeError",
+    }),
+}  # fmt: skip
+_CLASSES: Mapping[str, CauseClass] = {name: cause for cause, names in _BY_CLASS.items() for name in names}
+_BY_PART: Sequence[tuple[re.Pattern[str], CauseClass]] = (
+    (re.compile(r"OutOfMemory|OOM"), CauseClass.GPU_MEMORY),
+    (re.compile(r"Connect|Endpoint|NameResolution|Socket|Proxy|Throttl|RateLimit|Unreachable"), CauseClass.NETWORK),
+    (re.compile(r"Checksum|Corrupt|Truncated|Decod|Parse"), CauseClass.DATA),
+    (re.compile(r"Config|Validation|Argument|Unsupported|Missing|Compil"), CauseClass.CODE),
+)
+"""What the name of a class that is not listed states by itself."""
+_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<frozen |/conda/|\.so$")
+_LOADER = re.compile(r"/torch/utils/data/_utils/|/datasets/(?:iterable_|arrow_)?(?:dataset|builder|reader)\.py")
+_PROCESSES = re.compile(r"/(?:multiprocessing/(?:connection|managers|resource_\w+|queues)|concurrent/futures)[/.]")
+_CALL = re.compile(r'File "([^"\n]{1,400})", line \d+')
+_CHAINED = re.compile(r"\n(?:The above exception was the direct cause|During handling of the above exception)")
+_LAST_CLASS = re.compile(r"\n((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?:: ([^\n]*))?\s*$")
+_SEE_ABOVE = re.compile(r"(?i)\bsee (?:the )?(?:root cause|stack trace|error|traceback|logs?) ?\(?above")
+
+
+class ExceptionReading(Struct, frozen=True):
+    """What an exception states about its cause."""
+
+    cause: CauseClass
+    is_proof: bool = False
+    """Nothing but this cause raises it in that place."""
+    is_consequence: bool = False
+    """It states that something else has failed."""
+    is_guess: bool = False
+    """Neither its class nor its message is known."""
+
+
+def read(name: str, message: str, traceback: str = "") -> ExceptionReading:
+    """Return what the exception `name`, with `message`, at the end of `traceback` states."""
+    last = name.rpartition(".")[2]
+    if last in _WRAPPERS and (inner := _inner(traceback)):
+        return read(*inner)
+    calls = _CALL.findall(traceback)
+    place = calls[-1] if calls else ""
+    if _is_consequence(last, message, place):
+        return ExceptionReading(CauseClass.UNKNOWN, is_consequence=True)
+    if last in _UNREADABLE:
+        return ExceptionReading(CauseClass.CODE, is_proof=True)
+    is_programs = last in _PROGRAM or (last in ("RuntimeError", "ValueError") and bool(_TENSORS.search(message)))
+    by_message = None if last in _PROGRAM - {"ImportError"} else message_causes.cause_of(name, message)
+    if by_message is not None:
+        return ExceptionReading(by_message)
+    if is_programs:
+        return ExceptionReading(CauseClass.CODE, is_proof=_is_proof(last, message, place, calls))
+    return _by_class(name, last)
+
+
+def _is_consequence(last: str, message: str, place: str) -> bool:
+    of_processes = last in ("EOFError", "BrokenPipeError", "ConnectionResetError", "ConnectionRefusedError")
+    return last in _CONSEQUENCES or bool(_SEE_ABOVE.search(message)) or (of_processes and bool(_PROCESSES.search(place)))
+
+
+def _is_proof(last: str, message: str, place: str, calls: Sequence[str]) -> bool:
+    """Return whether only the program can have raised it there."""
+    if _SIGNATURE.search(message) or _TENSORS.search(message):
+        return True
+    is_own = bool(place) and not _LIBRARY.search(place)
+    # A sample without a member is the data's fault as often as the program's.
+    is_loading = any(_LOADER.search(call) for call in calls)
+    return is_own and not is_loading and last != "ImportError"
+
+
+def _by_class(name: str, last: str) -> ExceptionReading:
+    if cause := _CLASSES.get(last):
+        is_rays = name.startswith("ray.") and cause is CauseClass.GPU_MEMORY
+        return ExceptionReading(CauseClass.HOST_MEMORY if is_rays else cause)
+    if last == "ReadError" and name.startswith("tarfile"):
+        return ExceptionReading(CauseClass.DATA)
+    if name.startswith(("zlib", "lzma", "_csv", "csv", "tarfile", "gzip", "zipfile", "PIL.", "av.")) or last == "EOFError":
+        return ExceptionReading(CauseClass.DATA)
+    if last in _BUILTIN:
+        return ExceptionReading(CauseClass.CODE)
+    if last.endswith(("Timeout", "TimeoutError")):
+        return ExceptionReading(CauseClass.NETWORK)
+    for part, cause in _BY_PART:
+        if part.search(last):
+            return ExceptionReading(cause)
+    # Somebody's own class: most failures that raise one are the program's, which is no more than a hint.
+    return ExceptionReading(CauseClass.CODE, is_guess=True)
+
+
+def _inner(traceback: str) -> tuple[str, str, str] | None:
+    """Return class, message and traceback of the exception that the last one of a chain passes on; None without one."""
+    ends = [found.start() for found in _CHAINED.finditer(traceback)]
+    if not ends:
+        return None
+    before = traceback[: ends[-1]].rstrip()
+    found = _LAST_CLASS.search(before)
+    return (found[1], found[2] or "", before) if found else None
