@@ -281,7 +281,7 @@ _FABRIC_NAME = re.compile(r"(?i)fabric[-_]?manager")
 _LAUNCHER_NAME = re.compile(r"(?i)(?:launcher|torchrun|accelerate|deepspeed)")
 _NODE_NAME = re.compile(rf"(?i)(?:^|[-_.])({_NODE_WORDS}(?:-\d+)*)")
 _SUFFIX = re.compile(r"(?i)\.(?:log|txt|out|err|json|jsonl)(?:\.\d+)?$")
-_KERNEL_LINE = re.compile(rb"\[ *\d+\.\d{6}\] |kern +:|\d,\d+,\d+,[^;]*;|.{0,60} kernel: |<\d>\[")
+_KERNEL_LINE = re.compile(rb"\[ *\+?\d+\.\d{6}\] |kern +:|\d,\d+,\d+,[^;]*;|(?:.{0,60} )?kernel: |<\d>\[")
 
 
 def _of_name(path: Path, directory: Path, head: bytes) -> Origin:

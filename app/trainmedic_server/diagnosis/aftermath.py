@@ -41,11 +41,13 @@ class Aftermath(Struct):
     followed: Counter[str] = field(default_factory=Counter)
     """How many ordinary lines the same rank, or the same stream without ranks, printed after a finding, by its id."""
     _open: dict[_Voice, dict[str, datetime]] = field(default_factory=lambda: defaultdict(dict))
+    _waits: dict[_Voice, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """What only steps outlive: a rank that timed out, or lost its peer, prints ordinary lines for as long as it likes."""
     _steps: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     _unwell: dict[str, dict[str, datetime]] = field(default_factory=dict)
     _loose: Counter[str] = field(default_factory=Counter)
     _chapters: Counter[_Voice] = field(default_factory=Counter)
-    _recent: dict[str, deque[tuple[Line, bool]]] = field(default_factory=dict)
+    _recent: dict[str, deque[tuple[Line, bool, bool]]] = field(default_factory=dict)
 
     def chapter(self, line: Line) -> int:
         """Which one of its rank in its stream a line is in: with the proof that it went on a new one begins, so that
@@ -65,21 +67,24 @@ class Aftermath(Struct):
         for finding in findings:
             if finding.role is Role.ROOT and finding.cause is CauseClass.NUMERICS:
                 self._unwell.setdefault(line.origin.stream, {})[finding.id] = line.at
+            elif finding.role is Role.CASCADE:
+                self._waits[line.origin.stream, line.origin.rank].add(finding.id)
+                self._steps[line.origin.stream][finding.id] = 0
             elif finding.role is Role.ROOT:
                 self._open[line.origin.stream, line.origin.rank][finding.id] = line.at
                 self._steps[line.origin.stream][finding.id] = 0
-        for later, is_timed in self._recent.get(line.origin.stream, ()) if findings else ():
+        for later, is_timed, is_step in self._recent.get(line.origin.stream, ()) if findings else ():
             if later.place > line.place:
-                self._take(later, is_timed)
+                self._take(later, is_timed, is_step)
 
-    def plain(self, line: Line, *, is_timed: bool) -> None:
-        """Take a line in which no rule found anything."""
-        self._recent.setdefault(line.origin.stream, deque(maxlen=_RECENT)).append((line, is_timed))
-        self._take(line, is_timed)
+    def plain(self, line: Line, *, is_timed: bool, is_step: bool = False) -> None:
+        """Take a line in which no rule found anything; `is_step` where it reports a step in a form of its own."""
+        self._recent.setdefault(line.origin.stream, deque(maxlen=_RECENT)).append((line, is_timed, is_step))
+        self._take(line, is_timed, is_step)
 
-    def _take(self, line: Line, is_timed: bool) -> None:
+    def _take(self, line: Line, is_timed: bool, is_step: bool) -> None:
         stream = line.origin.stream
-        if line.record and line.record.get("event") == "step":
+        if is_step or (line.record and line.record.get("event") == "step"):
             if waiting := self._steps.get(stream):
                 waiting.update(waiting.keys())
                 self._went_on(stream, {each for each, steps in waiting.items() if steps >= _STEPS})
@@ -128,3 +133,7 @@ class Aftermath(Struct):
                 self._chapters[voice] += 1
                 for each in ids & open_.keys():
                     del open_[each]
+        for voice, waits in self._waits.items():
+            if voice[0] == stream and ids & waits:
+                self._chapters[voice] += 1
+                waits -= ids

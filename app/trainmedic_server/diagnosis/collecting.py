@@ -7,6 +7,7 @@ is in them.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -24,6 +25,7 @@ from trainmedic_server.logs.assembly import LineAssembler
 from trainmedic_server.logs.blocks import TRACEBACK
 from trainmedic_server.logs.line import Line
 from trainmedic_server.logs.matcher import LineMatch
+from trainmedic_server.logs.progress import ProgressReader
 from trainmedic_server.logs.rule import RuleSet
 from trainmedic_server.logs.tracker import FindingTracker
 
@@ -72,6 +74,7 @@ class Collector:
         self._began_at: datetime | None = None
         self._nobodys: set[str] = set()  # streams with lines of whichever rank
         self._aftermath = Aftermath()
+        self._progress: dict[tuple[str, int | None], ProgressReader] = defaultdict(ProgressReader)
 
     def stream(self, origin: Origin, raw: Iterable[bytes], written: datetime) -> None:
         """Take all lines of one stream, each without its line feed; `written` is when it was last changed."""
@@ -143,11 +146,12 @@ class Collector:
         error = clock_guess.ERROR if has_time else clock_guess.UNKNOWN
         found = self._found(line)
         if line.origin.source not in KERNEL_SOURCES:
-            self._of_job(line, has_time)
+            step = self._step_of(line) if not found else None
+            self._of_job(line, has_time, step)
             self._note_beginning(line, has_time, is_trouble=bool(found))
             self._aftermath.found(line, found)
             if not found:
-                self._aftermath.plain(line, is_timed=has_time)
+                self._aftermath.plain(line, is_timed=has_time, is_step=step is not None)
         for finding in found:
             self._keep(finding, error)
 
@@ -196,7 +200,13 @@ class Collector:
             self._first_at = line.at
             self._began_at = None if is_trouble else line.at
 
-    def _of_job(self, line: Line, has_time: bool) -> None:
+    def _step_of(self, line: Line) -> int | None:
+        """Return the step that a line reports in a form of its trainer's own; None for every other line."""
+        if line.record is not None or line.origin.source in KERNEL_SOURCES or "\n" in line.text:
+            return None
+        return self._progress[line.origin.stream, line.origin.rank].step_of(line.text)
+
+    def _of_job(self, line: Line, has_time: bool, learned_step: int | None) -> None:
         record = line.record or {}
         rank = line.origin.rank if line.origin.rank is not None else _whole(record.get("rank"))
         seen = None
@@ -209,11 +219,12 @@ class Collector:
             seen.on(line.origin.node, record.get("node"))
         if record.get("event") == "end" and not record.get("reason"):
             self._exits.append(Exit("training", code=0, rank=rank, node=line.origin.node))
-        step = _whole(record.get("step"))
+        step = _whole(record.get("step")) if learned_step is None else learned_step
         # Of a line without a time nobody knows more than its place; `Aftermath` goes by that.
-        if record.get("event") == "step" and step is not None and has_time:
+        is_step = learned_step is not None or (record.get("event") == "step" and step is not None)
+        if is_step and has_time:
             self._last_step_at = max(line.at, self._last_step_at or line.at)
-            if seen:
+            if seen and step is not None:
                 seen.step(step, line.at)
                 seen.divided(record)
         for text in line.text.splitlines() if not record else ():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from trainmedic_server.diagnosis.accusation import Accusation, Witness, clock_of, evidence_of, moment_of, rank_of
 from trainmedic_server.diagnosis.facts import Facts
@@ -27,11 +27,18 @@ _PROOF = re.compile(
     r"device-side assert triggered|Assertion `[^`']*(?:out of bounds|< n_classes|num_classes|srcIndex|index)[^`']*[`'] ?failed"
     r"|no kernel image is available|invalid device ordinal|Duplicate GPU detected|ncclInvalid(?:Usage|Argument)"
     r"|(?:No space left on device|[Dd]isk quota exceeded|Read-only file system|Stale (?:NFS )?file handle)"
-    r"|\[Errno (?:5|28|30|116|117|122)\]|ephemeral[- ](?:local )?storage|[Oo]ut[ -]of[ -][Mm]emory: Kill|OOMKilled|OOM Killed"
+    r"|\[Errno (?:5|28|30|116|117|122)\]|ephemeral[- ](?:local )?storage|[Oo]ut[ -]of[ -][Mm]emory: Kill|OOMKill|OOM Killed|low on resource: |local storage usage exceeds"
+    r"|exceeds the memory usage threshold|image file is truncated|running low on memory"
 )
 """Words that name the cause itself: the kernel's answer, CUDA's check of the program, or a kubelet's reason."""
+_HARDWARE = re.compile(r"uncorrectable (?:ECC|NVLink) error|GPU is lost|HBM multi-bit")
+"""Words of the driver's, passed on by CUDA, that no program causes."""
+_COMPARES = re.compile(r"Duplicate GPU detected|Detected mismatch between collectives")
+"""What is printed where the ranks have been compared with each other: no silent rank knows better."""
 _TOGETHER = 30.0
 """Seconds within which all ranks come to the same error, where all of them do."""
+_RIGHT_AFTER = 1.0
+"""Seconds within which the lines of one message are printed."""
 _WORST_CLOCK = 900.0
 """Seconds by which a clock is wrong at times. Nobody is named for certain by an order that depends on it."""
 
@@ -46,6 +53,7 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     rivals = [other for other in roots[1:] if not moment_of(first).is_before(moment_of(other))]
     # Of lines whose order is not known, that which names a thing counts before that which only says "an error".
     leading = min([first, *rivals], key=_vagueness)
+    leading = _named_next(leading, roots) or leading
     alike = [f for f in [first, *rivals] if f.rule == leading.rule]
     alike += [f for f in roots if f not in alike and f.shape == leading.shape and _is_soon_after(f, leading)]
     ranks = frozenset(rank for finding in alike if (rank := rank_of(finding)) is not None)
@@ -59,11 +67,14 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     is_sure = is_sure and not any(_may_be_first(other, leading, ranks) for other in relevant.roots)
     # A loss that is no number ends nobody by itself; what else failed may have.
     has_both = leading.cause is CauseClass.NUMERICS and any(f.cause is not leading.cause for f in relevant.roots)
-    is_sure = is_sure and not has_both and leading.cause not in _NEVER_SURE_BY_LINE and not _was_killed(leading)
+    is_devices = leading.cause is CauseClass.GPU and bool(_HARDWARE.search(leading.line))
+    is_sure = is_sure and not has_both and (leading.cause not in _NEVER_SURE_BY_LINE or is_devices)
+    is_sure = is_sure and not _was_killed(leading)
     is_sure = is_sure and _DOUBTFUL.isdisjoint(leading.fields) and _is_proven(leading)
     is_sure = is_sure and not _were_ended_with_others(ranks, facts)
     # An exception can be what became of another one, on a rank of which nothing was read.
-    is_sure = is_sure and not (leading.cause is CauseClass.CODE and facts.silent_ranks)
+    is_of_one = leading.cause is CauseClass.CODE and not _COMPARES.search(leading.line)
+    is_sure = is_sure and not (is_of_one and facts.silent_ranks)
     yield Accusation(
         Witness.LINE,
         _cause_of_line(leading, facts),
@@ -75,15 +86,30 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
         ranks,
         facts.node_of(rank_of(leading)) or leading.origin.node,
         moment=moment_of(leading),
+        is_provable=_is_proven(leading) and GUESS not in leading.fields,
         fingerprint=f"{leading.cause}:{leading.rule}:{leading.shape}",
     )
 
 
+def _named_next(leading: Finding, roots: Sequence[Finding]) -> Finding | None:
+    """Return what the same process prints right after an error that says little, such as a device's own reason; None
+    where it is nothing more exact."""
+    if leading.cause is not CauseClass.CODE or PROOF in leading.fields or _PROOF.search(leading.line):
+        return None
+    return next((other for other in roots if other.cause is not CauseClass.CODE and _is_next(other, leading)), None)
+
+
+def _is_next(other: Finding, leading: Finding) -> bool:
+    is_same = other.origin.stream == leading.origin.stream and rank_of(other) == rank_of(leading)
+    apart = (other.first_at - leading.first_at).total_seconds()
+    return is_same and GUESS not in other.fields and 0 <= apart <= _RIGHT_AFTER
+
+
 def _is_proven(finding: Finding) -> bool:
     """Return whether the line leaves no other reading of its cause, if it is where the failure began."""
-    if finding.cause in (CauseClass.CODE, CauseClass.STORAGE, CauseClass.HOST_MEMORY, CauseClass.DATA):
-        return PROOF in finding.fields or bool(_PROOF.search(finding.line))
-    return True
+    if finding.cause in (CauseClass.NUMERICS, CauseClass.GPU_MEMORY, CauseClass.PREEMPTION, CauseClass.HANG):
+        return True
+    return PROOF in finding.fields or bool(_PROOF.search(finding.line) or _HARDWARE.search(finding.line))
 
 
 def _was_cut(finding: Finding) -> bool:

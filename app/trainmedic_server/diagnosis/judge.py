@@ -119,6 +119,7 @@ def _merged(leader: Accusation, same: Sequence[Accusation]) -> tuple[Accusation,
         raised = raised and all(
             each.moment is None or each.moment.is_known for each in (leader, other) if each.is_trusted
         )
+        is_provable = (leader if cause is leader.cause else other).is_provable or other.is_trusted
         leader = replace(
             leader,
             cause=cause,
@@ -127,7 +128,7 @@ def _merged(leader: Accusation, same: Sequence[Accusation]) -> tuple[Accusation,
             gpu=leader.gpu or other.gpu,
             is_trusted=leader.is_trusted or other.is_trusted,
             names_node=leader.names_node or other.names_node,
-            confidence=Confidence.HIGH if raised and _is_worth(leader, other) else leader.confidence,
+            confidence=Confidence.HIGH if raised and is_provable and _is_worth(leader, other) else leader.confidence,
             evidence=leader.evidence + other.evidence if cause is leader.cause else other.evidence + leader.evidence,
             fingerprint=other.fingerprint if cause is not leader.cause else leader.fingerprint,
         )
@@ -140,7 +141,8 @@ def _was_killed(printed: Accusation, accusations: Sequence[Accusation]) -> bool:
 
 def _was_killed_instead(printed: Accusation, other: Accusation) -> bool:
     """Whether what printed an exception was ended by SIGKILL, which no exception does: it may have caught it."""
-    return printed.cause is CauseClass.CODE and printed.witness is Witness.LINE and other.is_kill
+    may_be_caught = printed.cause is CauseClass.CODE or not printed.is_provable
+    return may_be_caught and printed.witness is Witness.LINE and other.is_kill
 
 
 def _explains(leader: Accusation, other: Accusation) -> bool:
@@ -194,9 +196,11 @@ def _verdict(leader: Accusation, against: Sequence[Evidence], facts: Facts, coun
     node = leader.node if _may_name_node(leader) else None
     before = sum(1 for earlier in facts.earlier if earlier.fingerprint == leader.fingerprint)
     evidence = [*leader.evidence, *_confirming(leader, counting)]
+    # A verdict that knows no cause is a hint, however sure the rank is.
+    confidence = Confidence.LOW if leader.cause is CauseClass.UNKNOWN else leader.confidence
     return Verdict(
         cause=leader.cause,
-        confidence=leader.confidence,
+        confidence=confidence,
         summary=wording.summary(leader, facts),
         advice=advice.what_to_do(leader.cause, leader.confidence, before, names_node=node is not None),
         ranks=tuple(sorted(leader.ranks)),

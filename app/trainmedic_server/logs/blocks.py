@@ -43,7 +43,7 @@ _FRAME = re.compile(r' {1,4}File "[^"]{1,400}", line \d{1,8}(?:, in \S.*)?$')
 """A call of a traceback. It begins one whose heading is missing: where a log was cut, or searched for words; and of a
 program that Python cannot even read."""
 _REPORT = re.compile(
-    r" {1,12}(?:\[?\d{4}[-/]\d\d[-/]\d\d[ T_]|\[?\d\d:\d\d:\d\d\b|\d{1,3}%\||.{0,80}\d%\||\|.{0,60}\||\[? ?(?:[A-Za-z]{1,20} )?"
+    r"[ \t]{1,12}(?:(?i:train|eval|val)(?:ing|uation)?[ /].{0,60}[:=] ?\d|\[?\d{4}[-/]\d\d[-/]\d\d[ T_]|\[?\d\d:\d\d:\d\d\b|\d{1,3}%\||.{0,80}\d%\||\|.{0,60}\||\[? ?(?:[A-Za-z]{1,20} )?"
     r"(?i:iteration|iter|step|epoch|batch|episode|round|samples?)\b[\s:=/#\[(]{0,4}\d|(?i:samples?/sec))"
 )
 """What begins with a blank and is no part of a traceback, though it stands behind one: Megatron-LM's step lines, the bars
@@ -131,7 +131,7 @@ def _of_traceback(lines: list[str], text: str) -> Continuation:
 
 def _is_report(text: str) -> bool:
     """Return whether a line that begins with a blank reports a step, or is a logger's, and no part of a message."""
-    return text[:1] == " " and _REPORT.match(text) is not None
+    return text[:1] in (" ", "\t") and _REPORT.match(text) is not None
 
 
 def has_ended(lines: list[str]) -> bool:

@@ -24,13 +24,17 @@ _PROGRAM = frozenset({
     "IndexError", "ZeroDivisionError", "NotImplementedError", "AssertionError",
 })  # fmt: skip
 """Classes that prove a fault of the program where it raises them in a file of its own."""
-_UNREADABLE = frozenset({"SyntaxError", "IndentationError", "TabError"})
+_SURELY_CODE = frozenset({
+    "SyntaxError", "IndentationError", "TabError", "ConfigAttributeError", "ConfigKeyError", "MissingMandatoryValue",
+    "MissingConfigException", "OverrideParseException", "InterpolationKeyError",
+})  # fmt: skip
+"""Classes that only a program or a configuration that cannot be read raises, in whichever place."""
 _BUILTIN = frozenset({
     "ValueError", "RuntimeError", "LookupError", "ArithmeticError", "OverflowError", "FloatingPointError",
     "RecursionError", "StopIteration", "StopAsyncIteration", "Exception", "SystemError", "BufferError", "ReferenceError",
     "UnicodeEncodeError", "FileNotFoundError", "FileExistsError", "NotADirectoryError", "IsADirectoryError",
-    "PermissionError", "OSError", "IOError", "EnvironmentError", "UserWarning", "ConfigurationError",
-}) | _PROGRAM | _UNREADABLE  # fmt: skip
+    "PermissionError", "MemoryError", "OSError", "IOError", "EnvironmentError", "UserWarning", "ConfigurationError",
+}) | _PROGRAM | _SURELY_CODE  # fmt: skip
 _SIGNATURE = re.compile(
     r"got an unexpected keyword argument|missing \d+ required (?:positional|keyword-only) argument"
     r"|takes \d+ positional arguments? but \d+|got multiple values for|^cannot import name |^module '[\w.]+' has no att"
@@ -70,7 +74,7 @@ _BY_CLASS: Mapping[CauseClass, frozenset[str]] = {
         "NVMLError_DriverNotLoaded", "NVMLError_LibRmVersionMismatch", "NVMLError_LibraryNotFound", "NodeDiedError",
         "NVMLError_OperatingSystem", "NVMLError_NoPermission",
     }),
-    CauseClass.HOST_MEMORY: frozenset({"MemoryError", "ArrayMemoryError", "ArrowMemoryError", "ObjectStoreFullError"}),
+    CauseClass.HOST_MEMORY: frozenset({"ArrayMemoryError", "ArrowMemoryError", "ObjectStoreFullError"}),
     CauseClass.NETWORK: frozenset({
         "timeout", "gaierror", "herror", "SSLError", "ProxyError", "MaxRetryError", "ProtocolError", "ChunkedEncodingError",
         "IncompleteRead", "IncompleteReadError", "RemoteDisconnected", "ServerDisconnectedError", "ClientPayloadError",
@@ -94,7 +98,7 @@ _BY_CLASS: Mapping[CauseClass, frozenset[str]] = {
         "ArrowTypeError", "ArrowNotImplementedError", "DataSourceError", "InvalidDataError", "LibsndfileError",
         "SoundFileRuntimeError", "SchemaInferenceError", "DataFilesNotFoundError", "NonMatchingSplitsSizesError",
         "NonMatchingChecksumError", "ExpectedMoreSplitsError", "CastError", "ChecksumVerificationError", "DecodeError",
-        "ZstdError", "BlockReadError", "CorruptDataError", "TruncatedFileError", "NoBackendError",
+        "ZstdError", "DatasetGenerationError", "BlockReadError", "CorruptDataError", "TruncatedFileError", "NoBackendError",
     }),
     CauseClass.CODE: frozenset({
         "RepositoryNotFoundError", "GatedRepoError", "RevisionNotFoundError", "EntryNotFoundError", "BadRequestError",
@@ -148,7 +152,7 @@ def read(name: str, message: str, traceback: str = "") -> ExceptionReading:
     place = calls[-1] if calls else ""
     if _is_consequence(last, message, place):
         return ExceptionReading(CauseClass.UNKNOWN, is_consequence=True)
-    if last in _UNREADABLE:
+    if last in _SURELY_CODE:
         return ExceptionReading(CauseClass.CODE, is_proof=True)
     is_programs = last in _PROGRAM or (last in ("RuntimeError", "ValueError") and bool(_TENSORS.search(message)))
     by_message = None if last in _PROGRAM - {"ImportError"} else message_causes.cause_of(name, message)

@@ -168,7 +168,7 @@ async def test_what_comes_late_changes_the_verdict_and_not_the_alert() -> None:
     await world.find("f1")
     await world.look(11)
     (before,) = await world.store.verdicts_of("llm-1", 5)
-    assert (before.cause, before.confidence) == ("unknown", "medium")
+    assert (before.cause, before.confidence) == ("unknown", "low")
     await world.find(
         "f2",
         rule="host-oom",
