@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict, deque
+from collections.abc import Set
 from datetime import datetime, timedelta
 from math import isfinite
 
@@ -75,18 +76,19 @@ class Aftermath(Struct):
                 self._steps[line.origin.stream][finding.id] = 0
         for later, is_timed, is_step in self._recent.get(line.origin.stream, ()) if findings else ():
             if later.place > line.place:
-                self._take(later, is_timed, is_step)
+                self._take(later, is_timed, is_step, {finding.id for finding in findings})
 
     def plain(self, line: Line, *, is_timed: bool, is_step: bool = False) -> None:
         """Take a line in which no rule found anything; `is_step` where it reports a step in a form of its own."""
         self._recent.setdefault(line.origin.stream, deque(maxlen=_RECENT)).append((line, is_timed, is_step))
         self._take(line, is_timed, is_step)
 
-    def _take(self, line: Line, is_timed: bool, is_step: bool) -> None:
+    def _take(self, line: Line, is_timed: bool, is_step: bool, only: Set[str] | None = None) -> None:
+        """Count the line for all that waits in its stream, or for `only` these: others may have come after it."""
         stream = line.origin.stream
         if is_step or (line.record and line.record.get("event") == "step"):
             if waiting := self._steps.get(stream):
-                waiting.update(waiting.keys())
+                waiting.update(waiting.keys() if only is None else waiting.keys() & only)
                 self._went_on(stream, {each for each, steps in waiting.items() if steps >= _STEPS})
             self._take_loss(line)
             return
@@ -99,7 +101,7 @@ class Aftermath(Struct):
             self._took_nobodys(stream)
         if not open_:
             return
-        self.followed.update(open_.keys())
+        self.followed.update(open_.keys() if only is None else open_.keys() & only)
         if is_timed:
             self._went_on(stream, {each for each, at in open_.items() if line.at - at >= _WHILE})
 
