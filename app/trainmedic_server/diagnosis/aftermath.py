@@ -78,6 +78,10 @@ class Aftermath(Struct):
             if later.place > line.place:
                 self._take(later, is_timed, is_step, {finding.id for finding in findings})
 
+    def finished(self, stream: str) -> None:
+        """Take that a training has done all its steps: what its stream held before ended nothing."""
+        self._went_on(stream, set(self._steps.get(stream, ())))
+
     def plain(self, line: Line, *, is_timed: bool, is_step: bool = False) -> None:
         """Take a line in which no rule found anything; `is_step` where it reports a step in a form of its own."""
         self._recent.setdefault(line.origin.stream, deque(maxlen=_RECENT)).append((line, is_timed, is_step))

@@ -74,6 +74,7 @@ class Collector:
         self._began_at: datetime | None = None
         self._nobodys: set[str] = set()  # streams with lines of whichever rank
         self._aftermath = Aftermath()
+        self._used_nccl = False
         self._progress: dict[tuple[str, int | None], ProgressReader] = defaultdict(ProgressReader)
 
     def stream(self, origin: Origin, raw: Iterable[bytes], written: datetime) -> None:
@@ -137,6 +138,7 @@ class Collector:
             steps={rank: seen.rank_step() for rank, seen in sorted(self._ranks.items()) if seen.parts},
             began_at=self._began_at,
             outlived=frozenset(self._aftermath.outlived),
+            used_nccl=self._used_nccl,
             followed=dict(self._aftermath.followed),
             **more,
         )
@@ -207,6 +209,7 @@ class Collector:
         return self._progress[line.origin.stream, line.origin.rank].step_of(line.text)
 
     def _of_job(self, line: Line, has_time: bool, learned_step: int | None) -> None:
+        self._used_nccl = self._used_nccl or "NCCL" in line.text or "nccl" in line.text
         record = line.record or {}
         rank = line.origin.rank if line.origin.rank is not None else _whole(record.get("rank"))
         seen = None
@@ -219,6 +222,7 @@ class Collector:
             seen.on(line.origin.node, record.get("node"))
         if record.get("event") == "end" and not record.get("reason"):
             self._exits.append(Exit("training", code=0, rank=rank, node=line.origin.node))
+            self._aftermath.finished(line.origin.stream)
         step = _whole(record.get("step")) if learned_step is None else learned_step
         # Of a line without a time nobody knows more than its place; `Aftermath` goes by that.
         is_step = learned_step is not None or (record.get("event") == "step" and step is not None)
@@ -234,10 +238,11 @@ class Collector:
                 rows.append(row)
                 self._tables[line.origin] = rows
             if _EXIT_LINE.search(text) and len(self._exits) < _MOST_EXITS:
-                self._exits += [
-                    _placed(ended, line.origin, line.at if line.time_source is TimeSource.LINE else None)
-                    for ended in exits.launcher_line(text, line.origin.node)
-                ]
+                told = exits.launcher_line(text, line.origin.node)
+                at = line.at if line.time_source is TimeSource.LINE else None
+                self._exits += [_placed(ended, line.origin, at) for ended in told]
+                if any(ended.code == 0 for ended in told):
+                    self._aftermath.finished(line.origin.stream)
 
 
 def _of_its_own(line: Line, match: LineMatch) -> Line:

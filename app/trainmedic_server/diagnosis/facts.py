@@ -75,6 +75,8 @@ class Facts(Struct, frozen=True):
     healthy_shapes: frozenset[str] = frozenset()
     """The shapes of lines that successful attempts of this job printed too: `Finding.shape`."""
     earlier: Sequence[Earlier] = ()
+    used_nccl: bool = True
+    """Whether anything that was read is about NCCL; without it there are no dumps of its flight recorder."""
     is_known_to_fail: bool = False
     """Whether who watches the job says that it failed; of a folder nobody does."""
 
@@ -86,6 +88,12 @@ class Facts(Struct, frozen=True):
     def ranks_on(self, node: str) -> tuple[int, ...]:
         """The ranks that ran on `node`, ascending."""
         return tuple(sorted(rank for rank, known in self.ranks.items() if node and known.node == node))
+
+    @property
+    def has_ended_well(self) -> bool:
+        """Whether each rank of which anything was read states that it came to its end, and no process failed."""
+        ended = {each.rank for each in self.exits if each.code == 0 and each.rank is not None}
+        return bool(ended) and self.ranks.keys() <= ended and not any(each.is_failure for each in self.exits)
 
     @property
     def silent_ranks(self) -> tuple[int, ...]:

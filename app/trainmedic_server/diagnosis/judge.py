@@ -22,8 +22,12 @@ _MOST_EVIDENCE = 20
 
 def diagnose(facts: Facts) -> Verdict:
     """The verdict on one attempt of a job."""
+    if facts.has_ended_well and not facts.is_known_to_fail:
+        return _ended_well(facts)
     counting = relevant(facts)
     accusations = sorted(_all(facts, counting), key=lambda accusation: accusation.witness)
+    if not accusations and counting.ended is None and _has_finished(facts):
+        return _ended_well(facts)
     if not accusations and facts.steps and counting.ended is None:
         return slow.diagnose(facts.steps)  # nothing has failed
     if not accusations:
@@ -161,6 +165,24 @@ def _both_know_ranks(one: Accusation, other: Accusation) -> bool:
 def _is_worth(leader: Accusation, other: Accusation) -> bool:
     """Two that are each likely make it sure; a hint makes nothing sure."""
     return Confidence.LOW not in (leader.confidence, other.confidence)
+
+
+def _has_finished(facts: Facts) -> bool:
+    """Return whether something states that the training is done, and nothing that a process failed."""
+    return any(each.code == 0 for each in facts.exits) and not any(each.is_failure for each in facts.exits)
+
+
+def _ended_well(facts: Facts) -> Verdict:
+    done = next(each for each in facts.exits if each.code == 0)
+    why = "a process states that it has come to its end"
+    return Verdict(
+        cause=CauseClass.UNKNOWN,
+        confidence=Confidence.LOW,
+        summary=wording.ENDED_WELL,
+        advice=Advice.NONE,
+        evidence=(Evidence(why, done.line, "exit", done.node, done.rank, done.at),),
+        fingerprint=str(CauseClass.UNKNOWN),
+    )
 
 
 def _nobody(facts: Facts, counting: Relevant) -> Verdict:
