@@ -55,6 +55,10 @@ class Aftermath(Struct):
         the same line of later is a finding of its own."""
         return self._chapters[line.origin.stream, line.origin.rank]
 
+    def is_waiting(self, stream: str) -> bool:
+        """Return whether something was found in a stream that steps may disprove."""
+        return bool(self._steps.get(stream))
+
     def forgotten(self) -> set[str]:
         """Return the ids of findings after which the training went on, and forget them."""
         gone, self.outlived = self.outlived, set()

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from trainmedic.wire import undoing
 from trainmedic_server.diagnosis import exits
+from trainmedic_server.diagnosis.collectives import CollectiveLines
 from trainmedic_server.diagnosis.exits import Exit
 from trainmedic_server.diagnosis.facts import Earlier, Facts, RankFacts
 from trainmedic_server.diagnosis.flight_recorder import absentees, digest
@@ -231,6 +232,7 @@ def facts(
     ended = _exits(findings, excerpts)
     return Facts(
         is_known_to_fail=True,
+        collectives=_collectives(findings),
         used_nccl=any("NCCL" in known.line or "nccl" in known.rule for known in findings),
         job=job,
         attempt=max(attempts, default=None),
@@ -242,6 +244,13 @@ def facts(
         gone_nodes=gone_nodes,
         earlier=[Earlier(verdict.attempt or 0, verdict.fingerprint) for verdict in earlier],
     )
+
+
+def _collectives(findings: Sequence[KnownFinding]) -> CollectiveLines:
+    lines = CollectiveLines()
+    for known in findings:
+        lines.take(known.line, known.first_at)
+    return lines
 
 
 def _with_ranks(findings: Iterable[Finding], ended: Iterable[Exit]) -> list[Finding]:

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from trainmedic_server.diagnosis import advice, first_lines, slow, stops, stragglers, witnesses, wording
+from trainmedic_server.diagnosis import advice, collectives, first_lines, slow, stops, stragglers, witnesses, wording
 from trainmedic_server.diagnosis.accusation import Accusation, Witness, evidence_of
 from trainmedic_server.diagnosis.facts import Facts
+from trainmedic_server.diagnosis.own_times import LossRise
 from trainmedic_server.diagnosis.verdict import Advice, Confidence, Evidence, Verdict
 from trainmedic_server.diagnosis.window import TRUSTED_SOURCES, Relevant, relevant
 from trainmedic_server.domain.finding import CauseClass
@@ -28,8 +29,11 @@ def diagnose(facts: Facts) -> Verdict:
     accusations = sorted(_all(facts, counting), key=lambda accusation: accusation.witness)
     if not accusations and counting.ended is None and _has_finished(facts):
         return _ended_well(facts)
-    if not accusations and facts.steps and counting.ended is None:
-        return slow.diagnose(facts.steps)  # nothing has failed
+    slowness = slow.diagnose(facts.steps) if not accusations and facts.steps and counting.ended is None else None
+    if slowness is not None and (slowness.cause is not CauseClass.UNKNOWN or facts.loss_rise is None):
+        return slowness  # nothing has failed
+    if not accusations and facts.loss_rise is not None and counting.ended is None:
+        return _loss_rose(facts.loss_rise)
     if not accusations:
         return _nobody(facts, counting)
     leader = _leader(accusations)
@@ -40,6 +44,8 @@ def diagnose(facts: Facts) -> Verdict:
 def _all(facts: Facts, counting: Relevant) -> Iterable[Accusation]:
     yield from witnesses.kernel(facts, counting)
     yield from witnesses.recorder(facts)
+    if any(finding.cause is CauseClass.HANG for finding in counting.cascades):
+        yield from collectives.differing(facts.collectives)
     yield from first_lines.first_line(facts, counting)
     yield from witnesses.gone_nodes(facts, counting)
     stopped = list(stops.on_purpose(facts, counting))
@@ -165,6 +171,19 @@ def _both_know_ranks(one: Accusation, other: Accusation) -> bool:
 def _is_worth(leader: Accusation, other: Accusation) -> bool:
     """Two that are each likely make it sure; a hint makes nothing sure."""
     return Confidence.LOW not in (leader.confidence, other.confidence)
+
+
+def _loss_rose(rise: LossRise) -> Verdict:
+    """A hint: a loss may rise and come down again by itself."""
+    why = f"the loss was {rise.lowest:.3g}, and is {rise.last:.3g}"
+    return Verdict(
+        cause=CauseClass.NUMERICS,
+        confidence=Confidence.LOW,
+        summary=f"Perhaps the numbers are wrong: {why}. Nothing that was read says that the job failed.",
+        advice=Advice.ASK,
+        evidence=(Evidence(why, rise.line, "training"),),
+        fingerprint=f"{CauseClass.NUMERICS}:loss-rose",
+    )
 
 
 def _has_finished(facts: Facts) -> bool:
