@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 import yaml
 from msgspec import Struct
@@ -155,7 +154,9 @@ def main() -> None:
         verdict = each.verdict
         ranks = "" if each.is_culprit_right is not False else f" (ranks {', '.join(map(str, verdict.ranks))} wrong)"
         told = f"{verdict.cause.value}, {verdict.confidence.value}"
-        print(f"{each.case.id}: {each.outcome.value:8} {told:22} truth {each.case.truth.value}{ranks}: {verdict.summary}")
+        print(
+            f"{each.case.id}: {each.outcome.value:8} {told:22} truth {each.case.truth.value}{ranks}: {verdict.summary}"
+        )
     print(table(results))
 
 

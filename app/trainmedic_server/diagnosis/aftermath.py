@@ -43,7 +43,7 @@ class Aftermath(Struct):
     """How many ordinary lines the same rank, or the same stream without ranks, printed after a finding, by its id."""
     _open: dict[_Voice, dict[str, datetime]] = field(default_factory=lambda: defaultdict(dict))
     _waits: dict[_Voice, set[str]] = field(default_factory=lambda: defaultdict(set))
-    """What only steps outlive: a rank that timed out, or lost its peer, prints ordinary lines for as long as it likes."""
+    """What only steps disprove: a rank that timed out, or lost its peer, may print ordinary lines for long."""
     _steps: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     _unwell: dict[str, dict[str, datetime]] = field(default_factory=dict)
     _loose: Counter[str] = field(default_factory=Counter)

@@ -157,7 +157,7 @@ class Collector:
         """How the steps divide: as the ranks tell it, or else as the log does that tells most."""
         told = {rank: seen.rank_step() for rank, seen in sorted(self._ranks.items()) if seen.parts}
         own = [step for times in self._own_times.values() if (step := times.step()) is not None]
-        return told or {number: step for number, step in enumerate(own[:1])}
+        return told or dict(enumerate(own[:1]))
 
     def _take(self, line: Line, is_known: bool) -> None:
         has_time = is_known or line.time_source is TimeSource.LINE

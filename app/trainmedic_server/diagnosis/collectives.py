@@ -19,12 +19,14 @@ from trainmedic_server.diagnosis.verdict import Confidence, Evidence
 from trainmedic_server.domain.finding import CauseClass
 
 _WAIT = re.compile(
-    r"\[(?:PG (?:ID )?(?P<group>\S+)(?: PG GUID \S+)? )?Rank (?P<rank>\d{1,6})\].{0,80}Watchdog caught collective operation "
+    r"\[(?:PG (?:ID )?(?P<group>\S+)(?: PG GUID \S+)? )?Rank (?P<rank>\d{1,6})\].{0,80}Watchdog caught"
+    r" collective operation "
     r"timeout: WorkNCCL\(SeqNum=(?P<number>\d{1,12}), OpType=(?P<operation>\w{1,40})"
     r"(?:, NumelIn=(?P<size_in>\d{1,18}), NumelOut=(?P<size_out>\d{1,18}))?"
 )
 _DID_NOT_JOIN = re.compile(
-    r"\[(?P<ranks>[\d, ]{1,4000})\] (?:finished collective #(?P<last>\d{1,12}), but didn't join|joined but didn't finish)"
+    r"\[(?P<ranks>[\d, ]{1,4000})\] (?:finished collective #(?P<last>\d{1,12}), but didn't join|joined"
+    r" but didn't finish)"
     r" collective #(?P<number>\d{1,12})"
 )
 _MOST = 10_000
@@ -158,7 +160,8 @@ def _missing(told: Sequence[NotJoined]) -> Iterator[Accusation]:
     if not told or len(told[0].ranks) > _MOST_TO_ACCUSE:
         return
     named = told[0]
-    why = f"rank {', '.join(map(str, sorted(named.ranks)))} did not join collective #{named.number}, by the watchdog's own comparison"
+    ranks = ", ".join(map(str, sorted(named.ranks)))
+    why = f"rank {ranks} did not join collective #{named.number}, by the watchdog's own comparison"
     yield Accusation(
         Witness.RECORDER,
         CauseClass.HANG,

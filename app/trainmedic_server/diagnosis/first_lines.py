@@ -24,10 +24,13 @@ _DOUBTFUL = frozenset({"thread", "first_frame", "alone", "crash", GUESS})
 """What rules take from an exception that may have ended nothing: one ends a thread alone, and of one whose heading is
 missing nobody knows what stood there. A process that crashed does not say why."""
 _PROOF = re.compile(
-    r"device-side assert triggered|Assertion `[^`']*(?:out of bounds|< n_classes|num_classes|srcIndex|index)[^`']*[`'] ?failed"
+    r"device-side assert triggered"
+    r"|Assertion `[^`']*(?:out of bounds|< n_classes|num_classes|srcIndex|index)[^`']*[`'] ?failed"
     r"|no kernel image is available|invalid device ordinal|Duplicate GPU detected|ncclInvalid(?:Usage|Argument)"
     r"|(?:No space left on device|[Dd]isk quota exceeded|Read-only file system|Stale (?:NFS )?file handle)"
-    r"|\[Errno (?:5|28|30|116|117|122)\]|ephemeral[- ](?:local )?storage|[Oo]ut[ -]of[ -][Mm]emory: Kill|OOMKill|OOM Killed|low on resource: |local storage usage exceeds"
+    r"|\[Errno (?:5|28|30|116|117|122)\]|ephemeral[- ](?:local )?storage"
+    r"|[Oo]ut[ -]of[ -][Mm]emory: Kill|OOMKill|OOM Killed|low on resource: "
+    r"|local storage usage exceeds"
     r"|exceeds the memory usage threshold|image file is truncated|running low on memory"
 )
 """Words that name the cause itself: the kernel's answer, CUDA's check of the program, or a kubelet's reason."""
@@ -128,7 +131,11 @@ def _worth(leading: Finding, facts: Facts, relevant: Relevant, *, is_sure: bool)
     firsts = {ended.rank for ended in facts.exits if ended.is_first and ended.signal is None and ended.rank is not None}
     others = {rank_of(finding) for finding in relevant.roots if finding.rule != leading.rule}
     is_passed = leading.cause is CauseClass.PREEMPTION or bool(facts.followed.get(leading.id))
-    if _was_cut(leading) or GUESS in leading.fields or (is_passed and rank_of(leading) not in firsts and others & firsts):
+    if (
+        _was_cut(leading)
+        or GUESS in leading.fields
+        or (is_passed and rank_of(leading) not in firsts and others & firsts)
+    ):
         return Confidence.LOW
     return Confidence.HIGH if is_sure else Confidence.MEDIUM
 

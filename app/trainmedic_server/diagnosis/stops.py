@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from trainmedic_server.diagnosis.accusation import Accusation, Witness, evidence_of, moment_of
 from trainmedic_server.diagnosis.facts import Facts
 from trainmedic_server.diagnosis.verdict import Confidence
-from trainmedic_server.diagnosis.witnesses import MEMORY_FULL
 from trainmedic_server.diagnosis.window import TRUSTED_SOURCES, Relevant
+from trainmedic_server.diagnosis.witnesses import MEMORY_FULL
 from trainmedic_server.domain.finding import CauseClass, Finding, Role
 
 _BY_HAND = re.compile(

@@ -147,8 +147,9 @@ class JobDiagnoses:
         for launcher in (each for each in launchers if each.doubt is None):
             self._note_process(launcher.name, str(launcher.details.get("instance")))
         for job in [job for job, seen_at in self._seen.items() if now - seen_at > _REMEMBERED]:
-            for known in (self._seen, self._ranks, self._placements, self._sizes, self._stepping):
+            for known in (self._seen, self._ranks, self._placements, self._sizes):
                 known.pop(job, None)
+            self._stepping.pop(job, None)
         for node in [node for node, seen_at in self._agents.items() if now - seen_at > _REMEMBERED]:
             del self._agents[node]
 

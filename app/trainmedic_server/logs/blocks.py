@@ -43,11 +43,12 @@ _FRAME = re.compile(r' {1,4}File "[^"]{1,400}", line \d{1,8}(?:, in \S.*)?$')
 """A call of a traceback. It begins one whose heading is missing: where a log was cut, or searched for words; and of a
 program that Python cannot even read."""
 _REPORT = re.compile(
-    r"[ \t]{1,12}(?:(?i:train|eval|val)(?:ing|uation)?[ /].{0,60}[:=] ?\d|\[?\d{4}[-/]\d\d[-/]\d\d[ T_]|\[?\d\d:\d\d:\d\d\b|\d{1,3}%\||.{0,80}\d%\||\|.{0,60}\||\[? ?(?:[A-Za-z]{1,20} )?"
+    r"[ \t]{1,12}(?:(?i:train|eval|val)(?:ing|uation)?[ /].{0,60}[:=] ?\d|\[?\d{4}[-/]\d\d[-/]\d\d[ T_"
+    r"]|\[?\d\d:\d\d:\d\d\b|\d{1,3}%\||.{0,80}\d%\||\|.{0,60}\||\[? ?(?:[A-Za-z]{1,20} )?"
     r"(?i:iteration|iter|step|epoch|batch|episode|round|samples?)\b[\s:=/#\[(]{0,4}\d|(?i:samples?/sec))"
 )
-"""What begins with a blank and is no part of a traceback, though it stands behind one: Megatron-LM's step lines, the bars
-of tqdm, and lines of loggers that begin with their time."""
+"""What begins with a blank and is no part of the traceback before it: Megatron-LM's step lines, the bars of tqdm, and
+lines of loggers that begin with their time."""
 _WITHIN = (" ", "\t", "│", "╰", "|", "+", "> File ")
 """What begins the lines of a traceback before its exception: blanks, a frame around it, loguru's mark of a call."""
 _EDGE = "╰─"

@@ -1,6 +1,7 @@
 """From an exception to its cause: by its class, its place, and the error number, HTTP status or words in its message.
 
 One reader instead of a rule for each library: a class such as ``ReadTimeout`` means the same wherever it is defined.
+The classes are data, in ``exception_classes.toml`` beside this.
 High confidence needs proof (`ExceptionReading.is_proof`): an exception that only the program itself can cause. All
 other exceptions are at most a likely reading. Rules that know an exact wording come first; see ``matcher``.
 """
@@ -8,7 +9,9 @@ other exceptions are at most a likely reading. Rules that know an exact wording 
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
+from importlib import resources
 
 from msgspec import Struct
 
@@ -19,22 +22,12 @@ PROOF = "proof"
 """Name of the field of a finding whose line leaves no other reading."""
 GUESS = "guess"
 """Name of the field of a finding whose exception nobody knows: its cause is a hint."""
-_PROGRAM = frozenset({
-    "TypeError", "KeyError", "AttributeError", "NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError",
-    "IndexError", "ZeroDivisionError", "NotImplementedError", "AssertionError",
-})  # fmt: skip
-"""Classes that prove a fault of the program where it raises them in a file of its own."""
-_SURELY_CODE = frozenset({
-    "SyntaxError", "IndentationError", "TabError", "ConfigAttributeError", "ConfigKeyError", "MissingMandatoryValue",
-    "MissingConfigException", "OverrideParseException", "InterpolationKeyError",
-})  # fmt: skip
-"""Classes that only a program or a configuration that cannot be read raises, in whichever place."""
-_BUILTIN = frozenset({
-    "ValueError", "RuntimeError", "LookupError", "ArithmeticError", "OverflowError", "FloatingPointError",
-    "RecursionError", "StopIteration", "StopAsyncIteration", "Exception", "SystemError", "BufferError", "ReferenceError",
-    "UnicodeEncodeError", "FileNotFoundError", "FileExistsError", "NotADirectoryError", "IsADirectoryError",
-    "PermissionError", "MemoryError", "OSError", "IOError", "EnvironmentError", "UserWarning", "ConfigurationError",
-}) | _PROGRAM | _SURELY_CODE  # fmt: skip
+_DATA = tomllib.loads(resources.files(__package__).joinpath("exception_classes.toml").read_text(encoding="utf-8"))
+_PROGRAM = frozenset(_DATA["program"])
+_SURELY_CODE = frozenset(_DATA["surely_code"])
+_BUILTIN = frozenset(_DATA["anything"]) | _PROGRAM | _SURELY_CODE
+_WRAPPERS = frozenset(_DATA["wrappers"])
+_CONSEQUENCES = frozenset(_DATA["consequences"])
 _SIGNATURE = re.compile(
     r"got an unexpected keyword argument|missing \d+ required (?:positional|keyword-only) argument"
     r"|takes \d+ positional arguments? but \d+|got multiple values for|^cannot import name |^module '[\w.]+' has no att"
@@ -42,79 +35,21 @@ _SIGNATURE = re.compile(
 )
 """Messages that state a wrong name or call, which is the program's whichever file it is in."""
 _TENSORS = re.compile(
-    r"shapes cannot be multiplied|^The size of tensor a \(\d+\) must match|[Ee]xpected all tensors to be on the same dev"
+    r"shapes cannot be multiplied|^The size of tensor a \(\d+\) must match"
+    r"|[Ee]xpected all tensors to be on the same dev"
     r"|^Error\(s\) in loading state_dict for|^Trying to backward through the graph a second time"
     r"|does not require grad and does not have a grad_fn|^Expected to have finished reduction in the prior iteration"
-    r"|^Detected mismatch between collectives on ranks|^expected scalar type \w+ but found|modified by an inplace operat"
+    r"|^Detected mismatch between collectives on ranks|^expected scalar type \w+ but found"
+    r"|modified by an inplace operat"
     r"|^Sizes of tensors must match except in dimension|^shape '\[[\d, -]+\]' is invalid for input of size"
     r"|^Given groups=\d+, weight of size|must have the same dtype, but got|^stack expects each tensor to be equal size"
     r"|^Default process group has not been initialized|^Expected to mark a variable ready only once"
     r"|^(?:mat1|self) and (?:mat2|mat) must have the same dtype"
 )
 """What PyTorch raises of wrong shapes, types, devices and calls."""
-_WRAPPERS = frozenset({
-    "DatasetGenerationError", "InstantiationException", "RayTaskError", "UserCodeException", "TrainingFailedError",
-    "RetryError", "CheckpointException", "ProcessRaisedException", "LightningError", "BackendCompilerFailed",
-})  # fmt: skip
-"""Classes that pass on another exception, which stands before them in a chain of tracebacks."""
-_CONSEQUENCES = frozenset({
-    "EngineDeadError", "BrokenProcessPool", "ChildFailedError", "CancelledError", "ActorDiedError", "RayActorError",
-    "ActorUnavailableError", "WorkerCrashedError", "OwnerDiedError", "ProcessExitedException", "WorkerLostError",
-    "AsyncEngineDeadError", "MQEngineDeadError", "GetTimeoutError", "Empty", "Full", "ObjectLostError",
-    "CollectiveTimeoutError", "BrokenExecutor", "TaskCancelledError", "WorkerDied", "ActorPoolError", "ChildProcessError",
-})  # fmt: skip
-"""Classes that state that another process has ended or does not answer, and not why."""
-_BY_CLASS: Mapping[CauseClass, frozenset[str]] = {
-    CauseClass.GPU_MEMORY: frozenset({"OutOfMemoryError", "ResourceExhaustedError", "CUDAOutOfMemoryError"}),
-    CauseClass.GPU: frozenset({
-        "NVMLError_GpuIsLost", "NVMLError_Unknown", "NVMLError_ResetRequired", "NVMLError_CorruptedInforom",
-        "NVMLError_Timeout", "NVMLError_InsufficientPower", "NVMLError_IrqIssue", "DeviceLostError",
-    }),
-    CauseClass.NODE: frozenset({
-        "NVMLError_DriverNotLoaded", "NVMLError_LibRmVersionMismatch", "NVMLError_LibraryNotFound", "NodeDiedError",
-        "NVMLError_OperatingSystem", "NVMLError_NoPermission",
-    }),
-    CauseClass.HOST_MEMORY: frozenset({"ArrayMemoryError", "ArrowMemoryError", "ObjectStoreFullError"}),
-    CauseClass.NETWORK: frozenset({
-        "timeout", "gaierror", "herror", "SSLError", "ProxyError", "MaxRetryError", "ProtocolError", "ChunkedEncodingError",
-        "IncompleteRead", "IncompleteReadError", "RemoteDisconnected", "ServerDisconnectedError", "ClientPayloadError",
-        "ClientOSError", "RemoteProtocolError", "ReadError", "WriteError", "EndpointConnectionError", "TransportError",
-        "ServiceUnavailable", "TooManyRequests", "DeadlineExceeded", "GatewayTimeout", "InternalServerError", "BadGateway",
-        "ServiceRequestError", "ServiceResponseError", "NetworkError", "ContentTypeError", "ConnectionTimeout",
-        "ServerSelectionTimeoutError", "AutoReconnect", "CommError", "RateLimitError", "HTTPClientError", "URLError",
-        "LocalEntryNotFoundError", "OfflineModeIsEnabled", "HfHubHTTPError", "HTTPError", "HTTPStatusError", "Unavailable",
-        "BrokenPipeError", "NoHttpResponseException", "SSLCertVerificationError", "SSLEOFError", "UnavailableError",
-        "ConnectionError", "OperationalError", "SSHException", "NoValidConnectionsError", "InterfaceError",
-        "ServerTimeoutError", "APIConnectionError", "APITimeoutError", "ClientResponseError", "ReplicaUnavailableError",
-    }),
-    CauseClass.STORAGE: frozenset({
-        "SlowDown", "S3UploadFailedError", "S3Error", "MapFullError", "DiskError", "StorageError", "DiskFullError",
-        "S3TransferFailedError", "OssError", "RetriesExceededError", "FlexibleChecksumError", "HdfsError", "ESTALE",
-        "FileSystemError", "TileDBError", "SafetensorError", "NoSuchBucket",
-    }),
-    CauseClass.DATA: frozenset({
-        "UnidentifiedImageError", "BadZipFile", "BadGzipFile", "LZMAError", "ReadError_tar", "ArrowInvalid", "DataLossError",
-        "JSONDecodeError", "UnicodeDecodeError", "ParserError", "CorruptedError", "DecompressionBombError", "EmptyDataError",
-        "ArrowTypeError", "ArrowNotImplementedError", "DataSourceError", "InvalidDataError", "LibsndfileError",
-        "SoundFileRuntimeError", "SchemaInferenceError", "DataFilesNotFoundError", "NonMatchingSplitsSizesError",
-        "NonMatchingChecksumError", "ExpectedMoreSplitsError", "CastError", "ChecksumVerificationError", "DecodeError",
-        "ZstdError", "DatasetGenerationError", "BlockReadError", "CorruptDataError", "TruncatedFileError", "NoBackendError",
-    }),
-    CauseClass.CODE: frozenset({
-        "RepositoryNotFoundError", "GatedRepoError", "RevisionNotFoundError", "EntryNotFoundError", "BadRequestError",
-        "DatasetNotFoundError", "HFValidationError", "NoCredentialsError", "PartialCredentialsError", "UsageError",
-        "ValidationError", "CompilationError", "OutOfResources", "Unsupported", "InternalTorchDynamoError", "TraceError",
-        "InductorError", "TorchRuntimeError", "ConfigAttributeError", "ConfigKeyError", "MissingMandatoryValue",
-        "MissingConfigException", "UserError", "ArgumentError", "InvalidArgumentError", "MisconfigurationException",
-        "TemplateError", "UndefinedError", "TracerBoolConversionError", "ConcretizationTypeError", "ShapeError",
-        "ConfigTypeError", "AuthenticationError", "NoSuchKey", "ScannerError", "YAMLError", "TokenRetrievalError",
-        "LocalTokenNotFoundError", "DefaultCredentialsError", "ParamValidationError", "AuthError", "PickleError",
-        "PicklingError", "InvalidConfigError", "XlaCompileError", "DuplicateFlagError", "InterpolationKeyError",
-        "InvalidRegionError", "ProfileNotFound", "UnknownServiceError", "NoRegionError", "CompilationAborted",
-        "NotImplementedException", "ConfigCompositionException", "OverrideParseException", "ScopeParamShapeError",
-    }),
-}  # fmt: skip
-_CLASSES: Mapping[str, CauseClass] = {name: cause for cause, names in _BY_CLASS.items() for name in names}
+_CLASSES: Mapping[str, CauseClass] = {
+    name: CauseClass(cause) for cause, names in _DATA["causes"].items() for name in names
+}
 _BY_PART: Sequence[tuple[re.Pattern[str], CauseClass]] = (
     (re.compile(r"OutOfMemory|OOM"), CauseClass.GPU_MEMORY),
     (re.compile(r"Connect|Endpoint|NameResolution|Socket|Proxy|Throttl|RateLimit|Unreachable"), CauseClass.NETWORK),
@@ -165,7 +100,9 @@ def read(name: str, message: str, traceback: str = "") -> ExceptionReading:
 
 def _is_consequence(last: str, message: str, place: str) -> bool:
     of_processes = last in ("EOFError", "BrokenPipeError", "ConnectionResetError", "ConnectionRefusedError")
-    return last in _CONSEQUENCES or bool(_SEE_ABOVE.search(message)) or (of_processes and bool(_PROCESSES.search(place)))
+    return (
+        last in _CONSEQUENCES or bool(_SEE_ABOVE.search(message)) or (of_processes and bool(_PROCESSES.search(place)))
+    )
 
 
 def _is_proof(last: str, message: str, place: str, calls: Sequence[str]) -> bool:
@@ -184,7 +121,10 @@ def _by_class(name: str, last: str) -> ExceptionReading:
         return ExceptionReading(CauseClass.HOST_MEMORY if is_rays else cause)
     if last == "ReadError" and name.startswith("tarfile"):
         return ExceptionReading(CauseClass.DATA)
-    if name.startswith(("zlib", "lzma", "_csv", "csv", "tarfile", "gzip", "zipfile", "PIL.", "av.")) or last == "EOFError":
+    if (
+        name.startswith(("zlib", "lzma", "_csv", "csv", "tarfile", "gzip", "zipfile", "PIL.", "av."))
+        or last == "EOFError"
+    ):
         return ExceptionReading(CauseClass.DATA)
     if last in _BUILTIN:
         return ExceptionReading(CauseClass.CODE)

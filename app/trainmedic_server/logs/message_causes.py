@@ -34,18 +34,23 @@ _BY_ERRNO: Mapping[int, CauseClass] = {
 """Linux's error numbers, and getaddrinfo's, which are negative. Those of paths (2, 13, 17) say nothing of a cause."""
 _STATUS = re.compile(
     r"\b(?P<a>[45]\d\d) (?:Client|Server) Error\b|\bHTTP(?:/\d(?:\.\d)?)?(?: [Ee]rror)?:? (?P<b>[45]\d\d)\b"
-    r"|\bstatus(?:[ _]?code)?(?: of)?[:= ]{1,3}(?P<c>[45]\d\d)\b|^\(?(?P<d>[45]\d\d)\)?,? (?:Reason|[A-Z][a-z]+ ?[A-Z(:]|POST |GET )"
-    r"|\bError code: (?P<e>[45]\d\d)\b|^(?P<f>[45]\d\d)(?:,|:) |\((?P<g>[45]\d\d)\) when calling|\bHTTPStatusCode[\"': ]+(?P<h>[45]\d\d)"
+    r"|\bstatus(?:[ _]?code)?(?: of)?[:= ]{1,3}(?P<c>[45]\d\d)\b"
+    r"|^\(?(?P<d>[45]\d\d)\)?,? (?:Reason|[A-Z][a-z]+ ?[A-Z(:]|POST |GET )"
+    r"|\bError code: (?P<e>[45]\d\d)\b|^(?P<f>[45]\d\d)(?:,|:) |\((?P<g>[45]\d\d)\) when calling"
+    r"|\bHTTPStatusCode[\"': ]+(?P<h>[45]\d\d)"
 )
 _STORE = re.compile(
     r"(?i)\bboto|s3fs|gcsfs|adlfs|fsspec|google\.cloud\.storage|storage\.googleapis|azure\.storage|minio|\boss2?\b"
-    r"|\bs3\b|\bs3:/|\bgs:/|\bbucket|amazonaws\.com|blob\.core\.windows|PutObject|GetObject|HeadObject|MultipartUpload|UploadPart"
+    r"|\bs3\b|\bs3:/|\bgs:/|\bbucket|amazonaws\.com|blob\.core\.windows|PutObject|GetObject|HeadObject"
+    r"|MultipartUpload|UploadPart"
 )
 _STORE_ANSWERS = re.compile(
     r"\((?:SlowDown|ServiceUnavailable|InternalError|RequestTimeout|503|500|Throttling\w*|OperationAborted)\)"
     r"|\bSlowDown\b|[Rr]educe your request rate|rate limit for object mutation|ServerBusy|OperationTimedOut"
 )
-_STORE_REFUSES = re.compile(r"\((?:AccessDenied|403|ExpiredToken|InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken)\)")
+_STORE_REFUSES = re.compile(
+    r"\((?:AccessDenied|403|ExpiredToken|InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken)\)"
+)
 _GRPC = re.compile(r"StatusCode\.(UNAVAILABLE|DEADLINE_EXCEEDED)|^(?:UNAVAILABLE|DEADLINE_EXCEEDED): ")
 _WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
     (
@@ -53,40 +58,89 @@ _WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
             r"\b(?:CUDA|HIP|NPU|XPU|MPS backend|HPU|GPU|MLU|MUSA|GCU|PTA|[Dd]evice|HBM)\b.{0,20}out of memory"
             r"|[Oo]ut of (?:HBM|GPU|[Dd]evice|VRAM) memory|CUBLAS_STATUS_ALLOC_FAILED|CUDA_ERROR_OUT_OF_MEMORY"
             r"|RESOURCE_EXHAUSTED: (?:.*[Oo]ut of memory|.*allocat|.*[Rr]an out of memory|.*hbm)"
-            r"|No available memory for the cache blocks|^Free memory on device|Not enough memory\. Please try to increase"
-            r"|is larger than the (?:maximum number of tokens|available KV cache memory)|memory to serve at least one request"
-            r"|ALLOC_FAILED|workspace allocation failed|OOM when allocating tensor.*GPU|[Aa]llocation failed:.* device memory"
+            r"|No available memory for the cache blocks|^Free memory on device"
+            r"|Not enough memory\. Please try to increase"
+            r"|is larger than the (?:maximum number of tokens|available KV cache memory)"
+            r"|memory to serve at least one request"
+            r"|ALLOC_FAILED|workspace allocation failed|OOM when allocating tensor.*GPU"
+            r"|[Aa]llocation failed:.* device memory"
         ),
         CauseClass.GPU_MEMORY,
     ),
-    (re.compile(r"^(?:Unable to allocate [\d.]+ [KMGTP]iB for an array|std::bad_alloc|.*[Cc]annot allocate memory)"), CauseClass.HOST_MEMORY),
+    (
+        re.compile(r"^(?:Unable to allocate [\d.]+ [KMGTP]iB for an array|std::bad_alloc|.*[Cc]annot allocate memory)"),
+        CauseClass.HOST_MEMORY,
+    ),
     (
         re.compile(
             r"GPU is lost|[Ff]allen off the bus|[Dd]evice (?:acquire|acquisition) failed|UR_RESULT_ERROR_DEVICE_LOST"
             r"|uncorrectable (?:ECC|NVLink) error|NVLink error|No (?:HIP|CUDA) GPUs are available|hipErrorNoDevice"
-            r"|[Dd]evice(?: \d+)? (?:is |was )?lost\b|No devices found|Failed to acquire device|drv[A-Z]\w+ failed|heartbeat lost"
-            r"|no CUDA-capable device is detected|HSA_STATUS_ERROR|HW Exception|Unable to determine the device handle for GPU"
+            r"|[Dd]evice(?: \d+)? (?:is |was )?lost\b|No devices found|Failed to acquire device"
+            r"|drv[A-Z]\w+ failed|heartbeat lost"
+            r"|no CUDA-capable device is detected|HSA_STATUS_ERROR|HW Exception"
+            r"|Unable to determine the device handle for GPU"
         ),
         CauseClass.GPU,
     ),
-    (re.compile(r"NVIDIA driver on your system is too old|lib(?:cuda|nvidia-ml|hccl|ascendcl)[\w.-]*\.so[\w.]*: cannot open|Driver/library version mismatch|Found no NVIDIA driver"), CauseClass.NODE),
-    (re.compile(r"[Nn]o space left on device|[Dd]isk quota exceeded|[Ii]nput/output error|[Ss]tale (?:NFS )?file handle|[Rr]ead-only file system|database is locked|disk I/O error|enforce fail at inline_container.*(?:unexpected pos|write)|[Nn]ot enough free disk space"), CauseClass.STORAGE),
     (
         re.compile(
-            r"[Nn]ame or service not known|[Tt]emporary failure in name resolution|[Ff]ailed to resolve|nodename nor servname"
-            r"|Could not resolve host|[Mm]ax retries exceeded|Read timed out|[Cc]onnection (?:refused|reset|aborted|timed out|to .{1,80} timed out|error|closed|broken|was closed)"
-            r"|[Nn]etwork is unreachable|[Nn]o route to host|couldn't connect to|[Cc]ould not connect to|[Cc]an(?:not|'t) connect to|Unable to connect|[Ff]ailed to connect"
-            r"|[Rr]emote end closed connection|EOF occurred in violation of protocol|certificate verify failed|Server disconnected|socket (?:has )?timed out|[Tt]oo [Mm]any [Rr]equests|[Pp]eer closed connection|[Cc]annot send a request|[Bb]roken pipe"
-            r"|[Rr]ate ?limit|[Cc]annot reach|Couldn't reach|transport error|ECONNRESET|Bad Gateway|Gateway Time-?out|Service (?:Temporarily )?Unavailable|Internal Server Error|IncompleteRead"
+            r"NVIDIA driver on your system is too old"
+            r"|lib(?:cuda|nvidia-ml|hccl|ascendcl)[\w.-]*\.so[\w.]*: cannot open"
+            r"|Driver/library version mismatch|Found no NVIDIA driver"
+        ),
+        CauseClass.NODE,
+    ),
+    (
+        re.compile(
+            r"[Nn]o space left on device|[Dd]isk quota exceeded|[Ii]nput/output error"
+            r"|[Ss]tale (?:NFS )?file handle|[Rr]ead-only file system|database is locked|disk I/O error"
+            r"|enforce fail at inline_container.*(?:unexpected pos|write)|[Nn]ot enough free disk space"
+        ),
+        CauseClass.STORAGE,
+    ),
+    (
+        re.compile(
+            r"[Nn]ame or service not known|[Tt]emporary failure in name resolution"
+            r"|[Ff]ailed to resolve|nodename nor servname"
+            r"|Could not resolve host|[Mm]ax retries exceeded|Read timed out"
+            r"|[Cc]onnection (?:refused|reset|aborted|timed out|to .{1,80} timed out|error|closed|brok"
+            r"en|was closed)"
+            r"|[Nn]etwork is unreachable|[Nn]o route to host|couldn't connect to"
+            r"|[Cc]ould not connect to|[Cc]an(?:not|'t) connect to|Unable to connect"
+            r"|[Ff]ailed to connect"
+            r"|[Rr]emote end closed connection|EOF occurred in violation of protocol"
+            r"|certificate verify failed|Server disconnected|socket (?:has )?timed out"
+            r"|[Tt]oo [Mm]any [Rr]equests|[Pp]eer closed connection|[Cc]annot send a request"
+            r"|[Bb]roken pipe"
+            r"|[Rr]ate ?limit|[Cc]annot reach|Couldn't reach|transport error|ECONNRESET|Bad Gateway"
+            r"|Gateway Time-?out|Service (?:Temporarily )?Unavailable|Internal Server Error"
+            r"|IncompleteRead"
         ),
         CauseClass.NETWORK,
     ),
-    (re.compile(r"[Tt]runcated file|truncated|[Cc]orrupt|bad magic|invalid (?:magic|header)|not a gzip file|CRC check|Magic bytes not found|not a zip file|[Ff]ile is not a zip|Compressed file ended before|incorrect header check|invalid start byte|Expecting value: line"), CauseClass.DATA),
-    (re.compile(r"(?:loss|grad\w*|logits|probability tensor).{0,40}(?:\bnan\b|\bNaN\b|\binf\b|not finite|non-?finite)|\b(?:NaN|nan|non-?finite|inf or nan)\b.{0,40}\b(?:loss|grad\w*|logits)|probability tensor contains either"), CauseClass.NUMERICS),
-)  # fmt: skip
+    (
+        re.compile(
+            r"[Tt]runcated file|truncated|[Cc]orrupt|bad magic|invalid (?:magic|header)|not a gzip file"
+            r"|CRC check|Magic bytes not found|not a zip file|[Ff]ile is not a zip"
+            r"|Compressed file ended before|incorrect header check|invalid start byte|Expecting value: line"
+        ),
+        CauseClass.DATA,
+    ),
+    (
+        re.compile(
+            r"(?:loss|grad\w*|logits|probability tensor).{0,40}(?:\bnan\b|\bNaN\b|\binf\b|not finite|non-?fini"
+            r"te)|\b(?:NaN|nan|non-?finite|inf or nan)\b.{0,40}\b(?:loss|grad\w*|logits)"
+            r"|probability tensor contains either"
+        ),
+        CauseClass.NUMERICS,
+    ),
+)
 _NO_DISK: Sequence[tuple[re.Pattern[str], CauseClass]] = (
-    (re.compile(r"/dev/shm|shared memory|/torch_\d+|shm_open|shmget|psm_\w+"), CauseClass.HOST_MEMORY),
-    (re.compile(r"inotify|user namespace|namespaces|semaphore|sem_open|cgroup|io_uring|watch(?:es)? limit"), CauseClass.NODE),
+    (re.compile(r"\bdev/shm|shared memory|/torch_\d+|shm_open|shmget|psm_\w+"), CauseClass.HOST_MEMORY),
+    (
+        re.compile(r"inotify|user namespace|namespaces|semaphore|sem_open|cgroup|io_uring|watch(?:es)? limit"),
+        CauseClass.NODE,
+    ),
 )
 """What else than a disk answers "no space left on device"."""
 _NO_SPACE = re.compile(r"[Nn]o space left|\[Errno 28\]|os error 28\b")

@@ -11,6 +11,7 @@ Not here: forms whose members are known, with loss and learning rate (``records`
 from __future__ import annotations
 
 import re
+
 from msgspec import Struct, field
 
 _LONGEST = 400
@@ -29,7 +30,8 @@ _NO_PROGRESS = re.compile(
 """Words of lines that count something else than steps, or that are printed while something fails."""
 _HAS_NUMBER = re.compile(r"\d")
 _TIMES = re.compile(
-    r"\d{4}[-/]\d\d[-/]\d\d[ T_]?|\b\d{1,2}[-/]\d\d[-/]\d\d\d?\d?\b|\b\d{1,3}(?::\d\d){1,2}(?:[.,]\d{1,9})?Z?|\b[IWEF]\d{4}\b"
+    r"\d{4}[-/]\d\d[-/]\d\d[ T_]?|\b\d{1,2}[-/]\d\d[-/]\d\d\d?\d?\b"
+    r"|\b\d{1,3}(?::\d\d){1,2}(?:[.,]\d{1,9})?Z?|\b[IWEF]\d{4}\b"
     r"|\b\d+ days?,? ?|\b\d{10}(?:\.\d{1,9})\b|<\?|\?(?=it|s/|B/)"
 )
 _BAR = re.compile(r"[\u2500-\u259f\u2800-\u28ff]+|\|[ #=>.\-\d/]{0,60}\||[#=>.\-]{6,}|(?<=\d%\|)[^|]{0,200}(?=\|)")
@@ -57,7 +59,7 @@ class ProgressReader:
 
     def step_of(self, text: str) -> int | None:
         """Take the next line; return the number that it has grown to where it is one of progress, else None."""
-        if not 2 < len(text) or not _HAS_NUMBER.search(text[:_LONGEST]) or _NO_PROGRESS.search(text[:_LONGEST]):
+        if not len(text) > 2 or not _HAS_NUMBER.search(text[:_LONGEST]) or _NO_PROGRESS.search(text[:_LONGEST]):
             return None
         form, numbers = _form_of(text[:_LONGEST])
         if not numbers or not re.search(r"[A-Za-z%|/]", form):
