@@ -78,8 +78,8 @@ def files_of(text: str) -> dict[str, str]:
     """Return the files of a case by name."""
     name, files = "train.log", {}
     for line in text.splitlines(keepends=True):
-        if found := _FILE.match(line):
-            name = found["name"]
+        if name_line := _FILE.match(line):
+            name = name_line["name"]
         else:
             files[name] = files.get(name, "") + line
     return files
@@ -89,7 +89,7 @@ def _ranks(culprit: str) -> tuple[frozenset[int], frozenset[int]]:
     culprits: set[int] = set()
     victims: set[int] = set()
     for clause in culprit.split(";"):
-        named = {int(number) for found in _RANKS.findall(clause) for number in re.findall(r"\d+", found)}
+        named = {int(number) for listed in _RANKS.findall(clause) for number in re.findall(r"\d+", listed)}
         (victims if "victim" in clause else culprits).update(named)
     return frozenset(culprits), frozenset(victims)
 

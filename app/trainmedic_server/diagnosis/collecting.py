@@ -155,9 +155,9 @@ class Collector:
 
     def _steps(self) -> dict[int, RankStep]:
         """How the steps divide: as the ranks tell it, or else as the log does that tells most."""
-        told = {rank: seen.rank_step() for rank, seen in sorted(self._ranks.items()) if seen.parts}
+        by_rank = {rank: seen.rank_step() for rank, seen in sorted(self._ranks.items()) if seen.parts}
         own = [step for times in self._own_times.values() if (step := times.step()) is not None]
-        return told or dict(enumerate(own[:1]))
+        return by_rank or dict(enumerate(own[:1]))
 
     def _take(self, line: Line, is_known: bool) -> None:
         has_time = is_known or line.time_source is TimeSource.LINE
@@ -262,10 +262,10 @@ class Collector:
                 rows.append(row)
                 self._tables[line.origin] = rows
             if _EXIT_LINE.search(text) and len(self._exits) < _MOST_EXITS:
-                told = exits.launcher_line(text, line.origin.node)
+                ends = exits.launcher_line(text, line.origin.node)
                 at = line.at if line.time_source is TimeSource.LINE else None
-                self._exits += [_placed(ended, line.origin, at) for ended in told]
-                if any(ended.code == 0 for ended in told):
+                self._exits += [_placed(ended, line.origin, at) for ended in ends]
+                if any(ended.code == 0 for ended in ends):
                     self._aftermath.finished(line.origin.stream)
 
 

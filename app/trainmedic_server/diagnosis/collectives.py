@@ -61,21 +61,21 @@ class NotJoined(Struct, frozen=True):
 
 def wait_of(text: str, at: datetime | None = None) -> CollectiveWait | None:
     """Return what a watchdog's line states of one rank; None for every other line."""
-    found = _WAIT.search(text)
-    if found is None:
+    match = _WAIT.search(text)
+    if match is None:
         return None
-    sizes = (found["size_in"] or "", found["size_out"] or "")
-    group = found["group"] or ""
-    return CollectiveWait(int(found["rank"]), int(found["number"]), found["operation"], sizes, group, text[:500], at)
+    sizes = (match["size_in"] or "", match["size_out"] or "")
+    group = match["group"] or ""
+    return CollectiveWait(int(match["rank"]), int(match["number"]), match["operation"], sizes, group, text[:500], at)
 
 
 def not_joined(text: str) -> NotJoined | None:
     """Return which ranks a desync report names as missing; None where it names none."""
-    found = _DID_NOT_JOIN.search(text)
-    if found is None or found["last"] is None:
+    match = _DID_NOT_JOIN.search(text)
+    if match is None or match["last"] is None:
         return None
-    ranks = frozenset(int(rank) for rank in re.findall(r"\d+", found["ranks"]))
-    return NotJoined(ranks, int(found["number"]), text[:500]) if ranks else None
+    ranks = frozenset(int(rank) for rank in re.findall(r"\d+", match["ranks"]))
+    return NotJoined(ranks, int(match["number"]), text[:500]) if ranks else None
 
 
 class CollectiveLines(Struct):
@@ -95,9 +95,9 @@ class CollectiveLines(Struct):
 def differing(lines: CollectiveLines) -> Iterator[Accusation]:
     """What the lines of all ranks state together."""
     for group, of_group in _first_waits(lines.waits).items():
-        found = _differ(of_group)
-        if found is not None:
-            yield _accusation(found, of_group, group)
+        unlike = _differ(of_group)
+        if unlike is not None:
+            yield _accusation(unlike, of_group, group)
             return
     yield from _missing(lines.missing)
 
@@ -128,11 +128,11 @@ def _differ(waits: Sequence[CollectiveWait]) -> frozenset[int] | None:
 
 
 def _accusation(ranks: frozenset[int], waits: Sequence[CollectiveWait], group: str) -> Accusation:
-    told = sorted(waits, key=lambda wait: (wait.rank not in ranks, wait.rank))[:4]
-    called = "; ".join(f"rank {wait.rank} waits in #{wait.number} {wait.operation.lower()}" for wait in told[:2])
+    shown = sorted(waits, key=lambda wait: (wait.rank not in ranks, wait.rank))[:4]
+    called = "; ".join(f"rank {wait.rank} waits in #{wait.number} {wait.operation.lower()}" for wait in shown[:2])
     evidence = tuple(
         Evidence(f"the ranks called different collectives: {called}", wait.line, "training", rank=wait.rank, at=wait.at)
-        for wait in told
+        for wait in shown
     )
     return Accusation(
         Witness.RECORDER,
@@ -140,7 +140,7 @@ def _accusation(ranks: frozenset[int], waits: Sequence[CollectiveWait], group: s
         _worth(waits, group),
         evidence,
         ranks,
-        moment=Moment(told[0].at) if told[0].at else None,
+        moment=Moment(shown[0].at) if shown[0].at else None,
         is_provable=bool(group),
         fingerprint="code:collectives-differ",
     )
@@ -155,11 +155,11 @@ def _worth(waits: Sequence[CollectiveWait], group: str) -> Confidence:
     return Confidence.MEDIUM if is_near else Confidence.LOW
 
 
-def _missing(told: Sequence[NotJoined]) -> Iterator[Accusation]:
+def _missing(reports: Sequence[NotJoined]) -> Iterator[Accusation]:
     """The ranks that the watchdog of others names as those that did not join."""
-    if not told or len(told[0].ranks) > _MOST_TO_ACCUSE:
+    if not reports or len(reports[0].ranks) > _MOST_TO_ACCUSE:
         return
-    named = told[0]
+    named = reports[0]
     ranks = ", ".join(map(str, sorted(named.ranks)))
     why = f"rank {ranks} did not join collective #{named.number}, by the watchdog's own comparison"
     yield Accusation(

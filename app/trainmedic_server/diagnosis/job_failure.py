@@ -233,7 +233,7 @@ def facts(
     return Facts(
         is_known_to_fail=True,
         collectives=_collectives(findings),
-        used_nccl=any("NCCL" in known.line or "nccl" in known.rule for known in findings),
+        used_nccl=any("NCCL" in finding.line or "nccl" in finding.rule for finding in findings),
         job=job,
         attempt=max(attempts, default=None),
         findings=_with_ranks([known.as_finding for known in findings], ended),
@@ -248,8 +248,8 @@ def facts(
 
 def _collectives(findings: Sequence[KnownFinding]) -> CollectiveLines:
     lines = CollectiveLines()
-    for known in findings:
-        lines.take(known.line, known.first_at)
+    for finding in findings:
+        lines.take(finding.line, finding.first_at)
     return lines
 
 

@@ -39,7 +39,7 @@ _TENSORS = re.compile(
     r"|[Ee]xpected all tensors to be on the same dev"
     r"|^Error\(s\) in loading state_dict for|^Trying to backward through the graph a second time"
     r"|does not require grad and does not have a grad_fn|^Expected to have finished reduction in the prior iteration"
-    r"|^Detected mismatch between collectives on ranks|^expected scalar type \w+ but found"
+    r"|^Detected mismatch between collectives on ranks|^expected scalar type \w+ but match"
     r"|modified by an inplace operat"
     r"|^Sizes of tensors must match except in dimension|^shape '\[[\d, -]+\]' is invalid for input of size"
     r"|^Given groups=\d+, weight of size|must have the same dtype, but got|^stack expects each tensor to be equal size"
@@ -139,9 +139,9 @@ def _by_class(name: str, last: str) -> ExceptionReading:
 
 def _inner(traceback: str) -> tuple[str, str, str] | None:
     """Return class, message and traceback of the exception that the last one of a chain passes on; None without one."""
-    ends = [found.start() for found in _CHAINED.finditer(traceback)]
+    ends = [match.start() for match in _CHAINED.finditer(traceback)]
     if not ends:
         return None
     before = traceback[: ends[-1]].rstrip()
-    found = _LAST_CLASS.search(before)
-    return (found[1], found[2] or "", before) if found else None
+    match = _LAST_CLASS.search(before)
+    return (match[1], match[2] or "", before) if match else None

@@ -75,7 +75,7 @@ _WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
         re.compile(
             r"GPU is lost|[Ff]allen off the bus|[Dd]evice (?:acquire|acquisition) failed|UR_RESULT_ERROR_DEVICE_LOST"
             r"|uncorrectable (?:ECC|NVLink) error|NVLink error|No (?:HIP|CUDA) GPUs are available|hipErrorNoDevice"
-            r"|[Dd]evice(?: \d+)? (?:is |was )?lost\b|No devices found|Failed to acquire device"
+            r"|[Dd]evice(?: \d+)? (?:is |was )?lost\b|No devices match|Failed to acquire device"
             r"|drv[A-Z]\w+ failed|heartbeat lost"
             r"|no CUDA-capable device is detected|HSA_STATUS_ERROR|HW Exception"
             r"|Unable to determine the device handle for GPU"
@@ -121,7 +121,7 @@ _WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
     (
         re.compile(
             r"[Tt]runcated file|truncated|[Cc]orrupt|bad magic|invalid (?:magic|header)|not a gzip file"
-            r"|CRC check|Magic bytes not found|not a zip file|[Ff]ile is not a zip"
+            r"|CRC check|Magic bytes not match|not a zip file|[Ff]ile is not a zip"
             r"|Compressed file ended before|incorrect header check|invalid start byte|Expecting value: line"
         ),
         CauseClass.DATA,
@@ -171,15 +171,15 @@ def _by_store(name: str, message: str) -> CauseClass | None:
 
 
 def _by_status(name: str, message: str) -> CauseClass | None:
-    found = _STATUS.search(message)
-    if found is None:
+    match = _STATUS.search(message)
+    if match is None:
         return CauseClass.NETWORK if _GRPC.search(message) else None
-    status = int(next(group for group in found.groups() if group))
+    status = int(next(group for group in match.groups() if group))
     if status >= 500 or status in (408, 425, 429):
         return CauseClass.STORAGE if _STORE.search(name) or _STORE.search(message) else CauseClass.NETWORK
     return CauseClass.CODE  # refused, or not there: the request is wrong
 
 
 def _by_errno(message: str) -> CauseClass | None:
-    found = _ERRNO.search(message)
-    return _BY_ERRNO.get(int(next(group for group in found.groups() if group))) if found else None
+    match = _ERRNO.search(message)
+    return _BY_ERRNO.get(int(next(group for group in match.groups() if group))) if match else None

@@ -64,29 +64,29 @@ class ProgressReader:
         form, numbers = _form_of(text[:_LONGEST])
         if not numbers or not re.search(r"[A-Za-z%|/]", form):
             return None
-        known = self._forms.get(form)
-        if known is None or len(known.numbers) != len(numbers):
+        state = self._forms.get(form)
+        if state is None or len(state.numbers) != len(numbers):
             self._learn(form, numbers)
             return None
-        return _grown(known, numbers)
+        return _grown(state, numbers)
 
     def _learn(self, form: str, numbers: tuple[float | None, ...]) -> None:
         if len(self._forms) >= _MOST_FORMS:
-            fresh = next((each for each, known in self._forms.items() if not known.is_learned), next(iter(self._forms)))
+            fresh = next((each for each, state in self._forms.items() if not state.is_learned), next(iter(self._forms)))
             del self._forms[fresh]
         self._forms[form] = _Form(numbers, [0] * len(numbers))
 
 
-def _grown(known: _Form, numbers: tuple[float | None, ...]) -> int | None:
+def _grown(state: _Form, numbers: tuple[float | None, ...]) -> int | None:
     """Return the number that has grown in a form that is learned; of several the one that was before the others."""
     step: float | None = None
-    for place, (before, now) in enumerate(zip(known.numbers, numbers, strict=True)):
+    for place, (before, now) in enumerate(zip(state.numbers, numbers, strict=True)):
         is_greater = before is not None and now is not None and now > before
-        known.grown[place] = known.grown[place] + 1 if is_greater else 0
-        if is_greater and step is None and (known.is_learned or known.grown[place] >= _LEARNED):
+        state.grown[place] = state.grown[place] + 1 if is_greater else 0
+        if is_greater and step is None and (state.is_learned or state.grown[place] >= _LEARNED):
             step = now
-            known.is_learned = True
-    known.numbers = numbers
+            state.is_learned = True
+    state.numbers = numbers
     return None if step is None else int(step)
 
 
@@ -96,12 +96,12 @@ def _form_of(text: str) -> tuple[str, tuple[float | None, ...]]:
     pieces: list[str] = []
     numbers: list[float | None] = []
     at = length = 0
-    for found in _NUMBER.finditer(text):
-        piece = text[at : found.start()]
+    for match in _NUMBER.finditer(text):
+        piece = text[at : match.start()]
         pieces += [piece, "#"]
         length += len(piece) + 1
-        at = found.end()
-        numbers.append(_counted(found[0], piece))
+        at = match.end()
+        numbers.append(_counted(match[0], piece))
         if length >= _LONGEST_FORM:
             break
     else:

@@ -205,21 +205,21 @@ def _ends_of(file: FolderFile, attempt: int | None) -> Iterator[Exit]:
     """Yield how the attempt ended, as its launcher has kept it. One that ended well is not in the file."""
     for raw in log_folder.lines_of(file):
         try:
-            said: Any = json.loads(raw[:_LARGEST_DOCUMENT])
-            number, status, error = said["attempt"], said["status"], str(said.get("error") or "")
+            row: Any = json.loads(raw[:_LARGEST_DOCUMENT])
+            number, status, error = row["attempt"], row["status"], str(row.get("error") or "")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue
         # A launcher that has ended a job which hung has ended its ranks too: how says nothing.
         if number != attempt or not isinstance(status, int) or not status or error == "hang":
             continue
         code, by_signal = exits.of_code(status)
-        rank = said.get("rank")
+        rank = row.get("rank")
         yield Exit(
             "trainmedic-run",
             code,
             by_signal,
             rank=rank if isinstance(rank, int) else None,
-            line=str(said.get("cause", ""))[:500],
+            line=str(row.get("cause", ""))[:500],
         )
 
 

@@ -70,5 +70,5 @@ def test_a_number_that_stands_still_is_no_progress() -> None:
 def test_a_new_epoch_goes_on_with_the_same_form() -> None:
     """The number of the batch begins anew; that of the epoch has grown."""
     reader = ProgressReader()
-    told = [reader.step_of(f"Epoch: [{at // 10}][{at % 10}/10] Loss 1.2") for at in range(40)]
-    assert all(step is not None for step in told[4:])
+    steps = [reader.step_of(f"Epoch: [{at // 10}][{at % 10}/10] Loss 1.2") for at in range(40)]
+    assert all(step is not None for step in steps[4:])
