@@ -16,6 +16,7 @@ from msgspec import Struct, field
 
 from trainmedic_server.domain.finding import CauseClass, Finding, Role
 from trainmedic_server.logs.line import Line
+from trainmedic_server.logs.progress import ProgressReader
 
 _STEPS = 3
 """Of a stream that holds several ranks: the others finish the step that they are in, and no more."""
@@ -78,9 +79,11 @@ class Aftermath(Struct):
             elif finding.role is Role.ROOT:
                 self._open[line.origin.stream, line.origin.rank][finding.id] = line.at
                 self._steps[line.origin.stream][finding.id] = 0
+        ids, reader = {finding.id for finding in findings}, ProgressReader()
         for later, is_timed, is_step in self._recent.get(line.origin.stream, ()) if findings else ():
             if later.place > line.place:
-                self._take(later, is_timed, is_step, {finding.id for finding in findings})
+                has_grown = later.record is None and reader.step_of(later.text) is not None
+                self._take(later, is_timed, is_step or has_grown, ids)
 
     def finished(self, stream: str) -> None:
         """Take that a training has done all its steps: what its stream held before ended nothing."""

@@ -63,6 +63,11 @@ _PROCESSES = re.compile(r"/(?:multiprocessing/(?:connection|managers|resource_\w
 _CALL = re.compile(r'File "([^"\n]{1,400})", line \d+')
 _CHAINED = re.compile(r"\n(?:The above exception was the direct cause|During handling of the above exception)")
 _LAST_CLASS = re.compile(r"\n((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?:: ([^\n]*))?\s*$")
+_READERS_OF_DATA = ("zlib", "lzma", "_csv", "csv", "tarfile", "gzip", "zipfile", "PIL.", "av.", "cv2.", "decord")
+"""Modules that raise an exception of theirs where the data are broken."""
+_OF_PYTHON = ("TimeoutError", "asyncio.", "concurrent.", "multiprocessing.", "ray.")
+_COLLECTIVE = re.compile(r"\b(?:HCCL|[Hh]ccl\w*|XCCL|oneCCL|RCCL)\b.{0,80}(?i:error|fail|time ?out)")
+"""What a library of collectives other than NCCL says of a peer; what NCCL says has rules."""
 _SEE_ABOVE = re.compile(r"(?i)\bsee (?:the )?(?:root cause|stack trace|error|traceback|logs?) ?\(?above")
 
 
@@ -85,7 +90,7 @@ def read(name: str, message: str, traceback: str = "") -> ExceptionReading:
         return read(*inner)
     calls = _CALL.findall(traceback)
     place = calls[-1] if calls else ""
-    if _is_consequence(last, message, place):
+    if _is_consequence(name, message, place):
         return ExceptionReading(CauseClass.UNKNOWN, is_consequence=True)
     if last in _SURELY_CODE:
         return ExceptionReading(CauseClass.CODE, is_proof=True)
@@ -98,11 +103,15 @@ def read(name: str, message: str, traceback: str = "") -> ExceptionReading:
     return _by_class(name, last)
 
 
-def _is_consequence(last: str, message: str, place: str) -> bool:
+def _is_consequence(name: str, message: str, place: str) -> bool:
+    last = name.rpartition(".")[2]
+    if last in _CONSEQUENCES or _SEE_ABOVE.search(message) or _COLLECTIVE.search(message):
+        return True
+    # A bare timeout says that somebody did not answer: over which way, or why, is not in it.
+    if last == "TimeoutError" and name.startswith(_OF_PYTHON) and message_causes.cause_of(name, message) is None:
+        return True
     of_processes = last in ("EOFError", "BrokenPipeError", "ConnectionResetError", "ConnectionRefusedError")
-    return (
-        last in _CONSEQUENCES or bool(_SEE_ABOVE.search(message)) or (of_processes and bool(_PROCESSES.search(place)))
-    )
+    return of_processes and bool(_PROCESSES.search(place))
 
 
 def _is_proof(last: str, message: str, place: str, calls: Sequence[str]) -> bool:
@@ -116,15 +125,12 @@ def _is_proof(last: str, message: str, place: str, calls: Sequence[str]) -> bool
 
 
 def _by_class(name: str, last: str) -> ExceptionReading:
+    if name.startswith(_READERS_OF_DATA):
+        return ExceptionReading(CauseClass.DATA)
     if cause := _CLASSES.get(last):
         is_rays = name.startswith("ray.") and cause is CauseClass.GPU_MEMORY
         return ExceptionReading(CauseClass.HOST_MEMORY if is_rays else cause)
-    if last == "ReadError" and name.startswith("tarfile"):
-        return ExceptionReading(CauseClass.DATA)
-    if (
-        name.startswith(("zlib", "lzma", "_csv", "csv", "tarfile", "gzip", "zipfile", "PIL.", "av."))
-        or last == "EOFError"
-    ):
+    if last == "EOFError":
         return ExceptionReading(CauseClass.DATA)
     if last in _BUILTIN:
         return ExceptionReading(CauseClass.CODE)

@@ -14,11 +14,14 @@ _ERRNO = re.compile(r"\[Errno (-?\d{1,3})\]|\(os error (\d{1,3})\)|\berrno[:= ]{
 _BY_ERRNO: Mapping[int, CauseClass] = {
     5: CauseClass.STORAGE,  # EIO
     12: CauseClass.HOST_MEMORY,  # ENOMEM
+    16: CauseClass.STORAGE,  # EBUSY: of a network file system
     19: CauseClass.NODE,  # ENODEV
     23: CauseClass.NODE,  # ENFILE
     24: CauseClass.CODE,  # EMFILE: the limit of the process
+    27: CauseClass.STORAGE,  # EFBIG
     28: CauseClass.STORAGE,  # ENOSPC
     30: CauseClass.STORAGE,  # EROFS
+    37: CauseClass.STORAGE,  # ENOLCK
     70: CauseClass.STORAGE,  # ECOMM
     **dict.fromkeys((100, 101, 102, 103, 104, 110, 111, 112, 113), CauseClass.NETWORK),  # ENETDOWN to EHOSTUNREACH
     98: CauseClass.CODE,  # EADDRINUSE
@@ -29,18 +32,21 @@ _BY_ERRNO: Mapping[int, CauseClass] = {
     117: CauseClass.STORAGE,  # EUCLEAN
     121: CauseClass.STORAGE,  # EREMOTEIO
     122: CauseClass.STORAGE,  # EDQUOT
+    512: CauseClass.STORAGE,  # ERESTARTSYS: of NFS and Lustre, as it comes through
+    524: CauseClass.STORAGE,  # ENOTSUPP, likewise
     **dict.fromkeys((-2, -3, -5), CauseClass.NETWORK),  # getaddrinfo
 }
 """Linux's error numbers, and getaddrinfo's, which are negative. Those of paths (2, 13, 17) say nothing of a cause."""
 _STATUS = re.compile(
     r"\b(?P<a>[45]\d\d) (?:Client|Server) Error\b|\bHTTP(?:/\d(?:\.\d)?)?(?: [Ee]rror)?:? (?P<b>[45]\d\d)\b"
     r"|\bstatus(?:[ _]?code)?(?: of)?[:= ]{1,3}(?P<c>[45]\d\d)\b"
-    r"|^\(?(?P<d>[45]\d\d)\)?,? (?:Reason|[A-Z][a-z]+ ?[A-Z(:]|POST |GET )"
+    r"|^\((?P<i>[45]\d\d)\)\s*$|^\(?(?P<d>[45]\d\d)\)?,? (?:Reason|[A-Z][a-z]+ ?[A-Z(:]|POST |GET )"
     r"|\bError code: (?P<e>[45]\d\d)\b|^(?P<f>[45]\d\d)(?:,|:) |\((?P<g>[45]\d\d)\) when calling"
     r"|\bHTTPStatusCode[\"': ]+(?P<h>[45]\d\d)"
 )
 _STORE = re.compile(
-    r"(?i)\bboto|s3fs|gcsfs|adlfs|fsspec|google\.cloud\.storage|storage\.googleapis|azure\.storage|minio|\boss2?\b"
+    r"(?i)\bboto|\bazure\.|s3fs|gcsfs|adlfs|fsspec|google\.cloud\.storage|storage\.googleapis"
+    r"|azure\.storage|minio|\boss2?\b"
     r"|\bs3\b|\bs3:/|\bgs:/|\bbucket|amazonaws\.com|blob\.core\.windows|PutObject|GetObject|HeadObject"
     r"|MultipartUpload|UploadPart"
 )
@@ -93,7 +99,8 @@ _WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
     (
         re.compile(
             r"[Nn]o space left on device|[Dd]isk quota exceeded|[Ii]nput/output error"
-            r"|[Ss]tale (?:NFS )?file handle|[Rr]ead-only file system|database is locked|disk I/O error"
+            r"|[Ss]tale (?:NFS )?file handle|[Rr]ead-only file system|database is locked"
+            r"|disk I/O error|unable to lock file"
             r"|enforce fail at inline_container.*(?:unexpected pos|write)|[Nn]ot enough free disk space"
         ),
         CauseClass.STORAGE,
@@ -112,7 +119,8 @@ _WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
             r"|certificate verify failed|Server disconnected|socket (?:has )?timed out"
             r"|[Tt]oo [Mm]any [Rr]equests|[Pp]eer closed connection|[Cc]annot send a request"
             r"|[Bb]roken pipe"
-            r"|[Rr]ate ?limit|[Cc]annot reach|Couldn't reach|transport error|ECONNRESET|Bad Gateway"
+            r"|[Rr]ate ?limit|[Cc]annot reach|connectFullMesh failed|Couldn't reach|transport error"
+            r"|ECONNRESET|Bad Gateway"
             r"|Gateway Time-?out|Service (?:Temporarily )?Unavailable|Internal Server Error"
             r"|IncompleteRead"
         ),
@@ -120,7 +128,9 @@ _WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
     ),
     (
         re.compile(
-            r"[Tt]runcated file|truncated|[Cc]orrupt|bad magic|invalid (?:magic|header)|not a gzip file"
+            r"[Tt]runcated file|truncated|file size is 0 bytes|Could not open Parquet"
+            r"|mmap length is greater than file size|could not parse ModelProto|[Cc]orrupt|bad magic"
+            r"|invalid (?:magic|header)|not a gzip file"
             r"|CRC check|Magic bytes not match|not a zip file|[Ff]ile is not a zip"
             r"|Compressed file ended before|incorrect header check|invalid start byte|Expecting value: line"
         ),
@@ -130,7 +140,7 @@ _WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
         re.compile(
             r"(?:loss|grad\w*|logits|probability tensor).{0,40}(?:\bnan\b|\bNaN\b|\binf\b|not finite|non-?fini"
             r"te)|\b(?:NaN|nan|non-?finite|inf or nan)\b.{0,40}\b(?:loss|grad\w*|logits)"
-            r"|probability tensor contains either"
+            r"|probability tensor contains either|found invalid values:.*\bnan\b"
         ),
         CauseClass.NUMERICS,
     ),
