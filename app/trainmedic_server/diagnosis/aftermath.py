@@ -26,6 +26,9 @@ _ENDING = re.compile(
     r"(?i)^\s|^$|^\W+$|\.(?:cpp|cc|cu|hpp):\d+|^\W*frame #|traceback|exception|error|warn|nccl|site-packages|torch[./]"
     r"|^\W*\[\d+\]:|exitcode|failed|failures|root cause|^wandb:|srun:|slurm|terminat|abort|kill|signal"
     r"|\[0x[0-9a-f]{4,16}\]\s*$|^(?:current )?thread 0x"
+    # What PyTorch's messages go on with, in lines of their own
+    r"|^cuda kernel errors might|^for debugging consider|^compile with .torch_use_cuda|^search for .cuda"
+    r"|^making sure all .forward|^if you already have done|^parameter indices which|^in addition, you can set"
 )
 """What is printed while a process ends, and so says nothing."""
 

@@ -24,14 +24,12 @@ _DOUBTFUL = frozenset({"thread", "first_frame", "alone", "crash", GUESS})
 """What rules take from an exception that may have ended nothing: one ends a thread alone, and of one whose heading is
 missing nobody knows what stood there. A process that crashed does not say why."""
 _PROOF = re.compile(
-    r"device-side assert triggered"
-    r"|Assertion `[^`']*(?:out of bounds|< n_classes|num_classes|srcIndex|index)[^`']*[`'] ?failed"
+    r"Assertion `[^`']*(?:index out of bounds|srcIndex < srcSelectDimSize|srcSelectDimSize)[^`']*[`'] ?failed"
     r"|no kernel image is available|invalid device ordinal|Duplicate GPU detected|ncclInvalid(?:Usage|Argument)"
-    r"|(?:No space left on device|[Dd]isk quota exceeded|Read-only file system|Stale (?:NFS )?file handle)"
-    r"|\[Errno (?:5|28|30|116|117|122)\]|ephemeral[- ](?:local )?storage"
-    r"|[Oo]ut[ -]of[ -][Mm]emory: Kill|OOMKill|OOM Killed|low on resource: "
-    r"|local storage usage exceeds"
-    r"|exceeds the memory usage threshold|image file is truncated|running low on memory"
+    r"|No space left on device|[Dd]isk quota exceeded|Stale (?:NFS )?file handle|\[Errno (?:5|28|116|117|122)\]"
+    r"|ephemeral[- ](?:local )?storage|local storage usage exceeds|image file is truncated"
+    r"|[Oo]ut[ -]of[ -][Mm]emory: Kill|OOMKill|OOM Killed|low on resource: |running low on memory"
+    r"|exceeds the memory usage threshold|\bPreempted\b|DUE TO PREEMPTION|node was preempted"
 )
 """Words that name the cause itself: the kernel's answer, CUDA's check of the program, or a kubelet's reason."""
 _HARDWARE = re.compile(r"uncorrectable (?:ECC|NVLink) error|GPU is lost|HBM multi-bit")
@@ -110,7 +108,7 @@ def _is_next(other: Finding, leading: Finding) -> bool:
 
 def _is_proven(finding: Finding) -> bool:
     """Return whether the line leaves no other reading of its cause, if it is where the failure began."""
-    if finding.cause in (CauseClass.NUMERICS, CauseClass.GPU_MEMORY, CauseClass.PREEMPTION, CauseClass.HANG):
+    if finding.cause in (CauseClass.NUMERICS, CauseClass.GPU_MEMORY, CauseClass.HANG):
         return True
     return PROOF in finding.fields or bool(_PROOF.search(finding.line) or _HARDWARE.search(finding.line))
 

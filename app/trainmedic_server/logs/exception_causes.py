@@ -65,6 +65,9 @@ _CHAINED = re.compile(r"\n(?:The above exception was the direct cause|During han
 _LAST_CLASS = re.compile(r"\n((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?:: ([^\n]*))?\s*$")
 _READERS_OF_DATA = ("zlib", "lzma", "_csv", "csv", "tarfile", "gzip", "zipfile", "PIL.", "av.", "cv2.", "decord")
 """Modules that raise an exception of theirs where the data are broken."""
+_NUMBERS = re.compile(r"\n\s*assert [^\n]*\b(?:is_?nan|is_?finite|is_?inf|nan|inf)\b")
+"""A check of the program's own that its numbers are numbers, as the traceback shows its source."""
+_TAIL = 500
 _OF_PYTHON = ("TimeoutError", "asyncio.", "concurrent.", "multiprocessing.", "ray.")
 _COLLECTIVE = re.compile(r"\b(?:HCCL|[Hh]ccl\w*|XCCL|oneCCL|RCCL)\b.{0,80}(?i:error|fail|time ?out)")
 """What a library of collectives other than NCCL says of a peer; what NCCL says has rules."""
@@ -98,6 +101,8 @@ def read(name: str, message: str, traceback: str = "") -> ExceptionReading:
     by_message = None if last in _PROGRAM - {"ImportError"} else message_causes.cause_of(name, message)
     if by_message is not None:
         return ExceptionReading(by_message)
+    if last == "AssertionError" and _NUMBERS.search(traceback[-_TAIL:]):
+        return ExceptionReading(CauseClass.NUMERICS)
     if is_programs:
         return ExceptionReading(CauseClass.CODE, is_proof=_is_proof(last, message, place, calls))
     return _by_class(name, last)
@@ -119,6 +124,9 @@ def _is_proof(last: str, message: str, place: str, calls: Sequence[str]) -> bool
     if _SIGNATURE.search(message) or _TENSORS.search(message):
         return True
     is_own = bool(place) and not _LIBRARY.search(place)
+    # What is nothing was to come from elsewhere, such as a file that is not there.
+    if "NoneType" in message:
+        return False
     # A sample without a member is the data's fault as often as the program's.
     is_loading = any(_LOADER.search(call) for call in calls)
     return is_own and not is_loading and last != "ImportError"

@@ -73,6 +73,8 @@ def test_what_only_the_program_raises_there_is_proof(line: str, traceback: str) 
         ("KeyError: 'text'", f"{OWN}  {LOADING}"),
         ("AssertionError: peer is gone", LIBRARY),
         ("ValueError: 17", OWN),
+        ("IndexError: list index out of range", OWN),
+        ("AttributeError: 'NoneType' object has no attribute 'shape'", OWN),
         ("RuntimeError: it went wrong", OWN),
         ("ImportError: libcudart.so.12: cannot open shared object file", OWN),
     ],
@@ -92,3 +94,9 @@ def test_what_a_wrapper_passes_on_counts() -> None:
     inner = f"{LIBRARY}requests.exceptions.ConnectionError: Connection refused"
     chain = f"{inner}\n\nThe above exception was the direct cause of the following exception:\n\n{OWN}"
     assert read("datasets.exceptions.DatasetGenerationError: An error occurred", chain).cause is CauseClass.NETWORK
+
+
+def test_a_check_that_numbers_are_numbers_is_about_numbers() -> None:
+    """The traceback shows the source of the assertion."""
+    checked = OWN.replace("    step()", "    assert torch.isfinite(loss)")
+    assert read("AssertionError", checked) == ExceptionReading(CauseClass.NUMERICS)
