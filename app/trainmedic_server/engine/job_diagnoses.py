@@ -30,7 +30,7 @@ from trainmedic_server.engine import loops
 from trainmedic_server.engine.job_verdicts import JobVerdicts
 from trainmedic_server.engine.node_watch import PresenceSource
 from trainmedic_server.ports.findings import AlertTeller, FindingFilter, FindingHistory
-from trainmedic_server.ports.outside import Clock
+from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.ports.verdicts import VerdictSource
 
@@ -137,11 +137,7 @@ class JobDiagnoses:
         self._ranks |= await asyncio.to_thread(_ranks_of, changed)
         self._placements |= {name: details.get("placement", ()) for name, details in changed.items()}
         self._sizes |= {job.name: size for job in jobs if job.doubt is None and (size := _size_of(job.details))}
-        for job in (each for each in jobs if each.doubt is None):
-            step = job.details.get("step")
-            if type(step) is int:
-                instance, before = str(job.details.get("instance")), self._stepping.get(job.name)
-                self._stepping[job.name] = (before or Stepping(step, instance, now)).moved(step, instance, now)
+        self._note_steps(jobs, now)
         self._agents |= {agent.name: now for agent in agents}
         self._seen |= {job.name: now for job in jobs}
         for launcher in (each for each in launchers if each.doubt is None):
@@ -152,6 +148,13 @@ class JobDiagnoses:
             self._stepping.pop(job, None)
         for node in [node for node, seen_at in self._agents.items() if now - seen_at > _REMEMBERED]:
             del self._agents[node]
+
+    def _note_steps(self, jobs: Sequence[Presence], now: datetime) -> None:
+        for job in jobs:
+            step, instance = job.details.get("step"), str(job.details.get("instance"))
+            if job.doubt is None and type(step) is int:
+                before = self._stepping.get(job.name) or Stepping(step, instance, now)
+                self._stepping[job.name] = before.moved(step, instance, now)
 
     def _note_processes(self, lives: Sequence[JobLife]) -> None:
         for life in lives:
