@@ -29,7 +29,8 @@ _PROOF = re.compile(
     r"|No space left on device|[Dd]isk quota exceeded|Stale (?:NFS )?file handle|\[Errno (?:5|28|116|117|122)\]"
     r"|ephemeral[- ](?:local )?storage|local storage usage exceeds|image file is truncated"
     r"|[Oo]ut[ -]of[ -][Mm]emory: Kill|OOMKill|OOM Killed|low on resource: |running low on memory"
-    r"|exceeds the memory usage threshold|\bPreempted\b|DUE TO PREEMPTION|node was preempted"
+    r"|exceeds the memory usage threshold|can't allocate memory: you tried"
+    r"|\[Errno 12\]|bad_alloc|^MemoryError|\bPreempted\b|DUE TO PREEMPTION|node was preempted"
 )
 """Words that name the cause itself: the kernel's answer, CUDA's check of the program, or a kubelet's reason."""
 _HARDWARE = re.compile(r"uncorrectable (?:ECC|NVLink) error|GPU is lost|HBM multi-bit")

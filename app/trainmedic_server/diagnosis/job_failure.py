@@ -31,8 +31,10 @@ _KILLED = re.compile(r"[Kk]ill(?:ed)? process (\d{1,10})")
 _LONGEST_LINE = 500
 _LONGEST_SETTLING = timedelta(minutes=2)
 """The longest wait for a step after a sign that a job waits in vain."""
-_PRESENCE_LAGS = timedelta(seconds=6)
-"""A presence is written, and read, every 5 s: a step that was completed before the sign may be seen after it."""
+_PRESENCE_LAGS = timedelta(seconds=15)
+"""A presence is written, and read, every 5 s: a step from before the sign may be seen so long after it."""
+_SHORTEST_WATCH = timedelta(seconds=22)
+"""The shortest wait for a step after such a sign: the lag, and one more presence."""
 
 
 def is_of(known: KnownFinding, job: str, nodes: Collection[str]) -> bool:
@@ -174,7 +176,7 @@ def is_settled(sign: Sign, stepping: Stepping | None, now: datetime, settling: t
     A job whose steps advanced until then gets the time of two of its usual steps to advance again.
     """
     if sign.is_wait and stepping is not None and stepping.usual:
-        settling = max(settling, min(2 * stepping.usual + settling, _LONGEST_SETTLING))
+        settling = max(_SHORTEST_WATCH, min(2 * stepping.usual + settling, _LONGEST_SETTLING))
     return now - sign.at >= settling
 
 

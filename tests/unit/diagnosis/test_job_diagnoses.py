@@ -405,7 +405,7 @@ async def test_a_job_whose_steps_stop_has_failed() -> None:
     world = World()
     await step_for(world, 30, 1)
     await world.time_out("f1", frozenset({3}))
-    for _ in range(12):
+    for _ in range(15):
         await world.look(2)
     assert [alert.labels["cause"] for alert in world.told][:1] == ["hang"]
 

@@ -16,7 +16,9 @@ KILLED = {"attempt": 1, "cause": "rank 1 was ended by SIGKILL", "status": -9, "e
 
 def test_a_rank_that_came_to_its_end_has_no_failure(tmp_path: Path) -> None:
     """Whatever it printed before."""
-    place = write(tmp_path, **{"llm-1__attempt-1__rank-0.jsonl": STEP + END, "llm-1__attempt-1__launcher-n.log": RAISED})
+    place = write(
+        tmp_path, **{"llm-1__attempt-1__rank-0.jsonl": STEP + END, "llm-1__attempt-1__launcher-n.log": RAISED}
+    )
     verdict = diagnosed(place).attempts[-1].verdict
     assert (verdict.cause, verdict.advice) == (CauseClass.UNKNOWN, "none")
     assert "Nothing failed" in verdict.summary
@@ -54,9 +56,11 @@ def test_slow_data_are_seen_in_a_trainers_own_log(tmp_path: Path) -> None:
 
 def test_a_loss_that_rises_is_a_hint(tmp_path: Path) -> None:
     """And one that has come down again is none."""
-    steps = [f" iteration {at}/ 500 | consumed samples: 8 | lm loss: {loss}E+00 |\n" for at, loss in enumerate((3, 2, 9))]
+    steps = [
+        f" iteration {at}/ 500 | consumed samples: 8 | lm loss: {loss}E+00 |\n" for at, loss in enumerate((3, 2, 9))
+    ]
     verdict = diagnosed(write(tmp_path, **{"train.log": "".join(steps)})).attempts[-1].verdict
     assert (verdict.cause, verdict.confidence, verdict.advice) == (CauseClass.NUMERICS, "low", "ask")
-    down = " iteration 4/ 500 | consumed samples: 8 | lm loss: 2E+00 |\n"
+    down = form.format(4, 2)
     verdict = diagnosed(write(tmp_path, **{"train.log": "".join(steps) + down})).attempts[-1].verdict
     assert verdict.cause is CauseClass.UNKNOWN
