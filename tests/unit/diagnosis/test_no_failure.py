@@ -56,9 +56,8 @@ def test_slow_data_are_seen_in_a_trainers_own_log(tmp_path: Path) -> None:
 
 def test_a_loss_that_rises_is_a_hint(tmp_path: Path) -> None:
     """And one that has come down again is none."""
-    steps = [
-        f" iteration {at}/ 500 | consumed samples: 8 | lm loss: {loss}E+00 |\n" for at, loss in enumerate((3, 2, 9))
-    ]
+    form = " iteration {}/ 500 | consumed samples: 8 | lm loss: {}E+00 |\n"
+    steps = [form.format(at, loss) for at, loss in enumerate((3, 2, 9))]
     verdict = diagnosed(write(tmp_path, **{"train.log": "".join(steps)})).attempts[-1].verdict
     assert (verdict.cause, verdict.confidence, verdict.advice) == (CauseClass.NUMERICS, "low", "ask")
     down = form.format(4, 2)
