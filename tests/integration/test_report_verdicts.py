@@ -16,10 +16,11 @@ from tests.support.programs import eventually
 def test_a_failure_is_reported_with_its_verdict(tmp_path: Path, redis_url: str) -> None:
     """A GPU falls off the bus under a job that only hangs: nobody tells that it failed, and its report does."""
     sender = FindingSender(redis_url)
-    with serve(tmp_path, redis_url) as server, Job("llm-1", redis_url, KEY):
+    with serve(tmp_path, redis_url) as server, Job("llm-1", redis_url, KEY) as job:
         (item,) = eventually(lambda: server.ask("/jobs").body["items"], 20, "the job is known")
         node = item["nodes"][0]
         time.sleep(6)  # the presences are read every five seconds
+        job.hold()
         sender.tell(xid(node))
         line = "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1580, OpType=ALLREDUCE)"
         sender.tell(told(of_training("nccl-timeout", node, "llm-1", 0, datetime.now(UTC), line=line)))
@@ -28,7 +29,7 @@ def test_a_failure_is_reported_with_its_verdict(tmp_path: Path, redis_url: str) 
             answer = server.ask("/jobs/llm-1/report")
             return answer.body["failures"] if answer.status == 200 else None
 
-        (failure,) = eventually(failures, 40, "a failure in the report")
+        (failure,) = eventually(failures, 60, "a failure in the report")
         verdict = failure["verdict"]
         assert (failure["kind"], verdict["cause"], verdict["node"]) == ("diagnosed", "gpu", node)
         assert "gpu (high): A GPU failed" in cli(server, "report", "llm-1")

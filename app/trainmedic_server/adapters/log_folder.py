@@ -52,6 +52,8 @@ class Kind(StrEnum):
     """What torch's ``@record`` wrote of an exception."""
     SOURCES = "sources"
     """Whose the logs of a rank are, as the SDK says it."""
+    ATTEMPTS = "attempts"
+    """How each attempt failed, as ``trainmedic-run`` keeps it."""
 
 
 class FolderFile(Struct, frozen=True):
@@ -229,6 +231,8 @@ def _is_written_by_job(path: Path) -> bool:
 def _of_our_layout(path: Path) -> tuple[Kind, Origin] | None:
     """The layout may begin above the folder that was named, which can be that of a job or of an attempt."""
     parts = path.resolve().parts
+    if path.name == _ATTEMPTS and len(parts) > 1:
+        return Kind.ATTEMPTS, Origin("launcher", job=log_layout.decoded(parts[-2]) or parts[-2])
     for place in range(len(parts) - 2, 0, -1):
         if log_layout.attempt_number(parts[place]) is None:
             continue
@@ -248,6 +252,7 @@ def _of_our_layout(path: Path) -> tuple[Kind, Origin] | None:
     return None
 
 
+_ATTEMPTS = "attempts.jsonl"
 _TORCHRUN_ATTEMPT = re.compile(r"attempt_(\d{1,6})")
 _TORCHRUN_FILES = {"stdout.log": Kind.LINES, "stderr.log": Kind.LINES, "error.json": Kind.ERROR}
 
@@ -281,7 +286,7 @@ _FABRIC_NAME = re.compile(r"(?i)fabric[-_]?manager")
 _LAUNCHER_NAME = re.compile(r"(?i)(?:launcher|torchrun|accelerate|deepspeed)")
 _NODE_NAME = re.compile(rf"(?i)(?:^|[-_.])({_NODE_WORDS}(?:-\d+)*)")
 _SUFFIX = re.compile(r"(?i)\.(?:log|txt|out|err|json|jsonl)(?:\.\d+)?$")
-_KERNEL_LINE = re.compile(rb"\[ *\d+\.\d{6}\] |kern +:|\d,\d+,\d+,[^;]*;|.{0,60} kernel: |<\d>\[")
+_KERNEL_LINE = re.compile(rb"\[ *\+?\d+\.\d{6}\] |kern +:|\d,\d+,\d+,[^;]*;|(?:.{0,60} )?kernel: |<\d>\[")
 
 
 def _of_name(path: Path, directory: Path, head: bytes) -> Origin:

@@ -78,6 +78,9 @@ class Accusation(Struct, frozen=True):
     """It tells of a process that SIGKILL ended, where none ended by itself."""
     names_node: bool = False
     """It would be the node's own fault."""
+    is_provable: bool = True
+    """Its cause is stated without doubt, so that another witness of the same place can make it sure. Not so where a
+    message only makes the cause likely: how the process ended says nothing about that."""
     fingerprint: str = ""
 
     def with_confidence(self, confidence: Confidence) -> Accusation:
@@ -121,4 +124,8 @@ def rank_of(finding: Finding) -> int | None:
     """The rank whose line began the finding; None where it is not known."""
     if finding.origin.rank is not None:
         return finding.origin.rank
-    return next(iter(finding.ranks)) if len(finding.ranks) == 1 else None
+    if len(finding.ranks) == 1:
+        return next(iter(finding.ranks))
+    # A line about numbers that are none states whose they are, whichever rank has printed it.
+    said = finding.fields.get("rank", "") if finding.cause is CauseClass.NUMERICS else ""
+    return int(said) if said.isdigit() else None

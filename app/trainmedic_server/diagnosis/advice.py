@@ -9,6 +9,9 @@ _RETRIES = 2
 """So many times the same end without a person: another attempt has been tried then."""
 
 _ADVICE = {
+    # Whoever starts a job on a lost card again loses another start: somebody looks at the node first.
+    CauseClass.GPU: Advice.ASK,
+    CauseClass.NODE: Advice.ASK,
     CauseClass.GPU_MEMORY: Advice.ASK,
     CauseClass.HOST_MEMORY: Advice.RESTART,
     CauseClass.STORAGE: Advice.ASK,
@@ -18,11 +21,11 @@ _ADVICE = {
 }
 
 MEANS = {
-    Advice.RESTART: "start it again from its newest checkpoint",
+    Advice.RESTART: "start it again, from its newest checkpoint if it has one",
     Advice.ISOLATE_NODE: "no new work for the node until somebody has looked at it",
     Advice.STOP: "started again as it is, it would end alike",
     Advice.ROLLBACK: "go back to a checkpoint from before it began",
-    Advice.ASK: "somebody has to look before it is started again",
+    Advice.ASK: "somebody has to look first; for a GPU or a node, at the node",
 }
 """What each says to do, for people."""
 
@@ -32,5 +35,6 @@ def what_to_do(cause: CauseClass, confidence: Confidence, before: int, *, names_
     if names_node:
         return Advice.ISOLATE_NODE
     if before >= _RETRIES or (before and cause is CauseClass.CODE and confidence is Confidence.HIGH):
-        return Advice.STOP if cause in (CauseClass.CODE, CauseClass.GPU_MEMORY) else Advice.ASK
+        is_sure = confidence is Confidence.HIGH and cause in (CauseClass.CODE, CauseClass.GPU_MEMORY)
+        return Advice.STOP if is_sure else Advice.ASK
     return _ADVICE.get(cause, Advice.RESTART)

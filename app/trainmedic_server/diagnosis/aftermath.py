@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict, deque
+from collections.abc import Set
 from datetime import datetime, timedelta
 from math import isfinite
 
@@ -15,6 +16,7 @@ from msgspec import Struct, field
 
 from trainmedic_server.domain.finding import CauseClass, Finding, Role
 from trainmedic_server.logs.line import Line
+from trainmedic_server.logs.progress import ProgressReader
 
 _STEPS = 3
 """Of a stream that holds several ranks: the others finish the step that they are in, and no more."""
@@ -24,6 +26,9 @@ _ENDING = re.compile(
     r"(?i)^\s|^$|^\W+$|\.(?:cpp|cc|cu|hpp):\d+|^\W*frame #|traceback|exception|error|warn|nccl|site-packages|torch[./]"
     r"|^\W*\[\d+\]:|exitcode|failed|failures|root cause|^wandb:|srun:|slurm|terminat|abort|kill|signal"
     r"|\[0x[0-9a-f]{4,16}\]\s*$|^(?:current )?thread 0x"
+    # What PyTorch's messages go on with, in lines of their own
+    r"|^cuda kernel errors might|^for debugging consider|^compile with .torch_use_cuda|^search for .cuda"
+    r"|^making sure all .forward|^if you already have done|^parameter indices which|^in addition, you can set"
 )
 """What is printed while a process ends, and so says nothing."""
 
@@ -41,16 +46,22 @@ class Aftermath(Struct):
     followed: Counter[str] = field(default_factory=Counter)
     """How many ordinary lines the same rank, or the same stream without ranks, printed after a finding, by its id."""
     _open: dict[_Voice, dict[str, datetime]] = field(default_factory=lambda: defaultdict(dict))
+    _waits: dict[_Voice, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """What only steps disprove: a rank that timed out, or lost its peer, may print ordinary lines for long."""
     _steps: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     _unwell: dict[str, dict[str, datetime]] = field(default_factory=dict)
     _loose: Counter[str] = field(default_factory=Counter)
     _chapters: Counter[_Voice] = field(default_factory=Counter)
-    _recent: dict[str, deque[tuple[Line, bool]]] = field(default_factory=dict)
+    _recent: dict[str, deque[tuple[Line, bool, bool]]] = field(default_factory=dict)
 
     def chapter(self, line: Line) -> int:
         """Which one of its rank in its stream a line is in: with the proof that it went on a new one begins, so that
         the same line of later is a finding of its own."""
         return self._chapters[line.origin.stream, line.origin.rank]
+
+    def is_waiting(self, stream: str) -> bool:
+        """Return whether something was found in a stream that steps may disprove."""
+        return bool(self._steps.get(stream))
 
     def forgotten(self) -> set[str]:
         """Return the ids of findings after which the training went on, and forget them."""
@@ -65,23 +76,33 @@ class Aftermath(Struct):
         for finding in findings:
             if finding.role is Role.ROOT and finding.cause is CauseClass.NUMERICS:
                 self._unwell.setdefault(line.origin.stream, {})[finding.id] = line.at
+            elif finding.role is Role.CASCADE:
+                self._waits[line.origin.stream, line.origin.rank].add(finding.id)
+                self._steps[line.origin.stream][finding.id] = 0
             elif finding.role is Role.ROOT:
                 self._open[line.origin.stream, line.origin.rank][finding.id] = line.at
                 self._steps[line.origin.stream][finding.id] = 0
-        for later, is_timed in self._recent.get(line.origin.stream, ()) if findings else ():
+        ids, reader = {finding.id for finding in findings}, ProgressReader()
+        for later, is_timed, is_step in self._recent.get(line.origin.stream, ()) if findings else ():
             if later.place > line.place:
-                self._take(later, is_timed)
+                has_grown = later.record is None and reader.step_of(later.text) is not None
+                self._take(later, is_timed, is_step or has_grown, ids)
 
-    def plain(self, line: Line, *, is_timed: bool) -> None:
-        """Take a line in which no rule found anything."""
-        self._recent.setdefault(line.origin.stream, deque(maxlen=_RECENT)).append((line, is_timed))
-        self._take(line, is_timed)
+    def finished(self, stream: str) -> None:
+        """Take that a training has done all its steps: what its stream held before ended nothing."""
+        self._went_on(stream, set(self._steps.get(stream, ())))
 
-    def _take(self, line: Line, is_timed: bool) -> None:
+    def plain(self, line: Line, *, is_timed: bool, is_step: bool = False) -> None:
+        """Take a line in which no rule found anything; `is_step` where it reports a step in a form of its own."""
+        self._recent.setdefault(line.origin.stream, deque(maxlen=_RECENT)).append((line, is_timed, is_step))
+        self._take(line, is_timed, is_step)
+
+    def _take(self, line: Line, is_timed: bool, is_step: bool, only: Set[str] | None = None) -> None:
+        """Count the line for all that waits in its stream, or for `only` these: others may have come after it."""
         stream = line.origin.stream
-        if line.record and line.record.get("event") == "step":
+        if is_step or (line.record and line.record.get("event") == "step"):
             if waiting := self._steps.get(stream):
-                waiting.update(waiting.keys())
+                waiting.update(waiting.keys() if only is None else waiting.keys() & only)
                 self._went_on(stream, {each for each, steps in waiting.items() if steps >= _STEPS})
             self._take_loss(line)
             return
@@ -94,7 +115,7 @@ class Aftermath(Struct):
             self._took_nobodys(stream)
         if not open_:
             return
-        self.followed.update(open_.keys())
+        self.followed.update(open_.keys() if only is None else open_.keys() & only)
         if is_timed:
             self._went_on(stream, {each for each, at in open_.items() if line.at - at >= _WHILE})
 
@@ -128,3 +149,7 @@ class Aftermath(Struct):
                 self._chapters[voice] += 1
                 for each in ids & open_.keys():
                     del open_[each]
+        for voice, waits in self._waits.items():
+            if voice[0] == stream and ids & waits:
+                self._chapters[voice] += 1
+                waits -= ids

@@ -7,23 +7,29 @@ is in them.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from math import isfinite
 from typing import Any
 
 from msgspec.structs import replace
 
 from trainmedic_server.diagnosis import clock_guess, exits
 from trainmedic_server.diagnosis.aftermath import Aftermath
+from trainmedic_server.diagnosis.collectives import CollectiveLines
 from trainmedic_server.diagnosis.exits import Exit
 from trainmedic_server.diagnosis.facts import Facts
+from trainmedic_server.diagnosis.own_times import OwnTimes
 from trainmedic_server.diagnosis.rank_seen import RankSeen
+from trainmedic_server.diagnosis.slow import RankStep
 from trainmedic_server.domain.finding import Finding, Origin, TimeSource
 from trainmedic_server.domain.log_sources import KERNEL_SOURCES, TEXT_SOURCES
 from trainmedic_server.logs.assembly import LineAssembler
 from trainmedic_server.logs.blocks import TRACEBACK
 from trainmedic_server.logs.line import Line
 from trainmedic_server.logs.matcher import LineMatch
+from trainmedic_server.logs.progress import ProgressReader
 from trainmedic_server.logs.rule import RuleSet
 from trainmedic_server.logs.tracker import FindingTracker
 
@@ -35,6 +41,8 @@ _EXIT_LINE = re.compile(
 )
 _MOMENT = timedelta(microseconds=1)
 _MOST_EXITS = 100_000
+_LEARN_FROM = 8
+"""Of so many lines one is read for its form while nothing has failed: that takes longer than all else."""
 _MOST_NEW, _MOST_FINDINGS = 2_000, 50_000
 """Findings after which it is looked whether some can be dropped, and that are kept. A rank has a handful of them."""
 _OF_PROGRAMS = re.compile(
@@ -72,6 +80,10 @@ class Collector:
         self._began_at: datetime | None = None
         self._nobodys: set[str] = set()  # streams with lines of whichever rank
         self._aftermath = Aftermath()
+        self._used_nccl = False
+        self._own_times: dict[str, OwnTimes] = defaultdict(OwnTimes)
+        self._collectives = CollectiveLines()
+        self._progress: dict[tuple[str, int | None], ProgressReader] = defaultdict(ProgressReader)
 
     def stream(self, origin: Origin, raw: Iterable[bytes], written: datetime) -> None:
         """Take all lines of one stream, each without its line feed; `written` is when it was last changed."""
@@ -131,23 +143,33 @@ class Collector:
             nobodys=tuple(sorted(self._nobodys)),
             kernel_read=frozenset(self._kernel_read),
             last_step_at=self._last_step_at,
-            steps={rank: seen.rank_step() for rank, seen in sorted(self._ranks.items()) if seen.parts},
+            steps=self._steps(),
+            loss_rise=next((own.rise for own in self._own_times.values() if own.rise), None),
             began_at=self._began_at,
             outlived=frozenset(self._aftermath.outlived),
+            used_nccl=self._used_nccl,
+            collectives=self._collectives,
             followed=dict(self._aftermath.followed),
             **more,
         )
+
+    def _steps(self) -> dict[int, RankStep]:
+        """How the steps divide: as the ranks tell it, or else as the log does that tells most."""
+        by_rank = {rank: seen.rank_step() for rank, seen in sorted(self._ranks.items()) if seen.parts}
+        own = [step for times in self._own_times.values() if (step := times.step()) is not None]
+        return by_rank or dict(enumerate(own[:1]))
 
     def _take(self, line: Line, is_known: bool) -> None:
         has_time = is_known or line.time_source is TimeSource.LINE
         error = clock_guess.ERROR if has_time else clock_guess.UNKNOWN
         found = self._found(line)
         if line.origin.source not in KERNEL_SOURCES:
-            self._of_job(line, has_time)
+            step = self._step_of(line) if not found else None
+            self._of_job(line, has_time, step)
             self._note_beginning(line, has_time, is_trouble=bool(found))
             self._aftermath.found(line, found)
             if not found:
-                self._aftermath.plain(line, is_timed=has_time)
+                self._aftermath.plain(line, is_timed=has_time, is_step=step is not None)
         for finding in found:
             self._keep(finding, error)
 
@@ -196,7 +218,22 @@ class Collector:
             self._first_at = line.at
             self._began_at = None if is_trouble else line.at
 
-    def _of_job(self, line: Line, has_time: bool) -> None:
+    def _step_of(self, line: Line) -> int | None:
+        """Return the step that a line reports in a form of its trainer's own; None for every other line."""
+        if line.record is not None or line.origin.source in KERNEL_SOURCES or "\n" in line.text:
+            return None
+        # While nothing waits for a step, some lines are enough to learn the form by.
+        if line.number % _LEARN_FROM and not self._aftermath.is_waiting(line.origin.stream):
+            return None
+        return self._progress[line.origin.stream, line.origin.rank].step_of(line.text)
+
+    def _of_job(self, line: Line, has_time: bool, learned_step: int | None) -> None:
+        self._used_nccl = self._used_nccl or "NCCL" in line.text or "nccl" in line.text
+        self._collectives.take(line.text, line.at if has_time else None)
+        if line.record is None:
+            self._own_times[line.origin.stream].line(line.text)
+        elif isinstance(loss := line.record.get("loss"), float) and isfinite(loss):
+            self._own_times[line.origin.stream].loss(loss, line.text)
         record = line.record or {}
         rank = line.origin.rank if line.origin.rank is not None else _whole(record.get("rank"))
         seen = None
@@ -209,11 +246,13 @@ class Collector:
             seen.on(line.origin.node, record.get("node"))
         if record.get("event") == "end" and not record.get("reason"):
             self._exits.append(Exit("training", code=0, rank=rank, node=line.origin.node))
-        step = _whole(record.get("step"))
+            self._aftermath.finished(line.origin.stream)
+        step = _whole(record.get("step")) if learned_step is None else learned_step
         # Of a line without a time nobody knows more than its place; `Aftermath` goes by that.
-        if record.get("event") == "step" and step is not None and has_time:
+        is_step = learned_step is not None or (record.get("event") == "step" and step is not None)
+        if is_step and has_time:
             self._last_step_at = max(line.at, self._last_step_at or line.at)
-            if seen:
+            if seen and step is not None:
                 seen.step(step, line.at)
                 seen.divided(record)
         for text in line.text.splitlines() if not record else ():
@@ -223,10 +262,11 @@ class Collector:
                 rows.append(row)
                 self._tables[line.origin] = rows
             if _EXIT_LINE.search(text) and len(self._exits) < _MOST_EXITS:
-                self._exits += [
-                    _placed(ended, line.origin, line.at if line.time_source is TimeSource.LINE else None)
-                    for ended in exits.launcher_line(text, line.origin.node)
-                ]
+                ends = exits.launcher_line(text, line.origin.node)
+                at = line.at if line.time_source is TimeSource.LINE else None
+                self._exits += [_placed(ended, line.origin, at) for ended in ends]
+                if any(ended.code == 0 for ended in ends):
+                    self._aftermath.finished(line.origin.stream)
 
 
 def _of_its_own(line: Line, match: LineMatch) -> Line:

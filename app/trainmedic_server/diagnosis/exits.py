@@ -80,7 +80,10 @@ def meaning(ended: Exit) -> tuple[CauseClass, str]:
         case signal.SIGSEGV | signal.SIGILL | signal.SIGFPE:
             return CauseClass.CODE, "the program, or a library of it, did what the processor refuses"
         case signal.SIGBUS:
-            return CauseClass.DATA, "memory that is shared between processes, as with data loaders, was not there"
+            return (
+                CauseClass.HOST_MEMORY,
+                "memory that is shared between processes, as with data loaders, was not there",
+            )
         case signal.SIGKILL:
             return CauseClass.UNKNOWN, "a person, a scheduler, or the kernel for want of memory killed it"
         case None:

@@ -7,8 +7,10 @@ from datetime import datetime
 
 from msgspec import Struct, field
 
+from trainmedic_server.diagnosis.collectives import CollectiveLines
 from trainmedic_server.diagnosis.exits import Exit
 from trainmedic_server.diagnosis.flight_recorder.absentees import Reading
+from trainmedic_server.diagnosis.own_times import LossRise
 from trainmedic_server.diagnosis.slow import RankStep
 from trainmedic_server.domain.finding import Finding
 
@@ -58,6 +60,8 @@ class Facts(Struct, frozen=True):
     """When any rank last completed a step."""
     steps: Mapping[int, RankStep] = field(default_factory=dict)
     """How each rank's steps divided at last, where it tells."""
+    loss_rise: LossRise | None = None
+    """A loss that was much lower before, as the log tells it."""
     began_at: datetime | None = None
     """When the first line of the job with a time was printed; None where none is known, or trouble is all that is."""
     outlived: frozenset[str] = frozenset()
@@ -75,6 +79,10 @@ class Facts(Struct, frozen=True):
     healthy_shapes: frozenset[str] = frozenset()
     """The shapes of lines that successful attempts of this job printed too: `Finding.shape`."""
     earlier: Sequence[Earlier] = ()
+    collectives: CollectiveLines = field(default_factory=CollectiveLines)
+    """In which collectives ranks waited in vain, as their watchdogs print it."""
+    used_nccl: bool = True
+    """Whether anything that was read is about NCCL; without it there are no dumps of its flight recorder."""
     is_known_to_fail: bool = False
     """Whether who watches the job says that it failed; of a folder nobody does."""
 
@@ -86,6 +94,12 @@ class Facts(Struct, frozen=True):
     def ranks_on(self, node: str) -> tuple[int, ...]:
         """The ranks that ran on `node`, ascending."""
         return tuple(sorted(rank for rank, known in self.ranks.items() if node and known.node == node))
+
+    @property
+    def has_ended_well(self) -> bool:
+        """Whether each rank of which anything was read states that it came to its end, and no process failed."""
+        ended = {each.rank for each in self.exits if each.code == 0 and each.rank is not None}
+        return bool(ended) and self.ranks.keys() <= ended and not any(each.is_failure for each in self.exits)
 
     @property
     def silent_ranks(self) -> tuple[int, ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from trainmedic_server.diagnosis.accusation import Accusation, Witness, clock_of, evidence_of, moment_of, rank_of
 from trainmedic_server.diagnosis.facts import Facts
@@ -11,6 +12,7 @@ from trainmedic_server.diagnosis.verdict import Confidence
 from trainmedic_server.diagnosis.window import Relevant
 from trainmedic_server.domain.finding import CauseClass, Finding, Role
 from trainmedic_server.logs.blocks import TRACEBACK
+from trainmedic_server.logs.exception_causes import GUESS, PROOF
 
 _NEVER_SURE_BY_LINE = frozenset(
     {CauseClass.UNKNOWN, CauseClass.NETWORK, CauseClass.GPU, CauseClass.NODE, CauseClass.HANG}
@@ -18,11 +20,27 @@ _NEVER_SURE_BY_LINE = frozenset(
 """Causes of which a training sees only what they do to it: evidence of a card or a wire is the kernel's, and who says
 that it is stuck may wait for a rank that never came."""
 _PROGRAMS_XIDS = frozenset({"13", "31"})
-_DOUBTFUL = frozenset({"thread", "first_frame", "alone", "crash"})
+_DOUBTFUL = frozenset({"thread", "first_frame", "alone", "crash", GUESS})
 """What rules take from an exception that may have ended nothing: one ends a thread alone, and of one whose heading is
 missing nobody knows what stood there. A process that crashed does not say why."""
+_PROOF = re.compile(
+    r"Assertion `[^`']*(?:index out of bounds|srcIndex < srcSelectDimSize|srcSelectDimSize)[^`']*[`'] ?failed"
+    r"|no kernel image is available|invalid device ordinal|Duplicate GPU detected|ncclInvalid(?:Usage|Argument)"
+    r"|No space left on device|[Dd]isk quota exceeded|Stale (?:NFS )?file handle|\[Errno (?:5|28|116|117|122)\]"
+    r"|ephemeral[- ](?:local )?storage|local storage usage exceeds|image file is truncated"
+    r"|[Oo]ut[ -]of[ -][Mm]emory: Kill|OOMKill|OOM Killed|low on resource: |running low on memory"
+    r"|exceeds the memory usage threshold|can't allocate memory: you tried"
+    r"|\[Errno 12\]|bad_alloc|^MemoryError|\bPreempted\b|DUE TO PREEMPTION|node was preempted"
+)
+"""Words that name the cause itself: the kernel's answer, CUDA's check of the program, or a kubelet's reason."""
+_HARDWARE = re.compile(r"uncorrectable (?:ECC|NVLink) error|GPU is lost|HBM multi-bit")
+"""Words of the driver's, passed on by CUDA, that no program causes."""
+_COMPARES = re.compile(r"Duplicate GPU detected|Detected mismatch between collectives")
+"""What is printed where the ranks have been compared with each other: no silent rank knows better."""
 _TOGETHER = 30.0
 """Seconds within which all ranks come to the same error, where all of them do."""
+_RIGHT_AFTER = 1.0
+"""Seconds within which the lines of one message are printed."""
 _WORST_CLOCK = 900.0
 """Seconds by which a clock is wrong at times. Nobody is named for certain by an order that depends on it."""
 
@@ -37,6 +55,7 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     rivals = [other for other in roots[1:] if not moment_of(first).is_before(moment_of(other))]
     # Of lines whose order is not known, that which names a thing counts before that which only says "an error".
     leading = min([first, *rivals], key=_vagueness)
+    leading = _named_next(leading, roots) or leading
     alike = [f for f in [first, *rivals] if f.rule == leading.rule]
     alike += [f for f in roots if f not in alike and f.shape == leading.shape and _is_soon_after(f, leading)]
     ranks = frozenset(rank for finding in alike if (rank := rank_of(finding)) is not None)
@@ -50,11 +69,14 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     is_sure = is_sure and not any(_may_be_first(other, leading, ranks) for other in relevant.roots)
     # A loss that is no number ends nobody by itself; what else failed may have.
     has_both = leading.cause is CauseClass.NUMERICS and any(f.cause is not leading.cause for f in relevant.roots)
-    is_sure = is_sure and not has_both and leading.cause not in _NEVER_SURE_BY_LINE and not _was_killed(leading)
-    is_sure = is_sure and _DOUBTFUL.isdisjoint(leading.fields)
+    is_devices = leading.cause is CauseClass.GPU and bool(_HARDWARE.search(leading.line))
+    is_sure = is_sure and not has_both and (leading.cause not in _NEVER_SURE_BY_LINE or is_devices)
+    is_sure = is_sure and not _was_killed(leading)
+    is_sure = is_sure and _DOUBTFUL.isdisjoint(leading.fields) and _is_proven(leading)
     is_sure = is_sure and not _were_ended_with_others(ranks, facts)
     # An exception can be what became of another one, on a rank of which nothing was read.
-    is_sure = is_sure and not (leading.cause is CauseClass.CODE and facts.silent_ranks)
+    is_of_one = leading.cause is CauseClass.CODE and not _COMPARES.search(leading.line)
+    is_sure = is_sure and not (is_of_one and facts.silent_ranks)
     yield Accusation(
         Witness.LINE,
         _cause_of_line(leading, facts),
@@ -66,8 +88,30 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
         ranks,
         facts.node_of(rank_of(leading)) or leading.origin.node,
         moment=moment_of(leading),
+        is_provable=_is_proven(leading) and GUESS not in leading.fields,
         fingerprint=f"{leading.cause}:{leading.rule}:{leading.shape}",
     )
+
+
+def _named_next(leading: Finding, roots: Sequence[Finding]) -> Finding | None:
+    """Return what the same process prints right after an error that says little, such as a device's own reason; None
+    where it is nothing more exact."""
+    if leading.cause is not CauseClass.CODE or PROOF in leading.fields or _PROOF.search(leading.line):
+        return None
+    return next((other for other in roots if other.cause is not CauseClass.CODE and _is_next(other, leading)), None)
+
+
+def _is_next(other: Finding, leading: Finding) -> bool:
+    is_same = other.origin.stream == leading.origin.stream and rank_of(other) == rank_of(leading)
+    apart = (other.first_at - leading.first_at).total_seconds()
+    return is_same and GUESS not in other.fields and 0 <= apart <= _RIGHT_AFTER
+
+
+def _is_proven(finding: Finding) -> bool:
+    """Return whether the line leaves no other reading of its cause, if it is where the failure began."""
+    if finding.cause in (CauseClass.NUMERICS, CauseClass.GPU_MEMORY, CauseClass.HANG):
+        return True
+    return PROOF in finding.fields or bool(_PROOF.search(finding.line) or _HARDWARE.search(finding.line))
 
 
 def _was_cut(finding: Finding) -> bool:
@@ -86,7 +130,11 @@ def _worth(leading: Finding, facts: Facts, relevant: Relevant, *, is_sure: bool)
     firsts = {ended.rank for ended in facts.exits if ended.is_first and ended.signal is None and ended.rank is not None}
     others = {rank_of(finding) for finding in relevant.roots if finding.rule != leading.rule}
     is_passed = leading.cause is CauseClass.PREEMPTION or bool(facts.followed.get(leading.id))
-    if _was_cut(leading) or (is_passed and rank_of(leading) not in firsts and others & firsts):
+    if (
+        _was_cut(leading)
+        or GUESS in leading.fields
+        or (is_passed and rank_of(leading) not in firsts and others & firsts)
+    ):
         return Confidence.LOW
     return Confidence.HIGH if is_sure else Confidence.MEDIUM
 

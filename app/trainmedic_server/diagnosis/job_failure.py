@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from trainmedic.wire import undoing
 from trainmedic_server.diagnosis import exits
+from trainmedic_server.diagnosis.collectives import CollectiveLines
 from trainmedic_server.diagnosis.exits import Exit
 from trainmedic_server.diagnosis.facts import Earlier, Facts, RankFacts
 from trainmedic_server.diagnosis.flight_recorder import absentees, digest
@@ -28,6 +29,12 @@ TELLS_ENDS = frozenset({"launcher-table", "rank-failed"})
 """The shipped rules that take what launchers print of processes that ended."""
 _KILLED = re.compile(r"[Kk]ill(?:ed)? process (\d{1,10})")
 _LONGEST_LINE = 500
+_LONGEST_SETTLING = timedelta(minutes=2)
+"""The longest wait for a step after a sign that a job waits in vain."""
+_PRESENCE_LAGS = timedelta(seconds=15)
+"""A presence is written, and read, every 5 s: a step from before the sign may be seen so long after it."""
+_SHORTEST_WATCH = timedelta(seconds=22)
+"""The shortest wait for a step after such a sign: the lag, and one more presence."""
 
 
 def is_of(known: KnownFinding, job: str, nodes: Collection[str]) -> bool:
@@ -114,6 +121,9 @@ class Sign(NamedTuple):
     """When the server heard it."""
     attempt: int | None = None
     """Of which attempt it is; None where nobody says."""
+    is_wait: bool = False
+    """A line states it that a job can survive, such as a collective that timed out or an actor that died: steps that
+    follow show that nothing failed."""
 
 
 def signs(findings: Iterable[KnownFinding], life: JobLife | None) -> list[Sign]:
@@ -122,14 +132,57 @@ def signs(findings: Iterable[KnownFinding], life: JobLife | None) -> list[Sign]:
     A line that can be where a failure began is no such sign by itself, for many a loop catches an exception; that a
     process ended is one, that a collective timed out, and that nothing is heard of the job any more.
     """
-    heard = [Sign(known.heard_first_at, known.origin.attempt) for known in findings if _tells_failure(known)]
+    heard = [
+        Sign(known.heard_first_at, known.origin.attempt, not _is_launchers(known))
+        for known in findings
+        if _tells_failure(known)
+    ]
     if life is not None and life.state is LifeState.GONE:
         heard.append(Sign(life.since))
     return sorted(heard, key=lambda sign: sign.at)
 
 
+def _is_launchers(known: KnownFinding) -> bool:
+    """Return whether a launcher states how a process ended, after which the job cannot go on."""
+    return known.rule in TELLS_ENDS and (known.rule != "rank-failed" or "exitcode" in known.line)
+
+
 def _tells_failure(known: KnownFinding) -> bool:
     return known.rule in TELLS_ENDS or (known.role is Role.CASCADE and known.cause is CauseClass.HANG)
+
+
+class Stepping(NamedTuple):
+    """How a job steps, as its presence states it."""
+
+    step: int
+    instance: str
+    since: datetime
+    """When the same process was last seen to have come further."""
+    usual: timedelta = timedelta(0)
+    """The longest of the last times between two such moments; zero until there were two."""
+
+    def moved(self, step: int, instance: str, now: datetime) -> Stepping:
+        """Return the state after a presence that states `step`. Another process of the job proves nothing."""
+        if instance != self.instance:
+            return Stepping(step, instance, self.since)
+        if step <= self.step:
+            return self
+        return Stepping(step, instance, now, max(now - self.since, self.usual / 2))
+
+
+def is_settled(sign: Sign, stepping: Stepping | None, now: datetime, settling: timedelta) -> bool:
+    """Return whether enough time has passed since a sign to make a verdict of it.
+
+    A job whose steps advanced until then gets the time of two of its usual steps to advance again.
+    """
+    if sign.is_wait and stepping is not None and stepping.usual:
+        settling = max(_SHORTEST_WATCH, min(2 * stepping.usual + settling, _LONGEST_SETTLING))
+    return now - sign.at >= settling
+
+
+def is_disproved(sign: Sign, stepping: Stepping | None) -> bool:
+    """Return whether the job stepped after a sign that it waits in vain: then nothing has failed."""
+    return sign.is_wait and stepping is not None and bool(stepping.usual) and stepping.since > sign.at + _PRESENCE_LAGS
 
 
 def is_of_another(sign: Sign, verdict: KnownVerdict, taken_in: timedelta) -> bool:
@@ -181,6 +234,8 @@ def facts(
     ended = _exits(findings, excerpts)
     return Facts(
         is_known_to_fail=True,
+        collectives=_collectives(findings),
+        used_nccl=any("NCCL" in finding.line or "nccl" in finding.rule for finding in findings),
         job=job,
         attempt=max(attempts, default=None),
         findings=_with_ranks([known.as_finding for known in findings], ended),
@@ -191,6 +246,13 @@ def facts(
         gone_nodes=gone_nodes,
         earlier=[Earlier(verdict.attempt or 0, verdict.fingerprint) for verdict in earlier],
     )
+
+
+def _collectives(findings: Sequence[KnownFinding]) -> CollectiveLines:
+    lines = CollectiveLines()
+    for finding in findings:
+        lines.take(finding.line, finding.first_at)
+    return lines
 
 
 def _with_ranks(findings: Iterable[Finding], ended: Iterable[Exit]) -> list[Finding]:

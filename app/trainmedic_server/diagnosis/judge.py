@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from trainmedic_server.diagnosis import advice, first_lines, slow, stops, stragglers, witnesses, wording
+from trainmedic_server.diagnosis import advice, collectives, first_lines, slow, stops, stragglers, witnesses, wording
 from trainmedic_server.diagnosis.accusation import Accusation, Witness, evidence_of
 from trainmedic_server.diagnosis.facts import Facts
+from trainmedic_server.diagnosis.own_times import LossRise
 from trainmedic_server.diagnosis.verdict import Advice, Confidence, Evidence, Verdict
 from trainmedic_server.diagnosis.window import TRUSTED_SOURCES, Relevant, relevant
 from trainmedic_server.domain.finding import CauseClass
@@ -22,10 +23,17 @@ _MOST_EVIDENCE = 20
 
 def diagnose(facts: Facts) -> Verdict:
     """The verdict on one attempt of a job."""
+    if facts.has_ended_well and not facts.is_known_to_fail:
+        return _ended_well(facts)
     counting = relevant(facts)
     accusations = sorted(_all(facts, counting), key=lambda accusation: accusation.witness)
-    if not accusations and facts.steps and counting.ended is None:
-        return slow.diagnose(facts.steps)  # nothing has failed
+    if not accusations and counting.ended is None and _has_finished(facts):
+        return _ended_well(facts)
+    slowness = slow.diagnose(facts.steps) if not accusations and facts.steps and counting.ended is None else None
+    if slowness is not None and (slowness.cause is not CauseClass.UNKNOWN or facts.loss_rise is None):
+        return slowness  # nothing has failed
+    if not accusations and facts.loss_rise is not None and counting.ended is None:
+        return _loss_rose(facts.loss_rise)
     if not accusations:
         return _nobody(facts, counting)
     leader = _leader(accusations)
@@ -36,6 +44,8 @@ def diagnose(facts: Facts) -> Verdict:
 def _all(facts: Facts, counting: Relevant) -> Iterable[Accusation]:
     yield from witnesses.kernel(facts, counting)
     yield from witnesses.recorder(facts)
+    if any(finding.cause is CauseClass.HANG for finding in counting.cascades):
+        yield from collectives.differing(facts.collectives)
     yield from first_lines.first_line(facts, counting)
     yield from witnesses.gone_nodes(facts, counting)
     stopped = list(stops.on_purpose(facts, counting))
@@ -119,6 +129,7 @@ def _merged(leader: Accusation, same: Sequence[Accusation]) -> tuple[Accusation,
         raised = raised and all(
             each.moment is None or each.moment.is_known for each in (leader, other) if each.is_trusted
         )
+        is_provable = (leader if cause is leader.cause else other).is_provable or other.is_trusted
         leader = replace(
             leader,
             cause=cause,
@@ -127,7 +138,7 @@ def _merged(leader: Accusation, same: Sequence[Accusation]) -> tuple[Accusation,
             gpu=leader.gpu or other.gpu,
             is_trusted=leader.is_trusted or other.is_trusted,
             names_node=leader.names_node or other.names_node,
-            confidence=Confidence.HIGH if raised and _is_worth(leader, other) else leader.confidence,
+            confidence=Confidence.HIGH if raised and is_provable and _is_worth(leader, other) else leader.confidence,
             evidence=leader.evidence + other.evidence if cause is leader.cause else other.evidence + leader.evidence,
             fingerprint=other.fingerprint if cause is not leader.cause else leader.fingerprint,
         )
@@ -140,7 +151,8 @@ def _was_killed(printed: Accusation, accusations: Sequence[Accusation]) -> bool:
 
 def _was_killed_instead(printed: Accusation, other: Accusation) -> bool:
     """Whether what printed an exception was ended by SIGKILL, which no exception does: it may have caught it."""
-    return printed.cause is CauseClass.CODE and printed.witness is Witness.LINE and other.is_kill
+    may_be_caught = printed.cause is CauseClass.CODE or not printed.is_provable
+    return may_be_caught and printed.witness is Witness.LINE and other.is_kill
 
 
 def _explains(leader: Accusation, other: Accusation) -> bool:
@@ -159,6 +171,37 @@ def _both_know_ranks(one: Accusation, other: Accusation) -> bool:
 def _is_worth(leader: Accusation, other: Accusation) -> bool:
     """Two that are each likely make it sure; a hint makes nothing sure."""
     return Confidence.LOW not in (leader.confidence, other.confidence)
+
+
+def _loss_rose(rise: LossRise) -> Verdict:
+    """A hint: a loss may rise and come down again by itself."""
+    why = f"the loss was {rise.lowest:.3g}, and is {rise.last:.3g}"
+    return Verdict(
+        cause=CauseClass.NUMERICS,
+        confidence=Confidence.LOW,
+        summary=f"Perhaps the numbers are wrong: {why}. Nothing that was read says that the job failed.",
+        advice=Advice.ASK,
+        evidence=(Evidence(why, rise.line, "training"),),
+        fingerprint=f"{CauseClass.NUMERICS}:loss-rose",
+    )
+
+
+def _has_finished(facts: Facts) -> bool:
+    """Return whether something states that the training is done, and nothing that a process failed."""
+    return any(each.code == 0 for each in facts.exits) and not any(each.is_failure for each in facts.exits)
+
+
+def _ended_well(facts: Facts) -> Verdict:
+    done = next(each for each in facts.exits if each.code == 0)
+    why = "a process states that it has come to its end"
+    return Verdict(
+        cause=CauseClass.UNKNOWN,
+        confidence=Confidence.LOW,
+        summary=wording.ENDED_WELL,
+        advice=Advice.NONE,
+        evidence=(Evidence(why, done.line, "exit", done.node, done.rank, done.at),),
+        fingerprint=str(CauseClass.UNKNOWN),
+    )
 
 
 def _nobody(facts: Facts, counting: Relevant) -> Verdict:
@@ -194,9 +237,11 @@ def _verdict(leader: Accusation, against: Sequence[Evidence], facts: Facts, coun
     node = leader.node if _may_name_node(leader) else None
     before = sum(1 for earlier in facts.earlier if earlier.fingerprint == leader.fingerprint)
     evidence = [*leader.evidence, *_confirming(leader, counting)]
+    # A verdict that knows no cause is a hint, however sure the rank is.
+    confidence = Confidence.LOW if leader.cause is CauseClass.UNKNOWN else leader.confidence
     return Verdict(
         cause=leader.cause,
-        confidence=leader.confidence,
+        confidence=confidence,
         summary=wording.summary(leader, facts),
         advice=advice.what_to_do(leader.cause, leader.confidence, before, names_node=node is not None),
         ranks=tuple(sorted(leader.ranks)),

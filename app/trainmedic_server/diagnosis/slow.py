@@ -147,7 +147,7 @@ def _verdict(
         cause=cause,
         confidence=Confidence.MEDIUM if named and is_sure else Confidence.LOW,
         summary=summary,
-        advice=Advice.ASK,
+        advice=Advice.ASK if named else Advice.NONE,
         ranks=ranks,
         evidence=(evidence,) if evidence else (),
         missing=missing,

@@ -10,6 +10,7 @@ from trainmedic_server.diagnosis.accusation import Accusation, Witness, evidence
 from trainmedic_server.diagnosis.facts import Facts
 from trainmedic_server.diagnosis.verdict import Confidence
 from trainmedic_server.diagnosis.window import TRUSTED_SOURCES, Relevant
+from trainmedic_server.diagnosis.witnesses import MEMORY_FULL
 from trainmedic_server.domain.finding import CauseClass, Finding, Role
 
 _BY_HAND = re.compile(
@@ -48,6 +49,7 @@ def told_kills(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
         for finding in facts.findings
         if finding.role is Role.CONFIRMATION and finding.cause is CauseClass.HOST_MEMORY
         if finding.origin.source not in TRUSTED_SOURCES and finding.id not in facts.outlived
+        if finding.rule != MEMORY_FULL
     ]
     if told and not any(ended.is_failure for ended in facts.exits):
         yield Accusation(

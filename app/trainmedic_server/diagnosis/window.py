@@ -15,6 +15,8 @@ TRUSTED_SOURCES = frozenset({"kernel", "fabric-manager"})
 """What no job can write to. The rest it can: whatever a job prints is about the job."""
 _SETTLING = 30.0
 """Seconds by which a step may be told later than it was done."""
+_STEP_LATER = 60.0
+"""Seconds after which a step proves that what was printed before ended nothing."""
 _LATE = 60.0
 """Seconds after the first sign of the end in which its reason is still told."""
 _FEW_LINES = 8
@@ -59,7 +61,8 @@ def relevant(facts: Facts) -> Relevant:
     own = [f for f in facts.findings if f.origin.source not in TRUSTED_SOURCES and f.shape not in facts.healthy_shapes]
     has_failed = any(f.role is Role.CASCADE for f in own) or any(ended.is_failure for ended in facts.exits)
     recovered = [f for f in own if f.role is Role.ROOT and _went_on(f, facts, has_failed)]
-    well = {finding.id for finding in recovered}
+    outlived = [f for f in own if f.role is Role.CASCADE and _was_outlived(f, facts)]
+    well = {finding.id for finding in (*recovered, *outlived)}
     open_ = [finding for finding in own if finding.id not in well]
     roots = sorted((f for f in open_ if f.role is Role.ROOT and _says_why(f)), key=lambda f: f.first_at)
     cascades = sorted((f for f in open_ if f.role is Role.CASCADE), key=lambda f: f.first_at)
@@ -70,11 +73,20 @@ def relevant(facts: Facts) -> Relevant:
     return Relevant(trusted, roots, cascades, stopped, recovered, ended)
 
 
+def _was_outlived(finding: Finding, facts: Facts) -> bool:
+    """Return whether the job completed steps after it. A rank that really lost the others ends all steps."""
+    if finding.id in facts.outlived:
+        return True
+    last = Moment(finding.last_at, finding.clock_error, clock_of(finding))
+    progressed_at = facts.progressed_at
+    return progressed_at is not None and last.is_before(Moment(progressed_at, finding.clock_error), by=_STEP_LATER)
+
+
 def _says_why(finding: Finding) -> bool:
     """Whether a line of the job can be where it began. That a process ended is told by its exit, and that another one
     was killed for want of memory is only believed of the kernel."""
     if finding.cause is CauseClass.HOST_MEMORY:
-        return "pid" not in finding.fields
+        return "process" not in finding.fields
     return finding.cause is not CauseClass.UNKNOWN
 
 

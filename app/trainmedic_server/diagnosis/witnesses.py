@@ -29,6 +29,9 @@ _SEEN_WITHIN = 120.0
 _LOOKED_AFTER = 6.0
 """Seconds after which a launcher has seen that: torchrun looks every five, and writes whole ones."""
 _MOST_TO_ACCUSE = 0.25
+MEMORY_FULL = "host-memory-full"
+"""The shipped rule that takes what a training prints of the machine's memory."""
+_WHY_MEMORY = {MEMORY_FULL: "the machine's memory was nearly full before, as the training printed it"}
 """Of all ranks. Who did not time out is only told apart where nearly everybody did."""
 
 
@@ -312,11 +315,11 @@ def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
             why = "after it printed an error"
         confirming = _told_out_of_memory(ended, facts, relevant) if ended.signal == signal.SIGKILL else []
         if confirming:
-            cause, why = CauseClass.HOST_MEMORY, "the scheduler says that it was killed for want of memory"
+            cause, why = CauseClass.HOST_MEMORY, confirming[0].why
         yield Accusation(
             Witness.EXIT,
             cause,
-            _worth_of_exit(bool(hard) and len(by_rank) == 1, bool(confirming)),
+            _worth_of_exit(bool(hard) and len(by_rank) == 1, any(each.rule != MEMORY_FULL for each in confirming)),
             (_evidence_of_exit(ended, f"it ended first, {ended.manner}: {why}"), *confirming),
             frozenset() if rank is None else frozenset({rank}),
             facts.node_of(rank) or ended.node,
@@ -333,7 +336,7 @@ def _worth_of_exit(is_only_one: bool, is_confirmed: bool) -> Confidence:
 def _told_out_of_memory(ended: Exit, facts: Facts, relevant: Relevant) -> list[Evidence]:
     """What the scheduler or the runtime of containers says of a process that was killed for want of memory."""
     return [
-        evidence_of(finding, "somebody was killed there for want of memory")
+        evidence_of(finding, _WHY_MEMORY.get(finding.rule, "somebody was killed there for want of memory"))
         for finding in facts.findings
         if finding.origin.source not in TRUSTED_SOURCES or _is_nobodys_kill(finding, relevant)
         if finding.role in (Role.CONFIRMATION, Role.ROOT) and finding.cause is CauseClass.HOST_MEMORY

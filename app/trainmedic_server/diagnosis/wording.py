@@ -63,6 +63,9 @@ def nobody(cause: CauseClass, *, has_signs: bool) -> str:
     return "What was found says how it ended, and not why."
 
 
+ENDED_WELL = "Nothing failed: the training states that it has come to its end."
+
+
 def ranks(numbers: Collection[int]) -> str:
     """``rank 3``, ``ranks 3 and 4``."""
     *others, last = [str(number) for number in sorted(numbers)] or ["?"]
@@ -85,7 +88,7 @@ def missing(facts: Facts, *, is_sure: bool) -> Iterator[str]:
         return
     if facts.recorder is not None and facts.recorder.silent:
         yield f"no flight recorder dump of {ranks(facts.recorder.silent)}"
-    elif facts.recorder is None:
+    elif facts.recorder is None and facts.used_nccl:
         yield "no flight recorder dumps"
     read = facts.kernel_read
     if read is not None and (unread := sorted(facts.nodes - read)):

@@ -18,7 +18,7 @@ from trainmedic.wire import envelope
 from trainmedic_server import telemetry
 from trainmedic_server.diagnosis import job_failure, verdict_alert
 from trainmedic_server.diagnosis.facts import RankFacts
-from trainmedic_server.diagnosis.job_failure import Sign
+from trainmedic_server.diagnosis.job_failure import Sign, Stepping
 from trainmedic_server.diagnosis.judge import diagnose
 from trainmedic_server.domain.alert import Alert, AlertStatus, fingerprint
 from trainmedic_server.domain.job_life import JobLife, LifeState
@@ -30,7 +30,7 @@ from trainmedic_server.engine import loops
 from trainmedic_server.engine.job_verdicts import JobVerdicts
 from trainmedic_server.engine.node_watch import PresenceSource
 from trainmedic_server.ports.findings import AlertTeller, FindingFilter, FindingHistory
-from trainmedic_server.ports.outside import Clock
+from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.ports.verdicts import VerdictSource
 
@@ -92,6 +92,8 @@ class JobDiagnoses:
         """By job, how many ranks it said to have when it was last there."""
         self._processes: dict[str, tuple[str, ...]] = {}
         """By job, the instances of its last processes, its launcher's too, in the order in which they were heard of."""
+        self._stepping: dict[str, Stepping] = {}
+        """By job, how it steps."""
         self._seen: dict[str, datetime] = {}
         """When each job was last there."""
         self._agents: dict[str, datetime] = {}
@@ -135,6 +137,7 @@ class JobDiagnoses:
         self._ranks |= await asyncio.to_thread(_ranks_of, changed)
         self._placements |= {name: details.get("placement", ()) for name, details in changed.items()}
         self._sizes |= {job.name: size for job in jobs if job.doubt is None and (size := _size_of(job.details))}
+        self._note_steps(jobs, now)
         self._agents |= {agent.name: now for agent in agents}
         self._seen |= {job.name: now for job in jobs}
         for launcher in (each for each in launchers if each.doubt is None):
@@ -142,8 +145,16 @@ class JobDiagnoses:
         for job in [job for job, seen_at in self._seen.items() if now - seen_at > _REMEMBERED]:
             for known in (self._seen, self._ranks, self._placements, self._sizes):
                 known.pop(job, None)
+            self._stepping.pop(job, None)
         for node in [node for node, seen_at in self._agents.items() if now - seen_at > _REMEMBERED]:
             del self._agents[node]
+
+    def _note_steps(self, jobs: Sequence[Presence], now: datetime) -> None:
+        for job in jobs:
+            step, instance = job.details.get("step"), str(job.details.get("instance"))
+            if job.doubt is None and type(step) is int:
+                before = self._stepping.get(job.name) or Stepping(step, instance, now)
+                self._stepping[job.name] = before.moved(step, instance, now)
 
     def _note_processes(self, lives: Sequence[JobLife]) -> None:
         for life in lives:
@@ -158,14 +169,16 @@ class JobDiagnoses:
             self._processes[job] = (*instances, instance)[-_MOST_PROCESSES:]
 
     async def _look_at(self, job: str, signs: Sequence[Sign], findings: Sequence[KnownFinding]) -> None:
-        now = self._clock.now()
+        now, stepping = self._clock.now(), self._stepping.get(job)
+        signs = [sign for sign in signs if not job_failure.is_disproved(sign, stepping)]
         earlier = await self._store.transact(lambda tx: tx.verdicts.of_job(job, _MOST_EARLIER))
         earlier = [verdict for verdict in earlier if not verdict.is_slow]
         latest = earlier[0] if earlier else None
-        new = [sign.at for sign in signs if latest is None or job_failure.is_of_another(sign, latest, TAKEN_IN)]
+        new = [sign for sign in signs if latest is None or job_failure.is_of_another(sign, latest, TAKEN_IN)]
+        is_due = any(job_failure.is_settled(sign, stepping, now, SETTLING) for sign in new)
         # What happened while no server was there to see it is diagnosed for an hour, as alerts of findings are.
-        if new and SETTLING <= now - new[0] <= OLDEST:
-            began = KnownVerdict(self._ids(), job, None, new[0], now, "", "", None, "", {})
+        if is_due and now - new[0].at <= OLDEST:
+            began = KnownVerdict(self._ids(), job, None, new[0].at, now, "", "", None, "", {})
             await self._make(job, began, findings, earlier)
         elif latest is not None and len(new) < len(signs) and now - latest.began_at <= TAKEN_IN:
             await self._make(job, latest, job_failure.of_attempt(findings, latest.attempt), earlier[1:])

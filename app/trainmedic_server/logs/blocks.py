@@ -42,6 +42,13 @@ _GROUP = "Exception Group Traceback (most recent call last):"
 _FRAME = re.compile(r' {1,4}File "[^"]{1,400}", line \d{1,8}(?:, in \S.*)?$')
 """A call of a traceback. It begins one whose heading is missing: where a log was cut, or searched for words; and of a
 program that Python cannot even read."""
+_REPORT = re.compile(
+    r"[ \t]{1,12}(?:(?i:train|eval|val)(?:ing|uation)?[ /].{0,60}[:=] ?\d|\[?\d{4}[-/]\d\d[-/]\d\d[ T_"
+    r"]|\[?\d\d:\d\d:\d\d\b|\d{1,3}%\||.{0,80}\d%\||\|.{0,60}\||\[? ?(?:[A-Za-z]{1,20} )?"
+    r"(?i:iteration|iter|step|epoch|batch|episode|round|samples?)\b[\s:=/#\[(]{0,4}\d|(?i:samples?/sec))"
+)
+"""What begins with a blank and is no part of the traceback before it: Megatron-LM's step lines, the bars of tqdm, and
+lines of loggers that begin with their time."""
 _WITHIN = (" ", "\t", "│", "╰", "|", "+", "> File ")
 """What begins the lines of a traceback before its exception: blanks, a frame around it, loguru's mark of a call."""
 _EDGE = "╰─"
@@ -83,7 +90,7 @@ _KILL = re.compile(r"Kill process \d{1,10} \(.{0,64}\) score \d{1,10} or sacrifi
 def kind_of(text: str) -> BlockKind | None:
     """Return which block a line begins, if any."""
     if text.startswith((TRACEBACK, "  + " + _GROUP, *_ANNOUNCED)) or (
-        TRACEBACK in text[:400] and text.rstrip().endswith(TRACEBACK)
+        TRACEBACK in text and text.rstrip().endswith(TRACEBACK)
     ):
         return BlockKind.TRACEBACK
     if text[:1] == " " and '", line ' in text and _FRAME.match(text):
@@ -107,6 +114,8 @@ def continues(kind: BlockKind, lines: list[str], text: str) -> Continuation:
 
 
 def _of_traceback(lines: list[str], text: str) -> Continuation:
+    if _is_report(text) and (has_ended(lines) or _is_report(lines[-1])):
+        return Continuation.NO
     if text.startswith(_WITHIN) or not text:
         return Continuation.MORE
     if text.startswith(_CHAIN) or text.startswith(TRACEBACK):
@@ -119,6 +128,11 @@ def _of_traceback(lines: list[str], text: str) -> Continuation:
     # no traceback, but the place of a warning.
     exception = _SURE_EXCEPTION if lines[0].lstrip().startswith("File ") else _EXCEPTION
     return Continuation.MORE if exception.match(text) else Continuation.NO
+
+
+def _is_report(text: str) -> bool:
+    """Return whether a line that begins with a blank reports a step, or is a logger's, and no part of a message."""
+    return text[:1] in (" ", "\t") and _REPORT.match(text) is not None
 
 
 def has_ended(lines: list[str]) -> bool:

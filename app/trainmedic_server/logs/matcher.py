@@ -24,7 +24,7 @@ from trainmedic_server.expressions.evaluation import compile_expression
 from trainmedic_server.expressions.number_conditions import number_condition
 from trainmedic_server.expressions.regexes import Found, LiteralSet, SearchPattern
 from trainmedic_server.expressions.sandbox import PlainFunction
-from trainmedic_server.logs import records, shown_source
+from trainmedic_server.logs import exception_causes, records, shown_source
 from trainmedic_server.logs.line import LONGEST, Line
 from trainmedic_server.logs.prefilter import Prefilter
 from trainmedic_server.logs.rule import LinePattern, LogRule, RuleSet
@@ -54,6 +54,9 @@ FUNCTIONS: Mapping[str, PlainFunction] = {
     "is_nan": PlainFunction(_is_nan),
 }
 """What `when` and the templates of a rule may call beside the filters of playbooks."""
+
+
+_Meaning = tuple[Role, CauseClass, dict[str, str]]
 
 
 class LineMatch(Struct, frozen=True):
@@ -223,6 +226,8 @@ class LineMatcher:
         if not (ready.rule.record or ready.holds(fields, source)):
             return _NOTHING
         role, cause = pattern.role or ready.rule.role, pattern.cause or ready.rule.cause
+        if ready.rule.is_general and pattern.cause is None and pattern.role is None:
+            role, cause, fields = _of_exception(role, cause, fields, text)
         # A pattern that begins with the end of a line was found in the next one.
         begin = found.start + (text[found.start : found.start + 1] == b"\n")
         return LineMatch(ready.rule, role, cause, fields, start=len(text[:begin].decode(errors="replace")))
@@ -236,6 +241,21 @@ class LineMatcher:
             if holds is not None:
                 refused.append(ready.rule.name)
         return LineMatch(refused=tuple(refused)) if refused else _NOTHING
+
+
+def _of_exception(role: Role, cause: CauseClass, fields: dict[str, str], text: bytes) -> _Meaning:
+    """Return what a line means whose rule has taken an exception, whichever library raised it."""
+    name = fields.get("exception") or fields.get("alone", "")
+    if cause is not CauseClass.CODE or not name:
+        return role, cause, fields
+    reading = exception_causes.read(name, fields.get("message", ""), text.decode(errors="replace"))
+    if reading.is_consequence:
+        return Role.CASCADE, CauseClass.UNKNOWN, fields
+    if reading.is_proof:
+        fields = {**fields, exception_causes.PROOF: "program"}
+    if reading.is_guess:
+        fields = {**fields, exception_causes.GUESS: "class"}
+    return role, reading.cause, fields
 
 
 def _ended(ready: _ReadyRule, text: bytes) -> Mapping[str, str] | None:

@@ -39,6 +39,7 @@ _NAMES: Mapping[str, str] = {
     "train_loss": "loss",
     "lm loss": "loss",
     "lm-loss": "loss",
+    "lm_loss": "loss",
     "grad norm": "grad_norm",
     "global_grad_norm": "grad_norm",
     "learning rate": "learning_rate",

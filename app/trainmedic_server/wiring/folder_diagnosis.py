@@ -17,6 +17,7 @@ from trainmedic_server.adapters import dump_reader, log_folder
 from trainmedic_server.adapters.log_folder import FolderFile, Kind
 from trainmedic_server.diagnosis import exits, merged_attempts, wording
 from trainmedic_server.diagnosis.collecting import Collector
+from trainmedic_server.diagnosis.exits import Exit
 from trainmedic_server.diagnosis.facts import Earlier
 from trainmedic_server.diagnosis.flight_recorder import absentees
 from trainmedic_server.diagnosis.judge import diagnose
@@ -75,7 +76,7 @@ def diagnose_folder(directory: Path, rule_set: RuleSet, job: str | None = None) 
     verdicts: list[AttemptVerdict] = []
     for number, parts in _attempts(files, left_out):
         earlier = [Earlier(each.attempt or 0, each.verdict.fingerprint) for each in verdicts]
-        verdict = _attempt(parts, rule_set, earlier, left_out)
+        verdict = _attempt(number, parts, rule_set, earlier, left_out)
         verdicts.append(AttemptVerdict(job or (jobs[0] if jobs else None), number, verdict))
     read = [file for file in files if file.origin.stream not in left_out]
     return FolderDiagnosis(tuple(verdicts), len(read), left_out, _read_in_part(read))
@@ -142,20 +143,27 @@ def _part(file: FolderFile, begins: Sequence[int] | None, back: int) -> _Part | 
 
 
 def _is_of(file: FolderFile, attempt: int | None, attempts: Sequence[int]) -> bool:
-    """What tells no attempt is the newest one's; the kernel's log counts for each, by its times."""
+    """What tells no attempt is the newest one's; the kernel's log counts for each, by its times, and what the launcher
+    keeps of all attempts by their numbers."""
+    if file.kind is Kind.ATTEMPTS:
+        return True
     if file.origin.attempt is not None:
         return file.origin.attempt == attempt
     return file.origin.source in KERNEL_SOURCES or not attempts or attempt == attempts[-1]
 
 
 def _attempt(
-    parts: Sequence[_Part], rule_set: RuleSet, earlier: Sequence[Earlier], left_out: dict[str, str]
+    attempt: int | None,
+    parts: Sequence[_Part],
+    rule_set: RuleSet,
+    earlier: Sequence[Earlier],
+    left_out: dict[str, str],
 ) -> Verdict:
     collector, files = Collector(rule_set), [part.file for part in parts]
     # Who a rank is has to be known before its lines are read.
     for part in sorted(parts, key=lambda part: part.file.kind is not Kind.SOURCES):
         try:
-            _take(part, collector)
+            _take(part, collector, attempt)
         except OSError as error:
             left_out[part.file.origin.stream] = error.strerror or str(error)
     dumps, refused = dump_reader.read_files([file.path for file in files if file.kind is Kind.DUMP])
@@ -165,7 +173,7 @@ def _attempt(
     return diagnose(collector.facts(recorder=reading, refused_dumps=refused_dumps, earlier=earlier))
 
 
-def _take(part: _Part, collector: Collector) -> None:
+def _take(part: _Part, collector: Collector, attempt: int | None) -> None:
     file = part.file
     match file.kind:
         case Kind.LINES:
@@ -174,6 +182,9 @@ def _take(part: _Part, collector: Collector) -> None:
             _take_error(file, collector)
         case Kind.SOURCES:
             _take_sources(file, collector)
+        case Kind.ATTEMPTS:
+            for ended in _ends_of(file, attempt):
+                collector.exit(ended)
         case Kind.DUMP:
             pass
 
@@ -188,6 +199,28 @@ def _take_error(file: FolderFile, collector: Collector) -> None:
     written: datetime = ended.at or file.written
     stack = exits.call_stack(raw)
     collector.stream(replace(origin, source="training"), stack.encode(errors="replace").split(b"\n"), written)
+
+
+def _ends_of(file: FolderFile, attempt: int | None) -> Iterator[Exit]:
+    """Yield how the attempt ended, as its launcher has kept it. One that ended well is not in the file."""
+    for raw in log_folder.lines_of(file):
+        try:
+            row: Any = json.loads(raw[:_LARGEST_DOCUMENT])
+            number, status, error = row["attempt"], row["status"], str(row.get("error") or "")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+        # A launcher that has ended a job which hung has ended its ranks too: how says nothing.
+        if number != attempt or not isinstance(status, int) or not status or error == "hang":
+            continue
+        code, by_signal = exits.of_code(status)
+        rank = row.get("rank")
+        yield Exit(
+            "trainmedic-run",
+            code,
+            by_signal,
+            rank=rank if isinstance(rank, int) else None,
+            line=str(row.get("cause", ""))[:500],
+        )
 
 
 def _take_sources(file: FolderFile, collector: Collector) -> None:

@@ -33,7 +33,7 @@ def failed(directory: Path, accident: str, place: str = "") -> Verdict:
     ("accident", "cause", "confidence"),
     [
         ("raise", CauseClass.CODE, Confidence.HIGH),
-        ("kill", CauseClass.UNKNOWN, Confidence.MEDIUM),
+        ("kill", CauseClass.UNKNOWN, Confidence.LOW),
         ("leave", CauseClass.HANG, Confidence.MEDIUM),
         ("disk", CauseClass.STORAGE, Confidence.HIGH),
         ("memory", CauseClass.HOST_MEMORY, Confidence.HIGH),

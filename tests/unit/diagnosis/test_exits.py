@@ -146,7 +146,7 @@ def test_what_an_end_means_by_itself() -> None:
     """A bare SIGKILL has no known cause: a person, a scheduler or the kernel may have sent it."""
     assert exits.meaning(Exit("x", signal=9))[0] is CauseClass.UNKNOWN
     assert exits.meaning(Exit("x", signal=11))[0] is CauseClass.CODE
-    assert exits.meaning(Exit("x", signal=7))[0] is CauseClass.DATA
+    assert exits.meaning(Exit("x", signal=7))[0] is CauseClass.HOST_MEMORY
     assert exits.meaning(Exit("x", code=1))[0] is CauseClass.UNKNOWN
     assert exits.signal_name(63) == "signal 63"
     assert not Exit("x", code=0).is_failure

@@ -168,7 +168,7 @@ async def test_what_comes_late_changes_the_verdict_and_not_the_alert() -> None:
     await world.find("f1")
     await world.look(11)
     (before,) = await world.store.verdicts_of("llm-1", 5)
-    assert (before.cause, before.confidence) == ("unknown", "medium")
+    assert (before.cause, before.confidence) == ("unknown", "low")
     await world.find(
         "f2",
         rule="host-oom",
@@ -374,3 +374,57 @@ async def test_a_node_on_which_three_jobs_failed_is_suspect() -> None:
 def test_the_times_fit_each_other() -> None:
     """An alert fires for longer than its verdict may change."""
     assert job_diagnoses.SETTLING < job_diagnoses.TAKEN_IN < job_diagnoses.ALERT_LASTS
+
+
+def stepping(world: World, step: int, instance: str = "a") -> None:
+    """The job is there, and has completed a step."""
+    details = {"step": step, "instance": instance}
+    world.present_jobs = [Presence("llm-1", world.clock.now(), details)]
+
+
+async def step_for(world: World, seconds: int, first: int, each: int = 5) -> int:
+    """Complete a step every few seconds; return the last one."""
+    for number in range(seconds // each):
+        stepping(world, first + number)
+        await world.look(each)
+    return first + seconds // each - 1
+
+
+async def test_a_job_that_steps_has_not_failed() -> None:
+    """It prints that a collective timed out and that an actor died, and goes on."""
+    world = World()
+    last = await step_for(world, 30, 1)
+    await world.time_out("f1", frozenset({3}))
+    await world.find("f2", line="ray.exceptions.ActorDiedError: The actor died unexpectedly")
+    await step_for(world, 300, last + 1)
+    assert world.told == []
+
+
+async def test_a_job_whose_steps_stop_has_failed() -> None:
+    """After the time of two of its steps, and no later."""
+    world = World()
+    await step_for(world, 30, 1)
+    await world.time_out("f1", frozenset({3}))
+    for _ in range(15):
+        await world.look(2)
+    assert [alert.labels["cause"] for alert in world.told][:1] == ["hang"]
+
+
+async def test_another_process_that_steps_does_not_disprove_the_end_of_the_first() -> None:
+    """The job was started again after it had timed out."""
+    world = World()
+    last = await step_for(world, 30, 1)
+    await world.time_out("f1", frozenset({3}))
+    for number in range(12):
+        stepping(world, last - 3 + number, instance="b")
+        await world.look(5)
+    assert world.told
+
+
+async def test_what_a_launcher_says_is_no_guess() -> None:
+    """Its table ends the job, whatever step was seen last."""
+    world = World()
+    await step_for(world, 30, 1)
+    await world.end(-9)
+    await world.look(6)
+    assert world.told

@@ -50,10 +50,16 @@ def test_the_newest_attempt_is_judged(tmp_path: Path) -> None:
 
 
 def test_the_same_again_is_counted(tmp_path: Path) -> None:
-    """Three times the same bug in one file."""
+    """Three times the same bug in one file. Nobody is told to stop by a verdict that is not sure."""
     found = diagnosed(in_one_file(tmp_path, *[[BANNER, *RAISES, *table(1)]] * 3))
     assert [each.verdict.same_before for each in found.attempts] == [0, 1, 2]
-    assert found.attempts[-1].verdict.advice == "stop"
+    assert (found.attempts[-1].verdict.confidence, found.attempts[-1].verdict.advice) == ("medium", "ask")
+
+
+def test_the_same_bug_again_is_a_reason_to_stop_where_all_ranks_were_read(tmp_path: Path) -> None:
+    """Then nothing else can have been first."""
+    found = diagnosed(in_one_file(tmp_path, *[[BANNER, "[rank0]: loading", *RAISES, *table(1)]] * 3))
+    assert (found.attempts[-1].verdict.confidence, found.attempts[-1].verdict.advice) == ("high", "stop")
 
 
 def test_of_many_attempts_the_newest_are_read(tmp_path: Path) -> None:

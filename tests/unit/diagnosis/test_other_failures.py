@@ -59,7 +59,7 @@ async def test_a_kill_for_memory_long_before_the_launcher_saw_one_is_none_of_its
     """Of a job without the SDK nobody says when it began; but who starts processes sees at once that one is killed. The
     numbers of the processes differ, as they do in a container, and between neighbours."""
     for before, expected in (
-        (600, ("unknown", "medium")),
+        (600, ("unknown", "low")),
         (12, ("host_memory", "low")),
         (3, ("host_memory", "high")),
     ):

@@ -57,7 +57,7 @@ def test_victims_tracebacks_in_a_table_accuse_nobody(tmp_path: Path) -> None:
     (tmp_path / "slurm-1.out").write_text(table(KILLED, victim(1, 1), victim(2, 3)))
     (attempt,) = diagnose_folder(tmp_path, shipped_rules()).attempts
     assert (attempt.verdict.cause, attempt.verdict.ranks) == (CauseClass.UNKNOWN, (2,))
-    assert attempt.verdict.confidence is Confidence.MEDIUM
+    assert attempt.verdict.confidence is Confidence.LOW
 
 
 def test_the_exception_of_the_root_cause_is_told(tmp_path: Path) -> None:

@@ -1,0 +1,161 @@
+"""From an exception to its cause: by its class, its place, and the error number, HTTP status or words in its message.
+
+One reader instead of a rule for each library: a class such as ``ReadTimeout`` means the same wherever it is defined.
+The classes are data, in ``exception_classes.toml`` beside this.
+High confidence needs proof (`ExceptionReading.is_proof`): an exception that only the program itself can cause. All
+other exceptions are at most a likely reading. Rules that know an exact wording come first; see ``matcher``.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib import resources
+
+from msgspec import Struct
+
+from trainmedic_server.domain.finding import CauseClass
+from trainmedic_server.logs import message_causes
+
+PROOF = "proof"
+"""Name of the field of a finding whose line leaves no other reading."""
+GUESS = "guess"
+"""Name of the field of a finding whose exception nobody knows: its cause is a hint."""
+_DATA = tomllib.loads(resources.files(__package__).joinpath("exception_classes.toml").read_text(encoding="utf-8"))
+_PROGRAM = frozenset(_DATA["program"])
+_SURELY_CODE = frozenset(_DATA["surely_code"])
+_BUILTIN = frozenset(_DATA["anything"]) | _PROGRAM | _SURELY_CODE
+_WRAPPERS = frozenset(_DATA["wrappers"])
+_CONSEQUENCES = frozenset(_DATA["consequences"])
+_SIGNATURE = re.compile(
+    r"got an unexpected keyword argument|missing \d+ required (?:positional|keyword-only) argument"
+    r"|takes \d+ positional arguments? but \d+|got multiple values for|^cannot import name |^module '[\w.]+' has no att"
+    r"|^No module named '|object is not callable$|^name '\w+' is not defined"
+)
+"""Messages that state a wrong name or call, which is the program's whichever file it is in."""
+_TENSORS = re.compile(
+    r"shapes cannot be multiplied|^The size of tensor a \(\d+\) must match"
+    r"|[Ee]xpected all tensors to be on the same dev"
+    r"|^Error\(s\) in loading state_dict for|^Trying to backward through the graph a second time"
+    r"|does not require grad and does not have a grad_fn|^Expected to have finished reduction in the prior iteration"
+    r"|^Detected mismatch between collectives on ranks|^expected scalar type \w+ but match"
+    r"|modified by an inplace operat"
+    r"|^Sizes of tensors must match except in dimension|^shape '\[[\d, -]+\]' is invalid for input of size"
+    r"|^Given groups=\d+, weight of size|must have the same dtype, but got|^stack expects each tensor to be equal size"
+    r"|^Default process group has not been initialized|^Expected to mark a variable ready only once"
+    r"|^(?:mat1|self) and (?:mat2|mat) must have the same dtype"
+)
+"""What PyTorch raises of wrong shapes, types, devices and calls."""
+_CLASSES: Mapping[str, CauseClass] = {
+    name: CauseClass(cause) for cause, names in _DATA["causes"].items() for name in names
+}
+_BY_PART: Sequence[tuple[re.Pattern[str], CauseClass]] = (
+    (re.compile(r"OutOfMemory|OOM"), CauseClass.GPU_MEMORY),
+    (re.compile(r"Connect|Endpoint|NameResolution|Socket|Proxy|Throttl|RateLimit|Unreachable"), CauseClass.NETWORK),
+    (re.compile(r"Checksum|Corrupt|Truncated|Decod|Parse"), CauseClass.DATA),
+    (re.compile(r"Config|Validation|Argument|Unsupported|Missing|Compil"), CauseClass.CODE),
+)
+"""What the name of a class that is not listed states by itself."""
+_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<frozen |/conda/|\.so$")
+_LOADER = re.compile(r"/torch/utils/data/_utils/|/datasets/(?:iterable_|arrow_)?(?:dataset|builder|reader)\.py")
+_PROCESSES = re.compile(r"/(?:multiprocessing/(?:connection|managers|resource_\w+|queues)|concurrent/futures)[/.]")
+_CALL = re.compile(r'File "([^"\n]{1,400})", line \d+')
+_CHAINED = re.compile(r"\n(?:The above exception was the direct cause|During handling of the above exception)")
+_LAST_CLASS = re.compile(r"\n((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?:: ([^\n]*))?\s*$")
+_READERS_OF_DATA = ("zlib", "lzma", "_csv", "csv", "tarfile", "gzip", "zipfile", "PIL.", "av.", "cv2.", "decord")
+"""Modules that raise an exception of theirs where the data are broken."""
+_NUMBERS = re.compile(r"\n\s*assert [^\n]*\b(?:is_?nan|is_?finite|is_?inf|nan|inf)\b")
+"""A check of the program's own that its numbers are numbers, as the traceback shows its source."""
+_TAIL = 500
+_OF_PYTHON = ("TimeoutError", "asyncio.", "concurrent.", "multiprocessing.", "ray.")
+_COLLECTIVE = re.compile(r"\b(?:HCCL|[Hh]ccl\w*|XCCL|oneCCL|RCCL)\b.{0,80}(?i:error|fail|time ?out)")
+"""What a library of collectives other than NCCL says of a peer; what NCCL says has rules."""
+_SEE_ABOVE = re.compile(r"(?i)\bsee (?:the )?(?:root cause|stack trace|error|traceback|logs?) ?\(?above")
+
+
+class ExceptionReading(Struct, frozen=True):
+    """What an exception states about its cause."""
+
+    cause: CauseClass
+    is_proof: bool = False
+    """Nothing but this cause raises it in that place."""
+    is_consequence: bool = False
+    """It states that something else has failed."""
+    is_guess: bool = False
+    """Neither its class nor its message is known."""
+
+
+def read(name: str, message: str, traceback: str = "") -> ExceptionReading:
+    """Return what the exception `name`, with `message`, at the end of `traceback` states."""
+    last = name.rpartition(".")[2]
+    if last in _WRAPPERS and (inner := _inner(traceback)):
+        return read(*inner)
+    calls = _CALL.findall(traceback)
+    place = calls[-1] if calls else ""
+    if _is_consequence(name, message, place):
+        return ExceptionReading(CauseClass.UNKNOWN, is_consequence=True)
+    if last in _SURELY_CODE:
+        return ExceptionReading(CauseClass.CODE, is_proof=True)
+    is_programs = last in _PROGRAM or (last in ("RuntimeError", "ValueError") and bool(_TENSORS.search(message)))
+    by_message = None if last in _PROGRAM - {"ImportError"} else message_causes.cause_of(name, message)
+    if by_message is not None:
+        return ExceptionReading(by_message)
+    if last == "AssertionError" and _NUMBERS.search(traceback[-_TAIL:]):
+        return ExceptionReading(CauseClass.NUMERICS)
+    if is_programs:
+        return ExceptionReading(CauseClass.CODE, is_proof=_is_proof(last, message, place, calls))
+    return _by_class(name, last)
+
+
+def _is_consequence(name: str, message: str, place: str) -> bool:
+    last = name.rpartition(".")[2]
+    if last in _CONSEQUENCES or _SEE_ABOVE.search(message) or _COLLECTIVE.search(message):
+        return True
+    # A bare timeout says that somebody did not answer: over which way, or why, is not in it.
+    if last == "TimeoutError" and name.startswith(_OF_PYTHON) and message_causes.cause_of(name, message) is None:
+        return True
+    of_processes = last in ("EOFError", "BrokenPipeError", "ConnectionResetError", "ConnectionRefusedError")
+    return of_processes and bool(_PROCESSES.search(place))
+
+
+def _is_proof(last: str, message: str, place: str, calls: Sequence[str]) -> bool:
+    """Return whether only the program can have raised it there."""
+    if _SIGNATURE.search(message) or _TENSORS.search(message):
+        return True
+    is_own = bool(place) and not _LIBRARY.search(place)
+    # What is nothing was to come from elsewhere, such as a file that is not there.
+    if "NoneType" in message:
+        return False
+    # A sample without a member is the data's fault as often as the program's.
+    is_loading = any(_LOADER.search(call) for call in calls)
+    return is_own and not is_loading and last != "ImportError"
+
+
+def _by_class(name: str, last: str) -> ExceptionReading:
+    if name.startswith(_READERS_OF_DATA):
+        return ExceptionReading(CauseClass.DATA)
+    if cause := _CLASSES.get(last):
+        is_rays = name.startswith("ray.") and cause is CauseClass.GPU_MEMORY
+        return ExceptionReading(CauseClass.HOST_MEMORY if is_rays else cause)
+    if last == "EOFError":
+        return ExceptionReading(CauseClass.DATA)
+    if last in _BUILTIN:
+        return ExceptionReading(CauseClass.CODE)
+    if last.endswith(("Timeout", "TimeoutError")):
+        return ExceptionReading(CauseClass.NETWORK)
+    for part, cause in _BY_PART:
+        if part.search(last):
+            return ExceptionReading(cause)
+    # Somebody's own class: most failures that raise one are the program's, which is no more than a hint.
+    return ExceptionReading(CauseClass.CODE, is_guess=True)
+
+
+def _inner(traceback: str) -> tuple[str, str, str] | None:
+    """Return class, message and traceback of the exception that the last one of a chain passes on; None without one."""
+    ends = [match.start() for match in _CHAINED.finditer(traceback)]
+    if not ends:
+        return None
+    before = traceback[: ends[-1]].rstrip()
+    match = _LAST_CLASS.search(before)
+    return (match[1], match[2] or "", before) if match else None

@@ -1,0 +1,195 @@
+"""From the message of an exception to its cause: error numbers, HTTP status codes, signals, and words of devices.
+
+Each reader is general: what a number means does not depend on the library that reports it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from trainmedic_server.domain.finding import CauseClass
+
+_ERRNO = re.compile(r"\[Errno (-?\d{1,3})\]|\(os error (\d{1,3})\)|\berrno[:= ]{1,2}(\d{1,3})\b")
+_BY_ERRNO: Mapping[int, CauseClass] = {
+    5: CauseClass.STORAGE,  # EIO
+    12: CauseClass.HOST_MEMORY,  # ENOMEM
+    16: CauseClass.STORAGE,  # EBUSY: of a network file system
+    19: CauseClass.NODE,  # ENODEV
+    23: CauseClass.NODE,  # ENFILE
+    24: CauseClass.CODE,  # EMFILE: the limit of the process
+    27: CauseClass.STORAGE,  # EFBIG
+    28: CauseClass.STORAGE,  # ENOSPC
+    30: CauseClass.STORAGE,  # EROFS
+    37: CauseClass.STORAGE,  # ENOLCK
+    70: CauseClass.STORAGE,  # ECOMM
+    **dict.fromkeys((100, 101, 102, 103, 104, 110, 111, 112, 113), CauseClass.NETWORK),  # ENETDOWN to EHOSTUNREACH
+    98: CauseClass.CODE,  # EADDRINUSE
+    99: CauseClass.NETWORK,  # EADDRNOTAVAIL
+    107: CauseClass.STORAGE,  # ENOTCONN: of a FUSE mount
+    108: CauseClass.STORAGE,  # ESHUTDOWN
+    116: CauseClass.STORAGE,  # ESTALE
+    117: CauseClass.STORAGE,  # EUCLEAN
+    121: CauseClass.STORAGE,  # EREMOTEIO
+    122: CauseClass.STORAGE,  # EDQUOT
+    512: CauseClass.STORAGE,  # ERESTARTSYS: of NFS and Lustre, as it comes through
+    524: CauseClass.STORAGE,  # ENOTSUPP, likewise
+    **dict.fromkeys((-2, -3, -5), CauseClass.NETWORK),  # getaddrinfo
+}
+"""Linux's error numbers, and getaddrinfo's, which are negative. Those of paths (2, 13, 17) say nothing of a cause."""
+_STATUS = re.compile(
+    r"\b(?P<a>[45]\d\d) (?:Client|Server) Error\b|\bHTTP(?:/\d(?:\.\d)?)?(?: [Ee]rror)?:? (?P<b>[45]\d\d)\b"
+    r"|\bstatus(?:[ _]?code)?(?: of)?[:= ]{1,3}(?P<c>[45]\d\d)\b"
+    r"|^\((?P<i>[45]\d\d)\)\s*$|^\(?(?P<d>[45]\d\d)\)?,? (?:Reason|[A-Z][a-z]+ ?[A-Z(:]|POST |GET )"
+    r"|\bError code: (?P<e>[45]\d\d)\b|^(?P<f>[45]\d\d)(?:,|:) |\((?P<g>[45]\d\d)\) when calling"
+    r"|\bHTTPStatusCode[\"': ]+(?P<h>[45]\d\d)"
+)
+_STORE = re.compile(
+    r"(?i)\bboto|\bazure\.|s3fs|gcsfs|adlfs|fsspec|google\.cloud\.storage|storage\.googleapis"
+    r"|azure\.storage|minio|\boss2?\b"
+    r"|\bs3\b|\bs3:/|\bgs:/|\bbucket|amazonaws\.com|blob\.core\.windows|PutObject|GetObject|HeadObject"
+    r"|MultipartUpload|UploadPart"
+)
+_STORE_ANSWERS = re.compile(
+    r"\((?:SlowDown|ServiceUnavailable|InternalError|RequestTimeout|503|500|Throttling\w*|OperationAborted)\)"
+    r"|\bSlowDown\b|[Rr]educe your request rate|rate limit for object mutation|ServerBusy|OperationTimedOut"
+)
+_STORE_REFUSES = re.compile(
+    r"\((?:AccessDenied|403|ExpiredToken|InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken)\)"
+)
+_GRPC = re.compile(r"StatusCode\.(UNAVAILABLE|DEADLINE_EXCEEDED)|^(?:UNAVAILABLE|DEADLINE_EXCEEDED): ")
+_WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
+    (
+        re.compile(
+            r"\b(?:CUDA|HIP|NPU|XPU|MPS backend|HPU|GPU|MLU|MUSA|GCU|PTA|[Dd]evice|HBM)\b.{0,20}out of memory"
+            r"|[Oo]ut of (?:HBM|GPU|[Dd]evice|VRAM) memory|CUBLAS_STATUS_ALLOC_FAILED|CUDA_ERROR_OUT_OF_MEMORY"
+            r"|RESOURCE_EXHAUSTED: (?:.*[Oo]ut of memory|.*allocat|.*[Rr]an out of memory|.*hbm)"
+            r"|No available memory for the cache blocks|^Free memory on device"
+            r"|Not enough memory\. Please try to increase"
+            r"|is larger than the (?:maximum number of tokens|available KV cache memory)"
+            r"|memory to serve at least one request"
+            r"|ALLOC_FAILED|workspace allocation failed|OOM when allocating tensor.*GPU"
+            r"|[Aa]llocation failed:.* device memory"
+        ),
+        CauseClass.GPU_MEMORY,
+    ),
+    (
+        re.compile(r"^(?:Unable to allocate [\d.]+ [KMGTP]iB for an array|std::bad_alloc|.*[Cc]annot allocate memory)"),
+        CauseClass.HOST_MEMORY,
+    ),
+    (
+        re.compile(
+            r"GPU is lost|[Ff]allen off the bus|[Dd]evice (?:acquire|acquisition) failed|UR_RESULT_ERROR_DEVICE_LOST"
+            r"|uncorrectable (?:ECC|NVLink) error|NVLink error|No (?:HIP|CUDA) GPUs are available|hipErrorNoDevice"
+            r"|[Dd]evice(?: \d+)? (?:is |was )?lost\b|No devices match|Failed to acquire device"
+            r"|drv[A-Z]\w+ failed|heartbeat lost"
+            r"|no CUDA-capable device is detected|HSA_STATUS_ERROR|HW Exception"
+            r"|Unable to determine the device handle for GPU"
+        ),
+        CauseClass.GPU,
+    ),
+    (
+        re.compile(
+            r"NVIDIA driver on your system is too old"
+            r"|lib(?:cuda|nvidia-ml|hccl|ascendcl)[\w.-]*\.so[\w.]*: cannot open"
+            r"|Driver/library version mismatch|Found no NVIDIA driver"
+        ),
+        CauseClass.NODE,
+    ),
+    (
+        re.compile(
+            r"[Nn]o space left on device|[Dd]isk quota exceeded|[Ii]nput/output error"
+            r"|[Ss]tale (?:NFS )?file handle|[Rr]ead-only file system|database is locked"
+            r"|disk I/O error|unable to lock file"
+            r"|enforce fail at inline_container.*(?:unexpected pos|write)|[Nn]ot enough free disk space"
+        ),
+        CauseClass.STORAGE,
+    ),
+    (
+        re.compile(
+            r"[Nn]ame or service not known|[Tt]emporary failure in name resolution"
+            r"|[Ff]ailed to resolve|nodename nor servname"
+            r"|Could not resolve host|[Mm]ax retries exceeded|Read timed out"
+            r"|[Cc]onnection (?:refused|reset|aborted|timed out|to .{1,80} timed out|error|closed|brok"
+            r"en|was closed)"
+            r"|[Nn]etwork is unreachable|[Nn]o route to host|couldn't connect to"
+            r"|[Cc]ould not connect to|[Cc]an(?:not|'t) connect to|Unable to connect"
+            r"|[Ff]ailed to connect"
+            r"|[Rr]emote end closed connection|EOF occurred in violation of protocol"
+            r"|certificate verify failed|Server disconnected|socket (?:has )?timed out"
+            r"|[Tt]oo [Mm]any [Rr]equests|[Pp]eer closed connection|[Cc]annot send a request"
+            r"|[Bb]roken pipe"
+            r"|[Rr]ate ?limit|[Cc]annot reach|connectFullMesh failed|Couldn't reach|transport error"
+            r"|ECONNRESET|Bad Gateway"
+            r"|Gateway Time-?out|Service (?:Temporarily )?Unavailable|Internal Server Error"
+            r"|IncompleteRead"
+        ),
+        CauseClass.NETWORK,
+    ),
+    (
+        re.compile(
+            r"[Tt]runcated file|truncated|file size is 0 bytes|Could not open Parquet"
+            r"|mmap length is greater than file size|could not parse ModelProto|[Cc]orrupt|bad magic"
+            r"|invalid (?:magic|header)|not a gzip file"
+            r"|CRC check|Magic bytes not match|not a zip file|[Ff]ile is not a zip"
+            r"|Compressed file ended before|incorrect header check|invalid start byte|Expecting value: line"
+        ),
+        CauseClass.DATA,
+    ),
+    (
+        re.compile(
+            r"(?:loss|grad\w*|logits|probability tensor).{0,40}(?:\bnan\b|\bNaN\b|\binf\b|not finite|non-?fini"
+            r"te)|\b(?:NaN|nan|non-?finite|inf or nan)\b.{0,40}\b(?:loss|grad\w*|logits)"
+            r"|probability tensor contains either|found invalid values:.*\bnan\b"
+        ),
+        CauseClass.NUMERICS,
+    ),
+)
+_NO_DISK: Sequence[tuple[re.Pattern[str], CauseClass]] = (
+    (re.compile(r"\bdev/shm|shared memory|/torch_\d+|shm_open|shmget|psm_\w+"), CauseClass.HOST_MEMORY),
+    (
+        re.compile(r"inotify|user namespace|namespaces|semaphore|sem_open|cgroup|io_uring|watch(?:es)? limit"),
+        CauseClass.NODE,
+    ),
+)
+"""What else than a disk answers "no space left on device"."""
+_NO_SPACE = re.compile(r"[Nn]o space left|\[Errno 28\]|os error 28\b")
+
+
+def cause_of(name: str, message: str) -> CauseClass | None:
+    """Return the cause that the message of the exception `name` states; None where it states none."""
+    if _NO_SPACE.search(message) and (cause := _no_disk(message)):
+        return cause
+    words = _by_words(message, CauseClass.GPU_MEMORY, CauseClass.HOST_MEMORY, CauseClass.GPU, CauseClass.NODE)
+    return words or _by_store(name, message) or _by_status(name, message) or _by_errno(message) or _by_words(message)
+
+
+def _no_disk(message: str) -> CauseClass | None:
+    return next((cause for words, cause in _NO_DISK if words.search(message)), None)
+
+
+def _by_words(message: str, *causes: CauseClass) -> CauseClass | None:
+    return next((cause for words, cause in _WORDS if (not causes or cause in causes) and words.search(message)), None)
+
+
+def _by_store(name: str, message: str) -> CauseClass | None:
+    if not (_STORE.search(name) or _STORE.search(message)):
+        return None
+    if _STORE_REFUSES.search(message):
+        return CauseClass.CODE
+    return CauseClass.STORAGE if _STORE_ANSWERS.search(message) else None
+
+
+def _by_status(name: str, message: str) -> CauseClass | None:
+    match = _STATUS.search(message)
+    if match is None:
+        return CauseClass.NETWORK if _GRPC.search(message) else None
+    status = int(next(group for group in match.groups() if group))
+    if status >= 500 or status in (408, 425, 429):
+        return CauseClass.STORAGE if _STORE.search(name) or _STORE.search(message) else CauseClass.NETWORK
+    return CauseClass.CODE  # refused, or not there: the request is wrong
+
+
+def _by_errno(message: str) -> CauseClass | None:
+    match = _ERRNO.search(message)
+    return _BY_ERRNO.get(int(next(group for group in match.groups() if group))) if match else None

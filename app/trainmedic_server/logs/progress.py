@@ -1,0 +1,116 @@
+"""Progress of a training, learned from the form of its own lines: a line that repeats with a growing number.
+
+Each trainer prints its steps in a form of its own, so no list of forms is ever complete. Here a line is reduced to its
+form: numbers, times and bars are replaced, words stay. A form becomes one of progress when it has repeated with an
+integer that grew each time. Lines that count something else, such as attempts to connect or seconds of waiting, are
+left out by their words.
+
+Not here: forms whose members are known, with loss and learning rate (``records``).
+"""
+
+from __future__ import annotations
+
+import re
+
+from msgspec import Struct, field
+
+_LONGEST = 400
+_LONGEST_FORM = 96
+"""Characters of a form that count: behind them trainers print metrics, of which some are not in every line."""
+_MOST_FORMS = 64
+_LEARNED = 2
+"""Times that a number has to grow before its form counts."""
+_NO_PROGRESS = re.compile(
+    r"(?i)\b(?:retry\w*|retries|attempts?|reconnect\w*|wait(?:ing|ed|s)?|timed? ?out|timeout|time-out|heartbeats?|still"
+    r"|sleep\w*|elapsed since|ping\w*|uptime|queued?|pending|error\w*|exception|traceback|failed|failure|warn\w*|fatal"
+    r"|killed|abort\w*|nccl|watchdog|signal|sigterm|exitcode|exit code|allocated|memory usage|gpu util\w*|cpu util\w*"
+    r"|restart\w*|rendezvous|stuck|hang\w*|hung|stalled|no progress|download\w*|fetching|resolving|frame #|File \""
+    r"|Thread|loading checkpoint shards|polling|health|status)\b|ProcessGroup|\.(?:cpp|cc|cu):\d|\bpid[= :]"
+)
+"""Words of lines that count something else than steps, or that are printed while something fails."""
+_HAS_NUMBER = re.compile(r"\d")
+_TIMES = re.compile(
+    r"\d{4}[-/]\d\d[-/]\d\d[ T_]?|\b\d{1,2}[-/]\d\d[-/]\d\d\d?\d?\b"
+    r"|\b\d{1,3}(?::\d\d){1,2}(?:[.,]\d{1,9})?Z?|\b[IWEF]\d{4}\b"
+    r"|\b\d+ days?,? ?|\b\d{10}(?:\.\d{1,9})\b|<\?|\?(?=it|s/|B/)"
+)
+_BAR = re.compile(r"[\u2500-\u259f\u2800-\u28ff]+|\|[ #=>.\-\d/]{0,60}\||[#=>.\-]{6,}|(?<=\d%\|)[^|]{0,200}(?=\|)")
+_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?|\bnan\b|\binf\b)(?:[KkMGTB]i?B?\b)?|\bN/A\b")
+_INTEGER = re.compile(r"\d[\d,]{0,15}\Z")
+_EPOCH = re.compile(r"(?i)\bepoch['\"]?\s{0,3}[:=]\s{0,3}\Z")
+_FRACTION = re.compile(r"\d{1,6}\.\d{1,12}\Z")
+_BLANKS = re.compile(r"\s+")
+_PREFIX = re.compile(r"^(?:\[?(?:INFO|DEBUG|SUCCESS|WARNING)\]?[\s:|-]*)+")
+
+
+class _Form(Struct):
+    numbers: tuple[float | None, ...]
+    """The last line's; None where it was no integer, nor the fraction of an epoch."""
+    grown: list[int] = field(default_factory=list)
+    """How often each number has grown in a row."""
+    is_learned: bool = False
+
+
+class ProgressReader:
+    """Takes the lines of one stream, or of one rank in it, in their order."""
+
+    def __init__(self) -> None:
+        self._forms: dict[str, _Form] = {}
+
+    def step_of(self, text: str) -> int | None:
+        """Take the next line; return the number that it has grown to where it is one of progress, else None."""
+        if not len(text) > 2 or not _HAS_NUMBER.search(text[:_LONGEST]) or _NO_PROGRESS.search(text[:_LONGEST]):
+            return None
+        form, numbers = _form_of(text[:_LONGEST])
+        if not numbers or not re.search(r"[A-Za-z%|/]", form):
+            return None
+        state = self._forms.get(form)
+        if state is None or len(state.numbers) != len(numbers):
+            self._learn(form, numbers)
+            return None
+        return _grown(state, numbers)
+
+    def _learn(self, form: str, numbers: tuple[float | None, ...]) -> None:
+        if len(self._forms) >= _MOST_FORMS:
+            fresh = next((each for each, state in self._forms.items() if not state.is_learned), next(iter(self._forms)))
+            del self._forms[fresh]
+        self._forms[form] = _Form(numbers, [0] * len(numbers))
+
+
+def _grown(state: _Form, numbers: tuple[float | None, ...]) -> int | None:
+    """Return the number that has grown in a form that is learned; of several the one that was before the others."""
+    step: float | None = None
+    for place, (before, now) in enumerate(zip(state.numbers, numbers, strict=True)):
+        is_greater = before is not None and now is not None and now > before
+        state.grown[place] = state.grown[place] + 1 if is_greater else 0
+        if is_greater and step is None and (state.is_learned or state.grown[place] >= _LEARNED):
+            step = now
+            state.is_learned = True
+    state.numbers = numbers
+    return None if step is None else int(step)
+
+
+def _form_of(text: str) -> tuple[str, tuple[float | None, ...]]:
+    text = _BAR.sub("~", _TIMES.sub("@", text))
+    text = _PREFIX.sub("", text.strip())
+    pieces: list[str] = []
+    numbers: list[float | None] = []
+    at = length = 0
+    for match in _NUMBER.finditer(text):
+        piece = text[at : match.start()]
+        pieces += [piece, "#"]
+        length += len(piece) + 1
+        at = match.end()
+        numbers.append(_counted(match[0], piece))
+        if length >= _LONGEST_FORM:
+            break
+    else:
+        pieces.append(text[at:])
+    return _BLANKS.sub(" ", "".join(pieces))[:_LONGEST_FORM].rstrip(), tuple(numbers)
+
+
+def _counted(text: str, before: str) -> float | None:
+    """Return a number that may count steps: a whole one, or how far an epoch has come."""
+    if _INTEGER.match(text):
+        return int(text.replace(",", ""))
+    return float(text) if _EPOCH.search(before) and _FRACTION.match(text) else None

@@ -1,0 +1,59 @@
+"""A caught exception, more steps, and then a hang: nobody blames the exception, whichever trainer prints the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.unit.diagnosis.test_folder import diagnosed
+from tests.unit.logs.test_progress import NAMES, TRAINERS, step_line
+from trainmedic_server.domain.finding import CauseClass
+
+RAISED = [
+    "Traceback (most recent call last):",
+    '  File "/app/train.py", line 214, in evaluate',
+    "    scores = scorer(batch)",
+    "TypeError: scorer() missing 1 required positional argument: 'labels'",
+]
+HANG = (
+    "[rank{0}]:[E ProcessGroupNCCL.cpp:616] [Rank {0}] Watchdog caught collective operation "
+    "timeout: WorkNCCL(SeqNum=28956, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600003 "
+    "milliseconds before timing out."
+)
+
+
+def steps(form: str, first: int, last: int) -> list[str]:
+    """Those steps, each in one line."""
+    return [step_line(form, number) for number in range(first, last + 1)]
+
+
+def written(directory: Path, lines: list[str]) -> Path:
+    """One log without any time that is sure."""
+    (directory / "train.log").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return directory
+
+
+@pytest.mark.parametrize("trainer", TRAINERS, ids=NAMES)
+def test_what_was_caught_is_not_blamed_for_a_hang(trainer: Mapping[str, str], tmp_path: Path) -> None:
+    """Twenty steps later."""
+    form = trainer["line"]
+    log = [*steps(form, 10, 30), *RAISED, *steps(form, 31, 50), HANG.format(0), HANG.format(1)]
+    assert diagnosed(written(tmp_path, log)).attempts[-1].verdict.cause is CauseClass.HANG
+
+
+@pytest.mark.parametrize("trainer", TRAINERS, ids=NAMES)
+def test_what_ended_it_is_blamed(trainer: Mapping[str, str], tmp_path: Path) -> None:
+    """The same exception as the last line."""
+    log = [*steps(trainer["line"], 10, 30), *RAISED]
+    assert diagnosed(written(tmp_path, log)).attempts[-1].verdict.cause is CauseClass.CODE
+
+
+@pytest.mark.parametrize("trainer", TRAINERS, ids=NAMES)
+def test_a_job_that_steps_has_no_failure(trainer: Mapping[str, str], tmp_path: Path) -> None:
+    """It has printed a timeout of NCCL, which somebody caught, and goes on."""
+    form = trainer["line"]
+    log = [*steps(form, 10, 30), HANG.format(0), *steps(form, 31, 50)]
+    verdict = diagnosed(written(tmp_path, log)).attempts[-1].verdict
+    assert (verdict.cause, verdict.advice) == (CauseClass.UNKNOWN, "none")

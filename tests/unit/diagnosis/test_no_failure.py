@@ -1,0 +1,65 @@
+"""Jobs in which nothing failed, as a folder of their logs tells it: ended, slow, or with an earlier failed attempt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.unit.diagnosis.test_folder import RAISED, diagnosed, write
+from trainmedic_server.domain.finding import CauseClass
+
+STEP = '{"ts": "2025-01-21T04:41:40Z", "event": "step", "step": 5, "rank": 0, "loss": 2.0, "node": "node-1"}\n'
+END = '{"ts": "2025-01-21T04:41:50Z", "event": "end", "step": 9, "rank": 0, "node": "node-1"}\n'
+HUNG = {"attempt": 1, "cause": "the job hung", "status": 0, "error": "hang", "rank": None, "step": 24}
+KILLED = {"attempt": 1, "cause": "rank 1 was ended by SIGKILL", "status": -9, "error": "", "rank": 1, "step": 24}
+
+
+def test_a_rank_that_came_to_its_end_has_no_failure(tmp_path: Path) -> None:
+    """Whatever it printed before."""
+    place = write(
+        tmp_path, **{"llm-1__attempt-1__rank-0.jsonl": STEP + END, "llm-1__attempt-1__launcher-n.log": RAISED}
+    )
+    verdict = diagnosed(place).attempts[-1].verdict
+    assert (verdict.cause, verdict.advice) == (CauseClass.UNKNOWN, "none")
+    assert "Nothing failed" in verdict.summary
+
+
+def test_what_the_launcher_keeps_of_an_attempt_is_about_that_attempt(tmp_path: Path) -> None:
+    """The first hung; of the second, and of another job, nothing says that it failed."""
+    files = {
+        "llm-1__attempts.jsonl": json.dumps(HUNG) + "\n",
+        "llm-1__attempt-1__rank-0.jsonl": STEP,
+        "llm-1__attempt-2__rank-0.jsonl": STEP,
+        "llm-2__attempt-1__rank-0.jsonl": STEP,
+    }
+    place = write(tmp_path, **files)
+    for job in ("llm-1", "llm-2"):
+        verdict = diagnosed(place, job).attempts[-1].verdict
+        assert (verdict.cause, verdict.advice) == (CauseClass.UNKNOWN, "none"), job
+
+
+def test_how_the_launcher_saw_an_attempt_end_counts_for_it(tmp_path: Path) -> None:
+    """Where no log of it says more."""
+    files = {"llm-1__attempts.jsonl": json.dumps(KILLED) + "\n", "llm-1__attempt-1__launcher-n.log": "loading\n"}
+    verdict = diagnosed(write(tmp_path, **files)).attempts[-1].verdict
+    assert (verdict.cause, verdict.confidence, verdict.ranks) == (CauseClass.UNKNOWN, "low", (1,))
+
+
+def test_slow_data_are_seen_in_a_trainers_own_log(tmp_path: Path) -> None:
+    """Fast at first, and then 8 s of each 9 s step are data's."""
+    line = "Epoch: [1][{}/5005]\tTime {} (0.3)\tData {} (0.2)\tLoss 1.2 (1.3)\n"
+    log = "".join(line.format(at, "0.170", "0.045") for at in range(0, 100, 20))
+    log += "".join(line.format(at, "9.051", "8.843") for at in range(100, 220, 20))
+    verdict = diagnosed(write(tmp_path, **{"train.log": log})).attempts[-1].verdict
+    assert (verdict.cause, verdict.shares and verdict.shares["data"] > 0.9) == (CauseClass.DATA, True)
+
+
+def test_a_loss_that_rises_is_a_hint(tmp_path: Path) -> None:
+    """And one that has come down again is none."""
+    form = " iteration {}/ 500 | consumed samples: 8 | lm loss: {}E+00 |\n"
+    steps = [form.format(at, loss) for at, loss in enumerate((3, 2, 9))]
+    verdict = diagnosed(write(tmp_path, **{"train.log": "".join(steps)})).attempts[-1].verdict
+    assert (verdict.cause, verdict.confidence, verdict.advice) == (CauseClass.NUMERICS, "low", "ask")
+    down = form.format(4, 2)
+    verdict = diagnosed(write(tmp_path, **{"train.log": "".join(steps) + down})).attempts[-1].verdict
+    assert verdict.cause is CauseClass.UNKNOWN

@@ -1,0 +1,102 @@
+"""Exceptions of ordinary libraries: what each states about its cause, and which of them prove it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trainmedic_server.domain.finding import CauseClass
+from trainmedic_server.logs import exception_causes
+from trainmedic_server.logs.exception_causes import ExceptionReading
+
+OWN = 'Traceback (most recent call last):\n  File "/app/train.py", line 12, in main\n    step()\n'
+LIBRARY = OWN + '  File "/opt/venv/lib/python3.11/site-packages/x/y.py", line 7, in call\n    raise\n'
+LOADING = 'File "/opt/venv/lib/python3.11/site-packages/torch/utils/data/_utils/fetch.py", line 54, in fetch\n'
+
+STATED = [
+    (line, CauseClass(cause))
+    for cause, line in yaml.safe_load(Path(__file__).with_name("exceptions.yaml").read_text(encoding="utf-8"))
+]
+
+
+def read(line: str, traceback: str = LIBRARY) -> ExceptionReading:
+    name, _, message = line.partition(": ")
+    return exception_causes.read(name, message, f"{traceback}{line}")
+
+
+@pytest.mark.parametrize(("line", "cause"), STATED)
+def test_a_library_states_the_cause_and_proves_nothing(line: str, cause: CauseClass) -> None:
+    """Class, error number, HTTP status or words name the cause; none of them excludes another reading."""
+    reading = read(line)
+    assert (reading.cause, reading.is_proof, reading.is_guess) == (cause, False, False)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above).",
+        "concurrent.futures.process.BrokenProcessPool: A process in the process pool was terminated abruptly",
+        "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",
+        "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+    ],
+)
+def test_what_another_process_did_is_a_consequence(line: str) -> None:
+    """It is no cause, whatever class it has."""
+    assert read(line).is_consequence
+
+
+@pytest.mark.parametrize(
+    ("line", "traceback"),
+    [
+        ("KeyError: 'labels'", OWN),
+        ("TypeError: forward() got an unexpected keyword argument 'num_items'", LIBRARY),
+        ("ImportError: cannot import name 'PreTrainedModel' from 'transformers'", LIBRARY),
+        ("ModuleNotFoundError: No module named 'flash_attn'", OWN),
+        ("SyntaxError: invalid syntax", ""),
+        ("AssertionError: batch must divide by 8", OWN),
+        ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x512 and 768x512)", LIBRARY),
+        ("RuntimeError: Error(s) in loading state_dict for Llama: size mismatch for lm_head.weight", LIBRARY),
+        ("omegaconf.errors.ConfigAttributeError: Key 'lr' is not in struct", LIBRARY),
+    ],
+)
+def test_what_only_the_program_raises_there_is_proof(line: str, traceback: str) -> None:
+    """In a file of its own, or by a message that names a wrong call or shape."""
+    assert read(line, traceback) == ExceptionReading(CauseClass.CODE, is_proof=True)
+
+
+@pytest.mark.parametrize(
+    ("line", "traceback"),
+    [
+        ("KeyError: 'labels'", LIBRARY),
+        ("KeyError: 'text'", f"{OWN}  {LOADING}"),
+        ("AssertionError: peer is gone", LIBRARY),
+        ("ValueError: 17", OWN),
+        ("IndexError: list index out of range", OWN),
+        ("AttributeError: 'NoneType' object has no attribute 'shape'", OWN),
+        ("RuntimeError: it went wrong", OWN),
+        ("ImportError: libcudart.so.12: cannot open shared object file", OWN),
+    ],
+)  # fmt: skip
+def test_what_may_have_another_reason_is_no_proof(line: str, traceback: str) -> None:
+    """The same class in a library, or a class that anything raises."""
+    assert not read(line, traceback).is_proof
+
+
+def test_a_class_that_nobody_knows_is_a_guess() -> None:
+    """It says so, and so the verdict is a hint."""
+    assert read("acme.tools.FlumError: no flum").is_guess
+
+
+def test_what_a_wrapper_passes_on_counts() -> None:
+    """The exception before it in the chain."""
+    inner = f"{LIBRARY}requests.exceptions.ConnectionError: Connection refused"
+    chain = f"{inner}\n\nThe above exception was the direct cause of the following exception:\n\n{OWN}"
+    assert read("datasets.exceptions.DatasetGenerationError: An error occurred", chain).cause is CauseClass.NETWORK
+
+
+def test_a_check_that_numbers_are_numbers_is_about_numbers() -> None:
+    """The traceback shows the source of the assertion."""
+    checked = OWN.replace("    step()", "    assert torch.isfinite(loss)")
+    assert read("AssertionError", checked) == ExceptionReading(CauseClass.NUMERICS)
