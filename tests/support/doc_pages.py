@@ -9,7 +9,8 @@ A fenced block is run by its kind, the first word after the fence; further words
   server is waited for.
 - ``sh`` is a script without output shown.
 - ``yaml`` and others with ``file=NAME`` are what the reader saves under that name.
-- ``yaml alertmanager`` is checked with amtool, ``yaml`` and ``json`` alone are read.
+- ``yaml alertmanager`` is checked with amtool, ``nginx`` with nginx as a part of a server; ``yaml`` and ``json`` alone
+  are read.
 - ``text`` is an illustration.
 
 Commands run in one shell, so that variables stay. Port 8080 is replaced by a free one.
@@ -19,6 +20,7 @@ Who calls it: ``integration/test_documentation.py``.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -147,6 +149,16 @@ class Reader:
                 amtool = shutil.which("amtool")
                 assert amtool, "amtool is needed"
                 subprocess.run([amtool, "check-config", path], check=True, capture_output=True)
+            case "nginx":
+                path = self._scratch / "nginx.conf"
+                path.write_text(
+                    f"events {{}}\nhttp {{ server {{ listen 127.0.0.1:{free_port()};\n{block.body}\n}} }}\n"
+                )
+                nginx = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
+                assert nginx, "nginx is needed"
+                check = [nginx, "-t", "-q", "-c", path, "-g", f"pid {self._scratch}/nginx.pid;", "-e", "stderr"]
+                done = subprocess.run(check, capture_output=True, text=True, check=False)
+                assert done.returncode == 0, done.stderr
             case "yaml":
                 yaml.safe_load(block.body)
             case "json":
