@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from trainmedic_server.domain import exporters, gpu_names, own_source
 from trainmedic_server.domain.alert_labels import AlertLabels
 from trainmedic_server.domain.identity import IdentityLabels, Unresolved
-from trainmedic_server.domain.node_evidence import NodeEvidence
+from trainmedic_server.domain.node_evidence import NodeEvidence, host_of
+from trainmedic_server.domain.node_names import is_address
 from trainmedic_server.domain.topology import Pod, Topology
 
 _NOWHERE: frozenset[str] = frozenset()
@@ -31,9 +32,11 @@ def contradiction(
     jobs = topology.jobs
     if not (job in jobs.nodes_by_job or job in jobs.namespace_by_job or job in topology.cluster.pods_by_job):
         return None  # nothing is known of it
+    evidence = NodeEvidence(labels, topology, identity)
     return (
-        _other_namespace(job, labels, topology, identity)
-        or _other_node(job, labels, topology, identity)
+        _other_namespace(job, labels, topology, evidence)
+        or _other_pod(job, labels, topology)
+        or _other_node(job, labels, topology, evidence)
         or _other_gpu(job, used or _gpu_of(labels, topology, identity), topology)
     )
 
@@ -60,8 +63,8 @@ def pods_named(labels: AlertLabels) -> Iterator[str]:
             yield f"{exported}/{name}"
 
 
-def _other_namespace(job: str, labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> Unresolved | None:
-    claimed = _namespace_said(labels, topology, identity)
+def _other_namespace(job: str, labels: AlertLabels, topology: Topology, evidence: NodeEvidence) -> Unresolved | None:
+    claimed = _namespace_said(labels, topology, evidence)
     namespaces = _namespaces_of(job, topology) if claimed else _NOWHERE
     if not namespaces or claimed in namespaces:
         return None
@@ -71,15 +74,16 @@ def _other_namespace(job: str, labels: AlertLabels, topology: Topology, identity
     )
 
 
-def _namespace_said(labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> str:
+def _namespace_said(labels: AlertLabels, topology: Topology, evidence: NodeEvidence) -> str:
     """The namespace of the alert's subject; empty where the labels have the exporter's alone."""
     exported, namespace = labels.value("exported_namespace"), labels.value("namespace")
     if exported or not namespace:
         return exported
-    if NodeEvidence(labels, topology, identity).own_pod is not None:
+    own = evidence.own_pod
+    if own is not None and not _is_workload(own):
         return ""
     pod = topology.cluster.pods_by_full_name.get(f"{namespace}/{labels.value('pod')}")
-    is_exporter = pod is not None and pod.job is None and not pod.gpus and not exporters.is_central(labels)
+    is_exporter = pod is not None and not _is_workload(pod) and not exporters.is_central(labels)
     return "" if is_exporter else namespace
 
 
@@ -112,8 +116,41 @@ def _pods_of_ranks(job: str, topology: Topology) -> Iterator[Pod]:
             yield pods[0]
 
 
-def _other_node(job: str, labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> Unresolved | None:
-    evidence = NodeEvidence(labels, topology, identity)
+def _is_workload(pod: Pod) -> bool:
+    """Whether the pod computes, and so speaks of itself: exporters belong to no job and ask for no GPU."""
+    return pod.job is not None or bool(pod.gpus)
+
+
+def _other_pod(job: str, labels: AlertLabels, topology: Topology) -> Unresolved | None:
+    """Why the alert comes from a pod or a node in which the job of this name does not compute."""
+    behind = labels.under("exported_instance")
+    if exporters.is_central(labels, exported=bool(behind)):
+        return None
+    for label in behind or labels.under("instance"):
+        host = host_of(label.value)
+        nodes = topology.known.find(host)
+        if len(nodes) == 1:
+            (node,) = nodes
+            # Where there are no GPUs, an exporter may run that measures other machines.
+            if topology.agents.gpus_by_node.get(node) and (denied := elsewhere(job, node, topology)) is not None:
+                return denied
+        pod = topology.cluster.pods_by_address.get(host) if not nodes and is_address(host) else None
+        if pod is None or not _is_workload(pod):
+            continue
+        if pod.job not in (None, job):
+            why = f"{label} is pod {pod} of job {pod.job}, and the alert names job {job}"
+            return Unresolved("target_ambiguous", why)
+        namespaces = _namespaces_of(job, topology)
+        if namespaces and pod.namespace not in namespaces:
+            whose = ", ".join(sorted(namespaces))
+            why = f"{label} is pod {pod}, and the job {job} that is known runs in {whose}"
+            return Unresolved("target_ambiguous", why)
+        if (denied := elsewhere(job, topology.known.name_of(pod.node), topology)) is not None:
+            return denied
+    return None
+
+
+def _other_node(job: str, labels: AlertLabels, topology: Topology, evidence: NodeEvidence) -> Unresolved | None:
     if not exporters.is_central(labels):
         nodes = evidence.known_subject()
         if len(nodes) == 1 and (denied := elsewhere(job, next(iter(nodes)), topology)) is not None:

@@ -125,7 +125,7 @@ class NodeEvidence:
     def subjects(self) -> Sequence[Naming]:
         """What the alert's own labels say of its node, without the names that are those of exporters."""
         namings = [self._naming(label) for label in self._naming_labels()]
-        return [naming for naming in namings if naming is not None]
+        return [*(naming for naming in namings if naming is not None), *self._named_if_known()]
 
     def _naming_labels(self) -> Iterator[Label]:
         for label in self._labels.of(self._identity.node):
@@ -135,13 +135,23 @@ class NodeEvidence:
         if isinstance(self._listed, Label):
             yield self._listed
 
+    def _named_if_known(self) -> Iterator[Naming]:
+        """What labels say that mean a node only where their value is the name of one."""
+        for label in self._labels.of(self._identity.node_if_known):
+            host = host_of(label.value)
+            # A scrape adds the address of the machine on which the exporter runs.
+            if is_address(host) and self._is_relayed:
+                continue
+            if nodes := self._topology.known.find(host):
+                yield Naming(label, nodes, host)
+
     def _naming(self, label: Label) -> Naming | None:
         host = host_of(label.value) if _HOST_AND_PORT.fullmatch(label.value) or "[" in label.value else label.value
         nodes = self._topology.known.find(host)
         of_instance = label.name.lower() == "exported_instance"
         if of_instance and exporters.is_central(self._labels, exported=True):
             return None
-        if not nodes and of_instance and (pod := self._pod_at(host)) is not None:
+        if not nodes and of_instance and (pod := self._pod_at(host) or self._pod_of(host)) is not None:
             is_own = exporters.is_on_its_node(pod, self._labels, exported=True)
             nodes = frozenset({self._topology.known.name_of(pod.node)}) if is_own else _NONE
         elif not nodes and self._pod_of(host) is not None:
@@ -216,7 +226,20 @@ class NodeEvidence:
             if is_pushed or not exporters.is_central(self._labels):
                 shown = "; ".join(naming.told(self._topology) for naming in (*known, instance)[:_SHOWN])
                 return Unresolved("target_ambiguous", f"the alert's subject and its exporter are two nodes: {shown}")
-        return node
+        return self._not_measured_elsewhere(node) or node
+
+    def _not_measured_elsewhere(self, node: str) -> Unresolved | None:
+        """Why the labels cannot mean the node: the exporter's pod measures another one."""
+        instance = self._instance
+        if instance is None or instance.nodes or self._is_relayed:
+            return None
+        pod = self._pod_at(instance.host)
+        if pod is None or self._topology.known.name_of(pod.node) == node:
+            return None
+        if not exporters.is_on_its_node(pod, self._labels):
+            return None
+        why = f"{instance.label} is pod {pod} on {pod.node}, which measures its own node, and another label is {node}"
+        return Unresolved("target_ambiguous", why)
 
     def _unknown(self) -> str | Unresolved:
         """The name that all labels agree on, where nobody knows it."""
@@ -298,7 +321,7 @@ class NodeEvidence:
         """The pods that the labels name as the exporter's."""
         instance = self._instance
         if instance is not None and not is_behind and not instance.nodes:
-            pod = self._pod_at(instance.host)
+            pod = self._pod_at(instance.host) or self._pod_of(instance.host)
             if pod is not None:
                 yield pod, instance.label
         for label in self._labels.of(self._identity.node):
@@ -313,7 +336,7 @@ class NodeEvidence:
         pod = self._named_pod("namespace", "pod")
         if pod is None or self._instance is None:
             return None
-        return pod if self._instance.host in pod.addresses else None
+        return pod if self._instance.host in (pod.name, *pod.addresses) else None
 
     def _workloads(self) -> Iterator[tuple[Pod, Label]]:
         """The pods that the alert is about."""
@@ -325,8 +348,10 @@ class NodeEvidence:
         plain = self._named_pod("namespace", "pod")
         if plain is None or plain is self.own_pod or exporters.is_central_name(plain.name):
             return
-        # Of other pods nobody can tell whether they are what was measured, or what has measured.
-        if plain.job is not None or plain.gpus or exporters.is_central(self._labels):
+        # Of other pods nobody can tell whether they are what was measured, or what has measured. Where no instance is
+        # left, both are on the node if the exporter measures its own.
+        is_known = plain.job is not None or bool(plain.gpus) or exporters.is_central(self._labels)
+        if is_known or (self._instance is None and exporters.is_on_its_node(plain, self._labels)):
             yield plain, self._labels.under("pod")[0]
 
     def _named_pod(self, namespace: str, name: str) -> Pod | None:
