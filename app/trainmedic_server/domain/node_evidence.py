@@ -262,6 +262,8 @@ class NodeEvidence:
             return Unresolved("target_unknown", f"{label} is an address that {self._who()} does not map to a node")
         if not _HOST_AND_PORT.fullmatch(label.value):
             return Unresolved("target_unknown", f"{label} is not a host with a port")
+        if exporters.names_an_exporter(host, self._labels):
+            return Unresolved("target_unknown", f"{label} is the name of a pod or container, of which no node is known")
         return host
 
     def _who(self) -> str:
