@@ -43,7 +43,7 @@ def contradiction(
 
 def elsewhere(job: str, node: str, topology: Topology) -> Unresolved | None:
     """Why the job of this name does not run on the node; None where nothing denies it."""
-    nodes = _nodes_of(job, topology)
+    nodes = topology.nodes_of_job(job)
     if not nodes or node in nodes:
         return None
     reported = ", ".join(sorted(nodes)[:5])
@@ -83,7 +83,7 @@ def _namespace_said(labels: AlertLabels, topology: Topology, evidence: NodeEvide
     if own is not None and not _is_workload(own):
         return ""
     pod = topology.cluster.pods_by_full_name.get(f"{namespace}/{labels.value('pod')}")
-    is_exporter = pod is not None and not _is_workload(pod) and not exporters.is_central(labels)
+    is_exporter = pod is not None and not _is_workload(pod) and not evidence.is_of_central
     return "" if is_exporter else namespace
 
 
@@ -98,7 +98,7 @@ def _namespaces_of(job: str, topology: Topology) -> frozenset[str]:
     of_ranks = frozenset(pod.namespace for pod in _pods_of_ranks(job, topology))
     if of_ranks:
         return of_ranks
-    nodes = _nodes_of(job, topology)
+    nodes = topology.nodes_of_job(job)
     on_nodes = frozenset(pod.namespace for pod in pods if topology.known.name_of(pod.node) in nodes)
     return on_nodes or frozenset(pod.namespace for pod in pods)
 
@@ -151,7 +151,7 @@ def _other_pod(job: str, labels: AlertLabels, topology: Topology) -> Unresolved 
 
 
 def _other_node(job: str, labels: AlertLabels, topology: Topology, evidence: NodeEvidence) -> Unresolved | None:
-    if not exporters.is_central(labels):
+    if not evidence.is_of_central:
         nodes = evidence.known_subject()
         if len(nodes) == 1 and (denied := elsewhere(job, next(iter(nodes)), topology)) is not None:
             return denied
@@ -182,23 +182,9 @@ def _other_gpu(job: str, key: str | None, topology: Topology) -> Unresolved | No
     node = topology.known.name_of(gpu.node)
     if (denied := elsewhere(job, node, topology)) is not None:
         return denied
-    if gpu.node in topology.jobs.unsure_nodes.get(job, ()) or not _nodes_of(job, topology):
+    if gpu.node in topology.jobs.unsure_nodes.get(job, ()) or not topology.nodes_of_job(job):
         return None
     return Unresolved(
         "target_ambiguous",
         f"the alert is about GPU {gpu.uuid} of {node}, and job {job} reports that it uses others there",
     )
-
-
-def _nodes_of(job: str, topology: Topology) -> frozenset[str]:
-    """The known nodes that the job's ranks report; none where one of them is nowhere that is known."""
-    nodes: set[str] = set()
-    for name in topology.jobs.nodes_by_job.get(job, ()):
-        places = topology.known.find(name)
-        pod = topology.cluster.pods_by_name.get(name) if not places else None
-        if pod is not None:
-            places = frozenset({topology.known.name_of(pod.node)})
-        if len(places) != 1:
-            return _NOWHERE
-        nodes |= places
-    return frozenset(nodes)

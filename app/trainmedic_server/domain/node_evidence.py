@@ -86,7 +86,7 @@ class NodeEvidence:
         reasons += [naming.told(self._topology) for naming in namings]
         for pod, label in self._exporter_pods(is_behind=bool(self._labels.under("exported_instance"))):
             reasons.append(f"{label} is pod {pod} on {pod.node} (known by the cluster)")
-        if exporters.is_central(self._labels):
+        if self.is_of_central:
             reasons.append("the exporter measures other machines, so where it runs does not count")
         return list(dict.fromkeys(reasons))
 
@@ -107,8 +107,11 @@ class NodeEvidence:
     @once
     def by_gpu(self) -> str | Unresolved | None:
         """The node whose agent reports the GPU that a UUID names; None where no agent does."""
+        labels = self._labels.of(self._identity.gpu_uuid)
+        if not labels:
+            return None
         agents, nodes = self._topology.agents, set[str]()
-        for label in self._labels.of(self._identity.gpu_uuid):
+        for label in labels:
             key = gpu_names.uuid_key(label.value)
             if key in agents.contested:
                 several = ", ".join(sorted(agents.contested[key]))
@@ -124,8 +127,10 @@ class NodeEvidence:
     @once
     def subjects(self) -> Sequence[Naming]:
         """What the alert's own labels say of its node, without the names that are those of exporters."""
-        namings = [self._naming(label) for label in self._naming_labels()]
-        return [*(naming for naming in namings if naming is not None), *self._named_if_known()]
+        namings = [naming for label in self._naming_labels() if (naming := self._naming(label)) is not None]
+        if self._labels.of(self._identity.node_if_known):
+            namings += self._named_if_known()
+        return namings
 
     def _naming_labels(self) -> Iterator[Label]:
         for label in self._labels.of(self._identity.node):
@@ -164,8 +169,9 @@ class NodeEvidence:
 
     @once
     def _listings(self) -> Sequence[Label]:
-        names = (*self._identity.node, "instance")
-        in_names = [label for label in self._labels.of(names) if host_lists.is_host_list(label.value)]
+        of_exporter = (*self._labels.under("exported_instance"), *self._labels.under("instance"))
+        named = (*self._labels.of(self._identity.node), *of_exporter)
+        in_names = [label for label in named if host_lists.is_host_list(label.value)]
         return [*(label for label in self._labels.of(_LISTING) if not label.value.isdigit()), *in_names]
 
     @once
@@ -223,7 +229,7 @@ class NodeEvidence:
         instance = self._instance
         if instance is not None and instance.nodes and node not in instance.nodes and not self._listings:
             is_pushed = all(naming.label.name.lower() == "exported_instance" for naming in known)
-            if is_pushed or not exporters.is_central(self._labels):
+            if is_pushed or not self.is_of_central:
                 shown = "; ".join(naming.told(self._topology) for naming in (*known, instance)[:_SHOWN])
                 return Unresolved("target_ambiguous", f"the alert's subject and its exporter are two nodes: {shown}")
         return self._not_measured_elsewhere(node) or node
@@ -299,9 +305,14 @@ class NodeEvidence:
         return Unresolved("target_unknown", f"no label names the node ({looked})")
 
     @once
+    def is_of_central(self) -> bool:
+        """Whether the exporter measures other machines than its own."""
+        return exporters.is_central(self._labels)
+
+    @once
     def _is_relayed(self) -> bool:
         """Whether ``instance`` is not the host that was measured: another exporter is behind it, or it is central."""
-        return bool(self._labels.under("exported_instance")) or exporters.is_central(self._labels)
+        return bool(self._labels.under("exported_instance")) or self.is_of_central
 
     def _places_of_exporter(self) -> tuple[list[Naming], str | None]:
         """What says where the exporter runs; or why that says nothing about the alert's subject."""
@@ -352,7 +363,7 @@ class NodeEvidence:
             return
         # Of other pods nobody can tell whether they are what was measured, or what has measured. Where no instance is
         # left, both are on the node if the exporter measures its own.
-        is_known = plain.job is not None or bool(plain.gpus) or exporters.is_central(self._labels)
+        is_known = plain.job is not None or bool(plain.gpus) or self.is_of_central
         if is_known or (self._instance is None and exporters.is_on_its_node(plain, self._labels)):
             yield plain, self._labels.under("pod")[0]
 

@@ -21,7 +21,12 @@ EC2, AKS, GKE = "ip-10-9-4-21.ec2.internal", "aks-h100-40211-vmss00000c", "gke-h
 
 
 def cards(*uuids: str) -> dict[str, Any]:
-    return {"gpus": [{"uuid": uuid, "index": index} for index, uuid in enumerate(uuids)]}
+    return {
+        "gpus": [
+            {"uuid": uuid, "index": index, "pci_bus_id": f"00000000:{0x3B + index:02X}:00.0"}
+            for index, uuid in enumerate(uuids)
+        ]
+    }
 
 
 AGENTS = AgentTopology.of(
@@ -137,6 +142,8 @@ CLEAR: list[tuple[str, dict[str, str], str]] = [
     ("gpu", {"gpu_uuid": U11, "gpu_id": "0", "hostname": "hgx-11.hall2.example.net"}, f"hgx-11/{U11}"),
     ("gpu", {"UUID": f"{U11}::3", "exported_pod": "wav2-0", "exported_namespace": "speech"}, f"hgx-11/{U11}"),
     ("gpu", {"UUID": f"MIG-{U11}/3/0", "GPU_I_ID": "3", "instance": "localhost:9400"}, f"hgx-11/{U11}"),
+    ("gpu", {"gpu": "1", "gpu_id": "0000:3c:00.0", "node": "hgx-11"}, "hgx-11/1"),
+    ("gpu", {"gpu": "1", "exported_gpu": "01", "node": "hgx-11"}, "hgx-11/01"),
     ("gpu", {"UUID": U11, "Hostname": "old-name-of-11", "instance": "10.60.1.2:9400"}, f"hgx-11/{U11}"),
 ]
 UNCLEAR: list[tuple[str, dict[str, str], str]] = [
@@ -175,6 +182,7 @@ UNCLEAR: list[tuple[str, dict[str, str], str]] = [
     ("node", {"cluster": "east", "replica": "prometheus-0"}, "target_unknown"),
     ("gpu", {"gpu": "0", "instance": "10.60.9.4:9395", "namespace": "kube-system"}, "target_unknown"),
     ("gpu", {"gpu": "0"}, "target_unknown"),
+    ("gpu", {"gpu": "0", "gpu_id": "0000:3c:00.0", "node": "hgx-11"}, "target_ambiguous"),
 ]
 JOBS_OF: list[tuple[dict[str, str], str]] = [
     ({"job_name": "wav2", "instance": "10.60.1.40:8000"}, "wav2"),
@@ -184,6 +192,10 @@ JOBS_OF: list[tuple[dict[str, str], str]] = [
     ({"job_name": "wav2", "instance": "store-1:8000"}, "wav2"),
     ({"job_name": "clip", "namespace": "video", **KSM}, "clip"),
     ({"label_jobset_sigs_k8s_io_jobset_name": "clip", "namespace": "video", **KSM}, "clip"),
+    ({"label_jobset_sigs_k8s_io_jobset_name": "clip", "label_batch_kubernetes_io_job_name": "clip-node-0"}, "clip"),
+    ({"label_jobset_sigs_k8s_io_jobset_name": "clip", "job_name": "clip-node-12", "namespace": "video", **KSM}, "clip"),
+    ({"label_jobset_sigs_k8s_io_jobset_name": "clip", "job_name": "clip-2"}, "target_ambiguous"),
+    ({"training_job": "clip", "job_name": "clip-node-0"}, "target_ambiguous"),
     ({"exported_job_name": "clip", "exported_namespace": "video", "namespace": "mon"}, "clip"),
     ({"job_name": "wav2", "instance": "10.60.2.40:8000"}, "target_ambiguous"),
     ({"job_name": "wav2", "exported_instance": "10.60.2.40:8000", "instance": "prom-east:9090"}, "target_ambiguous"),
