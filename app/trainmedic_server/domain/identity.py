@@ -24,7 +24,7 @@ class IdentityLabels(Struct, frozen=True):
     """
 
     gpu_uuid: tuple[str, ...] = ("uuid", "gpu_uuid", "deviceuuid", "device_uuid")
-    gpu_index: tuple[str, ...] = ("gpu", "gpu_id", "gpu_index", "deviceidx")
+    gpu_index: tuple[str, ...] = ("gpu", "gpu_id", "deviceidx")
     gpu_pci: tuple[str, ...] = ("pci_bus_id", "pci_bus", "pci_address")
     """Where no UUID or index names the GPU."""
     node: tuple[str, ...] = (
@@ -40,7 +40,8 @@ class IdentityLabels(Struct, frozen=True):
     )
     node_if_known: tuple[str, ...] = ("host", "host_name", "machine", "nodeid", "node_ip", "host_ip", "hostip")
     """Labels that may mean something else, such as a virtual host or a kind of processor: one of them counts where its
-    value is a known node, and is no unknown node elsewhere."""
+    value is a known node, and is no unknown node elsewhere. Not read from alerts that the server makes of log lines,
+    whose labels anybody may write."""
     job: tuple[str, ...] = (
         "job_name",
         "training_job",

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from trainmedic_server.domain import exporters, gpu_names, host_lists
+from trainmedic_server.domain import exporters, gpu_names, host_lists, own_source
 from trainmedic_server.domain.alert_labels import AlertLabels, Label
 from trainmedic_server.domain.identity import IdentityLabels, Unresolved
 from trainmedic_server.domain.node_names import Nodes, is_address, is_same_spelling
@@ -142,6 +142,8 @@ class NodeEvidence:
 
     def _named_if_known(self) -> Iterator[Naming]:
         """What labels say that mean a node only where their value is the name of one."""
+        if self._is_of_lines:
+            return
         for label in self._labels.of(self._identity.node_if_known):
             host = host_of(label.value)
             # A scrape adds the address of the machine on which the exporter runs.
@@ -165,6 +167,11 @@ class NodeEvidence:
             return None
         return Naming(label, nodes, host)
 
+    @once
+    def _is_of_lines(self) -> bool:
+        """Whether it is the alert of log lines. Its labels for the target are the server's; a line may fill others."""
+        return self._labels.value(own_source.SOURCE) == own_source.LOG
+
     # --- several nodes in one label ---------------------------------------------------------------------
 
     @once
@@ -172,7 +179,8 @@ class NodeEvidence:
         of_exporter = (*self._labels.under("exported_instance"), *self._labels.under("instance"))
         named = (*self._labels.of(self._identity.node), *of_exporter)
         in_names = [label for label in named if host_lists.is_host_list(label.value)]
-        return [*(label for label in self._labels.of(_LISTING) if not label.value.isdigit()), *in_names]
+        listing = () if self._is_of_lines else self._labels.of(_LISTING)
+        return [*(label for label in listing if not label.value.isdigit()), *in_names]
 
     @once
     def _listed(self) -> Label | Unresolved | None:

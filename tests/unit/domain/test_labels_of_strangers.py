@@ -180,6 +180,8 @@ UNCLEAR: list[tuple[str, dict[str, str], str]] = [
     ("node", {"instance": "10.60.9.3:9091", "job": "pushgateway", "host": "nightly"}, "target_unknown"),
     ("node", {"instance": "localhost:9100", "job": "node"}, "target_unknown"),
     ("node", {"cluster": "east", "replica": "prometheus-0"}, "target_unknown"),
+    ("node", {"job_name": "wav2", "host": "hgx-12", "source": "log"}, "target_unknown"),
+    ("node", {"job_name": "wav2", "nodelist": "hgx-12", "source": "log"}, "target_unknown"),
     ("gpu", {"gpu": "0", "instance": "10.60.9.4:9395", "namespace": "kube-system"}, "target_unknown"),
     ("gpu", {"gpu": "0"}, "target_unknown"),
     ("gpu", {"gpu": "0", "gpu_id": "0000:3c:00.0", "node": "hgx-11"}, "target_ambiguous"),
