@@ -27,7 +27,10 @@ from trainmedic_server.domain.once import once
 from trainmedic_server.domain.topology import Pod, Topology
 
 _HOST_AND_PORT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:\d+)?")
-_LISTING = ("nodes", "nodelist", "node_list", "hostlist", "nodeset", "slurm_nodelist")
+LISTING = ("nodes", "nodelist", "node_list", "hostlist", "nodeset", "slurm_nodelist")
+"""Labels that may list several hosts."""
+UNKNOWN = "is no node that is known"
+"""Stands in a refusal after the label that names one."""
 _SHOWN = 5
 _MOST_LOOKED_UP = 20
 """Hosts of a list: more are several nodes, however they are called."""
@@ -47,7 +50,7 @@ class Naming(Struct, frozen=True):
         """What the label says and who knows it, for a person."""
         if not self.nodes:
             counts = topology.known.counts()
-            return f"{self.label} is no node that is known ({counts or 'no source of nodes'})"
+            return f"{self.label} {UNKNOWN} ({counts or 'no source of nodes'})"
         nodes = " or ".join(sorted(self.nodes))
         by = topology.known.who_knows(min(self.nodes))
         return f"{self.label} is {nodes} (known by {by})"
@@ -179,7 +182,7 @@ class NodeEvidence:
         of_exporter = (*self._labels.under("exported_instance"), *self._labels.under("instance"))
         named = (*self._labels.of(self._identity.node), *of_exporter)
         in_names = [label for label in named if host_lists.is_host_list(label.value)]
-        listing = () if self._is_of_lines else self._labels.of(_LISTING)
+        listing = () if self._is_of_lines else self._labels.of(LISTING)
         return [*(label for label in listing if not label.value.isdigit()), *in_names]
 
     @once

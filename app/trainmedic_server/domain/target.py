@@ -17,7 +17,7 @@ from trainmedic_server.domain import gpu_names, job_place
 from trainmedic_server.domain.alert_labels import AlertLabels, Label
 from trainmedic_server.domain.identity import IdentityLabels as IdentityLabels
 from trainmedic_server.domain.identity import Unresolved as Unresolved
-from trainmedic_server.domain.node_evidence import NodeEvidence, host_of
+from trainmedic_server.domain.node_evidence import UNKNOWN, NodeEvidence, host_of
 from trainmedic_server.domain.node_names import is_address as is_address
 from trainmedic_server.domain.topology import Topology
 
@@ -133,7 +133,7 @@ def unknown_node(target: Target, topology: Topology, labels: Mapping[str, str] |
         return None
     named = [f'{label}="{value}"' for label, value in (labels or {}).items() if host_of(value) == target.node]
     named_by = ", ".join(named) or repr(target.node)
-    why = f"{named_by} is no node that is known: {topology.known.counts()} do not have it"
+    why = f"{named_by} {UNKNOWN}: {topology.known.counts()} do not have it"
     near = list(islice(topology.known.near(target.node), _MOST_NEAR))
     return Unresolved("target_unknown", f"{why}; did you mean {' or '.join(near)}?" if near else why)
 
