@@ -18,9 +18,9 @@ class Unresolved(Struct, frozen=True):
 class IdentityLabels(Struct, frozen=True):
     """Which labels name a target, most trusted first. They are compared without regard to case.
 
-    The defaults are the labels of dcgm-exporter, nvidia_gpu_exporter, node-exporter, kube-state-metrics, HAMi, Telegraf,
-    OpenTelemetry and Trainmedic's own exporter, and those that common scrape configurations add. With each name its ``exported_`` form is looked up, which Prometheus makes when a
-    scrape adds a label of the same name.
+    The defaults are the labels of dcgm-exporter, nvidia_gpu_exporter, node-exporter, kube-state-metrics, HAMi,
+    Telegraf, OpenTelemetry and Trainmedic's own exporter, and those that common scrape configurations add. With each
+    name its ``exported_`` form is looked up, which Prometheus makes when a scrape adds a label of the same name.
     """
 
     gpu_uuid: tuple[str, ...] = ("uuid", "gpu_uuid", "deviceuuid", "device_uuid")
