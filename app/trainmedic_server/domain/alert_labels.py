@@ -30,30 +30,29 @@ class Label(NamedTuple):
 _LONGEST_SHOWN = 100
 
 
+_MOST_KEPT = 100
+_LONGEST_KEPT = 255
+"""Labels of an alert, and characters of a name, that are kept for other alerts; real ones have fewer."""
+
+
 class AlertLabels:
     """The labels of one alert."""
 
     def __init__(self, labels: Mapping[str, str]) -> None:
         self._labels = labels
-        self._written: dict[str, tuple[str, ...]] = {}
-        """How the labels are written, by their names in lower case."""
-        self._read: dict[str, Sequence[Label]] = {}
+        names = tuple(labels)
+        is_usual = len(names) <= _MOST_KEPT and max(map(len, names), default=0) <= _LONGEST_KEPT
+        self._names = _names_kept(names) if is_usual else _LabelNames(names)
+        self._read: dict[str | tuple[str, ...], Sequence[Label]] = {}
         """What was asked for before."""
-        written = self._written
-        for name in labels:
-            lower = name.lower()
-            written[lower] = (*written[lower], name) if lower in written else (name,)
 
     def under(self, name: str) -> Sequence[Label]:
         """The labels of this name, given in lower case: several where they differ in case alone."""
-        written = self._written.get(name)
+        written = self._names.written.get(name)
         if written is None:
             return ()
         labels = self._read.get(name)
-        if labels is None:
-            candidates = (Label(each, self._labels[each].strip()) for each in written)
-            labels = self._read[name] = tuple(label for label in candidates if label.value)
-        return labels
+        return labels if labels is not None else self._labels_of(name, written)
 
     def value(self, name: str) -> str:
         """The value of a label of which there is one; empty where there is none."""
@@ -66,7 +65,37 @@ class AlertLabels:
 
     def of(self, names: tuple[str, ...]) -> Sequence[Label]:
         """The labels of these names, most trusted first; each name's exported form before the name itself."""
-        return [label for form in forms(names) if form in self._written for label in self.under(form)]
+        labels = self._read.get(names)
+        return labels if labels is not None else self._labels_of(names, self._names.of(names))
+
+    def _labels_of(self, key: str | tuple[str, ...], written: tuple[str, ...]) -> Sequence[Label]:
+        labels = self._read[key] = [Label(name, value) for name in written if (value := self._labels[name].strip())]
+        return labels
+
+
+class _LabelNames:
+    """The names of an alert's labels. The alerts of a rule all have the same, and are many."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.written: dict[str, tuple[str, ...]] = {}
+        """How the labels are written, by their names in lower case."""
+        self._found: dict[tuple[str, ...], tuple[str, ...]] = {}
+        for name in names:
+            lower = name.lower()
+            self.written[lower] = (*self.written.get(lower, ()), name)
+
+    def of(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Which labels there are of these names, as they are written (`AlertLabels.of`)."""
+        found = self._found.get(names)
+        if found is None:
+            present = (self.written[form] for form in forms(names) if form in self.written)
+            found = self._found[names] = tuple(name for written in present for name in written)
+        return found
+
+
+@functools.lru_cache(maxsize=500)
+def _names_kept(names: tuple[str, ...]) -> _LabelNames:
+    return _LabelNames(names)
 
 
 @functools.lru_cache

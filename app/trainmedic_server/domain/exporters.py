@@ -26,6 +26,7 @@ _CENTRAL_PORTS = frozenset({"9090", "9091", "9115", "9116", "9283", "9341"})
 _PORTS_OF_A_NODE = frozenset({"9100", "9182", "9400", "9445", "9835", "10250"})
 """node-exporter, windows_exporter, dcgm-exporter, Trainmedic's agent, nvidia_gpu_exporter, the kubelet."""
 _NAMING = ("job", "service", "container", "pod")
+_NAMING_BEHIND = tuple(EXPORTED + name for name in _NAMING)
 _LONGEST_KEPT = 255
 """Characters of a text that is looked at with patterns again and again; real names have 253 at most."""
 _CONTAINER_ID = re.compile("[0-9a-f]{12}|[0-9a-f]{64}")
@@ -34,13 +35,13 @@ _EXPORTER_POD = re.compile(r".*(exporter|dcgm).*-[a-z0-9]{4,5}")
 
 def is_central(labels: AlertLabels, exported: bool = False) -> bool:
     """Whether the exporter measures other machines. `exported`: the one behind a federation or a gateway."""
-    begin = EXPORTED if exported else ""
-    port = labels.value(f"{begin}instance").rpartition(":")[2]
+    port = labels.value("exported_instance" if exported else "instance").rpartition(":")[2]
     if port in _CENTRAL_PORTS:
         return True
     if port in _PORTS_OF_A_NODE:
         return False
-    return any(_is_central_text(label.value) for name in _NAMING for label in labels.under(begin + name))
+    names = _NAMING_BEHIND if exported else _NAMING
+    return any(_is_central_text(label.value) for name in names for label in labels.under(name))
 
 
 def is_central_name(pod: str) -> bool:

@@ -18,16 +18,30 @@ class Unresolved(Struct, frozen=True):
 class IdentityLabels(Struct, frozen=True):
     """Which labels name a target, most trusted first. They are compared without regard to case.
 
-    The defaults are the labels of dcgm-exporter, nvidia_gpu_exporter, node-exporter, kube-state-metrics and
-    Trainmedic's own exporter. With each name its ``exported_`` form is looked up, which Prometheus makes when a
-    scrape adds a label of the same name.
+    The defaults are the labels of dcgm-exporter, nvidia_gpu_exporter, node-exporter, kube-state-metrics, HAMi,
+    Telegraf, OpenTelemetry and Trainmedic's own exporter, and those that common scrape configurations add. With each
+    name its ``exported_`` form is looked up, which Prometheus makes when a scrape adds a label of the same name.
     """
 
-    gpu_uuid: tuple[str, ...] = ("uuid", "gpu_uuid")
-    gpu_index: tuple[str, ...] = ("gpu", "gpu_id")
+    gpu_uuid: tuple[str, ...] = ("uuid", "gpu_uuid", "deviceuuid", "device_uuid")
+    gpu_index: tuple[str, ...] = ("gpu", "gpu_id", "deviceidx")
     gpu_pci: tuple[str, ...] = ("pci_bus_id", "pci_bus", "pci_address")
     """Where no UUID or index names the GPU."""
-    node: tuple[str, ...] = ("node", "nodename", "kubernetes_node", "hostname")
+    node: tuple[str, ...] = (
+        "node",
+        "nodename",
+        "node_name",
+        "kubernetes_node",
+        "kubernetes_node_name",
+        "kubernetes_io_hostname",
+        "label_kubernetes_io_hostname",
+        "k8s_node_name",
+        "hostname",
+    )
+    node_if_known: tuple[str, ...] = ("host", "host_name", "machine", "nodeid", "node_ip", "host_ip", "hostip")
+    """Labels that may mean something else, such as a virtual host or a kind of processor: one of them counts where its
+    value is a known node, and is no unknown node elsewhere. Not read from alerts that the server makes of log lines,
+    whose labels anybody may write."""
     job: tuple[str, ...] = (
         "job_name",
         "training_job",

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from trainmedic_server.domain import exporters, gpu_names, own_source
 from trainmedic_server.domain.alert_labels import AlertLabels
 from trainmedic_server.domain.identity import IdentityLabels, Unresolved
-from trainmedic_server.domain.node_evidence import NodeEvidence
+from trainmedic_server.domain.node_evidence import NodeEvidence, host_of
+from trainmedic_server.domain.node_names import is_address
 from trainmedic_server.domain.topology import Pod, Topology
 
 _NOWHERE: frozenset[str] = frozenset()
@@ -31,16 +32,18 @@ def contradiction(
     jobs = topology.jobs
     if not (job in jobs.nodes_by_job or job in jobs.namespace_by_job or job in topology.cluster.pods_by_job):
         return None  # nothing is known of it
+    evidence = NodeEvidence(labels, topology, identity)
     return (
-        _other_namespace(job, labels, topology, identity)
-        or _other_node(job, labels, topology, identity)
+        _other_namespace(job, labels, topology, evidence)
+        or _other_pod(job, labels, topology)
+        or _other_node(job, labels, topology, evidence)
         or _other_gpu(job, used or _gpu_of(labels, topology, identity), topology)
     )
 
 
 def elsewhere(job: str, node: str, topology: Topology) -> Unresolved | None:
     """Why the job of this name does not run on the node; None where nothing denies it."""
-    nodes = _nodes_of(job, topology)
+    nodes = topology.nodes_of_job(job)
     if not nodes or node in nodes:
         return None
     reported = ", ".join(sorted(nodes)[:5])
@@ -60,8 +63,8 @@ def pods_named(labels: AlertLabels) -> Iterator[str]:
             yield f"{exported}/{name}"
 
 
-def _other_namespace(job: str, labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> Unresolved | None:
-    claimed = _namespace_said(labels, topology, identity)
+def _other_namespace(job: str, labels: AlertLabels, topology: Topology, evidence: NodeEvidence) -> Unresolved | None:
+    claimed = _namespace_said(labels, topology, evidence)
     namespaces = _namespaces_of(job, topology) if claimed else _NOWHERE
     if not namespaces or claimed in namespaces:
         return None
@@ -71,15 +74,16 @@ def _other_namespace(job: str, labels: AlertLabels, topology: Topology, identity
     )
 
 
-def _namespace_said(labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> str:
+def _namespace_said(labels: AlertLabels, topology: Topology, evidence: NodeEvidence) -> str:
     """The namespace of the alert's subject; empty where the labels have the exporter's alone."""
     exported, namespace = labels.value("exported_namespace"), labels.value("namespace")
     if exported or not namespace:
         return exported
-    if NodeEvidence(labels, topology, identity).own_pod is not None:
+    own = evidence.own_pod
+    if own is not None and not _is_workload(own):
         return ""
     pod = topology.cluster.pods_by_full_name.get(f"{namespace}/{labels.value('pod')}")
-    is_exporter = pod is not None and pod.job is None and not pod.gpus and not exporters.is_central(labels)
+    is_exporter = pod is not None and not _is_workload(pod) and not evidence.is_of_central
     return "" if is_exporter else namespace
 
 
@@ -94,7 +98,7 @@ def _namespaces_of(job: str, topology: Topology) -> frozenset[str]:
     of_ranks = frozenset(pod.namespace for pod in _pods_of_ranks(job, topology))
     if of_ranks:
         return of_ranks
-    nodes = _nodes_of(job, topology)
+    nodes = topology.nodes_of_job(job)
     on_nodes = frozenset(pod.namespace for pod in pods if topology.known.name_of(pod.node) in nodes)
     return on_nodes or frozenset(pod.namespace for pod in pods)
 
@@ -112,9 +116,42 @@ def _pods_of_ranks(job: str, topology: Topology) -> Iterator[Pod]:
             yield pods[0]
 
 
-def _other_node(job: str, labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> Unresolved | None:
-    evidence = NodeEvidence(labels, topology, identity)
-    if not exporters.is_central(labels):
+def _is_workload(pod: Pod) -> bool:
+    """Whether the pod computes, and so speaks of itself: exporters belong to no job and ask for no GPU."""
+    return pod.job is not None or bool(pod.gpus)
+
+
+def _other_pod(job: str, labels: AlertLabels, topology: Topology) -> Unresolved | None:
+    """Why the alert comes from a pod or a node in which the job of this name does not compute."""
+    behind = labels.under("exported_instance")
+    if exporters.is_central(labels, exported=bool(behind)):
+        return None
+    for label in behind or labels.under("instance"):
+        host = host_of(label.value)
+        nodes = topology.known.find(host)
+        if len(nodes) == 1:
+            (node,) = nodes
+            # Where there are no GPUs, an exporter may run that measures other machines.
+            if topology.agents.gpus_by_node.get(node) and (denied := elsewhere(job, node, topology)) is not None:
+                return denied
+        pod = topology.cluster.pods_by_address.get(host) if not nodes and is_address(host) else None
+        if pod is None or not _is_workload(pod):
+            continue
+        if pod.job not in (None, job):
+            why = f"{label} is pod {pod} of job {pod.job}, and the alert names job {job}"
+            return Unresolved("target_ambiguous", why)
+        namespaces = _namespaces_of(job, topology)
+        if namespaces and pod.namespace not in namespaces:
+            whose = ", ".join(sorted(namespaces))
+            why = f"{label} is pod {pod}, and the job {job} that is known runs in {whose}"
+            return Unresolved("target_ambiguous", why)
+        if (denied := elsewhere(job, topology.known.name_of(pod.node), topology)) is not None:
+            return denied
+    return None
+
+
+def _other_node(job: str, labels: AlertLabels, topology: Topology, evidence: NodeEvidence) -> Unresolved | None:
+    if not evidence.is_of_central:
         nodes = evidence.known_subject()
         if len(nodes) == 1 and (denied := elsewhere(job, next(iter(nodes)), topology)) is not None:
             return denied
@@ -145,23 +182,9 @@ def _other_gpu(job: str, key: str | None, topology: Topology) -> Unresolved | No
     node = topology.known.name_of(gpu.node)
     if (denied := elsewhere(job, node, topology)) is not None:
         return denied
-    if gpu.node in topology.jobs.unsure_nodes.get(job, ()) or not _nodes_of(job, topology):
+    if gpu.node in topology.jobs.unsure_nodes.get(job, ()) or not topology.nodes_of_job(job):
         return None
     return Unresolved(
         "target_ambiguous",
         f"the alert is about GPU {gpu.uuid} of {node}, and job {job} reports that it uses others there",
     )
-
-
-def _nodes_of(job: str, topology: Topology) -> frozenset[str]:
-    """The known nodes that the job's ranks report; none where one of them is nowhere that is known."""
-    nodes: set[str] = set()
-    for name in topology.jobs.nodes_by_job.get(job, ()):
-        places = topology.known.find(name)
-        pod = topology.cluster.pods_by_name.get(name) if not places else None
-        if pod is not None:
-            places = frozenset({topology.known.name_of(pod.node)})
-        if len(places) != 1:
-            return _NOWHERE
-        nodes |= places
-    return frozenset(nodes)

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from trainmedic_server.domain import exporters, gpu_names, host_lists
+from trainmedic_server.domain import exporters, gpu_names, host_lists, own_source
 from trainmedic_server.domain.alert_labels import AlertLabels, Label
 from trainmedic_server.domain.identity import IdentityLabels, Unresolved
 from trainmedic_server.domain.node_names import Nodes, is_address, is_same_spelling
@@ -27,7 +27,10 @@ from trainmedic_server.domain.once import once
 from trainmedic_server.domain.topology import Pod, Topology
 
 _HOST_AND_PORT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:\d+)?")
-_LISTING = ("nodes", "nodelist", "node_list", "hostlist", "nodeset", "slurm_nodelist")
+LISTING = ("nodes", "nodelist", "node_list", "hostlist", "nodeset", "slurm_nodelist")
+"""Labels that may list several hosts."""
+UNKNOWN = "is no node that is known"
+"""Stands in a refusal after the label that names one."""
 _SHOWN = 5
 _MOST_LOOKED_UP = 20
 """Hosts of a list: more are several nodes, however they are called."""
@@ -47,7 +50,7 @@ class Naming(Struct, frozen=True):
         """What the label says and who knows it, for a person."""
         if not self.nodes:
             counts = topology.known.counts()
-            return f"{self.label} is no node that is known ({counts or 'no source of nodes'})"
+            return f"{self.label} {UNKNOWN} ({counts or 'no source of nodes'})"
         nodes = " or ".join(sorted(self.nodes))
         by = topology.known.who_knows(min(self.nodes))
         return f"{self.label} is {nodes} (known by {by})"
@@ -86,7 +89,7 @@ class NodeEvidence:
         reasons += [naming.told(self._topology) for naming in namings]
         for pod, label in self._exporter_pods(is_behind=bool(self._labels.under("exported_instance"))):
             reasons.append(f"{label} is pod {pod} on {pod.node} (known by the cluster)")
-        if exporters.is_central(self._labels):
+        if self.is_of_central:
             reasons.append("the exporter measures other machines, so where it runs does not count")
         return list(dict.fromkeys(reasons))
 
@@ -107,8 +110,11 @@ class NodeEvidence:
     @once
     def by_gpu(self) -> str | Unresolved | None:
         """The node whose agent reports the GPU that a UUID names; None where no agent does."""
+        labels = self._labels.of(self._identity.gpu_uuid)
+        if not labels:
+            return None
         agents, nodes = self._topology.agents, set[str]()
-        for label in self._labels.of(self._identity.gpu_uuid):
+        for label in labels:
             key = gpu_names.uuid_key(label.value)
             if key in agents.contested:
                 several = ", ".join(sorted(agents.contested[key]))
@@ -124,8 +130,10 @@ class NodeEvidence:
     @once
     def subjects(self) -> Sequence[Naming]:
         """What the alert's own labels say of its node, without the names that are those of exporters."""
-        namings = [self._naming(label) for label in self._naming_labels()]
-        return [naming for naming in namings if naming is not None]
+        namings = [naming for label in self._naming_labels() if (naming := self._naming(label)) is not None]
+        if self._labels.of(self._identity.node_if_known):
+            namings += self._named_if_known()
+        return namings
 
     def _naming_labels(self) -> Iterator[Label]:
         for label in self._labels.of(self._identity.node):
@@ -135,13 +143,25 @@ class NodeEvidence:
         if isinstance(self._listed, Label):
             yield self._listed
 
+    def _named_if_known(self) -> Iterator[Naming]:
+        """What labels say that mean a node only where their value is the name of one."""
+        if self._is_of_lines:
+            return
+        for label in self._labels.of(self._identity.node_if_known):
+            host = host_of(label.value)
+            # A scrape adds the address of the machine on which the exporter runs.
+            if is_address(host) and self._is_relayed:
+                continue
+            if nodes := self._topology.known.find(host):
+                yield Naming(label, nodes, host)
+
     def _naming(self, label: Label) -> Naming | None:
         host = host_of(label.value) if _HOST_AND_PORT.fullmatch(label.value) or "[" in label.value else label.value
         nodes = self._topology.known.find(host)
         of_instance = label.name.lower() == "exported_instance"
         if of_instance and exporters.is_central(self._labels, exported=True):
             return None
-        if not nodes and of_instance and (pod := self._pod_at(host)) is not None:
+        if not nodes and of_instance and (pod := self._pod_at(host) or self._pod_of(host)) is not None:
             is_own = exporters.is_on_its_node(pod, self._labels, exported=True)
             nodes = frozenset({self._topology.known.name_of(pod.node)}) if is_own else _NONE
         elif not nodes and self._pod_of(host) is not None:
@@ -150,13 +170,20 @@ class NodeEvidence:
             return None
         return Naming(label, nodes, host)
 
+    @once
+    def _is_of_lines(self) -> bool:
+        """Whether it is the alert of log lines. Its labels for the target are the server's; a line may fill others."""
+        return self._labels.value(own_source.SOURCE) == own_source.LOG
+
     # --- several nodes in one label ---------------------------------------------------------------------
 
     @once
     def _listings(self) -> Sequence[Label]:
-        names = (*self._identity.node, "instance")
-        in_names = [label for label in self._labels.of(names) if host_lists.is_host_list(label.value)]
-        return [*(label for label in self._labels.of(_LISTING) if not label.value.isdigit()), *in_names]
+        of_exporter = (*self._labels.under("exported_instance"), *self._labels.under("instance"))
+        named = (*self._labels.of(self._identity.node), *of_exporter)
+        in_names = [label for label in named if host_lists.is_host_list(label.value)]
+        listing = () if self._is_of_lines else self._labels.of(LISTING)
+        return [*(label for label in listing if not label.value.isdigit()), *in_names]
 
     @once
     def _listed(self) -> Label | Unresolved | None:
@@ -213,10 +240,23 @@ class NodeEvidence:
         instance = self._instance
         if instance is not None and instance.nodes and node not in instance.nodes and not self._listings:
             is_pushed = all(naming.label.name.lower() == "exported_instance" for naming in known)
-            if is_pushed or not exporters.is_central(self._labels):
+            if is_pushed or not self.is_of_central:
                 shown = "; ".join(naming.told(self._topology) for naming in (*known, instance)[:_SHOWN])
                 return Unresolved("target_ambiguous", f"the alert's subject and its exporter are two nodes: {shown}")
-        return node
+        return self._not_measured_elsewhere(node) or node
+
+    def _not_measured_elsewhere(self, node: str) -> Unresolved | None:
+        """Why the labels cannot mean the node: the exporter's pod measures another one."""
+        instance = self._instance
+        if instance is None or instance.nodes or self._is_relayed:
+            return None
+        pod = self._pod_at(instance.host)
+        if pod is None or self._topology.known.name_of(pod.node) == node:
+            return None
+        if not exporters.is_on_its_node(pod, self._labels):
+            return None
+        why = f"{instance.label} is pod {pod} on {pod.node}, which measures its own node, and another label is {node}"
+        return Unresolved("target_ambiguous", why)
 
     def _unknown(self) -> str | Unresolved:
         """The name that all labels agree on, where nobody knows it."""
@@ -239,6 +279,8 @@ class NodeEvidence:
             return Unresolved("target_unknown", f"{label} is an address that {self._who()} does not map to a node")
         if not _HOST_AND_PORT.fullmatch(label.value):
             return Unresolved("target_unknown", f"{label} is not a host with a port")
+        if exporters.names_an_exporter(host, self._labels):
+            return Unresolved("target_unknown", f"{label} is the name of a pod or container, of which no node is known")
         return host
 
     def _who(self) -> str:
@@ -274,9 +316,14 @@ class NodeEvidence:
         return Unresolved("target_unknown", f"no label names the node ({looked})")
 
     @once
+    def is_of_central(self) -> bool:
+        """Whether the exporter measures other machines than its own."""
+        return exporters.is_central(self._labels)
+
+    @once
     def _is_relayed(self) -> bool:
         """Whether ``instance`` is not the host that was measured: another exporter is behind it, or it is central."""
-        return bool(self._labels.under("exported_instance")) or exporters.is_central(self._labels)
+        return bool(self._labels.under("exported_instance")) or self.is_of_central
 
     def _places_of_exporter(self) -> tuple[list[Naming], str | None]:
         """What says where the exporter runs; or why that says nothing about the alert's subject."""
@@ -298,7 +345,7 @@ class NodeEvidence:
         """The pods that the labels name as the exporter's."""
         instance = self._instance
         if instance is not None and not is_behind and not instance.nodes:
-            pod = self._pod_at(instance.host)
+            pod = self._pod_at(instance.host) or self._pod_of(instance.host)
             if pod is not None:
                 yield pod, instance.label
         for label in self._labels.of(self._identity.node):
@@ -313,7 +360,7 @@ class NodeEvidence:
         pod = self._named_pod("namespace", "pod")
         if pod is None or self._instance is None:
             return None
-        return pod if self._instance.host in pod.addresses else None
+        return pod if self._instance.host in (pod.name, *pod.addresses) else None
 
     def _workloads(self) -> Iterator[tuple[Pod, Label]]:
         """The pods that the alert is about."""
@@ -325,8 +372,10 @@ class NodeEvidence:
         plain = self._named_pod("namespace", "pod")
         if plain is None or plain is self.own_pod or exporters.is_central_name(plain.name):
             return
-        # Of other pods nobody can tell whether they are what was measured, or what has measured.
-        if plain.job is not None or plain.gpus or exporters.is_central(self._labels):
+        # Of other pods nobody can tell whether they are what was measured, or what has measured. Where no instance is
+        # left, both are on the node if the exporter measures its own.
+        is_known = plain.job is not None or bool(plain.gpus) or self.is_of_central
+        if is_known or (self._instance is None and exporters.is_on_its_node(plain, self._labels)):
             yield plain, self._labels.under("pod")[0]
 
     def _named_pod(self, namespace: str, name: str) -> Pod | None:

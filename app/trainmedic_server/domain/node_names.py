@@ -12,6 +12,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 
 from msgspec import Struct, field
 
@@ -85,11 +86,11 @@ class NodeNames(Struct, frozen=True, dict=True):
 
     @cached_property
     def longer_names(self) -> Mapping[str, Sequence[str]]:
-        """The full names of nodes, by each shorter form; without their aliases, of which a node may have many."""
+        """The full names of nodes, by each shorter form."""
         longer: dict[str, list[str]] = {}
-        for name in self.names:
-            for shorter in _shorter(spelled(name)):
-                longer.setdefault(shorter, []).append(spelled(name))
+        for name in self.by_spelling:
+            for shorter in _shorter(name):
+                longer.setdefault(shorter, []).append(name)
         return longer
 
     @cached_property
@@ -152,8 +153,7 @@ class KnownNodes(Struct, frozen=True, dict=True):
         if exact or is_address(name):
             return self._one_name_each(exact)
         related = frozenset[str]().union(*(source.related(name) for source in self.sources))
-        fitting = (node for node in related if not self._is_another(node, spelled(name)))
-        return self._one_name_each(fitting)
+        return self._one_name_each(related) if related and not self._is_elsewhere(spelled(name)) else _NONE
 
     def knows(self, name: str) -> bool:
         """Whether any source knows a node by exactly this name."""
@@ -186,13 +186,16 @@ class KnownNodes(Struct, frozen=True, dict=True):
     def _all(self) -> Nodes:
         return frozenset[str]().union(*(source.names for source in self.sources))
 
-    def _is_another(self, node: str, name: str) -> bool:
-        """Whether the node has a full name of its own with which this full name does not fit."""
-        if "." not in name:
-            return False
-        short = spelled(node)
-        longer = [full for source in self.sources for full in source.longer_names.get(short, ())]
-        return bool(longer) and not any(is_same_spelling(full, name) for full in longer)
+    def _is_elsewhere(self, name: str) -> bool:
+        """Whether nodes with the beginning of this full name are known by full names, and by none that fits."""
+        longer = (
+            full
+            for shorter in _shorter(name)
+            for source in self.sources
+            for full in source.longer_names.get(shorter, ())
+        )
+        first = next(longer, None)
+        return first is not None and not any(is_same_spelling(full, name) for full in chain((first,), longer))
 
     def _one_name_each(self, nodes: Iterable[str]) -> Nodes:
         return frozenset(map(self.name_of, nodes))

@@ -6,6 +6,7 @@ that uses a GPU or a node (``job_lookup``).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from itertools import islice
@@ -16,11 +17,12 @@ from trainmedic_server.domain import gpu_names, job_place
 from trainmedic_server.domain.alert_labels import AlertLabels, Label
 from trainmedic_server.domain.identity import IdentityLabels as IdentityLabels
 from trainmedic_server.domain.identity import Unresolved as Unresolved
-from trainmedic_server.domain.node_evidence import NodeEvidence, host_of
+from trainmedic_server.domain.node_evidence import UNKNOWN, NodeEvidence, host_of
 from trainmedic_server.domain.node_names import is_address as is_address
 from trainmedic_server.domain.topology import Topology
 
 _MOST_NEAR = 3
+_JOBSET = ("label_jobset_sigs_k8s_io_jobset_name",)
 
 
 class TargetKind(StrEnum):
@@ -131,7 +133,7 @@ def unknown_node(target: Target, topology: Topology, labels: Mapping[str, str] |
         return None
     named = [f'{label}="{value}"' for label, value in (labels or {}).items() if host_of(value) == target.node]
     named_by = ", ".join(named) or repr(target.node)
-    why = f"{named_by} is no node that is known: {topology.known.counts()} do not have it"
+    why = f"{named_by} {UNKNOWN}: {topology.known.counts()} do not have it"
     near = list(islice(topology.known.near(target.node), _MOST_NEAR))
     return Unresolved("target_unknown", f"{why}; did you mean {' or '.join(near)}?" if near else why)
 
@@ -198,7 +200,10 @@ def named_node(name: str, topology: Topology) -> str | Unresolved:
 
 def job_in_labels(labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> str | Unresolved:
     """The job that the labels name, or the pod that they name, wherever it runs."""
-    named = _single(labels, identity.job, "job")
+    sets = tuple(label.value for label in labels.of(_JOBSET))
+    named = _single(
+        labels, identity.job, "job", is_passed_over=lambda label: any(_is_group(label.value, name) for name in sets)
+    )
     if isinstance(named, str) or named.reason == "target_ambiguous":
         return named
     # One of the pods that the labels may mean can be the exporter's; it belongs to no job.
@@ -210,9 +215,13 @@ def job_in_labels(labels: AlertLabels, topology: Topology, identity: IdentityLab
 
 def _gpu(labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> Target | Unresolved:
     gpu = _named_gpu(labels, identity)
-    if isinstance(gpu, Unresolved):
+    if isinstance(gpu, Unresolved) and gpu.reason == "target_unknown":
         return gpu
     node = NodeEvidence(labels, topology, identity).node()
+    if isinstance(gpu, Unresolved) and isinstance(node, str):
+        gpu = _named_gpu(labels, identity, same=lambda name: topology.agents.card_of(name, node))
+    if isinstance(gpu, Unresolved):
+        return gpu
     if isinstance(node, Unresolved):
         return node
     # By the agent's own spelling: two spellings of a UUID must not be two targets.
@@ -220,7 +229,9 @@ def _gpu(labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> T
     return Target(TargetKind.GPU, node=node, gpu=gpu if reported is None else reported.uuid)
 
 
-def _named_gpu(labels: AlertLabels, identity: IdentityLabels) -> str | Unresolved:
+def _named_gpu(
+    labels: AlertLabels, identity: IdentityLabels, same: Callable[[str], str] = gpu_names.key
+) -> str | Unresolved:
     uuids = [label for label in labels.of(identity.gpu_uuid) if not gpu_names.is_of_one_node(label.value)]
     cards = {gpu_names.uuid_key(label.value): gpu_names.card_uuid(label.value) for label in uuids}
     if len(cards) > 1:
@@ -230,22 +241,35 @@ def _named_gpu(labels: AlertLabels, identity: IdentityLabels) -> str | Unresolve
     if uuid is not None and not gpu_names.is_mig(uuid):
         return uuid
     others = (*(identity.gpu_uuid if uuid is None else ()), *identity.gpu_index)
-    gpu = _single(labels, others, "GPU", gpu_names.key)
+    gpu = _single(labels, others, "GPU", same)
     if isinstance(gpu, Unresolved) and gpu.reason == "target_unknown" and identity.gpu_pci:
-        by_pci = _single(labels, identity.gpu_pci, "GPU", gpu_names.key)
+        by_pci = _single(labels, identity.gpu_pci, "GPU", same)
         gpu = by_pci if isinstance(by_pci, str) and gpu_names.normal_pci(by_pci) else gpu
     if isinstance(gpu, Unresolved) and uuid is not None and gpu.reason == "target_unknown":
         return Unresolved("target_unknown", f"{uuids[0]} is a MIG instance, and no label names the card that it is on")
     return gpu
 
 
+_GROUP = re.compile("-.+-[0-9]+")
+
+
+def _is_group(job: str, jobset: str) -> bool:
+    """Whether it is one of the Jobs that a JobSet makes: ``llm-workers-0`` is a part of ``llm`` and no other job."""
+    return job.startswith(f"{jobset}-") and _GROUP.fullmatch(job, len(jobset)) is not None
+
+
 def _single(
-    labels: AlertLabels, names: tuple[str, ...], part: str, same: Callable[[str], str] = str
+    labels: AlertLabels,
+    names: tuple[str, ...],
+    part: str,
+    same: Callable[[str], str] = str,
+    is_passed_over: Callable[[Label], bool] = lambda label: False,
 ) -> str | Unresolved:
     """The one value that the labels of these names agree on, where `same` says which values are the same."""
     values: dict[str, Label] = {}
     for label in labels.of(names):
-        values.setdefault(same(label.value), label)
+        if not is_passed_over(label):
+            values.setdefault(same(label.value), label)
     if not values:
         looked = f"looked for {', '.join(names)}, each also with exported_ before it"
         return Unresolved("target_unknown", f"no label names the {part} ({looked})")

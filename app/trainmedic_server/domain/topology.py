@@ -137,6 +137,12 @@ class AgentTopology(Struct, frozen=True, dict=True):
         """The names of the nodes that have an agent."""
         return NodeNames(frozenset(self.gpus_by_node))
 
+    def card_of(self, name: str, node: str) -> str:
+        """The key of the GPU that has this name on the node, the same for each of its names where an agent has it."""
+        key = gpu_names.key(name, node)
+        gpu = self.gpus_by_key.get(key)
+        return key if gpu is None else gpu_names.key(gpu.uuid)
+
     def name_of(self, node: str) -> str:
         """The name of the agent on a node, if it has one that is called so; else the name that was given."""
         called = self.names.called(node) or self.names.related(node)
@@ -362,6 +368,30 @@ class Topology(Struct, frozen=True, dict=True):
             _first(node, self.written.reported_by_node, self.jobs.jobs_by_node),
             self.cluster.jobs_by_node.get(self._listed_as(node), _NO_JOBS) if observed is None else observed,
         )
+
+    def nodes_of_job(self, job: str) -> frozenset[str]:
+        """The known nodes that the job's ranks report; none where one of them is nowhere that is known."""
+        nodes = self._nodes_by_job.get(job)
+        if nodes is None:
+            nodes = self._nodes_by_job[job] = self._places(self.jobs.nodes_by_job.get(job, _NO_JOBS))
+        return nodes
+
+    @cached_property
+    def _nodes_by_job(self) -> dict[str, frozenset[str]]:
+        """What was found before: a job can have thousands of ranks, and many alerts."""
+        return {}
+
+    def _places(self, names: frozenset[str]) -> frozenset[str]:
+        nodes: set[str] = set()
+        for name in names:
+            places = self.known.find(name)
+            pod = self.cluster.pods_by_name.get(name) if not places else None
+            if pod is not None:
+                places = frozenset({self.known.name_of(pod.node)})
+            if len(places) != 1:
+                return frozenset()
+            nodes |= places
+        return frozenset(nodes)
 
     def _listed_as(self, node: str) -> str:
         """The cluster's name for a node, which may not be its agent's."""

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import starmap
 from typing import Any
 
 from msgspec import Struct
@@ -20,9 +21,12 @@ from msgspec.structs import replace
 
 from trainmedic_server.domain import duration, links
 from trainmedic_server.domain.alert import AlertRecord
+from trainmedic_server.domain.alert_labels import Label
 from trainmedic_server.domain.approval import Terms
 from trainmedic_server.domain.message import Message, MessageKind, Severity, minute
 from trainmedic_server.domain.modes import Mode
+from trainmedic_server.domain.node_evidence import LISTING, UNKNOWN, host_of
+from trainmedic_server.domain.node_names import spelled
 from trainmedic_server.domain.plain_text import json_text
 from trainmedic_server.domain.run import PASSING, Decision, Event, Run, Status, StepState, StepStatus
 from trainmedic_server.domain.target import IdentityLabels
@@ -304,14 +308,29 @@ def _untargeted(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft |
         f"trainmedic why --alert {shlex.quote(run.alert_name)}",
         "Of this one you are not told again for a week.",
     ]
-    hosts = sorted({value.partition(":")[0] for value in subjects.values()})
-    hosts = [host for host in hosts if host in why] or hosts or [run.playbook, run.alert_name]
-    once = _digest(event.kind, *hosts)
+    strangers = _hosts(name for name in _quoted(subjects, why) if f"{name} {UNKNOWN}" in why)
+    hosts = strangers or _hosts(_quoted(subjects, why)) or _hosts(starmap(Label, subjects.items()))
+    once = _digest("stranger" if strangers else event.kind, *(hosts or (run.playbook, run.alert_name)))
     title = f"{run.playbook} does nothing about {run.alert_name}: {_short(why)}"
     return Draft(MessageKind.TARGET_UNKNOWN, TARGETS, title, "\n".join(lines), run.id, once=once)
 
 
-_SUBJECTS = frozenset({*IdentityLabels().node, *IdentityLabels().job, "instance"})
+def _quoted(labels: Mapping[str, str], why: str) -> Iterator[Label]:
+    """The labels that the reason quotes, as refusals write them."""
+    for name, value in labels.items():
+        label = Label(name, value.strip())
+        shown = f"={label.value[:100]!r}"
+        if str(label) in why or f"{name}{shown}" in why or f"{name.lower()}{shown}" in why:
+            yield label
+
+
+def _hosts(labels: Iterable[Label]) -> tuple[str, ...]:
+    return tuple(sorted({spelled(host_of(label.value)) for label in labels}))
+
+
+_SUBJECTS = frozenset(
+    {*IdentityLabels().node, *IdentityLabels().node_if_known, *IdentityLabels().job, *LISTING, "instance"}
+)
 
 
 def _names_subject(label: str) -> bool:

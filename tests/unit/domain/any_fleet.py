@@ -72,6 +72,8 @@ class Fleet:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.has_cluster = rng.random() < 0.6
+        self.lists_full_names = rng.random() < 0.5
+        """Whether the cluster has each node's full name, besides that within the cloud."""
         self.nodes = [self._node(number) for number in rng.sample(range(1, 60), rng.randint(2, 7))]
         self.has_inventory = not self.has_cluster or rng.random() < 0.3
         self.ghosts: list[Pod] = []
@@ -189,7 +191,11 @@ class Fleet:
         if not self.has_cluster:
             return ClusterTopology()
         nodes = tuple(
-            ClusterNode(node.cluster_name, (node.ipv4, node.ipv6, node.short, node.internal)) for node in self.nodes
+            ClusterNode(
+                node.cluster_name,
+                (node.ipv4, node.ipv6, node.short, node.internal, *([node.full] if self.lists_full_names else [])),
+            )
+            for node in self.nodes
         )
         pods = [*self.ghosts, *(pod for node in self.nodes for pod in node.pods.values())]
         return ClusterTopology(nodes, {pod.uid: pod for pod in pods})
@@ -207,6 +213,11 @@ class Fleet:
 
     def is_known(self, node: Node) -> bool:
         return self.has_cluster or node.has_agent or node.is_gone or self.has_inventory
+
+    def knows_full_name(self, node: Node) -> bool:
+        """Whether the full name is a known one, or no other full name is known: a different one is another machine."""
+        is_agents = node.agent_name == node.full and (node.has_agent or node.is_gone)
+        return not self.has_cluster or self.lists_full_names or node.cluster_name == node.full or is_agents
 
     def node_of(self, name: str) -> Node | None:
         """The machine that a command to this name reaches."""

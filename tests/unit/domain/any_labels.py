@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tests.unit.domain.any_fleet import Card, Fleet, Job, Node
+from trainmedic_server.domain.topology import Pod
 
 Labels = dict[str, str]
 
@@ -29,8 +30,11 @@ class Case:
 
 
 def _spelling(fleet: Fleet, node: Node) -> str:
-    """A name of the node that some source can map: with no cluster nobody knows a cloud's internal names."""
-    names = [node.agent_name if node.has_agent or node.is_gone else node.cluster_name, node.full, node.short]
+    """A name of the node that some source can map: with no cluster nobody knows a cloud's internal names, and with one
+    a full name that it does not have is that of another machine."""
+    names = [node.agent_name if node.has_agent or node.is_gone else node.cluster_name, node.short]
+    if fleet.knows_full_name(node):
+        names.append(node.full)
     if fleet.has_cluster:
         names += [node.internal, node.cluster_name]
     return fleet.rng.choice(names)
@@ -67,6 +71,8 @@ def _gpu_cases(fleet: Fleet, node: Node, card: Card) -> list[Callable[[], Labels
         lambda: _dcgm(fleet, node, card) | {"UUID": f"MIG-{card.uuid}/7/0", "GPU_I_ID": "7"},
         lambda: {"uuid": bare, "instance": _host(fleet, node, 9835), "job": "nvidia_gpu_exporter"},
         lambda: {"gpu_id": str(card.index), "node": _spelling(fleet, node), "instance": _host(fleet, node, 9445)},
+        lambda: {"deviceuuid": card.uuid, "deviceidx": str(card.index), "nodeid": _spelling(fleet, node)},
+        lambda: {"deviceidx": str(card.index), "nodeid": _spelling(fleet, node), "job": "hami-scheduler"},
         lambda: {"pci_bus_id": card.pci, "node": _spelling(fleet, node), "job": "gpu"},
         lambda: {"gpu_id": str(card.index), "hostname": _spelling(fleet, node), "instance": _host(fleet, node, 5000)},
         lambda: _pushed(fleet, node) | {"gpu": str(card.index)},
@@ -115,6 +121,10 @@ def _node_cases(fleet: Fleet, node: Node) -> list[Callable[[], Labels]]:
             "job": "slurm_exporter",
         },
         lambda: {"instance": _host(fleet, node, 10250), "node": _spelling(fleet, node), "job": "kubelet"},
+        lambda: {"instance": _host(fleet, node, 10250), "kubernetes_io_hostname": _spelling(fleet, node)},
+        lambda: {"instance": _host(fleet, node, 9273), "host": _spelling(fleet, node), "job": "telegraf"},
+        lambda: {"instance": _host(fleet, node, 9100), "host": "portal.example.net", "machine": "x86_64"},
+        lambda: {"host_name": _spelling(fleet, node), "job": "otelcol"},
     ]
     if fleet.has_cluster:
         metrics, exporter = fleet.central_pods["kube-state-metrics"], node.pods["node"]
@@ -131,6 +141,8 @@ def _node_cases(fleet: Fleet, node: Node) -> list[Callable[[], Labels]]:
                 "job": rng.choice(["node-exporter", "integrations/node_exporter"]),
             },
             lambda: {"Hostname": node.pods["dcgm"].name, "instance": f"{node.pods['dcgm'].addresses[0]}:9400"},
+            lambda: {"namespace": "gpu-operator", "pod": node.pods["dcgm"].name},
+            lambda: {"namespace": "gpu-operator", "pod": node.pods["dcgm"].name, "instance": node.pods["dcgm"].name},
         ]
     return cases
 
@@ -156,14 +168,18 @@ def unclear_case(fleet: Fleet) -> Case:
     rng = fleet.rng
     node, other = rng.sample(fleet.nodes, 2)
     card, stranger = node.cards[0], "gpu-elsewhere-99"
-    instance = f"{_spelling(fleet, node)}:9100"
+    here, there = _spelling(fleet, node), _spelling(fleet, other)
+    instance = f"{here}:9100"
     cases: list[Labels] = [
         {"exported_instance": stranger, "instance": f"{_spelling(fleet, node)}:9091", "job": "pushgateway"},
         {"exported_node": stranger, "node": _spelling(fleet, node), "job": "kube-state-metrics"},
         {"node": stranger, "instance": instance},
         {"Hostname": stranger, "node": _spelling(fleet, node), "instance": instance},
-        {"node": node.agent_name, "Hostname": other.agent_name, "instance": instance},
-        {"exported_instance": other.agent_name, "instance": f"{node.agent_name}:9091", "job": "pushgateway"},
+        {"kubernetes_io_hostname": stranger, "instance": instance},
+        {"host": there, "instance": f"{here}:9273"},
+        {"host": stranger},
+        {"node": here, "Hostname": there, "instance": instance},
+        {"exported_instance": there, "instance": f"{here}:9091", "job": "pushgateway"},
         {"nodes": f"{node.short},{other.short}", "instance": f"{_spelling(fleet, node)}:9341", "job": "slurm"},
         {"nodes": "gpu-[01-59]", "instance": instance},
         {"nodes": "gpu-[1-99999999999]", "instance": instance},
@@ -173,16 +189,23 @@ def unclear_case(fleet: Fleet) -> Case:
         {"instance": f"https://{node.full}:8443/healthz"},
     ]
     if node.has_agent and (other.has_agent or fleet.has_cluster):
-        cases.append({"UUID": card.uuid, "Hostname": other.agent_name, "node": other.agent_name, "kind": "gpu"})
+        cases.append({"UUID": card.uuid, "Hostname": there, "node": there, "kind": "gpu"})
     if node.has_agent and other.has_agent:
-        cases.append({"UUID": fleet.shared_uuid, "Hostname": node.agent_name, "kind": "gpu"})
+        cases.append({"UUID": fleet.shared_uuid, "Hostname": here, "kind": "gpu"})
     if fleet.has_cluster:
+        dcgm = other.pods["dcgm"]
+        if not fleet.ghosts:
+            cases.append({"node": here, "instance": f"{dcgm.addresses[0]}:9400", "pod": dcgm.name})
         metrics = fleet.central_pods["kube-state-metrics"]
         place = {"instance": f"{metrics.addresses[0]}:8080", "pod": metrics.name, "namespace": metrics.namespace}
         cases += [{**place, "job": "kube-state-metrics"}, {**place, "job": "ksm"}]
     labels = rng.choice(cases)
     kind = labels.pop("kind", "node")
     return Case(kind, labels | ({"gpu": "0"} if kind == "gpu" else {}), names_one=False)
+
+
+def _pod_of(job: Job) -> Pod:
+    return next(pod for pod in job.nodes[0].pods.values() if pod.job == job.name)
 
 
 def job_case(fleet: Fleet) -> Case | None:
@@ -207,6 +230,7 @@ def job_case(fleet: Fleet) -> Case | None:
         cases += [
             ("", {"job_name": job.name, "namespace": job.namespace, **scraped}),
             ("", {"pod": f"{job.name}-worker-0", "namespace": job.namespace, **scraped}),
+            ("", {"job_name": job.name, "instance": f"{_pod_of(job).addresses[0]}:8000"}),
             (f"pod:{job.namespace}/{job.name}-worker-0", {}),
             (job.name, {"exported_namespace": job.namespace}),
         ]

@@ -82,7 +82,8 @@ def test_what_was_looked_for_is_told_in_a_line_that_can_be_read() -> None:
     found = resolve(TargetKind.NODE, {}, Topology())
     assert not isinstance(found, Target)
     assert found.why == (
-        "no label names the node (looked for node, nodename, kubernetes_node, hostname, "
+        "no label names the node (looked for node, nodename, node_name, kubernetes_node, kubernetes_node_name, "
+        "kubernetes_io_hostname, label_kubernetes_io_hostname, k8s_node_name, hostname, "
         "each also with exported_ before it)"
     )
 

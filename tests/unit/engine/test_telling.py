@@ -640,6 +640,32 @@ async def test_a_node_that_nobody_knows_is_told_once_by_name(begin: Any) -> None
     assert "--inventory" in text
 
 
+@pytest.mark.parametrize(
+    ("first", "again", "other"),
+    [
+        ({"node": "box-7"}, {"Hostname": "box-7", "gpu": "1"}, {"node": "box-77"}),
+        ({"instance": "box-7:9100"}, {"instance": "BOX-7:9400", "job": "dcgm"}, {"instance": "box-70:9100"}),
+        ({"Hostname": "box-7", "node": "n1"}, {"Hostname": "box-7", "node": "n2"}, {"Hostname": "box-8", "node": "n1"}),
+        ({"Hostname": "box-7", "node": "n1"}, {"node_name": "box-7"}, {"node": "box"}),
+        ({"exported_instance": "box-7", "instance": "n1:9091"}, {"instance": "box-7:9100"}, {"node": "n12"}),
+        ({"instance": "10.4.9.9:9100"}, {"instance": "10.4.9.9:9400", "zone": "b"}, {"instance": "10.4.9.90:9100"}),
+        ({"node": "n1", "nodename": "n2"}, {"node": "n1", "nodename": "n2", "zone": "b"}, {"node": "n2", "host": "n3"}),
+        ({"nodelist": "box-7", "instance": "n1:9341"}, {"nodelist": "box-7", "instance": "n2:9341"}, {"node": "box-9"}),
+    ],
+)
+async def test_each_stranger_is_told_once_whatever_stands_beside_it(
+    begin: Any, first: dict[str, str], again: dict[str, str], other: dict[str, str]
+) -> None:
+    """By the name that the reason calls unknown, and not by those of nodes that are known."""
+    t = await begin(CAPPING, inventory={f"10.4.0.{number}": f"n{number}" for number in range(1, 4)})
+    told = []
+    for labels in (first, again, first | {"zone": "a"}, other):
+        await t.world.post(t.world.alert("Hot", **labels))
+        await t.world.pass_time(100)
+        told.append(len(t.channels.sent))
+    assert told == [1, 1, 1, 2], t.channels.sent
+
+
 async def test_labels_that_contradict_each_other_are_told_too(begin: Any) -> None:
     """As a message that can be switched off by itself."""
     t = await begin(CAPPING)
