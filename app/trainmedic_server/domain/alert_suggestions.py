@@ -26,6 +26,11 @@ _SHARED_TYPE = re.compile(_SHARED_TYPES)
 _SHARED = re.compile(rf'fstype=~?"[^"]*(?:{_SHARED_TYPES})')
 """A file system that a node shares with others, on which no agent of a node cleans."""
 _QUOTED = re.compile(r'"[^"]*"')
+_ABSENCE = re.compile(r"\babsent(?:_over_time)?\s*\(")
+_ABOUT_READINGS = ("absent", "missing", "stale", "nodata", "scrape")
+"""Words of alerts which say that a value is not reported; of a value that is too high or too low they say nothing."""
+_GROWS_WITH_THE_FAULT = ("used", "temp", "usage")
+_SHRINKS_WITH_THE_FAULT = ("free", "avail")
 _TRANSLATED = {
     "温度": "temp",
     "高温": "hot",
@@ -238,6 +243,10 @@ def suggest(
     )
     if suggestion is None or suggestion.name not in names or suggestion.name == name:
         return None
+    if suggestion.name != "NodeDown" and (_ABSENCE.search(expression) or _has_any(words, _ABOUT_READINGS)):
+        return None
+    if _compares_the_other_way(_QUOTED.sub("", expression), metrics):
+        return None
     return suggestion if suggestion.name != "GPUXidError" else _with_code(suggestion, labels, is_complete)
 
 
@@ -285,6 +294,19 @@ def _by_metrics(metrics: Collection[str], words: Collection[str], is_gpu: bool) 
             if any(part in metric for part in topic.metrics):
                 return Suggestion(topic.name, f"its rule reads {metric}")
     return None
+
+
+def _compares_the_other_way(expression: str, metrics: Iterable[str]) -> bool:
+    """Return whether a rule fires while the value that it reads is good, such as a temperature below a bound. Only
+    expressions that leave no doubt are judged: one comparison, without a subtraction, of one kind of metric."""
+    is_below, is_above = "<" in expression, ">" in expression
+    if is_below == is_above or "-" in expression:
+        return False
+    grows = shrinks = False
+    for metric in metrics:
+        grows = grows or any(part in metric for part in _GROWS_WITH_THE_FAULT)
+        shrinks = shrinks or any(part in metric for part in _SHRINKS_WITH_THE_FAULT)
+    return grows != shrinks and is_below == grows
 
 
 def _by_texts(texts: Iterable[str], is_gpu: bool, words: Collection[str]) -> Suggestion | None:

@@ -17,6 +17,8 @@ from msgspec import Struct
 
 _PREFIXES = ("/host/rootfs", "/host/root", "/hostfs", "/host", "/rootfs")
 """Where exporters in containers often have the machine's file systems."""
+_PSEUDO = frozenset({"tmpfs", "devtmpfs", "ramfs", "overlay"})
+"""Filesystems without a device: all of a kind have the same source, which identifies none."""
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 
@@ -69,7 +71,8 @@ def _is_of(mount: Mount, name: NamedFilesystem, at: Sequence[Mount]) -> bool:
     exact = {each.device for each in at if each.source == device}
     if exact:
         return mount.device in exact
-    return mount.device in {each.device for each in at} or (bool(device) and mount.source == device)
+    is_same_device = bool(device) and mount.source == device and mount.filesystem not in _PSEUDO
+    return is_same_device or mount.device in {each.device for each in at}
 
 
 def _at(mountpoint: str, mounts: Sequence[Mount]) -> list[Mount]:
