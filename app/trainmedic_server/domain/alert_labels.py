@@ -23,7 +23,7 @@ class Label(NamedTuple):
 
     @property
     def is_exported(self) -> bool:
-        """Whether it is the metric's own label, which the scrape has renamed."""
+        """True if it is the metric's own label, which the scrape has renamed."""
         return self.name.lower().startswith(EXPORTED)
 
 
@@ -38,7 +38,7 @@ class AlertLabels:
         self._written: dict[str, tuple[str, ...]] = {}
         """How the labels are written, by their names in lower case."""
         self._read: dict[str, Sequence[Label]] = {}
-        """What was asked for before."""
+        """Earlier results of `under`."""
         written = self._written
         for name in labels:
             lower = name.lower()
@@ -71,5 +71,5 @@ class AlertLabels:
 
 @functools.lru_cache
 def forms(names: tuple[str, ...]) -> tuple[str, ...]:
-    """What labels of these names are called, in lower case."""
+    """Return the spellings of labels of these names, in lower case."""
     return tuple(form for name in names for form in (EXPORTED + name.lower(), name.lower()))

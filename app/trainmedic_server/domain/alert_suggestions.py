@@ -77,13 +77,13 @@ class Suggestion(Struct, frozen=True):
     name: str
     """The alertname that a playbook reacts to."""
     because: str
-    """What it was found by, for a person."""
+    """The evidence for it, for a person."""
     matchers: tuple[str, ...] = ()
-    """What an alert of the name must meet besides."""
+    """Further conditions on an alert of the name."""
 
 
 class _Topic(Struct, frozen=True):
-    """What an alert of the shipped rules is about."""
+    """The subject of an alert of the shipped rules."""
 
     name: str
     words: tuple[tuple[str, ...], ...]
@@ -208,7 +208,7 @@ _TOPICS = (
     _Topic("TrainingCrashing", (("crash",), ("loop",)), (), ("deployment", "service")),
 )
 _CONDITIONS = {"Ready": "NodeDown", "DiskPressure": "DiskSpaceLow", "MemoryPressure": "MemoryUsageHigh"}
-"""By the label ``condition`` of kube-state-metrics: what is wrong with a node."""
+"""Alerts by the label ``condition`` of kube-state-metrics, which names the fault of a node."""
 
 
 def suggest(
@@ -311,7 +311,7 @@ def _compares_the_other_way(expression: str, metrics: Iterable[str]) -> bool:
 
 def _by_texts(texts: Iterable[str], is_gpu: bool, words: Collection[str]) -> Suggestion | None:
     for text in texts:
-        # What is wrong stands in few words; a long text speaks of much else.
+        # The fault is named in few words; a long text speaks of much else.
         suggestion = _by({*words, *_words(text[:200])}, is_gpu, "its annotations")
         if suggestion is not None:
             return suggestion

@@ -1,4 +1,4 @@
-"""What an alert must prove before a playbook that can do harm reacts to it: the key ``on.proof``.
+"""Proof that an alert must give before a playbook that can do harm reacts to it: the key ``on.proof``.
 
 An alertname alone proves nothing: other rule sets use the same names for other conditions. Pure. Who calls it:
 ``catalog.compiled_playbook``, after the matchers and ``on.when``. Not here: how the webhook makes sure that ``source``
