@@ -7,6 +7,7 @@ API for alerts that no playbook reacted to, and the command that goes through a 
 
 from __future__ import annotations
 
+import json
 import re
 import urllib.parse
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -270,6 +271,8 @@ def snippet(alertname: str, suggestion: Suggestion) -> str:
 def _quoted(text: str) -> str:
     if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text) and text.lower() not in ("null", "true", "false"):
         return text
+    if not text.isprintable():
+        return json.dumps(text)  # YAML reads it too; single quotes would make a line feed a blank
     return "'" + text.replace("'", "''") + "'"
 
 

@@ -96,7 +96,7 @@ def test_an_xid_is_renamed_only_with_its_code() -> None:
 
 def test_a_snippet_is_yaml_for_any_name() -> None:
     """Of quotes and colons too."""
-    for name in ("it's: hot", "null", "- a", "温度"):
+    for name in ("it's: hot", "null", "- a", "温度", "two\nlines", "tab\there"):
         found = suggest({"alertname": name, "gpu": "0"}, "DCGM_FI_DEV_GPU_TEMP > 9", (), NAMES)
         assert found is not None
         assert yaml.safe_load(snippet(name, found))["rename"] == [{"alert": name, "as": "GPUTemperatureHigh"}]
