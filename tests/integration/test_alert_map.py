@@ -124,7 +124,7 @@ def test_a_broken_map_keeps_the_good_one_and_is_told(site: Site) -> None:
     broken = eventually(
         lambda: (state := site.server.ask("/ready").body["alert_map"])["ok"] is False and state, 20, "the mistake told"
     )
-    assert "1 errors" in broken["detail"]
+    assert "1 condition, 1 error: see /playbooks" in broken["detail"]
     assert site.server.ask("/ready").status == 200
     (error,) = site.server.ask("/playbooks").body["errors"]
     assert (error["file"], error["line"]) == (str(site.map), 1)

@@ -150,6 +150,10 @@ async def _stop_waiting() -> bool:
     return True
 
 
+MOST_FILESYSTEMS = 100
+"""File systems in one command, because agents refuse a command with more. Without the others less is deleted."""
+
+
 class AlertFilesystem(BaseModel):
     """A file system by its mount point, as labels of an alert name it; other labels are left out."""
 
@@ -193,11 +197,12 @@ class DiskClean(Irreversible, CommandAction):
     changes_disks_only: ClassVar[bool] = True
 
     def wire_params(self, call: Call) -> Mapping[str, Any]:
-        """Return the parameters as they are sent: each file system once, and none where one of them is not known."""
+        """Return the parameters as they are sent: each file system once, up to `MOST_FILESYSTEMS`, and none if one of
+        them is not known."""
         wire = dict(super().wire_params(call))
         by_name = {(entry["mountpoint"], entry["device"]): entry for entry in wire.pop("filesystems")}
         is_known = by_name and all(mountpoint for mountpoint, _ in by_name)
-        return {**wire, "filesystems": list(by_name.values())} if is_known else wire
+        return {**wire, "filesystems": list(by_name.values())[:MOST_FILESYSTEMS]} if is_known else wire
 
 
 class NodeFacts(Irreversible, PlacedAction):

@@ -90,7 +90,7 @@ class CompiledAlertMap(Struct, frozen=True):
 
     accept: tuple[Accept, ...] = ()
     renames: Mapping[str, Sequence[Rename]] = field(default_factory=dict)
-    """By alertname, in the order of the files and their entries."""
+    """Entries by alertname, in the order of the files and their entries."""
     unusable: str = ""
     """Why no alert is accepted, where a file could never be loaded; what it would refuse is not known."""
 

@@ -65,7 +65,7 @@ class AlertMapForm(_Form):
 
 
 class CompiledFile(Struct, frozen=True):
-    """What one file of an alert map says."""
+    """The content of one file of an alert map."""
 
     accept: tuple[Accept, ...] = ()
     renames: tuple[Rename, ...] = ()
@@ -173,7 +173,7 @@ def _forbidden(label: str) -> str:
 
 
 def _is_code(label: str) -> bool:
-    """Whether playbooks that can do harm read an XID from this label."""
+    """Return whether playbooks that can do harm read an XID from this label."""
     plain = unicodedata.normalize("NFKC", label).casefold().strip().removeprefix("exported_")
     return plain.replace("-", "_") in XID_LABELS
 

@@ -1,7 +1,7 @@
 """The alert map of some files, kept up to date.
 
 A file that cannot be used keeps what it last said, and so does one that is gone. Where a file could never be loaded,
-what it would refuse is not known: then no alert is accepted, and that is told. Who calls it: ``wiring`` and ``cli``.
+what it would refuse is not known: then no alert is accepted, and that is reported. Callers: ``wiring`` and ``cli``.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from trainmedic_server.catalog.alert_map_compiler import CompiledFile
 from trainmedic_server.domain.problems import FileProblem
 
 RESCAN = 2.0
-"""Seconds between looks at the files. Few and small, they are read anew each time."""
+"""Seconds between looks at the files. They are few and small, and are read again each time."""
 
 log = telemetry.logger(__name__)
 
 
 class LoadedMap(Struct, frozen=True):
-    """What a file held."""
+    """The content of a file when it was last read."""
 
     path: Path
     digest: str = ""
@@ -64,7 +64,7 @@ class AlertMapLibrary:
 
     @property
     def is_used(self) -> bool:
-        """Whether there is a file to load."""
+        """True if there is a file to load."""
         return bool(self._roots)
 
     @property
@@ -74,12 +74,12 @@ class AlertMapLibrary:
 
     @property
     def contents(self) -> tuple[CompiledFile, ...]:
-        """What each file says, in the order in which they count."""
+        """The content of each file, the first one with priority."""
         return tuple(file.content for file in self._files.values() if file.content is not None)
 
     @property
     def problems(self) -> Sequence[FileProblem]:
-        """What is wrong with the files as they are now."""
+        """The problems of the files as they are now."""
         return self._problems
 
     def reload(self) -> bool:
@@ -103,13 +103,13 @@ class AlertMapLibrary:
         self._current = CompiledAlertMap.of(
             (accept for content in contents for accept in content.accept),
             (rename for content in contents for rename in content.renames),
-            f"the alert map {lost[0]} could not be loaded, so nobody knows what it accepts" if lost else "",
+            f"the alert map {lost[0]} could not be loaded, so it is not known which alerts it accepts" if lost else "",
         )
         self._tell(before)
         return True
 
     def _kept_below(self, path: Path) -> dict[Path, LoadedMap]:
-        """What is known of a file or directory that is not there, or cannot be read."""
+        """Return the last known content of a file or directory that is missing or cannot be read."""
         known = {old: file for old, file in self._files.items() if old == path or path in old.parents}
         return {old: replace(file, problems=()) for old, file in known.items()} or {path: LoadedMap(path)}
 

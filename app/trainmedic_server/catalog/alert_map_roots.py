@@ -1,4 +1,4 @@
-"""Where alert maps lie: files and folders as they are named, and the shipped maps by their names."""
+"""Paths of alert maps: files and folders by their paths, and the shipped maps by their names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SHIPPED = "shipped"
 """The name of all shipped maps together."""
 _FOLDER = "alert-maps"
 _INSTALLED = Path("/etc/trainmedic") / _FOLDER
-"""Where the image has them."""
+"""Their folder in the image."""
 _CHECKOUT = Path(__file__).parents[3] / _FOLDER
 """Beside the code, where it runs from a checkout."""
 

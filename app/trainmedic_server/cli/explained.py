@@ -46,7 +46,7 @@ def alert_lines(alert: Document) -> Iterator[str]:
 
 
 def original(alert: Document, before: str) -> Iterator[str]:
-    """What Alertmanager sent, where an alert map changed it."""
+    """Return the labels that Alertmanager sent, if an alert map changed them."""
     if (sent := alert.get("original_labels")) is not None:
         labels = {name: value for name, value in sent.items() if name != "alertname"}
         name = plain(alert.get("original_alert_name") or sent.get("alertname") or "(without a name)")
@@ -54,7 +54,7 @@ def original(alert: Document, before: str) -> Iterator[str]:
 
 
 def suggestion(alert: Document, before: str) -> Iterator[str]:
-    """What an alert map could rename it to, and what would react then."""
+    """Return the rename that an alert map could have, and the playbooks that would react then."""
     suggested = alert.get("suggestion")
     if not suggested:
         return

@@ -1,4 +1,4 @@
-"""Where the playbooks and the alert map are that a command works on. Who uses it: ``playbook`` and ``explain``."""
+"""Paths of the playbooks and the alert map of a command. Callers: ``playbook`` and ``explain``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def playbook_roots(paths: Sequence[Path]) -> list[Path]:
 
 
 def loaded_alert_map(paths: Sequence[Path]) -> CompiledAlertMap:
-    """The alert map of these files; what of it cannot be loaded is told on standard error."""
+    """Return the alert map of these files. Files that cannot be loaded are reported on standard error."""
     library = AlertMapLibrary(alert_map_roots.roots(paths, {}))
     library.reload()
     for problem in library.problems:

@@ -14,7 +14,7 @@ from trainmedic_server.domain.reaction import NoReaction
 
 _WITHIN = "1d"
 _MOST_ALERTS = 100
-"""Of one alertname, the newest; they are of one rule or a few."""
+"""Alerts that are looked at for one alertname, the newest ones; they are of one rule or a few."""
 _SHOWN = 10
 
 

@@ -23,7 +23,7 @@ class Label(NamedTuple):
 
     @property
     def is_exported(self) -> bool:
-        """Whether it is the metric's own label, which the scrape has renamed."""
+        """True if it is the metric's own label, which the scrape has renamed."""
         return self.name.lower().startswith(EXPORTED)
 
 
@@ -44,7 +44,7 @@ class AlertLabels:
         is_usual = len(names) <= _MOST_KEPT and max(map(len, names), default=0) <= _LONGEST_KEPT
         self._names = _names_kept(names) if is_usual else _LabelNames(names)
         self._read: dict[str | tuple[str, ...], Sequence[Label]] = {}
-        """What was asked for before."""
+        """Earlier results, by what was asked."""
 
     def under(self, name: str) -> Sequence[Label]:
         """The labels of this name, given in lower case: several where they differ in case alone."""
@@ -100,5 +100,5 @@ def _names_kept(names: tuple[str, ...]) -> _LabelNames:
 
 @functools.lru_cache
 def forms(names: tuple[str, ...]) -> tuple[str, ...]:
-    """What labels of these names are called, in lower case."""
+    """Return the spellings of labels of these names, in lower case."""
     return tuple(form for name in names for form in (EXPORTED + name.lower(), name.lower()))

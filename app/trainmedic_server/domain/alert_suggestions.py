@@ -7,6 +7,7 @@ API for alerts that no playbook reacted to, and the command that goes through a 
 
 from __future__ import annotations
 
+import json
 import re
 import urllib.parse
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -26,6 +27,11 @@ _SHARED_TYPE = re.compile(_SHARED_TYPES)
 _SHARED = re.compile(rf'fstype=~?"[^"]*(?:{_SHARED_TYPES})')
 """A file system that a node shares with others, on which no agent of a node cleans."""
 _QUOTED = re.compile(r'"[^"]*"')
+_ABSENCE = re.compile(r"\babsent(?:_over_time)?\s*\(")
+_ABOUT_READINGS = ("absent", "missing", "stale", "nodata", "scrape")
+"""Words of alerts which say that a value is not reported; of a value that is too high or too low they say nothing."""
+_GROWS_WITH_THE_FAULT = ("used", "temp", "usage")
+_SHRINKS_WITH_THE_FAULT = ("free", "avail")
 _TRANSLATED = {
     "温度": "temp",
     "高温": "hot",
@@ -72,13 +78,13 @@ class Suggestion(Struct, frozen=True):
     name: str
     """The alertname that a playbook reacts to."""
     because: str
-    """What it was found by, for a person."""
+    """The evidence for it, for a person."""
     matchers: tuple[str, ...] = ()
-    """What an alert of the name must meet besides."""
+    """Further conditions on an alert of the name."""
 
 
 class _Topic(Struct, frozen=True):
-    """What an alert of the shipped rules is about."""
+    """The subject of an alert of the shipped rules."""
 
     name: str
     words: tuple[tuple[str, ...], ...]
@@ -203,7 +209,7 @@ _TOPICS = (
     _Topic("TrainingCrashing", (("crash",), ("loop",)), (), ("deployment", "service")),
 )
 _CONDITIONS = {"Ready": "NodeDown", "DiskPressure": "DiskSpaceLow", "MemoryPressure": "MemoryUsageHigh"}
-"""By the label ``condition`` of kube-state-metrics: what is wrong with a node."""
+"""Alerts by the label ``condition`` of kube-state-metrics, which names the fault of a node."""
 
 
 def suggest(
@@ -238,6 +244,10 @@ def suggest(
     )
     if suggestion is None or suggestion.name not in names or suggestion.name == name:
         return None
+    if suggestion.name != "NodeDown" and (_ABSENCE.search(expression) or _has_any(words, _ABOUT_READINGS)):
+        return None
+    if _compares_the_other_way(_QUOTED.sub("", expression), metrics):
+        return None
     return suggestion if suggestion.name != "GPUXidError" else _with_code(suggestion, labels, is_complete)
 
 
@@ -261,6 +271,8 @@ def snippet(alertname: str, suggestion: Suggestion) -> str:
 def _quoted(text: str) -> str:
     if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text) and text.lower() not in ("null", "true", "false"):
         return text
+    if not text.isprintable():
+        return json.dumps(text)  # YAML reads it too; single quotes would make a line feed a blank
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -287,9 +299,22 @@ def _by_metrics(metrics: Collection[str], words: Collection[str], is_gpu: bool) 
     return None
 
 
+def _compares_the_other_way(expression: str, metrics: Iterable[str]) -> bool:
+    """Return whether a rule fires while the value that it reads is good, such as a temperature below a bound. Only
+    expressions that leave no doubt are judged: one comparison, without a subtraction, of one kind of metric."""
+    is_below, is_above = "<" in expression, ">" in expression
+    if is_below == is_above or "-" in expression:
+        return False
+    grows = shrinks = False
+    for metric in metrics:
+        grows = grows or any(part in metric for part in _GROWS_WITH_THE_FAULT)
+        shrinks = shrinks or any(part in metric for part in _SHRINKS_WITH_THE_FAULT)
+    return grows != shrinks and is_below == grows
+
+
 def _by_texts(texts: Iterable[str], is_gpu: bool, words: Collection[str]) -> Suggestion | None:
     for text in texts:
-        # What is wrong stands in few words; a long text speaks of much else.
+        # The fault is named in few words; a long text speaks of much else.
         suggestion = _by({*words, *_words(text[:200])}, is_gpu, "its annotations")
         if suggestion is not None:
             return suggestion

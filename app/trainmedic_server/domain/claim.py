@@ -1,4 +1,4 @@
-"""What a run has for itself while it is open: its target, or only the disks of the node that is its target. Pure.
+"""The part of a target that one open run has for itself: all of it, the disks of a node, or nothing. Pure.
 
 Who calls it: ``engine.claims`` makes claims, ``engine.locks`` grants them.
 """
@@ -15,7 +15,9 @@ class Claim(Struct, frozen=True):
 
     target: Target
     disks_only: bool = False
-    """Whether the claim is on the disks of the target's node and on nothing else there."""
+    """True for a claim on the disks of the target's node and on nothing else there."""
+    nothing: bool = False
+    """True for a run that changes nothing: it waits for no other run, and no other run waits for it."""
 
     @classmethod
     def of_disks(cls, node: str) -> Claim:
@@ -27,6 +29,8 @@ class Claim(Struct, frozen=True):
 
         The disks of a node are a part of it, as its GPUs are: the node covers both, and neither covers the other.
         """
+        if self.nothing or other.nothing:
+            return False
         if self.disks_only != other.disks_only:
             whole = other if self.disks_only else self
             if whole.target.kind is TargetKind.GPU:
@@ -34,4 +38,6 @@ class Claim(Struct, frozen=True):
         return self.target.overlaps(other.target)
 
     def __str__(self) -> str:
+        if self.nothing:
+            return f"nothing of {self.target.key}"
         return f"the disks of {self.target.key}" if self.disks_only else self.target.key

@@ -1,4 +1,4 @@
-"""What an alert must prove before a playbook that can do harm reacts to it: the key ``on.proof``.
+"""Proof that an alert must give before a playbook that can do harm reacts to it: the key ``on.proof``.
 
 An alertname alone proves nothing: other rule sets use the same names for other conditions. Pure. Who calls it:
 ``catalog.compiled_playbook``, after the matchers and ``on.when``. Not here: how the webhook makes sure that ``source``
@@ -62,7 +62,9 @@ def _codes(labels: Mapping[str, str]) -> Iterator[tuple[str, str, int | None]]:
     """Yield each label that holds an XID: its name, its value, and the code; None where the value is no code."""
     for name, value in sorted(labels.items()):
         if name.lower().removeprefix("exported_") in XID_LABELS and value:
-            match = _XID.fullmatch(value[:_LONGEST_VALUE].strip())
+            stripped = value.strip()
+            # Not cut: behind the cut could be a second code.
+            match = _XID.fullmatch(stripped) if len(stripped) <= _LONGEST_VALUE else None
             yield name, value, int(match[1]) if match else None
 
 
@@ -91,4 +93,9 @@ def _advice(accepted: Sequence[AlertProof], alert: Alert) -> str:
         return "no repair begins without it"
     if alert.annotations.get("runbook_url", "").startswith(_OUR_RUNBOOKS):
         return "its rule is of an earlier release of Trainmedic: deploy the rules of this release (monitoring/rules)"
+    if alert.original_name not in (None, alert.name):
+        return (
+            "an alert map's rename removes that label: if the rule means what this playbook repairs, call its alert "
+            f"{alert.name} and add the label to the rule"
+        )
     return "if its rule means what this playbook repairs, add this label to the rule"

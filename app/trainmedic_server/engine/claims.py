@@ -1,7 +1,8 @@
 """What a run locks, and what an attempt works on, by the actions that they consist of. Pure.
 
 A run locks its target. A run on a node whose changing steps only clean disks locks the disks of the node, so that a
-full disk does not wait for a hot GPU, nor the GPU for the disk. What an action changes is declared by its class
+full disk does not wait for a hot GPU, nor the GPU for the disk. A run on a node or GPU that changes nothing locks
+nothing, so that a message does not wait for a repair. What an action changes is declared by its class
 (`ports.actions.DiskAction`). An action that is not known here counts as one that changes anything.
 
 Who calls it: whoever asks ``locks`` for something. Not here: who gets it.
@@ -41,11 +42,14 @@ def of_attempt(targets: Sequence[Target], action_class: type[Action] | None) -> 
 
 
 def _claim(target: Target, names: Iterable[str], actions: Actions) -> Claim:
-    if target.kind is not TargetKind.NODE or target.node is None:
-        return Claim(target)
+    if target.node is None or target.kind not in (TargetKind.NODE, TargetKind.GPU):
+        return Claim(target)  # of a job even a checkpoint could come between the steps of another run
     classes = [actions.action_class(name) for name in names]
     changing = [each for each in classes if each is None or each.harmful]
-    return Claim.of_disks(target.node) if changing and all(map(_is_of_disks, changing)) else Claim(target)
+    if not changing:
+        return Claim(target, nothing=True)
+    is_of_disks = target.kind is TargetKind.NODE and all(map(_is_of_disks, changing))
+    return Claim.of_disks(target.node) if is_of_disks else Claim(target)
 
 
 def _is_of_disks(action_class: type[Action] | None) -> bool:

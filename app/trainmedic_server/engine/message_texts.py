@@ -304,7 +304,7 @@ def _untargeted(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft |
         f"{run.playbook} does nothing about {run.alert_name}, because it could act on the wrong thing: {why}.",
         f"Labels that name something: {listed}.",
         "If the node exists, start its agent or name it in the file of --inventory. Else have the alert's rule set a "
-        "label that names the node or the job. How the labels were read: "
+        "label that names the node, the GPU or the job. How the labels were read: "
         f"trainmedic why --alert {shlex.quote(run.alert_name)}",
         "Of this one you are not told again for a week.",
     ]

@@ -1,4 +1,4 @@
-"""What an alert map makes of alerts: renames that let a cluster's own rules start the playbooks, and refusals."""
+"""Interface of an alert map: renames that let a cluster's own rules start the playbooks, and refusals."""
 
 from __future__ import annotations
 

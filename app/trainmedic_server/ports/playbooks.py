@@ -30,7 +30,7 @@ class Match(Struct, frozen=True):
     failed: bool = False
     """Whether a condition could not be evaluated, which counts as not matching."""
     unproven: bool = False
-    """Whether all conditions hold and the proof alone is missing that ``on.proof`` asks for."""
+    """True if all conditions hold and only the proof that ``on.proof`` asks for is missing."""
 
 
 class Shortlist(Struct, frozen=True):

@@ -141,7 +141,7 @@ class AlertMapPort(Protocol):
 
     @property
     def is_used(self) -> bool:
-        """Whether there is one."""
+        """True if there is one."""
         ...
 
     @property

@@ -212,7 +212,7 @@ _MISSPELT = 0.8
 
 
 ReactingPlaybooks = Mapping[str, Sequence[CompiledPlaybook]]
-"""By alertname, in the order of the names: the playbooks that name it."""
+"""The playbooks that name an alertname, by that name in alphabetical order."""
 
 
 def alertnames(catalog: CatalogPort) -> ReactingPlaybooks:
@@ -260,7 +260,7 @@ def _renamed(alert: Alert, name: str) -> dict[str, str]:
 
 
 def suggested(alert: Alert, names: ReactingPlaybooks) -> SuggestionView | None:
-    """What an alert map could rename the alert to; None where a playbook names it, or nothing fits it."""
+    """Return the rename that an alert map could have for it; None if a playbook names it, or nothing fits it."""
     if not alert.name or alert.name in names:
         return None
     rename = suggest(alert.labels, alert.generator_url, alert.annotations.values(), names)
@@ -268,7 +268,7 @@ def suggested(alert: Alert, names: ReactingPlaybooks) -> SuggestionView | None:
         return None
     renamed = replace(alert, labels=_renamed(alert, rename.name))
     reacting = [each.definition for each in names[rename.name] if each.match(renamed).matched]
-    if not reacting:  # a rename that starts nothing helps nobody
+    if not reacting:  # a rename that starts nothing is of no use
         return None
     playbooks = [SuggestedPlaybook(playbook=each.name, summary=each.summary) for each in reacting]
     entry = snippet(alert.original_name or alert.name, rename)

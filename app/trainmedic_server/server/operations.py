@@ -95,7 +95,8 @@ class PlaybookSummary(ApiModel):
     mode: Mode
     alerts: list[str] = Field(description="The alertnames that it reacts to.")
     proof: list[str] = Field(
-        default_factory=list, description="What an alert must prove beside its name: one of these is enough."
+        default_factory=list,
+        description="Proof that an alert must give in addition to its name: one of these is enough.",
     )
     target: TargetKind = Field(description="The kind of thing that its runs work on.")
     source: str = Field(description="The file that it came from.")

@@ -130,7 +130,7 @@ def _rejected(entry: Any, index: int, problems: tuple[tuple[str, str], ...]) -> 
     labels = entry.get("labels")
     name = labels.get("alertname") if type(labels) is dict else None
     shown = cut_texts.cut(cut_texts.storable(name), _NAME_LENGTH) if type(name) is str else ""
-    # Of malformed labels nothing is computed: an alert with these labels has never been taken.
+    # Compute nothing from malformed labels: an alert with these labels has never been taken.
     own = _text(entry.get("fingerprint"), "", unread, FINGERPRINT_LENGTH)
     if not own and (sound := _labels(labels, "", unread)) is not None:
         own = fingerprint(sound)

@@ -233,5 +233,8 @@ def _alert_map(alert_map: AlertMapPort) -> Dependency:
     current, failed = alert_map.current, len(alert_map.problems)
     if current.unusable:
         return Dependency(ok=False, detail=f"no alert is accepted: {current.unusable}: see /playbooks")
-    more = f", {failed} errors: see /playbooks, or trainmedic playbook check --alert-map" if failed else ""
-    return Dependency(ok=not failed, detail=f"{current.names} names renamed, {len(current.accept)} conditions{more}")
+    errors = f"{failed} error{'s' * (failed != 1)}"
+    more = f", {errors}: see /playbooks, or trainmedic playbook check --alert-map" if failed else ""
+    names, conditions = current.names, len(current.accept)
+    detail = f"{names} name{'s' * (names != 1)} renamed, {conditions} condition{'s' * (conditions != 1)}{more}"
+    return Dependency(ok=not failed, detail=detail)

@@ -1,4 +1,4 @@
-"""What the alerts of a rule file come to: which playbook each starts with an alert map, or why none does.
+"""Outcome of each alert of a rule file: the playbook that it starts with an alert map, or why none does.
 
 A file is one of Prometheus' rules, a PrometheusRule of Kubernetes, or a list of alerts with the outcome that each is to
 have. Of a rule only the labels that it adds are known; what depends on others is told as a condition. Who calls it:
@@ -40,7 +40,7 @@ class NamedAlert(Struct, frozen=True):
     labels: Mapping[str, str]
     """Those that are known, without ``alertname``."""
     is_complete: bool = False
-    """Whether it has no other labels."""
+    """True if it has no other labels."""
     expression: str = ""
     annotations: Mapping[str, str] = field(default_factory=dict)
     source: str = ""
@@ -52,20 +52,20 @@ class NamedAlert(Struct, frozen=True):
 
 
 class RuleOutcome(Struct, frozen=True):
-    """What one alert comes to."""
+    """The outcome of one alert."""
 
     alert: NamedAlert
     renamed_to: str | None = None
     playbooks: tuple[str, ...] = ()
     conditions: tuple[str, ...] = ()
-    """What labels that are not known here must be for that, for a person."""
+    """The conditions on labels that are not known here, for a person."""
     reason: str = ""
     """Why no playbook starts."""
     suggestion: Suggestion | None = None
 
     @property
     def is_as_expected(self) -> bool:
-        """Whether it is what the file asks for, where it asks for anything."""
+        """True if it is the outcome that the file expects, or the file expects none."""
         if self.alert.expected is not None:
             return self.playbooks == (self.alert.expected,)
         return not self.alert.reason or not self.playbooks

@@ -14,9 +14,17 @@ from trainmedic.job import parameters
 from trainmedic.wire import envelope
 from trainmedic.wire.envelope import Command, Reply
 from trainmedic_server.actions import jobs, nodes
+from trainmedic_server.agent.disk import executor
 from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.domain.target import Target, TargetKind
-from trainmedic_server.errors import BusUnavailable, EffectDisproved, OutcomeUnknown, PermanentFailure, TemporaryFailure
+from trainmedic_server.errors import (
+    BusUnavailable,
+    CommandRejected,
+    EffectDisproved,
+    OutcomeUnknown,
+    PermanentFailure,
+    TemporaryFailure,
+)
 from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Services
 from trainmedic_server.ports.outside import HttpReply, Presence
 
@@ -418,3 +426,15 @@ async def test_a_job_that_is_away_is_waited_for_and_that_is_told(bus: ScriptedBu
         await perform(bus, jobs.JobScaleLr, {"factor": 0.5}, report_wait=tell)
     assert told == ["no job named 'llm-1' is connected"]
     assert bus.clock.now() > NOW + timedelta(seconds=60)
+
+
+async def test_no_more_file_systems_are_sent_than_an_agent_takes(bus: ScriptedBus) -> None:
+    """A node may have hundreds of mounts that all fill up with one disk; a refused command would clean nothing."""
+    bus.answers = replies("applied")
+    named = [{"mountpoint": f"/pods/{number}"} for number in range(140)]
+    await perform(bus, nodes.DiskClean, {"rules": ["tmp"], "filesystems": named})
+    sent = bus.sent[0].params["filesystems"]
+    assert [each["mountpoint"] for each in sent] == [f"/pods/{number}" for number in range(len(sent))]
+    assert len(executor.named_filesystems(sent)) == len(sent) == nodes.MOST_FILESYSTEMS
+    with pytest.raises(CommandRejected):
+        executor.named_filesystems([*sent, sent[0]])

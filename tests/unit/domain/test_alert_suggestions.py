@@ -96,7 +96,7 @@ def test_an_xid_is_renamed_only_with_its_code() -> None:
 
 def test_a_snippet_is_yaml_for_any_name() -> None:
     """Of quotes and colons too."""
-    for name in ("it's: hot", "null", "- a", "温度"):
+    for name in ("it's: hot", "null", "- a", "温度", "two\nlines", "tab\there"):
         found = suggest({"alertname": name, "gpu": "0"}, "DCGM_FI_DEV_GPU_TEMP > 9", (), NAMES)
         assert found is not None
         assert yaml.safe_load(snippet(name, found))["rename"] == [{"alert": name, "as": "GPUTemperatureHigh"}]
@@ -106,3 +106,52 @@ def test_only_what_a_playbook_reacts_to_is_suggested() -> None:
     """And nothing for an alert that has the name already."""
     assert suggest({"alertname": "GpuTempHigh"}, "", (), ("NodeDown",)) is None
     assert suggested("GPUTemperatureHigh") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "expression"),
+    [
+        ("AcceleratorCold", "DCGM_FI_DEV_GPU_TEMP < 8"),
+        ("FramebufferRoomy", "nvidia_smi_memory_free_bytes > 7e10"),
+        ("VramIdle", "DCGM_FI_DEV_FB_USED < 3"),
+        ("RootfsShrinkable", 'node_filesystem_avail_bytes{mountpoint="/"} > 9e11'),
+    ],
+)
+def test_a_rule_that_fires_while_the_value_is_good_is_not_suggested(name: str, expression: str) -> None:
+    """The playbook would repair what is well."""
+    assert suggested(name, expression) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "expression", "meant"),
+    [
+        ("CardRoasting", "DCGM_FI_DEV_GPU_TEMP > 91", "GPUTemperatureHigh"),
+        ("CardNearSlowdown", "slowdown_temp - DCGM_FI_DEV_GPU_TEMP < 4", "GPUTemperatureHigh"),
+        ("VramTight", "DCGM_FI_DEV_FB_FREE < 300", "GPUMemoryUsageHigh"),
+        ("VramTight", "1 - DCGM_FI_DEV_FB_FREE / DCGM_FI_DEV_FB_TOTAL > 0.97", "GPUMemoryUsageHigh"),
+        ("VramTight", "DCGM_FI_DEV_FB_USED / (DCGM_FI_DEV_FB_USED + DCGM_FI_DEV_FB_FREE) > 0.97", "GPUMemoryUsageHigh"),
+        ("RootTight", 'node_filesystem_avail_bytes{x="<"} / node_filesystem_size_bytes < 0.04', "DiskSpaceLow"),
+    ],
+)
+def test_either_way_to_write_a_bound_is_understood(name: str, expression: str, meant: str) -> None:
+    """By what is used, by what is left, and by the share of either."""
+    assert suggested(name, expression) == meant
+
+
+@pytest.mark.parametrize(
+    ("name", "expression"),
+    [
+        ("GpuTempGone", "absent(DCGM_FI_DEV_GPU_TEMP)"),
+        ("DiskSpaceUnknown", 'absent_over_time(node_filesystem_avail_bytes{mountpoint="/"}[9m])'),
+        ("GpuTempSensorMissing", ""),
+        ("GpuMemoryReadingStale", ""),
+    ],
+)
+def test_a_value_that_is_not_reported_is_neither_high_nor_low(name: str, expression: str) -> None:
+    """An exporter that has stopped says nothing of what it reads."""
+    assert suggested(name, expression) is None
+
+
+def test_a_node_that_is_missing_is_down() -> None:
+    """Here the absence is the fault."""
+    assert suggested("WorkerNodeMissing") == "NodeDown"

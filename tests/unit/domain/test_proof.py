@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
+from msgspec.structs import replace
 
 from trainmedic_server.domain import xids
 from trainmedic_server.domain.alert import Alert, AlertStatus
@@ -77,6 +78,18 @@ def test_what_is_missing_is_said_with_what_the_code_means(labels: dict[str, str]
     assert said in why
 
 
+@pytest.mark.parametrize("blanks", [1, 55, 58, 59, 70, 500])
+def test_a_second_code_far_behind_the_first_is_seen(blanks: int) -> None:
+    """However many blanks stand between them: the value is read whole, or not at all."""
+    assert "is no XID" in lacking(BOTH, alert({"xid": f"79{' ' * blanks}and 31"}))
+    assert "is no XID" in lacking(BOTH, alert({"xid": f"79{' ' * blanks}31"}))
+
+
+def test_blanks_around_a_code_do_not_count() -> None:
+    """As some exporters pad it."""
+    assert lacking(BOTH, alert({"xid": f"  79{' ' * 90}"})) == ""
+
+
 def test_a_text_in_an_annotation_proves_nothing() -> None:
     """A summary often shows the value of an expression, such as the rise of a gauge, and calls it an XID."""
     assert lacking(BOTH, alert({}, {"summary": "GPU 3 reported XID 79", "xid": "79"}))
@@ -93,3 +106,13 @@ def test_the_reason_is_short_whatever_the_labels_hold() -> None:
     """It is kept with the alert."""
     labels = dict.fromkeys(("xid", "XID", "err_code", "error_code", "xid_code", "xid_error"), "x" * 5000)
     assert len(lacking(BOTH, alert(labels))) < 500
+
+
+def test_the_rule_of_a_renamed_alert_is_not_told_to_add_a_label_that_the_rename_removes() -> None:
+    """Only under the name itself the label would count."""
+    renamed = replace(alert({"alertname": "GPUMissing"}), original={"alertname": "CardGone", "trainmedic_rule": "1"})
+    assert lacking(BOTH, renamed).endswith("call its alert GPUMissing and add the label to the rule")
+    relabelled = replace(alert({"alertname": "GPUMissing"}), original={"alertname": "GPUMissing", "card": "3"})
+    assert lacking(BOTH, relabelled).endswith(
+        "; if its rule means what this playbook repairs, add this label to the rule"
+    )

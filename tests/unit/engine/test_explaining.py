@@ -91,12 +91,25 @@ async def test_two_playbooks_that_would_both_act_are_named(world: MakeWorld) -> 
 
 async def test_whoever_holds_the_target_is_named(world: MakeWorld) -> None:
     """Its run would have to end first."""
-    w = world(STAYS, PICKY)
+    w = world(STAYS, PICKY.replace("test.look", "test.cap"))
     made = await w.post(w.alert(gpu="0", node="n1"))
     alert = w.alert(gpu="0", node="n1", severity="warning", heat="99")
     [of_alert] = await explained(w, alert)
     picky = next(each for each in of_alert.playbooks if each.playbook == "picky")
     assert (picky.decision, picky.waits_for) == (Decision.STARTED, made.runs[0].run_id)
+
+
+async def test_a_run_that_changes_nothing_waits_for_no_other(world: MakeWorld) -> None:
+    """Nor does another wait for it: a message about a GPU says something while that GPU is kept cool."""
+    w = world(STAYS, PICKY.rstrip() + "\n  - {wait_for: resolved, timeout: 1h}\n")
+    made = await w.post(w.alert(gpu="0", node="n1"))
+    [of_alert] = await explained(w, w.alert(gpu="0", node="n1", severity="warning", heat="99"))
+    picky = next(each for each in of_alert.playbooks if each.playbook == "picky")
+    assert (picky.decision, picky.waits_for) == (Decision.STARTED, None)
+    both = await w.post(w.alert(gpu="0", node="n1", severity="warning", heat="98"))
+    await w.pass_time(5)
+    looks, caps = [await w.run(run.run_id) for run in (both.runs[-1], made.runs[0])]
+    assert {looks.waiting_on, caps.waiting_on} == {"resolved"}
 
 
 async def test_an_alert_that_has_resolved_tells_its_runs_and_begins_none(world: MakeWorld) -> None:

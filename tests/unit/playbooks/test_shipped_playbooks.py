@@ -9,6 +9,7 @@ import pytest
 from trainmedic_server.actions import registry
 from trainmedic_server.catalog import loader
 from trainmedic_server.domain.claim import Claim
+from trainmedic_server.domain.playbook import ActionStep
 from trainmedic_server.domain.target import IdentityLabels, Target, TargetKind
 from trainmedic_server.engine import claims
 from trainmedic_server.simulation import suite
@@ -46,12 +47,23 @@ def test_a_shipped_playbook_tells_people_when_it_failed(path):
     assert not [step for step in others if getattr(step, "action", None) == "notify"]
 
 
+def acts_of(book):
+    definition = book.definition
+    steps = [*definition.steps, *definition.on_success, *definition.on_failure]
+    return {step.action for step in steps if isinstance(step, ActionStep)}
+
+
 def test_only_the_cleaning_of_a_full_disk_locks_less_than_its_target():
-    """Every other one locks the whole of what it works on; a drain never runs beside a cleaning."""
+    """Every other one that changes anything locks the whole node, so that no drain runs during a cleaning. One that
+    only notifies people locks nothing, so that its message does not wait for a repair."""
     node, actions = Target(TargetKind.NODE, node="n1"), registry.specs_only()
     books = [book for path in FILES for book in loader.load_file(path, actions, IdentityLabels()).playbooks]
     on_nodes = {book.definition.name: book for book in books if book.definition.target_kind is TargetKind.NODE}
     claimed = {name: claims.of_playbook(book, node, actions) for name, book in on_nodes.items()}
     assert claimed.pop("disk-space-low") == Claim.of_disks("n1")
-    assert len(claimed) > 2
-    assert set(claimed.values()) == {Claim(node)}
+    assert claimed.pop("disk-space-not-cleaned").nothing
+    nothing = {name for name, claim in claimed.items() if claim.nothing}
+    assert nothing == {name for name in claimed if acts_of(on_nodes[name]) <= {"notify", "node.facts"}}
+    locking = {name: claim for name, claim in claimed.items() if name not in nothing}
+    assert len(locking) > 1
+    assert set(locking.values()) == {Claim(node)}

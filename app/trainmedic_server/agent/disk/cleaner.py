@@ -58,7 +58,7 @@ class CleaningRequest(Struct, frozen=True):
     """The percentage of free space at which a filesystem is left alone; None for no end."""
     dry_run: bool = False
     filesystems: tuple[NamedFilesystem, ...] = ()
-    """Where space is wanted: roots that lie elsewhere are left alone. Empty: all roots count."""
+    """File systems that need space: roots elsewhere are left alone. Empty: all roots count."""
 
 
 class Cleaner(Struct, frozen=True):
@@ -106,7 +106,7 @@ class _CleaningRun(Struct):
     filesystems: Filesystems
     usage: FileUsage
     target_filesystems: FilesystemSearch | None
-    """Where space is wanted; None where that is not said."""
+    """File systems that need space; None if the command names none."""
     gone: set[Inode] = field(default_factory=set)
     """What is still there in a trial run and would not be in a cleaning; for the rules that follow."""
     files: int = 0
@@ -157,7 +157,7 @@ class _RuleRun(Struct):
             self.counters.leave_rest(ended_by, self.counters.matched - self.considered)
 
     def _is_wanted(self, root: Root) -> bool:
-        """Whether the root lies where space is wanted; what is deleted elsewhere frees nothing there."""
+        """Return whether the root lies on a file system that needs space; deletions elsewhere free nothing there."""
         search = self.run.target_filesystems
         if search is None or search.finds(root.mount):
             return True

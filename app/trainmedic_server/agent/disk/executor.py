@@ -63,7 +63,7 @@ class DiskCleanExecutor:
             deadline=(command.expires_at - min(_REPLY_MARGIN, lifetime / 10)).timestamp(),
             until_free=_percent(params.get("until_free_percent")),
             dry_run=_flag(params.get("dry_run", False)),
-            filesystems=_filesystems(params.get("filesystems", ())),
+            filesystems=named_filesystems(params.get("filesystems", ())),
         )
 
     def _rules(self, raw: object) -> tuple[str, ...]:
@@ -78,7 +78,8 @@ class DiskCleanExecutor:
         return names
 
 
-def _filesystems(raw: object) -> tuple[NamedFilesystem, ...]:
+def named_filesystems(raw: object) -> tuple[NamedFilesystem, ...]:
+    """Return the file systems that a command names. Raises CommandRejected."""
     wrong = CommandRejected(f"filesystems must be a list of at most {_MAX_RULES} with a mountpoint and a device each")
     if not isinstance(raw, list | tuple) or len(raw) > _MAX_RULES:
         raise wrong

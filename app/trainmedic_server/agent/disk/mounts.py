@@ -2,7 +2,7 @@
 
 A mount point is a name in one mount namespace: an alert has it from an exporter, which may see other mounts than the
 agent, or the same ones below a prefix. So the mounts of this process and those of the machine's first process are both
-looked at, and the device that the alert names beside the mount point helps where they show another one.
+looked at, and the device that the alert names with the mount point helps if they show another one.
 
 Who calls it: ``access_times`` and ``cleaner``.
 """
@@ -16,7 +16,9 @@ from pathlib import Path
 from msgspec import Struct
 
 _PREFIXES = ("/host/rootfs", "/host/root", "/hostfs", "/host", "/rootfs")
-"""Where exporters in containers often have the machine's file systems."""
+"""Usual mount points of the machine's file systems in containers of exporters."""
+_PSEUDO = frozenset({"tmpfs", "devtmpfs", "ramfs", "overlay"})
+"""Filesystems without a device: all of a kind have the same source, which identifies none."""
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 
@@ -25,14 +27,14 @@ class Mount(Struct, frozen=True):
 
     number: int
     device: bytes
-    """Of the filesystem: two numbers, the same in each mount namespace."""
+    """Device number of the filesystem, major and minor, the same in each mount namespace."""
     root: bytes
     """The directory of the filesystem that is mounted."""
     point: bytes
     options: frozenset[bytes]
     filesystem: str
     source: bytes = b""
-    """What is mounted, such as ``/dev/sda1``."""
+    """The mounted device, such as ``/dev/sda1``."""
 
 
 class NamedFilesystem(Struct, frozen=True):
@@ -64,12 +66,13 @@ class FilesystemSearch:
 
 
 def _is_of(mount: Mount, name: NamedFilesystem, at: Sequence[Mount]) -> bool:
-    """Whether the mount is of the named file system, where `at` are the mounts at its mount point."""
+    """Return whether the mount is of the named file system. `at` are the mounts at its mount point."""
     device = name.device.encode()
     exact = {each.device for each in at if each.source == device}
     if exact:
         return mount.device in exact
-    return mount.device in {each.device for each in at} or (bool(device) and mount.source == device)
+    is_same_device = bool(device) and mount.source == device and mount.filesystem not in _PSEUDO
+    return is_same_device or mount.device in {each.device for each in at}
 
 
 def _at(mountpoint: str, mounts: Sequence[Mount]) -> list[Mount]:

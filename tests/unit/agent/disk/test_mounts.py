@@ -96,6 +96,15 @@ def test_a_source_that_many_file_systems_share_does_not_stand_for_all_of_them(tm
     assert (search.finds(TMP), search.finds(DATA + 10)) == (True, False)
 
 
+@pytest.mark.parametrize("source", ["tmpfs", "overlay"])
+def test_a_source_that_identifies_no_device_finds_nothing_elsewhere(tmp_path: Path, source: str) -> None:
+    """Where the agent does not see the mount point, another tmpfs or the root of its container is not what is meant."""
+    proc = tables(
+        tmp_path, (line(ROOT, "0:301", "/", "overlay", "overlay"), line(TMP, "0:61", "/run", "tmpfs", "tmpfs"))
+    )
+    assert found(proc, NamedFilesystem("/elsewhere", source)) == set()
+
+
 def test_the_last_mount_at_a_place_hides_those_before(tmp_path: Path) -> None:
     """As where a disk was mounted over a directory that was one."""
     proc = tables(tmp_path, (*MACHINE, line(DATA + 1, "9:3", "/data", "/dev/md3")))
