@@ -49,8 +49,9 @@ class Naming(Struct, frozen=True):
     def told(self, topology: Topology) -> str:
         """What the label says and who knows it, for a person."""
         if not self.nodes:
-            counts = topology.known.counts()
-            return f"{self.label} {UNKNOWN} ({counts or 'no source of nodes'})"
+            if not (counts := topology.known.counts()):
+                return f"{self.label} names it; neither agents, cluster nor inventory list any node"
+            return f"{self.label} {UNKNOWN} ({counts})"
         nodes = " or ".join(sorted(self.nodes))
         by = topology.known.who_knows(min(self.nodes))
         return f"{self.label} is {nodes} (known by {by})"

@@ -51,6 +51,8 @@ def test_a_file_system_of_a_node_is_cleaned(labels: dict[str, str]) -> None:
     [
         {"mountpoint": "/boot/efi", "device": "/dev/sda1", "fstype": "vfat"},
         {"mountpoint": "/boot", "device": "/dev/sda2", "fstype": "ext4"},
+        {"exported_mountpoint": "/host/boot/efi", "fstype": "vfat"},
+        {"mount_point": "/efi"},
         {"mountpoint": "/home", "device": "filer:/home", "fstype": "nfs4"},
         {"mountpoint": "/lustre", "device": "10.1.0.4@o2ib:/fs", "fstype": "lustre"},
         {"mountpoint": "/data", "device": "JuiceFS:pool", "fstype": "fuse.juicefs"},
