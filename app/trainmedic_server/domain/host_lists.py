@@ -12,6 +12,8 @@ MOST_HOSTS = 4096
 """Of one list, whatever a label says: to read more would hold up other alerts, and no run works on so many."""
 LONGEST = 65_536
 """Characters of a list that is read."""
+_LONGEST_NAME = 512
+"""Characters of one host's name; real ones have 253 at most."""
 _RANGE = re.compile(r"([0-9]{1,12})(?:-([0-9]{1,12})(?:[:/]([0-9]{1,6}))?)?")
 _DEEPEST = 5
 
@@ -32,12 +34,17 @@ def expand(text: str) -> tuple[str, ...]:
     if len(text) > LONGEST:
         raise UnreadableHostList(f"is longer than {LONGEST} characters")
     hosts: dict[str, None] = {}
+    read = 0
     for part in _split(text):
         if part:
             for host in _expanded(part, 0):
-                hosts[host] = None
-                if len(hosts) > MOST_HOSTS:
+                # Counted with those that were read before: ``[1,1,1]`` a few times over is millions of one host.
+                read += 1
+                if read > MOST_HOSTS:
                     raise UnreadableHostList(f"names more than {MOST_HOSTS} hosts")
+                if len(host) > _LONGEST_NAME:
+                    raise UnreadableHostList(f"has a name of more than {_LONGEST_NAME} characters")
+                hosts[host] = None
     return tuple(hosts)
 
 
