@@ -91,12 +91,12 @@ def left_out(run: Run) -> Iterator[StepState]:
             yield state
 
 
-def resolution_ends_question(draft: RunDraft) -> bool:
-    """Return True if the run's question is moot: every alert has resolved, and it asks about a repair, because the run
-    has not awaited the resolution yet."""
+def resolution_ends_question(draft: RunDraft, state: StepState) -> bool:
+    """Return True if the question of this step is moot: every alert has resolved, and it asks about a repair, because
+    it is not meant for after the resolution."""
     if not draft.outside.resolved or may_be_silenced(draft):
         return False
-    return not any(step.kind == "wait_for" and step.status is StepStatus.SUCCEEDED for step in draft.run.steps)
+    return not is_behind_wait(draft.run, draft.playbook, state)
 
 
 def _waits(run: Run) -> list[StepState]:

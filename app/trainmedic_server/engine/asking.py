@@ -30,7 +30,7 @@ def proceed(draft: RunDraft, state: StepState, definition: ApproveStep) -> Wait 
     if _is_answered(draft, state):
         return None
     state = draft.run.step(state.key)
-    if after_resolve.resolution_ends_question(draft):
+    if after_resolve.resolution_ends_question(draft, state):
         _end_moot(draft, state)
         return None
     deadline = _deadline(draft, state)

@@ -210,6 +210,20 @@ async def test_a_question_about_a_repair_ends_and_the_run_goes_on_behind_its_wai
     assert run.status is Status.SUCCEEDED
 
 
+async def test_a_question_about_a_repair_between_two_waits_is_not_asked() -> None:
+    """After the alert has resolved during the first wait the repair is not begun, whatever a person would answer."""
+    steps = (
+        "  - {id: a, action: test.cap}\n"
+        "  - {id: patience, wait_for: resolved, timeout: 1m, on_timeout: continue}\n"
+        "  - {id: sure, approve: 'go on?'}\n"
+        "  - {id: b, action: test.cap}\n"
+    )
+    w = await lived(steps + WAIT + "  - {id: after, approve: 'put it back?'}\n", 20)
+    run = await w.run()
+    assert statuses(run)["sure"] == "skipped"
+    assert (statuses(run)["b"], statuses(run)["after"], run.status) == ("skipped", "waiting", Status.AWAITING_APPROVAL)
+
+
 async def test_in_on_failure_people_are_told_and_nothing_more_is_changed() -> None:
     """Only the steps that change something are skipped there."""
     steps = "  - {id: a, action: test.other}\n  - {id: b, action: test.look}\n"
