@@ -61,10 +61,12 @@ def may_be_silenced(draft: RunDraft) -> bool:
     if resolved_at is None or target is None:
         return False
     for state in draft.run.steps:
-        if state.status not in (StepStatus.SUCCEEDED, StepStatus.UNKNOWN) or not state.attempts:
-            continue
         action = draft.context.actions.action_class(state.action or "")
-        if target.kind in getattr(action, "silences", ()) and state.attempts[0].started_at <= resolved_at:
+        if target.kind not in getattr(action, "silences", ()):
+            continue
+        # Also of a step that is to be tried again: its first attempt may be the one that silenced.
+        carried_out = [attempt for attempt in state.attempts if attempt.status in ("applied", "unknown")]
+        if carried_out and state.attempts[0].started_at <= resolved_at:
             return True
     return False
 

@@ -183,6 +183,23 @@ async def test_an_alert_that_the_run_may_have_silenced_proves_nothing() -> None:
     assert statuses(await w.run()) == {"a": "succeeded", "o": "succeeded", "sure": "succeeded", "b": "succeeded"}
 
 
+async def test_an_attempt_without_an_answer_may_have_silenced_it_before_the_next_one() -> None:
+    """As after the last one: the step is tried again under the same command id, and the run goes on."""
+    w = World(
+        HEAD + "  - {id: a, action: test.quiet, retry: {attempts: 3, delay: 30s}}\n  - {id: b, action: test.cap}\n",
+        more=(Quiet,),
+    )
+    w.actions["quiet"].outcomes.append(errors.OutcomeUnknown("no answer"))
+    await w.engine.start()
+    alert = w.alert(node="n1")
+    await w.post(alert)
+    await w.pass_time(10)
+    await w.resolve(alert)
+    await w.pass_time(60)
+    assert statuses(await w.run()) == {"a": "succeeded", "b": "succeeded"}
+    assert len({call.command_id for call in w.actions["quiet"].calls}) == 1
+
+
 async def test_a_run_by_hand_without_an_alert_is_not_stopped() -> None:
     """There is nothing that could resolve."""
     w = World(HEAD + "  - {id: a, action: test.cap}\n" + WAIT + "  - {id: b, action: test.cap}\n")
