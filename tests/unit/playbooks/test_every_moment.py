@@ -231,6 +231,8 @@ def _wrongs(played: Played) -> Iterator[str]:
         yield "the node is cordoned, and that is neither owed nor declared"
     if site.excluded and "launcher.exclude_node" not in said:
         yield "the job does without the node, and that is neither owed nor declared"
+    if (played.cluster.is_cordoned or site.excluded) and not (site.told or played.case.orders):
+        yield "a node is out of use, and nobody was told"
     if site.failed_checks and any(deed.action in GIVES_BACK for deed in site.deeds):
         yield "a node is back whose check has failed"
     if run.owes_undo:
