@@ -139,7 +139,7 @@ class JobAccumulate(_Scaling):
 
 
 class DataloaderWorkersParams(ActionParams):
-    """Exactly one of the two."""
+    """Number of workers. Exactly one of the two members is set."""
 
     count: int | None = Field(None, ge=0, le=1024, description="Worker processes of each rank's data loader.")
     at_most: int | None = Field(

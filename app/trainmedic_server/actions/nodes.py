@@ -151,11 +151,11 @@ async def _stop_waiting() -> bool:
 
 
 MOST_FILESYSTEMS = 100
-"""File systems in one command, because agents refuse a command with more. Without the others less is deleted."""
+"""Most file systems in one command, because agents refuse a command with more. Leaving some out only deletes less."""
 
 
 class AlertFilesystem(BaseModel):
-    """A file system by its mount point, as labels of an alert name it; other labels are left out."""
+    """File system by its mount point, as labels of an alert name it. Other labels are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -197,8 +197,8 @@ class DiskClean(Irreversible, CommandAction):
     changes_disks_only: ClassVar[bool] = True
 
     def wire_params(self, call: Call) -> Mapping[str, Any]:
-        """Return the parameters as they are sent: each file system once, up to `MOST_FILESYSTEMS`, and none if one of
-        them is not known."""
+        """Return the parameters as they are sent: each file system once, up to `MOST_FILESYSTEMS`. The list is empty if
+        one of them is not known."""
         wire = dict(super().wire_params(call))
         by_name = {(entry["mountpoint"], entry["device"]): entry for entry in wire.pop("filesystems")}
         is_known = by_name and all(mountpoint for mountpoint, _ in by_name)

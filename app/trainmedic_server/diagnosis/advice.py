@@ -9,7 +9,7 @@ _RETRIES = 2
 """So many times the same end without a person: another attempt has been tried then."""
 
 _ADVICE = {
-    # Whoever starts a job on a lost card again loses another start: somebody looks at the node first.
+    # Restarting a job on a lost GPU fails again, so a person checks the node first.
     CauseClass.GPU: Advice.ASK,
     CauseClass.NODE: Advice.ASK,
     CauseClass.GPU_MEMORY: Advice.ASK,

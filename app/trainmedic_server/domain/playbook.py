@@ -54,7 +54,7 @@ class Trigger(_Model):
 
     @property
     def proofs(self) -> tuple[AlertProof, ...]:
-        """The proofs of which one is enough; empty where none is asked for."""
+        """Proofs of which one is enough. Empty if none is required."""
         return (self.proof,) if isinstance(self.proof, AlertProof) else self.proof or ()
 
     @property

@@ -34,9 +34,9 @@ from trainmedic_server.server.view import View
 MOST = 500
 """Runs that are looked at: of those that are open, and of those that owe an undo. What is left out is counted."""
 MOST_ENDED = 200
-"""Runs that have ended and owe nothing, which are looked at for changes without an undo."""
+"""Most ended runs without a pending undo that are searched for changes without an undo."""
 NEVER_GIVEN_BACK_FOR = timedelta(days=7)
-"""How long after its run was created a change without an undo is listed. When it is over is not known: a job with a
+"""Period after its run's creation in which a change without an undo is listed. Its end is not known: a job with a
 halved learning rate may have ended long ago."""
 _ENDED = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED, Status.REJECTED)
 _LOST_FOR = timedelta(days=1)
@@ -62,7 +62,7 @@ class BreakerView(View):
 
 
 class ChangeView(View):
-    """What a run has changed: what it owes back, and what has no undo."""
+    """Change of a run: one with a pending undo, or one without an undo."""
 
     run_id: str
     playbook: str
@@ -188,7 +188,8 @@ class NowApi:
         )
 
     async def _ended_runs(self, now: datetime) -> tuple[list[Run], datetime]:
-        """The newest runs that have acted, ended and owe nothing, and since when these are all that there are."""
+        """Return the newest runs that have acted and ended without a pending undo, and since when this list is
+        complete."""
         since = now - NEVER_GIVEN_BACK_FOR
         matching = HistoryFilter(status=_ENDED, has_acted=True, owes_undo=False, since=since)
         ended, cursor = await self._history.page(matching, MOST_ENDED, None)

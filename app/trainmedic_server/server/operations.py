@@ -46,7 +46,7 @@ class OrderBody(ApiModel):
 
 
 class EndingBody(OrderBody):
-    """Why, and whether what the run has changed is given back at once; recorded with the order."""
+    """Note, and whether to revert at once what the run has changed. Both are recorded with the order."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"note": "we look at it ourselves", "undo": True}]})
 

@@ -11,7 +11,7 @@ from trainmedic_server.server.view import View
 
 
 class HeldByView(View):
-    """The run for which another one waits, because both work on the same thing."""
+    """Run for which another one waits, because both work on the same thing."""
 
     run_id: str
     playbook: str
