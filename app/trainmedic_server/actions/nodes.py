@@ -163,13 +163,13 @@ class AlertFilesystem(BaseModel):
         "",
         max_length=4096,
         validation_alias=AliasChoices("mountpoint", "exported_mountpoint", "mount_point"),
-        description="Empty where it is not known: then no file system is ruled out.",
+        description="Empty if it is not known. Then no file system is excluded.",
     )
     device: str = Field(
         "",
         max_length=4096,
         validation_alias=AliasChoices("device", "exported_device"),
-        description="What is mounted there, such as /dev/sda1.",
+        description="The mounted device, such as /dev/sda1.",
     )
 
 
@@ -182,7 +182,7 @@ class CleanParams(ActionParams):
     filesystems: tuple[AlertFilesystem, ...] = Field(
         (),
         max_length=10_000,
-        description="Where space is wanted: the agent leaves roots alone that lie on other file systems. Labels of "
+        description="File systems that need space. The agent does not clean roots on other file systems. Labels of "
         "alerts will do.",
     )
 

@@ -1,9 +1,9 @@
 """The nodes and pods of the cluster, from a cached watch.
 
 Only the few fields in use are kept, so that ten thousand pods take some megabytes. The topology may be a moment old.
-Before the first list it is empty, and an alert that needs it is refused rather than guessed. It says whether the API
-server answers: while it does not, no node counts as unknown. Who calls it: ``wiring``
-runs `watch` beside the engine, and hands `topology` to all who ask where pods are.
+Before the first list it is empty, and an alert that needs it is refused rather than guessed. While the API
+server does not answer, no node counts as unknown. Caller: ``wiring``, which runs `watch` next to the engine and passes
+`topology` to all parts that need the place of pods.
 """
 
 from __future__ import annotations

@@ -162,11 +162,11 @@ def _forbidden(label: str) -> str:
     """Return why a map may not set this label, in any spelling. Empty if it may."""
     plain = _NOT_A_LETTER.sub("", unicodedata.normalize("NFKC", label).casefold())
     if plain == _NOT_A_LETTER.sub("", SHIPPED_RULE_LABEL):
-        return "is the proof of a shipped rule, by which playbooks that can do harm know it; a map cannot set it"
+        return "is the proof of a shipped rule, which playbooks that can do harm require; a map cannot set it"
     if _is_code(label):
         return "holds an XID, which is proof that hardware is broken; a map cannot set it"
     if plain == SOURCE:
-        return "is the label by which Trainmedic knows its own alerts; a map cannot set it"
+        return "is the label by which Trainmedic recognises its own alerts; a map cannot set it"
     if plain == "alertname":
         return "is not set as a label; write the new name as 'as'"
     return ""

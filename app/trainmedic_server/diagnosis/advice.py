@@ -25,7 +25,7 @@ MEANS = {
     Advice.ISOLATE_NODE: "no new work for the node until somebody has looked at it",
     Advice.STOP: "started again as it is, it would end alike",
     Advice.ROLLBACK: "go back to a checkpoint from before it began",
-    Advice.ASK: "somebody has to look first; for a GPU or a node, at the node",
+    Advice.ASK: "a person has to check first; for a GPU or a node, check the node",
 }
 """What each says to do, for people."""
 

@@ -42,7 +42,7 @@ _EXIT_LINE = re.compile(
 _MOMENT = timedelta(microseconds=1)
 _MOST_EXITS = 100_000
 _LEARN_FROM = 8
-"""Of this many lines one is read for its form while nothing has failed, because reading forms costs the most time."""
+"""One of this many lines is read for its form while nothing has failed, because reading forms costs the most time."""
 _MOST_NEW, _MOST_FINDINGS = 2_000, 50_000
 """Findings after which it is looked whether some can be dropped, and that are kept. A rank has a handful of them."""
 _OF_PROGRAMS = re.compile(

@@ -179,7 +179,7 @@ def _loss_rose(rise: LossRise) -> Verdict:
     return Verdict(
         cause=CauseClass.NUMERICS,
         confidence=Confidence.LOW,
-        summary=f"Perhaps the numbers are wrong: {why}. Nothing that was read says that the job failed.",
+        summary=f"The numbers may be wrong: {why}. No log states that the job failed.",
         advice=Advice.ASK,
         evidence=(Evidence(why, rise.line, "training"),),
         fingerprint=f"{CauseClass.NUMERICS}:loss-rose",
@@ -193,7 +193,7 @@ def _has_finished(facts: Facts) -> bool:
 
 def _ended_well(facts: Facts) -> Verdict:
     done = next(each for each in facts.exits if each.code == 0)
-    why = "a process states that it has come to its end"
+    why = "a process states that it has finished"
     return Verdict(
         cause=CauseClass.UNKNOWN,
         confidence=Confidence.LOW,

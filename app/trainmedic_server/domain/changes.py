@@ -121,9 +121,9 @@ def _change(run: Run, step: StepState, undo: Undo | None, firing: Sequence[str],
 
 def _when(undo: Undo | None, firing: Sequence[str]) -> str:
     if undo is None:
-        return "never: nothing takes it back"
+        return "never: it cannot be undone"
     if undo.status is UndoStatus.AVAILABLE:
-        return "never by itself, only by an order to undo it"
+        return "never automatically, only by an undo order"
     if undo.status is UndoStatus.RUNNING:
         return "another attempt is made" if undo.retry_at else "now"
     if undo.trigger is UndoTrigger.ON_FAILURE:

@@ -1,4 +1,4 @@
-"""Where an exporter runs, by its labels: on the node that it measures, or once for the whole cluster.
+"""Place of an exporter, by its labels: on the node that it measures, or once for the whole cluster.
 
 Pure. Callers: ``node_evidence`` and ``job_place``.
 """

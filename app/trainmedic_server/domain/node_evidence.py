@@ -195,7 +195,7 @@ class NodeEvidence:
             try:
                 hosts |= dict.fromkeys(host_lists.expand(label.value), label)
             except host_lists.UnreadableHostList as error:
-                return Unresolved("target_unknown", f"{label} {error}, so that nobody can tell which nodes it names")
+                return Unresolved("target_unknown", f"{label} {error}, so the nodes in it are not known")
         if not hosts:
             return None
         nodes = {host: self._topology.known.find(host_of(host)) for host in list(hosts)[:_MOST_LOOKED_UP]}

@@ -1,4 +1,4 @@
-"""What a run locks, and what an attempt works on, by their actions. Pure.
+"""Claims of runs and attempts, by their actions. Pure.
 
 A run locks its target. A run on a node whose changing steps only clean disks locks the disks of the node. So a full
 disk does not wait for a hot GPU, nor the GPU for the disk. A run on a node or GPU that changes nothing locks nothing,

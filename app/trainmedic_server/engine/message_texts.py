@@ -282,7 +282,7 @@ def _not_started(run: Run, decision: Decision, why: str) -> Draft | None:
 
 
 _IF_REPEATED = "It starts if the guard allows it when the alert is next reported, unless the alert is too old by then."
-_START = "To have it done all the same: trainmedic runs start {playbook} --target {target}"
+_START = "To start it anyway: trainmedic runs start {playbook} --target {target}"
 _REMEDIES: Mapping[Decision, str] = {
     Decision.CONCURRENCY_LIMITED: "See which runs are open: trainmedic history --open --playbook {playbook}. To let "
     "more run at once, raise max_concurrent in the guards of the playbook.",
@@ -303,10 +303,10 @@ def _untargeted(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft |
     lines = [
         f"{run.playbook} does nothing about {run.alert_name}, because it could act on the wrong thing: {why}.",
         f"Labels that name something: {listed}.",
-        "If the node exists, start its agent or name it in the file of --inventory. Else have the alert's rule set a "
+        "If the node exists, start its agent or name it in the file of --inventory. Otherwise have its rule set a "
         "label that names the node, the GPU or the job. How the labels were read: "
         f"trainmedic why --alert {shlex.quote(run.alert_name)}",
-        "Of this one you are not told again for a week.",
+        "You are not notified of this one again for a week.",
     ]
     strangers = _hosts(name for name in _quoted(subjects, why) if f"{name} {UNKNOWN}" in why)
     hosts = strangers or _hosts(_quoted(subjects, why)) or _hosts(starmap(Label, subjects.items()))

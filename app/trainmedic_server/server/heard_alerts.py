@@ -74,10 +74,10 @@ class SuggestedPlaybook(View):
 class SuggestionView(View):
     """Rename that an alert map could have for an alert which no playbook names."""
 
-    alert_name: str = Field(description="The alertname that it would be renamed to.")
-    because: str = Field(description="What it was found by.")
+    alert_name: str = Field(description="New alertname.")
+    because: str = Field(description="Evidence for the meaning of the alert.")
     playbooks: list[SuggestedPlaybook] = Field(
-        description="What reacts to that name; each by its own conditions, which the alert must meet."
+        description="Playbooks that react to that name. The alert must also meet the conditions of each."
     )
     rename: str = Field(description="The entry of the alert map, YAML to paste.")
 
@@ -131,7 +131,7 @@ class HeardAlertView(View):
     reason: str = Field(description="Why no playbook reacted; empty where one did.")
     reactions: list[ReactionView] = Field(description="Of each playbook that names its alertname.")
     suggestion: SuggestionView | None = Field(
-        description="What the alert map could rename it to, where no playbook names its alertname and its meaning is "
+        description="A possible rename for the alert map, if no playbook names its alertname and its meaning is "
         "known; null else."
     )
     original_alert_name: str | None = Field(description=ORIGINAL_NAME)

@@ -74,8 +74,8 @@ class ChangeView(View):
     after: str | None = Field(description="What is there since.")
     is_certain: bool = Field(description="False where it is not known whether the action was carried out.")
     since: datetime
-    undo: UndoTrigger = Field(description="never: it is not given back by itself.")
-    is_reversible: bool = Field(description="Whether an operator can order it undone.")
+    undo: UndoTrigger = Field(description="never: it is not reverted automatically.")
+    is_reversible: bool = Field(description="True if an operator can order its undo.")
     given_back: str = Field(description="When it is given back, for a person.")
     not_before: datetime | None = Field(description="When the next attempt is made, where one has failed.")
     latest: datetime | None = Field(description="When the run stops waiting for it; null where it waits for ever.")
@@ -132,10 +132,10 @@ class NowView(View):
     breaker: BreakerView
     approvals: list[ApprovalView]
     changed: list[ChangeView] = Field(
-        description="What is owed back, then what is not given back by itself (`undo: never`), the newest first."
+        description="Pending undos, then changes that are not reverted automatically (`undo: never`), the newest first."
     )
     changed_since: datetime = Field(
-        description="What has no undo is listed of the runs that were created since then; what is owed, of all."
+        description="Changes without an undo are listed for runs that were created since then, pending undos for all."
     )
     running: list[RunningView] = Field(description="The other open runs.")
     lost: list[LostView] = Field(description="Within the last day, and not come back.")

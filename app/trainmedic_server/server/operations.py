@@ -52,8 +52,8 @@ class EndingBody(OrderBody):
 
     undo: bool = Field(
         False,
-        description="Give back now all that the run has changed and that can be taken back. Without it, what is to be "
-        "given back on failure is given back at once, and the rest when the alert resolves.",
+        description="Revert now all changes of the run that can be reverted. Without it, `undo: on_failure` changes "
+        "are reverted at once, and the others when the alert resolves.",
     )
 
 

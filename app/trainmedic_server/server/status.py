@@ -74,7 +74,7 @@ class Ready(ApiModel):
     )
     notifications: Dependency = Field(
         Dependency(ok=True, detail=_CHANNELS_ARE_SET),
-        description="Whether the notification channels that playbooks name are set; `ready` does not depend on it.",
+        description="State of the notification channels that playbooks name; `ready` does not depend on it.",
     )
     paused: bool = Field(description="Whether everything is paused; `pauses` has those of a part, too.")
     breaker_open: bool
