@@ -303,8 +303,8 @@ def _untargeted(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft |
     lines = [
         f"{run.playbook} does nothing about {run.alert_name}, because it could act on the wrong thing: {why}.",
         f"Labels that name something: {listed}.",
-        "If the node exists, start its agent or name it in the file of --inventory. Otherwise have its rule set a "
-        "label that names the node, the GPU or the job. How the labels were read: "
+        "If the node exists, start its agent or name it in the file of --inventory. Otherwise have the alert's "
+        "rule set a label that names the node, the GPU or the job. How the labels were read: "
         f"trainmedic why --alert {shlex.quote(run.alert_name)}",
         "You are not notified of this one again for a week.",
     ]
