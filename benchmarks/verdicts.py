@@ -1,9 +1,9 @@
-"""Print how far verdicts can be relied on: right, unknown and wrong by confidence, over cases whose truth is known.
+"""Reliability of verdicts: right, unknown and wrong ones by confidence, over cases whose truth is known.
 
 The directory holds `cases.yaml`, a list of cases with `id`, `truth`, `acceptable` and `culprit`, and one `ID.txt` per
 case. A line such as `--- dmesg-node1.txt` in a case begins a further file of that name.
 
-    python -m benchmarks.verdicts DIR [--details]
+python -m benchmarks.verdicts DIR [--details]
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Outcome(StrEnum):
     LENIENT = "lenient"
     """Not the truth, but a cause that a person would accept. Never with high confidence."""
     UNKNOWN = "unknown"
-    """The verdict names no cause, and the truth does."""
+    """The verdict names no cause, although the truth does."""
     WRONG = "wrong"
 
 
@@ -49,7 +49,7 @@ class Case(Struct, frozen=True):
     truth: CauseClass
     acceptable: frozenset[CauseClass]
     culprits: frozenset[int]
-    """Ranks that began it; empty where the truth names none."""
+    """Ranks that began it. Empty if the truth names none."""
     victims: frozenset[int]
     """Ranks that the truth calls victims."""
     files: Mapping[str, str]
@@ -62,7 +62,7 @@ class Judged(Struct, frozen=True):
     verdict: Verdict
     outcome: Outcome
     is_culprit_right: bool | None
-    """None where the truth or the verdict names no rank."""
+    """None if the truth or the verdict names no rank."""
 
 
 def cases_in(directory: Path) -> Iterator[Case]:

@@ -133,7 +133,7 @@ class BusUnavailable(TrainmedicError):
 
 
 class BusExplained(BusUnavailable):
-    """Redis cannot be used, for a reason that the text states. The text is ours and shows nothing of a URL."""
+    """Redis cannot be used, for a reason that the text states. The text is our own and shows nothing of a URL."""
 
 
 class BusFull(BusExplained):
@@ -299,7 +299,7 @@ class ObjectExists(PermanentFailure):
 
 
 class ChannelMissing(PermanentFailure):
-    """No notification channel is set, or none of the name that is asked for."""
+    """No notification channel is set, or none of the requested name."""
 
 
 class ChatRefused(PermanentFailure):

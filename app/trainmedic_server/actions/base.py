@@ -35,7 +35,8 @@ class BasicAction:
     targets: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)
     harmful: ClassVar[bool] = True
     changes_disks_only: ClassVar[bool] = False
-    """Whether it changes files on the disks of the target's node, and nothing else (`ports.actions.DiskAction`)."""
+    """True for an action that changes files on the disks of the target's node and nothing else
+    (`ports.actions.DiskAction`)."""
     gives_back: ClassVar[bool] = False
     silences: ClassVar[frozenset[TargetKind]] = frozenset()
     is_hold: ClassVar[bool] = False
@@ -66,12 +67,13 @@ RESOLVED = "stopped, because the alert resolved"
 
 
 async def clearance_of(call: Call) -> Clearance:
-    """Return whether anything that has come since the attempt began holds it back."""
+    """Return whether the attempt may make further changes, by what has happened since it began."""
     return await call.clearance() if call.clearance is not None else "go_on"
 
 
 def check_wanted(clearance: Clearance, about: str = "", output: Mapping[str, Any] | None = None) -> None:
-    """Return unless the attempt must make no further changes. The failure says why, and what it is `about`.
+    """Return if the attempt may make further changes; otherwise raise. The failure says why, and names what it is
+    `about`.
 
     Raises TemporaryFailure after a person has ended the run, NoLongerWanted after its alert has resolved.
     """

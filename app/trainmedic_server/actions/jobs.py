@@ -139,11 +139,11 @@ class JobAccumulate(_Scaling):
 
 
 class DataloaderWorkersParams(ActionParams):
-    """Exactly one of the two."""
+    """Number of workers. Exactly one of the two members is set."""
 
     count: int | None = Field(None, ge=0, le=1024, description="Worker processes of each rank's data loader.")
     at_most: int | None = Field(
-        None, ge=0, le=1024, description="The same, but only where there are more: the number is never raised."
+        None, ge=0, le=1024, description="The same as an upper bound: the number is lowered, never raised."
     )
 
     @model_validator(mode="after")

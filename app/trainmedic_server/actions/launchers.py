@@ -210,7 +210,7 @@ class LauncherExcludeNode(_LauncherAction):
         patience = cast(ExcludeNodeParams, call.params).checkpoint
         if not patience:
             return {}
-        # What a killed server may have ordered already is found out by ordering it again.
+        # Repeating the command shows what a killed server has already ordered.
         is_first = not call.resumed
         asked = node_checkpoints.ask_for(self._bus, self._clock, call, node, patience, jobs, can_stop=is_first)
         return {"checkpoints": await asked}

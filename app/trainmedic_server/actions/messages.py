@@ -36,8 +36,8 @@ class NotifyParams(ActionParams):
 
 
 class Notify(Irreversible, BasicAction):
-    """Sends a message once. If it cannot be known whether it was sent, the step says so and sends nothing again. If the
-    channel is not set, the step is skipped: a missing channel fails no repair."""
+    """Notification, sent at most once. If it is not known whether it was sent, the step says so and does not repeat it.
+    If the channel is not set, the step is skipped, because a missing channel must not fail a repair."""
 
     name: ClassVar[str] = "notify"
     summary: ClassVar[str] = "Tell people, through the notification channels that the server knows."

@@ -22,7 +22,7 @@ from trainmedic_server.ports.outside import Clock, CommandBus
 
 ACTION = "job.checkpoint"
 LOOK_EVERY = timedelta(seconds=1)
-"""How often it is asked, while jobs write, whether the work is still to be taken from the node."""
+"""Time between two checks, while jobs write, that the drain is still wanted."""
 
 
 async def ask_for(
@@ -35,8 +35,8 @@ async def ask_for(
     *,
     can_stop: bool = True,
 ) -> dict[str, str]:
-    """Return what became of the checkpoint of each job on the node, or of those of ``only``: ``written``, or why not.
-    Returns when all have answered, and at the latest when `patience` is over, counted from when the step began.
+    """Return the outcome of the checkpoint of each job on the node, or of those of ``only``: ``written``, or why not.
+    Returns when all have answered, at the latest when `patience` is over, counted from the start of the step.
 
     If it `can_stop`, raises as `check_wanted` within a second after the run was ended or its alert has resolved.
     """

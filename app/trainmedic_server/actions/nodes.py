@@ -151,11 +151,11 @@ async def _stop_waiting() -> bool:
 
 
 MOST_FILESYSTEMS = 100
-"""File systems in one command, because agents refuse a command with more. Without the others less is deleted."""
+"""Most file systems in one command, because agents refuse a command with more. Leaving some out only deletes less."""
 
 
 class AlertFilesystem(BaseModel):
-    """A file system by its mount point, as labels of an alert name it; other labels are left out."""
+    """File system by its mount point, as labels of an alert name it. Other labels are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -163,13 +163,13 @@ class AlertFilesystem(BaseModel):
         "",
         max_length=4096,
         validation_alias=AliasChoices("mountpoint", "exported_mountpoint", "mount_point"),
-        description="Empty where it is not known: then no file system is ruled out.",
+        description="Empty if it is not known. Then no file system is excluded.",
     )
     device: str = Field(
         "",
         max_length=4096,
         validation_alias=AliasChoices("device", "exported_device"),
-        description="What is mounted there, such as /dev/sda1.",
+        description="The mounted device, such as /dev/sda1.",
     )
 
 
@@ -182,7 +182,7 @@ class CleanParams(ActionParams):
     filesystems: tuple[AlertFilesystem, ...] = Field(
         (),
         max_length=10_000,
-        description="Where space is wanted: the agent leaves roots alone that lie on other file systems. Labels of "
+        description="File systems that need space. The agent does not clean roots on other file systems. Labels of "
         "alerts will do.",
     )
 
@@ -197,8 +197,8 @@ class DiskClean(Irreversible, CommandAction):
     changes_disks_only: ClassVar[bool] = True
 
     def wire_params(self, call: Call) -> Mapping[str, Any]:
-        """Return the parameters as they are sent: each file system once, up to `MOST_FILESYSTEMS`, and none if one of
-        them is not known."""
+        """Return the parameters as they are sent: each file system once, up to `MOST_FILESYSTEMS`. The list is empty if
+        one of them is not known."""
         wire = dict(super().wire_params(call))
         by_name = {(entry["mountpoint"], entry["device"]): entry for entry in wire.pop("filesystems")}
         is_known = by_name and all(mountpoint for mountpoint, _ in by_name)

@@ -1,9 +1,9 @@
 """The nodes and pods of the cluster, from a cached watch.
 
 Only the few fields in use are kept, so that ten thousand pods take some megabytes. The topology may be a moment old.
-Before the first list it is empty, and an alert that needs it is refused rather than guessed. It says whether the API
-server answers: while it does not, no node counts as unknown. Who calls it: ``wiring``
-runs `watch` beside the engine, and hands `topology` to all who ask where pods are.
+Before the first list it is empty, and an alert that needs it is refused rather than guessed. While the API
+server does not answer, no node counts as unknown. Caller: ``wiring``, which runs `watch` next to the engine and passes
+`topology` to all parts that need the place of pods.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ class KubernetesTopology:
         self._pods: dict[str, Pod] = {}
         self._topology: ClusterTopology | None = None
         self._names: NodeNames | None = None
-        """Those of the nodes, which change more rarely than pods."""
+        """Names of the nodes. Kept separately, because nodes change more rarely than pods."""
         self._unanswered = {NODES, PODS}
         self._lock = threading.Lock()
-        """Held by whoever changes these: who asks may be the run store's thread."""
+        """Held while these change. The run store's thread may read them."""
         self.filled = asyncio.Event()
         """Set once the nodes and the pods were listed."""
 
     @property
     def is_filled(self) -> bool:
-        """Whether the nodes and the pods were listed."""
+        """True if the nodes and the pods were listed."""
         return self.filled.is_set()
 
     async def watch(self) -> None:
@@ -119,7 +119,7 @@ class KubernetesTopology:
             uid = changed["metadata"]["uid"]
             with self._lock:
                 if kept.get(uid) == value:
-                    continue  # most changes, such as a node's heartbeat, are of nothing that is kept
+                    continue  # Most changes, such as a node's heartbeat, change nothing that is kept.
                 if value is None:
                     kept.pop(uid, None)
                 else:
@@ -128,7 +128,7 @@ class KubernetesTopology:
         return version
 
     def _changed(self, resource: Resource) -> None:
-        """What was put together before is out of date. Called with the lock held."""
+        """Discard the computed topology. The caller holds the lock."""
         self._topology = None
         if resource == NODES:
             self._names = None
@@ -170,7 +170,7 @@ def _pod(pod: Object) -> Pod | None:
 
 
 def _is_per_node(owners: Sequence[Mapping[str, Any]]) -> bool | None:
-    """Whether the pod is one of a set with one on each node, as its owner says; a static pod's owner is its node."""
+    """Return whether the pod is one of a set with one on each node, by its owner. A static pod's owner is its node."""
     kinds = {owner.get("kind") for owner in owners if owner.get("controller")} or {each.get("kind") for each in owners}
     return bool(kinds & {"DaemonSet", "Node"}) if kinds else None
 

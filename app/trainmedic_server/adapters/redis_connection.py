@@ -170,9 +170,9 @@ class RedisOutage:
         self._backoff = new_backoff()
         self.is_on = False
         self.reason: errors.BusExplained | None = None
-        """Why, if that is known: by Redis's own words, or by TLS."""
+        """The reason, if it is known: Redis's own words, or those of TLS."""
         self.refusal: errors.BusExplained | None = None
-        """Why Redis refuses one thing that is needed, although it answers; None while it refuses nothing."""
+        """Why Redis refuses one needed command although it answers. None while it refuses nothing."""
         self._told: set[str] = set()
         """Reasons of this outage that are in the log."""
 
@@ -193,7 +193,7 @@ class RedisOutage:
         self._faults.inc()
 
     def refuse(self, error: BaseException) -> str:
-        """Count a refusal of one thing. Return its reason, fit for a log."""
+        """Count one refused command. Return the reason, in a form that may be logged."""
         self.count()
         told = unavailable(error, self._whole_url)
         self.refusal = told if isinstance(told, errors.BusExplained) else None
@@ -215,7 +215,7 @@ def new_backoff() -> Backoff:
 
 
 def unavailable(error: BaseException, url: str | None = None) -> errors.BusUnavailable:
-    """The server's error for one of redis-py's, on a connection to `url`."""
+    """Return the server's error for an error of redis-py on a connection to `url`."""
     if takes_no_clients(error):
         return _full()
     if explanation := explained(error, url) or unreachable(error):

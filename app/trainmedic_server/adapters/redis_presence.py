@@ -47,7 +47,7 @@ class PresenceReader:
 
     @property
     def refusal(self) -> BusExplained | None:
-        """Why Redis refused the last listing of agents or of jobs; None if it did not."""
+        """Why Redis refused the last listing of agents or jobs. None if it did not."""
         return next(iter(self._refusals.values()), None)
 
     async def all_under(self, prefix: str) -> list[Presence]:

@@ -1,7 +1,7 @@
-"""An alert map that is checked and compiled: which alerts are accepted, and what each is renamed to.
+"""Compiled alert map: which alerts are accepted, and what each is renamed to.
 
-Pure. ``alert_map_compiler`` makes it of a file, ``alert_map_library`` keeps it up to date, and the engine applies it
-through `ports.alert_map.AlertMap` to each alert, once and before any playbook is asked.
+Pure. ``alert_map_compiler`` builds it from a file, ``alert_map_library`` keeps it up to date. The engine applies it
+through `ports.alert_map.AlertMap` to each alert, once and before any playbook.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trainmedic_server.ports.alert_map import MappedAlert
 log = telemetry.logger(__name__)
 
 LabelValue = Expression | TextTemplate | str
-"""A label's value: a template over ``labels``, or a constant."""
+"""Value of a label: a template over ``labels``, or a constant."""
 
 
 class Rename(Struct, frozen=True):
@@ -35,21 +35,21 @@ class Rename(Struct, frozen=True):
     line: int
     column: int
     alertnames: tuple[str, ...]
-    """The names that it takes."""
+    """Alertnames that the entry takes."""
     name: str | None = None
-    """The name that it gives, ``as``; None where the alert keeps its own."""
+    """New alertname, from ``as``. None if the alert keeps its own."""
     matchers: tuple[Matcher, ...] = ()
     labels: tuple[tuple[str, LabelValue], ...] = ()
-    """Labels to set where the alert lacks them."""
+    """Labels to set if the alert lacks them."""
     drop: frozenset[str] = frozenset()
 
     @property
     def constants(self) -> Mapping[str, str]:
-        """The labels that it sets to the same value for every alert."""
+        """Labels that the entry sets to the same value for every alert."""
         return {label: value for label, value in self.labels if isinstance(value, str)}
 
     def takes(self, labels: Mapping[str, str]) -> bool:
-        """Return whether its matchers hold. A value that is too long to be matched does not."""
+        """Return whether its matchers hold. A value that is too long to be matched does not match."""
         try:
             return all(matcher.matches(labels) for matcher in self.matchers)
         except ValueTooLong:
@@ -64,7 +64,7 @@ class Rename(Struct, frozen=True):
                 made[label] = text
         if self.name is not None and self.name != labels.get("alertname"):
             made["alertname"] = self.name
-            # The label is the proof of a shipped rule for that rule's own alert, and proves nothing of another one.
+            # The label proves a shipped rule for that rule's own alert only, so a renamed alert loses it.
             made.pop(SHIPPED_RULE_LABEL, None)
         return made
 
@@ -76,7 +76,7 @@ class Accept(Struct, frozen=True):
     matcher: Matcher
 
     def refusal(self, labels: Mapping[str, str]) -> str:
-        """Why it refuses an alert with these labels; empty where it accepts it."""
+        """Return why the matcher refuses an alert with these labels. Empty if it accepts the alert."""
         try:
             if self.matcher.matches(labels):
                 return ""
@@ -92,7 +92,7 @@ class CompiledAlertMap(Struct, frozen=True):
     renames: Mapping[str, Sequence[Rename]] = field(default_factory=dict)
     """Entries by alertname, in the order of the files and their entries."""
     unusable: str = ""
-    """Why no alert is accepted, where a file could never be loaded; what it would refuse is not known."""
+    """Why no alert is accepted, if a file could never be loaded. Its conditions are then unknown."""
 
     @classmethod
     def of(cls, accept: Iterable[Accept], renames: Iterable[Rename], unusable: str = "") -> CompiledAlertMap:
@@ -104,12 +104,12 @@ class CompiledAlertMap(Struct, frozen=True):
 
     @property
     def names(self) -> int:
-        """How many alertnames are renamed."""
+        """Number of renamed alertnames."""
         return len(self.renames)
 
     def apply(self, alert: Alert) -> MappedAlert:
-        """Return the alert as playbooks see it. Trainmedic's own alerts stay as they are: a server without an
-        Alertmanager reports them to itself, and no Prometheus adds a cluster's label to them."""
+        """Return the alert as playbooks see it. Trainmedic's own alerts stay as they are: without an Alertmanager the
+        server reports them to itself, and no Prometheus adds a cluster's label to them."""
         sent = alert.sent_labels
         if is_own(sent):
             return MappedAlert(alert)
@@ -130,7 +130,7 @@ class CompiledAlertMap(Struct, frozen=True):
 
 
 def _text(value: LabelValue, scope: Mapping[str, Any]) -> str:
-    """Return the label's value; empty where its template names a label that the alert lacks."""
+    """Return the label's value. Empty if its template names a label that the alert lacks."""
     if isinstance(value, str):
         return value
     try:

@@ -1,7 +1,7 @@
-"""Makes an alert map of a YAML document, or says what is wrong with it, with line, column and the nearest names.
+"""Compiler of alert maps from YAML. Errors have line, column and the nearest valid names.
 
-Also what is suspicious in a map that can be used (`warnings`), by all maps and playbooks together. Who calls it:
-``alert_map_library`` and ``simulation.check``.
+`warnings` lists what is suspicious in a valid map, by all maps and playbooks together. Callers: ``alert_map_library``
+and ``simulation.check``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from trainmedic_server.ports.actions import Actions
 
 MOST_MATCHERS = 50
 MOST_NAMES = 10_000
-"""Alertnames in one file."""
+"""Most alertnames in one file."""
 _LONGEST_NAME = 500
 _NOT_A_LETTER = re.compile(r"[^a-z0-9]")
 
@@ -72,7 +72,7 @@ class CompiledFile(Struct, frozen=True):
 
 
 def compile_text(text: str, source: str) -> CompiledFile | list[FileProblem]:
-    """Return the map that `text` writes, or everything that is wrong with it. Raises nothing."""
+    """Return the map in `text`, or all its errors. Raises nothing."""
     documents, problems = yaml_text.read(text, source)
     if problems:
         return problems
@@ -159,14 +159,14 @@ class _Compilation:
 
 
 def _forbidden(label: str) -> str:
-    """Why a map may not set this label, in whatever spelling; empty where it may."""
+    """Return why a map may not set this label, in any spelling. Empty if it may."""
     plain = _NOT_A_LETTER.sub("", unicodedata.normalize("NFKC", label).casefold())
     if plain == _NOT_A_LETTER.sub("", SHIPPED_RULE_LABEL):
-        return "is the proof of a shipped rule, by which playbooks that can do harm know it; a map cannot set it"
+        return "is the proof of a shipped rule, which playbooks that can do harm require; a map cannot set it"
     if _is_code(label):
         return "holds an XID, which is proof that hardware is broken; a map cannot set it"
     if plain == SOURCE:
-        return "is the label by which Trainmedic knows its own alerts; a map cannot set it"
+        return "is the label by which Trainmedic recognises its own alerts; a map cannot set it"
     if plain == "alertname":
         return "is not set as a label; write the new name as 'as'"
     return ""
@@ -181,8 +181,8 @@ def _is_code(label: str) -> bool:
 def warnings(
     files: Iterable[CompiledFile], playbooks: Sequence[YamlPlaybook] | None = None, actions: Actions | None = None
 ) -> Iterator[FileProblem]:
-    """Yield what is probably not meant, of all files together in their order; by `playbooks` too, where they are given:
-    names that start none, and constants that a playbook which acts takes for proof."""
+    """Yield what is probably not meant, over all files in their order. With `playbooks`, also names that start none,
+    and constants that an acting playbook takes for proof."""
     renames = [rename for file in files for rename in file.renames]
     sources: dict[str, Rename] = {}
     for rename in renames:
@@ -226,7 +226,7 @@ def _without_use(
     for playbook in playbooks:
         if actions is None or not overlaps.acts(playbook, actions):
             continue
-        # How urgent an alert is may be said of all of a name; what proves something has to come from the alert.
+        # The urgency may be the same for all alerts of a name. Proof has to come from the alert itself.
         matched = {matcher.label for matcher in playbook.matchers} - {"severity"}
         for label in sorted(rename.constants.keys() & matched):
             yield (

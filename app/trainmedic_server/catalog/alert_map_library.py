@@ -1,7 +1,7 @@
-"""The alert map of some files, kept up to date.
+"""Alert map of some files, kept up to date.
 
-A file that cannot be used keeps what it last said, and so does one that is gone. Where a file could never be loaded,
-what it would refuse is not known: then no alert is accepted, and that is reported. Callers: ``wiring`` and ``cli``.
+A file that is missing or cannot be loaded keeps its last valid content. If a file could never be loaded, its conditions
+are unknown. Then no alert is accepted, and the problem is reported. Callers: ``wiring`` and ``cli``.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from trainmedic_server.catalog.alert_map_compiler import CompiledFile
 from trainmedic_server.domain.problems import FileProblem
 
 RESCAN = 2.0
-"""Seconds between looks at the files. They are few and small, and are read again each time."""
+"""Seconds between checks of the files. They are few and small, and are read again each time."""
 
 log = telemetry.logger(__name__)
 
 
 class LoadedMap(Struct, frozen=True):
-    """The content of a file when it was last read."""
+    """Content of a file when it was last read."""
 
     path: Path
     digest: str = ""
     content: CompiledFile | None = None
-    """The newest content that could be used; None where there never was one."""
+    """The newest valid content. None if there never was any."""
     problems: tuple[FileProblem, ...] = ()
 
 
 def load_file(path: Path, before: LoadedMap | None = None) -> LoadedMap:
-    """Return what the file holds now, with the content of `before` where that cannot be used."""
+    """Return the current content of the file. If it is not valid, keep the content of `before`."""
     kept = before.content if before is not None else None
     text = loader.read_text(path)
     if isinstance(text, FileProblem):
@@ -52,8 +52,8 @@ def load_file(path: Path, before: LoadedMap | None = None) -> LoadedMap:
 
 
 class AlertMapLibrary:
-    """The map of `roots` (files, or directories), of which the first entry that takes an alert wins. Empty until the
-    first `reload`."""
+    """Alert map of `roots` (files or directories). The first entry that takes an alert wins. Empty until the first
+    `reload`."""
 
     def __init__(self, roots: Sequence[Path], metrics: telemetry.Metrics | None = None) -> None:
         self._roots = tuple(roots)
@@ -69,12 +69,12 @@ class AlertMapLibrary:
 
     @property
     def current(self) -> CompiledAlertMap:
-        """The map in force."""
+        """The active map."""
         return self._current
 
     @property
     def contents(self) -> tuple[CompiledFile, ...]:
-        """The content of each file, the first one with priority."""
+        """Content of each file, the first one with priority."""
         return tuple(file.content for file in self._files.values() if file.content is not None)
 
     @property
@@ -83,7 +83,7 @@ class AlertMapLibrary:
         return self._problems
 
     def reload(self) -> bool:
-        """Take in what has changed on disk; return whether anything had."""
+        """Reload changed files. Return whether anything has changed."""
         files: dict[Path, LoadedMap] = {}
         problems: list[FileProblem] = []
         for root in self._roots:
@@ -119,7 +119,7 @@ class AlertMapLibrary:
             await asyncio.sleep(RESCAN)
             try:
                 await asyncio.to_thread(self.reload)
-            except Exception:  # whatever the file system does, the map that is loaded stays in force
+            except Exception:  # The loaded map stays active, whatever error the file system reports.
                 log.exception("loading the alert map failed; keeping the loaded one")
                 if self._metrics is not None:
                     self._metrics.loop_errors.labels("alert map").inc()

@@ -73,7 +73,7 @@ class YamlPlaybook(Struct, frozen=True):
         return self.effect.rendered(run, self.definition.vars) if self.effect else None
 
     def match(self, alert: Alert) -> Match:
-        """Return whether it reacts to this alert: alertname, matchers, ``when``, ``proof``, in this order."""
+        """Return whether the playbook reacts to this alert: alertname, matchers, ``when``, ``proof``, in this order."""
         if alert.name not in self.definition.on.alertnames:
             return Match(
                 False, f"alertname is {alert.name!r}, not {' or '.join(map(repr, self.definition.on.alertnames))}"

@@ -42,7 +42,7 @@ class Client:
 
     def __init__(self, url: str, token: str | None) -> None:
         self.url = without_user(url.rstrip("/"))
-        """As it is shown: without user and password."""
+        """URL for display, without user and password."""
         headers = {"User-Agent": f"trainmedic/{__version__}"}
         if token:
             headers["Authorization"] = f"Bearer {token}"

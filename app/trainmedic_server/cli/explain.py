@@ -145,7 +145,7 @@ def _of_files(
 
 
 def _is_given(name: str) -> bool:
-    """Return whether the option was written on the command line, and not taken from the environment."""
+    """Return whether the option was written on the command line. An environment variable does not count."""
     source = click.get_current_context().get_parameter_source(name)
     return source is click.core.ParameterSource.COMMANDLINE
 

@@ -54,7 +54,7 @@ def original(alert: Document, before: str) -> Iterator[str]:
 
 
 def suggestion(alert: Document, before: str) -> Iterator[str]:
-    """Return the rename that an alert map could have, and the playbooks that would react then."""
+    """Return the suggested rename for an alert map, and the playbooks that would then react."""
     suggested = alert.get("suggestion")
     if not suggested:
         return

@@ -49,7 +49,7 @@ def lines(standing: Document) -> Iterator[str]:
             yield from describe(entry, at)
         if len(entries) > _SHOWN:
             yield f"  and {len(entries) - _SHOWN} more: --output json has them all"
-        if name == "changed" and standing.get("changed_since"):  # which an earlier server does not tell
+        if name == "changed" and standing.get("changed_since"):  # An earlier server does not send it.
             yield f"  Changes without an undo are listed since {ages.moment(standing['changed_since'], at)}."
     yield ""
     yield f"Last hour   {_counts(standing['last_hour']['decisions'])}"

@@ -41,9 +41,9 @@ def playbook() -> None:
 def check(paths: Sequence[Path], alert_map: Sequence[Path]) -> None:
     """Check playbooks, the form of their tests, and the alert map.
 
-    Each mistake is told with file, line and column. Ends with 1 where there is one, and with 2 where PATH has no
+    Each error is reported with file, line and column. Ends with 1 if there is one, and with 2 if PATH has no
     playbook. A warning, such as that two playbooks act on the same alert, or that none reacts to a name which the
-    alert map gives, changes nothing of that. With --alert-map and without any playbook the map is checked alone.
+    alert map gives, does not change the exit code. With --alert-map and without any playbook only the map is checked.
     """
     actions, roots = registry.specs_only(), playbook_roots(paths)
     has_playbooks = bool(paths) or not alert_map or any(loader.exists(root) for root in roots)
@@ -73,11 +73,11 @@ def check(paths: Sequence[Path], alert_map: Sequence[Path]) -> None:
 @alert_map_option
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def rules(files: Sequence[Path], paths: Sequence[Path], alert_map: Sequence[Path], output: str) -> None:
-    """Say which playbook each alert of your rules starts, and why the others start none.
+    """Print which playbook each alert of your rules starts, or why it starts none.
 
-    RULES is a file of Prometheus' rules, or a PrometheusRule of Kubernetes. Where a name means an alert that a playbook
-    reacts to, the entry for your alert map is printed. Ends with 1 where RULES is a list of alerts with the outcome of
-    each, as alert-maps/public-rules_test.yaml is, and one comes to something else.
+    RULES is a file of Prometheus' rules, or a PrometheusRule of Kubernetes. If a name means an alert that a playbook
+    reacts to, the entry for your alert map is printed. Ends with 1 if RULES is a list of alerts with the outcome of
+    each, as alert-maps/public-rules_test.yaml is, and one outcome differs.
 
     \b
     trainmedic playbook rules prometheus/rules/gpu.yaml
@@ -100,9 +100,9 @@ def rules(files: Sequence[Path], paths: Sequence[Path], alert_map: Sequence[Path
         for line in rule_report.lines(comes_to):
             click.echo(line)
     if any(problems for _, problems in read):
-        raise exits.Failure("a file of rules could not be read whole")
+        raise exits.Failure("a rule file could not be read completely")
     if wrong := sum(not outcome.is_as_expected for outcome in comes_to):
-        raise exits.Failure(f"{_count(wrong, 'alert')} of {len(comes_to)} came to something else than the list says")
+        raise exits.Failure(f"{_count(wrong, 'alert')} of {len(comes_to)} had another outcome than the list states")
 
 
 @playbook.command()

@@ -1,4 +1,4 @@
-"""The outcomes of a rule file's alerts as text. Pure. Who prints it: ``playbook``."""
+"""Outcomes of a rule file's alerts as text. Pure. Caller: ``playbook``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainmedic_server.simulation.rule_outcomes import RuleOutcome
 
 
 def lines(outcomes: Sequence[RuleOutcome]) -> Iterator[str]:
-    """One line for each alert, the entries that an alert map could have, and the totals."""
+    """Return one line for each alert, the suggested entries for an alert map, and the totals."""
     width = max(len(plain(outcome.alert.name)) for outcome in outcomes)
     for outcome in outcomes:
         yield f"{plain(outcome.alert.name):<{width}}  {_told(outcome)}"

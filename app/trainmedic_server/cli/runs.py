@@ -42,7 +42,7 @@ def _order(kind: str, summary: str, needs_note: bool = False) -> click.Command:
         click.echo(f"{what}: {story.status(run)}{owed}{later}")
 
     if ends_run:
-        click.option("--undo", is_flag=True, help="Also take back now all that it did, as 'runs undo' does.")(order)
+        click.option("--undo", is_flag=True, help="Also revert all its changes now, as 'runs undo' does.")(order)
     return order
 
 
@@ -96,10 +96,10 @@ def _show(started: Mapping[str, Any]) -> None:
 
 runs.add_command(_order("approve", "Let a run that waits for approval go on."))
 _GIVES_BACK = (
-    "Changes with 'undo: on_failure' are given back at once, those with 'undo: on_resolve' when the alert resolves. "
-    "With --undo all that it did is taken back at once."
+    "Changes with 'undo: on_failure' are reverted at once, those with 'undo: on_resolve' when the alert resolves. "
+    "With --undo all its changes are reverted at once."
 )
 runs.add_command(_order("reject", f"End a run that waits for approval.\n\n{_GIVES_BACK}"))
 runs.add_command(_order("cancel", f"End a run before its next step.\n\n{_GIVES_BACK}"))
-runs.add_command(_order("undo", "End a run if it is open, and take back now all that it did."))
+runs.add_command(_order("undo", "End a run if it is open, and revert all its changes now."))
 runs.add_command(_order("close_undo", "End the duty to take back what a run did; say why.", needs_note=True))

@@ -87,8 +87,8 @@ _MEANS = {
 
 
 def _announce(mode: Mode, host: str, port: int, *, has_channels: bool) -> None:
-    """Print the address, the mode, and whether people are notified, where a person watches the terminal; elsewhere the
-    log lines say it."""
+    """Print the address, the mode, and whether people are notified, if a person watches the terminal. Otherwise the log
+    has these lines."""
     if sys.stderr.isatty():
         shown = f"[{host}]" if ":" in host else host
         click.echo(f"Trainmedic listens on http://{shown}:{port} (API: /docs). Stop it with Ctrl-C.", err=True)

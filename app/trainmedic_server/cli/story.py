@@ -95,7 +95,7 @@ def next_line(upcoming: Document | None, at: str) -> str:
 
 
 def _held_by(upcoming: Document, at: str) -> Iterator[str]:
-    """Return what the run that is waited for does, until when at the latest, and since when this one waits."""
+    """Return what the blocking run does, until when at the latest, and since when this run waits."""
     if holder := upcoming.get("held_by"):
         until = f", until {ages.moment(holder['until'], at)} at the latest" if holder["until"] else ""
         yield f"that run of {plain(holder['playbook'])} {plain(holder['doing'])}{until}"

@@ -1,6 +1,6 @@
-"""Alerts of the last day that a playbook refused because they prove too little, for ``trainmedic status``.
+"""Alerts of the last day that a playbook refused for lack of proof, for ``trainmedic status``.
 
-After an upgrade these are alerts of rules that an earlier release shipped, without the label that playbooks ask for.
+After an upgrade these are alerts of rules that an earlier release shipped, without the label that playbooks require.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from trainmedic_server.domain.reaction import NoReaction
 
 _WITHIN = "1d"
 _MOST_ALERTS = 100
-"""Alerts that are looked at for one alertname, the newest ones; they are of one rule or a few."""
+"""Most alerts that are read for one alertname, the newest ones. They come from one rule or a few."""
 _SHOWN = 10
 
 
@@ -34,7 +34,7 @@ def refused(client: Client, playbooks: Iterable[Mapping[str, Any]]) -> list[dict
 
 
 def lines(entries: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the lines of text that tell of them; none where there are none."""
+    """Yield the text lines for them. No lines if there are none."""
     listed = list(entries)
     for entry in listed[:_SHOWN]:
         text = f"{entry['playbook']} refused {entry['alerts']} of {entry['alert']} within a day: {entry['reason']}"

@@ -79,8 +79,8 @@ class Accusation(Struct, frozen=True):
     names_node: bool = False
     """It would be the node's own fault."""
     is_provable: bool = True
-    """Its cause is stated without doubt, so that another witness of the same place can make it sure. Not so where a
-    message only makes the cause likely: how the process ended says nothing about that."""
+    """True if the cause is certain, so that another evidence source for the same place gives high confidence. False if
+    a message only makes the cause likely: the way in which the process ended does not confirm it."""
     fingerprint: str = ""
 
     def with_confidence(self, confidence: Confidence) -> Accusation:
@@ -126,6 +126,6 @@ def rank_of(finding: Finding) -> int | None:
         return finding.origin.rank
     if len(finding.ranks) == 1:
         return next(iter(finding.ranks))
-    # A line about numbers that are none states whose they are, whichever rank has printed it.
+    # A line about NaN or infinite values names their rank, whichever rank has printed it.
     said = finding.fields.get("rank", "") if finding.cause is CauseClass.NUMERICS else ""
     return int(said) if said.isdigit() else None

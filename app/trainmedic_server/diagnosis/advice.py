@@ -9,7 +9,7 @@ _RETRIES = 2
 """So many times the same end without a person: another attempt has been tried then."""
 
 _ADVICE = {
-    # Whoever starts a job on a lost card again loses another start: somebody looks at the node first.
+    # Restarting a job on a lost GPU fails again, so a person checks the node first.
     CauseClass.GPU: Advice.ASK,
     CauseClass.NODE: Advice.ASK,
     CauseClass.GPU_MEMORY: Advice.ASK,
@@ -25,7 +25,7 @@ MEANS = {
     Advice.ISOLATE_NODE: "no new work for the node until somebody has looked at it",
     Advice.STOP: "started again as it is, it would end alike",
     Advice.ROLLBACK: "go back to a checkpoint from before it began",
-    Advice.ASK: "somebody has to look first; for a GPU or a node, at the node",
+    Advice.ASK: "a person has to check first; for a GPU or a node, check the node",
 }
 """What each says to do, for people."""
 

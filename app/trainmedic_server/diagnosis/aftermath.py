@@ -26,7 +26,7 @@ _ENDING = re.compile(
     r"(?i)^\s|^$|^\W+$|\.(?:cpp|cc|cu|hpp):\d+|^\W*frame #|traceback|exception|error|warn|nccl|site-packages|torch[./]"
     r"|^\W*\[\d+\]:|exitcode|failed|failures|root cause|^wandb:|srun:|slurm|terminat|abort|kill|signal"
     r"|\[0x[0-9a-f]{4,16}\]\s*$|^(?:current )?thread 0x"
-    # What PyTorch's messages go on with, in lines of their own
+    # Continuation lines of PyTorch's messages.
     r"|^cuda kernel errors might|^for debugging consider|^compile with .torch_use_cuda|^search for .cuda"
     r"|^making sure all .forward|^if you already have done|^parameter indices which|^in addition, you can set"
 )
@@ -47,7 +47,7 @@ class Aftermath(Struct):
     """How many ordinary lines the same rank, or the same stream without ranks, printed after a finding, by its id."""
     _open: dict[_Voice, dict[str, datetime]] = field(default_factory=lambda: defaultdict(dict))
     _waits: dict[_Voice, set[str]] = field(default_factory=lambda: defaultdict(set))
-    """What only steps disprove: a rank that timed out, or lost its peer, may print ordinary lines for long."""
+    """Findings that only steps disprove: a rank that timed out, or lost its peer, may print ordinary lines for long."""
     _steps: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     _unwell: dict[str, dict[str, datetime]] = field(default_factory=dict)
     _loose: Counter[str] = field(default_factory=Counter)
@@ -60,7 +60,7 @@ class Aftermath(Struct):
         return self._chapters[line.origin.stream, line.origin.rank]
 
     def is_waiting(self, stream: str) -> bool:
-        """Return whether something was found in a stream that steps may disprove."""
+        """Return whether the stream has a finding that steps may disprove."""
         return bool(self._steps.get(stream))
 
     def forgotten(self) -> set[str]:
@@ -89,16 +89,17 @@ class Aftermath(Struct):
                 self._take(later, is_timed, is_step or has_grown, ids)
 
     def finished(self, stream: str) -> None:
-        """Take that a training has done all its steps: what its stream held before ended nothing."""
+        """Record that a training has done all its steps. Earlier findings of its stream ended nothing."""
         self._went_on(stream, set(self._steps.get(stream, ())))
 
     def plain(self, line: Line, *, is_timed: bool, is_step: bool = False) -> None:
-        """Take a line in which no rule found anything; `is_step` where it reports a step in a form of its own."""
+        """Record a line without a finding. `is_step` if it reports a step in the trainer's own form."""
         self._recent.setdefault(line.origin.stream, deque(maxlen=_RECENT)).append((line, is_timed, is_step))
         self._take(line, is_timed, is_step)
 
     def _take(self, line: Line, is_timed: bool, is_step: bool, only: Set[str] | None = None) -> None:
-        """Count the line for all that waits in its stream, or for `only` these: others may have come after it."""
+        """Count the line for all waiting findings of its stream, or for `only` these, because others may have been
+        added after it."""
         stream = line.origin.stream
         if is_step or (line.record and line.record.get("event") == "step"):
             if waiting := self._steps.get(stream):

@@ -42,7 +42,7 @@ _EXIT_LINE = re.compile(
 _MOMENT = timedelta(microseconds=1)
 _MOST_EXITS = 100_000
 _LEARN_FROM = 8
-"""Of so many lines one is read for its form while nothing has failed: that takes longer than all else."""
+"""One of this many lines is read for its form while nothing has failed, because reading forms costs the most time."""
 _MOST_NEW, _MOST_FINDINGS = 2_000, 50_000
 """Findings after which it is looked whether some can be dropped, and that are kept. A rank has a handful of them."""
 _OF_PROGRAMS = re.compile(
@@ -154,7 +154,7 @@ class Collector:
         )
 
     def _steps(self) -> dict[int, RankStep]:
-        """How the steps divide: as the ranks tell it, or else as the log does that tells most."""
+        """Return how the time of the steps divides: by the ranks' reports, or else by the log with the most steps."""
         by_rank = {rank: seen.rank_step() for rank, seen in sorted(self._ranks.items()) if seen.parts}
         own = [step for times in self._own_times.values() if (step := times.step()) is not None]
         return by_rank or dict(enumerate(own[:1]))
@@ -219,10 +219,10 @@ class Collector:
             self._began_at = None if is_trouble else line.at
 
     def _step_of(self, line: Line) -> int | None:
-        """Return the step that a line reports in a form of its trainer's own; None for every other line."""
+        """Return the step that a line reports in the trainer's own form. None for every other line."""
         if line.record is not None or line.origin.source in KERNEL_SOURCES or "\n" in line.text:
             return None
-        # While nothing waits for a step, some lines are enough to learn the form by.
+        # While no finding waits for a step, a sample of the lines is enough to learn the form.
         if line.number % _LEARN_FROM and not self._aftermath.is_waiting(line.origin.stream):
             return None
         return self._progress[line.origin.stream, line.origin.rank].step_of(line.text)

@@ -1,8 +1,8 @@
-"""Ranks that called different collectives, as the lines of the watchdog state it.
+"""Ranks that called different collectives, by the lines of the watchdog.
 
-A rank that times out prints which collective it waited in: its number, operation and size. Where two ranks of one group
-wait in different ones, the program took different ways on them. The torch watchdog's own comparison names the ranks
-that did not join. Both work without a flight recorder.
+A rank that times out prints the number, operation and size of the collective in which it waited. If two ranks of one
+group wait in different collectives, the program took different paths on them. The torch watchdog's own comparison names
+the ranks that did not join. Both work without a flight recorder.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ _DID_NOT_JOIN = re.compile(
 )
 _MOST = 10_000
 _NEAR = 8
-"""Numbers of collectives by which two ranks of one group can be apart."""
+"""Most collectives by which two ranks of one group can be apart."""
 _MOST_TO_ACCUSE = 8
-"""Ranks that a report may name. Where it names more, something else keeps them all."""
+"""Most ranks that a report may name. If it names more, something else delays them all."""
 
 
 class CollectiveWait(Struct, frozen=True):
-    """A collective in which a rank waited until it timed out."""
+    """Collective in which a rank waited until it timed out."""
 
     rank: int
     number: int
-    """In the order of its process group."""
+    """Sequence number in its process group."""
     operation: str
     sizes: tuple[str, str]
-    """Elements in and out; empty texts where the release does not print them."""
+    """Elements in and out. Empty if the release does not print them."""
     group: str
-    """Name of the process group; empty where the release does not print it."""
+    """Name of the process group. Empty if the release does not print it."""
     line: str
     at: datetime | None = None
 
@@ -60,7 +60,7 @@ class NotJoined(Struct, frozen=True):
 
 
 def wait_of(text: str, at: datetime | None = None) -> CollectiveWait | None:
-    """Return what a watchdog's line states of one rank; None for every other line."""
+    """Return the collective and rank that a watchdog's line states. None for every other line."""
     match = _WAIT.search(text)
     if match is None:
         return None
@@ -70,7 +70,7 @@ def wait_of(text: str, at: datetime | None = None) -> CollectiveWait | None:
 
 
 def not_joined(text: str) -> NotJoined | None:
-    """Return which ranks a desync report names as missing; None where it names none."""
+    """Return the ranks that a desync report names as missing. None if it names none."""
     match = _DID_NOT_JOIN.search(text)
     if match is None or match["last"] is None:
         return None
@@ -79,7 +79,7 @@ def not_joined(text: str) -> NotJoined | None:
 
 
 class CollectiveLines(Struct):
-    """What the lines of all streams state of collectives."""
+    """Collectives in the lines of all streams."""
 
     waits: list[CollectiveWait] = field(default_factory=list)
     missing: list[NotJoined] = field(default_factory=list)
@@ -93,7 +93,7 @@ class CollectiveLines(Struct):
 
 
 def differing(lines: CollectiveLines) -> Iterator[Accusation]:
-    """What the lines of all ranks state together."""
+    """Return the combined result of the lines of all ranks."""
     for group, of_group in _first_waits(lines.waits).items():
         unlike = _differ(of_group)
         if unlike is not None:
@@ -103,7 +103,7 @@ def differing(lines: CollectiveLines) -> Iterator[Accusation]:
 
 
 def _first_waits(waits: Iterable[CollectiveWait]) -> dict[str, list[CollectiveWait]]:
-    """Each rank's first wait in each group: later ones follow from it."""
+    """Return each rank's first wait in each group. Later ones follow from it."""
     groups: dict[str, dict[int, CollectiveWait]] = defaultdict(dict)
     for wait in waits:
         groups[wait.group].setdefault(wait.rank, wait)
@@ -111,13 +111,13 @@ def _first_waits(waits: Iterable[CollectiveWait]) -> dict[str, list[CollectiveWa
 
 
 def _differ(waits: Sequence[CollectiveWait]) -> frozenset[int] | None:
-    """Return the ranks that called another collective than most; all of them where no side has more."""
+    """Return the ranks that called another collective than most, or all of them if no side has more."""
     kinds: dict[tuple[str, tuple[str, str]], set[int]] = defaultdict(set)
     for wait in waits:
         kinds[wait.operation, wait.sizes].add(wait.rank)
     numbers = {wait.number for wait in waits}
-    # A rank may wait in the next collective for one that waits in this: only different operations prove anything, or
-    # different sizes of the same number.
+    # A rank may wait in the next collective for one that waits in this. So only different operations, or different
+    # sizes of the same number, are a difference.
     operations = {operation for operation, _ in kinds}
     if len(kinds) < 2 or (len(operations) == 1 and len(numbers) > 1):
         return None
@@ -150,13 +150,13 @@ def _worth(waits: Sequence[CollectiveWait], group: str) -> Confidence:
     numbers = {wait.number for wait in waits}
     if group:
         return Confidence.HIGH if len(numbers) == 1 else Confidence.MEDIUM
-    # Where several groups count side by side, one missing rank leaves the others in unlike collectives.
+    # If several groups count side by side, one missing rank leaves the others in different collectives.
     is_near = max(numbers) - min(numbers) <= _NEAR and len({wait.operation for wait in waits}) == 2
     return Confidence.MEDIUM if is_near else Confidence.LOW
 
 
 def _missing(reports: Sequence[NotJoined]) -> Iterator[Accusation]:
-    """The ranks that the watchdog of others names as those that did not join."""
+    """Return the ranks that the watchdog of others names as missing."""
     if not reports or len(reports[0].ranks) > _MOST_TO_ACCUSE:
         return
     named = reports[0]

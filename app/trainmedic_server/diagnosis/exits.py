@@ -82,7 +82,7 @@ def meaning(ended: Exit) -> tuple[CauseClass, str]:
         case signal.SIGBUS:
             return (
                 CauseClass.HOST_MEMORY,
-                "memory that is shared between processes, as with data loaders, was not there",
+                "shared memory of processes, as of data loaders, was not available",
             )
         case signal.SIGKILL:
             return CauseClass.UNKNOWN, "a person, a scheduler, or the kernel for want of memory killed it"

@@ -61,7 +61,7 @@ class Facts(Struct, frozen=True):
     steps: Mapping[int, RankStep] = field(default_factory=dict)
     """How each rank's steps divided at last, where it tells."""
     loss_rise: LossRise | None = None
-    """A loss that was much lower before, as the log tells it."""
+    """Loss that was much lower before, by the log."""
     began_at: datetime | None = None
     """When the first line of the job with a time was printed; None where none is known, or trouble is all that is."""
     outlived: frozenset[str] = frozenset()
@@ -80,9 +80,9 @@ class Facts(Struct, frozen=True):
     """The shapes of lines that successful attempts of this job printed too: `Finding.shape`."""
     earlier: Sequence[Earlier] = ()
     collectives: CollectiveLines = field(default_factory=CollectiveLines)
-    """In which collectives ranks waited in vain, as their watchdogs print it."""
+    """Collectives in which ranks timed out, by their watchdogs."""
     used_nccl: bool = True
-    """Whether anything that was read is about NCCL; without it there are no dumps of its flight recorder."""
+    """True if any line is about NCCL. Without NCCL there are no dumps of its flight recorder."""
     is_known_to_fail: bool = False
     """Whether who watches the job says that it failed; of a folder nobody does."""
 
@@ -97,7 +97,7 @@ class Facts(Struct, frozen=True):
 
     @property
     def has_ended_well(self) -> bool:
-        """Whether each rank of which anything was read states that it came to its end, and no process failed."""
+        """True if each rank that was read states that it finished, and no process failed."""
         ended = {each.rank for each in self.exits if each.code == 0 and each.rank is not None}
         return bool(ended) and self.ranks.keys() <= ended and not any(each.is_failure for each in self.exits)
 

@@ -34,9 +34,9 @@ _PROOF = re.compile(
 )
 """Words that name the cause itself: the kernel's answer, CUDA's check of the program, or a kubelet's reason."""
 _HARDWARE = re.compile(r"uncorrectable (?:ECC|NVLink) error|GPU is lost|HBM multi-bit")
-"""Words of the driver's, passed on by CUDA, that no program causes."""
+"""Words of the driver, passed on by CUDA, for faults that no program causes."""
 _COMPARES = re.compile(r"Duplicate GPU detected|Detected mismatch between collectives")
-"""What is printed where the ranks have been compared with each other: no silent rank knows better."""
+"""Words that are printed after all ranks have been compared. A silent rank adds nothing to them."""
 _TOGETHER = 30.0
 """Seconds within which all ranks come to the same error, where all of them do."""
 _RIGHT_AFTER = 1.0
@@ -94,8 +94,8 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
 
 
 def _named_next(leading: Finding, roots: Sequence[Finding]) -> Finding | None:
-    """Return what the same process prints right after an error that says little, such as a device's own reason; None
-    where it is nothing more exact."""
+    """Return the line that the same process prints right after an unspecific error, such as a device's own reason. None
+    if it is not more exact."""
     if leading.cause is not CauseClass.CODE or PROOF in leading.fields or _PROOF.search(leading.line):
         return None
     return next((other for other in roots if other.cause is not CauseClass.CODE and _is_next(other, leading)), None)

@@ -30,11 +30,11 @@ TELLS_ENDS = frozenset({"launcher-table", "rank-failed"})
 _KILLED = re.compile(r"[Kk]ill(?:ed)? process (\d{1,10})")
 _LONGEST_LINE = 500
 _LONGEST_SETTLING = timedelta(minutes=2)
-"""The longest wait for a step after a sign that a job waits in vain."""
+"""Longest wait for a step after a sign of a stuck job."""
 _PRESENCE_LAGS = timedelta(seconds=15)
-"""A presence is written, and read, every 5 s: a step from before the sign may be seen so long after it."""
+"""A presence is written, and read, every 5 s. So a step from before the sign may be seen this much later."""
 _SHORTEST_WATCH = timedelta(seconds=22)
-"""The shortest wait for a step after such a sign: the lag, and one more presence."""
+"""Shortest wait for a step after such a sign: the lag, and one more presence."""
 
 
 def is_of(known: KnownFinding, job: str, nodes: Collection[str]) -> bool:
@@ -122,7 +122,7 @@ class Sign(NamedTuple):
     attempt: int | None = None
     """Of which attempt it is; None where nobody says."""
     is_wait: bool = False
-    """A line states it that a job can survive, such as a collective that timed out or an actor that died: steps that
+    """True if a job can survive the stated fault, such as a collective that timed out or an actor that died. Steps that
     follow show that nothing failed."""
 
 
@@ -143,7 +143,7 @@ def signs(findings: Iterable[KnownFinding], life: JobLife | None) -> list[Sign]:
 
 
 def _is_launchers(known: KnownFinding) -> bool:
-    """Return whether a launcher states how a process ended, after which the job cannot go on."""
+    """Return whether a launcher states how a process ended. The job cannot continue after that."""
     return known.rule in TELLS_ENDS and (known.rule != "rank-failed" or "exitcode" in known.line)
 
 
@@ -152,17 +152,17 @@ def _tells_failure(known: KnownFinding) -> bool:
 
 
 class Stepping(NamedTuple):
-    """How a job steps, as its presence states it."""
+    """Progress of a job's steps, by its presence."""
 
     step: int
     instance: str
     since: datetime
-    """When the same process was last seen to have come further."""
+    """Time at which the same process was last seen to have advanced."""
     usual: timedelta = timedelta(0)
-    """The longest of the last times between two such moments; zero until there were two."""
+    """Longest of the last times between two such moments. Zero until there were two."""
 
     def moved(self, step: int, instance: str, now: datetime) -> Stepping:
-        """Return the state after a presence that states `step`. Another process of the job proves nothing."""
+        """Return the state after a presence with this `step`. Another process of the job proves nothing."""
         if instance != self.instance:
             return Stepping(step, instance, self.since)
         if step <= self.step:
@@ -171,7 +171,7 @@ class Stepping(NamedTuple):
 
 
 def is_settled(sign: Sign, stepping: Stepping | None, now: datetime, settling: timedelta) -> bool:
-    """Return whether enough time has passed since a sign to make a verdict of it.
+    """Return whether enough time has passed since a sign for a verdict.
 
     A job whose steps advanced until then gets the time of two of its usual steps to advance again.
     """
@@ -181,7 +181,7 @@ def is_settled(sign: Sign, stepping: Stepping | None, now: datetime, settling: t
 
 
 def is_disproved(sign: Sign, stepping: Stepping | None) -> bool:
-    """Return whether the job stepped after a sign that it waits in vain: then nothing has failed."""
+    """Return whether the job stepped after a sign that it is stuck. Then nothing has failed."""
     return sign.is_wait and stepping is not None and bool(stepping.usual) and stepping.since > sign.at + _PRESENCE_LAGS
 
 

@@ -174,12 +174,12 @@ def _is_worth(leader: Accusation, other: Accusation) -> bool:
 
 
 def _loss_rose(rise: LossRise) -> Verdict:
-    """A hint: a loss may rise and come down again by itself."""
+    """Return a low-confidence hint: a loss may rise and fall again by itself."""
     why = f"the loss was {rise.lowest:.3g}, and is {rise.last:.3g}"
     return Verdict(
         cause=CauseClass.NUMERICS,
         confidence=Confidence.LOW,
-        summary=f"Perhaps the numbers are wrong: {why}. Nothing that was read says that the job failed.",
+        summary=f"The numbers may be wrong: {why}. No log states that the job failed.",
         advice=Advice.ASK,
         evidence=(Evidence(why, rise.line, "training"),),
         fingerprint=f"{CauseClass.NUMERICS}:loss-rose",
@@ -187,13 +187,13 @@ def _loss_rose(rise: LossRise) -> Verdict:
 
 
 def _has_finished(facts: Facts) -> bool:
-    """Return whether something states that the training is done, and nothing that a process failed."""
+    """Return whether something states that the training is done, and nothing states that a process failed."""
     return any(each.code == 0 for each in facts.exits) and not any(each.is_failure for each in facts.exits)
 
 
 def _ended_well(facts: Facts) -> Verdict:
     done = next(each for each in facts.exits if each.code == 0)
-    why = "a process states that it has come to its end"
+    why = "a process states that it has finished"
     return Verdict(
         cause=CauseClass.UNKNOWN,
         confidence=Confidence.LOW,
@@ -237,7 +237,7 @@ def _verdict(leader: Accusation, against: Sequence[Evidence], facts: Facts, coun
     node = leader.node if _may_name_node(leader) else None
     before = sum(1 for earlier in facts.earlier if earlier.fingerprint == leader.fingerprint)
     evidence = [*leader.evidence, *_confirming(leader, counting)]
-    # A verdict that knows no cause is a hint, however sure the rank is.
+    # A verdict without a known cause is a hint, even if the rank is certain.
     confidence = Confidence.LOW if leader.cause is CauseClass.UNKNOWN else leader.confidence
     return Verdict(
         cause=leader.cause,

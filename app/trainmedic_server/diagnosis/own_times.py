@@ -1,4 +1,4 @@
-"""A job that nobody but its own log tells of: how long its steps take, how long they wait for data, and its loss."""
+"""Step times, data waiting times and loss of a job, from its own log alone."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from trainmedic_server.diagnosis.slow import RankStep
 _TIME = re.compile(r"\b(?:batch[ _]?)?[Tt]ime:? {1,3}(\d{1,6}\.\d{1,9})")
 _DATA = re.compile(r"\b[Dd]ata(?:[ _]time)?:? {1,3}(\d{1,6}\.\d{1,9})")
 _LAST = 5
-"""Steps by which a job is called slow now; before that it may have been fast."""
+"""Number of recent steps by which a job is called slow. Earlier steps may have been fast."""
 _ROSE_BY, _ROSE_TIMES = 1.0, 2.0
 
 
 class LossRise(Struct, frozen=True):
-    """A loss that was lower before."""
+    """Loss that was lower before."""
 
     lowest: float
     last: float
     line: str
-    """The line of the last one."""
+    """Line of the last loss."""
 
 
 class OwnTimes(Struct):
-    """What the lines of one stream have told so far."""
+    """Times and losses in the lines of one stream."""
 
     parts: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_LAST))
-    """Of its last steps the seconds in all, and those of waiting for data."""
+    """Total seconds and data waiting seconds of the last steps."""
     lowest: float | None = None
     rise: LossRise | None = None
 
     def line(self, text: str) -> None:
-        """Take a line, which may state the time of a step and the part of it that is data's."""
+        """Read a line, which may state the time of a step and its data waiting time."""
         if "ata" in text and (data := _DATA.search(text)) and (whole := _TIME.search(text)):
             self.parts.append((float(whole[1]), min(float(data[1]), float(whole[1]))))
 
     def loss(self, loss: float, text: str) -> None:
-        """Take the loss of a step. Forgets a rise once the loss is down again."""
+        """Read the loss of a step. A rise is forgotten once the loss is down again."""
         lowest = loss if self.lowest is None else min(self.lowest, loss)
         self.lowest = lowest
         has_risen = lowest >= 0 and loss > lowest + _ROSE_BY and loss > lowest * _ROSE_TIMES
         self.rise = LossRise(lowest, loss, text[:500]) if has_risen else None
 
     def step(self) -> RankStep | None:
-        """Return the medians of its last steps; None where it has not told of so many."""
+        """Return the medians of the last steps. None until there are enough of them."""
         if len(self.parts) < _LAST:
             return None
         whole, data = (median(part) for part in zip(*self.parts, strict=True))

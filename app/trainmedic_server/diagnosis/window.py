@@ -16,7 +16,7 @@ TRUSTED_SOURCES = frozenset({"kernel", "fabric-manager"})
 _SETTLING = 30.0
 """Seconds by which a step may be told later than it was done."""
 _STEP_LATER = 60.0
-"""Seconds after which a step proves that what was printed before ended nothing."""
+"""Seconds after which a step proves that earlier lines ended nothing."""
 _LATE = 60.0
 """Seconds after the first sign of the end in which its reason is still told."""
 _FEW_LINES = 8
@@ -74,7 +74,7 @@ def relevant(facts: Facts) -> Relevant:
 
 
 def _was_outlived(finding: Finding, facts: Facts) -> bool:
-    """Return whether the job completed steps after it. A rank that really lost the others ends all steps."""
+    """Return whether the job completed steps after it. A rank that really lost its peers ends all steps."""
     if finding.id in facts.outlived:
         return True
     last = Moment(finding.last_at, finding.clock_error, clock_of(finding))

@@ -30,7 +30,7 @@ _LOOKED_AFTER = 6.0
 """Seconds after which a launcher has seen that: torchrun looks every five, and writes whole ones."""
 _MOST_TO_ACCUSE = 0.25
 MEMORY_FULL = "host-memory-full"
-"""The shipped rule that takes what a training prints of the machine's memory."""
+"""The shipped rule for a training's own messages about the machine's memory."""
 _WHY_MEMORY = {MEMORY_FULL: "the machine's memory was nearly full before, as the training printed it"}
 """Of all ranks. Who did not time out is only told apart where nearly everybody did."""
 

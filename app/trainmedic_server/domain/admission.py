@@ -31,7 +31,7 @@ class Admission(Struct, frozen=True):
     delivery_id: str
     """The id that the webhook gave the delivery."""
     alerts: int
-    """How many alerts it had, malformed ones included."""
+    """Number of its alerts, malformed ones included."""
     runs: tuple[PlaybookDecision, ...] = ()
     """The decisions, in the order of the alerts."""
     duplicates: int = 0
@@ -41,6 +41,6 @@ class Admission(Struct, frozen=True):
     truncated: int = 0
     """How many alerts Alertmanager left out."""
     rejected: tuple[RejectedAlert, ...] = ()
-    """The malformed alerts, on which nothing was decided."""
+    """Malformed alerts. Nothing was decided on them."""
     ignored: tuple[tuple[str, str], ...] = ()
     """Malformed members that nothing depends on, each as (path, message)."""

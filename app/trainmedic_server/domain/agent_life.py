@@ -11,7 +11,7 @@ from msgspec.structs import replace
 LOST_AFTER = timedelta(minutes=1)
 """How long nothing is heard of an agent until it counts as lost. A presence lives for 15 s."""
 KEPT = timedelta(days=1)
-"""For how long an agent that is lost is told as lost. Its node is known for longer: as long as runs are retained."""
+"""Period for which a lost agent is reported as lost. Its node stays known for longer, for the retention of runs."""
 SEEN_AGAIN = timedelta(minutes=10)
 """How often it is put on record that an agent is still there; after a restart it counts as heard of then."""
 

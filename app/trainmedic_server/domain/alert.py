@@ -22,11 +22,11 @@ _64_BITS = (1 << 64) - 1
 
 
 MOST_REASONS = 5
-"""Problems that the reason of a rejected alert lists."""
+"""Most problems that the reason of a rejected alert lists."""
 
 SHIPPED_RULE_LABEL = "trainmedic_rule"
-"""The label that every alert rule of Trainmedic carries, and that playbooks which can do harm ask for. It vouches for
-the alert's own name: an alert map never sets it, and removes it from an alert that it renames."""
+"""Label that every alert rule of Trainmedic carries, and that playbooks which can do harm require. It vouches for the
+alert's own name. So an alert map never sets it, and removes it from an alert that it renames."""
 SHIPPED_RULE = "1"
 """Its value."""
 
@@ -68,21 +68,21 @@ class Alert(Struct, frozen=True):
     generator_url: str = ""
     """The page of the rule in Prometheus."""
     original: Mapping[str, str] | None = None
-    """The labels as Alertmanager sent them; None where no alert map changed them. The identity is always theirs."""
+    """Labels as Alertmanager sent them. None if no alert map changed them. They alone determine the identity."""
 
     @property
     def sent_labels(self) -> Mapping[str, str]:
-        """The labels as Alertmanager knows them."""
+        """Labels as Alertmanager knows them."""
         return self.labels if self.original is None else self.original
 
     @property
     def every_label(self) -> Mapping[str, str]:
-        """The labels, with those that an alert map dropped."""
+        """Labels, with those that an alert map dropped."""
         return self.labels if self.original is None else {**self.original, **self.labels}
 
     @property
     def original_name(self) -> str | None:
-        """The ``alertname`` as it was sent; None where no alert map changed the labels."""
+        """The ``alertname`` as it was sent. None if no alert map changed the labels."""
         return None if self.original is None else self.original.get("alertname", "")
 
     @property
@@ -157,29 +157,29 @@ def decisive(records: Sequence[AlertRecord]) -> Sequence[AlertRecord]:
 
 
 class RejectedAlert(Struct, frozen=True):
-    """One entry of ``alerts[]`` that is malformed. No playbook sees it."""
+    """Malformed entry of ``alerts[]``. No playbook sees it."""
 
     index: int
-    """Its place in the delivery, from 0."""
+    """Position in the delivery, from 0."""
     name: str
-    """The ``alertname`` label; empty where it cannot be read."""
+    """The ``alertname`` label. Empty if it cannot be read."""
     problems: tuple[tuple[str, str], ...]
-    """What is wrong, each as (path of the member, message). Never a value of the entry."""
+    """Problems, each as (path of the member, message). They never contain a value of the entry."""
     identity: Identity | None = None
-    """Which alert it is; None where that cannot be read."""
+    """Fingerprint and start of the alert. None if they cannot be read."""
     status: AlertStatus | None = None
-    """None where it cannot be read."""
+    """Status of the alert. None if it cannot be read."""
 
     @property
     def reason(self) -> str:
-        """The problems as one text; of many the first ones."""
+        """Problems as one text. Of many, only the first ones."""
         listed = [f"{path}: {message}" for path, message in self.problems[:MOST_REASONS]]
         more = len(self.problems) - len(listed)
         return "; ".join(listed) + (f"; and {more} more" if more > 0 else "")
 
     @property
     def is_end(self) -> bool:
-        """Whether it reports the end of an alert: nothing but its identity is needed for that."""
+        """True if it reports the end of an alert. Only the identity is needed for that."""
         return self.identity is not None and self.status is AlertStatus.RESOLVED
 
 

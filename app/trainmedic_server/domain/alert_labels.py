@@ -1,4 +1,4 @@
-"""An alert's labels as they are looked up for a target: without regard to case, blank values left out. Pure."""
+"""An alert's labels, prepared for the look-up of a target: case is ignored, and blank values are excluded. Pure."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 EXPORTED = "exported_"
-"""Begins the name that Prometheus gives a label of the metric where the scrape adds one of the same name."""
+"""Prefix that Prometheus gives a label of the metric if the scrape adds one of the same name."""
 
 
 class Label(NamedTuple):
-    """A label that has a value."""
+    """Label that has a value."""
 
     name: str
-    """As it is written."""
+    """Name as it is written."""
     value: str
 
     def __str__(self) -> str:
@@ -32,11 +32,11 @@ _LONGEST_SHOWN = 100
 
 _MOST_KEPT = 100
 _LONGEST_KEPT = 255
-"""Labels of an alert, and characters of a name, that are kept for other alerts; real ones have fewer."""
+"""Most labels of an alert, and most characters of a name, that are cached for other alerts. Real ones have fewer."""
 
 
 class AlertLabels:
-    """The labels of one alert."""
+    """Labels of one alert."""
 
     def __init__(self, labels: Mapping[str, str]) -> None:
         self._labels = labels
@@ -44,10 +44,10 @@ class AlertLabels:
         is_usual = len(names) <= _MOST_KEPT and max(map(len, names), default=0) <= _LONGEST_KEPT
         self._names = _names_kept(names) if is_usual else _LabelNames(names)
         self._read: dict[str | tuple[str, ...], Sequence[Label]] = {}
-        """Earlier results, by what was asked."""
+        """Earlier results, by the requested names."""
 
     def under(self, name: str) -> Sequence[Label]:
-        """The labels of this name, given in lower case: several where they differ in case alone."""
+        """Return the labels of this name, given in lower case. There are several if they differ in case alone."""
         written = self._names.written.get(name)
         if written is None:
             return ()
@@ -55,16 +55,17 @@ class AlertLabels:
         return labels if labels is not None else self._labels_of(name, written)
 
     def value(self, name: str) -> str:
-        """The value of a label of which there is one; empty where there is none."""
+        """Return the value of a label that occurs once. Empty if there is none."""
         labels = self.under(name)
         return labels[0].value if labels else ""
 
     def values(self, name: str) -> Iterator[str]:
-        """Each value of the label, exported or not."""
+        """Return each value of the label, exported or not."""
         return (label.value for form in (name, EXPORTED + name) for label in self.under(form))
 
     def of(self, names: tuple[str, ...]) -> Sequence[Label]:
-        """The labels of these names, most trusted first; each name's exported form before the name itself."""
+        """Return the labels of these names, most trusted first. Each name's exported form comes before the name
+        itself."""
         labels = self._read.get(names)
         return labels if labels is not None else self._labels_of(names, self._names.of(names))
 
@@ -74,18 +75,18 @@ class AlertLabels:
 
 
 class _LabelNames:
-    """The names of an alert's labels. The alerts of a rule all have the same, and are many."""
+    """Names of an alert's labels. They are cached, because the many alerts of a rule all have the same."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.written: dict[str, tuple[str, ...]] = {}
-        """How the labels are written, by their names in lower case."""
+        """Spellings of the labels, by their names in lower case."""
         self._found: dict[tuple[str, ...], tuple[str, ...]] = {}
         for name in names:
             lower = name.lower()
             self.written[lower] = (*self.written.get(lower, ()), name)
 
     def of(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Which labels there are of these names, as they are written (`AlertLabels.of`)."""
+        """Return the existing labels of these names, as they are written (`AlertLabels.of`)."""
         found = self._found.get(names)
         if found is None:
             present = (self.written[form] for form in forms(names) if form in self.written)

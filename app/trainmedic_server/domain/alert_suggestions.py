@@ -1,8 +1,8 @@
-"""Suggests which alert of the shipped rules an alert of another rule set stands for, by what it means.
+"""Suggestions which alert of the shipped rules matches an alert of another rule set, by its meaning.
 
-Evidence is the alert's name in its words, the metrics of its rule (in ``generatorURL``), its labels, and its texts, in
-this order. So a name in any language is understood as long as its rule reads a known metric. Pure. Who calls it: the
-API for alerts that no playbook reacted to, and the command that goes through a rule file.
+Evidence is, in this order, the words of the alert's name, the metrics of its rule (in ``generatorURL``), its labels,
+and its texts. So a name in any language is understood if its rule reads a known metric. Pure. Callers: the API for
+alerts that no playbook reacted to, and the command that reads a rule file.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from msgspec.structs import replace
 from trainmedic_server.domain.proof import XID_LABELS
 
 _LONGEST = 4_000
-"""Characters of a text that are read."""
+"""Most characters of a text that are read."""
 _WORD = re.compile(r"[A-Z]{2,}(?![a-z])|[A-Z]?[a-z]+|[A-Z]+")
 _METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _PLAIN = re.compile(r"[A-Za-z0-9_.:/ -]+")
 _SHARED_TYPES = r"nfs|lustre|ceph|gpfs|beegfs|fuse|cifs|smb|wekafs|glusterfs"
 _SHARED_TYPE = re.compile(_SHARED_TYPES)
 _SHARED = re.compile(rf'fstype=~?"[^"]*(?:{_SHARED_TYPES})')
-"""A file system that a node shares with others, on which no agent of a node cleans."""
+"""File systems that a node shares with others. No agent of a node cleans them."""
 _QUOTED = re.compile(r'"[^"]*"')
 _ABSENCE = re.compile(r"\babsent(?:_over_time)?\s*\(")
 _ABOUT_READINGS = ("absent", "missing", "stale", "nodata", "scrape")
-"""Words of alerts which say that a value is not reported; of a value that is too high or too low they say nothing."""
+"""Words of alerts about missing values. Such an alert does not state that a value is too high or too low."""
 _GROWS_WITH_THE_FAULT = ("used", "temp", "usage")
 _SHRINKS_WITH_THE_FAULT = ("free", "avail")
 _TRANSLATED = {
@@ -66,32 +66,31 @@ _TRANSLATED = {
     "显卡": "gpu",
     "空闲": "idle",
 }
-"""Words of other languages, as people write them in names of alerts."""
+"""Words of other languages, as they occur in names of alerts."""
 _JOINED = {"notready": "not ready", "crashloop": "crash loop", "crashlooping": "crash loop", "diskspace": "disk space"}
 _GPU = frozenset({"gpu", "gpus", "dcgm", "nvidia", "vram", "cuda", "nvml", "xid"})
 _GPU_LABELS = frozenset({"uuid", "gpu_uuid", "gpu", "gpu_id"})
 
 
 class Suggestion(Struct, frozen=True):
-    """A rename that an alert map could have."""
+    """Rename that an alert map could have."""
 
     name: str
-    """The alertname that a playbook reacts to."""
+    """Alertname that a playbook reacts to."""
     because: str
-    """The evidence for it, for a person."""
+    """Evidence for it, for a person."""
     matchers: tuple[str, ...] = ()
     """Further conditions on an alert of the name."""
 
 
 class _Topic(Struct, frozen=True):
-    """The subject of an alert of the shipped rules."""
+    """Subject of an alert of the shipped rules."""
 
     name: str
     words: tuple[tuple[str, ...], ...]
-    """Groups of word beginnings, or whole words where they are short or have ``=`` before them; of each group one must
-    be there."""
+    """Groups of word beginnings. Short words and words after ``=`` must match whole. One of each group must occur."""
     metrics: tuple[str, ...]
-    """Parts of metric names that say the same, in small letters."""
+    """Parts of metric names with the same meaning, in lower case."""
     not_words: tuple[str, ...] = ()
     needs_gpu: bool = False
 
@@ -209,7 +208,7 @@ _TOPICS = (
     _Topic("TrainingCrashing", (("crash",), ("loop",)), (), ("deployment", "service")),
 )
 _CONDITIONS = {"Ready": "NodeDown", "DiskPressure": "DiskSpaceLow", "MemoryPressure": "MemoryUsageHigh"}
-"""Alerts by the label ``condition`` of kube-state-metrics, which names the fault of a node."""
+"""Alertnames by the label ``condition`` of kube-state-metrics, which names the fault of a node."""
 
 
 def suggest(
@@ -220,20 +219,20 @@ def suggest(
     *,
     is_complete: bool = True,
 ) -> Suggestion | None:
-    """Return the rename that fits an alert of these labels best, to one of `names`; None where none fits.
+    """Return the rename to one of `names` that fits an alert of these labels best. None if none fits.
 
-    `texts` are its annotations. An expression counts as a `generator_url` where the rule itself is at hand; then its
-    labels are not `is_complete`.
+    `texts` are its annotations. With the rule itself at hand, its expression may stand for a `generator_url`. Its
+    labels are then not `is_complete`.
     """
     name = labels.get("alertname", "")
     words = _words(name)
     if "instance" in words and "node" in labels.get("job", ""):
-        words = (*words, "node")  # any target is an instance, and only that of the node exporter is a node
+        words = (*words, "node")  # Any target is an instance. Only that of the node exporter is a node.
     expression = _expression(generator_url)
     if _SHARED.search(expression) or _SHARED_TYPE.match(labels.get("fstype", "")):
         words = (*words, "shared")
     if labels.get("container") and "node" not in labels.get("job", ""):
-        words = (*words, "container")  # its memory and its disk are no node's
+        words = (*words, "container")  # A container's memory and disk are not the node's.
     metrics = [metric.lower() for metric in _METRIC.findall(_QUOTED.sub("", expression))]
     is_gpu = _is_about_gpu(words, metrics, labels)
     suggestion = (
@@ -252,8 +251,8 @@ def suggest(
 
 
 def _with_code(suggestion: Suggestion, labels: Mapping[str, str], is_complete: bool) -> Suggestion | None:
-    """The suggestion for an XID, of which only the code says whether the card is at fault: with the condition that the
-    alert has one. None where it has none, because the rename would then say more than is known."""
+    """Return the suggestion for an XID, with the condition that the alert has a code. Only the code states whether the
+    GPU is at fault. None if the alert has no code, because the rename would then claim more than is known."""
     if not is_complete:
         return replace(suggestion, matchers=('err_code=~".+"',))
     code = next((label for label, value in labels.items() if value and label.lower() in XID_LABELS), None)
@@ -261,7 +260,7 @@ def _with_code(suggestion: Suggestion, labels: Mapping[str, str], is_complete: b
 
 
 def snippet(alertname: str, suggestion: Suggestion) -> str:
-    """Return the entry of an alert map that the suggestion means, as YAML to paste."""
+    """Return the suggested entry of an alert map, as YAML to paste."""
     lines = ["rename:", f"  - alert: {_quoted(alertname)}", f"    as: {suggestion.name}"]
     if suggestion.matchers:
         lines.insert(2, f"    matchers: [{', '.join(map(_quoted, suggestion.matchers))}]")
@@ -272,7 +271,7 @@ def _quoted(text: str) -> str:
     if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text) and text.lower() not in ("null", "true", "false"):
         return text
     if not text.isprintable():
-        return json.dumps(text)  # YAML reads it too; single quotes would make a line feed a blank
+        return json.dumps(text)  # JSON strings are valid YAML. Single quotes would turn a line feed into a blank.
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -300,8 +299,8 @@ def _by_metrics(metrics: Collection[str], words: Collection[str], is_gpu: bool) 
 
 
 def _compares_the_other_way(expression: str, metrics: Iterable[str]) -> bool:
-    """Return whether a rule fires while the value that it reads is good, such as a temperature below a bound. Only
-    expressions that leave no doubt are judged: one comparison, without a subtraction, of one kind of metric."""
+    """Return whether a rule fires while its value is good, such as a temperature below a bound. Only unambiguous
+    expressions are judged: one comparison, without a subtraction, of one kind of metric."""
     is_below, is_above = "<" in expression, ">" in expression
     if is_below == is_above or "-" in expression:
         return False
@@ -314,7 +313,7 @@ def _compares_the_other_way(expression: str, metrics: Iterable[str]) -> bool:
 
 def _by_texts(texts: Iterable[str], is_gpu: bool, words: Collection[str]) -> Suggestion | None:
     for text in texts:
-        # The fault is named in few words; a long text speaks of much else.
+        # The fault is named in few words. A long text mentions much else.
         suggestion = _by({*words, *_words(text[:200])}, is_gpu, "its annotations")
         if suggestion is not None:
             return suggestion
@@ -331,7 +330,7 @@ def _is_about_gpu(words: Collection[str], metrics: Iterable[str], labels: Mappin
 
 
 def _words(text: str) -> tuple[str, ...]:
-    """The words of a name such as ``NodeFilesystemAlmostOutOfSpace`` or ``gpu_temp-high``, in small letters."""
+    """Return the words of a name such as ``NodeFilesystemAlmostOutOfSpace`` or ``gpu_temp-high``, in lower case."""
     return tuple(_each_word(text[:_LONGEST]))
 
 
@@ -360,7 +359,8 @@ def _is_begun(word: str, begin: str) -> bool:
 
 
 def _expression(generator_url: str) -> str:
-    """The rule's expression, which Prometheus writes into the URL of its page; the text itself where it is none."""
+    """Return the rule's expression, which Prometheus writes into the URL of its page. Text that is no such URL is
+    returned as it is."""
     text = generator_url[:_LONGEST]
     if "://" not in text and not text.startswith("/"):
         return text

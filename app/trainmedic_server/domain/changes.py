@@ -1,4 +1,4 @@
-"""What runs have changed: each change with what it was before and when it is given back, if ever. Pure."""
+"""Changes of runs: each with its earlier value, and when it is reverted, if ever. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PAIRS = (("before", "after", ""), ("previous_watts", "limit_watts", " W"), ("pr
 
 
 class Change(Struct, frozen=True):
-    """What a run has changed. Times are aware UTC datetimes."""
+    """Change that a run has made. Times are aware UTC datetimes."""
 
     run_id: str
     playbook: str
@@ -35,9 +35,9 @@ class Change(Struct, frozen=True):
     since: datetime
     """When it was made, or was tried last."""
     undo: UndoTrigger
-    """When it is given back by itself."""
+    """Time at which it is reverted automatically."""
     is_reversible: bool
-    """Whether an operator can order it undone."""
+    """True if an operator can order its undo."""
     given_back: str
     """For a person: when it is given back."""
     not_before: datetime | None
@@ -60,10 +60,10 @@ def of_run(run: Run, firing: Sequence[str] = ()) -> Iterator[Change]:
 
 
 def never_given_back(run: Run, leaves_change: Callable[[str], bool]) -> Iterator[Change]:
-    """What the run has changed, or may have, and does not owe back, the newest first. `leaves_change` says of an action
-    whether it changes something.
+    """Return what the run has changed, or may have, and does not owe back, the newest first. `leaves_change` returns
+    whether an action changes something.
 
-    What a later step of the run has given back is left out, and what a person has closed.
+    Changes that a later step of the run has reverted, and those that a person has closed, are excluded.
     """
     given_back: set[str] = set()
     for step in reversed(run.steps):
@@ -121,9 +121,9 @@ def _change(run: Run, step: StepState, undo: Undo | None, firing: Sequence[str],
 
 def _when(undo: Undo | None, firing: Sequence[str]) -> str:
     if undo is None:
-        return "never: nothing takes it back"
+        return "never: it cannot be undone"
     if undo.status is UndoStatus.AVAILABLE:
-        return "never by itself, only by an order to undo it"
+        return "never automatically, only by an undo order"
     if undo.status is UndoStatus.RUNNING:
         return "another attempt is made" if undo.retry_at else "now"
     if undo.trigger is UndoTrigger.ON_FAILURE:

@@ -1,6 +1,6 @@
-"""The part of a target that one open run has for itself: all of it, the disks of a node, or nothing. Pure.
+"""The part of a target that one open run locks: all of it, the disks of a node, or nothing. Pure.
 
-Who calls it: ``engine.claims`` makes claims, ``engine.locks`` grants them.
+``engine.claims`` makes claims, ``engine.locks`` grants them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from trainmedic_server.domain.target import Target, TargetKind
 
 
 class Claim(Struct, frozen=True):
-    """A target, or a part of one, that one run at a time may work on."""
+    """Target, or part of one, on which one run at a time may work."""
 
     target: Target
     disks_only: bool = False

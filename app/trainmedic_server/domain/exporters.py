@@ -1,6 +1,6 @@
-"""What an exporter's labels say about where it runs: on the node that it measures, or once for the whole cluster.
+"""Place of an exporter, by its labels: on the node that it measures, or once for the whole cluster.
 
-Pure. Who calls it: ``node_evidence`` and ``job_place``.
+Pure. Callers: ``node_evidence`` and ``job_place``.
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ _CENTRAL = re.compile(
     "kube-?_?state-?_?metrics|push-?_?gateway|blackbox|slurm-?_?exporter|federat|snmp|thanos|opencost|kubecost|"
     "cluster-?_?autoscaler|ceph-?_?mgr|(^| )(slurm|slurmctld|trainmedic|trainmedic-server|prometheus)( |$)"
 )
-"""In the labels of exporters that measure other machines than their own."""
+"""Parts of labels of exporters that measure other machines than their own."""
 _OF_A_NODE = re.compile(
     "dcgm|node-?_?exporter|nvidia|gpu|amd|rocm|device-metrics|habana|gaudi|neuron|cadvisor|kubelet|"
     "node-problem-detector|npd|node-status|trainmedic-agent|smi-exporter|windows-exporter"
 )
-"""In the names of exporters that run on each node and measure that."""
+"""Parts of names of exporters that run on each node and measure that."""
 _CENTRAL_PORTS = frozenset({"9090", "9091", "9115", "9116", "9283", "9341"})
-"""Prometheus, Pushgateway, blackbox, SNMP, Ceph's manager, Slurm."""
+"""Ports of Prometheus, Pushgateway, blackbox, SNMP, Ceph's manager and Slurm."""
 _PORTS_OF_A_NODE = frozenset({"9100", "9182", "9400", "9445", "9835", "10250"})
-"""node-exporter, windows_exporter, dcgm-exporter, Trainmedic's agent, nvidia_gpu_exporter, the kubelet."""
+"""Ports of node-exporter, windows_exporter, dcgm-exporter, Trainmedic's agent, nvidia_gpu_exporter and the kubelet."""
 _NAMING = ("job", "service", "container", "pod")
 _NAMING_BEHIND = tuple(EXPORTED + name for name in _NAMING)
 _LONGEST_KEPT = 255
-"""Characters of a text that is looked at with patterns again and again; real names have 253 at most."""
+"""Longest text whose result is cached. Real names have 253 characters at most."""
 _CONTAINER_ID = re.compile("[0-9a-f]{12}|[0-9a-f]{64}")
 _EXPORTER_POD = re.compile(r".*(exporter|dcgm).*-[a-z0-9]{4,5}")
 
 
 def is_central(labels: AlertLabels, exported: bool = False) -> bool:
-    """Whether the exporter measures other machines. `exported`: the one behind a federation or a gateway."""
+    """Return whether the exporter measures other machines. With `exported`, the exporter after a federation or a
+    gateway."""
     port = labels.value("exported_instance" if exported else "instance").rpartition(":")[2]
     if port in _CENTRAL_PORTS:
         return True
@@ -45,7 +46,7 @@ def is_central(labels: AlertLabels, exported: bool = False) -> bool:
 
 
 def is_central_name(pod: str) -> bool:
-    """Whether a pod of this name is an exporter's that measures other machines."""
+    """Return whether this is the name of a pod whose exporter measures other machines."""
     return _is_central_text(pod)
 
 
@@ -59,7 +60,7 @@ def _judged(text: str) -> bool:
 
 
 def is_on_its_node(pod: Pod, labels: AlertLabels, exported: bool = False) -> bool:
-    """Whether an exporter in this pod measures the node on which it runs. `exported` as of `is_central`."""
+    """Return whether an exporter in this pod measures the node on which it runs. `exported` as in `is_central`."""
     if is_central_name(pod.name):
         return False
     if pod.is_per_node is not None:
@@ -70,7 +71,7 @@ def is_on_its_node(pod: Pod, labels: AlertLabels, exported: bool = False) -> boo
 
 
 def names_an_exporter(value: str, labels: AlertLabels) -> bool:
-    """Whether a host name is that of an exporter's own container, which is no node."""
+    """Return whether a host name is that of an exporter's own container, which is no node."""
     if value in labels.values("pod"):
         return True
     if len(value) > _LONGEST_KEPT:

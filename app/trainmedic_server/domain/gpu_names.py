@@ -27,20 +27,20 @@ _OLD_MIG = re.compile(r"mig-(gpu-[0-9a-f-]+)/[0-9]+/[0-9]+")
 
 
 def card_uuid(text: str) -> str:
-    """The UUID of the card in what names a share of one: ``GPU-…::2`` of time-slicing, ``MIG-GPU-…/7/0`` of MIG as
-    drivers before 470 write it. Any other text as it is."""
+    """Return the UUID of the card in the name of a share of one: ``GPU-…::2`` of time-slicing, ``MIG-GPU-…/7/0`` of MIG
+    as drivers before 470 write it. Any other text is returned as it is."""
     name = text.strip().partition("::")[0]
     instance = _OLD_MIG.fullmatch(name.lower())
     return instance[1] if instance is not None else name
 
 
 def is_mig(text: str) -> bool:
-    """Whether `text` is the UUID of a MIG instance, which does not say of which card it is a part."""
+    """Return whether `text` is the UUID of a MIG instance, which does not state its card."""
     return card_uuid(text).lower().startswith("mig-")
 
 
 def uuid_key(text: str) -> str:
-    """The key by which the card of a UUID is looked up."""
+    """Return the key by which the card of a UUID is looked up."""
     return normal_uuid(card_uuid(text))
 
 

@@ -1,6 +1,6 @@
 """Host lists as Slurm and similar tools write several nodes in one text: ``gpu-[01-03,7],login[1-9:2]``.
 
-Pure. Who calls it: ``node_evidence``. Not here: whether anybody knows the hosts.
+Pure. Caller: ``node_evidence``. Not here: whether the hosts are known.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import re
 from collections.abc import Iterator
 
 MOST_HOSTS = 4096
-"""Of one list, whatever a label says: to read more would hold up other alerts, and no run works on so many."""
+"""Most hosts that are read from one list. Reading more would delay other alerts, and no run works on so many."""
 LONGEST = 65_536
-"""Characters of a list that is read."""
+"""Most characters of a list that are read."""
 _LONGEST_NAME = 512
-"""Characters of one host's name; real ones have 253 at most."""
+"""Most characters of one host's name; real ones have at most 253."""
 _RANGE = re.compile(r"([0-9]{1,12})(?:-([0-9]{1,12})(?:[:/]([0-9]{1,6}))?)?")
 _DEEPEST = 5
 
@@ -23,9 +23,9 @@ class UnreadableHostList(ValueError):
 
 
 def is_host_list(text: str) -> bool:
-    """Whether the text names hosts in a form that is not one name: with brackets or commas."""
+    """Return whether the text names hosts in a form that is not one name: with brackets or commas."""
     if text.startswith("[") and ":" in text:
-        return False  # an IPv6 address with a port
+        return False  # An IPv6 address with a port.
     return "," in text or ("[" in text and "]" in text)
 
 
@@ -49,7 +49,7 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def _split(text: str) -> Iterator[str]:
-    """The parts between commas, and blanks, that are in no bracket."""
+    """Return the parts between commas and blanks outside of brackets."""
     depth, begin = 0, 0
     for place, character in enumerate(text):
         depth += (character == "[") - (character == "]")
@@ -64,7 +64,7 @@ def _split(text: str) -> Iterator[str]:
 
 
 def _expanded(part: str, depth: int) -> Iterator[str]:
-    """Every host of a part such as ``rack[1-2]-node[01-03]``."""
+    """Return every host of a part such as ``rack[1-2]-node[01-03]``."""
     begin = part.find("[")
     if begin < 0:
         yield part
@@ -87,7 +87,7 @@ def _closing(part: str, begin: int) -> int:
 
 
 def _numbers(inside: str, depth: int) -> Iterator[str]:
-    """The numbers within brackets, as they are written: ``08`` to ``10`` keep their leading zero."""
+    """Return the numbers within brackets, as they are written: ``08`` to ``10`` keep their leading zero."""
     if depth > _DEEPEST:
         raise UnreadableHostList("has too many brackets within brackets")
     for entry in _split(inside):

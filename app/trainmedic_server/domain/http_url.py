@@ -43,14 +43,15 @@ def check_http_url(url: str) -> SplitResult:
 
 
 def without_user(url: str) -> str:
-    """Return the URL, as it may be shown: without user and password, also where these are not escaped."""
+    """Return the URL for display, without user and password, even if these are not escaped."""
     before, at, host = url.rpartition("@")
     scheme = f"{before.partition('://')[0]}://" if "://" in before else ""
     return f"{scheme}{host}" if at else url
 
 
 def _check_user_and_password(url: str) -> None:
-    """Raise ValueError if a special character of a user or password is not escaped: a part of it would be the host."""
+    """Raise ValueError if a special character of a user or password is not escaped. A part of it would be read as the
+    host."""
     match = _AUTHORITY.fullmatch(url)
     if match is None:
         return

@@ -1,4 +1,4 @@
-"""Which labels name a target, and how it is said that they name none. Pure; who looks them up is ``target``."""
+"""Labels that name a target, and the result if they name none. Pure. ``target`` looks them up."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from msgspec import Struct
 
 
 class Unresolved(Struct, frozen=True):
-    """The labels name no target, or several."""
+    """Refusal of labels that name no target, or several."""
 
     reason: str
-    """``target_unknown`` or ``target_ambiguous``; ``not_accepted`` where the alert map refuses the alert, so that its
-    labels are not looked up here."""
+    """``target_unknown`` or ``target_ambiguous``; ``not_accepted`` if the alert map refuses the alert, whose labels are
+    then not looked up here."""
     why: str
-    """For a person: what is missing, or what disagrees."""
+    """Reason for a person: what is missing, or what disagrees."""
 
 
 class IdentityLabels(Struct, frozen=True):
-    """Which labels name a target, most trusted first. They are compared without regard to case.
+    """Labels that name a target, most trusted first. They are compared without regard to case.
 
     The defaults are the labels of dcgm-exporter, nvidia_gpu_exporter, node-exporter, kube-state-metrics, HAMi,
     Telegraf, OpenTelemetry and Trainmedic's own exporter, and those that common scrape configurations add. With each
-    name its ``exported_`` form is looked up, which Prometheus makes when a scrape adds a label of the same name.
+    name its ``exported_`` form is looked up. Prometheus makes it when a scrape adds a label of the same name.
     """
 
     gpu_uuid: tuple[str, ...] = ("uuid", "gpu_uuid", "deviceuuid", "device_uuid")
     gpu_index: tuple[str, ...] = ("gpu", "gpu_id", "deviceidx")
     gpu_pci: tuple[str, ...] = ("pci_bus_id", "pci_bus", "pci_address")
-    """Where no UUID or index names the GPU."""
+    """Labels for the GPU if no UUID or index names it."""
     node: tuple[str, ...] = (
         "node",
         "nodename",
@@ -39,9 +39,9 @@ class IdentityLabels(Struct, frozen=True):
         "hostname",
     )
     node_if_known: tuple[str, ...] = ("host", "host_name", "machine", "nodeid", "node_ip", "host_ip", "hostip")
-    """Labels that may mean something else, such as a virtual host or a kind of processor: one of them counts where its
-    value is a known node, and is no unknown node elsewhere. Not read from alerts that the server makes of log lines,
-    whose labels anybody may write."""
+    """Labels that may mean something else, such as a virtual host or a kind of processor. One of them counts if its
+    value is a known node. Otherwise it is ignored, and is no unknown node. They are not read from the server's own
+    alerts about log lines, because anyone may write those labels."""
     job: tuple[str, ...] = (
         "job_name",
         "training_job",

@@ -1,13 +1,18 @@
-"""The job that a playbook's target names by what it uses: ``node:<node>``, ``gpu:<GPU>``, ``pod:<namespace>/<name>``.
+"""Look-up of the job that a playbook's target names by its use: ``node:<node>``, ``gpu:<GPU>``,
+``pod:<namespace>/<name>``.
 
-Three sources know who uses a GPU, and they are asked in this order: the jobs themselves, which report where
-their ranks are; the labels of the alert, which name the job or its pod; the agent of the node, which sees
-whose processes are on it. The first that knows one decides, because names differ: a pod's label has the name of
-its resource, and only a job knows by which name it takes commands. But where a source knows of several, no
-other can say which one is meant: then only a job that the labels name is taken, and that no source denies. A name
-that does not come from the jobs themselves may be that of another job: one that runs elsewhere is not taken.
+Three sources know who uses a GPU. They are asked in this order:
 
-Pure. Who calls it: ``catalog.compiled_playbook``, for a target that is written as a mapping.
+- the jobs themselves, which report where their ranks run;
+- the labels of the alert, which name the job or its pod;
+- the agent of the node, which sees the processes on it.
+
+The first source that knows one decides, because names differ. A pod's label has the name of its resource, and only a
+job knows the name under which it takes commands. If a source knows several, no other source can decide between them.
+Then a job is taken only if the labels name it and no source denies it. A name that does not come from the jobs
+themselves may be that of another job. A job that runs elsewhere is not taken.
+
+Pure. Caller: ``catalog.compiled_playbook``, for a target that is written as a mapping.
 """
 
 from __future__ import annotations

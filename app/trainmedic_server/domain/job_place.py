@@ -1,9 +1,9 @@
-"""Whether a job runs where an alert says: its namespace, its nodes and its GPUs.
+"""Comparison of where a job runs with where an alert says: namespace, nodes and GPUs.
 
-Jobs of two teams may have the same name, and commands go to a job by its name. So whatever is known of where a job
-runs is compared with what the alert's labels say: a job that runs elsewhere is another job.
+Jobs of two teams may have the same name, and commands go to a job by its name. So everything known about the job's
+place is compared with the alert's labels. A job that runs elsewhere is another job.
 
-Pure. Who calls it: ``target`` and ``job_lookup``.
+Pure. Callers: ``target`` and ``job_lookup``.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _NOWHERE: frozenset[str] = frozenset()
 def contradiction(
     job: str, labels: AlertLabels, topology: Topology, identity: IdentityLabels, used: str | None = None
 ) -> Unresolved | None:
-    """Why the alert is not about the job of this name that is known; None where nothing denies it.
+    """Return why the alert is not about the known job of this name. None if nothing denies it.
 
     `used` is the key of a GPU that it is said to use (`gpu_names.key`).
     """
     if labels.value(own_source.SOURCE) == own_source.DIAGNOSIS:
-        return None  # a verdict names the node of a failure, and the job may have been started elsewhere since
+        return None  # A verdict names the node of a failure. The job may have been started elsewhere since.
     jobs = topology.jobs
     if not (job in jobs.nodes_by_job or job in jobs.namespace_by_job or job in topology.cluster.pods_by_job):
-        return None  # nothing is known of it
+        return None  # nothing is known about it
     evidence = NodeEvidence(labels, topology, identity)
     return (
         _other_namespace(job, labels, topology, evidence)
@@ -42,7 +42,7 @@ def contradiction(
 
 
 def elsewhere(job: str, node: str, topology: Topology) -> Unresolved | None:
-    """Why the job of this name does not run on the node; None where nothing denies it."""
+    """Return why the job of this name does not run on the node. None if nothing denies it."""
     nodes = topology.nodes_of_job(job)
     if not nodes or node in nodes:
         return None
@@ -53,7 +53,7 @@ def elsewhere(job: str, node: str, topology: Topology) -> Unresolved | None:
 
 
 def pods_named(labels: AlertLabels) -> Iterator[str]:
-    """The pods that the labels may mean, as ``<namespace>/<name>``: the alert's own, and the exporter's."""
+    """Return the pods that the labels may mean, as ``<namespace>/<name>``: the alert's own, and the exporter's."""
     namespace, exported = labels.value("namespace"), labels.value("exported_namespace")
     if name := labels.value("exported_pod"):
         yield f"{exported or namespace}/{name}"
@@ -75,7 +75,7 @@ def _other_namespace(job: str, labels: AlertLabels, topology: Topology, evidence
 
 
 def _namespace_said(labels: AlertLabels, topology: Topology, evidence: NodeEvidence) -> str:
-    """The namespace of the alert's subject; empty where the labels have the exporter's alone."""
+    """Return the namespace of the alert's subject. Empty if the labels have only the exporter's."""
     exported, namespace = labels.value("exported_namespace"), labels.value("namespace")
     if exported or not namespace:
         return exported
@@ -88,7 +88,7 @@ def _namespace_said(labels: AlertLabels, topology: Topology, evidence: NodeEvide
 
 
 def _namespaces_of(job: str, topology: Topology) -> frozenset[str]:
-    """The namespaces of the job of this name that takes commands; of all jobs of the name where none is connected."""
+    """Return the namespaces of the connected jobs of this name. If none is connected, those of all jobs of the name."""
     namespace = topology.jobs.namespace_by_job.get(job)
     if namespace is not None:
         return frozenset({namespace})
@@ -104,7 +104,7 @@ def _namespaces_of(job: str, topology: Topology) -> frozenset[str]:
 
 
 def _pods_of_ranks(job: str, topology: Topology) -> Iterator[Pod]:
-    """The pods in which the job's ranks run: by the GPUs that they report, or by the host names."""
+    """Return the pods in which the job's ranks run, by the GPUs that they report, or by their host names."""
     for name in topology.jobs.nodes_by_job.get(job, ()):
         pod = topology.cluster.pods_by_name.get(name)
         if pod is not None:
@@ -117,12 +117,12 @@ def _pods_of_ranks(job: str, topology: Topology) -> Iterator[Pod]:
 
 
 def _is_workload(pod: Pod) -> bool:
-    """Whether the pod computes, and so speaks of itself: exporters belong to no job and ask for no GPU."""
+    """Return whether the pod computes, and so reports about itself. Exporters belong to no job and request no GPU."""
     return pod.job is not None or bool(pod.gpus)
 
 
 def _other_pod(job: str, labels: AlertLabels, topology: Topology) -> Unresolved | None:
-    """Why the alert comes from a pod or a node in which the job of this name does not compute."""
+    """Return why the alert comes from a pod or a node in which the job of this name does not compute."""
     behind = labels.under("exported_instance")
     if exporters.is_central(labels, exported=bool(behind)):
         return None
@@ -131,7 +131,7 @@ def _other_pod(job: str, labels: AlertLabels, topology: Topology) -> Unresolved 
         nodes = topology.known.find(host)
         if len(nodes) == 1:
             (node,) = nodes
-            # Where there are no GPUs, an exporter may run that measures other machines.
+            # On a node without GPUs, an exporter may run that measures other machines.
             if topology.agents.gpus_by_node.get(node) and (denied := elsewhere(job, node, topology)) is not None:
                 return denied
         pod = topology.cluster.pods_by_address.get(host) if not nodes and is_address(host) else None
@@ -173,7 +173,7 @@ def _gpu_of(labels: AlertLabels, topology: Topology, identity: IdentityLabels) -
 
 
 def _other_gpu(job: str, key: str | None, topology: Topology) -> Unresolved | None:
-    """Why the job does not use a GPU that an agent reports."""
+    """Return why the job does not use a GPU that an agent reports."""
     gpu = topology.agents.gpus_by_key.get(key) if key is not None else None
     if gpu is None or key is None or job not in topology.jobs.nodes_by_job:
         return None

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from trainmedic_server.domain.problems import did_you_mean
 
 NO_CHANNEL = "no notification channel is configured"
-"""Why nothing can be sent where TRAINMEDIC_NOTIFY_URLS is not set."""
+"""Why nothing can be sent if TRAINMEDIC_NOTIFY_URLS is not set."""
 
 
 class Severity(StrEnum):
@@ -40,9 +40,9 @@ class MessageKind(StrEnum):
     RUN_FAILED = "run_failed"
     """A run has failed, and its playbook has not told anybody."""
     NOT_STARTED = "not_started"
-    """A playbook reacts to an alert, and a guard keeps it from doing anything."""
+    """A guard keeps a playbook that reacts to an alert from acting."""
     TARGET_UNKNOWN = "target_unknown"
-    """A playbook reacts to an alert whose labels name nothing that is known, or contradict each other."""
+    """A playbook reacts to an alert whose labels name nothing known, or contradict each other."""
     UNDO_OVERDUE = "undo_overdue"
     """What a run did could not be taken back for two minutes."""
     BREAKER = "breaker"

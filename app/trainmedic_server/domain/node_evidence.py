@@ -1,15 +1,15 @@
-"""The node that an alert is about, from everything in its labels that names one.
+"""The node that an alert is about, by all labels that name one.
 
-Each label is looked up among what agents, cluster and inventory know before labels are compared, so that every
-spelling of a node comes to the same. In this order:
+Each label is looked up among what agents, cluster and inventory know before labels are compared. So every spelling of a
+node gives the same node. The order is:
 
-1. A GPU's UUID that one agent reports is proof, whatever the labels beside it call the node.
+1. A GPU's UUID that one agent reports is proof, whatever other labels call the node.
 2. The subject's own labels: those that the scrape has renamed (``exported_instance``, ``exported_node``), then ``node``
-   and the like. Where these name different known nodes nothing is decided. A name that nobody knows is not replaced by
-   a lesser label that somebody knows: that is how the exporter's host would be taken for the subject.
-3. Where no label names the subject: where the exporter runs, if it is of the kind that measures its own node.
+and similar ones. If these name different known nodes, nothing is decided. An unknown name is not replaced by a less
+trusted label with a known one, because that would take the exporter's host for the subject.
+3. If no label names the subject: the node where the exporter runs, if it is of the kind that measures its own node.
 
-Pure. Who calls it: ``target``. Not here: whether an unknown node may be acted on (``target.unknown_node``).
+Pure. Caller: ``target``. Not here: whether an unknown node may be acted on (``target.unknown_node``).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _HOST_AND_PORT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:\d+)?")
 LISTING = ("nodes", "nodelist", "node_list", "hostlist", "nodeset", "slurm_nodelist")
 """Labels that may list several hosts."""
 UNKNOWN = "is no node that is known"
-"""Stands in a refusal after the label that names one."""
+"""Follows the label in the refusal of a name in it."""
 _SHOWN = 5
 _MOST_LOOKED_UP = 20
-"""Hosts of a list: more are several nodes, however they are called."""
+"""Most hosts that are read of a list. A longer list names several nodes in any case."""
 _NONE: Nodes = frozenset()
 
 
@@ -42,12 +42,12 @@ class Naming(Struct, frozen=True):
 
     label: Label
     nodes: Nodes
-    """Known ones: none where nobody knows it, several where the name is not enough."""
+    """Known nodes: none if no source knows the name, several if it is not specific enough."""
     host: str = ""
-    """The name in the label, without a port."""
+    """Name in the label, without a port."""
 
     def told(self, topology: Topology) -> str:
-        """What the label says and who knows it, for a person."""
+        """Return what the label says and who knows it, for a person."""
         if not self.nodes:
             if not (counts := topology.known.counts()):
                 return f"{self.label} names it; neither agents, cluster nor inventory list any node"
@@ -58,7 +58,7 @@ class Naming(Struct, frozen=True):
 
 
 class NodeEvidence:
-    """What the labels of one alert say about its node."""
+    """Node information in the labels of one alert."""
 
     def __init__(self, labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> None:
         self._labels = labels
@@ -66,7 +66,7 @@ class NodeEvidence:
         self._identity = identity
 
     def node(self) -> str | Unresolved:
-        """The node that the alert is about, by its known name; or a name that nobody knows, as the label has it."""
+        """Return the known name of the node that the alert is about, or an unknown name as the label has it."""
         listed = self._listed
         if isinstance(listed, Unresolved):
             return listed
@@ -81,7 +81,7 @@ class NodeEvidence:
         return self._unknown() if self.subjects else self._of_exporter()
 
     def reasons(self) -> list[str]:
-        """A sentence for each label that names a node, with who knows it: for a person who asks why."""
+        """Return a sentence for each label that names a node, with the sources that know it."""
         reasons = []
         if isinstance(self.by_gpu, str):
             label = next(iter(self._labels.of(self._identity.gpu_uuid)))
@@ -95,7 +95,7 @@ class NodeEvidence:
         return list(dict.fromkeys(reasons))
 
     def known_subject(self) -> Nodes:
-        """The known nodes that the alert's own labels name; none where nothing but its exporter has a place."""
+        """Return the known nodes that the alert's own labels name. Empty if only its exporter has a place."""
         if isinstance(self.by_gpu, Unresolved) or isinstance(self._listed, Unresolved):
             return _NONE
         if self.by_gpu is not None:
@@ -103,14 +103,14 @@ class NodeEvidence:
         return _common([naming for naming in self.subjects if naming.nodes])
 
     def unknown_subject(self) -> str | None:
-        """The name in the alert's own labels of a node that nobody knows, where they name no other."""
+        """Return the unknown node name in the alert's own labels, if they name no other node."""
         if isinstance(self._listed, Unresolved) or self.by_gpu is not None:
             return None
         return self.subjects[0].host if self.subjects and not any(each.nodes for each in self.subjects) else None
 
     @once
     def by_gpu(self) -> str | Unresolved | None:
-        """The node whose agent reports the GPU that a UUID names; None where no agent does."""
+        """The node whose agent reports the GPU that a UUID names. None if no agent does."""
         labels = self._labels.of(self._identity.gpu_uuid)
         if not labels:
             return None
@@ -130,7 +130,7 @@ class NodeEvidence:
 
     @once
     def subjects(self) -> Sequence[Naming]:
-        """What the alert's own labels say of its node, without the names that are those of exporters."""
+        """Nodes in the alert's own labels, without the names of exporters."""
         namings = [naming for label in self._naming_labels() if (naming := self._naming(label)) is not None]
         if self._labels.of(self._identity.node_if_known):
             namings += self._named_if_known()
@@ -145,7 +145,7 @@ class NodeEvidence:
             yield self._listed
 
     def _named_if_known(self) -> Iterator[Naming]:
-        """What labels say that mean a node only where their value is the name of one."""
+        """Return the labels that mean a node only if their value is the name of one."""
         if self._is_of_lines:
             return
         for label in self._labels.of(self._identity.node_if_known):
@@ -166,14 +166,15 @@ class NodeEvidence:
             is_own = exporters.is_on_its_node(pod, self._labels, exported=True)
             nodes = frozenset({self._topology.known.name_of(pod.node)}) if is_own else _NONE
         elif not nodes and self._pod_of(host) is not None:
-            return None  # a pod's name says where an exporter runs: see `_of_exporter`
+            return None  # A pod's name says where an exporter runs: see `_of_exporter`.
         if not nodes and exporters.names_an_exporter(host, self._labels):
             return None
         return Naming(label, nodes, host)
 
     @once
     def _is_of_lines(self) -> bool:
-        """Whether it is the alert of log lines. Its labels for the target are the server's; a line may fill others."""
+        """True if it is an alert of log lines. The server sets its labels for the target; a line may fill
+        others."""
         return self._labels.value(own_source.SOURCE) == own_source.LOG
 
     # --- several nodes in one label ---------------------------------------------------------------------
@@ -188,13 +189,13 @@ class NodeEvidence:
 
     @once
     def _listed(self) -> Label | Unresolved | None:
-        """The one host of a label that lists hosts, or why there is not one; None where no label lists any."""
+        """The one host of a label that lists hosts, or why there is not one. None if no label lists any."""
         hosts: dict[str, Label] = {}
         for label in self._listings:
             try:
                 hosts |= dict.fromkeys(host_lists.expand(label.value), label)
             except host_lists.UnreadableHostList as error:
-                return Unresolved("target_unknown", f"{label} {error}, so that nobody can tell which nodes it names")
+                return Unresolved("target_unknown", f"{label} {error}, so the nodes in it are not known")
         if not hosts:
             return None
         nodes = {host: self._topology.known.find(host_of(host)) for host in list(hosts)[:_MOST_LOOKED_UP]}
@@ -209,11 +210,11 @@ class NodeEvidence:
     # --- the subject ----------------------------------------------------------------------------------------
 
     def _agreeing(self, node: str) -> str | Unresolved:
-        """The node that a GPU's UUID proves, unless a label names another one that is known."""
+        """Return the node that a GPU's UUID proves, unless a label names another known one."""
         instance = None if self._is_relayed else self._instance
         namings = [*self.subjects, *([instance] if instance is not None else [])]
         others = [naming for naming in namings if naming.nodes and node not in naming.nodes]
-        # A card is in one machine: the old name of a renamed one, which only memory knows, is no other machine.
+        # A card is in one machine. If only memory knows a name, it is the old name of a renamed machine.
         others = [naming for naming in others if not all(map(self._topology.known.is_gone, naming.nodes))]
         unknown = [naming for naming in self.subjects if not naming.nodes]
         # Two labels that agree on another name are more than an exporter's odd name for its host.
@@ -233,7 +234,7 @@ class NodeEvidence:
         renamed = [naming for naming in known if naming.label.is_exported]
         lesser = [naming for naming in unknown if not (renamed and not naming.label.is_exported)]
         if lesser:
-            # The known one may be where the exporter runs, and the other a subject that nobody knows.
+            # The known one may be the exporter's host, and the other an unknown subject.
             shown = "; ".join(naming.told(self._topology) for naming in (*lesser, *known)[:_SHOWN])
             reason = "target_unknown" if self._topology.knows_all_nodes else "target_ambiguous"
             return Unresolved(reason, f"the labels name more than one node: {shown}")
@@ -247,7 +248,7 @@ class NodeEvidence:
         return self._not_measured_elsewhere(node) or node
 
     def _not_measured_elsewhere(self, node: str) -> Unresolved | None:
-        """Why the labels cannot mean the node: the exporter's pod measures another one."""
+        """Return why the labels cannot mean the node: the exporter's pod measures another one."""
         instance = self._instance
         if instance is None or instance.nodes or self._is_relayed:
             return None
@@ -260,7 +261,7 @@ class NodeEvidence:
         return Unresolved("target_ambiguous", why)
 
     def _unknown(self) -> str | Unresolved:
-        """The name that all labels agree on, where nobody knows it."""
+        """Return the unknown name on which all labels agree."""
         namings = [naming for naming in self.subjects if naming.label.name.lower() != "exported_instance"]
         namings = namings or list(self.subjects)
         if not all(_agree_on_host(naming, namings[0]) for naming in namings):
@@ -291,14 +292,14 @@ class NodeEvidence:
 
     @once
     def _instance(self) -> Naming | None:
-        """Where the exporter was scraped, if that is the name or address of a node itself, and not that of a pod."""
+        """Nodes by the scraped address, if that is the name or address of a node itself, not that of a pod."""
         for label in self._labels.under("instance"):
             if label not in self._listings and (host := host_of(label.value)):
                 return Naming(label, self._topology.known.find(host), host)
         return None
 
     def _of_exporter(self) -> str | Unresolved:
-        """The node on which the exporter runs, or the pod that the alert is about."""
+        """Return the node on which the exporter runs, or the pod that the alert is about."""
         namings, refused = self._places_of_exporter()
         for pod, label in self._workloads():
             namings.append(Naming(label, frozenset({self._topology.known.name_of(pod.node)}), pod.name))
@@ -318,16 +319,16 @@ class NodeEvidence:
 
     @once
     def is_of_central(self) -> bool:
-        """Whether the exporter measures other machines than its own."""
+        """True if the exporter measures other machines than its own."""
         return exporters.is_central(self._labels)
 
     @once
     def _is_relayed(self) -> bool:
-        """Whether ``instance`` is not the host that was measured: another exporter is behind it, or it is central."""
+        """True if ``instance`` is not the measured host: it relays another exporter, or it is central."""
         return bool(self._labels.under("exported_instance")) or self.is_of_central
 
     def _places_of_exporter(self) -> tuple[list[Naming], str | None]:
-        """What says where the exporter runs; or why that says nothing about the alert's subject."""
+        """Return the labels that say where the exporter runs, or why that says nothing about the alert's subject."""
         is_behind = bool(self._labels.under("exported_instance"))
         if exporters.is_central(self._labels, exported=is_behind):
             named = next(iter(self._labels.of(("instance", "job"))), "it")
@@ -343,7 +344,7 @@ class NodeEvidence:
         return namings, refused if not namings else None
 
     def _exporter_pods(self, is_behind: bool) -> Iterator[tuple[Pod, Label]]:
-        """The pods that the labels name as the exporter's."""
+        """Return the pods that the labels name as the exporter's."""
         instance = self._instance
         if instance is not None and not is_behind and not instance.nodes:
             pod = self._pod_at(instance.host) or self._pod_of(instance.host)
@@ -357,14 +358,14 @@ class NodeEvidence:
 
     @once
     def own_pod(self) -> Pod | None:
-        """The exporter's own pod: that which ``pod`` and ``namespace`` name, if it was scraped at its address."""
+        """The exporter's own pod: the one in ``pod`` and ``namespace``, if it was scraped at its address."""
         pod = self._named_pod("namespace", "pod")
         if pod is None or self._instance is None:
             return None
         return pod if self._instance.host in (pod.name, *pod.addresses) else None
 
     def _workloads(self) -> Iterator[tuple[Pod, Label]]:
-        """The pods that the alert is about."""
+        """Return the pods that the alert is about."""
         exported = self._named_pod("exported_namespace", "exported_pod")
         if exported is not None:
             if not exporters.is_central_name(exported.name):
@@ -373,8 +374,8 @@ class NodeEvidence:
         plain = self._named_pod("namespace", "pod")
         if plain is None or plain is self.own_pod or exporters.is_central_name(plain.name):
             return
-        # Of other pods nobody can tell whether they are what was measured, or what has measured. Where no instance is
-        # left, both are on the node if the exporter measures its own.
+        # Other pods may be the measured ones or the measuring ones. If no instance is left, both are on the node,
+        # provided that the exporter measures its own.
         is_known = plain.job is not None or bool(plain.gpus) or self.is_of_central
         if is_known or (self._instance is None and exporters.is_on_its_node(plain, self._labels)):
             yield plain, self._labels.under("pod")[0]
@@ -386,7 +387,7 @@ class NodeEvidence:
         return self._topology.cluster.pods_by_full_name.get(f"{self._labels.value(namespace)}/{pod}")
 
     def _pod_of(self, host: str) -> Pod | None:
-        """The pod that has this host name, as a container's host name is its pod's."""
+        """Return the pod with this host name. A container's host name is its pod's."""
         cluster = self._topology.cluster
         if not cluster.pods:
             return None
@@ -399,7 +400,7 @@ class NodeEvidence:
 
 
 def _common(namings: Sequence[Naming]) -> Nodes:
-    """The nodes that all of these may mean."""
+    """Return the nodes that all of these may mean."""
     common = namings[0].nodes if namings else _NONE
     for naming in namings[1:]:
         common &= naming.nodes
@@ -419,7 +420,7 @@ def _shown(namings: Sequence[Naming]) -> str:
 
 
 def host_of(instance: str) -> str:
-    """The host part of ``host:port``, ``[v6]:port``, or of a bare host or IPv6 address."""
+    """Return the host part of ``host:port``, ``[v6]:port``, or of a bare host or IPv6 address."""
     if instance.startswith("["):
         return instance[1:].partition("]")[0]
     if instance.count(":") > 1:

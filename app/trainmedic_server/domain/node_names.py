@@ -1,10 +1,10 @@
-"""The names of nodes, and which of them mean the same node: short names, full names, names within a cloud, addresses.
+"""Names of nodes, and which of them mean the same node: short names, full names, names within a cloud, addresses.
 
-`NodeNames` is what one source knows. `KnownNodes` asks all sources. A short name and a full name are one node where
-one is the beginning of the other (``gpu-7`` and ``gpu-7.site.example``) and nothing else fits: ``gpu-7.a`` and
-``gpu-7.b`` are two nodes, and then ``gpu-7`` names neither. All look-ups are by key, because every alert makes some.
+`NodeNames` are the names in one source. `KnownNodes` asks all sources. A short name and a full name are one node if one
+is the beginning of the other (``gpu-7`` and ``gpu-7.site.example``) and nothing else fits. ``gpu-7.a`` and ``gpu-7.b``
+are two nodes, and then ``gpu-7`` names neither. All look-ups are by key, because every alert makes some.
 
-Pure. Who calls it: ``topology`` builds it, ``node_evidence`` asks it.
+Pure. ``topology`` builds it, ``node_evidence`` asks it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from msgspec import Struct, field
 Nodes = frozenset[str]
 _NONE: Nodes = frozenset()
 _MOST_PARTS = 10
-"""Parts of a full name that are looked at. Real names have six at most; a label can have thousands."""
+"""Most parts of a full name that are used. Real names have six at most; a label can have thousands."""
 
 
 _LONGEST_KEPT = 255
@@ -29,7 +29,8 @@ _MOST_SEARCHED = 2000
 
 
 def spelled(name: str) -> str:
-    """Return the name as it is compared: lower case, without a dot at its end; an IPv6 address in its short form."""
+    """Return the name in the form for comparisons: lower case, without a dot at its end, an IPv6 address in its short
+    form."""
     text = name.strip().rstrip(".").lower()
     if ":" in text:
         try:
@@ -40,10 +41,10 @@ def spelled(name: str) -> str:
 
 
 def is_address(host: str) -> bool:
-    """Whether `host` is an IP address or a name of the loopback, which name no node."""
+    """Return whether `host` is an IP address or a name of the loopback, which name no node."""
     if host in ("", "localhost"):
         return True
-    if not (host[0].isdigit() or ":" in host):  # as nearly all names
+    if not (host[0].isdigit() or ":" in host):  # The case of nearly all names.
         return False
     try:
         ipaddress.ip_address(host.partition("%")[0])
@@ -53,21 +54,21 @@ def is_address(host: str) -> bool:
 
 
 def is_same_spelling(name: str, other: str) -> bool:
-    """Whether one name is the other, or its short form."""
+    """Return whether one name is the other, or its short form."""
     first, second = sorted((spelled(name), spelled(other)), key=len)
     return first == second or (bool(first) and not is_address(first) and second.startswith(f"{first}."))
 
 
 class NodeNames(Struct, frozen=True, dict=True):
-    """The nodes that one source knows, with what else each of them is called."""
+    """Nodes that one source knows, with their other names."""
 
     names: frozenset[str] = frozenset()
     aliases: Mapping[str, Nodes] = field(default_factory=dict)
-    """Addresses and host names, and whose they are."""
+    """Owners of addresses and host names."""
 
     @cached_property
     def by_spelling(self) -> Mapping[str, Nodes]:
-        """The nodes by every whole name and address."""
+        """Nodes by every whole name and address."""
         nodes: dict[str, Nodes] = {}
         for name in self.names:
             _add(nodes, spelled(name), frozenset({name}))
@@ -77,7 +78,7 @@ class NodeNames(Struct, frozen=True, dict=True):
 
     @cached_property
     def by_beginning(self) -> Mapping[str, Nodes]:
-        """The nodes by each shorter form of their full names."""
+        """Nodes by each shorter form of their full names."""
         nodes: dict[str, Nodes] = {}
         for name, whose in self.by_spelling.items():
             for shorter in _shorter(name):
@@ -86,7 +87,7 @@ class NodeNames(Struct, frozen=True, dict=True):
 
     @cached_property
     def longer_names(self) -> Mapping[str, Sequence[str]]:
-        """The full names of nodes, by each shorter form."""
+        """Full names of nodes, by each shorter form."""
         longer: dict[str, list[str]] = {}
         for name in self.by_spelling:
             for shorter in _shorter(name):
@@ -95,7 +96,7 @@ class NodeNames(Struct, frozen=True, dict=True):
 
     @cached_property
     def spellings(self) -> Mapping[str, Sequence[str]]:
-        """By node, what it is called besides its name."""
+        """Other names of each node."""
         called: dict[str, list[str]] = {}
         for alias, whose in self.aliases.items():
             for node in whose:
@@ -103,11 +104,12 @@ class NodeNames(Struct, frozen=True, dict=True):
         return called
 
     def called(self, name: str) -> Nodes:
-        """The nodes with exactly this name or address. The same name in another case counts where no node has it."""
+        """Return the nodes with exactly this name or address. The same name in another case counts if no node has
+        it."""
         return frozenset({name}) if name in self.names else self.by_spelling.get(spelled(name), _NONE)
 
     def related(self, name: str) -> Nodes:
-        """The nodes of which this is a shorter or longer name."""
+        """Return the nodes of which this is a shorter or longer name."""
         text = spelled(name)
         nodes = self.by_beginning.get(text, _NONE)
         for shorter in _shorter(text):
@@ -116,26 +118,28 @@ class NodeNames(Struct, frozen=True, dict=True):
 
 
 class KnownNodes(Struct, frozen=True, dict=True):
-    """The nodes that any source knows, each by one name, whatever the label calls it."""
+    """Nodes that any source knows, each by one name, whatever the label calls it."""
 
     agents: NodeNames
     cluster: NodeNames
     written: NodeNames
     remembered: NodeNames
-    """Of agents that were there and are not."""
+    """Nodes of agents that are gone."""
 
     @cached_property
     def _found(self) -> dict[str, Nodes]:
-        """What was found before: the alerts of a fleet name the same nodes again and again."""
+        """Earlier results: the alerts of a fleet name the same nodes repeatedly."""
         return {}
 
     @cached_property
     def sources(self) -> tuple[NodeNames, ...]:
-        """All of them, the one whose name for a node is used first. Commands reach a node by its agent's name."""
+        """All sources, in order of the precedence of their names for a node. Commands reach a node by its agent's
+        name."""
         return (self.agents, self.cluster, self.written, self.remembered)
 
     def find(self, name: str) -> Nodes:
-        """The nodes that this name or address may mean: none, one, or several where the name is not enough."""
+        """Return the nodes that this name or address may mean: none, one, or several if the name is not specific
+        enough."""
         nodes = self._found.get(name)
         if nodes is None:
             nodes = self._find(name)
@@ -156,28 +160,28 @@ class KnownNodes(Struct, frozen=True, dict=True):
         return self._one_name_each(related) if related and not self._is_elsewhere(spelled(name)) else _NONE
 
     def knows(self, name: str) -> bool:
-        """Whether any source knows a node by exactly this name."""
+        """Return whether any source knows a node by exactly this name."""
         return any(name in source.names for source in self.sources)
 
     def is_gone(self, name: str) -> bool:
-        """Whether the node is known only from an agent that was there and is not."""
+        """Return whether the node is known only from an agent that is gone."""
         return name in self.remembered.names and not any(name in source.names for source in self.sources[:-1])
 
     def who_knows(self, name: str) -> str:
-        """Which sources know the node of this name, for a person."""
+        """Return the sources that know the node of this name, for a person."""
         titles = ("an agent", "the cluster", "the inventory", "an agent that is gone")
         knowing = (title for title, source in zip(titles, self.sources, strict=True) if name in source.names)
         return next(knowing, "nobody")
 
     def near(self, name: str) -> Iterator[str]:
-        """Known nodes that a person may have meant, because one name contains the other. None of a large fleet: to
-        look through all of it at each refusal would take long."""
+        """Return known nodes that a person may have meant, because one name contains the other. None in a large fleet,
+        because each refusal would search all of it."""
         text = spelled(name).partition(".")[0]
         if len(text) >= _SHORTEST_HINT and len(self._all) <= _MOST_SEARCHED:
             yield from (node for node in sorted(self._all) if text in node or node in text)
 
     def counts(self) -> str:
-        """How many nodes each source knows, for a person: ``agents (12), cluster (40)``."""
+        """Return how many nodes each source knows, for a person: ``agents (12), cluster (40)``."""
         titles = ("agents", "cluster", "inventory", "agents that are gone")
         counted = ((name, len(source.names)) for name, source in zip(titles, self.sources, strict=True))
         return ", ".join(f"{name} ({count})" for name, count in counted if count)
@@ -187,7 +191,7 @@ class KnownNodes(Struct, frozen=True, dict=True):
         return frozenset[str]().union(*(source.names for source in self.sources))
 
     def _is_elsewhere(self, name: str) -> bool:
-        """Whether nodes with the beginning of this full name are known by full names, and by none that fits."""
+        """Return whether nodes with the beginning of this full name are known by full names, and by none that fits."""
         longer = (
             full
             for shorter in _shorter(name)
@@ -201,12 +205,12 @@ class KnownNodes(Struct, frozen=True, dict=True):
         return frozenset(map(self.name_of, nodes))
 
     def name_of(self, node: str) -> str:
-        """The name by which a known node is used, which is its agent's where it has one."""
+        """Return the name to use for a known node: its agent's, if it has one."""
         sources = self.sources
         rank = next((number for number, source in enumerate(sources) if node in source.names), len(sources))
         if rank == 0:
             return node
-        # An inventory says under which name an address is to be used, whoever else has that address.
+        # The inventory decides which name an address has, even if other nodes have that address.
         called = (node, *(self.cluster.spellings.get(node, ()) if rank < len(sources) else ()))
         for better in sources[:rank]:
             better_names = frozenset[str]().union(*(_in(better, name) for name in called))
@@ -221,7 +225,7 @@ _last: KnownNodes | None = None
 
 
 def known_nodes(agents: NodeNames, cluster: NodeNames, written: NodeNames, remembered: NodeNames) -> KnownNodes:
-    """The same value as before while no source has changed, with what was found by it."""
+    """Return the same value as before while no source has changed, so that its earlier results stay usable."""
     global _last
     last = _last
     if (
@@ -240,12 +244,12 @@ def _in(source: NodeNames, name: str) -> Nodes:
 
 
 def _back(source: NodeNames, name: str) -> Nodes:
-    """Which nodes of a source the name may mean, all of them: two make it the name of neither."""
+    """Return all nodes of a source that the name may mean. If there are two, the name means neither."""
     return source.called(name) | (_NONE if is_address(name) else source.related(name))
 
 
 def _shorter(name: str) -> Iterator[str]:
-    """``a.b`` and ``a`` of ``a.b.c``; nothing of an address."""
+    """Return ``a.b`` and ``a`` for ``a.b.c``. Empty for an address."""
     if "." not in name or is_address(name):
         return
     parts = name.split(".", _MOST_PARTS)

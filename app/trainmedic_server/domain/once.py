@@ -1,5 +1,8 @@
-"""An attribute that is computed when it is first asked for. Unlike `functools.cached_property` before Python 3.12 it
-takes no lock, which costs more than the short computations of each alert."""
+"""Attribute that is computed at its first use.
+
+Unlike `functools.cached_property` before Python 3.12 it takes no lock, which costs more than the short computations of
+each alert.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ T = TypeVar("T")
 
 
 class once(Generic[T]):
-    """For objects that one thread has."""
+    """Attribute of an object that is used in one thread."""
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
         self._compute = compute

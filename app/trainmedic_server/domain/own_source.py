@@ -13,5 +13,5 @@ NODE_SUSPECT = "NodeSuspect"
 
 
 def is_own(labels: Mapping[str, str]) -> bool:
-    """Return whether these are the labels of an alert of Trainmedic's own, of a delivery that was checked."""
+    """Return whether these are the labels of one of Trainmedic's own alerts. The delivery must have been checked."""
     return labels.get(SOURCE) in (LOG, DIAGNOSIS)

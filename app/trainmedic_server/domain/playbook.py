@@ -49,12 +49,12 @@ class Trigger(_Model):
     )
     when: Expression | None = Field(None, description="A further condition, over the alert.")
     proof: AlertProof | Annotated[tuple[AlertProof, ...], Field(min_length=1)] | None = Field(
-        None, description="What the alert must prove beside its name: one of these is enough."
+        None, description="Proof that the alert must give in addition to its name: one of these is enough."
     )
 
     @property
     def proofs(self) -> tuple[AlertProof, ...]:
-        """The proofs of which one is enough; empty where none is asked for."""
+        """Proofs of which one is enough. Empty if none is required."""
         return (self.proof,) if isinstance(self.proof, AlertProof) else self.proof or ()
 
     @property

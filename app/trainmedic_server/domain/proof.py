@@ -1,7 +1,7 @@
 """Proof that an alert must give before a playbook that can do harm reacts to it: the key ``on.proof``.
 
-An alertname alone proves nothing: other rule sets use the same names for other conditions. Pure. Who calls it:
-``catalog.compiled_playbook``, after the matchers and ``on.when``. Not here: how the webhook makes sure that ``source``
+An alertname alone proves nothing, because other rule sets use the same names for other conditions. Pure. Caller:
+``catalog.compiled_playbook``, after the matchers and ``on.when``. Not here: how the webhook ensures that ``source``
 stands on own alerts only (``server.own_alerts``).
 """
 
@@ -19,7 +19,7 @@ XID_LABELS = frozenset({"xid", "xid_code", "xid_error", "err_code", "error_code"
 """Labels that hold an XID, in lower case: of Trainmedic's exporter and of dcgm-exporter, and usual names in rules."""
 _XID = re.compile(r"(?:xid)?[\s:=_-]*(\d{1,4})(?:\.0+)?", re.IGNORECASE)
 _OUR_RUNBOOKS = "docs/how-to/monitoring.md#"
-"""How the ``runbook_url`` of each shipped rule begins, in this release and in earlier ones."""
+"""Beginnings of the ``runbook_url`` of shipped rules, in this release and in earlier ones."""
 _MEANT_BY: Mapping[str, str] = {
     "none": "asks for no repair",
     "restart_program": "is an error of the program",
@@ -40,7 +40,7 @@ class AlertProof(StrEnum):
 
 
 def lacking(accepted: Sequence[AlertProof], alert: Alert) -> str:
-    """Return why the alert has none of the `accepted` proofs; empty where it has one, or none is asked for."""
+    """Return why the alert has none of the `accepted` proofs. Empty if it has one, or none is required."""
     codes = list(_codes(alert.labels))
     if not accepted or (AlertProof.SHIPPED_RULE in accepted and _is_shipped(alert.labels)):
         return ""
@@ -59,11 +59,12 @@ def _is_shipped(labels: Mapping[str, str]) -> bool:
 
 
 def _codes(labels: Mapping[str, str]) -> Iterator[tuple[str, str, int | None]]:
-    """Yield each label that holds an XID: its name, its value, and the code; None where the value is no code."""
+    """Yield each label that holds an XID: its name, its value, and the code. The code is None if the value is no
+    code."""
     for name, value in sorted(labels.items()):
         if name.lower().removeprefix("exported_") in XID_LABELS and value:
             stripped = value.strip()
-            # Not cut: behind the cut could be a second code.
+            # Do not cut the value: a second code could follow.
             match = _XID.fullmatch(stripped) if len(stripped) <= _LONGEST_VALUE else None
             yield name, value, int(match[1]) if match else None
 
@@ -73,7 +74,7 @@ def _means_hardware(code: int | None) -> bool:
 
 
 def _shown(codes: Sequence[tuple[str, str, int | None]]) -> str:
-    """The codes that do not mean hardware, each with what it means."""
+    """Return the codes that do not mean hardware, each with its meaning."""
     refusals = [
         f'{name}="{value[:_LONGEST_VALUE]}" {_meaning(code)}'
         for name, value, code in codes

@@ -21,11 +21,11 @@ class NoReaction(StrEnum):
     MATCH_FAILED = "match_failed"
     """``on.when`` or a matcher could not be evaluated."""
     NO_PROOF = "no_proof"
-    """The alert lacks what ``on.proof`` asks for, and everything else holds."""
+    """The alert lacks only the proof that ``on.proof`` requires."""
     RESOLVED = "resolved"
     """The alert was first heard of when it had resolved; nothing begins on that."""
     NOT_ACCEPTED = "not_accepted"
-    """The alert map's ``accept`` refuses the alert; no playbook is asked."""
+    """The ``accept`` of the alert map refuses the alert. No playbook is asked."""
 
 
 _WITHOUT_EFFECT = frozenset({*map(str, NoReaction), "target_unknown", "target_ambiguous"})
@@ -38,8 +38,8 @@ class Reaction(Struct, frozen=True):
     """What one playbook made of one alert."""
 
     playbook: str
-    """The playbook's name. Empty in the reaction that counts the playbooks of which no reason is kept, and in
-    ``not_accepted``, where none is asked."""
+    """Name of the playbook. Empty in ``not_accepted``, where no playbook is asked, and in the reaction that counts the
+    playbooks without a kept reason."""
     decision: str
     """A `domain.run.Decision`, or a `NoReaction`."""
     reason: str = ""

@@ -256,7 +256,7 @@ class Run(Struct, frozen=True):
     request_key: str | None = None
     """What the client that started it by hand named its request, so that a repeated one starts nothing again."""
     original_labels: Mapping[str, str] | None = None
-    """The labels of its alert as Alertmanager sent them; None where no alert map changed them."""
+    """Labels of its alert as Alertmanager sent them. None if no alert map changed them."""
 
     def step(self, key: tuple[str, int]) -> StepState:
         for step in self.steps:
@@ -271,17 +271,17 @@ class Run(Struct, frozen=True):
 
     @property
     def sent_labels(self) -> Mapping[str, str]:
-        """The labels of its alert as Prometheus and Alertmanager know them."""
+        """Labels of its alert as Prometheus and Alertmanager know them."""
         return self.alert_labels if self.original_labels is None else self.original_labels
 
     @property
     def every_label(self) -> Mapping[str, str]:
-        """The labels of its alert, with those that an alert map dropped."""
+        """Labels of its alert, with those that an alert map dropped."""
         return self.alert_labels if self.original_labels is None else {**self.original_labels, **self.alert_labels}
 
     @property
     def original_alert_name(self) -> str | None:
-        """The ``alertname`` as it was sent; None where no alert map changed the alert's labels."""
+        """The ``alertname`` as it was sent. None if no alert map changed the alert's labels."""
         return None if self.original_labels is None else self.original_labels.get("alertname", "")
 
     @property

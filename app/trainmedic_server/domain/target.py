@@ -128,7 +128,7 @@ def bounded(target: Target) -> Target | Unresolved:
 
 
 def unknown_node(target: Target, topology: Topology, labels: Mapping[str, str] | None = None) -> Unresolved | None:
-    """Why nothing is done on the node of a target: no source knows it; None where one does, or does not answer."""
+    """Return why nothing is done on the target's node: no source knows it. None if one does, or does not answer."""
     if target.node is None or not topology.knows_all_nodes or topology.known.knows(target.node):
         return None
     named = [f'{label}="{value}"' for label, value in (labels or {}).items() if host_of(value) == target.node]
@@ -139,7 +139,7 @@ def unknown_node(target: Target, topology: Topology, labels: Mapping[str, str] |
 
 
 def confirmed(target: Target, topology: Topology) -> Target | Unresolved:
-    """The target that a person has written, with its node's known name; refused where nobody knows the node."""
+    """Return the target that a person has written, with its node's known name. Refused if no source knows the node."""
     if target.node is None:
         return target
     node = named_node(target.node, topology)
@@ -150,7 +150,7 @@ def confirmed(target: Target, topology: Topology) -> Target | Unresolved:
 
 
 def placed_gpu(node: str, gpu: str, topology: Topology) -> Target | Unresolved:
-    """The GPU that a playbook writes out; refused where its UUID is one of another node."""
+    """Return the GPU that a playbook writes out. Refused if its UUID is one of another node."""
     if gpu_names.is_of_one_node(gpu):
         return Target(TargetKind.GPU, node=node, gpu=gpu)
     labels = AlertLabels({"node": node, "uuid": gpu})
@@ -160,7 +160,7 @@ def placed_gpu(node: str, gpu: str, topology: Topology) -> Target | Unresolved:
 def job_named_by(
     labels: Mapping[str, str], topology: Topology, identity: IdentityLabels = IdentityLabels()
 ) -> str | Unresolved:
-    """The job that the labels name, or the pod that they name; refused where it runs elsewhere than they say."""
+    """Return the job that the labels name, or whose pod they name. Refused if it runs elsewhere than they say."""
     alert_labels = AlertLabels(labels)
     job = job_in_labels(alert_labels, topology, identity)
     if isinstance(job, Unresolved):
@@ -169,7 +169,7 @@ def job_named_by(
 
 
 def gpu_named_by(labels: Mapping[str, str], identity: IdentityLabels = IdentityLabels()) -> str | Unresolved:
-    """The GPU that the labels name, by UUID, by index or by PCI address."""
+    """Return the GPU that the labels name, by UUID, by index or by PCI address."""
     return _named_gpu(AlertLabels(labels), identity)
 
 
@@ -181,7 +181,7 @@ def node_named_by(
 
 
 def node_reasons(labels: Mapping[str, str], topology: Topology) -> tuple[str, ...]:
-    """What each label says of the node, and who knows it, for a person who asks why."""
+    """Return what each label says about the node, and which sources know it."""
     return tuple(NodeEvidence(AlertLabels(labels), topology, IdentityLabels()).reasons())
 
 
@@ -199,7 +199,7 @@ def named_node(name: str, topology: Topology) -> str | Unresolved:
 
 
 def job_in_labels(labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> str | Unresolved:
-    """The job that the labels name, or the pod that they name, wherever it runs."""
+    """Return the job that the labels name, or whose pod they name, wherever it runs."""
     sets = tuple(label.value for label in labels.of(_JOBSET))
     named = _single(
         labels, identity.job, "job", is_passed_over=lambda label: any(_is_group(label.value, name) for name in sets)
@@ -224,7 +224,7 @@ def _gpu(labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> T
         return gpu
     if isinstance(node, Unresolved):
         return node
-    # By the agent's own spelling: two spellings of a UUID must not be two targets.
+    # Use the agent's own spelling: two spellings of a UUID must not be two targets.
     reported = topology.agents.gpus_by_key.get(gpu_names.key(gpu)) if not gpu_names.is_of_one_node(gpu) else None
     return Target(TargetKind.GPU, node=node, gpu=gpu if reported is None else reported.uuid)
 
@@ -254,7 +254,8 @@ _GROUP = re.compile("-.+-[0-9]+")
 
 
 def _is_group(job: str, jobset: str) -> bool:
-    """Whether it is one of the Jobs that a JobSet makes: ``llm-workers-0`` is a part of ``llm`` and no other job."""
+    """Return whether it is one of the Jobs that a JobSet makes: ``llm-workers-0`` is a part of ``llm`` and no other
+    job."""
     return job.startswith(f"{jobset}-") and _GROUP.fullmatch(job, len(jobset)) is not None
 
 
@@ -265,7 +266,7 @@ def _single(
     same: Callable[[str], str] = str,
     is_passed_over: Callable[[Label], bool] = lambda label: False,
 ) -> str | Unresolved:
-    """The one value that the labels of these names agree on, where `same` says which values are the same."""
+    """Return the one value on which the labels of these names agree. `same` compares two values."""
     values: dict[str, Label] = {}
     for label in labels.of(names):
         if not is_passed_over(label):

@@ -58,9 +58,9 @@ class Pod(Struct, frozen=True):
     gpus: int = 0
     """How many GPUs it asks for; at least 1 where it asks for shares of one."""
     is_per_node: bool | None = None
-    """Whether each node has one like it, as of a DaemonSet; None where nothing says who made it."""
+    """True if each node has one like it, as of a DaemonSet. None if the pod has no owner."""
     is_ending: bool = False
-    """Whether it is being deleted: its address may be another pod's by now."""
+    """True if it is being deleted. Its address may be another pod's by now."""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -123,7 +123,7 @@ class AgentTopology(Struct, frozen=True, dict=True):
         return cls(gpus_by_node)
 
     def prepare(self) -> None:
-        """Make what deliveries look up: of thousands of nodes that takes a tenth of a second."""
+        """Compute the look-up tables of deliveries. With thousands of nodes this takes a tenth of a second."""
         _ = self.gpus_by_key, self.names.by_spelling, self.names.by_beginning, self.names.longer_names
 
     @cached_property
@@ -134,17 +134,18 @@ class AgentTopology(Struct, frozen=True, dict=True):
 
     @cached_property
     def names(self) -> NodeNames:
-        """The names of the nodes that have an agent."""
+        """Names of the nodes that have an agent."""
         return NodeNames(frozenset(self.gpus_by_node))
 
     def card_of(self, name: str, node: str) -> str:
-        """The key of the GPU that has this name on the node, the same for each of its names where an agent has it."""
+        """Return the key of the GPU with this name on the node. If an agent has the GPU, all its names give the same
+        key."""
         key = gpu_names.key(name, node)
         gpu = self.gpus_by_key.get(key)
         return key if gpu is None else gpu_names.key(gpu.uuid)
 
     def name_of(self, node: str) -> str:
-        """The name of the agent on a node, if it has one that is called so; else the name that was given."""
+        """Return the name of the agent on a node, if one has this name for it; otherwise the given name."""
         called = self.names.called(node) or self.names.related(node)
         return next(iter(called)) if len(called) == 1 else node
 
@@ -179,11 +180,11 @@ class JobTopology(Struct, frozen=True):
     gpus_by_job: Mapping[str, int] = field(default_factory=dict)
     """How many GPUs each job reports."""
     unsure_nodes: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """By job, the nodes on which a rank names no GPU that an agent reports: it may use any there."""
+    """Nodes, by job, on which a rank names no GPU that an agent reports. It may use any GPU there."""
     keys_by_job: Mapping[str, Set[str]] = field(default_factory=dict)
-    """The GPUs that each job reports, by the key under which it names them."""
+    """GPUs that each job reports, by the key under which it names them."""
     namespace_by_job: Mapping[str, str] = field(default_factory=dict)
-    """The Kubernetes namespace in which a job says that it runs."""
+    """Kubernetes namespace that each job reports."""
 
     @classmethod
     def of(cls, details_by_job: Mapping[str, Mapping[str, Any]], agents: AgentTopology) -> JobTopology:
@@ -198,7 +199,7 @@ class JobTopology(Struct, frozen=True):
         gpus_by_key = agents.gpus_by_key
         ranks = chain.from_iterable(ranks_in(job, details) for job, details in details_by_job.items())
         names: dict[str, str] = {}
-        """The agents' names of the nodes that ranks report."""
+        """Return the agents' names of the nodes that ranks report."""
         alone = {job: frozenset({job}) for job in details_by_job}
         for reported in islice(ranks, MOST_ENTRIES):
             if reported.node not in names:
@@ -231,26 +232,26 @@ class ClusterTopology(Struct, frozen=True, dict=True):
     pods: Mapping[str, Pod] = field(default_factory=dict)
     """By uid."""
     answers: bool = True
-    """Whether its nodes and pods were listed, and the API server has answered since."""
+    """True if its nodes and pods were listed, and the API server has answered since."""
     listed_names: NodeNames | None = None
-    """Those of `nodes`, where somebody has them already: nodes change more rarely than pods."""
+    """Names of `nodes`, if they were computed before. Nodes change more rarely than pods."""
 
     @cached_property
     def names(self) -> NodeNames:
-        """The names and addresses of the nodes."""
+        """Names and addresses of the nodes."""
         return self.listed_names if self.listed_names is not None else names_of(self.nodes)
 
     @cached_property
     def nodes_by_address(self) -> Mapping[str, str]:
-        """The name of the node. A pod in its node's network has the node's address; then it is the node's. Without an
-        address that several have: of two pods one has gone, and nothing says which."""
+        """Nodes by address. A pod in its node's network has the node's address, which is then the node's. Addresses of
+        several nodes are excluded: one of two pods has ended, and nothing says which."""
         of_pods = {address: pod.node for address, pod in self.pods_by_address.items() if pod is not None}
         of_nodes = {alias: next(iter(whose)) for alias, whose in self.names.aliases.items() if len(whose) == 1}
         return {address: node for address, node in of_pods.items() if address not in self.names.aliases} | of_nodes
 
     @cached_property
     def pods_by_address(self) -> Mapping[str, Pod | None]:
-        """The pod that has the address; None where pods of several nodes have it and none of them is ending."""
+        """Pods by address. None if pods of several nodes have it and none of them is ending."""
         pods: dict[str, Pod | None] = {}
         for pod in sorted(self.pods.values(), key=lambda pod: pod.is_ending):
             for address in pod.addresses:
@@ -261,12 +262,12 @@ class ClusterTopology(Struct, frozen=True, dict=True):
 
     @cached_property
     def pods_by_full_name(self) -> Mapping[str, Pod]:
-        """By ``<namespace>/<name>``."""
+        """Pods by ``<namespace>/<name>``."""
         return {str(pod): pod for pod in self.pods.values()}
 
     @cached_property
     def pods_by_name(self) -> Mapping[str, Pod | None]:
-        """By the name alone; None where two namespaces have one of the name."""
+        """Pods by the name alone. None if two namespaces have one of the name."""
         pods: dict[str, Pod | None] = {}
         for pod in self.pods.values():
             pods[pod.name] = None if pod.name in pods else pod
@@ -309,7 +310,7 @@ class WrittenTopology(Struct, frozen=True, dict=True):
 
     @cached_property
     def names(self) -> NodeNames:
-        """The nodes that it names, with their addresses."""
+        """Nodes in the inventory, with their addresses."""
         aliases = {spelled(address): frozenset({node}) for address, node in self.nodes_by_address.items()}
         named = (self.nodes_by_address.values(), self.reported_by_node, self.observed_by_node)
         return NodeNames(frozenset(chain.from_iterable(named)), aliases)
@@ -325,18 +326,18 @@ class Topology(Struct, frozen=True, dict=True):
     verdicts: Mapping[str, VerdictsOnJob] = field(default_factory=dict)
     """By job, for those that failed within the last hour, who began it and why."""
     remembered: NodeNames = field(default_factory=NodeNames)
-    """The nodes whose agents were there within the retention."""
+    """Nodes whose agents were connected within the retention."""
     agents_answer: bool = True
-    """Whether it is known which agents are there: not before the first look, nor long after the last."""
+    """True if it is known which agents are connected: not before the first reading, nor long after the last."""
 
     @cached_property
     def known(self) -> KnownNodes:
-        """The nodes that any source knows."""
+        """Nodes that any source knows."""
         return known_nodes(self.agents.names, self.cluster.names, self.written.names, self.remembered)
 
     @property
     def knows_all_nodes(self) -> bool:
-        """Whether a node that no source knows is none: there is a source of nodes, and none fails to answer."""
+        """True if a node that no source knows does not exist: there is a source of nodes, and none fails to answer."""
         if not (self.agents_answer and self.cluster.answers):
             return False
         known = self.known
@@ -370,7 +371,7 @@ class Topology(Struct, frozen=True, dict=True):
         )
 
     def nodes_of_job(self, job: str) -> frozenset[str]:
-        """The known nodes that the job's ranks report; none where one of them is nowhere that is known."""
+        """Return the known nodes that the job's ranks report. Empty if a rank is in an unknown place."""
         nodes = self._nodes_by_job.get(job)
         if nodes is None:
             nodes = self._nodes_by_job[job] = self._places(self.jobs.nodes_by_job.get(job, _NO_JOBS))
@@ -378,7 +379,7 @@ class Topology(Struct, frozen=True, dict=True):
 
     @cached_property
     def _nodes_by_job(self) -> dict[str, frozenset[str]]:
-        """What was found before: a job can have thousands of ranks, and many alerts."""
+        """Earlier results: a job can have thousands of ranks, and many alerts."""
         return {}
 
     def _places(self, names: frozenset[str]) -> frozenset[str]:
@@ -394,7 +395,7 @@ class Topology(Struct, frozen=True, dict=True):
         return frozenset(nodes)
 
     def _listed_as(self, node: str) -> str:
-        """The cluster's name for a node, which may not be its agent's."""
+        """Return the cluster's name for a node. Its agent's name may differ."""
         names = self.cluster.names
         if node in names.names:
             return node
@@ -414,7 +415,7 @@ class Topology(Struct, frozen=True, dict=True):
 
 
 def names_of(nodes: Sequence[ClusterNode]) -> NodeNames:
-    """The names of the nodes of a cluster, with their addresses and host names."""
+    """Return the names of the nodes of a cluster, with their addresses and host names."""
     aliases: dict[str, frozenset[str]] = {}
     for node in nodes:
         for address in node.addresses:

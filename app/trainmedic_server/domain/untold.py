@@ -1,6 +1,6 @@
-"""Which playbooks would notify people and cannot, because their notification channel is not set. Pure.
+"""Playbooks that would notify people but cannot, because their notification channel is not set. Pure.
 
-Who calls it: ``wiring`` at the start, and ``server.status`` for ``/ready``.
+Callers: ``wiring`` at the start, and ``server.status`` for ``/ready``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _SHOWN = 5
 
 
 def untold(playbooks: Iterable[Playbook], channels: Collection[str]) -> str:
-    """Return, for a person, which of these playbooks notify channels that are not among `channels`; empty for none."""
+    """Return, for a person, which of these playbooks notify channels that are not among `channels`. Empty for none."""
     named = {playbook.name: set(_channels_of(playbook)) for playbook in playbooks}
     if not channels:
         telling = sorted(name for name, wanted in named.items() if wanted)
@@ -29,7 +29,7 @@ def untold(playbooks: Iterable[Playbook], channels: Collection[str]) -> str:
 
 
 def _channels_of(playbook: Playbook) -> Iterator[str]:
-    """The channels that its steps name; empty for all that there are, or one that only a run knows."""
+    """Return the channels that its steps name. Empty for all existing channels, or for one that only a run knows."""
     for step in chain(playbook.steps, playbook.on_success, playbook.on_failure):
         if isinstance(step, ActionStep) and step.action == "notify":
             yield _fixed(step.with_.get("to"))
@@ -42,7 +42,7 @@ def _fixed(channel: object) -> str:
 
 
 def _listed(names: Collection[str]) -> str:
-    """The first of these playbooks, and how many more there are."""
+    """Return the first of these playbooks, and the number of the others."""
     shown, left = list(names)[:_SHOWN], len(names) - _SHOWN
     noun = "playbook" if len(names) == 1 else "playbooks"
     return f"{len(names)} {noun} ({', '.join(shown)}{f' and {left} more' if left > 0 else ''})"

@@ -10,22 +10,21 @@ from msgspec import Struct, field
 
 
 class HeldBy(Struct, frozen=True):
-    """The run for which another one waits, because both work on the same thing. Times are aware UTC datetimes."""
+    """Run for which another one waits, because both work on the same thing. Times are aware UTC datetimes."""
 
     run_id: str
     playbook: str
     target: str
-    """The key of its target."""
+    """Key of its target."""
     alert_name: str
     since: datetime
-    """When it was admitted."""
+    """Time at which it was admitted."""
     doing: str
-    """For a person: what it does now."""
+    """Its present activity, for a person."""
     until: datetime | None = None
-    """When what it does now ends by itself at the latest; None where it waits for ever. It may go on with more steps
-    then."""
+    """Latest end of its present activity. None if it has no time limit. More steps may follow."""
     at_deadline: str | None = None
-    """For a person: what happens then."""
+    """Consequence of reaching that time, for a person."""
 
 
 class Upcoming(Struct, frozen=True):
@@ -38,9 +37,9 @@ class Upcoming(Struct, frozen=True):
     holder: str | None = None
     """The run that has the target for which it waits."""
     held_by: HeldBy | None = None
-    """More of that run, and what it does."""
+    """More about the run that is waited for, and what it does."""
     waiting_since: datetime | None = None
-    """Since when it waits for its target; None where it does not."""
+    """Start of the wait for its target. None if it does not wait."""
     not_before: datetime | None = None
     """When it goes on by itself at the earliest, such as for another attempt."""
     deadline: datetime | None = None

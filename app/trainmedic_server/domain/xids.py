@@ -1,7 +1,7 @@
-"""What the error codes of NVIDIA's driver mean: the catalogue of XIDs, from the data file ``xids.toml`` beside this.
+"""Catalogue of the XIDs, the error codes of NVIDIA's driver, from the data file ``xids.toml`` in this folder.
 
-Who asks: the agent's metrics, log rules, and what playbooks demand as proof (``proof``).
-Not here: which of them have come (``ports.gpus``, ``agent.gpu_record``).
+Callers: the agent's metrics, log rules, and the proof that playbooks require (``proof``). Not here: which XIDs have
+occurred (``ports.gpus``, ``agent.gpu_record``).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def is_listed(code: int) -> bool:
 
 
 def means_hardware(code: int) -> bool:
-    """Return whether a code means that hardware is broken: the GPU works again only after its reset or a restart of
-    the node."""
+    """Return whether a code means broken hardware: the GPU works again only after its reset or a restart of the
+    node."""
     return xid(code).action in _HARDWARE
 
 

@@ -31,7 +31,7 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 from trainmedic_server.ports.store import GuardFacts, LinkedRun
 
 _REJECTED_IN_HISTORY = 20
-"""Malformed alerts of one delivery that the history lists."""
+"""Most malformed alerts of one delivery that the history lists."""
 _UNFOUND = frozenset({Decision.TARGET_UNKNOWN, Decision.TARGET_AMBIGUOUS})
 
 
@@ -87,7 +87,7 @@ class Admitter:
         if known is None:
             reaction = Reaction(run.playbook, run.decision, outcome.why, run.id)
             self._keep(replace(record, reactions=(reaction,)))
-        elif known.alert != record.alert:  # the alert map takes it since it was heard
+        elif known.alert != record.alert:  # The alert map has accepted it since it was received.
             self._keep(replace(known, alert=record.alert))
         self._by_hand = None
         return run
@@ -142,7 +142,8 @@ class Admitter:
                 self._resolve(older, "superseded")
 
     def _rejected(self, rejected: RejectedAlert) -> None:
-        """Take from a malformed report what its identity suffices for: that a known alert has ended, or still fires."""
+        """Apply the part of a malformed report that needs only its identity: a known alert has ended, or still
+        fires."""
         if rejected.identity is None:
             return
         earlier = self._facts.records.get(rejected.identity)
@@ -175,7 +176,7 @@ class Admitter:
         if earlier is not None and any(run.status not in (Status.NOT_STARTED, Status.OBSERVED) for run in linked):
             mapped, alert = alert, _as_mapped_before(alert, earlier.alert)
             if alert is not mapped:
-                matched = MatchedAlert()  # of another map; a run for it has started, which stays the only one
+                matched = MatchedAlert()  # From an earlier map. Its run has started, and stays the only one.
         record = AlertRecord(alert, self._now, self._now)
         if earlier is not None:
             # If it has resolved, that was only assumed, and is refuted by this report.
@@ -200,7 +201,7 @@ class Admitter:
         name, target_key = candidate.key
         before = [run for run in linked if run.playbook == name]
         is_found = isinstance(candidate.target, Target)
-        passing = PASSING | _UNFOUND if is_found else PASSING  # what was unknown as it came may be known by now
+        passing = PASSING | _UNFOUND if is_found else PASSING  # A target that was unknown at first may be known now.
         if any(run.decision not in passing for run in before):
             last = next(run for run in reversed(before) if run.decision not in passing)
             return PlaybookDecision(last.run_id, name, last.target_key, Decision.DUPLICATE)
@@ -364,7 +365,7 @@ class Admitter:
 
 
 def _events_of_rejected(delivery: Delivery, now: datetime) -> Iterator[Event]:
-    """Make an event of each malformed alert; of very many, one more counts those that are left out."""
+    """Return an event for each malformed alert. Of very many, one more event counts the excluded ones."""
     for rejected in delivery.rejected[:_REJECTED_IN_HISTORY]:
         data: dict[str, object] = {"alert": rejected.name, "index": rejected.index, "why": rejected.reason}
         if rejected.identity is not None:
@@ -376,8 +377,8 @@ def _events_of_rejected(delivery: Delivery, now: datetime) -> Iterator[Event]:
 
 
 def _as_mapped_before(alert: Alert, earlier: Alert) -> Alert:
-    """Return the alert with the labels that it was mapped to when it was heard before. Once a run works on it, or it
-    has ended, a map that has changed since does not make another alert of it."""
+    """Return the alert with its earlier mapped labels. Once a run works on it, or it has ended, a changed map does not
+    make another alert of it."""
     if alert.labels == earlier.labels or (alert.original is None and earlier.original is None):
         return alert
     return replace(alert, labels=earlier.labels, original=earlier.original)

@@ -1,11 +1,13 @@
-"""What a run still does after its alert has resolved. Pure.
+"""Rules for what a run may still do after its alert has resolved. Pure.
 
-A step that changes something begins only while an alert of the run fires. Three kinds of steps are exempt: those behind
-the run's own ``wait_for: resolved`` (`is_behind_wait`), those that only give back (``Action.gives_back``), and all
-steps of a run whose own step may have ended the alert without a repair (`may_be_silenced`).
+A step that changes something begins only while an alert of the run fires. Exempt are:
 
-Who calls it: ``steps`` before a step begins and when an attempt ends, ``asking``, and ``driver`` while an attempt runs.
-Not here: undos, which are due when the alert resolves (``undoing``).
+- steps after the run's own ``wait_for: resolved`` (`is_behind_wait`);
+- steps that only revert (``Action.gives_back``);
+- all steps of a run whose own step may have ended the alert without a repair (`may_be_silenced`).
+
+Callers: ``steps`` before a step begins and when an attempt ends, ``asking``, and ``driver`` while an attempt runs. Not
+here: undos, which are due when the alert resolves (``undoing``).
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ from trainmedic_server.engine.step_sequence import step_definition, tolerates_ti
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 NOT_BEGUN = "the alert resolved before it began"
-"""The message of a step that is skipped because the alert resolved."""
+"""Message of a step that is skipped because the alert resolved."""
 
 
 def is_unwanted(draft: RunDraft, state: StepState) -> bool:
-    """Return True if the step changes something and must not begin, because every alert of the run has resolved."""
+    """Return whether the step changes something and must not begin, because every alert of the run has resolved."""
     if not draft.outside.resolved or state.action is None:
         return False
     action = draft.context.actions.action_class(state.action)
@@ -33,9 +35,9 @@ def is_unwanted(draft: RunDraft, state: StepState) -> bool:
 
 
 def is_behind_wait(run: Run, playbook: CompiledPlaybook, state: StepState) -> bool:
-    """Return True if the step is meant for after the resolution: a ``wait_for: resolved`` before it has succeeded.
+    """Return whether the step is meant for after the resolution: a ``wait_for: resolved`` before it has succeeded.
 
-    A wait with ``on_timeout: continue`` only gives a repair time to work. Steps behind it count as meant for after the
+    A wait with ``on_timeout: continue`` only gives a repair time to work. Steps after it count as meant for after the
     resolution only if no other wait follows them.
     """
     before = [wait for wait in _waits(run) if _place(run, wait) < _place(run, state)]
@@ -46,14 +48,14 @@ def is_behind_wait(run: Run, playbook: CompiledPlaybook, state: StepState) -> bo
 
 
 def next_wait(run: Run, state: StepState) -> StepState | None:
-    """Return the first ``wait_for: resolved`` after the step that the run would come to; None if there is none."""
+    """Return the next ``wait_for: resolved`` of the run after the step. None if there is none."""
     later = (wait for wait in _waits(run) if _place(run, wait) > _place(run, state))
     return next((wait for wait in later if _follows(wait, state)), None)
 
 
 def may_be_silenced(draft: RunDraft) -> bool:
-    """Return True if a step of the run, begun before the last alert resolved, may have ended the alert without a
-    repair: it stopped or restarted what reports (``Action.silences``)."""
+    """Return whether a step of the run, begun before the last alert resolved, may have ended the alert without a
+    repair. Such a step stops or restarts what reports (``Action.silences``)."""
     target = draft.run.target
     resolved_at = max(
         (record.resolved_at for record in decisive(draft.outside.alerts) if record.resolved_at), default=None
@@ -72,10 +74,10 @@ def may_be_silenced(draft: RunDraft) -> bool:
 
 
 def skip_to_wait(draft: RunDraft, first: StepState) -> None:
-    """Skip the pending steps from `first` up to the run's next ``wait_for: resolved``, or all that are left where there
-    is none: messages and readings among them were written for the step that is not carried out.
+    """Skip the pending steps from `first` up to the run's next ``wait_for: resolved``, or all if there is none.
+    Messages and readings among them were written for the step that is not carried out.
 
-    In ``on_failure`` only `first` is skipped, because the steps after it tell people about the failure.
+    In ``on_failure`` only `first` is skipped, because the steps after it notify people of the failure.
     """
     wait = next_wait(draft.run, first)
     end = len(draft.run.steps) if wait is None else _place(draft.run, wait)
@@ -87,15 +89,15 @@ def skip_to_wait(draft: RunDraft, first: StepState) -> None:
 
 
 def left_out(run: Run) -> Iterator[StepState]:
-    """Yield the steps that were not begun, or not carried on, because the alert resolved."""
+    """Yield the steps that did not begin, or were stopped, because the alert resolved."""
     for state in run.steps:
         if state.message == NOT_BEGUN or (state.kind == "action" and state.status is StepStatus.CANCELLED):
             yield state
 
 
 def resolution_ends_question(draft: RunDraft, state: StepState) -> bool:
-    """Return True if the question of this step is moot: every alert has resolved, and it asks about a repair, because
-    it is not meant for after the resolution."""
+    """Return whether the question of this step is moot: every alert has resolved, and the step does not follow the
+    run's wait for that."""
     if not draft.outside.resolved or may_be_silenced(draft):
         return False
     return not is_behind_wait(draft.run, draft.playbook, state)
@@ -110,5 +112,5 @@ def _place(run: Run, state: StepState) -> int:
 
 
 def _follows(later: StepState, state: StepState) -> bool:
-    """Return True if a run that is at `state` and goes on comes to `later`: ``on_success`` follows ``steps``."""
+    """Return whether a run that continues from `state` reaches `later`: ``on_success`` follows ``steps``."""
     return later.phase == state.phase or (later.phase == "on_success" and state.phase != "on_failure")

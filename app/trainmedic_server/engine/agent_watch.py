@@ -71,11 +71,11 @@ class AgentWatch:
         await loops.repeat(self.look, LOOK_EVERY, "agents", self._metrics)
 
     def names(self) -> NodeNames:
-        """The nodes whose agents are there, or were within the retention."""
+        """Return the nodes whose agents are connected, or were within the retention."""
         return self._names
 
     async def load(self) -> None:
-        """Read what is on record of agents, if that was not done. Raises StoreUnavailable."""
+        """Read the persisted agents, once. Raises StoreUnavailable."""
         await self._loaded()
 
     async def _loaded(self) -> dict[str, AgentLife]:
@@ -89,7 +89,7 @@ class AgentWatch:
             self._names = NodeNames(frozenset(self._lives))
 
     async def look(self) -> None:
-        """Look once. Raises BusUnavailable, StoreUnavailable."""
+        """Check the agents once. Raises BusUnavailable, StoreUnavailable."""
         lives, now = await self._loaded(), self._clock.now()
         try:
             agents = await self._source.agents()

@@ -49,15 +49,15 @@ def proceed(draft: RunDraft, state: StepState, definition: ApproveStep) -> Wait 
 
 
 def is_rejected(draft: RunDraft) -> bool:
-    """Return True if a person has rejected what the run asks; `proceed` then ends its question."""
+    """Return whether a person has rejected the run's question. `proceed` then ends the question."""
     asked = approval.waiting_step(draft.run)
     answers = approval.answers(asked, draft.outside.orders) if asked is not None else ()
     return any(order.kind is OrderKind.REJECT for order in answers)
 
 
 def _end_moot(draft: RunDraft, state: StepState) -> None:
-    """End a question about a repair whose alert has resolved. A run that has changed something goes on with its
-    ``wait_for: resolved``, if one follows, and what stands behind it; any other ends."""
+    """End a question about a repair whose alert has resolved. A run that has changed something continues with its next
+    ``wait_for: resolved`` and the steps after it. Any other run ends."""
     goes_on = draft.run.acted_at is not None and after_resolve.next_wait(draft.run, state) is not None
     status = StepStatus.SKIPPED if goes_on else StepStatus.CANCELLED
     draft.end(state, status, error="the alert resolved before anybody approved", retry_at=None)

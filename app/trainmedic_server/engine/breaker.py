@@ -1,16 +1,15 @@
-"""The breaker: what runs are about to touch is counted and on record before they do, and one that would touch too
-many nodes is kept from it.
+"""The breaker: counts and persists the nodes that runs are about to touch, and blocks a run that would touch too many.
 
-A run counts with the node of its target as soon as it is admitted (``admission``). What it touches beyond that, such
-as the nodes of a job, is known only once an attempt has its parameters, and is counted here, for all nodes of the
-attempt together: either it may touch all of them, or none. A node that the run has touched before is counted again,
-but keeps it from nothing: what has been begun there goes on.
+A run counts with its target's node as soon as it is admitted (``admission``). Further nodes, such as those of a job,
+are known only once an attempt has its parameters. They are counted here, for all nodes of the attempt together: either
+it may touch all of them, or none. A node that the run has touched before is counted again, but never blocks the run, so
+that it can finish its work there.
 
-When a person closes the breaker, the count begins again: only what is touched after the closing counts. A run that
-was admitted before it counts from its next attempt.
+When a person closes the breaker, the count begins again: only nodes that are touched after the closing count. A run
+that was admitted before it counts from its next attempt.
 
-Who calls it: ``driver`` before each attempt that changes something; never before an undo. ``lease_recovery`` puts on
-record what it touches again. Not here: how many nodes are too many (`guards.trips_breaker`).
+Caller: ``driver`` before each attempt that changes something; never before an undo. ``lease_recovery`` persists what it
+touches again. Not here: how many nodes are too many (`guards.trips_breaker`).
 """
 
 from __future__ import annotations

@@ -172,12 +172,12 @@ class HandStarter:
         alert_map = self._services.alert_map()
         for record in tx.firing(_MOST_FIRING):
             mapped = alert_map.apply(record.alert)
-            # One that a playbook has reacted to stays what it was mapped to then.
+            # If a playbook has reacted to the alert, it keeps its labels of that time.
             alert = record.alert if record.has_reaction else mapped.alert
             has_labels = all(alert.every_label.get(name) == value for name, value in order.labels.items())
             if alert.name not in names or not has_labels or mapped.refused:
                 continue
-            match = playbook.match(alert)  # who starts the run answers for what the alert does not prove
+            match = playbook.match(alert)  # A person who starts a run is responsible for missing proof.
             if (match.matched or match.unproven) and playbook.target_of(alert, topology) == order.target:
                 fitting.append(replace(record, alert=alert))
         return max(fitting, key=lambda record: record.alert.starts_at, default=None)
@@ -197,7 +197,7 @@ def _of_request(tx: Transaction, by: ByHand, playbook: str, target: Target | Non
     run = tx.run(run_id) if run_id is not None else None
     if run is None:
         return None
-    is_other = run.target is not None and run.target != target  # the record of a refusal names none
+    is_other = run.target is not None and run.target != target  # The record of a refusal has no target.
     if is_other or (run.playbook, run.started_by, run.repeats) != (playbook, by.actor, by.repeats):
         raise errors.Conflict(f"the key {by.key!r} was used for another request, which has started run {run.id}")
     return Started(run, (), is_repeated=True)

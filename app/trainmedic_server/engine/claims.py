@@ -1,11 +1,11 @@
-"""What a run locks, and what an attempt works on, by the actions that they consist of. Pure.
+"""Claims of runs and attempts, by their actions. Pure.
 
-A run locks its target. A run on a node whose changing steps only clean disks locks the disks of the node, so that a
-full disk does not wait for a hot GPU, nor the GPU for the disk. A run on a node or GPU that changes nothing locks
-nothing, so that a message does not wait for a repair. What an action changes is declared by its class
-(`ports.actions.DiskAction`). An action that is not known here counts as one that changes anything.
+A run locks its target. A run on a node whose changing steps only clean disks locks the disks of the node. So a full
+disk does not wait for a hot GPU, nor the GPU for the disk. A run on a node or GPU that changes nothing locks nothing,
+so that a message does not wait for a repair. The class of an action declares what it changes
+(`ports.actions.DiskAction`). An unknown action counts as one that changes anything.
 
-Who calls it: whoever asks ``locks`` for something. Not here: who gets it.
+Callers: all that request something from ``locks``. Not here: granting the claims.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 
 def of_run(run: Run, actions: Actions) -> Claim:
-    """Return what the run locks. It follows from what is on record, so it is the same after a restart."""
+    """Return what the run locks. It depends on persisted data alone, so it is the same after a restart."""
     assert run.target is not None
     return _claim(run.target, (step.action for step in run.steps if step.action), actions)
 
@@ -43,7 +43,7 @@ def of_attempt(targets: Sequence[Target], action_class: type[Action] | None) -> 
 
 def _claim(target: Target, names: Iterable[str], actions: Actions) -> Claim:
     if target.node is None or target.kind not in (TargetKind.NODE, TargetKind.GPU):
-        return Claim(target)  # of a job even a checkpoint could come between the steps of another run
+        return Claim(target)  # On a job, even a checkpoint could come between the steps of another run.
     classes = [actions.action_class(name) for name in names]
     changing = [each for each in classes if each is None or each.harmful]
     if not changing:

@@ -68,7 +68,7 @@ class Driver:
         self._touches: set[str] = set()
         """The nodes that its attempts were found to touch."""
         self._in_flight: OutsideState | None = None
-        """What was outside when an attempt in flight asked, after the last touch."""
+        """External state for the attempt in flight, as of the last touch."""
         self._times_touched = 0
         self._touched = asyncio.Event()
         self._planned = asyncio.Event()
@@ -285,8 +285,8 @@ class Driver:
         return attempts.call_of(self.run, act, self._services.actions, alert, self._now(), report_wait, clearance)
 
     async def _clearance(self, state: StepState) -> Clearance:
-        """What has come since the attempt of this step began. The driver stays touched, because the plan after the
-        attempt has to read the change too."""
+        """Return what has happened since the attempt of this step began. The driver stays touched, because the plan
+        after the attempt has to read the change too."""
         outside = await self._outside_in_flight()
         if outside.last(OrderKind.CANCEL, OrderKind.UNDO):
             return "stop"
@@ -296,7 +296,8 @@ class Driver:
         return "hold" if self._pause() is not None else "go_on"
 
     async def _outside_in_flight(self) -> OutsideState:
-        """What is outside as of the last touch; read once for each, however often an attempt asks."""
+        """Return the external state as of the last touch. It is read once for each touch, however often an attempt
+        asks."""
         while self._touched.is_set() and self._in_flight is None:
             touches = self._times_touched
             snapshot = await self._services.recorder.snapshot(self.run.id)

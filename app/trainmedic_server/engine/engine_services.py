@@ -49,7 +49,7 @@ class EngineServices(Struct, frozen=True):
     topology: Callable[[], Topology] = Topology
     """Returns what is known of nodes, jobs and GPUs."""
     alert_map: Callable[[], AlertMap] = lambda: NO_ALERT_MAP
-    """Returns the alert map in force."""
+    """Returns the active alert map."""
 
     def planning_context(self, playbook: CompiledPlaybook | None) -> PlanningContext:
         limits, timeline = self.limits, self.timeline

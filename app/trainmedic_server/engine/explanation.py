@@ -53,7 +53,8 @@ class Explanation(Struct, frozen=True):
     mode: Mode | None = None
     target: str | None = None
     target_from: tuple[str, ...] = ()
-    """A sentence for each label that names a node, with who knows it; empty where the target has no node."""
+    """Sentences for the labels that name a node, each with the sources that know it. Empty if the target has no
+    node."""
     decision: Decision | None = None
     run_id: str | None = None
     """The run that deals with the alert already, or that it would join."""
@@ -72,7 +73,7 @@ class ExplainedAlert(Struct, frozen=True):
     told: tuple[str, ...] = ()
     """The runs that would be told that the alert has resolved, and may end or give back what they took."""
     refused: str = ""
-    """Why the alert map does not accept it; empty where it does."""
+    """Why the alert map does not accept the alert. Empty if it does."""
 
     @property
     def acting(self) -> tuple[str, ...]:
@@ -89,11 +90,11 @@ class ExplainContext(Struct, frozen=True):
     now: datetime
     ago: Ago
     holder: Callable[[matching.Key], str | None] = lambda key: None
-    """The run that holds what a run of this playbook on this target would lock."""
+    """Run that holds what a run of this playbook on this target would lock."""
     verdicts: Mapping[str, VerdictsOnJob] = field(default_factory=dict)
     """By job, who began a failure of the last hour, and why."""
     topology: Topology = field(default_factory=Topology)
-    """By which labels are found to name nodes."""
+    """Labels that name nodes."""
     is_live: bool = False
     """Whether what the guards look at is known."""
 
@@ -179,7 +180,7 @@ def _not_reacting(
     matched: MatchedAlert, alert: Alert, by_name: Mapping[str, CompiledPlaybook]
 ) -> Iterator[Explanation]:
     for miss in matched.misses:
-        if not miss.playbook:  # the alert is not accepted; no playbook was asked
+        if not miss.playbook:  # The alert is not accepted; no playbook was asked.
             continue
         playbook = by_name[miss.playbook]
         names_alert = alert.name in playbook.definition.on.alertnames

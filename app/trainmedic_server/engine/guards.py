@@ -65,9 +65,9 @@ def decide(
 
 
 def trips_breaker(nodes: Set[str], acted_on: Set[str], known_nodes: Set[str], limits: EngineLimits) -> str | None:
-    """Why acting on `nodes` would be too much for the cluster, so that the breaker opens; None where it is not.
+    """Return why acting on `nodes` would be too much for the cluster, so that the breaker opens. None if it is not.
 
-    `acted_on` are the nodes that count: those that runs acted on within the breaker's window, and since a person last
+    `acted_on` are the nodes that count: those that runs acted on within the breaker's window and since a person last
     closed it. Acting on one of them again adds nothing.
     """
     new = nodes - acted_on

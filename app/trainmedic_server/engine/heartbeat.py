@@ -61,7 +61,7 @@ class Heartbeat:
         controls, events = pausing.settle(controls, controls.alive_at, now)
         tx.append([*self._events, *events])
         if controls.breaker_closed_at is not None and controls.breaker_closed_at > now:
-            # The clock was set back. Counting too much is safe; what is done until then again must not go uncounted.
+            # The clock was set back. Counting too much is safe; acts until then must not be uncounted.
             controls = replace(controls, breaker_closed_at=None)
         alive = replace(controls, alive_at=now)
         tx.save_controls(alive)

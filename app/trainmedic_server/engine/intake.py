@@ -36,7 +36,8 @@ _LONGEST_TURN = 0.02
 """Seconds of matching after which other tasks are let in, such as probes."""
 
 _UNPROVEN_EVERY = 3600.0
-"""Seconds between two log lines about the same playbook and alertname: an alert that fires is delivered again."""
+"""Seconds between two log lines about the same playbook and alertname, because a firing alert is delivered
+repeatedly."""
 
 log = telemetry.logger(__name__)
 
@@ -78,9 +79,9 @@ class DeliveryIntake:
         await self._queue.stop()
 
     async def _prepare(self, delivery: Delivery) -> PreparedDelivery:
-        """Map each alert, and find the playbooks that react to it, and their targets. Reads nothing from the store.
+        """Map each alert, and find the playbooks that react to it and their targets. Nothing is read from the store.
 
-        One delivery can hold so many alerts that matching them takes seconds: other requests get their turn meanwhile.
+        A delivery can hold so many alerts that matching takes seconds. Other requests are served between them.
         """
         topology, alert_map = self._services.topology(), self._services.alert_map()
         failures: list[Event] = []
@@ -94,7 +95,7 @@ class DeliveryIntake:
                 turn_ends = loop.time() + _LONGEST_TURN
             mapped = alert_map.apply(alert)
             alerts.append(mapped.alert)
-            if mapped.refused:  # what its conditions lack is nothing to be told of
+            if mapped.refused:  # Log no missing proof: it is refused anyway.
                 shortlist = self._services.catalog.shortlist(mapped.alert)
                 made = matching.match_shortlist(shortlist, mapped.alert, topology)
                 matched.append(matching.refuse(made, mapped.refused))
@@ -114,7 +115,7 @@ class DeliveryIntake:
         return matched
 
     def _tell_unproven(self, alert: Alert, miss: Reaction) -> None:
-        """Log that a playbook refuses an alert for want of proof: at once, then hourly by playbook and alertname."""
+        """Log that a playbook refuses an alert for lack of proof: at once, then hourly by playbook and alertname."""
         key, now = (miss.playbook, alert.name), asyncio.get_running_loop().time()
         if now - self._unproven_logged.get(key, -_UNPROVEN_EVERY) >= _UNPROVEN_EVERY:
             self._unproven_logged[key] = now

@@ -93,7 +93,7 @@ class JobDiagnoses:
         self._processes: dict[str, tuple[str, ...]] = {}
         """By job, the instances of its last processes, its launcher's too, in the order in which they were heard of."""
         self._stepping: dict[str, Stepping] = {}
-        """By job, how it steps."""
+        """Step progress by job."""
         self._seen: dict[str, datetime] = {}
         """When each job was last there."""
         self._agents: dict[str, datetime] = {}

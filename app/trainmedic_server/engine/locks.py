@@ -1,19 +1,19 @@
 """One change at a time per target.
 
-A run locks its target from its start to its close, or only the disks of its node where it changes nothing else
-(``claims``). A node covers its GPUs and its disks, the cluster covers everything (`Claim.overlaps`). Runs get what
-they claim in the order in which they came: a run passes another that waits only if its claim overlaps neither a locked
-one nor that of any earlier waiter. An undo takes no such lock, because a run must never block it; it only waits until
-no attempt is in flight on what it overlaps.
+A run locks its target from its start to its close, or only the disks of its node if it changes nothing else
+(``claims``). A node covers its GPUs and its disks, the cluster covers everything (`Claim.overlaps`). Claims are granted
+in the order in which they came. A run passes another that waits only if its claim overlaps neither a locked one nor
+that of any earlier waiter. An undo takes no such lock, because a run must never block it. It only waits until no
+attempt is in flight on what it overlaps.
 
-A run on a job locks the job. Where a step of it works on the job's nodes as well, its attempts and those of runs on
-the same GPUs or nodes still come one after the other; but neither run keeps the other from its target, because a job
-may be on a thousand nodes, and may move to others. So their effects there must be able to coexist, as power caps do:
-of several on one GPU the lowest counts, and each is taken back alone.
+A run on a job locks the job. If one of its steps works on the job's nodes as well, its attempts and those of runs on
+the same GPUs or nodes still come one after the other. Neither run keeps the other from its target, because a job may be
+on a thousand nodes, and may move to others. So their effects there must be able to coexist, as power caps do: of
+several on one GPU the lowest counts, and each is reverted alone.
 
-The target of a run that may be admitted is kept for it while that is decided, so that its first plan can be recorded
-with its admission (``first_plans``). Where it is not free, nobody who is admitted later keeps what overlaps it: the run
-may be about to wait for it.
+The target of a run that may be admitted is kept for it during the decision, so that its first plan can be recorded with
+its admission (``first_plans``). If the target is not free, no run that is admitted later keeps what overlaps it,
+because the first run may be about to wait for it.
 
 The locks live in memory. After a restart `workers` starts the open runs again, and their drivers take the locks.
 """
@@ -42,8 +42,7 @@ class TargetLocks:
         self._held_back: list[asyncio.Future[None]] = []
 
     def try_acquire(self, run_id: str, claim: Claim) -> bool:
-        """Lock what is claimed now, unless a claim that is locked or waited for overlaps it; return whether the run
-        has it."""
+        """Lock the claim now, unless an overlapping claim is locked or waited for. Return whether the run has it."""
         if self._held.has(run_id):
             return True
         if self._held.overlapping(claim) or self._waiting.overlapping(claim):
@@ -52,8 +51,8 @@ class TargetLocks:
         return True
 
     def try_keep(self, keeper: str, claim: Claim) -> bool:
-        """Lock what is claimed for a run that may be admitted, as `try_acquire`, unless it overlaps what was not given
-        to an earlier keeper. `pass_on` or `release` ends that, and `release` also what a refusal holds back."""
+        """Lock the claim for a run that may be admitted, as `try_acquire`, unless it overlaps what an earlier keeper
+        did not get. `pass_on` or `release` ends that; `release` also ends the block by a refused keeper."""
         if self._turned_away.overlapping(claim) or not self.try_acquire(keeper, claim):
             self._turned_away.add(keeper, claim)
             return False
@@ -61,7 +60,7 @@ class TargetLocks:
         return True
 
     def pass_on(self, keeper: str, run_id: str) -> None:
-        """Let the run have what was kept for it."""
+        """Give the run the claim that was kept for it."""
         claim = self._held.remove(keeper)
         assert claim is not None
         self._keepers.discard(keeper)
@@ -80,8 +79,8 @@ class TargetLocks:
         return next((run for run, held in claims if run not in self._keepers and held.overlaps(claim)), None)
 
     def blocker(self, run_id: str, claim: Claim) -> str | None:
-        """Return the run that this one, which waits, waits for: one that holds an overlapping claim, else one that
-        waits for such a claim and came earlier. None where it waits for neither."""
+        """Return the run for which this waiting run waits: one that holds an overlapping claim, else an earlier waiter
+        for such a claim. None if there is neither."""
         if self._held.has(run_id):
             return None
         holder = self.holder(claim)
@@ -107,10 +106,10 @@ class TargetLocks:
                 granted.set_result(None)
 
     def acting(self, holder: str, *claims: Claim) -> _Acting:
-        """A block that begins once no other attempt works on what overlaps one of these claims, and marks them as
-        worked on; entering it says whether that had to be waited for.
+        """Return a block that begins once no other attempt works on what overlaps one of these claims, and marks them
+        as worked on. Entering it returns whether it had to wait.
 
-        All claims are taken at once: attempts that each wait for what another has taken would be a deadlock.
+        All claims are taken at once: attempts that each wait for the claim of another would be a deadlock.
         """
         return _Acting(self, holder, claims)
 
@@ -152,7 +151,7 @@ class _Acting:
 
 
 class _Claims:
-    """Claims by the name of who has them, in order, in groups so that looking for an overlap is quick.
+    """Claims by the name of their holder, in order, and in groups so that looking for an overlap is quick.
 
     Claims of different groups never overlap, unless one is on the cluster. There may be ten thousand claims in a storm
     of alerts, but only a few in one group.
@@ -183,13 +182,13 @@ class _Claims:
         return claim
 
     def near(self, claim: Claim) -> list[tuple[str, Claim]]:
-        """The claims that could overlap `claim`, in the order in which they came."""
+        """Return the claims that could overlap `claim`, in the order in which they came."""
         claims = [named for group in self._near(claim) for named in group.items()]
         return sorted(claims, key=lambda named: self._numbers[named[0]])
 
     def overlapping(self, claim: Claim, before: str | None = None) -> str | None:
-        """The name of the first claim that overlaps `claim`, of those that came before that of the name `before`; None
-        for none."""
+        """Return the name of the first claim that overlaps `claim`, among those before the claim of the name `before`.
+        None if there is none."""
         end = self._numbers[before] if before is not None else None
         for group in self._near(claim):
             for name, claimed in group.items():

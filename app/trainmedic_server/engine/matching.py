@@ -48,12 +48,12 @@ class MatchedAlert(Struct, frozen=True):
     misses: tuple[Reaction, ...] = ()
     """Those that do not, each with its reason."""
     refused: str = ""
-    """Why the alert map does not accept the alert; empty where it does."""
+    """Why the alert map does not accept the alert. Empty if it does."""
 
     @property
     def kept_from_a_run_by(self) -> str | None:
-        """What kept all playbooks from deciding on a run: ``alertname``, ``conditions``, ``failure`` of a condition,
-        ``target``, or ``not_accepted`` by the alert map; None where one has a target."""
+        """Reason why no playbook could decide on a run: ``alertname``, ``conditions``, ``failure`` of a condition,
+        ``target``, or ``not_accepted`` by the alert map. None if one has a target."""
         if self.refused:
             return "not_accepted"
         if self.candidates:
@@ -124,8 +124,8 @@ def match_shortlist(shortlist: Shortlist, alert: Alert, topology: Topology) -> M
 
 
 def refuse(matched: MatchedAlert, why: str) -> MatchedAlert:
-    """Return what playbooks make of an alert that the alert map does not accept: those that would react are recorded
-    with that reason and no target, because its labels name things of another cluster."""
+    """Return the decisions on an alert that the alert map does not accept. Playbooks that would react are recorded with
+    that reason and no target, because the alert's labels name things of another cluster."""
     candidates = tuple(Candidate(each.playbook, Unresolved(Decision.NOT_ACCEPTED, why)) for each in matched.candidates)
     return MatchedAlert(candidates, () if candidates else (_not_accepted(why),), why)
 

@@ -43,7 +43,7 @@ _MOST_CHARACTERS = 4_000
 _LONGEST_REASON = 200
 
 _FLAPS_WITHIN = timedelta(hours=4)
-"""People are told once that nothing is done about a target, however often its alert begins within this time."""
+"""Period in which people are notified only once that nothing is done about a target, however often its alert begins."""
 
 PLAYBOOKS = "playbooks"
 SERVER = "server"
@@ -93,7 +93,7 @@ KINDS = frozenset(
 def passed_by(
     message: Message, run: Run | None, alerts: Sequence[AlertRecord] = (), linked: Sequence[LinkedRun] = ()
 ) -> bool:
-    """Whether what the message is about is over, so that it would only disturb.
+    """Return whether the subject of the message is over, so that it would only disturb.
 
     `alerts` are those of its run, and `linked` all runs that the first of them led to.
     """
@@ -223,7 +223,7 @@ def _story(run: Run) -> str:
 
 
 def _reason(step: StepState) -> str:
-    """Why it did not succeed, or why it was skipped although it was tried."""
+    """Return why it did not succeed, or why it was skipped although it was tried."""
     why = step.error or (step.message if step.status is StepStatus.SKIPPED else None)
     return f", {why}" if why else ""
 
@@ -255,15 +255,15 @@ def _resolved(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | N
 
 
 def _refused(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
-    """What people are told of a guard's refusal, at the admission of an alert or when it was reported again."""
+    """Return the message about a guard's refusal, at the admission of an alert or when it was reported again."""
     return _not_started(run, Decision(event.kind), str(event.data.get("why") or run.message))
 
 
 def _not_started(run: Run, decision: Decision, why: str) -> Draft | None:
-    """What people are told of an alert about which nothing is done; None where they know or need not.
+    """Return the message about an alert for which nothing is done. None if people know it already or need not know.
 
-    A cooldown is what the playbook wants. Of a pause and of an open breaker people are told once, as such. Whoever
-    starts a run by hand gets the reason as the answer.
+    A cooldown is what the playbook intends. A pause and an open breaker have messages of their own. A person who starts
+    a run manually gets the reason as the answer.
     """
     remedy = _REMEDIES.get(decision)
     if remedy is None or run.mode is Mode.OBSERVE or run.started_by is not None:
@@ -273,8 +273,8 @@ def _not_started(run: Run, decision: Decision, why: str) -> Draft | None:
         *([_IF_REPEATED] if decision in PASSING else []),
         remedy.format(playbook=run.playbook, target=shlex.quote(run.target_key)),
     ]
-    # The same alert has one beginning, so that its repetition is not told again, nor is each beginning of one that
-    # flaps. A target may be refused by several guards in turn: one of them is enough.
+    # A repeated alert has the same beginning, so it is not reported again, nor is each beginning of a flapping one.
+    # Several guards in turn may refuse a target: one of them is enough.
     beginning = int(run.alert.starts_at.timestamp() // _FLAPS_WITHIN.total_seconds())
     once = _digest("not started", run.playbook, run.target_key, str(beginning))
     title = f"{run.playbook} on {run.target_key} did not start: {_short(why)}"
@@ -282,7 +282,7 @@ def _not_started(run: Run, decision: Decision, why: str) -> Draft | None:
 
 
 _IF_REPEATED = "It starts if the guard allows it when the alert is next reported, unless the alert is too old by then."
-_START = "To have it done all the same: trainmedic runs start {playbook} --target {target}"
+_START = "To start it anyway: trainmedic runs start {playbook} --target {target}"
 _REMEDIES: Mapping[Decision, str] = {
     Decision.CONCURRENCY_LIMITED: "See which runs are open: trainmedic history --open --playbook {playbook}. To let "
     "more run at once, raise max_concurrent in the guards of the playbook.",
@@ -294,7 +294,7 @@ _REMEDIES: Mapping[Decision, str] = {
 
 
 def _untargeted(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
-    """What people are told of an alert that names nothing that is known: once for each node or job that it names."""
+    """Return the message about an alert that names nothing known: once for each node or job that it names."""
     if run.started_by is not None:
         return None
     why = str(event.data.get("why") or run.message)
@@ -303,10 +303,10 @@ def _untargeted(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft |
     lines = [
         f"{run.playbook} does nothing about {run.alert_name}, because it could act on the wrong thing: {why}.",
         f"Labels that name something: {listed}.",
-        "If the node exists, start its agent or name it in the file of --inventory. Else have the alert's rule set a "
-        "label that names the node, the GPU or the job. How the labels were read: "
+        "If the node exists, start its agent or name it in the file of --inventory. Otherwise have the alert's "
+        "rule set a label that names the node, the GPU or the job. How the labels were read: "
         f"trainmedic why --alert {shlex.quote(run.alert_name)}",
-        "Of this one you are not told again for a week.",
+        "You are not notified of this one again for a week.",
     ]
     strangers = _hosts(name for name in _quoted(subjects, why) if f"{name} {UNKNOWN}" in why)
     hosts = strangers or _hosts(_quoted(subjects, why)) or _hosts(starmap(Label, subjects.items()))
@@ -316,7 +316,7 @@ def _untargeted(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft |
 
 
 def _quoted(labels: Mapping[str, str], why: str) -> Iterator[Label]:
-    """The labels that the reason quotes, as refusals write them."""
+    """Return the labels that the reason quotes, as refusals write them."""
     for name, value in labels.items():
         label = Label(name, value.strip())
         shown = f"={label.value[:100]!r}"
@@ -338,7 +338,7 @@ def _names_subject(label: str) -> bool:
 
 
 def _started_later(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
-    """That a run has begun for an alert of which people were told that nothing was done."""
+    """Return the message that a run has begun for an alert whose refusal was reported."""
     if MessageKind.NOT_STARTED not in kinds_told:
         return None
     later = links.short_id(str(event.data.get("run_id")))
@@ -489,7 +489,7 @@ def _cut(text: str, room: int = 0) -> str:
 
 
 def _short(why: str) -> str:
-    """The reason as a title takes it; it may quote labels of any length."""
+    """Return the reason in the length of a title. It may quote labels of any length."""
     return why if len(why) <= _LONGEST_REASON else f"{why[: _LONGEST_REASON - 1]}…"
 
 

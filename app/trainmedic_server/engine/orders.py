@@ -23,11 +23,11 @@ def accept(
     question: AskedQuestion | None = None,
     undo: OperatorOrder | None = None,
 ) -> None:
-    """Store an order if the run is in a state for it. Who gives it is in these `groups`, and answers this `question`,
-    where that is known. With it `undo` is stored, an order to give back now what the run has changed, unless it has
-    changed nothing.
+    """Store an order if the run is in a state for it. Its author is in these `groups`, and answers this `question`, if
+    that is known. With `undo`, an order to revert now what the run has changed is stored too, unless it has changed
+    nothing.
 
-    Raises NotFound, Conflict, and NotEntitled where somebody else has to approve.
+    Raises NotFound, Conflict, and NotEntitled if only another person may approve.
     """
     run = tx.run(order.run_id)
     if run is None:

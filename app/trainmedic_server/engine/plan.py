@@ -206,8 +206,8 @@ def _close(draft: RunDraft, status: Status, message: str, **data: str) -> None:
 
 
 def _summary(run: Run) -> str:
-    """A text for people: what was applied, what failed in steps that let the run continue, what the server is not set
-    up for, and what was left out because the alert resolved."""
+    """Return a text for people: what was applied, what failed in steps that let the run continue, what the server is
+    not set up for, and what was skipped because the alert resolved."""
     failed = [
         f"step {step.id}: {step.error or step.message}"
         for step in run.steps

@@ -105,10 +105,16 @@ class AttemptOutcome(Struct, frozen=True):
     """How an attempt ended."""
 
     status: str
-    """``applied``, ``failed`` (not applied, another attempt may succeed), ``rejected`` (not applied, and no attempt
-    will succeed), ``skipped`` (not applied: the server is not set up for it, which fails no run), ``unknown`` (it may
-    have been applied), ``stopped`` (it ended early because the alert resolved) or ``called_off`` (it was not begun,
-    because of an order or a report that came after it was put on record)."""
+    """Outcome of the attempt:
+
+    - ``applied``;
+    - ``failed``: not applied, and another attempt may succeed;
+    - ``rejected``: not applied, and no attempt will succeed;
+    - ``skipped``: not applied, because the server is not set up for it, which fails no run;
+    - ``unknown``: it may have been applied;
+    - ``stopped``: it ended early because the alert resolved;
+    - ``called_off``: it was not begun, because of an order or a report that came after it was persisted.
+    """
     output: Mapping[str, Any] = field(default_factory=dict)
     """What the action returned, or what it knew when it failed."""
     error: str | None = None

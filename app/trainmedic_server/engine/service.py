@@ -118,8 +118,8 @@ class Engine:
         self._last_id, self._id_lock = (0, 0), threading.Lock()
 
     def leaves_change(self, action: str) -> bool:
-        """Return True if an action of this name changes something, and not only gives back what another has changed.
-        One that this server does not have any more counts as one that does."""
+        """Return whether an action of this name changes something, and does more than revert another action. An action
+        that this server no longer has counts as one that does."""
         action_class = self._actions.action_class(action)
         return action_class is None or (action_class.harmful and not getattr(action_class, "gives_back", False))
 
@@ -145,7 +145,7 @@ class Engine:
         return upcoming.of_run(run, playbook, alerts, held_by, self._topology().verdicts, orders)
 
     async def _held_by(self, run: Run) -> HeldBy | None:
-        """The run for which this one waits. Raises StoreUnavailable."""
+        """Return the run for which this one waits. Raises StoreUnavailable."""
         blocker = self._locks.blocker(run.id, claims.of_run(run, self._actions))
         driven = self._workers.driven(blocker) if blocker is not None else None
         if driven is None:
@@ -200,12 +200,12 @@ class Engine:
         *,
         undo: bool = False,
     ) -> Run:
-        """Carry out an order of an operator, who is in these groups; return the run as it then stands.
+        """Carry out an order of an operator, who is in these groups. Return the run as it then stands.
 
-        An answer that is about a `question` counts for no other one. With `undo`, what the run has changed is given
-        back now, as if that had been ordered too.
+        An answer to one `question` counts for no other. With `undo`, what the run has changed is reverted now, as by an
+        undo order.
 
-        Raises NotFound, Conflict where the run is not in a state for it, NotEntitled where only others may approve, or
+        Raises NotFound, Conflict if the run is not in a state for it, NotEntitled if only others may approve, or
         StoreUnavailable.
         """
         order = OperatorOrder(self._new_id(), run_id, kind, actor, self._clock.now(), note)
@@ -266,12 +266,12 @@ class Engine:
         return await self._change(change)
 
     async def close_breaker(self, actor: str) -> Controls:
-        """Close the breaker by hand, which begins its count again. What it kept from starting is not started now."""
+        """Close the breaker manually, which begins its count again. Runs that it refused are not started now."""
 
         def change(controls: Controls) -> tuple[Controls, Sequence[Event]]:
             if not controls.breaker_open:
                 return controls, []
-            now = self._clock.now()  # of this transaction: every act that is on record by now does not count
+            now = self._clock.now()  # The time of this transaction: acts that are persisted by now do not count.
             closed = replace(
                 controls, breaker_open=False, breaker_opened_at=None, breaker_reason=None, breaker_closed_at=now
             )

@@ -39,7 +39,7 @@ def is_fatal(state: StepState, definition: Step) -> bool:
         case StepStatus.REJECTED:
             return True
         case StepStatus.CANCELLED:
-            return state.kind != "action"  # an action is cancelled where the alert resolved: the run goes on
+            return state.kind != "action"  # An action is cancelled because the alert resolved: the run continues.
         case StepStatus.FAILED | StepStatus.UNKNOWN:
             return definition.on_error == "fail"
         case StepStatus.TIMED_OUT:
@@ -49,7 +49,7 @@ def is_fatal(state: StepState, definition: Step) -> bool:
 
 
 def tolerates_timeout(definition: Step) -> bool:
-    """Return True if the run goes on after this step has timed out."""
+    """Return whether the run continues after this step has timed out."""
     if definition.on_error == "continue":
         return True
     if isinstance(definition, ApproveStep):

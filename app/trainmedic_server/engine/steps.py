@@ -37,7 +37,7 @@ from trainmedic_server.ports.actions import ON_RECORD, Action, Actions
 from trainmedic_server.ports.playbooks import Step
 
 MOST_STOPS = 20
-"""How many attempts of a step are made where each stops because its alert, which comes and goes, had resolved."""
+"""Most attempts of a step that stop because its alert, which flaps, had resolved."""
 
 
 def proceed(draft: RunDraft, state: StepState) -> PerformAttempt | Wait | None:
@@ -69,7 +69,7 @@ def proceed(draft: RunDraft, state: StepState) -> PerformAttempt | Wait | None:
 
 
 def _may_begin(draft: RunDraft, state: StepState, definition: Step) -> bool:
-    """Return True if the step's condition is met; else end the step."""
+    """Return whether the step's condition is met. If not, end the step."""
     reason = "its condition was not met"
     try:
         if definition.when is None or draft.playbook.when(state.phase, state.index, draft.scope()):
@@ -79,7 +79,7 @@ def _may_begin(draft: RunDraft, state: StepState, definition: Step) -> bool:
         if not left_out:
             _fail(draft, state, str(error))
             return False
-        # It may ask for the output of a step that was not carried out.
+        # The condition may use the output of a step that was not carried out.
         reason = f"its condition was not met: {error}; the alert resolved before {left_out} had ended"
     draft.end(state, StepStatus.SKIPPED, message=reason)
     draft.add_event("step_skipped", step=state.id, when=definition.when)
@@ -132,7 +132,7 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
         draft.run = replace(draft.run, acted_at=None)
         draft.refuse(outcome.barred_by, f"before the run could act the breaker opened: {outcome.error}")
     may_follow = outcome.status not in ("rejected", "skipped") and outcome.may_be_repeated and outcome.barred_by is None
-    # An attempt that stopped because the alert had resolved follows again where the alert fires again.
+    # After an attempt that stopped because the alert had resolved, a new one follows if the alert fires again.
     most = definition.retry.attempts if outcome.status != "stopped" else max(definition.retry.attempts, MOST_STOPS)
     if may_follow and attempt.number < most:
         delay = min(
@@ -280,7 +280,8 @@ def held_by_pause(draft: RunDraft, state: StepState) -> bool:
 
 
 def _stop(draft: RunDraft, state: StepState, error: str) -> None:
-    """End a step that was begun and is not carried on, because the alert resolved; go on with what awaits that."""
+    """End a step that began and is stopped, because the alert resolved. Continue with the steps that await the
+    resolution."""
     state = with_undo_as_owed(replace(state, retry_at=None))
     draft.end(state, StepStatus.CANCELLED, error=error)
     draft.add_event("step_stopped", step=state.id, action=state.action, error=error, output=dict(state.output))

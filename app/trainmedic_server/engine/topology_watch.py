@@ -1,10 +1,10 @@
 """The topology, kept up to date for the resolution of targets.
 
 A delivery never waits for Redis: it sees jobs and agents as they were a few seconds ago. Presences that could not be
-read for a minute are forgotten, because a target is refused rather than guessed; until they are read again, no node
+read for a minute are forgotten, because a target is refused rather than guessed. Until they are read again, no node
 counts as unknown. Nothing is read while no playbook needs it.
 
-Who calls it: ``wiring`` runs `watch` beside the engine, and hands `topology` to the engine.
+Caller: ``wiring``, which runs `watch` in addition to the engine and passes `topology` to the engine.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ log = telemetry.logger(__name__)
 
 
 class TopologyWatch:
-    """`is_needed` says whether any playbook works on what presences tell; `cluster` what is known of a cluster."""
+    """`is_needed` returns whether any playbook works on what presences report. `cluster` returns the known state of a
+    cluster."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class TopologyWatch:
         self.verdicts = JobVerdicts(clock)
         """Who began the failures of jobs; ``job_diagnoses`` puts it in."""
         self.remembered: Callable[[], NodeNames] = NodeNames
-        """The nodes whose agents were there within the retention; ``agent_watch`` puts it in."""
+        """Nodes whose agents were connected within the retention. ``agent_watch`` sets it."""
         self._known = _NOTHING
         """Both as of one moment, replaced together: who asks may be the run store's thread."""
         self._presences: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
@@ -98,7 +99,7 @@ class TopologyWatch:
             self._forget()
             return
         jobs, listed = await asyncio.gather(self.presences.jobs(), self.presences.agents())
-        # What is not believed, and was not a moment ago, makes no node known.
+        # A presence that is not trusted, and was not a moment ago, makes no node known.
         agents = [agent for agent in listed if agent.doubt is None or agent.details]
         presences = (
             {job.name: (job.details.get("placement"), job.details.get("namespace")) for job in jobs},

@@ -33,7 +33,7 @@ _ENDED = {
     Status.CANCELLED: "the run was cancelled",
     Status.REJECTED: "the run was rejected",
 }
-"""Why what is to be given back on failure is due, by how the run ended."""
+"""Reasons why `on_failure` undos are due, by how the run ended."""
 _UNSUCCESSFUL = frozenset(_ENDED)
 
 
@@ -95,10 +95,10 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
 
 
 def with_duties_of_closed(run: Run, actions: Actions) -> Run:
-    """Return the run, which has just closed, with what it owes by how it ended.
+    """Return the run, which has just closed, with its pending undos by how it ended.
 
-    After a success ``on_failure`` undos are owed no longer; an operator can still order them. Without success, what
-    was on hold while a person decided is owed, whatever its trigger.
+    After a success ``on_failure`` undos are no longer pending; an operator can still order them. Without success, what
+    was on hold during a person's decision is to be released, whatever its trigger.
     """
     for state in run.steps:
         undo = state.undo
@@ -174,7 +174,7 @@ def _has_failed(draft: RunDraft) -> bool:
 
 
 def _was_held_for_person(run: Run, state: StepState, actions: Actions) -> bool:
-    """Return True if the step put something on hold (``Action.is_hold``) and the run asked a person after it."""
+    """Return whether the step put something on hold (``Action.is_hold``) and the run asked a person after it."""
     action = actions.action_class(state.action or "")
     if not getattr(action, "is_hold", False):
         return False

@@ -33,8 +33,8 @@ def of_run(
     verdicts: Mapping[str, VerdictsOnJob] = MappingProxyType({}),
     orders: Sequence[OperatorOrder] = (),
 ) -> Upcoming | None:
-    """What the run does next; None where it is over. `playbook` is None where it cannot be read; `held_by` is
-    the run for which it waits, `verdicts` what is known of jobs that failed, `orders` what people have told the run."""
+    """Return what the run does next. None if it is over. `playbook` is None if it cannot be read; `held_by` is the run
+    for which it waits, `verdicts` those on jobs that failed, `orders` the operators' orders to the run."""
     if not run.is_open:
         return _next_undo(run, alerts)
     if playbook is None:
@@ -76,7 +76,7 @@ def _hold(run: Run, held_by: HeldBy | None) -> dict[str, Any]:
         by = f", which run {held_by.run_id} has" if held_by else ""
         holder_id = held_by.run_id if held_by else None
         waits_for = {"waits_for": f"{run.target_key}{by}", "holder": holder_id, "held_by": held_by}
-        # A run takes its target before anything else, so one that has not acted has waited since it was admitted.
+        # A run takes its target before anything else, so one that has not acted has waited since its admission.
         return {**waits_for, "waiting_since": run.created_at if run.acted_at is None else None}
     if run.waiting_on == "resume":
         return {"waits_for": "somebody to resume the server"}

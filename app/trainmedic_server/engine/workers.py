@@ -52,7 +52,7 @@ class Workers:
         self._services.metrics.show_run(None, run)
         claim = claims.of_run(run, self._services.actions)
         if not self._services.locks.try_acquire(run.id, claim):
-            self._services.locks.wait(run.id, claim)  # before anything that is admitted after it
+            self._services.locks.wait(run.id, claim)  # This comes before the drivers of runs that are admitted later.
         received_at = started.alert.first_heard_at
         self._launch(Driver(run, started.playbook, outside, self._services, received_at, started.then))
 
@@ -180,7 +180,7 @@ class Workers:
         return self._read_before[key]
 
     def driven(self, run_id: str) -> RunSnapshot | None:
-        """The run as its driver has it, with what the driver knows of it; None where nobody drives it."""
+        """Return the run as its driver has it, with the driver's knowledge of it. None if no driver has it."""
         driver = self._drivers.get(run_id)
         return driver.snapshot if driver is not None else None
 

@@ -47,7 +47,7 @@ _REPORT = re.compile(
     r"]|\[?\d\d:\d\d:\d\d\b|\d{1,3}%\||.{0,80}\d%\||\|.{0,60}\||\[? ?(?:[A-Za-z]{1,20} )?"
     r"(?i:iteration|iter|step|epoch|batch|episode|round|samples?)\b[\s:=/#\[(]{0,4}\d|(?i:samples?/sec))"
 )
-"""What begins with a blank and is no part of the traceback before it: Megatron-LM's step lines, the bars of tqdm, and
+"""Lines that begin with a blank and belong to no traceback before them: Megatron-LM's step lines, the bars of tqdm, and
 lines of loggers that begin with their time."""
 _WITHIN = (" ", "\t", "│", "╰", "|", "+", "> File ")
 """What begins the lines of a traceback before its exception: blanks, a frame around it, loguru's mark of a call."""
@@ -131,7 +131,8 @@ def _of_traceback(lines: list[str], text: str) -> Continuation:
 
 
 def _is_report(text: str) -> bool:
-    """Return whether a line that begins with a blank reports a step, or is a logger's, and no part of a message."""
+    """Return whether a line that begins with a blank reports a step or comes from a logger, and is no part of a
+    message."""
     return text[:1] in (" ", "\t") and _REPORT.match(text) is not None
 
 

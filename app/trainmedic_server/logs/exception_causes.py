@@ -1,9 +1,9 @@
-"""From an exception to its cause: by its class, its place, and the error number, HTTP status or words in its message.
+"""Cause of an exception, by its class, its place, and the error number, HTTP status or words in its message.
 
-One reader instead of a rule for each library: a class such as ``ReadTimeout`` means the same wherever it is defined.
-The classes are data, in ``exception_classes.toml`` beside this.
-High confidence needs proof (`ExceptionReading.is_proof`): an exception that only the program itself can cause. All
-other exceptions are at most a likely reading. Rules that know an exact wording come first; see ``matcher``.
+One reader serves all libraries, because a class such as ``ReadTimeout`` means the same wherever it is defined. The
+classes are data, in ``exception_classes.toml`` in this folder. High confidence needs proof
+(`ExceptionReading.is_proof`): an exception that only the program itself can cause. All other exceptions are at most a
+likely reading. Rules that know an exact wording come first; see ``matcher``.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from trainmedic_server.domain.finding import CauseClass
 from trainmedic_server.logs import message_causes
 
 PROOF = "proof"
-"""Name of the field of a finding whose line leaves no other reading."""
+"""Field of a finding whose line leaves no other reading."""
 GUESS = "guess"
-"""Name of the field of a finding whose exception nobody knows: its cause is a hint."""
+"""Field of a finding whose exception class is unknown. Its cause is a hint."""
 _DATA = tomllib.loads(resources.files(__package__).joinpath("exception_classes.toml").read_text(encoding="utf-8"))
 _PROGRAM = frozenset(_DATA["program"])
 _SURELY_CODE = frozenset(_DATA["surely_code"])
@@ -33,7 +33,7 @@ _SIGNATURE = re.compile(
     r"|takes \d+ positional arguments? but \d+|got multiple values for|^cannot import name |^module '[\w.]+' has no att"
     r"|^No module named '|object is not callable$|^name '\w+' is not defined"
 )
-"""Messages that state a wrong name or call, which is the program's whichever file it is in."""
+"""Messages that state a wrong name or call. The program causes these, whichever file it is in."""
 _TENSORS = re.compile(
     r"shapes cannot be multiplied|^The size of tensor a \(\d+\) must match"
     r"|[Ee]xpected all tensors to be on the same dev"
@@ -46,7 +46,7 @@ _TENSORS = re.compile(
     r"|^Default process group has not been initialized|^Expected to mark a variable ready only once"
     r"|^(?:mat1|self) and (?:mat2|mat) must have the same dtype"
 )
-"""What PyTorch raises of wrong shapes, types, devices and calls."""
+"""PyTorch's errors about wrong shapes, types, devices and calls."""
 _CLASSES: Mapping[str, CauseClass] = {
     name: CauseClass(cause) for cause, names in _DATA["causes"].items() for name in names
 }
@@ -56,7 +56,7 @@ _BY_PART: Sequence[tuple[re.Pattern[str], CauseClass]] = (
     (re.compile(r"Checksum|Corrupt|Truncated|Decod|Parse"), CauseClass.DATA),
     (re.compile(r"Config|Validation|Argument|Unsupported|Missing|Compil"), CauseClass.CODE),
 )
-"""What the name of a class that is not listed states by itself."""
+"""Causes that the name of an unlisted class states by itself."""
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<frozen |/conda/|\.so$")
 _LOADER = re.compile(r"/torch/utils/data/_utils/|/datasets/(?:iterable_|arrow_)?(?:dataset|builder|reader)\.py")
 _PROCESSES = re.compile(r"/(?:multiprocessing/(?:connection|managers|resource_\w+|queues)|concurrent/futures)[/.]")
@@ -64,26 +64,26 @@ _CALL = re.compile(r'File "([^"\n]{1,400})", line \d+')
 _CHAINED = re.compile(r"\n(?:The above exception was the direct cause|During handling of the above exception)")
 _LAST_CLASS = re.compile(r"\n((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?:: ([^\n]*))?\s*$")
 _READERS_OF_DATA = ("zlib", "lzma", "_csv", "csv", "tarfile", "gzip", "zipfile", "PIL.", "av.", "cv2.", "decord")
-"""Modules that raise an exception of theirs where the data are broken."""
+"""Modules that raise their own exceptions for broken data."""
 _NUMBERS = re.compile(r"\n\s*assert [^\n]*\b(?:is_?nan|is_?finite|is_?inf|nan|inf)\b")
-"""A check of the program's own that its numbers are numbers, as the traceback shows its source."""
+"""Check for finite numbers in the program's own source, as the traceback shows it."""
 _TAIL = 500
 _OF_PYTHON = ("TimeoutError", "asyncio.", "concurrent.", "multiprocessing.", "ray.")
 _COLLECTIVE = re.compile(r"\b(?:HCCL|[Hh]ccl\w*|XCCL|oneCCL|RCCL)\b.{0,80}(?i:error|fail|time ?out)")
-"""What a library of collectives other than NCCL says of a peer; what NCCL says has rules."""
+"""Messages of collectives libraries other than NCCL about a peer. NCCL's messages have rules."""
 _SEE_ABOVE = re.compile(r"(?i)\bsee (?:the )?(?:root cause|stack trace|error|traceback|logs?) ?\(?above")
 
 
 class ExceptionReading(Struct, frozen=True):
-    """What an exception states about its cause."""
+    """Cause that an exception states."""
 
     cause: CauseClass
     is_proof: bool = False
-    """Nothing but this cause raises it in that place."""
+    """True if nothing but this cause raises it in that place."""
     is_consequence: bool = False
-    """It states that something else has failed."""
+    """True if it states that something else has failed."""
     is_guess: bool = False
-    """Neither its class nor its message is known."""
+    """True if neither its class nor its message is known."""
 
 
 def read(name: str, message: str, traceback: str = "") -> ExceptionReading:
@@ -112,7 +112,7 @@ def _is_consequence(name: str, message: str, place: str) -> bool:
     last = name.rpartition(".")[2]
     if last in _CONSEQUENCES or _SEE_ABOVE.search(message) or _COLLECTIVE.search(message):
         return True
-    # A bare timeout says that somebody did not answer: over which way, or why, is not in it.
+    # A bare timeout says only that there was no answer, not over which path, or why.
     if last == "TimeoutError" and name.startswith(_OF_PYTHON) and message_causes.cause_of(name, message) is None:
         return True
     of_processes = last in ("EOFError", "BrokenPipeError", "ConnectionResetError", "ConnectionRefusedError")
@@ -124,10 +124,10 @@ def _is_proof(last: str, message: str, place: str, calls: Sequence[str]) -> bool
     if _SIGNATURE.search(message) or _TENSORS.search(message):
         return True
     is_own = bool(place) and not _LIBRARY.search(place)
-    # What is nothing was to come from elsewhere, such as a file that is not there.
+    # A None value should have come from elsewhere, such as a file that does not exist.
     if "NoneType" in message:
         return False
-    # A sample without a member is the data's fault as often as the program's.
+    # A sample without a member is as often a fault of the data as of the program.
     is_loading = any(_LOADER.search(call) for call in calls)
     return is_own and not is_loading and last != "ImportError"
 
@@ -147,12 +147,13 @@ def _by_class(name: str, last: str) -> ExceptionReading:
     for part, cause in _BY_PART:
         if part.search(last):
             return ExceptionReading(cause)
-    # Somebody's own class: most failures that raise one are the program's, which is no more than a hint.
+    # A class of a user: most failures that raise one are the program's, which is only a hint.
     return ExceptionReading(CauseClass.CODE, is_guess=True)
 
 
 def _inner(traceback: str) -> tuple[str, str, str] | None:
-    """Return class, message and traceback of the exception that the last one of a chain passes on; None without one."""
+    """Return class, message and traceback of the exception that the last one of a chain passes on. None if there is
+    none."""
     ends = [match.start() for match in _CHAINED.finditer(traceback)]
     if not ends:
         return None

@@ -244,7 +244,7 @@ class LineMatcher:
 
 
 def _of_exception(role: Role, cause: CauseClass, fields: dict[str, str], text: bytes) -> _Meaning:
-    """Return what a line means whose rule has taken an exception, whichever library raised it."""
+    """Return the meaning of a line whose rule has taken an exception, whichever library raised it."""
     name = fields.get("exception") or fields.get("alone", "")
     if cause is not CauseClass.CODE or not name:
         return role, cause, fields

@@ -1,6 +1,6 @@
-"""From the message of an exception to its cause: error numbers, HTTP status codes, signals, and words of devices.
+"""Cause of an exception by its message: error numbers, HTTP status codes, signals, and words of devices.
 
-Each reader is general: what a number means does not depend on the library that reports it.
+Each reader is general: the meaning of a number does not depend on the library that reports it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _BY_ERRNO: Mapping[int, CauseClass] = {
     524: CauseClass.STORAGE,  # ENOTSUPP, likewise
     **dict.fromkeys((-2, -3, -5), CauseClass.NETWORK),  # getaddrinfo
 }
-"""Linux's error numbers, and getaddrinfo's, which are negative. Those of paths (2, 13, 17) say nothing of a cause."""
+"""Causes by Linux's error numbers, and by getaddrinfo's, which are negative. Those of paths (2, 13, 17) say nothing
+about a cause."""
 _STATUS = re.compile(
     r"\b(?P<a>[45]\d\d) (?:Client|Server) Error\b|\bHTTP(?:/\d(?:\.\d)?)?(?: [Ee]rror)?:? (?P<b>[45]\d\d)\b"
     r"|\bstatus(?:[ _]?code)?(?: of)?[:= ]{1,3}(?P<c>[45]\d\d)\b"
@@ -152,12 +153,12 @@ _NO_DISK: Sequence[tuple[re.Pattern[str], CauseClass]] = (
         CauseClass.NODE,
     ),
 )
-"""What else than a disk answers "no space left on device"."""
+"""Sources of "no space left on device" other than a disk."""
 _NO_SPACE = re.compile(r"[Nn]o space left|\[Errno 28\]|os error 28\b")
 
 
 def cause_of(name: str, message: str) -> CauseClass | None:
-    """Return the cause that the message of the exception `name` states; None where it states none."""
+    """Return the cause that the message of the exception `name` states. None if it states none."""
     if _NO_SPACE.search(message) and (cause := _no_disk(message)):
         return cause
     words = _by_words(message, CauseClass.GPU_MEMORY, CauseClass.HOST_MEMORY, CauseClass.GPU, CauseClass.NODE)
@@ -187,7 +188,7 @@ def _by_status(name: str, message: str) -> CauseClass | None:
     status = int(next(group for group in match.groups() if group))
     if status >= 500 or status in (408, 425, 429):
         return CauseClass.STORAGE if _STORE.search(name) or _STORE.search(message) else CauseClass.NETWORK
-    return CauseClass.CODE  # refused, or not there: the request is wrong
+    return CauseClass.CODE  # The request is wrong: refused, or the object does not exist.
 
 
 def _by_errno(message: str) -> CauseClass | None:

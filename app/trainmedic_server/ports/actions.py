@@ -19,7 +19,7 @@ from trainmedic_server.ports.cluster import Cluster
 from trainmedic_server.ports.outside import AlertSource, Clock, CommandBus, HttpCaller, Notifier
 
 Clearance = Literal["go_on", "hold", "stop", "resolved"]
-"""Whether an attempt in progress may make further changes: yes; not while the server is paused; never again,
+"""Answer whether an attempt in progress may make further changes: yes; not while the server is paused; never again,
 because a person ended its run; never again, because its alert has resolved."""
 
 
@@ -53,8 +53,9 @@ class Call(Struct, frozen=True):
     report_wait: Callable[[str], Awaitable[None]] | None = None
     """Puts into the history what the attempt waits for, where that takes long."""
     clearance: Callable[[], Awaitable[Clearance]] | None = None
-    """Asks what has come since the attempt began: operators' orders, and the end of its alert. An attempt that makes
-    several changes, or waits before one, asks before each. None where nothing holds the attempt back, as with undos."""
+    """Returns what has happened since the attempt began: operators' orders, and the end of its alert. An attempt that
+    makes several changes, or waits before one, calls it before each. None if nothing stops the attempt, as with
+    undos."""
 
 
 ON_RECORD: Mapping[str, Any] = {"on_record": True}
@@ -127,17 +128,17 @@ class Action(Protocol):
 
 
 class ActionTraits(Protocol):
-    """Members that an action class may have besides those of `Action`; without one of them the default holds."""
+    """Optional members of an action class, in addition to those of `Action`. Without one of them its default holds."""
 
     gives_back: ClassVar[bool]
-    """Whether all that it does is to give back what an earlier step took, as ``k8s.uncordon`` does. It may begin after
-    the run's alert has resolved. Default: False."""
+    """True if it only reverts what an earlier step did, as ``k8s.uncordon`` does. It may begin after the run's alert
+    has resolved. Default: False."""
     silences: ClassVar[frozenset[TargetKind]]
-    """The kinds of targets whose alerts it can end without a repair, because it stops or restarts what reports, as
+    """Kinds of targets whose alerts it can end without a repair, because it stops or restarts what reports, as
     ``job.stop`` does. Default: none."""
     is_hold: ClassVar[bool]
-    """Whether it holds up work until a person has decided, as ``job.pause`` does. Then its undo is due as soon as the
-    run ends without success, whatever its trigger. Default: False."""
+    """True if it stops work until a person has decided, as ``job.pause`` does. Its undo is then due as soon as the run
+    ends without success, whatever its trigger. Default: False."""
 
 
 @runtime_checkable
@@ -172,7 +173,7 @@ class NodeTouchingAction(Protocol):
 
 
 class DiskAction(Protocol):
-    """An action class that changes files on the disks of the target's node, and nothing else.
+    """Action class that changes files on the disks of the target's node, and nothing else.
 
     A run on a node whose changing actions are all of this kind locks the disks of the node instead of the whole node.
     """

@@ -1,4 +1,4 @@
-"""Interface of an alert map: renames that let a cluster's own rules start the playbooks, and refusals."""
+"""Interface of an alert map. Renames let a cluster's own rules start the playbooks; other alerts may be refused."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from trainmedic_server.domain.alert import Alert
 
 
 class MappedAlert(Struct, frozen=True):
-    """An alert after the map."""
+    """Alert after the map was applied."""
 
     alert: Alert
-    """With the mapped labels, and with the original ones beside them where they differ."""
+    """Alert with the mapped labels, and also with the original ones if they differ."""
     refused: str = ""
-    """For a person: why the map does not accept the alert; empty where it does."""
+    """Why the map does not accept the alert, for a person. Empty if it does."""
 
 
 class AlertMap(Protocol):
-    """The alert map in force. Immutable."""
+    """The active alert map. Immutable."""
 
     def apply(self, alert: Alert) -> MappedAlert:
         """Return the alert as playbooks see it. An alert that was mapped before is mapped again from its original
@@ -28,7 +28,7 @@ class AlertMap(Protocol):
 
 
 class NoAlertMap:
-    """The map of a server without one: every alert is accepted as it is."""
+    """Map of a server without alert map files. Every alert is accepted as it is."""
 
     def apply(self, alert: Alert) -> MappedAlert:
         return MappedAlert(alert)

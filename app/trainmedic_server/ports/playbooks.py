@@ -61,8 +61,8 @@ class CompiledPlaybook(Protocol):
         ...
 
     def match(self, alert: Alert) -> Match:
-        """Return whether it reacts to this alert: alertname, matchers, ``when``, ``proof``. No matcher fails to be
-        evaluated before all those without a regular expression hold."""
+        """Return whether the playbook reacts to this alert: alertname, matchers, ``when``, ``proof``. All matchers
+        without a regular expression are checked before a matcher can fail to be evaluated."""
         ...
 
     def target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved:

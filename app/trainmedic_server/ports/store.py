@@ -257,7 +257,7 @@ class HistoryFilter(Struct, frozen=True):
     by: Values = None
     """Who has approved, rejected, cancelled or undone it."""
     has_acted: bool = False
-    """Whether only runs are meant that have begun to change something."""
+    """True for only those runs that have begun to change something."""
 
 
 class ActFilter(Struct, frozen=True):

@@ -1,7 +1,7 @@
-"""The path of the external URL, below which a proxy serves this server.
+"""Path of the external URL, below which a proxy serves this server.
 
-Some proxies strip the path from each request and some leave it there. So it is stripped here where it is present, and
-every link, redirect and cookie of the console carries it. Who calls it: the factory, the standby and the console.
+Some proxies strip the path from each request, others do not. So it is stripped here if it is present, and every link,
+redirect and cookie of the console carries it. Callers: the factory, the standby and the console.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ OWN_NAMES = frozenset(
         *("pauses", "playbooks", "r", "ready", "report", "resume", "runs", "sessions", "settings", "static", "webhook"),
     }
 )
-"""The words that the server's own paths begin with."""
+"""First segments of the server's own paths."""
 
 _FIRST_WORD = re.compile(r"/*([A-Za-z0-9_-]*)")
 
 
 class BasePath:
-    """The path of `external_url`; empty if it has none."""
+    """Path of `external_url`. Empty if it has none."""
 
     def __init__(self, external_url: str = "") -> None:
         self.external_url = external_url
         self.link = urlsplit(external_url).path.rstrip("/")
-        """As it stands before the path of a link, such as ``/trainmedic``; empty for none."""
+        """Prefix for the paths of links, such as ``/trainmedic``. Empty if there is none."""
         self._decoded = unquote(self.link)
         # With a base such as /jobs, /jobs/llm-1 is the page of a job behind a proxy that strips the base.
         self._is_ambiguous = _first_word(self._decoded) in OWN_NAMES
@@ -47,7 +47,7 @@ class BasePath:
         scope["raw_path"] = (raw.removeprefix(base) or b"/") if raw.startswith(base) else quote(stripped).encode()
 
     def within(self, path: str, base: str | None = None) -> str:
-        """Return the path without the base that it may begin with, such as that of a link."""
+        """Return the path, such as that of a link, without the base if it begins with it."""
         base = self.link if base is None else base
         if not base or not (path == base or path.startswith((f"{base}/", f"{base}?", f"{base}#"))):
             return path
@@ -57,7 +57,7 @@ class BasePath:
         return rest if rest.startswith("/") else f"/{rest}"
 
     def over(self, path: str) -> str:
-        """Return a path of this server, or an address that begins with one, as a browser asks for it."""
+        """Return a path of this server, or an address that begins with one, as a browser requests it."""
         return self.link + path if path.startswith("/") else path
 
 

@@ -97,10 +97,10 @@ class _BodyInWork:
 
 
 def parse_json(body: bytes | bytearray, *, keep_half_pairs: bool = False) -> Any:
-    """The JSON value in `body`. Raises HttpProblem 400 for what is not JSON.
+    """Return the JSON value in `body`. Raises HttpProblem 400 for other content.
 
-    Half a surrogate pair, which is sound JSON (RFC 8259, section 8.2) but not text, raises PayloadError, unless
-    `keep_half_pairs`: then the caller has to look for them, because no database stores one.
+    Half a surrogate pair is valid JSON (RFC 8259, section 8.2) but not text. It raises PayloadError, unless
+    `keep_half_pairs`. The caller then has to replace them, because no database stores one.
     """
     # A bracket within a text counts too, which makes no difference to alerts.
     if len(body) > _MOST_CONTAINERS and body.count(b"{") + body.count(b"[") > _MOST_CONTAINERS:
@@ -153,7 +153,7 @@ def _full(closes: bool) -> HttpProblem:
 
 
 def _with_half_pairs(body: bytes | bytearray) -> Any:
-    """The JSON value in `body`, by a parser that takes half surrogate pairs; None if there is none."""
+    """Return the JSON value in `body`, read by a parser that accepts half surrogate pairs. None if there is none."""
     try:
         return json.loads(body, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):

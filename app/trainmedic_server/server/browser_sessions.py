@@ -25,7 +25,7 @@ SECURE_COOKIE = f"__Host-{COOKIE}"
 """Its name where the browser speaks TLS: then browsers take it from this very host alone, over TLS, for all paths, so
 that no other host of the domain can put one of its own in its place."""
 BASE_COOKIE = f"__Secure-{COOKIE}"
-"""Its name over TLS below a base path: then it is sent to no other program of the host."""
+"""Name of the cookie over TLS below a base path. Browsers send it to no other program of the host."""
 LASTS = timedelta(hours=12)
 _SECRET_BYTES = 32
 _MOST_OF_NAME = 20

@@ -1,9 +1,9 @@
-"""Annotations within the server's limits: texts that are too long are cut and marked, not refused.
+"""Cutting and marking of annotations that are over the server's limits.
 
 Annotations are for people. A cut one loses its end, and a refused one would lose its alert. Labels are never cut: they
 say what an alert is about, and a cut one could be about something else.
 
-Who calls it: ``payload``.
+Caller: ``payload``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TEXT_LENGTH = 65_536
 TOTAL_LENGTH = 131_072
 """Characters of all names and values together."""
 MARK_NAME = "trainmedic_cut"
-"""Name of the annotation that says how many annotations were left out."""
+"""Name of the annotation that states how many annotations there were."""
 
 _NAMES_LENGTH = TOTAL_LENGTH // 2
 _NOT_STORED = re.compile("[\0\ud800-\udfff]")
@@ -25,7 +25,7 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 def first_texts(texts: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the texts; of more than `MOST_TEXTS` the first ones, with one in place of the others that counts them."""
+    """Return the texts. Of more than `MOST_TEXTS`, return the first ones, and one that counts the others."""
     if len(texts) <= MOST_TEXTS:
         return texts
     kept = MOST_TEXTS - 1
@@ -34,7 +34,7 @@ def first_texts(texts: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def fitted(texts: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the texts with what no database stores replaced, and with the longest cut until all limits hold.
+    """Return the texts with unstorable characters replaced, and with the longest cut until all limits hold.
 
     The same texts always give the same result. At most `MOST_TEXTS` are expected.
     """

@@ -52,9 +52,8 @@ class EnginePort(Protocol):
         *,
         undo: bool = False,
     ) -> Run:
-        """The run after the order of an operator, who is in `groups`; with `undo`, what it has changed is given back
-        now. Raises NotFound, Conflict, NotEntitled,
-        StoreUnavailable."""
+        """Return the run after the order of an operator, who is in `groups`. With `undo`, what it has changed is
+        reverted now. Raises NotFound, Conflict, NotEntitled, StoreUnavailable."""
         ...
 
     async def start_run(self, order: StartOrder, by: ByHand) -> Started:
@@ -82,7 +81,7 @@ class EnginePort(Protocol):
         ...
 
     def leaves_change(self, action: str) -> bool:
-        """Return True if an action of this name changes something, and not only gives back what another has changed."""
+        """Return whether an action of this name changes something, and does more than revert another action."""
         ...
 
     @property
@@ -118,26 +117,26 @@ class LogRulesPort(Protocol):
 
 
 class AlertMapState(Protocol):
-    """The alert map in force."""
+    """The active alert map."""
 
     @property
     def accept(self) -> Sequence[object]:
-        """The conditions that an alert must meet."""
+        """Conditions that an alert must meet."""
         ...
 
     @property
     def names(self) -> int:
-        """How many alertnames are renamed."""
+        """Number of renamed alertnames."""
         ...
 
     @property
     def unusable(self) -> str:
-        """Why no alert is accepted; empty where the map was loaded."""
+        """Why no alert is accepted. Empty if the map was loaded."""
         ...
 
 
 class AlertMapPort(Protocol):
-    """The alert map, and the files of it that could not be loaded."""
+    """The alert map, and those of its files that could not be loaded."""
 
     @property
     def is_used(self) -> bool:

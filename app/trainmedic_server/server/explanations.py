@@ -116,7 +116,7 @@ def view(
     test: str | None = None,
     kept_back: Sequence[str] = (),
 ) -> ExplainView:
-    """The explanations as the API shows them."""
+    """Return the explanations as the API shows them."""
     server = None
     if controls is not None:
         members = ("paused", "paused_by", "breaker_open", "breaker_reason")

@@ -151,10 +151,10 @@ def create_app(
 
 
 class _Api(FastAPI):
-    """Sends deliveries straight to `deliveries`, past FastAPI's middleware and routing, and what a browser asks for to
-    the console; the rest is FastAPI's.
+    """Dispatcher of requests: deliveries to `deliveries`, past FastAPI's middleware and routing, browser requests to
+    the console, and the rest to FastAPI.
 
-    Before any, `sites` checks for whom the request was meant, and `base` is removed from its path.
+    First, `sites` checks for which host the request was meant, and `base` is removed from its path.
     """
 
     pages: ConsoleApp

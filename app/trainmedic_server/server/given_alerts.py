@@ -53,7 +53,8 @@ def read(document: Any, now: datetime) -> tuple[Alert, ...]:
 
 
 def _all_sound(document: Any, now: datetime) -> tuple[Alert, ...]:
-    """The alerts of a webhook's body. A person asks about them: a malformed one is a mistake that they can correct."""
+    """Return the alerts of a webhook's body. A malformed one is an error here, because the person who asks can correct
+    it."""
     delivery = payload.delivery(document, "explained", now)
     if delivery.rejected:
         raise PayloadError.at([problem for each in delivery.rejected for problem in each.problems])
@@ -113,7 +114,7 @@ def _as_of_webhook(entry: Any, now: datetime) -> Any:
     is_item = "alert_labels" in entry
     beginning = next((entry[name] for name in _BEGINNINGS if entry.get(name) is not None), now.isoformat())
     return {
-        # The alert map in force is applied to what Alertmanager sent, not to what an earlier one made of it.
+        # Apply the active alert map to what Alertmanager sent, not to an earlier map's result.
         "labels": entry.get("original_labels") or (entry["alert_labels"] if is_item else entry.get("labels")),
         "status": "firing" if is_item else _status(entry, now),
         "startsAt": beginning,

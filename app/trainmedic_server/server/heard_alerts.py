@@ -65,19 +65,19 @@ class ReactionView(View):
 
 
 class SuggestedPlaybook(View):
-    """A playbook that the suggested name would start."""
+    """Playbook that the suggested name would start."""
 
     playbook: str
     summary: str
 
 
 class SuggestionView(View):
-    """A rename that an alert map could have for an alert which no playbook names."""
+    """Rename that an alert map could have for an alert which no playbook names."""
 
-    alert_name: str = Field(description="The alertname that it would be renamed to.")
-    because: str = Field(description="What it was found by.")
+    alert_name: str = Field(description="New alertname.")
+    because: str = Field(description="Evidence for the meaning of the alert.")
     playbooks: list[SuggestedPlaybook] = Field(
-        description="What reacts to that name; each by its own conditions, which the alert must meet."
+        description="Playbooks that react to that name. The alert must also meet the conditions of each."
     )
     rename: str = Field(description="The entry of the alert map, YAML to paste.")
 
@@ -131,7 +131,7 @@ class HeardAlertView(View):
     reason: str = Field(description="Why no playbook reacted; empty where one did.")
     reactions: list[ReactionView] = Field(description="Of each playbook that names its alertname.")
     suggestion: SuggestionView | None = Field(
-        description="What the alert map could rename it to, where no playbook names its alertname and its meaning is "
+        description="A possible rename for the alert map, if no playbook names its alertname and its meaning is "
         "known; null else."
     )
     original_alert_name: str | None = Field(description=ORIGINAL_NAME)
@@ -178,13 +178,13 @@ async def _every(alerts: HeardAlerts, matching: HeardAlertFilter) -> AsyncGenera
 
 
 def _size(alert: Alert) -> int:
-    """Characters of its labels, the original ones too, and annotations."""
+    """Return the number of characters of its labels, the original ones too, and annotations."""
     texts = (alert.labels, alert.annotations, alert.original or {})
     return sum(len(name) + len(value) for mapping in texts for name, value in mapping.items())
 
 
 def view(record: AlertRecord, names: ReactingPlaybooks) -> HeardAlertView:
-    """The alert as the API shows it."""
+    """Return the alert as the API shows it."""
     alert = record.alert
     suggestion = None if record.reactions else suggested(alert, names)
     return HeardAlertView(
@@ -212,11 +212,11 @@ _MISSPELT = 0.8
 
 
 ReactingPlaybooks = Mapping[str, Sequence[CompiledPlaybook]]
-"""The playbooks that name an alertname, by that name in alphabetical order."""
+"""Playbooks by the alertname that they name, in alphabetical order."""
 
 
 def alertnames(catalog: CatalogPort) -> ReactingPlaybooks:
-    """The alertnames that the loaded playbooks react to."""
+    """Return the alertnames to which the loaded playbooks react."""
     naming: dict[str, list[CompiledPlaybook]] = {}
     for playbook in catalog.all():
         for name in dict.fromkeys(playbook.definition.on.alertnames):
@@ -240,7 +240,7 @@ def _of_none(reaction: Reaction) -> str:
 
 
 def no_playbook(name: str, names: ReactingPlaybooks, suggestion: SuggestionView | None = None) -> str:
-    """Why an alert of this name met no playbook, and what it could be renamed to or meant to be called."""
+    """Return why an alert of this name matched no playbook, and a possible rename or correct spelling."""
     if not name:
         return "it has no alertname, by which playbooks are found"
     if name in names:
@@ -254,13 +254,13 @@ def no_playbook(name: str, names: ReactingPlaybooks, suggestion: SuggestionView 
 
 
 def _renamed(alert: Alert, name: str) -> dict[str, str]:
-    """The labels that an alert map would make of the alert's by this rename."""
+    """Return the labels that an alert map would make from the alert's by this rename."""
     kept = {label: value for label, value in alert.labels.items() if label != SHIPPED_RULE_LABEL}
     return {**kept, "alertname": name}
 
 
 def suggested(alert: Alert, names: ReactingPlaybooks) -> SuggestionView | None:
-    """Return the rename that an alert map could have for it; None if a playbook names it, or nothing fits it."""
+    """Return the rename that an alert map could have for it. None if a playbook names it, or nothing fits it."""
     if not alert.name or alert.name in names:
         return None
     rename = suggest(alert.labels, alert.generator_url, alert.annotations.values(), names)
@@ -268,7 +268,7 @@ def suggested(alert: Alert, names: ReactingPlaybooks) -> SuggestionView | None:
         return None
     renamed = replace(alert, labels=_renamed(alert, rename.name))
     reacting = [each.definition for each in names[rename.name] if each.match(renamed).matched]
-    if not reacting:  # a rename that starts nothing is of no use
+    if not reacting:  # A rename that starts nothing has no use.
         return None
     playbooks = [SuggestedPlaybook(playbook=each.name, summary=each.summary) for each in reacting]
     entry = snippet(alert.original_name or alert.name, rename)

@@ -191,5 +191,5 @@ async def _page(
 
 
 def _labels(run: Run) -> tuple[Mapping[str, str], ...]:
-    """The labels of its alert, and the original ones where there are any."""
+    """Return the labels of its alert, and the original ones if there are any."""
     return (run.alert_labels,) if run.original_labels is None else (run.alert_labels, run.original_labels)

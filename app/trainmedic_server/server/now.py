@@ -34,9 +34,9 @@ from trainmedic_server.server.view import View
 MOST = 500
 """Runs that are looked at: of those that are open, and of those that owe an undo. What is left out is counted."""
 MOST_ENDED = 200
-"""Runs that have ended and owe nothing, which are looked at for changes without an undo."""
+"""Most ended runs without a pending undo that are searched for changes without an undo."""
 NEVER_GIVEN_BACK_FOR = timedelta(days=7)
-"""How long after its run was created a change without an undo is listed. When it is over is not known: a job with a
+"""Period after its run's creation in which a change without an undo is listed. Its end is not known: a job with a
 halved learning rate may have ended long ago."""
 _ENDED = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED, Status.REJECTED)
 _LOST_FOR = timedelta(days=1)
@@ -62,7 +62,7 @@ class BreakerView(View):
 
 
 class ChangeView(View):
-    """What a run has changed: what it owes back, and what has no undo."""
+    """Change of a run: one with a pending undo, or one without an undo."""
 
     run_id: str
     playbook: str
@@ -74,8 +74,8 @@ class ChangeView(View):
     after: str | None = Field(description="What is there since.")
     is_certain: bool = Field(description="False where it is not known whether the action was carried out.")
     since: datetime
-    undo: UndoTrigger = Field(description="never: it is not given back by itself.")
-    is_reversible: bool = Field(description="Whether an operator can order it undone.")
+    undo: UndoTrigger = Field(description="never: it is not reverted automatically.")
+    is_reversible: bool = Field(description="True if an operator can order its undo.")
     given_back: str = Field(description="When it is given back, for a person.")
     not_before: datetime | None = Field(description="When the next attempt is made, where one has failed.")
     latest: datetime | None = Field(description="When the run stops waiting for it; null where it waits for ever.")
@@ -132,10 +132,10 @@ class NowView(View):
     breaker: BreakerView
     approvals: list[ApprovalView]
     changed: list[ChangeView] = Field(
-        description="What is owed back, then what is not given back by itself (`undo: never`), the newest first."
+        description="Pending undos, then changes that are not reverted automatically (`undo: never`), the newest first."
     )
     changed_since: datetime = Field(
-        description="What has no undo is listed of the runs that were created since then; what is owed, of all."
+        description="Changes without an undo are listed for runs that were created since then, pending undos for all."
     )
     running: list[RunningView] = Field(description="The other open runs.")
     lost: list[LostView] = Field(description="Within the last day, and not come back.")
@@ -188,7 +188,8 @@ class NowApi:
         )
 
     async def _ended_runs(self, now: datetime) -> tuple[list[Run], datetime]:
-        """The newest runs that have acted, ended and owe nothing, and since when these are all that there are."""
+        """Return the newest runs that have acted and ended without a pending undo, and since when this list is
+        complete."""
         since = now - NEVER_GIVEN_BACK_FOR
         matching = HistoryFilter(status=_ENDED, has_acted=True, owes_undo=False, since=since)
         ended, cursor = await self._history.page(matching, MOST_ENDED, None)

@@ -46,14 +46,14 @@ class OrderBody(ApiModel):
 
 
 class EndingBody(OrderBody):
-    """Why, and whether what the run has changed is given back at once; recorded with the order."""
+    """Note, and whether to revert at once what the run has changed. Both are recorded with the order."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"note": "we look at it ourselves", "undo": True}]})
 
     undo: bool = Field(
         False,
-        description="Give back now all that the run has changed and that can be taken back. Without it, what is to be "
-        "given back on failure is given back at once, and the rest when the alert resolves.",
+        description="Revert now all changes of the run that can be reverted. Without it, `undo: on_failure` changes "
+        "are reverted at once, and the others when the alert resolves.",
     )
 
 

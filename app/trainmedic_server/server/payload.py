@@ -1,15 +1,14 @@
-"""Makes a `Delivery` of a webhook's JSON: checks everything, and reports every problem up to a bound.
+"""Parser of a webhook's JSON into a `Delivery`. It checks everything, and reports every problem up to a bound.
 
-The contract is Alertmanager's payload version "4". Members that Trainmedic has no use for are not looked
-at. The checks are written by hand rather than as a model because the number of reported problems, and the
-work done for a hostile body, must be bounded; `schemas.AlertmanagerPayload` documents the same contract and
-a test holds the two together.
+The contract is Alertmanager's payload version "4". Members that Trainmedic has no use for are ignored. The checks are
+written by hand rather than as a model because the number of reported problems, and the work done for a hostile body,
+must be bounded. `schemas.AlertmanagerPayload` documents the same contract, and a test compares the two.
 
 Alertmanager never retries a 4xx, so one malformed alert does not refuse the others of its group: it becomes a
-`RejectedAlert`, annotations over a limit are cut and marked (``cut_texts``), and malformed members that nothing
-depends on are ignored.
+`RejectedAlert`. Annotations over a limit are cut and marked (``cut_texts``). Malformed members that nothing depends on
+are ignored.
 
-Who calls it: the webhook, and commands that read an alert from a file.
+Callers: the webhook, and commands that read an alert from a file.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ LABELS_PER_ALERT = 1_000
 FINGERPRINT_LENGTH = 128
 PROBLEMS_REPORTED = 20
 MOST_REJECTED = 10_000
-"""Malformed alerts in one delivery, from which on all of it is refused. A body of the default size holds 8,000 real
-alerts, so that only a hostile one has more."""
+"""Most malformed alerts in one delivery. With more, the whole delivery is refused. A body of the default size holds
+8,000 real alerts, so only a hostile one has more."""
 
 _NAME_LENGTH = 200
 _STATUSES = {status.value: status for status in AlertStatus}
@@ -96,7 +95,7 @@ class _Problems:
 
 
 def _members(entries: list[Any], ignored: _Problems) -> tuple[list[Alert], list[RejectedAlert]]:
-    """Return the alerts that are taken, and the malformed ones. Raises PayloadError if none can be used."""
+    """Return the valid alerts and the malformed ones. Raises PayloadError if none can be used."""
     alerts: list[Alert] = []
     rejected: list[RejectedAlert] = []
     problems = _Problems()
@@ -121,7 +120,7 @@ def _reported(rejected: list[RejectedAlert]) -> list[tuple[str, str]]:
 
 
 def _rejected(entry: Any, index: int, problems: tuple[tuple[str, str], ...]) -> RejectedAlert:
-    """Return the record of a malformed alert, with its identity and status if they can be read all the same."""
+    """Return the record of a malformed alert, with its identity and status if they can be read."""
     if type(entry) is not dict:
         return RejectedAlert(index, "", problems)
     unread = _Problems()
@@ -150,7 +149,7 @@ def _version(value: Any, problems: _Problems) -> None:
 
 
 def _alert(entry: Any, path: str, problems: _Problems, ignored: _Problems) -> Alert | None:
-    """Return the alert; None if it is malformed. What is wrong with members that it does not need is ignored."""
+    """Return the alert. None if it is malformed. Problems of members that it does not need are ignored."""
     if type(entry) is not dict:
         problems.add(path, "must be an object")
         return None

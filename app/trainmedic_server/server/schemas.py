@@ -27,7 +27,7 @@ class PayloadAlert(ApiModel):
     status: Literal["firing", "resolved"]
     labels: Strings = Field(description="Without NUL characters, as all text here.")
     annotations: dict[str, str] | None = Field(
-        None, description="At most 1,000, of 131,072 characters in all: what is longer is cut and marked, not refused."
+        None, description="At most 1,000, of 131,072 characters in all. Longer ones are cut and marked, not refused."
     )
     startsAt: AwareDatetime = Field(description="RFC 3339, with a time zone.")
     endsAt: AwareDatetime | Literal[""] | None = Field(None, description="The year 0001 while the alert fires.")
@@ -69,11 +69,11 @@ class AdmittedRun(ApiModel):
 class RejectedAlertView(ApiModel):
     """A malformed alert. Nothing was decided on it, and the history has an event `alert_rejected`."""
 
-    index: int = Field(description="Its place in `alerts`, from 0.")
+    index: int = Field(description="Its position in `alerts`, from 0.")
     alert_name: str = Field(description="Empty if it cannot be read.")
     fingerprint: str | None = Field(description="None if it cannot be read.")
     reason: str
-    end_taken: bool = Field(description="Whether it reports that its alert has resolved, which was taken all the same.")
+    end_taken: bool = Field(description="True if it reports the end of its alert, which was accepted all the same.")
 
 
 class IgnoredMember(ApiModel):
@@ -93,7 +93,7 @@ class WebhookReply(ApiModel):
     unmatched: int = Field(description="Alerts that no playbook reacts to.")
     truncated: int = Field(description="Alerts that Alertmanager left out.")
     rejected: list[RejectedAlertView] = Field(description="Malformed alerts, the first 20.")
-    rejected_total: int = Field(description="How many alerts are malformed.")
+    rejected_total: int = Field(description="Number of malformed alerts.")
     ignored: list[IgnoredMember] = Field(description="Malformed members that count as absent.")
 
 

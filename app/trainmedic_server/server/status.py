@@ -74,7 +74,7 @@ class Ready(ApiModel):
     )
     notifications: Dependency = Field(
         Dependency(ok=True, detail=_CHANNELS_ARE_SET),
-        description="Whether the notification channels that playbooks name are set; `ready` does not depend on it.",
+        description="State of the notification channels that playbooks name; `ready` does not depend on it.",
     )
     paused: bool = Field(description="Whether everything is paused; `pauses` has those of a part, too.")
     breaker_open: bool
@@ -104,7 +104,8 @@ def router(
     untold: Callable[[], str] = str,
     alert_map: AlertMapPort | None = None,
 ) -> ApiRoutes:
-    """The routes of this module. `untold` returns which playbooks notify channels that are not set; empty for none."""
+    """Return the routes of this module. `untold` returns which playbooks notify channels that are not set; empty for
+    none."""
     routes = ApiRoutes("status")
 
     @routes.get("/health", summary="Whether the process is alive", response_model=Health)
@@ -229,7 +230,7 @@ def _log_rules(rules: LogRulesPort) -> Dependency:
 
 
 def _alert_map(alert_map: AlertMapPort) -> Dependency:
-    """Not ok where a file could not be loaded: what it said before stays in force."""
+    """Return the entry, which is not ok if a file could not be loaded. Its last valid content stays active."""
     current, failed = alert_map.current, len(alert_map.problems)
     if current.unusable:
         return Dependency(ok=False, detail=f"no alert is accepted: {current.unusable}: see /playbooks")

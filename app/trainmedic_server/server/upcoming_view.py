@@ -11,7 +11,7 @@ from trainmedic_server.server.view import View
 
 
 class HeldByView(View):
-    """The run for which another one waits, because both work on the same thing."""
+    """Run for which another one waits, because both work on the same thing."""
 
     run_id: str
     playbook: str
@@ -20,7 +20,7 @@ class HeldByView(View):
     since: datetime = Field(description="When it began.")
     doing: str = Field(description="What it does now, for a person.")
     until: datetime | None = Field(
-        description="When what it does now ends by itself at the latest; null where it waits for ever. "
+        description="Latest end of its present activity; null if it has no time limit. "
         "It may go on with more steps then."
     )
     at_deadline: str | None = Field(description="What happens then, for a person.")

@@ -45,10 +45,10 @@ PATH = "/webhook"
 
 
 class RefusalReason(StrEnum):
-    """Why a delivery was answered with a 4xx, after which Alertmanager does not send it again."""
+    """Reason why a delivery was answered with a 4xx. Alertmanager does not send it again."""
 
     UNAUTHORIZED = "unauthorized"
-    """No token, or one that is not known (401)."""
+    """No token, or an unknown one (401)."""
     FORBIDDEN = "forbidden"
     """The token lacks the role `webhook` (403)."""
     TOO_LARGE = "too_large"

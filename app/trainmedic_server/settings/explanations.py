@@ -29,7 +29,7 @@ def explain(
 
 
 def _may_hold_a_password(value: Any) -> bool:
-    """Return whether it looks like a URL with a user, also of a setting that takes none."""
+    """Return whether it looks like a URL with a user, even in a setting that takes no URL."""
     text = str(value)
     return "://" in text and "@" in text
 

@@ -82,7 +82,7 @@ def _database(url: SecretStr) -> SecretStr:
 def _check_database_user(rest: str) -> None:
     """Raise ValueError if a database's driver would take a part of the password for the host or the database.
 
-    It ends the password at the first ``@``, and the host at the first slash.
+    The driver ends the password at the first ``@``, and the host at the first slash.
     """
     authority, slash, path = rest.partition("/")
     user, _, more = authority.partition("@")

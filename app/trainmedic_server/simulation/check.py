@@ -49,8 +49,8 @@ def check(roots: Sequence[Path], actions: Actions, identity: IdentityLabels = Id
 def check_alert_maps(
     roots: Sequence[Path], playbooks: Sequence[YamlPlaybook] | None, actions: Actions
 ) -> tuple[AlertMapLibrary, tuple[FileProblem, ...]]:
-    """Return the alert map of these files, with what is wrong with it as its problems, and warnings about it, by the
-    playbooks too, where they are given."""
+    """Return the alert map of these files, with its problems and warnings. With playbooks, the warnings consider them
+    too."""
     library = AlertMapLibrary(roots)
     library.reload()
     warnings = alert_map_compiler.warnings(library.contents, playbooks, actions)

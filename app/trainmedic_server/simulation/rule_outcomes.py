@@ -1,7 +1,7 @@
 """Outcome of each alert of a rule file: the playbook that it starts with an alert map, or why none does.
 
-A file is one of Prometheus' rules, a PrometheusRule of Kubernetes, or a list of alerts with the outcome that each is to
-have. Of a rule only the labels that it adds are known; what depends on others is told as a condition. Who calls it:
+A file is one of Prometheus' rules, a PrometheusRule of Kubernetes, or a list of alerts with the expected outcome of
+each. Of a rule only the labels that it adds are known. Dependence on others is reported as a condition. Caller:
 ``cli.playbook``.
 """
 
@@ -38,17 +38,17 @@ class NamedAlert(Struct, frozen=True):
     name: str
     line: int
     labels: Mapping[str, str]
-    """Those that are known, without ``alertname``."""
+    """Known labels, without ``alertname``."""
     is_complete: bool = False
     """True if it has no other labels."""
     expression: str = ""
     annotations: Mapping[str, str] = field(default_factory=dict)
     source: str = ""
-    """The rule set that it is from, where the file says it."""
+    """Rule set of the alert, if the file states it."""
     expected: str | None = None
-    """The playbook that is to start."""
+    """Playbook that is expected to start."""
     reason: str = ""
-    """Why none is to."""
+    """Reason why none is expected to start."""
 
 
 class RuleOutcome(Struct, frozen=True):
@@ -58,14 +58,14 @@ class RuleOutcome(Struct, frozen=True):
     renamed_to: str | None = None
     playbooks: tuple[str, ...] = ()
     conditions: tuple[str, ...] = ()
-    """The conditions on labels that are not known here, for a person."""
+    """Conditions on labels that are not known here, for a person."""
     reason: str = ""
-    """Why no playbook starts."""
+    """Reason why no playbook starts."""
     suggestion: Suggestion | None = None
 
     @property
     def is_as_expected(self) -> bool:
-        """True if it is the outcome that the file expects, or the file expects none."""
+        """True if it is the expected outcome, or the file expects none."""
         if self.alert.expected is not None:
             return self.playbooks == (self.alert.expected,)
         return not self.alert.reason or not self.playbooks
@@ -111,14 +111,14 @@ class _AlertForm(_Listed):
 
 
 class _AlertList(_Listed):
-    """A list of alerts with the outcome of each."""
+    """List of alerts with the expected outcome of each."""
 
     sources: dict[str, _Source] = {}
     alerts: tuple[_AlertForm, ...]
 
 
 def read(path: Path) -> tuple[list[NamedAlert], list[FileProblem]]:
-    """Return the alerts of a file, and what is wrong with it. Raises nothing."""
+    """Return the alerts of a file, and its errors. Raises nothing."""
     text = loader.read_text(path)
     if isinstance(text, FileProblem):
         return [], [text]
@@ -153,7 +153,7 @@ def _listed(content: _AlertList, document: YamlDocument) -> Iterator[NamedAlert]
 
 
 def _of_rules(document: YamlDocument) -> Iterator[NamedAlert]:
-    """The alerts of ``groups``, which a PrometheusRule has within its ``spec``."""
+    """Return the alerts of ``groups``, which are in the ``spec`` of a PrometheusRule."""
     value = document.value
     if not isinstance(value, dict):
         return
@@ -183,7 +183,7 @@ def _texts(value: Any) -> dict[str, str]:
 def outcomes(
     alerts: Sequence[NamedAlert], alert_map: CompiledAlertMap, playbooks: Sequence[YamlPlaybook]
 ) -> list[RuleOutcome]:
-    """Return what each alert comes to."""
+    """Return the outcome of each alert."""
     reacting: dict[str, list[YamlPlaybook]] = {}
     for playbook in playbooks:
         for name in dict.fromkeys(playbook.definition.on.alertnames):
@@ -217,7 +217,7 @@ def _outcome(alert: NamedAlert, alert_map: CompiledAlertMap, reacting: Mapping[s
 def _suggested(
     alert: NamedAlert, sent: Mapping[str, str], reacting: Mapping[str, list[YamlPlaybook]]
 ) -> Suggestion | None:
-    """A rename that would start a playbook; None where the playbooks of the name that fits would refuse it."""
+    """Return a rename that would start a playbook. None if the playbooks of the fitting name would refuse it."""
     texts, is_complete = alert.annotations.values(), alert.is_complete
     suggestion = suggest(sent, alert.expression, texts, reacting, is_complete=is_complete)
     if suggestion is None:
@@ -230,7 +230,7 @@ def _suggested(
 
 
 def _rename(alert: NamedAlert, sent: Mapping[str, str], alert_map: CompiledAlertMap) -> tuple[Rename | None, list[str]]:
-    """The entry of the map that takes the alert, and under which conditions."""
+    """Return the entry of the map that takes the alert, and under which conditions."""
     known = None if alert.is_complete else _ALWAYS_KNOWN | sent.keys()
     for rename in alert_map.renames.get(alert.name, ()):
         refusal, needed = _judged(rename.matchers, sent, known)
@@ -240,7 +240,7 @@ def _rename(alert: NamedAlert, sent: Mapping[str, str], alert_map: CompiledAlert
 
 
 def _reaction(playbook: YamlPlaybook, labels: Mapping[str, str], known: frozenset[str] | None) -> tuple[str, list[str]]:
-    """Why the playbook does not react, and on what it depends."""
+    """Return why the playbook does not react, and on what it depends."""
     if known is None:
         match = playbook.match(Alert("", AlertStatus.FIRING, labels, {}, _AT))
         return ("" if match.matched else match.why), []
@@ -251,7 +251,7 @@ def _reaction(playbook: YamlPlaybook, labels: Mapping[str, str], known: frozense
 
 
 def _proven(playbook: YamlPlaybook, labels: Mapping[str, str], needed: list[str]) -> tuple[str, list[str]]:
-    """The same, with what ``on.proof`` asks for: a code may be among the labels that are not known."""
+    """Return the same for ``on.proof``: a code may be among the labels that are not known."""
     proofs = playbook.definition.on.proofs
     missing = proof.lacking(proofs, Alert("", AlertStatus.FIRING, labels, {}, _AT))
     if missing and AlertProof.HARDWARE_XID in proofs:
@@ -262,7 +262,7 @@ def _proven(playbook: YamlPlaybook, labels: Mapping[str, str], needed: list[str]
 def _judged(
     matchers: Sequence[Matcher], labels: Mapping[str, str], known: frozenset[str] | None
 ) -> tuple[str, list[str]]:
-    """Why the matchers do not hold, and which of them depend on labels that are not known; None: all are known."""
+    """Return why the matchers do not hold, and which of them depend on unknown labels. None: all labels are known."""
     needed: list[str] = []
     for matcher in matchers:
         try:

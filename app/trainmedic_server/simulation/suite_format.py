@@ -104,8 +104,8 @@ class OrderEntry(_Model):
 
 
 class ReplyOutcome(StrEnum):
-    """How an attempt of an action ends. The values are those of replies, ``timeout`` where none comes, and ``skipped``
-    where the server is not set up for the action."""
+    """Outcome of an attempt of an action. The values are those of replies, ``timeout`` if none comes, and ``skipped``
+    if the server is not set up for the action."""
 
     APPLIED = "applied"
     FAILED = "failed"

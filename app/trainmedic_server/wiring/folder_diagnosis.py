@@ -143,8 +143,8 @@ def _part(file: FolderFile, begins: Sequence[int] | None, back: int) -> _Part | 
 
 
 def _is_of(file: FolderFile, attempt: int | None, attempts: Sequence[int]) -> bool:
-    """What tells no attempt is the newest one's; the kernel's log counts for each, by its times, and what the launcher
-    keeps of all attempts by their numbers."""
+    """Return whether the file belongs to the attempt. A file without an attempt belongs to the newest one. The kernel's
+    log counts for each by its times, and the launcher's records of all attempts by their numbers."""
     if file.kind is Kind.ATTEMPTS:
         return True
     if file.origin.attempt is not None:
@@ -202,14 +202,14 @@ def _take_error(file: FolderFile, collector: Collector) -> None:
 
 
 def _ends_of(file: FolderFile, attempt: int | None) -> Iterator[Exit]:
-    """Yield how the attempt ended, as its launcher has kept it. One that ended well is not in the file."""
+    """Yield how the attempt ended, as its launcher recorded it. An attempt that ended well is not in the file."""
     for raw in log_folder.lines_of(file):
         try:
             row: Any = json.loads(raw[:_LARGEST_DOCUMENT])
             number, status, error = row["attempt"], row["status"], str(row.get("error") or "")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue
-        # A launcher that has ended a job which hung has ended its ranks too: how says nothing.
+        # A launcher that has ended a hung job has ended its ranks too: their ends say nothing.
         if number != attempt or not isinstance(status, int) or not status or error == "hang":
             continue
         code, by_signal = exits.of_code(status)

@@ -256,7 +256,7 @@ class TrainmedicServer:
         stack.push_async_callback(bus.close)
         presences, settings = topology.presences, self._settings
         agent_lives = AgentWatch(presences, store, self._clock, self._metrics, engine.ago, retention=settings.retention)
-        # Before the first delivery: a node whose agent is gone is known all the same.
+        # Do this before the first delivery, so that nodes whose agents are gone are known.
         await agent_lives.load()
         topology.remembered = agent_lives.names
         with contextlib.suppress(BusUnavailable, TimeoutError):  # `watch` logs it, and tries again
@@ -354,7 +354,7 @@ class TrainmedicServer:
             return cluster, ClusterTopology
         watched = KubernetesTopology(cluster, self._metrics)
         await stack.enter_async_context(background(watched.watch(), "cluster"))
-        with contextlib.suppress(TimeoutError):  # until it answers, no node counts as unknown
+        with contextlib.suppress(TimeoutError):  # Until it answers, no node counts as unknown.
             async with asyncio.timeout(_FIRST_LOOK_SECONDS):
                 await watched.filled.wait()
         return cluster, watched.topology

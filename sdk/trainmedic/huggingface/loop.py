@@ -156,8 +156,8 @@ class HuggingFaceLoop(TrainerLoop):
         return self._skipper.skipped
 
     def is_in_force(self, command_id: str) -> bool:
-        """Return whether a command's change of the arguments is in force. One of an earlier process has ended with it:
-        this one has begun with the script's own arguments."""
+        """Return whether a command's change of the arguments is active. A change by an earlier process ended with it,
+        because this one began with the script's own arguments."""
         return command_id in self._in_force
 
     def scale_batch(self, command: JobCommand, here: Path) -> bool:

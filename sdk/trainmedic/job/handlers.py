@@ -128,7 +128,7 @@ class HandlerRegistry:
 
 
 def _is_upper_bound(command: JobCommand) -> bool:
-    """Return whether the command is one that a loop of an earlier release would look for a ``count`` in."""
+    """Return whether a loop of an earlier release would look for a ``count`` in this command."""
     return isinstance(command.parameters, DataloaderWorkers) and command.parameters.at_most is not None
 
 

@@ -1,11 +1,11 @@
-"""The Kubernetes namespace of this process: two teams may have jobs of one name, each in a namespace of its own."""
+"""The Kubernetes namespace of this process. Two teams may have jobs of one name, each in a namespace of its own."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-"""Kubernetes puts it into every pod that has a service account's token."""
+"""File with the namespace. Kubernetes mounts it into every pod that has a service account's token."""
 _LONGEST = 63
 
 

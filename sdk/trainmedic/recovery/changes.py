@@ -117,8 +117,8 @@ class AppliedChanges:
         self.save()
 
     def set_workers(self, workers: int | None, step: int, at_most: bool = False) -> None:
-        """Record how many workers load data; None for as many as in the script. With `at_most` a script that is
-        started again with fewer keeps these."""
+        """Record how many workers load data. None means as many as in the script. With `at_most` a script that starts
+        again with fewer workers keeps these."""
         self._trial = self._trial.with_changes({WORKERS} if workers is not None else set(), step)
         self.workers, self.workers_at_most = workers, at_most and workers is not None
         self.save()

@@ -1,6 +1,6 @@
-"""The number of data loader workers that a command asks for, agreed by all ranks.
+"""The number of data loader workers that a command requests, agreed by all ranks.
 
-Who calls it: the handlers of ``job.dataloader_workers``. Not here: starting the workers.
+Callers: the handlers of ``job.dataloader_workers``. Not here: starting the workers.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ class CommandHandlers:
         previous = source.workers
         count, is_most = agreed_workers(command, previous), command.parameters.at_most is not None
         if command.undo_of is not None and training.changes.workers is None:
-            count = previous  # nothing is in force any more: the script was started again with fewer workers
+            count = previous  # No change is active any more: the script was started again with fewer workers.
         if bool(previous) != bool(count):  # workers draw random numbers of their own
             self._batches_change()
         try:

@@ -288,7 +288,7 @@ class CheckpointRestore:
                 count = changes.workers_for(source.workers)
                 if count != source.workers:
                     source.set_workers(count)
-                elif changes.workers_at_most:  # the script has no more by itself, so that nothing is left to undo
+                elif changes.workers_at_most:  # The script itself has no more workers, so nothing is left to undo.
                     changes.set_workers(None, training.global_step)
         except Refusal as error:
             log.warning("%s: what commands had changed does not fit any more: %s", self._job, error)

@@ -69,7 +69,7 @@ class OutageLog:
         self._logged: set[str] = set()
 
     def begin(self, connection: object, error: BaseException, url: str | None = None) -> None:
-        """Note that a connection, that of `url`, does not work."""
+        """Record that a connection to `url` does not work."""
         reason = _reason(error, url)
         with self._lock:
             is_refusal = isinstance(error, (redis.ResponseError, redis.AuthenticationError))

@@ -1,7 +1,7 @@
 """Explanations of Redis's refusals: wrong passwords, missing permissions, TLS failures, and unreachable hosts.
 
-Who calls it: ``connection``, the server's ``redis_connection`` and ``agent check``. No explanation shows any part of a
-URL, which may hold a password, nor what Redis repeats of a command.
+Callers: ``connection``, the server's ``redis_connection`` and ``agent check``. No explanation shows any part of a URL,
+which may hold a password, nor what Redis repeats of a command.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _MOST_CAUSES = 8
 
 
 def explained(error: BaseException, url: str | None = None) -> str:
-    """Return what Redis refuses, or why TLS failed, and what to do, as half a sentence; empty for other errors.
+    """Return what Redis refuses, or why TLS failed, and what to do, as half a sentence. Empty for other errors.
 
-    `url` is that of the connection, for what is different with TLS.
+    `url` is that of the connection, because some explanations differ with TLS.
     """
     causes = list(_causes(error))
     for cause in causes:
@@ -45,7 +45,7 @@ def explained(error: BaseException, url: str | None = None) -> str:
 
 
 def unreachable(error: BaseException) -> str:
-    """Return why nothing answers at the URL, as half a sentence; empty if `error` does not tell."""
+    """Return why nothing answers at the URL, as half a sentence. Empty if `error` does not state it."""
     for cause in _causes(error):
         if isinstance(cause, socket.gaierror):
             return "the host name of the URL cannot be resolved"

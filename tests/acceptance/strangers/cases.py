@@ -1,10 +1,10 @@
-"""The cases: which alert a stranger's rule set sends, and what must come of it. The files are in ``cases/``.
+"""Cases of alerts from strangers' rule sets, each with its expected outcome. The files are in ``cases/``.
 
 A case has labels as a public rule set or exporter makes them. It is sent under the published alert name, under the name
-of our own rule with the same labels, or both: the second form tests which target the labels name, whatever a map knows.
+of our own rule with the same labels, or both. The second form tests which target the labels name, whatever a map knows.
 
-An outcome is a decision, a target and changes (``effects``); several outcomes of a case are alternatives, each of which
-is right. ``names_one`` says that the labels name exactly one known subject on which an act is right; such a case counts
+An outcome is a decision, a target and changes (``effects``). Several outcomes of a case are alternatives, and each is
+right. ``names_one`` says that the labels name exactly one known subject on which an act is right. Such a case counts
 for the share that must act. ``doubted`` is a reason for which it does not count.
 """
 
@@ -73,7 +73,7 @@ Outcomes = Annotated[tuple[Outcome, ...], BeforeValidator(_as_list), Field(min_l
 
 
 class Case(_Strict):
-    """One set of labels with where they come from."""
+    """One set of labels and their source."""
 
     id: str = Field(pattern=r"^[a-z0-9-]+$")
     source: str = Field(min_length=8)
@@ -85,14 +85,15 @@ class Case(_Strict):
     labels: dict[str, str]
     annotations: dict[str, str] = {}
     expect: Outcomes
-    """Of the alert under our own name; under the published one where there is no other."""
+    """Expected outcomes of the alert under our own name, or under the published one if there is no other."""
     published: Outcomes | Literal["same"] | None = None
-    """Of the alert under the published name; None: it is not sent so, for no shipped map need know it."""
+    """Expected outcomes of the alert under the published name. None: it is not sent under it, because no shipped map
+    need know it."""
     names_one: bool = False
     not_ready: str | None = None
     """A node whose kubelet does not report while the alert fires."""
     doubted: str | None = None
-    """Why the expectation is open to argument."""
+    """Reason why the expectation is open to argument."""
     note: str | None = None
 
     @model_validator(mode="after")

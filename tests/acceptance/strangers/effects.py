@@ -38,22 +38,22 @@ _OLD = 30 * 86400
 
 @dataclass(frozen=True)
 class Moment:
-    """All that can change, at one moment."""
+    """State of everything that can change, at one moment."""
 
     watts: Mapping[str, int]
     """The power limit of each GPU, by ``<node>/<index>``."""
     sets: Mapping[str, int]
-    """How often the driver has set the limit of each GPU."""
+    """Number of times that the driver has set the limit of each GPU."""
     closed: frozenset[str]
     """Nodes that take no new pods."""
     pods: frozenset[str]
     """Pods that run, as ``<namespace>/<name>``."""
     files: Mapping[str, frozenset[str]]
-    """What lies on the disk of each agent's node."""
+    """Files on the disk of each agent's node."""
     commands: Mapping[str, tuple[str, ...]]
-    """What each job has been told, oldest first."""
+    """Commands that each job has received, oldest first."""
     requests: int
-    """How many requests the API server has had."""
+    """Number of requests to the API server."""
 
 
 class Effects:
@@ -74,7 +74,7 @@ class Effects:
     # --- the beginning --------------------------------------------------------------------------------
 
     def build(self) -> None:
-        """Make all nodes, pods and files."""
+        """Create all nodes, pods and files."""
         namespaces = {pod.namespace for pod in PODS} | {"trainmedic"}
         with self._cluster._lock:
             for namespace in sorted(namespaces):
@@ -92,7 +92,7 @@ class Effects:
             self._put_old_file(disk)
 
     def set_ready(self, node: str, is_ready: bool) -> None:
-        """What the node's kubelet reports."""
+        """Set what the node's kubelet reports."""
         condition = {"type": "Ready", "status": "True" if is_ready else "Unknown"}
         with self._cluster._lock:
             self._patch(_NODES, "", node, {"status": {"conditions": [condition]}})
@@ -146,7 +146,7 @@ class Effects:
         )
 
     def since(self, before: Moment) -> tuple[str, ...]:
-        """What has changed since that moment, one line each, in a fixed order."""
+        """Return the changes since that moment, one line each, in a fixed order."""
         now = self.now()
         caps = {
             f"cap {node}/{index} {call.watts:g}"
@@ -172,13 +172,14 @@ class Effects:
         return tuple(sorted(in_any_order)) + tuple(commands)
 
     def still_changed(self, before: Moment) -> tuple[str, ...]:
-        """What can be given back and is not. Evicted pods, deleted files and commands to jobs cannot."""
+        """Return what can be reverted and is not. Evicted pods, deleted files and commands to jobs cannot be
+        reverted."""
         now = self.now()
         caps = [f"{gpu} has {watts} W" for gpu, watts in now.watts.items() if watts != before.watts[gpu]]
         return (*caps, *(f"{node} is closed" for node in now.closed - before.closed))
 
     def restore(self) -> None:
-        """Put everything back by hand."""
+        """Restore everything manually."""
         with self._cluster._lock:
             running = {_full_name(pod) for pod in self._cluster.objects.list(_PODS, None)}
             for pod in PODS:
@@ -233,7 +234,7 @@ class Effects:
 
 
 def log_of(directory: Path, job: Job) -> Path:
-    """Where the program of a job writes down its commands."""
+    """Return where the program of a job records its commands."""
     return directory / job.name / "commands"
 
 
@@ -254,7 +255,7 @@ def _takes_no_pods(node: Mapping[str, Any]) -> bool:
 
 
 def _is_unexplained(request: Request, changed: frozenset[str]) -> bool:
-    """Whether a request writes something other than an event, an eviction, or a node that was closed or opened."""
+    """Return whether a request writes something other than an event, an eviction, or a node's cordon."""
     if request.verb in ("get", "list", "watch") or request.resource in ("events", "pods/eviction"):
         return False
     return request.resource != "nodes" or request.name not in changed

@@ -1,6 +1,6 @@
-"""What came of each sending beside what should have, and the share of the cases in which an act was right and done.
+"""Actual and expected outcome of each sending, and the share of the cases in which an act was right and done.
 
-Not here: sending (``site``). Who uses it: ``test_strangers``, which prints `Scoreboard.table` at its end.
+Not here: sending (``site``). Caller: ``test_strangers``, which prints `Scoreboard.table` at its end.
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ from tests.acceptance.strangers.cases import Outcome, Sending
 from tests.acceptance.strangers.site import Reaction
 
 LEAST_SHARE = 0.95
-"""Of the sendings that name exactly one known subject this share must act: refusing everything is no solution."""
+"""Share of the sendings with exactly one known subject that must act. Refusing everything is no solution."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """One sending and what came of it."""
+    """One sending and its outcome."""
 
     sending: Sending
     reaction: Reaction
 
     @property
     def is_right(self) -> bool:
-        """Whether one of the expected outcomes came, what can be given back was, and a refusal says why."""
+        """True if one of the expected outcomes came, everything that can be reverted was, and a refusal says why."""
         is_explained = self.reaction.decision == "started" or bool(self.reaction.reason)
         is_expected = any(came(self.reaction, one) for one in self.sending.outcomes)
         return is_expected and is_explained and not self.reaction.left_over
 
     @property
     def counts(self) -> bool:
-        """Whether it counts for the share that must act: under our own alert name, no map is asked."""
+        """True if it counts for the share that must act. Under our own alert name, no map is asked."""
         case = self.sending.case
         return case.names_one and case.doubted is None and not self.sending.is_published
 
     @property
     def is_wrong_act(self) -> bool:
-        """Whether something was changed that no expected outcome changes."""
+        """True if something was changed that no expected outcome changes."""
         allowed = {change for outcome in self.sending.outcomes for change in outcome.acts}
         return not set(self.reaction.changes) <= allowed
 
@@ -49,7 +49,7 @@ class Result:
 
 
 def came(reaction: Reaction, outcome: Outcome) -> bool:
-    """Whether that outcome is what came."""
+    """Return whether that outcome is the actual one."""
     return (
         reaction.decision == outcome.decision
         and (outcome.target is None or reaction.target == outcome.target)

@@ -46,7 +46,7 @@ from trainmedic.wire import envelope
 from trainmedic_server.domain.alert import fingerprint
 
 TAKES_ALERT_MAP = True
-"""Whether the server is given the shipped alert maps and one of the site's own."""
+"""True if the server gets the shipped alert maps and one of the site's own."""
 OWN_MAP = """
 accept: ['cluster!="other-site"']
 """
@@ -97,11 +97,11 @@ class Reaction:
     target: str = ""
     reason: str = ""
     changes: tuple[str, ...] = ()
-    """As `effects` writes them."""
+    """Changes as `effects` writes them."""
     told: tuple[str, ...] = ()
     """Titles and texts of the messages to people."""
     left_over: tuple[str, ...] = ()
-    """What was not given back once the alert had ended."""
+    """What was not reverted once the alert had ended."""
     run: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -142,7 +142,7 @@ class Site:
         self._client.post(f"{self.alertmanager}/api/v2/alerts", json=[alert]).raise_for_status()
 
     def send(self, labels: Mapping[str, str], annotations: Mapping[str, str]) -> Reaction:
-        """Let one alert fire, see what comes of it, and let it end."""
+        """Fire one alert, record its effects, and end it."""
         before, told_before = self.effects.now(), len(self.sink.taken)
         began = datetime.now(UTC)
         self.post(labels, annotations, began, began + timedelta(hours=1))
@@ -169,7 +169,7 @@ class Site:
         return eventually(ask, SOON, f"{labels['alertname']} {status} at the server", every=0.03)
 
     def get(self, path: str) -> dict[str, Any]:
-        """What the server answers."""
+        """Return the server's answer."""
         answer: dict[str, Any] = self._client.get(f"{self.server}{path}").raise_for_status().json()
         return answer
 
@@ -189,7 +189,8 @@ class Site:
         )
 
     def _settled(self, run_id: str) -> dict[str, Any]:
-        """The run, once it has nothing to do before its alert ends; as it is then where that takes too long."""
+        """Return the run once it has nothing to do before its alert ends. If that takes too long, return it as it is
+        then."""
         until = time.monotonic() + SOON
         while True:
             run = self.get(f"/history/{run_id}")
@@ -198,7 +199,7 @@ class Site:
             time.sleep(0.03)
 
     def _end(self, labels: Mapping[str, str], began: datetime, reaction: Reaction) -> tuple[str, ...]:
-        """Wait until the alert has ended and its run too, with nothing owed; which of it did not, where so."""
+        """End the alert, and wait until its run has ended too, with no pending undo. Return what did not end."""
         if not reaction.run:
             return ()
         run_id = reaction.run["run_id"]
@@ -212,19 +213,19 @@ class Site:
             eventually(is_over, SOON if _is_settled(reaction.run) else 1.0, f"the end of run {run_id}", every=0.03)
         except AssertionError:
             self._client.post(f"{self.server}/runs/{run_id}/cancel", json={"note": "the case is over"})
-            with contextlib.suppress(AssertionError):  # an attempt that is under way is waited for
+            with contextlib.suppress(AssertionError):  # Wait for an attempt that is in progress.
                 eventually(is_over, SOON, f"the end of the cancelled run {run_id}", every=0.03)
             return (f"the run did not end with its alert: {reaction.run['message']}",)
         return ()
 
 
 def _is_settled(run: Mapping[str, Any]) -> bool:
-    """Whether a run has nothing to do before its alert ends."""
+    """Return whether a run has nothing to do before its alert ends."""
     return (run["status"] == "waiting" and run["waiting_on"] == "resolved") or run["status"] not in OPEN
 
 
 def _is_at(text: str, moment: datetime) -> bool:
-    """Whether a time is that moment, as far as Alertmanager keeps it."""
+    """Return whether a time is that moment, as far as Alertmanager keeps it."""
     return abs(datetime.fromisoformat(text) - moment) < timedelta(milliseconds=2)
 
 
@@ -286,7 +287,8 @@ def _start_jobs(stack: contextlib.ExitStack, directory: Path, url: str) -> None:
 
 
 def _wait_for_presences(url: str, agents: Sequence[str]) -> None:
-    """Return once every agent and every placed job has shown itself: a server that starts then knows them at once."""
+    """Return once every agent and every placed job has a presence, so that a server that starts then knows them at
+    once."""
 
     def all_are_there() -> bool:
         jobs = [envelope.job_presence(job.name) for job in JOBS]

@@ -49,7 +49,7 @@ def test_each_way_to_be_wrong_is_seen(reaction: Reaction) -> None:
 
 
 def test_a_refusal_without_a_reason_is_wrong() -> None:
-    """People are to be told why nothing was done."""
+    """The reason why nothing was done must reach people."""
     refusing = CASE.model_copy(update={"expect": (Outcome(decision="target_unknown"),), "names_one": False})
     (only,) = cases.sendings(refusing)
     assert Result(only, Reaction("target_unknown", reason="no label names the node")).is_right
@@ -75,6 +75,6 @@ def test_every_spelling_of_a_gpu_is_one_target() -> None:
 
 
 def test_a_case_about_something_that_the_fleet_lacks_is_refused() -> None:
-    """A slip in an expected change would otherwise wait for what cannot come."""
+    """A typing error in an expected change would otherwise wait for an impossible outcome."""
     with pytest.raises(ValidationError, match="changes nothing that the fleet has"):
         Outcome(decision="started", target="gpu:dgx-a07/9", acts=("cap dgx-a07/9 560",))

@@ -33,7 +33,7 @@ def running_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def scoreboard() -> Scoreboard:
-    """What came of the cases that ran in this module."""
+    """The outcomes of the cases that ran in this module."""
     return Scoreboard()
 
 
@@ -99,7 +99,7 @@ def test_there_are_enough_cases_and_most_of_them_must_act() -> None:
 
 
 def test_the_share_that_acts_is_high_and_nothing_wrong_is_changed(scoreboard: Scoreboard) -> None:
-    """Of label sets that name exactly one known subject, 95 % act. Prints what came of each."""
+    """Of label sets that name exactly one known subject, 95 % act. Prints the outcome of each."""
     print("\n" + scoreboard.table())
     assert scoreboard.results, "this test sums up the cases: run it with them"
     assert scoreboard.wrong_acts == []

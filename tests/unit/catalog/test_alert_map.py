@@ -157,7 +157,7 @@ def test_trainmedics_own_alerts_are_neither_refused_nor_renamed() -> None:
         ("rename:\n  - {alert: A, labels: {node: '{{ labels.node '}}", (2, 31), "labels.node:"),
         ("rename:\n  - {alert: A, labels: {gpu: 0}}", (2, 30), "must be text; put it in quotes"),
         ("rename:\n  - {alert: A, labels: {alertname: B}}", (2, 25), "write the new name as 'as'"),
-        ("rename:\n  - {alert: A, labels: {source: log}}", (2, 25), "knows its own alerts"),
+        ("rename:\n  - {alert: A, labels: {source: log}}", (2, 25), "recognises its own alerts"),
         ("rename:\n  - {alert: A, labels: {err_code: '79'}}", (2, 25), "proof that hardware is broken"),
         ("rename:\n  - {alert: A, labels: {Exported_XID: '{{ labels.x }}'}}", (2, 25), "a map cannot set it"),
         ("rename:\n  - {alert: A, drop: [xid]}", (2, 22), "playbooks judge by it"),

@@ -78,7 +78,7 @@ async def test_a_change_without_an_undo_is_listed_as_such() -> None:
     standing = await _now(world)
     listed = [(change.step, change.undo, change.is_reversible, change.is_certain) for change in standing.changed]
     assert listed == [("gone", "never", False, True), ("halved", "never", True, True)]
-    assert standing.changed[1].given_back == "never by itself, only by an order to undo it"
+    assert standing.changed[1].given_back == "never automatically, only by an undo order"
     assert standing.changed_since == standing.at - NEVER_GIVEN_BACK_FOR
     await world.engine.order(standing.changed[1].run_id, OrderKind.UNDO, "ann")
     await world.pass_time(1)

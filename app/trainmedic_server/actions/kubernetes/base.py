@@ -95,10 +95,11 @@ class ClusterAction(BasicAction):
     async def retry_until_deadline(
         self, call: Call, attempt: Callable[[], Awaitable[Result]], *, makes_change: bool = True
     ) -> Result:
-        """Return what `attempt` returns, tried until the deadline; what `makes_change` until the alert has resolved.
+        """Call `attempt` until it returns or the deadline passes, and return its result. A call that `makes_change` is
+        not repeated after the alert has resolved.
 
-        Raises OutcomeUnknown where it is not done by then and a failure left open whether something was changed, or an
-        earlier call of this command did.
+        Raises OutcomeUnknown at the deadline if a failure of this call, or an earlier call of this command, left it
+        open whether something was changed.
         """
         backoff, may_be_done = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True), call.resumed
         permission_grace = PermissionGrace()
@@ -202,7 +203,7 @@ class RestorableAction(ClusterAction):
 
 
 def _unwanted(error: ActionFailure, may_be_done: bool) -> NoLongerWanted:
-    """Return the failure of a change that is not tried again. One that may have been made is for the undo."""
+    """Return the failure of a change that is not tried again. If the change may have been made, the undo reverts it."""
     failure = NoLongerWanted(f"{RESOLVED}{', and it may have been made' if may_be_done else ''}; last: {error}")
     failure.is_begun = may_be_done
     return failure
@@ -221,8 +222,8 @@ def node_of(call: Call) -> str:
 
 
 async def node_ref(action: ClusterAction, call: Call) -> Ref:
-    """Return the cluster's object for the node of the target. A target has the name of the node's agent, which the
-    cluster may list as the node's host name only. Raises PermanentFailure where the target has no node."""
+    """Return the cluster's object for the target's node. The target has the agent's name for the node. The cluster may
+    know that name only as a host name. Raises PermanentFailure if the target has no node."""
     name = node_of(call)
     known = action.services.cluster_topology()
     if name in known.names.names:
@@ -236,8 +237,8 @@ async def node_ref(action: ClusterAction, call: Call) -> Ref:
 
 
 async def _exists(action: ClusterAction, name: str) -> None:
-    """Raise ClusterUnavailable for a node that may only be called otherwise: to take it for deleted would give up what
-    is owed there."""
+    """Raise ClusterUnavailable if the node may exist under another name. Taking it for deleted would drop its pending
+    undo."""
     try:
         await action.cluster.get(Ref(NODES, name))
     except ObjectMissing as error:

@@ -212,10 +212,10 @@ class DrainNode(ClusterAction):
     async def _evict_all(
         self, call: Call, pods: Sequence[Object], params: DrainParams, progress: _Progress
     ) -> tuple[bool, float]:
-        """Evict every pod that does not end yet, unless something holds the drain back before its turn comes. Returns
-        whether all evictions were refused for now, and how many seconds the API server asks to wait.
+        """Evict every pod that is not ending yet, until something stops the drain. Return whether the API server
+        delayed all evictions, and for how many seconds it asks to wait.
 
-        A refusal of one pod does not stop the others, and is reported beside its name.
+        A refusal of one pod does not stop the others. It is reported with the pod's name.
         """
         gate = asyncio.Semaphore(_AT_ONCE)
         asked = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]

@@ -80,10 +80,10 @@ def _page(
 
 
 def _has_label(name: str, value: str) -> sa.ColumnElement[bool]:
-    """Whether the labels, or the original ones, as they are written, have this member.
+    """Return whether the labels, or the original ones, as they are written, have this member.
 
-    Its text begins and ends with a quote that no text between holds unescaped, so it is found in no other place, but
-    for labels whose names have quotes in them or are a single colon or comma.
+    The text of a member begins and ends with an unescaped quote, so it occurs nowhere else. Exceptions are labels whose
+    names contain quotes or are a single colon or comma.
     """
     member = encode_json({name: value})[1:-1]
     written = [sa.type_coerce(column, Text) for column in (alerts.c.labels, alerts.c.original_labels)]

@@ -42,8 +42,8 @@ Span = tuple[datetime, datetime]
 
 
 def mapped_names(connection: sa.Connection, matching: HistoryFilter) -> Collection[str]:
-    """Return those of the alertnames asked for that an alert map has renamed in some run. Mostly there is none, and
-    then a page is read along one index."""
+    """Return those of the requested alertnames that an alert map has renamed in some run. Usually there is none. Then a
+    page is read along one index."""
     asked = values_of(matching.alertname)
     if not asked:
         return ()
@@ -57,8 +57,8 @@ def page_select(
     before: tuple[datetime, str] | None = None,
     mapped: Collection[str] = (),
 ) -> sa.Select[Any]:
-    """Return the runs of one page, newest first; `before` is where the page above ended, and `mapped` what
-    `mapped_names` returns."""
+    """Return the runs of one page, newest first. `before` is the end of the previous page. `mapped` is the result of
+    `mapped_names`."""
     common = list(beside_them(matching, before))
     groups = list(alternatives(matching, mapped=mapped))
     lists = list(itertools.islice(itertools.product(*groups), _MOST_LISTS + 1))

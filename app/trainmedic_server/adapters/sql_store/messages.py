@@ -30,10 +30,11 @@ messages = sa.Table(
     sa.Column("sent_at", TimeColumn),
     sa.Column("newer_kind", Text),
 )
-"""Those that wait, and for some days those that were sent, by which it is known of what people were told.
+"""Pending messages, and for some days the sent ones, which show what people were notified of.
 
-An earlier release stops at a kind that it does not know. So a kind that came later stands in ``newer_kind``, and
-``kind`` has the nearest one that each release knows."""
+An earlier release stops at an unknown kind. So a kind that was added later stands in ``newer_kind``, and ``kind`` has
+the nearest one that every release knows.
+"""
 
 _NEWER: Mapping[MessageKind, MessageKind] = {
     MessageKind.NOT_STARTED: MessageKind.RUN_FAILED,

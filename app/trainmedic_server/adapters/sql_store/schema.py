@@ -48,8 +48,8 @@ alerts = sa.Table(
     sa.Column("original_name", Text),
     sa.Column("original_labels", JsonColumn),
 )
-"""What an earlier release wrote has null in ``reactions`` and ``reacted``. ``original_…`` are null where no alert map
-changed the labels."""
+"""``reactions`` and ``reacted`` are null in rows of earlier releases. ``original_…`` are null if no alert map changed
+the labels."""
 
 runs = sa.Table(
     "runs",
@@ -81,7 +81,7 @@ runs = sa.Table(
     sa.Column("original_alert_name", Text),
     sa.Column("original_labels", JsonColumn),
 )
-"""``unfinished``: open, or closed and owing an undo. ``original_…`` are null where no alert map changed the alert."""
+"""``unfinished``: open, or closed with a pending undo. ``original_…`` are null if no alert map changed the alert."""
 
 run_alerts = sa.Table(
     "run_alerts",

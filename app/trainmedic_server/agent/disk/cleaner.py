@@ -58,7 +58,7 @@ class CleaningRequest(Struct, frozen=True):
     """The percentage of free space at which a filesystem is left alone; None for no end."""
     dry_run: bool = False
     filesystems: tuple[NamedFilesystem, ...] = ()
-    """File systems that need space: roots elsewhere are left alone. Empty: all roots count."""
+    """File systems that need space. Roots on others are not cleaned. Empty: all roots are cleaned."""
 
 
 class Cleaner(Struct, frozen=True):
@@ -157,7 +157,7 @@ class _RuleRun(Struct):
             self.counters.leave_rest(ended_by, self.counters.matched - self.considered)
 
     def _is_wanted(self, root: Root) -> bool:
-        """Return whether the root lies on a file system that needs space; deletions elsewhere free nothing there."""
+        """Return whether the root lies on a file system that needs space. Deletions elsewhere free nothing there."""
         search = self.run.target_filesystems
         if search is None or search.finds(root.mount):
             return True

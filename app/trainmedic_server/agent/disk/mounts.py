@@ -1,10 +1,10 @@
-"""The mounts that a process sees, and which of them hold the file systems that an alert names.
+"""Mounts that a process sees, and which of them hold the file systems that an alert names.
 
-A mount point is a name in one mount namespace: an alert has it from an exporter, which may see other mounts than the
-agent, or the same ones below a prefix. So the mounts of this process and those of the machine's first process are both
-looked at, and the device that the alert names with the mount point helps if they show another one.
+A mount point is a name in one mount namespace. The exporter of an alert may see other mounts than the agent, or the
+same ones below a prefix. So both the mounts of this process and those of the machine's first process are read. If they
+show another mount there, the device that the alert names decides.
 
-Who calls it: ``access_times`` and ``cleaner``.
+Callers: ``access_times`` and ``cleaner``.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from msgspec import Struct
 _PREFIXES = ("/host/rootfs", "/host/root", "/hostfs", "/host", "/rootfs")
 """Usual mount points of the machine's file systems in containers of exporters."""
 _PSEUDO = frozenset({"tmpfs", "devtmpfs", "ramfs", "overlay"})
-"""Filesystems without a device: all of a kind have the same source, which identifies none."""
+"""File systems without a device. All of a kind have the same source, which identifies none of them."""
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 
 class Mount(Struct, frozen=True):
-    """A line of ``/proc/PID/mountinfo`` (proc_pid_mountinfo(5))."""
+    """Line of ``/proc/PID/mountinfo`` (proc_pid_mountinfo(5))."""
 
     number: int
     device: bytes
     """Device number of the filesystem, major and minor, the same in each mount namespace."""
     root: bytes
-    """The directory of the filesystem that is mounted."""
+    """Directory of the file system that is mounted."""
     point: bytes
     options: frozenset[bytes]
     filesystem: str
@@ -38,7 +38,7 @@ class Mount(Struct, frozen=True):
 
 
 class NamedFilesystem(Struct, frozen=True):
-    """A file system as an alert names it. `device` is empty where it does not say it."""
+    """File system as an alert names it. `device` is empty if the alert does not state it."""
 
     mountpoint: str
     device: str = ""
@@ -48,7 +48,7 @@ class NamedFilesystem(Struct, frozen=True):
 
 
 class FilesystemSearch:
-    """Says of mounts of this process whether they are of file systems that an alert names.
+    """Search for the file systems that an alert names among the mounts of this process.
 
     `proc` is where the process filesystem is mounted.
     """
@@ -60,13 +60,13 @@ class FilesystemSearch:
         self._found = [(name, [*_at(name.mountpoint, self._own), *_at(name.mountpoint, machine)]) for name in names]
 
     def finds(self, mount_number: int | None) -> bool:
-        """Return whether the mount with this id in this process is of one of the file systems."""
+        """Return whether the mount with this id in this process belongs to one of the file systems."""
         mount = next((each for each in self._own if each.number == mount_number), None)
         return mount is not None and any(_is_of(mount, name, at) for name, at in self._found)
 
 
 def _is_of(mount: Mount, name: NamedFilesystem, at: Sequence[Mount]) -> bool:
-    """Return whether the mount is of the named file system. `at` are the mounts at its mount point."""
+    """Return whether the mount belongs to the named file system. `at` are the mounts at its mount point."""
     device = name.device.encode()
     exact = {each.device for each in at if each.source == device}
     if exact:
@@ -76,7 +76,8 @@ def _is_of(mount: Mount, name: NamedFilesystem, at: Sequence[Mount]) -> bool:
 
 
 def _at(mountpoint: str, mounts: Sequence[Mount]) -> list[Mount]:
-    """The mount that is seen at a mount point, or at that without an exporter's prefix; none where nothing is."""
+    """Return the visible mount at a mount point, or at that without an exporter's prefix. Empty if nothing is mounted
+    there."""
     for point in _spellings(mountpoint):
         # The last mount at a place hides those before it.
         matching = [mount for mount in mounts if mount.point == point.encode()]
@@ -103,7 +104,8 @@ def _read(process: Path) -> list[Mount]:
 def mounts_of(process: Path) -> list[Mount]:
     """Return the mounts that a process sees. Raises OSError.
 
-    Names in it are the users': they are bytes, and only blanks and line feeds, which the kernel escapes, separate.
+    Users choose the names in it, so they are read as bytes. The kernel escapes blanks and line feeds in names, so only
+    these separate.
     """
     mounts = []
     for line in (process / "mountinfo").read_bytes().split(b"\n"):

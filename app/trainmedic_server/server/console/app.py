@@ -171,7 +171,7 @@ class ConsoleApp:
 
 
 def _lead_below(base: BasePath, response: Response) -> None:
-    """Have redirects lead below `base`, and cookies be sent there alone."""
+    """Put redirects below `base`, and limit cookies to it."""
     if not base.link:
         return
     for name in ("location", "hx-redirect"):

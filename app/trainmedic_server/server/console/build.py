@@ -48,7 +48,8 @@ def console(
     limits: ServerLimits,
     metrics: telemetry.Metrics,
 ) -> ConsoleApp:
-    """The console of `api`, which `api_answers` says has an answer at a path. Browsers reach it below `base`."""
+    """Return the console of `api`. `api_answers` returns whether the API has an answer at a path. Browsers reach the
+    console below `base`."""
     inner, assets = InnerApi(api), Assets()
     renderer = Renderer(clock, assets, base)
 

@@ -209,7 +209,7 @@ def lines(value: Any) -> Markup:
 
 
 def linked_runs(value: Any, base: str = "") -> Markup:
-    """A text in which each run's id leads to the run, below the path `base`."""
+    """Return a text in which each run's id links to the run, below the path `base`."""
     pieces = _RUN_ID.split(str(finish(value)))
     link = Markup('<a href="{0}/runs/{1}">{1}</a>')
     return Markup("").join(link.format(base, piece) if place % 2 else piece for place, piece in enumerate(pieces))

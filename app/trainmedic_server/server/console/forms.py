@@ -23,7 +23,7 @@ from trainmedic_server.server.tokens import TokenRole
 Fields = Mapping[str, str]
 _RUN = re.compile(r"/console/runs/(?P<run>[0-9A-Za-z_-]{1,64})/(?P<kind>approve|reject|cancel|undo|close_undo|retry)")
 _ENDING = ("reject", "cancel")
-"""The orders that can also give back at once what the run has changed."""
+"""Orders that can also revert at once what the run has changed."""
 _PLAYBOOK = re.compile(r"/console/playbooks/(?P<name>[^/]{1,200})/mode")
 _START = re.compile(r"/console/playbooks/(?P<name>[^/]{1,200})/start")
 _SESSION = re.compile(r"/console/sessions/(?P<session>[0-9a-f-]{36})/end")

@@ -15,8 +15,8 @@ COOKIE = "trainmedic_done"
 _SECONDS = 60
 SENTENCES: Mapping[str, str] = {
     "approve": "Approved.",
-    "reject": "Rejected. Given back says what the run still owes.",
-    "cancel": "Cancelled. Given back says what the run still owes.",
+    "reject": "Rejected. Given back lists the pending undos.",
+    "cancel": "Cancelled. Given back lists the pending undos.",
     "undo": "The undo is ordered.",
     "close_undo": "The duty is closed.",
     "approve_many": "All that were chosen are approved.",

@@ -34,9 +34,9 @@ _LINK = re.compile(r"""(?<=[\s"'])(href|action|src|hx-get|hx-post)="(?=/)""")
 
 
 class _LinksBelowBase(PackageLoader):
-    """The templates, in which the base path stands before every link that begins with a slash.
+    """Template loader that puts the base path before every link that begins with a slash.
 
-    The template's own text is changed, before anything is filled in.
+    It changes the template's own text, before values are filled in.
     """
 
     def get_source(self, environment: Environment, template: str) -> tuple[str, str, Callable[[], bool] | None]:
@@ -45,7 +45,7 @@ class _LinksBelowBase(PackageLoader):
 
 
 class Renderer:
-    """Renders templates by name, whose links lead below `base`."""
+    """Renderer of templates by name. Their links lead below `base`."""
 
     def __init__(
         self, clock: Clock, assets: Assets, base: BasePath = BasePath(), cache: FileSystemBytecodeCache | None = None

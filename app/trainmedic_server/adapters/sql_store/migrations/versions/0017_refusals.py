@@ -1,4 +1,4 @@
-"""When the breaker was last closed, from which on its count begins again; kinds of messages that came later."""
+"""Time of the breaker's last closing, after which acts count, and message kinds that were added later."""
 
 from __future__ import annotations
 
