@@ -45,6 +45,7 @@ BENCHMARKS: Mapping[str, Sequence[str]] = {
     "history_page": ("history_page",),
     "finding_to_alert": ("finding_to_alert",),
     "log_rules": ("log_rules",),
+    "verdicts": ("verdicts", "tests/unit/diagnosis/public_cases"),
     "diagnose_folder": ("diagnose_folder",),
     "command_to_limit": ("command_to_limit",),
     "agents_thousand": ("agents_thousand",),

@@ -36,7 +36,6 @@ receivers:
   - name: trainmedic
     webhook_configs: [{{url: "http://127.0.0.1:{port}/webhook", send_resolved: true}}]
 """
-BEGAN = datetime.now(UTC)
 
 
 class Site:
@@ -44,11 +43,13 @@ class Site:
 
     def __init__(self, server: Server, path: Path, alertmanager: str) -> None:
         self.server, self.map, self.alertmanager = server, path, alertmanager
+        self.began = datetime.now(UTC)
+        """Of this test: since the module was imported an alert would have grown stale."""
 
     def post(self, ends_in: timedelta, **labels: str) -> None:
         alert = {
             "labels": labels,
-            "startsAt": BEGAN.isoformat(),
+            "startsAt": self.began.isoformat(),
             "endsAt": (datetime.now(UTC) + ends_in).isoformat(),
             "generatorURL": "http://prom:9090/graph?g0.expr=DCGM_FI_DEV_GPU_TEMP+%3E+80",
         }
