@@ -58,7 +58,6 @@ LABELS = {
     "job": "node",
     "device": "tmpfs",
     "fstype": "tmpfs",
-    "mountpoint": "/",
 }
 
 
@@ -81,6 +80,11 @@ class SmallDiskNode(Node):
     def disk(self) -> Path:
         """As the agent sees it."""
         return Path(f"/proc/{self.agent.process.pid}/root{self._disk}")
+
+    @property
+    def mounted_at(self) -> Path:
+        """The path of the disk in the agent's mount namespace."""
+        return self._disk
 
     def put(self, name: str, megabytes: float, days: float) -> None:
         """A file of that size and age."""
@@ -119,10 +123,10 @@ def place(tmp_path: Path) -> Iterator[tuple[SmallDiskNode, str, str]]:
         yield stack.enter_context(node), url, alertmanager
 
 
-def post(alertmanager: str, began: datetime, ends: datetime) -> None:
+def post(alertmanager: str, disk: Path, began: datetime, ends: datetime) -> None:
     alert = {
-        "labels": LABELS,
-        "annotations": {"summary": "node-1 has 2% left on /"},
+        "labels": {**LABELS, "mountpoint": str(disk)},
+        "annotations": {"summary": "node-1 has 2% left"},
         "startsAt": began.isoformat(),
         "endsAt": ends.isoformat(),
     }
@@ -145,13 +149,13 @@ def test_a_full_disk_is_freed_in_the_order_of_the_playbook_and_no_further_than_n
     assert node.free_percent() < 10
 
     began = datetime.now(UTC)
-    post(alertmanager, began, began + timedelta(hours=1))
+    post(alertmanager, node.mounted_at, began, began + timedelta(hours=1))
 
     def has_room() -> bool:
         return node.free_percent() >= 10
 
     eventually(has_room, 30, "room on the disk")
-    post(alertmanager, began, datetime.now(UTC))
+    post(alertmanager, node.mounted_at, began, datetime.now(UTC))
 
     def closed() -> dict[str, Any] | None:
         (item,) = httpx.get(f"{server}/history").raise_for_status().json()["items"]

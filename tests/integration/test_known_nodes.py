@@ -44,6 +44,10 @@ def decided(server: Server, alert: str, number: int, **labels: str) -> tuple[str
     return run["decision"], run["target"]
 
 
+def connected(server: Server) -> list[str]:
+    return [agent["name"] for agent in server.ask("/agents").body["items"]]
+
+
 def on_record(server: Server) -> list[str]:
     """The agents that a server which starts now would remember."""
     with contextlib.closing(sqlite3.connect(next(server.state.glob("*.db")))) as database:
@@ -81,3 +85,18 @@ def test_an_agent_makes_its_node_known_in_every_spelling_and_after_it_is_gone(
         assert decided(server, "Silent", 6, instance="box-5:9100")[0] == "target_unknown"
     finally:
         server.__exit__()
+
+
+def test_an_alert_on_a_node_whose_agent_has_just_connected_is_taken(
+    tmp_path: Path, redis_url: str, make_driver: Callable[..., Driver]
+) -> None:
+    """Presences are read every five seconds; an alert that comes between is not refused for that."""
+    first, second = make_driver(1), make_driver(1)
+    with Server(tmp_path / "server", PLAYBOOKS, "--redis", redis_url) as server:
+        server.kill()
+        with GpuNode(tmp_path / "one", redis_url, first, name="box-1"):
+            server.start(TRAINMEDIC_SIGNING_KEY=KEY)
+            assert decided(server, "Silent", 1, instance="box-2:9100")[0] == "target_unknown"
+            with GpuNode(tmp_path / "two", redis_url, second, name="box-2"):
+                eventually(lambda: "box-2" in connected(server), 20, "the agent is listed", 0.02)
+                assert decided(server, "Silent", 2, instance="box-2:9100")[1] == "node:box-2"

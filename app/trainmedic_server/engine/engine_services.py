@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Awaitable, Callable, Set
 
 from msgspec import Struct
 
@@ -27,6 +27,10 @@ from trainmedic_server.ports.store import RunStore
 log = telemetry.logger(__name__)
 
 
+async def nothing_to_renew() -> None:
+    """Do nothing: what is known of nodes and jobs does not change, as in a simulation."""
+
+
 class EngineServices(Struct, frozen=True):
     """What the parts of the engine work with. One for each engine."""
 
@@ -48,6 +52,8 @@ class EngineServices(Struct, frozen=True):
     """Called right before each attempt."""
     topology: Callable[[], Topology] = Topology
     """Returns what is known of nodes, jobs and GPUs."""
+    renew_topology: Callable[[], Awaitable[None]] = nothing_to_renew
+    """Reads it again where a target is not known; waits briefly, and never raises."""
     alert_map: Callable[[], AlertMap] = lambda: NO_ALERT_MAP
     """Returns the active alert map."""
 

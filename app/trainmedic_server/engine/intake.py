@@ -124,6 +124,11 @@ class DeliveryIntake:
     async def _admit(self, deliveries: Sequence[Delivery]) -> Sequence[Admission]:
         async with self._matching:  # so that transactions begin in the order in which the deliveries came
             prepared = [await self._prepare(delivery) for delivery in deliveries]
+            if any(entry.has_unknown_target for entry in prepared):
+                await self._services.renew_topology()
+                for place, entry in enumerate(prepared):
+                    if entry.has_unknown_target:
+                        prepared[place] = await self._prepare(deliveries[place])
             kept = KeptTargets(self._services, prepared)
         with kept:
             admitted = await self._services.store.transact(lambda tx: self._decide_and_write(tx, prepared, kept))

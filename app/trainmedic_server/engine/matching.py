@@ -10,7 +10,7 @@ from itertools import islice
 
 from msgspec import Struct
 
-from trainmedic_server.domain.alert import Alert, Delivery
+from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
 from trainmedic_server.domain.reaction import NoReaction, Reaction
 from trainmedic_server.domain.run import Decision, Event
 from trainmedic_server.domain.target import Target, Unresolved
@@ -26,6 +26,11 @@ class Candidate(Struct, frozen=True):
 
     playbook: CompiledPlaybook
     target: Target | Unresolved
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether nothing that is known is the alert's target."""
+        return isinstance(self.target, Unresolved) and self.target.reason == Decision.TARGET_UNKNOWN
 
     @property
     def key(self) -> Key:
@@ -78,6 +83,15 @@ class PreparedDelivery(Struct, frozen=True):
     delivery: Delivery
     matched: tuple[MatchedAlert, ...]
     failures: tuple[Event, ...] = ()
+
+    @property
+    def has_unknown_target(self) -> bool:
+        """Whether an alert that fires names a target that nothing knows."""
+        return any(
+            alert.status is AlertStatus.FIRING and candidate.is_unknown
+            for alert, matched in zip(self.delivery.alerts, self.matched, strict=True)
+            for candidate in matched.candidates
+        )
 
     @property
     def candidates(self) -> Iterator[Candidate]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -28,7 +28,7 @@ from trainmedic_server.engine import claims, loops, orders, pausing, upcoming
 from trainmedic_server.engine.admission_changes import AdmissionChanges, ByHand
 from trainmedic_server.engine.breaker import Breaker
 from trainmedic_server.engine.by_hand import HandStarter, Started, StartOrder
-from trainmedic_server.engine.engine_services import EngineServices
+from trainmedic_server.engine.engine_services import EngineServices, nothing_to_renew
 from trainmedic_server.engine.explaining import Explainer
 from trainmedic_server.engine.explanation import ExplainedAlert
 from trainmedic_server.engine.heartbeat import Heartbeat
@@ -75,6 +75,7 @@ class Engine:
         fence: Fence = no_fence,
         clock_watch: ClockWatch | None = None,
         alert_map: Callable[[], AlertMap] = lambda: NO_ALERT_MAP,
+        renew_topology: Callable[[], Awaitable[None]] = nothing_to_renew,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -104,6 +105,7 @@ class Engine:
             fence=fence,
             topology=topology,
             alert_map=alert_map,
+            renew_topology=renew_topology,
         )
         self._workers = Workers(services)
         self._intake = DeliveryIntake(services, self._on_admitted)

@@ -26,12 +26,20 @@ from trainmedic_server.domain.topology import (
 from trainmedic_server.engine import loops
 from trainmedic_server.engine.job_verdicts import JobVerdicts
 from trainmedic_server.engine.node_watch import PresenceSource
+from trainmedic_server.engine.shared_presences import SharedPresences
 from trainmedic_server.errors import BusUnavailable
 from trainmedic_server.ports.outside import Clock, Presence
 
 REFRESH_EVERY = timedelta(seconds=5)
 """As often as a job writes its presence."""
 FORGET_AFTER = timedelta(minutes=1)
+RENEW_EVERY = timedelta(milliseconds=200)
+"""Shortest time between two readings that alerts on unknown targets cause. `SharedPresences` makes it longer where
+reading takes long."""
+RENEW_AFTER_FAILURE = timedelta(seconds=30)
+"""The same after one that failed or took too long: deliveries must not wait for a Redis that does not answer."""
+LONGEST_RENEWAL = 0.5
+"""Seconds that a delivery waits for such a reading."""
 _NOTHING = (JobTopology(), AgentTopology())
 
 log = telemetry.logger(__name__)
@@ -65,6 +73,8 @@ class TopologyWatch:
         """Both as of one moment, replaced together: who asks may be the run store's thread."""
         self._presences: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
         self._as_of: datetime | None = None
+        self._renew_from: datetime | None = None
+        """Before this moment `renew` reads nothing; None until it was first called."""
 
     def topology(self) -> Topology:
         """The topology as it was last read."""
@@ -93,12 +103,30 @@ class TopologyWatch:
                 self._forget()
             raise
 
-    async def refresh(self) -> None:
-        """Read all presences again, if any playbook needs them. Raises BusUnavailable."""
+    async def renew(self) -> None:
+        """Read the presences again, because an alert names a target that is not known: its node or job may have
+        connected since the last reading. A delivery waits for this, so it is rare and short."""
+        now = self._clock.now()
+        if self._as_of is None or (self._renew_from is not None and now < self._renew_from):
+            return
+        self._renew_from = now + RENEW_EVERY
+        try:
+            async with asyncio.timeout(LONGEST_RENEWAL):
+                await self.refresh(recent=True)
+        except (BusUnavailable, TimeoutError):  # `watch` reports a Redis that does not answer
+            self._renew_from = now + RENEW_AFTER_FAILURE
+
+    async def refresh(self, *, recent: bool = False) -> None:
+        """Read all presences again, if any playbook needs them; with `recent`, not those that were read for another
+        loop two seconds ago. Raises BusUnavailable."""
         if not self._is_needed():
             self._forget()
             return
-        jobs, listed = await asyncio.gather(self.presences.jobs(), self.presences.agents())
+        source = self.presences
+        if recent and isinstance(source, SharedPresences):
+            jobs, listed = await asyncio.gather(source.recent_jobs(), source.recent_agents())
+        else:
+            jobs, listed = await asyncio.gather(source.jobs(), source.agents())
         # A presence that is not trusted, and was not a moment ago, makes no node known.
         agents = [agent for agent in listed if agent.doubt is None or agent.details]
         presences = (

@@ -185,7 +185,7 @@ class TrainmedicServer:
             watch = TopologyWatch(presences, clock, metrics, is_needed, written, cluster_topology)
             where, whereabouts = watch.topology, Whereabouts(bus, store, cluster_topology)
             served = (store, catalog, actions, clock, settings.limits, metrics, where, alerts, store.fence, clock)
-            engine = Engine(*served, lambda: alert_map.current)
+            engine = Engine(*served, lambda: alert_map.current, watch.renew)
             job_lives = await self._start_work(stack, bus, store, watch, engine)
             shared = (settings, redis_url, store, engine, rules, watch, alerts, clock, metrics, signer, prometheus)
             await stack.enter_async_context(FindingParts(*shared).started())

@@ -12,7 +12,13 @@ from trainmedic_server import telemetry
 from trainmedic_server.domain import gpu_names, inventory
 from trainmedic_server.domain.node_names import NodeNames
 from trainmedic_server.domain.topology import ClusterNode, ClusterTopology, Pod
-from trainmedic_server.engine.topology_watch import FORGET_AFTER, REFRESH_EVERY, TopologyWatch
+from trainmedic_server.engine.topology_watch import (
+    FORGET_AFTER,
+    REFRESH_EVERY,
+    RENEW_AFTER_FAILURE,
+    RENEW_EVERY,
+    TopologyWatch,
+)
 from trainmedic_server.errors import BusUnavailable
 from trainmedic_server.ports.outside import CommandBus, Presence
 from trainmedic_server.simulation import virtual_time
@@ -182,3 +188,29 @@ async def test_nodes_whose_agents_are_gone_are_known() -> None:
     watch.remembered = lambda: NodeNames(frozenset({"n1", "n0"}))
     await watch.refresh()
     assert watch.topology().known.find("n0.example.org") == {"n0"}
+
+
+async def _an_agent_that_has_just_connected_is_found() -> None:
+    clock, bus = VirtualClock(), Presences(of_agents={"n1": {}})
+    watch = TopologyWatch(
+        cast(CommandBus, bus), clock, telemetry.Metrics(), lambda: True, inventory.parse({}), ClusterTopology
+    )
+    await watch.renew()
+    assert bus.asked == 0, "nothing is refused before the first reading"
+    await watch.refresh()
+    bus.of_agents["n2"] = {}
+    await watch.renew()
+    assert (bus.asked, watch.topology().known.knows("n2")) == (2, True)
+    await watch.renew()
+    assert bus.asked == 2, "rarely"
+    await clock.sleep_until(clock.now() + RENEW_EVERY)
+    bus.is_away = True
+    await watch.renew()
+    await clock.sleep_until(clock.now() + RENEW_AFTER_FAILURE - RENEW_EVERY)
+    await watch.renew()
+    assert bus.asked == 3, "no delivery waits again soon for a Redis that does not answer"
+
+
+def test_an_agent_that_has_just_connected_is_found() -> None:
+    """An alert on its node is not refused because the last reading was earlier; Redis is asked rarely for that."""
+    virtual_time.run(_an_agent_that_has_just_connected_is_found())
