@@ -31,7 +31,7 @@ MACHINE = (
 )
 CONTAINER = (
     line(ROOT, "0:301", "/", "overlay", "overlay"),
-    line(DATA, "9:127", "/work/data", "/dev/md127", root="/jobs"),
+    line(DATA, "9:127", "/in/data", "/dev/md127", root="/jobs"),
     line(TMP, "259:2", "/var/tmp", "/dev/nvme0n1p2", root="/var/tmp"),
 )
 
