@@ -197,12 +197,45 @@ class DiskClean(Irreversible, CommandAction):
     changes_disks_only: ClassVar[bool] = True
 
     def wire_params(self, call: Call) -> Mapping[str, Any]:
-        """Return the parameters as they are sent: each file system once, up to `MOST_FILESYSTEMS`. The list is empty if
-        one of them is not known."""
-        wire = dict(super().wire_params(call))
-        by_name = {(entry["mountpoint"], entry["device"]): entry for entry in wire.pop("filesystems")}
-        is_known = by_name and all(mountpoint for mountpoint, _ in by_name)
-        return {**wire, "filesystems": list(by_name.values())[:MOST_FILESYSTEMS]} if is_known else wire
+        """Return the parameters as they are sent; see `sent_filesystems`."""
+        return sent_filesystems(super().wire_params(call))
+
+
+def sent_filesystems(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return parameters with each file system once, up to `MOST_FILESYSTEMS`.
+
+    If one of them is not known, none is named, so that the agent does not refuse what may be meant.
+    """
+    wire = dict(params)
+    by_name = {(entry["mountpoint"], entry["device"]): entry for entry in wire.pop("filesystems")}
+    is_known = by_name and all(mountpoint for mountpoint, _ in by_name)
+    return {**wire, "filesystems": list(by_name.values())[:MOST_FILESYSTEMS]} if is_known else wire
+
+
+class PruneContainersParams(ActionParams):
+    dry_run: bool = Field(False, description="Only say what would be removed.")
+    filesystems: tuple[AlertFilesystem, ...] = Field(
+        (),
+        max_length=10_000,
+        description="File systems that need space. If the engine's storage is on none of them, the agent refuses. "
+        "Labels of alerts will do.",
+    )
+
+
+class DiskPruneContainers(Irreversible, CommandAction):
+    name: ClassVar[str] = "disk.prune_containers"
+    summary: ClassVar[str] = (
+        "Remove unused images, stopped containers and build cache of a node's container engine, by its agent's policy."
+    )
+    targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.NODE, TargetKind.GPU})
+    default_timeout: ClassVar[timedelta] = timedelta(minutes=10)
+    Params: ClassVar[type[BaseModel]] = PruneContainersParams
+    waits_for_receiver: ClassVar[bool] = False
+    changes_disks_only: ClassVar[bool] = True
+
+    def wire_params(self, call: Call) -> Mapping[str, Any]:
+        """Return the parameters as they are sent; see `sent_filesystems`."""
+        return sent_filesystems(super().wire_params(call))
 
 
 class NodeFacts(Irreversible, PlacedAction):
@@ -219,4 +252,4 @@ class NodeFacts(Irreversible, PlacedAction):
     )
 
 
-ACTIONS: tuple[type[Action], ...] = (GpuPowerLimit, DiskClean, NodeFacts)
+ACTIONS: tuple[type[Action], ...] = (GpuPowerLimit, DiskClean, DiskPruneContainers, NodeFacts)

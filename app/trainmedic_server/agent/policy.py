@@ -1,8 +1,9 @@
 """The node's own policy: what any command, however valid, may do here at most.
 
-It is a YAML file of four parts: ``allow`` lists the actions that change something, ``power`` bounds power
-limits, ``cleaning`` holds the cleanup rules that a command can name (``disk.rules``), ``logs`` says which logs are
-read (``log_reading.log_policy``). Reading actions are always allowed. Without a file nothing else is: the agent then
+It is a YAML file of five parts: ``allow`` lists the actions that change something, ``power`` bounds power
+limits, ``cleaning`` holds the cleanup rules that a command can name (``disk.rules``), ``containers`` says which
+leftovers of a container engine may go (``containers.policy``), ``logs`` says which logs are read
+(``log_reading.log_policy``). Reading actions are always allowed. Without a file nothing else is: the agent then
 only answers what it is asked.
 
 Undoing a power limit is always allowed, so that a policy which has become stricter never keeps a GPU at a cap. No
@@ -25,6 +26,7 @@ from msgspec import Struct, field
 
 from trainmedic.wire import envelope
 from trainmedic_server.agent import mapping_reader
+from trainmedic_server.agent.containers.policy import ContainersPolicy, read_containers
 from trainmedic_server.agent.disk.rules import CleaningInvalid, CleaningPolicy, read_cleaning
 from trainmedic_server.agent.log_reading.log_policy import LogsPolicy, read_logs
 from trainmedic_server.agent.mapping_reader import FieldFault, MappingReader
@@ -35,13 +37,13 @@ from trainmedic_server.errors import ConfigurationError
 
 READING = frozenset({"node.facts", "logs.read"})
 """Actions that change nothing."""
-CHANGING = ("gpu.power_limit", "disk.clean")
+CHANGING = ("gpu.power_limit", "disk.clean", "disk.prune_containers")
 """Actions that a policy can allow."""
 _PART_OF = {"gpu.renew_lease": "gpu.power_limit"}
 """Allowed together with the action that they belong to."""
 _TAKES_BACK = frozenset({"gpu.power_limit"})
 """Actions whose undo is allowed even if the action is not."""
-_KEYS = ("allow", "power", "cleaning", "logs")
+_KEYS = ("allow", "power", "cleaning", "containers", "logs")
 _LONGEST_LEASE = timedelta(days=1)
 
 
@@ -61,6 +63,7 @@ class Policy(Struct, frozen=True):
     """What commands may do on this node.
 
     ``allow``: the actions that change something and are allowed.
+    ``containers``: which leftovers of a container engine may be removed; None for none.
     ``logs``: which logs are read; None without that part, and then nothing of reading logs is loaded.
     ``source``: the file; None without one.
     ``digest``: the first 12 hexadecimal digits of the file's SHA-256; None without a file.
@@ -69,6 +72,7 @@ class Policy(Struct, frozen=True):
     allow: frozenset[str] = frozenset()
     power: PowerBounds = field(default_factory=PowerBounds)
     cleaning: CleaningPolicy = field(default_factory=CleaningPolicy)
+    containers: ContainersPolicy | None = None
     logs: LogsPolicy | None = None
     source: str | None = None
     digest: str | None = None
@@ -115,10 +119,13 @@ def parse(text: str, source: str) -> Policy:
         allow=frozenset(reader.each("allow", _action)),
         power=_power(reader),
         cleaning=_cleaning(document.value, reader.faults),
+        containers=_containers(document.value, reader.faults),
         logs=_logs(document.value, reader.faults),
         source=source,
         digest=hashlib.sha256(text.encode()).hexdigest()[:12],
     )
+    if "disk.prune_containers" in policy.allow and policy.containers is None and not reader.faults:
+        reader.fault(("allow",), "disk.prune_containers needs the part containers, which says what may be removed")
     if reader.faults:
         raise ConfigurationError("\n".join(_placed(document, fault) for fault in reader.faults))
     return policy
@@ -164,6 +171,11 @@ def _cleaning(value: Any, faults: list[FieldFault]) -> CleaningPolicy:
     except CleaningInvalid as error:
         faults.extend(error.faults)
         return CleaningPolicy()
+
+
+def _containers(value: Any, faults: list[FieldFault]) -> ContainersPolicy | None:
+    has_part = isinstance(value, Mapping) and "containers" in value
+    return read_containers(value["containers"], faults) if has_part else None
 
 
 def _logs(value: Any, faults: list[FieldFault]) -> LogsPolicy | None:

@@ -18,6 +18,7 @@ from trainmedic.wire import steady_time
 from trainmedic.wire.steady_time import ClockStep, since_boot
 from trainmedic_server import __version__
 from trainmedic_server.agent import policy as policies
+from trainmedic_server.agent.containers.executor import PruneContainersExecutor
 from trainmedic_server.agent.context import AgentContext
 from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.disk.cleaner import Cleaner
@@ -105,6 +106,7 @@ def node_parts(settings: AgentSettings, context: AgentContext) -> Iterator[Agent
                     PowerLimitExecutor(control),
                     RenewLeaseExecutor(control),
                     DiskCleanExecutor(Cleaner(policy.cleaning, state_dir=settings.state_dir)),
+                    PruneContainersExecutor(policy.containers),
                     NodeFactsExecutor(settings.node, gpus, record, cleaning_roots),
                     _log_search(context),
                 ],

@@ -27,6 +27,8 @@ from trainmedic.wire.signing import unseal
 from trainmedic_server import __version__
 from trainmedic_server.agent import policy as policies
 from trainmedic_server.agent import privileges
+from trainmedic_server.agent.containers.engine_api import ContainerEngine, EngineAnswer
+from trainmedic_server.agent.containers.kubelet import sign_of_kubelet
 from trainmedic_server.agent.disk.access_times import access_times
 from trainmedic_server.agent.disk.filesystems import Root, inode_at, opened_roots
 from trainmedic_server.agent.disk.open_files import FileUsage
@@ -37,10 +39,11 @@ from trainmedic_server.agent.facts.gpu import presence
 from trainmedic_server.agent.policy import CHANGING, READING, Policy
 from trainmedic_server.agent.privileges import Privileges
 from trainmedic_server.domain import duration
-from trainmedic_server.errors import ConfigurationError
+from trainmedic_server.errors import CommandNotExecuted, ConfigurationError
 from trainmedic_server.settings.agent import AgentSettings
 from trainmedic_server.wiring.node_gpus import node_gpus
 
+_ENGINE_SECONDS = 5.0
 _ASK_AS = "run the check as the agent's user, or give the agent's service what is missing"
 
 
@@ -70,6 +73,7 @@ def check(settings: AgentSettings) -> CheckReport:
     report.values["capabilities"] = sorted(own.capabilities)
     _power(policy, own, report)
     _cleaning(policy, settings.state_dir, own, report)
+    _containers(policy, report)
     _logs(policy, settings.node, report)
     _state(settings.state_dir, report)
     _redis(settings, policy, report)
@@ -147,6 +151,23 @@ def _cleaning(policy: Policy, state_dir: Path, own: Privileges, report: CheckRep
             "not all processes of this machine can be seen (CAP_SYS_PTRACE, the first PID namespace, no hidepid): "
             "where the kernel does not say whether a file is open, it is left"
         )
+
+
+def _containers(policy: Policy, report: CheckReport) -> None:
+    containers = policy.containers
+    if containers is None:
+        return
+    report.values["containers"] = {"socket": containers.socket, "remove": sorted(containers.remove)}
+    if not policy.allows("disk.prune_containers"):
+        report.warnings.append("the policy has a part containers, and disk.prune_containers is not under allow")
+        return
+    if (sign := sign_of_kubelet()) is not None:
+        report.warnings.append(f"no containers or images will be removed: {sign}, so the kubelet does that")
+        return
+    try:
+        ContainerEngine(containers.socket).info(_ENGINE_SECONDS)
+    except (CommandNotExecuted, EngineAnswer) as error:
+        report.errors.append(str(error))
 
 
 def _logs(policy: Policy, node: str, report: CheckReport) -> None:

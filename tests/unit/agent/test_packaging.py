@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -46,7 +47,18 @@ def test_the_example_policy_has_every_rule_that_a_playbook_names(policy: policie
                 if step.get("action") == "disk.clean":
                     named.update(step["with"]["rules"])
     assert {"temporary-files", "old-logs", "superseded-checkpoints"} <= named
-    assert named <= policy.cleaning.rules.keys()
+    assert named - policy.cleaning.rules.keys() == {"shrink-large-logs"}
+
+
+def test_what_the_example_policy_leaves_to_be_switched_on_can_be_switched_on() -> None:
+    """The commented parts are valid, and are those that the shipped playbooks name."""
+    text = EXAMPLE.read_text()
+    for start, end in (("    # shrink-large-logs:", "\n\n"), ("# containers:", "\n\n")):
+        part = text[text.index(start) :].partition(end)[0]
+        text = text.replace(part, re.sub(r"^( *)# ", r"\1", part, flags=re.MULTILINE))
+    policy = policies.parse(text.replace("disk.clean]", "disk.clean, disk.prune_containers]"), "policy.yaml")
+    assert policy.cleaning.rules["shrink-large-logs"].keep_tail == 20_000_000
+    assert policy.containers is not None
 
 
 def test_the_example_policy_is_careful(policy: policies.Policy) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.agent.test_journal import cap_command
+from trainmedic_server.agent.containers.policy import Leftover
 from trainmedic_server.agent.policy import Policy, load, parse
 from trainmedic_server.errors import ConfigurationError
 
@@ -39,6 +40,16 @@ def test_a_whole_policy_is_read() -> None:
     assert policy.cleaning.max_files == 500
     assert policy.digest is not None
     assert policy.digest != parse(WHOLE + "\n", "policy.yaml").digest
+
+
+def test_leftovers_of_containers_are_read() -> None:
+    """The kinds, the least age, the socket, and the names that stay."""
+    text = "allow: [disk.prune_containers]\ncontainers: {remove: [unused_images], min_age: 30d, keep: ['*/base:*']}"
+    containers = parse(text, "p").containers
+    assert containers is not None
+    assert containers.remove == {Leftover.UNUSED_IMAGES}
+    assert (containers.min_age, containers.socket) == (timedelta(days=30), "/run/docker.sock")
+    assert containers.keep == ("*/base:*",)
 
 
 def test_no_policy_allows_reading_alone() -> None:
@@ -80,8 +91,8 @@ def test_calling_itself_an_undo_opens_no_door(action: str) -> None:
         ("alow: []", "policy.yaml:1:1: alow: is not known here; did you mean 'allow'?"),
         (
             "allow:\n  - gpu.powerlimit",
-            "policy.yaml:2:5: allow.0: 'gpu.powerlimit' is not one of gpu.power_limit, disk.clean; "
-            "did you mean 'gpu.power_limit'?",
+            "policy.yaml:2:5: allow.0: 'gpu.powerlimit' is not one of gpu.power_limit, disk.clean, "
+            "disk.prune_containers; did you mean 'gpu.power_limit'?",
         ),
         (
             "allow: [node.facts]",
@@ -97,6 +108,24 @@ def test_calling_itself_an_undo_opens_no_door(action: str) -> None:
             "limit, not 0",
         ),
         ("power: {max_lease: 2d}", "policy.yaml:1:20: power.max_lease: must be from 1m to 1d, not '2d'"),
+        (
+            "allow: [disk.prune_containers]",
+            "policy.yaml:1:8: allow: disk.prune_containers needs the part containers, which says what may be removed",
+        ),
+        ("containers: {min_age: 7d}", "policy.yaml:1:13: containers: remove is missing"),
+        (
+            "containers: {remove: [volumes], min_age: 7d}",
+            "policy.yaml:1:23: containers.remove.0: must be build_cache or dangling_images or stopped_containers or "
+            "unused_images, not 'volumes'",
+        ),
+        (
+            "containers: {remove: [build_cache], min_age: 5m}",
+            "policy.yaml:1:46: containers.min_age: must be at least 1h, not 5m",
+        ),
+        (
+            "containers: {remove: [build_cache], min_age: 7d, socket: docker.sock}",
+            "policy.yaml:1:58: containers.socket: 'docker.sock' must be the absolute path of the engine's socket",
+        ),
         ("power: 3", "policy.yaml:1:8: power: must be a mapping (name: value), not 3"),
         ("cleaning: {rules: {tmp: {roots: [/]}}}", "policy.yaml:1:34: cleaning.rules.tmp.roots.0: / cannot be a root"),
         ("- allow", "policy.yaml:1:1: must be a mapping (name: value), not ['allow']"),

@@ -70,7 +70,9 @@ def lowered(run: Run) -> bool:
 
 def deleted(run: Run) -> bool:
     """A cleaning is known to have deleted something."""
-    return any(step.output.get("files", 0) for step in run.steps if step.action == CLEAN)
+    files = sum(step.output.get("files", 0) for step in run.steps if step.action == CLEAN)
+    pruned = [step.output for step in run.steps if step.action == PRUNE]
+    return bool(files or any(sum(each.get("removed", {}).values()) or each.get("build_cache_bytes") for each in pruned))
 
 
 def both(*claims: Claim) -> Claim:
@@ -78,6 +80,7 @@ def both(*claims: Claim) -> Claim:
 
 
 CAP, CLEAN, SAVE = "gpu.power_limit", "disk.clean", "job.checkpoint"
+PRUNE = "disk.prune_containers"
 SLOW_CHANGES = ("job.dataloader_workers", "job.scale_batch")
 CLAIMS: Mapping[str, Claim] = {
     "A lower power limit has not cooled it enough.": lowered,
@@ -86,13 +89,13 @@ CLAIMS: Mapping[str, Claim] = {
         StepStatus.UNKNOWN in statuses(run, CAP) and not lowered(run)
     ),
     "Its power limit was not lowered.": lambda run: not lowered(run) and StepStatus.UNKNOWN not in statuses(run, CAP),
-    "Cleaning up by the agent's rules was not enough.": both(done(CLEAN), deleted),
-    "Nothing was deleted by the agent's rules.": both(done(CLEAN), lambda run: not deleted(run)),
+    "Cleaning up by the agent's rules was not enough.": both(done(CLEAN, PRUNE), deleted),
+    "Nothing was deleted by the agent's rules.": both(done(CLEAN, PRUNE), lambda run: not deleted(run)),
     "Nothing was deleted: the agents' rules clean local file systems of nodes only.": not_done(CLEAN),
     "Whether anything was cleaned up is not known.": lambda run: (
-        StepStatus.UNKNOWN in statuses(run, CLEAN) and not deleted(run)
+        StepStatus.UNKNOWN in statuses(run, CLEAN, PRUNE) and not deleted(run)
     ),
-    "No cleaning by the agent's rules has come to its end.": not_done(CLEAN),
+    "No cleaning by the agent's rules has come to its end.": not_done(CLEAN, PRUNE),
     "Its state is saved; start it again from there, with the leak mended.": done(SAVE),
     "Whether its state is saved is not known.": not_known(SAVE),
     "Its state was not saved.": not_done(SAVE),

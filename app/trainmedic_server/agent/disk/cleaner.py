@@ -229,8 +229,7 @@ class _RuleRun(Struct):
             except OSError as error:
                 outcome = Reason.of(error)
             else:
-                is_truncating = self.rule.do is CleaningOperation.TRUNCATE
-                outcome = (remover.truncate if is_truncating else remover.delete)(parent, file)
+                outcome = self._apply(remover, parent, file)
                 self.watch.ignore(file.directory, file.name)
         if isinstance(outcome, Reason):
             if outcome is Reason.MOVED:
@@ -241,6 +240,14 @@ class _RuleRun(Struct):
         # With a single rule it is never read, and a million inodes would take memory for nothing.
         if self.run.request.dry_run and len(self.run.request.rules) > 1:
             self.run.gone.add(file.inode)
+
+    def _apply(self, remover: FileRemover, parent: int, file: MatchedFile) -> int | Reason:
+        """Do to a file what the rule says; return the bytes that this freed, or why it was left."""
+        if self.rule.keep_tail is not None:
+            return remover.shrink(parent, file, self.rule.keep_tail)
+        if self.rule.do is CleaningOperation.TRUNCATE:
+            return remover.truncate(parent, file)
+        return remover.delete(parent, file)
 
     def _clean_checkpoints(self, roots: tuple[Root, ...]) -> Reason | None:
         run = self.run

@@ -1,4 +1,4 @@
-"""Deleting or emptying one file, after a last check that it is still allowed.
+"""Deleting, emptying or shrinking one file, after a last check that it is still allowed.
 
 **A file** is opened by its name in its open directory, following no link, and compared: device and inode, a regular
 file, one name, as old as it was, and not in use (`open_files`). Then the name is removed from that same
@@ -12,6 +12,8 @@ append would go on at its old place and leave zeros before it, and so would one 
 hole is punched instead: it keeps its length, the space of its whole blocks is given back, what is written meanwhile
 is kept, and the writer notices nothing. What the log held is lost either way.
 
+**Shrinking** a log always punches a hole, in all but its last bytes, so that it does not matter who has it open.
+
 A trial run makes the same checks, and those of the permissions besides. Not here: checkpoints
 (``checkpoint_removal``).
 """
@@ -23,6 +25,7 @@ import ctypes
 import fcntl
 import os
 import stat
+from collections.abc import Callable
 
 from msgspec import Struct
 
@@ -44,7 +47,7 @@ _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 class FileRemover(Struct, frozen=True):
-    """Deletes and empties files, or, in a trial run, says what would happen."""
+    """Deletes, empties and shrinks files, or, in a trial run, says what would happen."""
 
     usage: FileUsage
     age_by: AgeBy
@@ -83,10 +86,38 @@ class FileRemover(Struct, frozen=True):
                 os.close(fd)
 
     def truncate(self, parent: int, file: MatchedFile) -> int | Reason:
-        """The bytes that emptying the file frees, or why it was left.
+        """Empty a file; return the bytes that this frees, or why it was left.
 
         It may have been written since the search met it, but has to be old enough still.
         """
+
+        def empty(fd: int) -> int | Reason:
+            # It may take seconds to find out, so the place is looked up afterwards.
+            may_truncate = self.usage.may_truncate(fd, file.inode)
+            if not is_in_place(parent, file.directory.path()):
+                return Reason.MOVED
+            status = os.fstat(fd)
+            return self._truncate(fd, status) if may_truncate else self._punch_hole(fd, status, status.st_size)
+
+        return self._change(parent, file, empty)
+
+    def shrink(self, parent: int, file: MatchedFile, keep_tail: int) -> int | Reason:
+        """Give back the space of all but the last `keep_tail` bytes; return the bytes freed, or why the file was left.
+
+        The file keeps its length and what it is at its end, so a writer of either kind and a reader of the end notice
+        nothing. Its beginning reads as zeros.
+        """
+
+        def shrink_open(fd: int) -> int | Reason:
+            if not is_in_place(parent, file.directory.path()):
+                return Reason.MOVED
+            status = os.fstat(fd)
+            return self._punch_hole(fd, status, status.st_size - keep_tail)
+
+        return self._change(parent, file, shrink_open)
+
+    def _change(self, parent: int, file: MatchedFile, act: Callable[[int], int | Reason]) -> int | Reason:
+        """Open a file for writing, check it as before a deletion, and let `act` change it by its descriptor."""
         fd: int | None = None
         try:
             # It is not opened for writing before it is known to be a regular file: opening a device can act on it.
@@ -98,11 +129,7 @@ class FileRemover(Struct, frozen=True):
                 return reason
             if self.age_by.last_used_ns(status, file.directory.root.access_times) > self.cutoff_ns:
                 return Reason.YOUNG
-            # It may take seconds to find out, so the place is looked up afterwards.
-            may_truncate = self.usage.may_truncate(fd, file.inode)
-            if not is_in_place(parent, file.directory.path()):
-                return Reason.MOVED
-            return self._truncate(fd, status) if may_truncate else self._punch_hole(fd, status)
+            return act(fd)
         except OSError as error:
             return Reason.of(error)
         finally:
@@ -114,15 +141,18 @@ class FileRemover(Struct, frozen=True):
             os.ftruncate(fd, 0)
         return stored_bytes(status)
 
-    def _punch_hole(self, fd: int, status: os.stat_result) -> int | Reason:
+    def _punch_hole(self, fd: int, status: os.stat_result, length: int) -> int | Reason:
+        """Give back what the whole blocks in the first `length` bytes take; return how much that is."""
         stored = stored_bytes(status)
-        whole_blocks = status.st_size // status.st_blksize * status.st_blksize
-        if not whole_blocks:
+        hole = max(0, length) // status.st_blksize * status.st_blksize
+        if not hole:
             return Reason.EMPTY
         if self.dry_run:
-            return max(0, stored - (status.st_blksize if status.st_size > whole_blocks else 0))
-        _punch_hole(fd, whole_blocks)
-        return max(0, stored - stored_bytes(os.fstat(fd)))
+            # The bytes behind the hole take at least the blocks that they fill.
+            rest = -(-(status.st_size - hole) // status.st_blksize) * status.st_blksize
+            return max(0, stored - rest) or Reason.EMPTY
+        _punch_hole(fd, hole)
+        return max(0, stored - stored_bytes(os.fstat(fd))) or Reason.EMPTY
 
 
 def _difference(status: os.stat_result, file: MatchedFile) -> Reason | None:

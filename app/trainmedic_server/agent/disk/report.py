@@ -48,6 +48,7 @@ class Reason(StrEnum):
     NOT_PERMITTED = "not_permitted"
     BUSY = "busy"
     READ_ONLY = "read_only"
+    NO_HOLES = "holes_not_supported"
     IO_ERROR = "io_error"
     # The cleaning ended before its turn came.
     FREE_ENOUGH = "free_enough"
@@ -77,6 +78,7 @@ _REASON_BY_ERRNO = {
     errno.ETXTBSY: Reason.OPEN,
     errno.EWOULDBLOCK: Reason.OPEN,  # under somebody's lease
     errno.EROFS: Reason.READ_ONLY,
+    errno.EOPNOTSUPP: Reason.NO_HOLES,  # a filesystem on which a log can be neither shrunk nor emptied under its writer
     errno.EXDEV: Reason.MOUNT_POINT,
 }
 

@@ -16,15 +16,15 @@ it, symbolic links, devices, sockets and pipes are neither entered nor touched.
   time as far as the mounts keep it (``access_times``); ``changed`` leaves out reading, ``modified`` takes writing
   alone, as ``find -mtime`` does: then what was unpacked or copied with its old
   times is old at once. For a checkpoint it is the latest of all that is in it. At least a minute, except
-  for ``do: truncate``: a log that is being written is always young, so there it may be 0.
+  for ``do: truncate`` and ``do: shrink``: a log that is being written is always young, so there it may be 0.
 - ``keep_newest``: the N most recently modified of the matched entries in each directory stay, whatever
   their age and size. Of checkpoints never fewer than two complete ones stay.
 - ``min_size``, ``max_size``: bytes that it takes on the disk, both included, so a sparse file is as small
   as what is stored of it.
 - ``when_free_below``: the rule works on a root only if less than this percentage of its filesystem is
   available when the rule's turn comes.
-- It is not open in any process (``do: truncate`` excepted), has no other name by a hard link, and is not
-  pinned.
+- It is not open in any process (``do: truncate`` and ``do: shrink`` excepted), has no other name by a hard link, and
+  is not pinned.
 
 **Order and end.** The rules of a command work in its order; each takes the oldest first, over all its roots
 together, and stops at a filesystem as soon as the free space that the command asks for is reached there.
@@ -32,7 +32,7 @@ It also stops at the command's deadline, and when the policy's or its own ``max_
 are used up; something that is too large for the bytes that are left is left, and the next one is tried.
 
 **What is done.** ``delete`` takes the name away. ``truncate`` empties the file and keeps its name, for logs whose
-writer holds them open; see `removal`.
+writer holds them open. ``shrink`` gives back the space of all but the last ``keep_tail`` bytes; see `removal`.
 
 `read_cleaning` is called by the loader of the policy, which adds the lines to the faults. Nothing here looks at the
 disk: a root that is missing today may be mounted tomorrow, so roots are opened, and refused, when a command
@@ -95,6 +95,7 @@ class CleaningOperation(StrEnum):
 
     DELETE = "delete"
     TRUNCATE = "truncate"
+    SHRINK = "shrink"
 
 
 class AgeBy(StrEnum):
@@ -134,6 +135,8 @@ class CleaningRule(Struct, frozen=True):
     when_free_below: float | None = None
     max_files: int | None = None
     max_bytes: int | None = None
+    keep_tail: int | None = None
+    """Bytes at the end of a file that ``do: shrink`` leaves; None for every other rule."""
 
     def allows_size(self, stored: int) -> bool:
         """Whether an entry that takes so many bytes on the disk is neither too small nor too large."""
@@ -203,6 +206,7 @@ def _rule(parent: MappingReader, name: object, raw: object) -> CleaningRule:
         when_free_below=reader.optional("when_free_below", mapping_reader.percent, None),
         max_files=reader.optional("max_files", mapping_reader.whole(1, _MAX_MAX_FILES), None),
         max_bytes=reader.optional("max_bytes", size.parse, None),
+        keep_tail=reader.optional("keep_tail", size.parse, None),
     )
     if len(reader.faults) == faults_before:
         _check_together(reader, rule)
@@ -215,10 +219,19 @@ def _check_together(reader: MappingReader, rule: CleaningRule) -> None:
         reader.fault(
             ("min_age",),
             f"must be at least {duration.write(MIN_AGE_TO_DELETE)}: what is deleted must be out of use. To empty a "
-            "log that is being written, say do: truncate, which may have 0s",
+            "log that is being written, say do: truncate or do: shrink, which may have 0s",
         )
-    if rule.kind is EntryKind.CHECKPOINTS and rule.do is CleaningOperation.TRUNCATE:
-        reader.fault(("do",), "a checkpoint cannot be truncated, only deleted whole")
+    if rule.kind is EntryKind.CHECKPOINTS and rule.do is not CleaningOperation.DELETE:
+        done = "truncated" if rule.do is CleaningOperation.TRUNCATE else "shrunk"
+        reader.fault(("do",), f"a checkpoint cannot be {done}, only deleted whole")
+    if rule.do is CleaningOperation.SHRINK and rule.keep_tail is None:
+        reader.fault(("keep_tail",), "is missing: say how many bytes at the end of a file stay, such as 10MB")
+    if rule.do is not CleaningOperation.SHRINK and rule.keep_tail is not None:
+        reader.fault(("keep_tail",), f"is for do: shrink alone; this rule's do is {rule.do}")
+    if rule.keep_tail is not None and rule.min_size is not None and rule.keep_tail >= rule.min_size:
+        reader.fault(
+            ("keep_tail",), "must be less than min_size, so that each file that is matched has something to free"
+        )
     if rule.min_size is not None and rule.max_size is not None and rule.min_size > rule.max_size:
         reader.fault(("max_size",), "is below min_size, so that nothing is ever matched")
     for index, root in enumerate(rule.roots):

@@ -198,7 +198,8 @@ class FileSearch(_Search):
             return Reason.YOUNG
         if not self.rule.allows_size(stored_bytes(status)):
             return Reason.SIZE
-        if self.rule.do is CleaningOperation.TRUNCATE and not status.st_blocks:
+        kept = {CleaningOperation.TRUNCATE: 0, CleaningOperation.SHRINK: self.rule.keep_tail or 0}.get(self.rule.do, -1)
+        if stored_bytes(status) <= kept:
             return Reason.EMPTY
         return None
 

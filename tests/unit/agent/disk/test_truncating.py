@@ -1,17 +1,19 @@
-"""Emptying logs: what is freed, what their writers notice of it, and what is left."""
+"""Emptying and shrinking logs: what is freed, what their writers notice of it, and what is left."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.unit.agent.disk.trees import clean, cleaner, left, put
+from tests.unit.agent.disk.trees import clean, cleaner, left, put, stored_below
 from trainmedic_server.agent.disk.open_files import FileUsage
 
 RULE = {"globs": "*.log", "do": "truncate", "min_age": "0s"}
+SHRINK = {"globs": "*.log", "do": "shrink", "min_age": "0s", "keep_tail": 5000}
 WRITER = """
 import os, sys
 fd = os.open(sys.argv[1], os.O_WRONLY | (os.O_APPEND if sys.argv[2] == "append" else 0))
@@ -101,3 +103,62 @@ def test_an_age_is_respected_when_one_is_given(root: Path) -> None:
     output = clean(cleaner({"logs": {"roots": [root], **RULE, "min_age": "7d"}}))
     assert (output["files"], left(output, "logs")) == (1, {"young": 1})
     assert (root / "new.log").stat().st_size == 100
+
+
+def test_a_log_keeps_its_end_when_it_is_shrunk(root: Path) -> None:
+    """The space of the whole blocks before the tail is free, and a second time there is nothing to free."""
+    text = "".join(f"line {number}\n" for number in range(10_000)).encode()
+    (root / "a.log").write_bytes(text)
+    put(root / "small.log", size=4000)
+    by = cleaner({"logs": {"roots": [root], **SHRINK}})
+    stored = stored_below(root)
+    trial, run, again = clean(by, dry_run=True), clean(by), clean(by)
+    assert trial["bytes"] == run["bytes"] == stored - stored_below(root) > len(text) - 5000 - 2 * 4096
+    shrunk = (root / "a.log").read_bytes()
+    assert len(shrunk) == len(text)
+    assert shrunk[-5000:] == text[-5000:]
+    assert not shrunk[:4096].strip(b"\0")
+    assert (again["files"], left(again, "logs")) == (0, {"nothing_to_free": 2})
+
+
+@pytest.mark.parametrize("how", ["append", "at its place"])
+def test_a_writer_and_a_reader_of_the_end_notice_no_shrinking(root: Path, how: str) -> None:
+    """The writer's next line follows its last one, and who follows the log reads both."""
+    path = put(root / "a.log", size=40_000)
+    argv = [sys.executable, "-c", WRITER, str(path), how]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdin is not None
+        assert writer.stdout is not None
+        follower = path.open("rb")
+        follower.seek(0, 2)
+
+        def write(line: str) -> None:
+            writer.stdin.write(f"{line}\n")  # type: ignore[union-attr]
+            writer.stdin.flush()  # type: ignore[union-attr]
+            writer.stdout.readline()  # type: ignore[union-attr]
+
+        write("one")
+        assert clean(cleaner({"logs": {"roots": [root], **SHRINK}}))["bytes"] == 32_768
+        write("two")
+        writer.stdin.close()
+        with follower:
+            assert follower.read() == b"one\ntwo\n"
+    assert path.read_bytes().endswith(b"xone\ntwo\n")
+
+
+def test_a_log_that_was_shrunk_counts_by_what_is_left_of_it(root: Path) -> None:
+    """Otherwise each cleaning would take it for a large one again."""
+    path = put(root / "a.log", size=400_000)
+    by = cleaner({"logs": {"roots": [root], **SHRINK, "min_size": 100_000}})
+    assert (clean(by)["files"], clean(by)["rules"]["logs"]["left"]) == (
+        1,
+        {"size": {"count": 1, "examples": [str(path)]}},
+    )
+
+
+def test_a_log_with_another_name_and_a_checkpoints_log_are_not_shrunk(root: Path) -> None:
+    """What never goes is never cut either."""
+    os.link(put(root / "a.log", size=40_000), root / "b.txt")
+    put(root / "checkpoint-3" / "train.log", size=40_000)
+    output = clean(cleaner({"logs": {"roots": [root], **SHRINK, "globs": "**/*.log"}}))
+    assert (output["files"], left(output, "logs")) == (0, {"hard_link": 1, "in_checkpoint": 1})

@@ -1,0 +1,43 @@
+"""Whether Kubernetes runs this node. There the kubelet removes images and containers, and nobody else may."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+_KUBELETS = frozenset({"kubelet", "kubelite", "k3s", "k3s-server", "k3s-agent", "rke2", "k0s", "hyperkube"})
+"""Names of processes that are a kubelet or have one in them. The kernel keeps 15 characters of a name."""
+_LABELS = ("io.kubernetes.", "io.cri-")
+"""Beginnings of labels that a kubelet gives its containers."""
+
+
+def sign_of_kubelet(proc: Path = Path("/proc"), pods: Path = Path("/var/lib/kubelet/pods")) -> str | None:
+    """Return what shows that a kubelet runs here, in words; None if nothing does."""
+    if os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return "this agent runs in a pod"
+    for name in _process_names(proc):
+        if name in _KUBELETS:
+            return f"the process {name} runs here"
+    try:
+        if any(pods.iterdir()):
+            return f"{pods} has pods"
+    except OSError:
+        pass
+    return None
+
+
+def is_of_kubelet(container: Mapping[str, Any]) -> bool:
+    """Return whether a container, as Docker's API lists it, has a label of a kubelet."""
+    labels = container.get("Labels")
+    return isinstance(labels, Mapping) and any(str(label).startswith(_LABELS) for label in labels)
+
+
+def _process_names(proc: Path) -> Iterable[str]:
+    for process in proc.iterdir():
+        if process.name.isdigit():
+            try:
+                yield (process / "comm").read_text("utf-8", "replace").strip()
+            except OSError:
+                continue  # it has ended

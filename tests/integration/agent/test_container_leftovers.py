@@ -1,0 +1,164 @@
+"""`disk.prune_containers` with a real container engine: what goes, what stays and why, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from tests.support.docker_engine import NAMED_ENGINE, DockerEngine, docker_engine
+from tests.support.programs import eventually
+from trainmedic.wire import envelope
+from trainmedic_server.agent.containers.executor import PruneContainersExecutor
+from trainmedic_server.agent.containers.policy import ContainersPolicy, Leftover
+from trainmedic_server.agent.executors import AcceptedCommand
+from trainmedic_server.errors import CommandRejected, CommandUnsupported
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 and NAMED_ENGINE is None, reason="Docker's daemon needs root; or name another engine's socket"
+)
+ALL = frozenset(Leftover)
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[DockerEngine]:
+    with docker_engine() as engine:
+        yield engine
+
+
+@pytest.fixture
+def engine(daemon: DockerEngine) -> DockerEngine:
+    daemon.clear()
+    return daemon
+
+
+def pruned(
+    engine: DockerEngine,
+    remove: frozenset[Leftover] = ALL,
+    *,
+    age: timedelta = timedelta(0),
+    keep: tuple[str, ...] = (),
+    stopping: bool = False,
+    **params: Any,
+) -> Mapping[str, Any]:
+    policy = ContainersPolicy(remove, age, str(engine.path), keep)
+    return PruneContainersExecutor(policy).perform(ordered(params, stopping=stopping))
+
+
+def ordered(params: Mapping[str, Any], *, stopping: bool = False) -> AcceptedCommand:
+    now = datetime.now(UTC)
+    command = envelope.Command(
+        id="c1",
+        action="disk.prune_containers",
+        target={"kind": "node", "node": "n1"},
+        params=params,
+        run_id="r1",
+        playbook="p",
+        reason="",
+        issued_at=now,
+        expires_at=now + timedelta(minutes=5),
+    )
+    return AcceptedCommand(command, is_stopping=lambda: stopping)
+
+
+def reasons(output: Mapping[str, Any]) -> Mapping[str, int]:
+    return {reason: entry["count"] for reason, entry in output["left"].items()}
+
+
+def filled(engine: DockerEngine) -> None:
+    """One container of each kind, an image in use, one without a name, and one that nobody uses."""
+    engine.load("job", "old")
+    engine.load("job", "old")  # takes the name away from the first
+    engine.load("spare")
+    for name, host in (
+        ("ended", {}),
+        ("training", {}),
+        ("service", {"RestartPolicy": {"Name": "always"}}),
+        ("new", {}),
+    ):
+        engine.create(name, "job:old", *(("sleep", "300") if name == "training" else ("true",)), **host)
+    engine.start("training")
+    engine.start("ended")
+    eventually(lambda: engine.states()["ended"] == "exited", 20, "the container has ended")
+
+
+def test_what_nobody_uses_goes_and_all_else_stays(engine: DockerEngine) -> None:
+    """A trial says the same and removes nothing; what runs, will be started again, or is in use stays."""
+    filled(engine)
+    trial = pruned(engine, dry_run=True)
+    assert engine.images() == {"job:old", "spare:latest", "<none>:<none>"}
+    run = pruned(engine)
+    assert engine.states() == {"training": "running", "service": "created"}
+    knows_pulls = "age_unknown" not in reasons(run)
+    assert engine.images() == ({"job:old"} if knows_pulls else {"job:old", "spare:latest"})
+    assert run["removed"] == trial["removed"]
+    assert run["removed"]["stopped_containers"] == 2
+    assert run["removed"]["dangling_images"] == 1
+    assert run["left"]["has_restart_policy"] == {"count": 1, "examples": ["service"]}
+    again = pruned(engine)
+    assert again["removed"] == {}
+    assert run["free_bytes_after"] > run["free_bytes_before"]
+    assert os.path.isdir(run["storage"])  # noqa: PTH112
+
+
+def test_only_the_kinds_that_the_policy_names_go(engine: DockerEngine) -> None:
+    """A policy for images leaves containers, and so the images that these use."""
+    filled(engine)
+    output = pruned(engine, frozenset({Leftover.DANGLING_IMAGES}))
+    assert output["removed"] == {"dangling_images": 1}
+    assert set(engine.states()) == {"ended", "training", "service", "new"}
+    assert engine.images() == {"job:old", "spare:latest"}
+
+
+def test_what_is_young_or_named_in_the_policy_stays(engine: DockerEngine) -> None:
+    """An image that was named a moment ago may be what a job is about to start."""
+    filled(engine)
+    young = pruned(engine, age=timedelta(hours=1))
+    assert young["removed"] == {}
+    assert reasons(young)["young"] >= 3
+    kept = pruned(engine, keep=("localhost/spare:*", "ended"))
+    assert kept["left"]["kept_by_policy"]["count"] == 2
+    assert "spare:latest" in engine.images()
+    assert "ended" in engine.states()
+
+
+def test_an_agent_that_stops_removes_no_more(engine: DockerEngine) -> None:
+    """The answer says that it was not all."""
+    filled(engine)
+    output = pruned(engine, stopping=True)
+    assert (output["stopped"], output["removed"]) == ("agent_stopping", {})
+    assert "ended" in engine.states()
+
+
+def test_it_refuses_a_node_of_kubernetes(engine: DockerEngine) -> None:
+    """By a process, or by the labels of a container; the kubelet counts on what it has pulled."""
+    filled(engine)
+    policy = ContainersPolicy(ALL, timedelta(0), str(engine.path))
+    with pytest.raises(CommandRejected, match="the process kubelet runs here, so this node is of Kubernetes"):
+        PruneContainersExecutor(policy, kubelet_sign=lambda: "the process kubelet runs here").perform(ordered({}))
+    engine.ask(
+        "POST",
+        "/containers/create?name=pause",
+        b'{"Image": "localhost/job:old", "Cmd": ["/busybox"], "Labels": {"io.kubernetes.pod.name": "web-0"}}',
+    )
+    with pytest.raises(CommandRejected, match="has containers of Kubernetes"):
+        pruned(engine)
+    assert "ended" in engine.states()
+
+
+def test_it_refuses_storage_on_another_file_system(engine: DockerEngine) -> None:
+    """An alert on /proc is no reason to remove images."""
+    filled(engine)
+    with pytest.raises(CommandRejected, match="does not lie on /proc"):
+        pruned(engine, filesystems=[{"mountpoint": "/proc", "device": "proc"}])
+    assert "ended" in engine.states()
+
+
+def test_a_socket_without_an_engine_is_said(engine: DockerEngine) -> None:
+    """With what to do."""
+    policy = ContainersPolicy(ALL, timedelta(0), f"{engine.path}-elsewhere")
+    with pytest.raises(CommandUnsupported, match=r"no container engine listens at .*-elsewhere; name its socket"):
+        PruneContainersExecutor(policy).perform(ordered({}))
