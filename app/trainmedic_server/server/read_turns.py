@@ -21,21 +21,21 @@ from msgspec import Struct, field
 from trainmedic_server.errors import Saturated
 
 
-class Reader(Struct, frozen=True):
+class ReadCaller(Struct, frozen=True):
     """Whoever asks. ``acts`` is whether it may change something."""
 
     name: str
     acts: bool
 
 
-NOBODY = Reader("", acts=True)
+NOBODY = ReadCaller("", acts=True)
 """Who reads without a request: the server itself, and whoever needs no token."""
-_reader: ContextVar[Reader] = ContextVar("reader", default=NOBODY)
+_reader: ContextVar[ReadCaller] = ContextVar("reader", default=NOBODY)
 
 
 def note_reader(name: str, *, acts: bool) -> None:
     """Remember for the request in work who sends it."""
-    _reader.set(Reader(name, acts))
+    _reader.set(ReadCaller(name, acts))
 
 
 class _Waiting(Struct):
@@ -83,7 +83,7 @@ class ReadTurns:
         finally:
             self._end(reader.acts)
 
-    async def _begin(self, reader: Reader) -> None:
+    async def _begin(self, reader: ReadCaller) -> None:
         waiting = self._waiting[reader.acts]
         if self._is_free(reader.acts) and not waiting.count():
             self._count(reader.acts, 1)
