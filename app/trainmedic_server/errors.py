@@ -13,6 +13,7 @@ The tree::
     ├── NotEntitled                who asks may not do that, such as approving what only others may approve
     ├── Saturated                   a bounded queue is full; the same request may succeed later
     ├── StoreUnavailable            the run store cannot be reached or written
+    │   └── StoreSlow               one read took too long
     ├── ArchiveUnavailable          the archive of old runs cannot be written or read, or is away
     ├── BusUnavailable              Redis cannot be reached
     │   └── BusFull                 Redis has no room for another client; the text says so
@@ -122,6 +123,10 @@ class Saturated(TrainmedicError):
 
 class StoreUnavailable(TrainmedicError):
     """The run store cannot be reached or written."""
+
+
+class StoreSlow(StoreUnavailable):
+    """A read of the run store took longer than it may, and was ended. The store itself answers."""
 
 
 class ArchiveUnavailable(TrainmedicError):

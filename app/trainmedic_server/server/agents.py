@@ -11,7 +11,7 @@ from trainmedic_server.ports.outside import CommandBus
 from trainmedic_server.server.api_routes import ApiRoutes
 from trainmedic_server.server.ascii_json import AsciiJson
 from trainmedic_server.server.auth import Authenticator, requires
-from trainmedic_server.server.presence_lists import Names, PresenceLists, page
+from trainmedic_server.server.presence_lists import PresenceLists, PresenceNames, page
 from trainmedic_server.server.presences import PresenceView, members_of
 from trainmedic_server.server.problems import responses
 from trainmedic_server.server.query_types import PageCursor, PageLimit
@@ -33,7 +33,7 @@ def router(bus: CommandBus, lists: PresenceLists, auth: Authenticator) -> ApiRou
         response_model=PresenceList,
         responses=responses(401, 403, 422, 503),
     )
-    async def agents(limit: PageLimit = 1000, cursor: PageCursor = None, name: Names = None) -> Response:
+    async def agents(limit: PageLimit = 1000, cursor: PageCursor = None, name: PresenceNames = None) -> Response:
         """In the order of their names, as they were some seconds ago at most."""
         listed = await lists.agents()
         shown = page(listed.presences, limit, cursor, name)

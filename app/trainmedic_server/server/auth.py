@@ -30,6 +30,7 @@ from trainmedic_server.server.browser_sessions import Sessions
 from trainmedic_server.server.connection_table import Standing
 from trainmedic_server.server.identity import TrustedProxies
 from trainmedic_server.server.problems import HttpProblem
+from trainmedic_server.server.read_turns import note_reader
 from trainmedic_server.server.sites import refuse_other_sites
 from trainmedic_server.server.tokens import Token, TokenRole
 
@@ -120,6 +121,7 @@ class Authenticator:
                 f"The token {principal.name!r} is for certain jobs, and this is none of them.",
                 closes=True,
             )
+        note_reader(principal.name, acts=principal.may(TokenRole.OPERATOR))
         return principal
 
     def allows(self, request: HTTPConnection, role: TokenRole) -> bool:

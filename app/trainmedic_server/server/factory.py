@@ -45,6 +45,7 @@ from trainmedic_server.server.ascii_json import AsciiJson
 from trainmedic_server.server.auth import Authenticator
 from trainmedic_server.server.base_path import BasePath
 from trainmedic_server.server.body import BodyReader
+from trainmedic_server.server.client_presence import while_client_waits
 from trainmedic_server.server.console.app import ConsoleApp
 from trainmedic_server.server.console.build import console
 from trainmedic_server.server.engine import AlertMapPort, CatalogPort, EnginePort, JobLivesPort, LogRulesPort
@@ -185,9 +186,9 @@ class _Api(FastAPI):
         if webhook.WebhookApp.takes(scope):
             await self._deliveries(scope, receive, send)
         elif scope["type"] == "http" and self.pages.takes(scope):
-            await _Boundary(self.pages, self._metrics)(scope, receive, send)
+            await while_client_waits(_Boundary(self.pages, self._metrics), scope, receive, send)
         else:
-            await self.answer(scope, receive, _of_one_caller(send))
+            await while_client_waits(self.answer, scope, receive, _of_one_caller(send))
 
     def answers(self, scope: Scope) -> bool:
         """Whether there is anything at the path, by whatever method."""

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 from fastapi import Depends, Header, Query, Response
+from pydantic import Field
 
 from trainmedic_server.domain.run import Decision, Run, Status
 from trainmedic_server.errors import NotFound, PayloadError
@@ -24,7 +25,7 @@ from trainmedic_server.server.negotiation import preferred
 from trainmedic_server.server.now import NowApi
 from trainmedic_server.server.now import router as router_of_now
 from trainmedic_server.server.problems import responses
-from trainmedic_server.server.query_types import Name, PageCursor, PageLimit, wrong_cursor
+from trainmedic_server.server.query_types import MOST_VALUES, Names, PageCursor, PageLimit, wrong_cursor
 from trainmedic_server.server.read_turns import ReadTurns
 from trainmedic_server.server.run_ids import RunId
 from trainmedic_server.server.times import TimeText, span_of
@@ -37,7 +38,6 @@ _PIECE = 100  # runs that are read at one go for a page
 _NEVER_RUNS = (Decision.JOINED, Decision.DUPLICATE)
 """Decisions that make no item of their own: events of the run that the alert joined tell of them."""
 FindableDecision = StrEnum("FindableDecision", {each.name: each.value for each in Decision if each not in _NEVER_RUNS})  # type: ignore[misc]
-_MOST_VALUES = 20
 
 
 def routers(
@@ -115,25 +115,23 @@ def _router_of_one(
     return routes
 
 
-_SEVERAL = Query(max_length=_MOST_VALUES, description="Given several times, any of the values will do.")
-Names = Annotated[list[Name] | None, _SEVERAL]
+_FEW = Field(max_length=MOST_VALUES)
+_SEVERAL = Query(description="Given several times, any of the values will do.")
 
 
 def _filter(clock: Clock) -> Callable[..., HistoryFilter]:
     """A dependency for FastAPI that reads the filters from the query."""
 
     async def conditions(
-        alertname: Names = None,
-        playbook: Names = None,
-        status: Annotated[list[Status] | None, _SEVERAL] = None,
-        decision: Annotated[list[FindableDecision] | None, _SEVERAL] = None,
-        node: Annotated[
-            list[Name] | None, Query(description="The target's, or one that a run on a job touched.")
-        ] = None,
-        gpu: Annotated[list[Name] | None, Query(description="Alone, or with its node: node-1/0, gpu:node-1/0.")] = None,
-        job: Names = None,
-        target: Annotated[list[Name] | None, Query(description="As items have it, such as job:llm-1.")] = None,
-        by: Annotated[list[Name] | None, Query(description="Who approved, rejected, cancelled or undid it.")] = None,
+        alertname: Annotated[Names, _SEVERAL] = None,
+        playbook: Annotated[Names, _SEVERAL] = None,
+        status: Annotated[Annotated[list[Status], _FEW] | None, _SEVERAL] = None,
+        decision: Annotated[Annotated[list[FindableDecision], _FEW] | None, _SEVERAL] = None,
+        node: Annotated[Names, Query(description="The target's, or one that a run on a job touched.")] = None,
+        gpu: Annotated[Names, Query(description="Alone, or with its node: node-1/0, gpu:node-1/0.")] = None,
+        job: Annotated[Names, _SEVERAL] = None,
+        target: Annotated[Names, Query(description="As items have it, such as job:llm-1.")] = None,
+        by: Annotated[Names, Query(description="Who approved, rejected, cancelled or undid it.")] = None,
         since: TimeText | None = None,
         until: TimeText | None = None,
         is_open: Annotated[bool | None, Query(alias="open", description="Runs that are not closed.")] = None,

@@ -22,7 +22,7 @@ from trainmedic_server.server import agents
 from trainmedic_server.server.api_routes import ApiRoutes
 from trainmedic_server.server.ascii_json import AsciiJson
 from trainmedic_server.server.auth import Authenticator, requires
-from trainmedic_server.server.presence_lists import Names, PresenceLists, page
+from trainmedic_server.server.presence_lists import PresenceLists, PresenceNames, page
 from trainmedic_server.server.presences import PresenceView, members_of
 from trainmedic_server.server.problems import responses
 from trainmedic_server.server.query_types import PageCursor, PageLimit
@@ -89,7 +89,7 @@ def _router(
     async def jobs(
         limit: PageLimit = 1000,
         cursor: PageCursor = None,
-        name: Names = None,
+        name: PresenceNames = None,
         cluster: bool = Query(
             False, description="Also the jobs that only the Kubernetes cluster knows, behind the last page's others."
         ),

@@ -21,13 +21,9 @@ from trainmedic_server.domain.contradictions import Contradictions
 from trainmedic_server.domain.topology import AgentTopology, ranks_in
 from trainmedic_server.engine.shared_presences import SharedPresences
 from trainmedic_server.ports.outside import Presence
-from trainmedic_server.server.query_types import wrong_cursor
+from trainmedic_server.server.query_types import Names, wrong_cursor
 
-MOST_NAMES = 20
-_Name = Annotated[str, Query(min_length=1, max_length=253, pattern=r"^[^\x00]*$")]
-Names = Annotated[
-    list[_Name] | None, Query(max_length=MOST_NAMES, description="Only those of these names; several times.")
-]
+PresenceNames = Annotated[Names, Query(description="Only those of these names; several times.")]
 
 
 class Listed(Struct, frozen=True):

@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Query
+from pydantic import Field
 
 from trainmedic_server.server.problems import HttpProblem
 
 Name = Annotated[str, Query(min_length=1, max_length=1000, pattern=r"^[^\x00]*$")]
+MOST_VALUES = 20
+"""That one filter takes. A search costs time and memory for each of them."""
+Names = Annotated[list[Name], Field(max_length=MOST_VALUES)] | None
+"""Names of which any will do. A route adds what they mean: ``Annotated[Names, Query(description=…)]``."""
 PageLimit = Annotated[int, Query(ge=1, le=1000, description="Items of a page.")]
 PageCursor = Annotated[str | None, Query(max_length=1000, description="`next` of the page before.")]
 

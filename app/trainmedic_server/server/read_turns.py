@@ -1,39 +1,117 @@
-"""Bounds how many readers of the history are served at one time, and how many wait.
+"""Bounds how many readers of the history are served at one time, and how many wait, and says who is next.
 
 Each page, run or export holds what it has read until it is written out, and writing it out takes the event loop's
-time; so a few at a time are as fast as all at once, and hold up nobody else. Who calls it: ``history``, ``events``
-and ``operations``.
+time; so a few at a time are as fast as all at once, and hold up nobody else.
+
+Whoever may act comes before whoever only looks on, and one turn is kept for those who may act, so that no number of
+viewers stands between an operator and a run. Among equals each name is served in turn, whatever one of them asks for.
+Who calls it: the routes that read.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
+
+from msgspec import Struct, field
 
 from trainmedic_server.errors import Saturated
 
 
+class ReadCaller(Struct, frozen=True):
+    """Whoever asks. ``acts`` is whether it may change something."""
+
+    name: str
+    acts: bool
+
+
+NOBODY = ReadCaller("", acts=True)
+"""Who reads without a request: the server itself, and whoever needs no token."""
+_reader: ContextVar[ReadCaller] = ContextVar("reader", default=NOBODY)
+
+
+def note_reader(name: str, *, acts: bool) -> None:
+    """Remember for the request in work who sends it."""
+    _reader.set(ReadCaller(name, acts))
+
+
+class _Waiting(Struct):
+    """Readers of one kind that wait: by name, in the order in which the names are served."""
+
+    by_name: dict[str, deque[asyncio.Future[None]]] = field(default_factory=dict)
+
+    def add(self, name: str, turn: asyncio.Future[None]) -> None:
+        self.by_name.setdefault(name, deque()).append(turn)
+
+    def next(self) -> asyncio.Future[None] | None:
+        """Take out the turn of whoever is next; None if nobody waits."""
+        while self.by_name:
+            name = next(iter(self.by_name))
+            turns = self.by_name.pop(name)
+            turn = turns.popleft()
+            if turns:
+                self.by_name[name] = turns  # behind the others
+            if not turn.done():
+                return turn
+        return None
+
+    def count(self) -> int:
+        return sum(not turn.done() for turns in self.by_name.values() for turn in turns)
+
+
 class ReadTurns:
-    """Turns for up to `at_once` readers; up to `most_waiting` more wait for theirs."""
+    """Turns for up to `at_once` readers; of each kind up to `most_waiting` more wait for theirs."""
 
     def __init__(self, at_once: int, most_waiting: int, readers: str) -> None:
-        self._turns = asyncio.Semaphore(at_once)
+        self._at_once = at_once
+        self._for_viewers = max(1, at_once - 1)
         self._most_waiting = most_waiting
-        self._waiting = 0
         self._readers = readers
+        self._acting = self._viewing = 0
+        self._waiting = {True: _Waiting(), False: _Waiting()}
 
     @asynccontextmanager
     async def take(self) -> AsyncIterator[None]:
         """Keep a turn until the block ends. Raises Saturated."""
-        if self._turns.locked() and self._waiting >= self._most_waiting:
-            raise Saturated(f"as many {self._readers} as are allowed are being read")
-        self._waiting += 1
-        try:
-            await self._turns.acquire()
-        finally:
-            self._waiting -= 1
+        reader = _reader.get()
+        await self._begin(reader)
         try:
             yield
         finally:
-            self._turns.release()
+            self._end(reader.acts)
+
+    async def _begin(self, reader: ReadCaller) -> None:
+        waiting = self._waiting[reader.acts]
+        if self._is_free(reader.acts) and not waiting.count():
+            self._count(reader.acts, 1)
+            return
+        if waiting.count() >= self._most_waiting:
+            raise Saturated(f"as many {self._readers} as are allowed are being read")
+        turn = asyncio.get_running_loop().create_future()
+        waiting.add(reader.name, turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # given a moment ago, and not wanted any more
+                self._end(reader.acts)
+            raise
+
+    def _end(self, acts: bool) -> None:
+        self._count(acts, -1)
+        for kind in (True, False):
+            while self._is_free(kind) and (turn := self._waiting[kind].next()) is not None:
+                self._count(kind, 1)
+                turn.set_result(None)
+
+    def _is_free(self, acts: bool) -> bool:
+        has_place = self._acting + self._viewing < self._at_once
+        return has_place and (acts or self._viewing < self._for_viewers)
+
+    def _count(self, acts: bool, change: int) -> None:
+        if acts:
+            self._acting += change
+        else:
+            self._viewing += change

@@ -11,7 +11,7 @@ from tests.support.memory_api import MemoryHistory
 from trainmedic_server.errors import Saturated
 from trainmedic_server.server.events import WrittenEvents
 from trainmedic_server.server.limits import ServerLimits
-from trainmedic_server.server.read_turns import ReadTurns
+from trainmedic_server.server.read_turns import ReadTurns, note_reader
 
 
 async def test_a_few_are_served_some_wait_and_the_rest_come_back_later() -> None:
@@ -33,6 +33,70 @@ async def test_a_few_are_served_some_wait_and_the_rest_come_back_later() -> None
         await asyncio.gather(reading, patient)
         await read()
     assert impatient.cancelled()
+
+
+async def test_who_may_act_comes_before_viewers_and_finds_a_turn_kept() -> None:
+    """However many viewers read and wait; among viewers each name is served in turn."""
+    turns, served = ReadTurns(2, 10, "pages"), []
+    go_on = {name: asyncio.Event() for name in ("a1", "a2", "a3", "b1", "op1", "op2", "op3")}
+
+    async def read(name: str, label: str, *, acts: bool) -> None:
+        note_reader(name, acts=acts)
+        async with turns.take():
+            served.append(label)
+            await go_on[label].wait()
+
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        for label in ("a1", "a2", "a3", "b1"):
+            tasks.create_task(read(label[0], label, acts=False))
+        await asyncio.sleep(0)
+        assert served == ["a1"]  # viewers leave one turn free
+        for label in ("op1", "op2", "op3"):
+            tasks.create_task(read("op", label, acts=True))
+        await asyncio.sleep(0)
+        assert served == ["a1", "op1"]
+        for label, now_served in (("a1", "op2"), ("op1", "op3"), ("op2", "a2"), ("a2", "b1"), ("b1", "a3")):
+            go_on[label].set()
+            await asyncio.sleep(0.01)
+            assert served[-1] == now_served, served
+        for event in go_on.values():
+            event.set()
+
+
+async def test_waiting_viewers_keep_no_operator_out() -> None:
+    """Each kind has a waiting room of its own."""
+    turns, go_on = ReadTurns(2, 1, "pages"), asyncio.Event()
+
+    async def read(*, acts: bool) -> None:
+        note_reader("op" if acts else "v", acts=acts)
+        async with turns.take():
+            await go_on.wait()
+
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        for acts in (False, False, True, True):
+            tasks.create_task(read(acts=acts))
+            await asyncio.sleep(0)
+        for acts in (False, True):
+            with pytest.raises(Saturated):
+                await asyncio.create_task(read(acts=acts))
+        go_on.set()
+
+
+async def test_a_turn_that_was_given_to_somebody_who_left_goes_on() -> None:
+    """No turn is lost between being given and being taken."""
+    turns = ReadTurns(1, 5, "pages")
+
+    async def read() -> None:
+        async with turns.take():
+            pass
+
+    async with turns.take():
+        leaving = asyncio.create_task(read())
+        await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.wait({leaving})
+    async with asyncio.timeout(1):
+        await read()
 
 
 async def test_pages_beyond_those_that_may_wait_are_503() -> None:

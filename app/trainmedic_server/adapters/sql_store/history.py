@@ -28,6 +28,7 @@ from trainmedic_server.adapters.sql_store import (
 )
 from trainmedic_server.adapters.sql_store.history_page import mapped_names, page_select
 from trainmedic_server.adapters.sql_store.history_search import Place
+from trainmedic_server.adapters.sql_store.reading import BoundedRead
 from trainmedic_server.adapters.sql_store.schema import TimeColumn, events, identity
 from trainmedic_server.domain.effect import EffectVerdict
 from trainmedic_server.domain.run import Event, Run
@@ -129,10 +130,20 @@ class SqlHistory(History, TallySource):
     async def _read(self, work: Callable[[sa.Connection], T]) -> T:
         if self._closed:
             raise errors.StoreUnavailable("the run store is closed")
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._answer, work)
+        reading, loop = BoundedRead(), asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._threads, self._answer, work, reading)
+        except asyncio.CancelledError:
+            # Nobody waits for it any more; the thread is wanted for others.
+            loop.run_in_executor(None, reading.cancel)
+            raise
 
-    def _answer(self, work: Callable[[sa.Connection], T]) -> T:
-        with database.translated("the history could not be read"), self._engine.begin() as connection:
+    def _answer(self, work: Callable[[sa.Connection], T], reading: BoundedRead) -> T:
+        with (
+            database.translated("the history could not be read"),
+            self._engine.begin() as connection,
+            reading.bounded(connection),
+        ):
             return work(connection)
 
 

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store import database, schema
 from trainmedic_server.adapters.sql_store.pending_writes import Flusher
+from trainmedic_server.adapters.sql_store.reading import BoundedRead
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
 from trainmedic_server.adapters.sql_store.writer import Committer, UnitOfWork
@@ -69,7 +70,7 @@ class InMemoryStore(SqlStore):
     async def _read(self, work: Callable[[sa.Connection], T]) -> T:
         if self._closed:
             raise errors.StoreUnavailable("the run store is closed")
-        return self._answer(work)
+        return self._answer(work, BoundedRead())
 
 
 @cache

@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from sqlalchemy import pool
 
 from trainmedic_server import errors
-from trainmedic_server.adapters.sql_store import database
+from trainmedic_server.adapters.sql_store import database, reading
 from trainmedic_server.adapters.sql_store.columns import metadata
 from trainmedic_server.adapters.sql_store.leadership import Leadership, now
 
@@ -35,8 +35,6 @@ OLDEST = 14
 """The first version that ends sessions which are silent."""
 
 _CONNECT_SECONDS = 5
-_READ_SECONDS = 30
-"""How long a read of the history may take."""
 _NAME_BYTES = 63
 """PostgreSQL cuts longer application names (NAMEDATALEN - 1)."""
 _NAME_PREFIX = "trainmedic@"
@@ -174,7 +172,7 @@ def reader_engine(url: str) -> sa.Engine:
     """For reading. A transaction sees one moment's state, and no writer waits for it, nor it for one."""
 
     def connect() -> Any:
-        limits = {"statement_timeout": _READ_SECONDS, "idle_in_transaction_session_timeout": _READ_SECONDS}
+        limits = {"statement_timeout": reading.SECONDS, "idle_in_transaction_session_timeout": reading.SECONDS}
         connection = _connect(url, limits, application_name="trainmedic history")
         connection.read_only = True
         return connection

@@ -1,0 +1,74 @@
+"""One read of the history: it ends by itself when it takes too long, and can be ended from the event loop.
+
+SQLite asks every few thousand steps of its own whether to go on. PostgreSQL has a time limit for each statement
+(``postgresql``), and is sent a request to cancel, which may arrive after the statement: so a connection that was
+cancelled is closed, and no later read on it can be hit. Who calls it: ``history``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from trainmedic_server import errors
+from trainmedic_server.adapters.sql_store import database
+
+SECONDS = 30.0
+"""How long a read may take: a page of the longest history took half a second, a report of a year three."""
+_STEPS = 20_000
+"""Of SQLite's virtual machine between two questions: about a millisecond, so that asking costs nothing."""
+_CANCELLED = "57014"
+"""SQLSTATE query_canceled: by the time limit for a statement, or by a request to cancel."""
+
+
+class BoundedRead:
+    """The time limit of one read, and the way to end it sooner. `cancel` may be called from any thread."""
+
+    def __init__(self, seconds: float = SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._deadline = clock() + seconds
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._driver: Any = None
+        self._is_cancelled = False
+
+    def cancel(self) -> None:
+        """End the read, if it has not ended. Blocks for as long as PostgreSQL takes to hear it."""
+        with self._lock:
+            self._is_cancelled = True
+            if self._driver is not None and hasattr(self._driver, "cancel"):
+                self._driver.cancel()
+
+    @contextmanager
+    def bounded(self, connection: sa.Connection) -> Iterator[None]:
+        """Bound what is read on this connection within. Raises StoreSlow, StoreUnavailable."""
+        driver = connection.connection.driver_connection
+        is_sqlite = connection.dialect.name == "sqlite"
+        with self._lock:
+            self._driver = driver
+        if is_sqlite:
+            driver.set_progress_handler(self._must_end, _STEPS)  # type: ignore[union-attr]
+        try:
+            yield
+        except exc.SQLAlchemyError as error:
+            if self._must_end() or getattr(getattr(error, "orig", None), "sqlstate", None) == _CANCELLED:
+                raise errors.StoreSlow(
+                    f"reading the history took longer than {self._seconds:.0f} s and was ended"
+                ) from error
+            raise database.unavailable("the history could not be read", error) from error
+        finally:
+            if is_sqlite:
+                driver.set_progress_handler(None, 0)  # type: ignore[union-attr]
+            with self._lock:
+                self._driver = None
+            if self._is_cancelled and not is_sqlite:
+                connection.invalidate()
+
+    def _must_end(self) -> bool:
+        return self._is_cancelled or self._clock() > self._deadline

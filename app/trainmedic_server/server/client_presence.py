@@ -1,0 +1,74 @@
+"""Ends a read whose client has left, so that nobody waits behind an answer that nobody wants.
+
+Only requests that change nothing are ended: what acts is carried out, whoever is still there to hear of it. Who calls
+it: the factory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from starlette.types import Message, Receive, Scope, Send
+
+Answer = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_GRACE_SECONDS = 1.0
+"""In which an answer that notices by itself that its client has left, as a stream does, may end in its own way."""
+_READS = frozenset({"GET", "HEAD"})
+
+
+async def while_client_waits(answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a request. A read is cancelled when its client leaves."""
+    if scope["type"] != "http" or scope["method"] not in _READS:
+        await answer(scope, receive, send)
+        return
+    heard = _Heard(receive)
+    answering = asyncio.ensure_future(answer(scope, heard.next, send))
+    listening = asyncio.create_task(heard.listen())
+    try:
+        await asyncio.wait({answering, listening}, return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done():
+            await asyncio.wait({answering}, timeout=_GRACE_SECONDS)
+    finally:
+        listening.cancel()
+        was_answered = answering.done()
+        answering.cancel()
+        await asyncio.wait({answering, listening})
+    if was_answered or not answering.cancelled():
+        await answering
+
+
+class _Heard:
+    """What the client sends, for the answer, and whether it has left, for whoever waits for that.
+
+    At most two messages are read ahead, so the client cannot fill the memory.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._messages: asyncio.Queue[Message] = asyncio.Queue(1)
+        self._left = asyncio.Event()
+
+    async def listen(self) -> None:
+        """Return when the client has left."""
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self._left.set()
+                return
+            await self._messages.put(message)
+
+    async def next(self) -> Message:
+        """Return the next message. After the last one it is always that the client has left."""
+        if self._messages.empty():
+            arrives, leaves = asyncio.ensure_future(self._messages.get()), asyncio.ensure_future(self._left.wait())
+            try:
+                await asyncio.wait({arrives, leaves}, return_when=asyncio.FIRST_COMPLETED)
+                if not arrives.done():
+                    return {"type": "http.disconnect"}
+                return arrives.result()
+            finally:
+                arrives.cancel()
+                leaves.cancel()
+        return self._messages.get_nowait()

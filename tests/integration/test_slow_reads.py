@@ -1,0 +1,71 @@
+"""Reads of the history that take too long, or that nobody waits for, with real databases."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from tests.support.postgres import PostgresServer
+from trainmedic_server import errors
+from trainmedic_server.adapters.sql_store import database, postgresql, reading
+from trainmedic_server.adapters.sql_store.history import SqlHistory
+from trainmedic_server.adapters.sql_store.reading import BoundedRead
+
+ENDLESS = {
+    "sqlite": "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n",
+    "postgresql": "SELECT pg_sleep(60)",
+}
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[sa.Engine]:
+    """Readers, which connect at their first read."""
+    if request.param == "sqlite":
+        url = database.parse(f"sqlite:///{tmp_path}/history.db")
+        yield database.reader_engine(url, postgresql.TAKEOVER)
+        return
+    with PostgresServer() as server:
+        yield postgresql.reader_engine(server.database())
+
+
+def endless(connection: sa.Connection) -> None:
+    connection.execute(sa.text(ENDLESS[connection.dialect.name]))
+
+
+def one(connection: sa.Connection) -> int:
+    answer: int = connection.execute(sa.text("SELECT 1")).scalar_one()
+    return answer
+
+
+async def test_a_read_that_takes_too_long_is_ended_and_told_as_slow(
+    engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store does answer, so it is not called away; and the next read is answered."""
+    history = SqlHistory(engine)
+    monkeypatch.setattr(reading, "SECONDS", 0.3)  # the limit that connections of PostgreSQL get
+    monkeypatch.setattr("trainmedic_server.adapters.sql_store.history.BoundedRead", lambda: BoundedRead(0.3))
+    began = time.monotonic()
+    with pytest.raises(errors.StoreSlow, match="took longer than"):
+        await history._read(endless)
+    assert time.monotonic() - began < 10
+    assert await history._read(one) == 1
+    history.stop_reading()
+
+
+async def test_a_read_that_nobody_waits_for_is_ended(engine: sa.Engine) -> None:
+    """All readers are taken; when their clients leave, others are served at once, and on connections that work."""
+    history = SqlHistory(engine)
+    reads = [asyncio.create_task(history._read(endless)) for _ in range(database.READERS)]
+    await asyncio.sleep(0.2)
+    for read in reads:
+        read.cancel()
+    began = time.monotonic()
+    assert await asyncio.gather(*(history._read(one) for _ in range(8))) == [1] * 8
+    assert time.monotonic() - began < 10
+    assert all(read.cancelled() for read in reads)
+    history.stop_reading()
