@@ -47,12 +47,13 @@ _MOST_NEW, _MOST_FINDINGS = 2_000, 50_000
 """Findings after which it is looked whether some can be dropped, and that are kept. A rank has a handful of them."""
 _OF_PROGRAMS = re.compile(
     rb"(?:(?:<\d{1,3}>)?\d? ?(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|\d{4}-\d\d-\d\dT[\d:.+Z-]{8,24}) "
-    rb"[\w.-]{1,255} (?!kernel(?:\[\d+\])?[: ])[A-Za-z_][\w./()@-]*(?:\[\d+\])?: "
+    rb"[\w.-]{1,255} (?!kernel(?:\[\d+\])?[: ]|(?:earlyoom|systemd-oomd)\[\d+\]: )[A-Za-z_][\w./()@-]*(?:\[\d+\])?: "
     rb"|(?:user|mail|daemon|auth|syslog|local\d) {0,3}:[a-z]{3,6} {0,3}:"
     rb"|<(?:[89]|\d{2,3})>\[|(?:[89]|\d{2,4}),\d+,\d+,)"
 )
 """What a file of the kernel's lines also holds: the words of programs, to which a job's belong. In the form of syslog
-and the journal with its name, else with the number of another facility than the kernel's."""
+and the journal with its name, else with the number of another facility than the kernel's. The services that kill
+processes when memory is short are kept."""
 _OTHER_RANK = re.compile(rb"\[rank(\d{1,5})\]:")
 _MOST_TABLE_LINES, _LONGEST_TABLE_LINE = 50_000, 300
 _SOURCES_OF = {

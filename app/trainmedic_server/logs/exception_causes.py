@@ -28,6 +28,7 @@ _SURELY_CODE = frozenset(_DATA["surely_code"])
 _BUILTIN = frozenset(_DATA["anything"]) | _PROGRAM | _SURELY_CODE
 _WRAPPERS = frozenset(_DATA["wrappers"])
 _CONSEQUENCES = frozenset(_DATA["consequences"])
+_UNSPECIFIC = frozenset(_DATA["unspecific"])
 _SIGNATURE = re.compile(
     r"got an unexpected keyword argument|missing \d+ required (?:positional|keyword-only) argument"
     r"|takes \d+ positional arguments? but \d+|got multiple values for|^cannot import name |^module '[\w.]+' has no att"
@@ -71,7 +72,13 @@ _TAIL = 500
 _OF_PYTHON = ("TimeoutError", "asyncio.", "concurrent.", "multiprocessing.", "ray.")
 _COLLECTIVE = re.compile(r"\b(?:HCCL|[Hh]ccl\w*|XCCL|oneCCL|RCCL)\b.{0,80}(?i:error|fail|time ?out)")
 """Messages of collectives libraries other than NCCL about a peer. NCCL's messages have rules."""
-_SEE_ABOVE = re.compile(r"(?i)\bsee (?:the )?(?:root cause|stack trace|error|traceback|logs?) ?\(?above")
+_SEE_ABOVE = re.compile(
+    r"(?i)\bsee (?:the )?(?:root cause|stack trace|error|traceback|logs?) ?\(?above|\bis reported as above"
+)
+_SAYS_NOTHING = re.compile(r"\[Generic failure\]|Exception in Launch thread")
+"""Messages of Gaudi's runtime for every kind of failure."""
+_CAUGHT = re.compile(r"^Caught (\w{2,60}) in (?:DataLoader worker|pin memory thread|replica)")
+"""PyTorch's message about an exception that another process or thread raised."""
 
 
 class ExceptionReading(Struct, frozen=True):
@@ -91,6 +98,8 @@ def read(name: str, message: str, traceback: str = "") -> ExceptionReading:
     last = name.rpartition(".")[2]
     if last in _WRAPPERS and (inner := _inner(traceback)):
         return read(*inner)
+    if (caught := _CAUGHT.match(message)) and caught[1] != last:
+        return read(caught[1], "", traceback)
     calls = _CALL.findall(traceback)
     place = calls[-1] if calls else ""
     if _is_consequence(name, message, place):
@@ -101,6 +110,8 @@ def read(name: str, message: str, traceback: str = "") -> ExceptionReading:
     by_message = None if last in _PROGRAM - {"ImportError"} else message_causes.cause_of(name, message)
     if by_message is not None:
         return ExceptionReading(by_message)
+    if _SAYS_NOTHING.search(message):
+        return ExceptionReading(CauseClass.UNKNOWN, is_guess=True)
     if last == "AssertionError" and _NUMBERS.search(traceback[-_TAIL:]):
         return ExceptionReading(CauseClass.NUMERICS)
     if is_programs:
@@ -114,6 +125,8 @@ def _is_consequence(name: str, message: str, place: str) -> bool:
         return True
     # A bare timeout says only that there was no answer, not over which path, or why.
     if last == "TimeoutError" and name.startswith(_OF_PYTHON) and message_causes.cause_of(name, message) is None:
+        return True
+    if name.startswith("multiprocessing.") and last == "AuthenticationError":
         return True
     of_processes = last in ("EOFError", "BrokenPipeError", "ConnectionResetError", "ConnectionRefusedError")
     return of_processes and bool(_PROCESSES.search(place))
@@ -133,6 +146,10 @@ def _is_proof(last: str, message: str, place: str, calls: Sequence[str]) -> bool
 
 
 def _by_class(name: str, last: str) -> ExceptionReading:
+    if last in _UNSPECIFIC:
+        return ExceptionReading(CauseClass.UNKNOWN, is_guess=True)
+    if "Checksum" in last and message_causes.is_store(name):
+        return ExceptionReading(CauseClass.STORAGE)  # The store's answer was damaged, not the object.
     if name.startswith(_READERS_OF_DATA):
         return ExceptionReading(CauseClass.DATA)
     if cause := _CLASSES.get(last):

@@ -13,6 +13,7 @@ from trainmedic_server.domain.finding import CauseClass
 _ERRNO = re.compile(r"\[Errno (-?\d{1,3})\]|\(os error (\d{1,3})\)|\berrno[:= ]{1,2}(\d{1,3})\b")
 _BY_ERRNO: Mapping[int, CauseClass] = {
     5: CauseClass.STORAGE,  # EIO
+    11: CauseClass.NODE,  # EAGAIN: no further process or thread
     12: CauseClass.HOST_MEMORY,  # ENOMEM
     16: CauseClass.STORAGE,  # EBUSY: of a network file system
     19: CauseClass.NODE,  # ENODEV
@@ -43,7 +44,7 @@ _STATUS = re.compile(
     r"|\bstatus(?:[ _]?code)?(?: of)?[:= ]{1,3}(?P<c>[45]\d\d)\b"
     r"|^\((?P<i>[45]\d\d)\)\s*$|^\(?(?P<d>[45]\d\d)\)?,? (?:Reason|[A-Z][a-z]+ ?[A-Z(:]|POST |GET )"
     r"|\bError code: (?P<e>[45]\d\d)\b|^(?P<f>[45]\d\d)(?:,|:) |\((?P<g>[45]\d\d)\) when calling"
-    r"|\bHTTPStatusCode[\"': ]+(?P<h>[45]\d\d)"
+    r"|\bHTTPStatusCode[\"': ]+(?P<h>[45]\d\d)|\b[A-Z][a-z]+, (?P<j>[45]\d\d)\s*$"
 )
 _STORE = re.compile(
     r"(?i)\bboto|\bazure\.|s3fs|gcsfs|adlfs|fsspec|google\.cloud\.storage|storage\.googleapis"
@@ -54,17 +55,20 @@ _STORE = re.compile(
 _STORE_ANSWERS = re.compile(
     r"\((?:SlowDown|ServiceUnavailable|InternalError|RequestTimeout|503|500|Throttling\w*|OperationAborted)\)"
     r"|\bSlowDown\b|[Rr]educe your request rate|rate limit for object mutation|ServerBusy|OperationTimedOut"
+    r"|[Ss]erver is (?:currently )?busy|could not be completed within the specified time"
+    r"|(?:encountered|experienced) an internal error"
 )
 _STORE_REFUSES = re.compile(
     r"\((?:AccessDenied|403|ExpiredToken|InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken)\)"
 )
-_GRPC = re.compile(r"StatusCode\.(UNAVAILABLE|DEADLINE_EXCEEDED)|^(?:UNAVAILABLE|DEADLINE_EXCEEDED): ")
+_GRPC = re.compile(r"StatusCode\.(UNAVAILABLE|DEADLINE_EXCEEDED)|^(?:UNAVAILABLE|DEADLINE_EXCEEDED): |^Deadline exceeded: ")
 _WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
     (
         re.compile(
             r"\b(?:CUDA|HIP|NPU|XPU|MPS backend|HPU|GPU|MLU|MUSA|GCU|PTA|[Dd]evice|HBM)\b.{0,20}out of memory"
             r"|[Oo]ut of (?:HBM|GPU|[Dd]evice|VRAM) memory|CUBLAS_STATUS_ALLOC_FAILED|CUDA_ERROR_OUT_OF_MEMORY"
-            r"|RESOURCE_EXHAUSTED: (?:.*[Oo]ut of memory|.*allocat|.*[Rr]an out of memory|.*hbm)"
+            r"|RESOURCE_EXHAUSTED: (?:.*[Oo]ut of memory|.*allocat|.*[Rr]an out of memory|.*hbm|.*bottom of memory)"
+            r"|[Rr]an out of memory in memory space|\bOOM: |[Aa]llocation failed for size"
             r"|No available memory for the cache blocks|^Free memory on device"
             r"|Not enough memory\. Please try to increase"
             r"|is larger than the (?:maximum number of tokens|available KV cache memory)"
@@ -93,7 +97,7 @@ _WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
         re.compile(
             r"NVIDIA driver on your system is too old"
             r"|lib(?:cuda|nvidia-ml|hccl|ascendcl)[\w.-]*\.so[\w.]*: cannot open"
-            r"|Driver/library version mismatch|Found no NVIDIA driver"
+            r"|Driver/library version mismatch|Found no NVIDIA driver|can't start new thread"
         ),
         CauseClass.NODE,
     ),
@@ -101,7 +105,7 @@ _WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
         re.compile(
             r"[Nn]o space left on device|[Dd]isk quota exceeded|[Ii]nput/output error"
             r"|[Ss]tale (?:NFS )?file handle|[Rr]ead-only file system|database is locked"
-            r"|disk I/O error|unable to lock file"
+            r"|disk I/O error|unable to lock file|database or disk is full|[Ll]ocal disk is full"
             r"|enforce fail at inline_container.*(?:unexpected pos|write)|[Nn]ot enough free disk space"
         ),
         CauseClass.STORAGE,
@@ -116,6 +120,7 @@ _WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
             r"|[Nn]etwork is unreachable|[Nn]o route to host|couldn't connect to"
             r"|[Cc]ould not connect to|[Cc]an(?:not|'t) connect to|Unable to connect"
             r"|[Ff]ailed to connect"
+            r"|\bconnect\(\) timed out|[Cc]onnection attempts failed|[Cc]onnect call failed"
             r"|[Rr]emote end closed connection|EOF occurred in violation of protocol"
             r"|certificate verify failed|Server disconnected|socket (?:has )?timed out"
             r"|[Tt]oo [Mm]any [Rr]equests|[Pp]eer closed connection|[Cc]annot send a request"
@@ -132,7 +137,7 @@ _WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
             r"[Tt]runcated file|truncated|file size is 0 bytes|Could not open Parquet"
             r"|mmap length is greater than file size|could not parse ModelProto|[Cc]orrupt|bad magic"
             r"|invalid (?:magic|header)|not a gzip file"
-            r"|CRC check|Magic bytes not match|not a zip file|[Ff]ile is not a zip"
+            r"|CRC check|database disk image is malformed|Magic bytes not match|not a zip file|[Ff]ile is not a zip"
             r"|Compressed file ended before|incorrect header check|invalid start byte|Expecting value: line"
         ),
         CauseClass.DATA,
@@ -141,7 +146,7 @@ _WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
         re.compile(
             r"(?:loss|grad\w*|logits|probability tensor).{0,40}(?:\bnan\b|\bNaN\b|\binf\b|not finite|non-?fini"
             r"te)|\b(?:NaN|nan|non-?finite|inf or nan)\b.{0,40}\b(?:loss|grad\w*|logits)"
-            r"|probability tensor contains either|found invalid values:.*\bnan\b"
+            r"|returned nan values in its|probability tensor contains either|found invalid values:.*\bnan\b"
         ),
         CauseClass.NUMERICS,
     ),
@@ -163,6 +168,11 @@ def cause_of(name: str, message: str) -> CauseClass | None:
         return cause
     words = _by_words(message, CauseClass.GPU_MEMORY, CauseClass.HOST_MEMORY, CauseClass.GPU, CauseClass.NODE)
     return words or _by_store(name, message) or _by_status(name, message) or _by_errno(message) or _by_words(message)
+
+
+def is_store(name: str) -> bool:
+    """Return whether the class `name` belongs to a client of an object store."""
+    return bool(_STORE.search(name))
 
 
 def _no_disk(message: str) -> CauseClass | None:
