@@ -53,7 +53,7 @@ _CLASSES: Mapping[str, CauseClass] = {
 }
 _BY_PART: Sequence[tuple[re.Pattern[str], CauseClass]] = (
     (re.compile(r"OutOfMemory|OOM"), CauseClass.GPU_MEMORY),
-    (re.compile(r"Connect|Endpoint|NameResolution|Socket|Proxy|Throttl|RateLimit|Unreachable"), CauseClass.NETWORK),
+    (re.compile(r"Connect|Endpoint|NameResolution|Socket|Proxy|Throttl|RateLimit|Unreachable|Unavailable|NotAvailable|NoBrokers"), CauseClass.NETWORK),
     (re.compile(r"Checksum|Corrupt|Truncated|Decod|Parse"), CauseClass.DATA),
     (re.compile(r"Config|Validation|Argument|Unsupported|Missing|Compil"), CauseClass.CODE),
 )
@@ -64,7 +64,7 @@ _PROCESSES = re.compile(r"/(?:multiprocessing/(?:connection|managers|resource_\w
 _CALL = re.compile(r'File "([^"\n]{1,400})", line \d+')
 _CHAINED = re.compile(r"\n(?:The above exception was the direct cause|During handling of the above exception)")
 _LAST_CLASS = re.compile(r"\n((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?:: ([^\n]*))?\s*$")
-_READERS_OF_DATA = ("zlib", "lzma", "_csv", "csv", "tarfile", "gzip", "zipfile", "PIL.", "av.", "cv2.", "decord")
+_READERS_OF_DATA = ("zlib", "lzma", "_csv", "csv", "tarfile", "gzip", "zipfile", "PIL.", "av.", "cv2.", "decord", "webdataset.")
 """Modules that raise their own exceptions for broken data."""
 _NUMBERS = re.compile(r"\n\s*assert [^\n]*\b(?:is_?nan|is_?finite|is_?inf|nan|inf)\b")
 """Check for finite numbers in the program's own source, as the traceback shows it."""
@@ -104,6 +104,8 @@ def read(name: str, message: str, traceback: str = "") -> ExceptionReading:
     place = calls[-1] if calls else ""
     if _is_consequence(name, message, place):
         return ExceptionReading(CauseClass.UNKNOWN, is_consequence=True)
+    if name == "requests.exceptions.JSONDecodeError":
+        return ExceptionReading(CauseClass.NETWORK)  # A server answered with something else than it should.
     if last in _SURELY_CODE:
         return ExceptionReading(CauseClass.CODE, is_proof=True)
     is_programs = last in _PROGRAM or (last in ("RuntimeError", "ValueError") and bool(_TENSORS.search(message)))
@@ -116,12 +118,12 @@ def read(name: str, message: str, traceback: str = "") -> ExceptionReading:
         return ExceptionReading(CauseClass.NUMERICS)
     if is_programs:
         return ExceptionReading(CauseClass.CODE, is_proof=_is_proof(last, message, place, calls))
-    return _by_class(name, last)
+    return _by_class(name, last, message)
 
 
 def _is_consequence(name: str, message: str, place: str) -> bool:
     last = name.rpartition(".")[2]
-    if last in _CONSEQUENCES or _SEE_ABOVE.search(message) or _COLLECTIVE.search(message):
+    if last in _CONSEQUENCES or message_causes.NPU_TIMEOUTS.search(message) or _SEE_ABOVE.search(message) or _COLLECTIVE.search(message):
         return True
     # A bare timeout says only that there was no answer, not over which path, or why.
     if last == "TimeoutError" and name.startswith(_OF_PYTHON) and message_causes.cause_of(name, message) is None:
@@ -145,10 +147,10 @@ def _is_proof(last: str, message: str, place: str, calls: Sequence[str]) -> bool
     return is_own and not is_loading and last != "ImportError"
 
 
-def _by_class(name: str, last: str) -> ExceptionReading:
+def _by_class(name: str, last: str, message: str) -> ExceptionReading:
     if last in _UNSPECIFIC:
         return ExceptionReading(CauseClass.UNKNOWN, is_guess=True)
-    if "Checksum" in last and message_causes.is_store(name):
+    if ("Checksum" in last or "Corrupt" in last) and message_causes.is_store(name):
         return ExceptionReading(CauseClass.STORAGE)  # The store's answer was damaged, not the object.
     if name.startswith(_READERS_OF_DATA):
         return ExceptionReading(CauseClass.DATA)
@@ -156,7 +158,8 @@ def _by_class(name: str, last: str) -> ExceptionReading:
         is_rays = name.startswith("ray.") and cause is CauseClass.GPU_MEMORY
         return ExceptionReading(CauseClass.HOST_MEMORY if is_rays else cause)
     if last == "EOFError":
-        return ExceptionReading(CauseClass.DATA)
+        # Without a message it may as well be the end of a pipe.
+        return ExceptionReading(CauseClass.DATA, is_guess=not message)
     if last in _BUILTIN:
         return ExceptionReading(CauseClass.CODE)
     if last.endswith(("Timeout", "TimeoutError")):
