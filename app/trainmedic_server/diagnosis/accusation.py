@@ -128,8 +128,8 @@ def rank_of(finding: Finding) -> int | None:
         return finding.origin.rank
     if len(finding.ranks) == 1:
         return next(iter(finding.ranks))
-    # A line about NaN or infinite values names their rank, whichever rank has printed it. Likewise one about a step that
-    # was computed again.
+    # A line about NaN or infinite values names their rank, whichever rank has printed it. So does a line about a step
+    # that was computed again.
     names_rank = finding.cause is CauseClass.NUMERICS or finding.rule == RERUN
     said = finding.fields.get("rank", "") if names_rank else ""
     return int(said) if said.isdigit() else None

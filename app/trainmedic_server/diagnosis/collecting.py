@@ -256,18 +256,23 @@ class Collector:
             if seen and step is not None:
                 seen.step(step, line.at)
                 seen.divided(record)
-        for text in line.text.splitlines() if not record else ():
-            row = text[:_LONGEST_TABLE_LINE]
-            rows = self._tables.get(line.origin, [])
-            if (_TABLE_LINE.match(row) or _is_heading(row) or _is_raised(row, rows)) and len(rows) < _MOST_TABLE_LINES:
-                rows.append(row)
-                self._tables[line.origin] = rows
-            if _EXIT_LINE.search(text) and len(self._exits) < _MOST_EXITS:
-                ends = exits.launcher_line(text, line.origin.node)
-                at = line.at if line.time_source is TimeSource.LINE else None
-                self._exits += [_placed(ended, line.origin, at) for ended in ends]
-                if any(ended.code == 0 for ended in ends):
-                    self._aftermath.finished(line.origin.stream)
+        if not record:
+            for text in line.text.splitlines() if "\n" in line.text else (line.text,):
+                self._of_launcher(text, line)
+
+    def _of_launcher(self, text: str, line: Line) -> None:
+        """Take one text line of `line`, which may be part of a launcher's table or state how a process ended."""
+        row = text[:_LONGEST_TABLE_LINE]
+        rows = self._tables.get(line.origin, []) if self._tables else []
+        if (_TABLE_LINE.match(row) or _is_heading(row) or _is_raised(row, rows)) and len(rows) < _MOST_TABLE_LINES:
+            rows.append(row)
+            self._tables[line.origin] = rows
+        if _EXIT_LINE.search(text) and len(self._exits) < _MOST_EXITS:
+            ends = exits.launcher_line(text, line.origin.node)
+            at = line.at if line.time_source is TimeSource.LINE else None
+            self._exits += [_placed(ended, line.origin, at) for ended in ends]
+            if any(ended.code == 0 for ended in ends):
+                self._aftermath.finished(line.origin.stream)
 
 
 def _of_its_own(line: Line, match: LineMatch) -> Line:

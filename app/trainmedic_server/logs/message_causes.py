@@ -55,7 +55,8 @@ NPU_TIMEOUTS = re.compile(r"\berror code(?: is|[:=]) ?(?:107020|50704[678])\b")
 _STATUS = re.compile(
     r"\b(?P<a>[45]\d\d) (?:Client|Server) Error\b|\bHTTP(?:/\d(?:\.\d)?)?(?: [Ee]rror)?:? (?P<b>[45]\d\d)\b"
     r"|\bstatus(?:[ _]?code)?(?: of)?[:= ',\"]{1,5}(?P<c>[45]\d\d)\b"
-    r"|^\((?P<i>[45]\d\d)\)\s*$|^\(?(?P<d>[45]\d\d)\)?,? (?:Reason|[A-Z][a-z]+ ?[A-Z(:]|(?:GET|PUT|POST|HEAD|PATCH|DELETE) )"
+    r"|^\((?P<i>[45]\d\d)\)\s*$|^\(?(?P<d>[45]\d\d)\)?,? (?:Reason|[A-Z][a-z]+ ?[A-Z(:]|(?:GET|PUT|POST|HEAD"
+    r"|PATCH|DELETE) )"
     r"|\bError code: (?P<e>[45]\d\d)\b|^(?P<f>[45]\d\d)(?:,|:) |\((?P<g>[45]\d\d)\) when calling"
     r"|\bHTTPStatusCode[\"': ]+(?P<h>[45]\d\d)|\b[A-Z][a-z]+, (?P<j>[45]\d\d)\s*$"
 )
@@ -72,9 +73,12 @@ _STORE_ANSWERS = re.compile(
     r"|(?:encountered|experienced) an internal error"
 )
 _STORE_REFUSES = re.compile(
-    r"\((?:AccessDenied|403|ExpiredToken|InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken)\)"
+    r"\((?:AccessDenied|403|ExpiredToken|InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|NoSuch\w+"
+    r"|InvalidBucketName|404|401)\)"
 )
-_GRPC = re.compile(r"StatusCode\.(UNAVAILABLE|DEADLINE_EXCEEDED)|^(?:UNAVAILABLE|DEADLINE_EXCEEDED): |^Deadline exceeded: ")
+_GRPC = re.compile(
+    r"StatusCode\.(UNAVAILABLE|DEADLINE_EXCEEDED)|^(?:UNAVAILABLE|DEADLINE_EXCEEDED): |^Deadline exceeded: "
+)
 _WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
     (
         re.compile(
@@ -86,7 +90,8 @@ _WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
             r"|Not enough memory\. Please try to increase"
             r"|is larger than the (?:maximum number of tokens|available KV cache memory)"
             r"|memory to serve at least one request"
-            r"|ALLOC_FAILED|workspace allocation failed|OOM when allocating tensor.*GPU"
+            r"|cudaErrorMemoryAllocation|ERROR_OUT_OF_DEVICE_MEMORY|ALLOC_FAILED|workspace allocation failed"
+            r"|OOM when allocating tensor.*GPU"
             r"|[Aa]llocation failed:.* device memory"
         ),
         CauseClass.GPU_MEMORY,
@@ -111,7 +116,8 @@ _WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
             r"NVIDIA driver on your system is too old"
             r"|lib(?:cuda|nvidia-ml|hccl|ascendcl)[\w.-]*\.so[\w.]*: cannot open"
             r"|Driver/library version mismatch|Found no NVIDIA driver|can't start new thread"
-            r"|CUDA driver initialization failed|system not yet initialized"
+            r"|CUDA driver initialization failed|system not yet initialized|\b[Nn]o (?:GPU|NPU|HPU"
+            r"|accelerator)s? found"
         ),
         CauseClass.NODE,
     ),
@@ -120,6 +126,7 @@ _WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
             r"[Nn]o space left on device|[Dd]isk quota exceeded|[Ii]nput/output error"
             r"|[Ss]tale (?:NFS )?file handle|[Rr]ead-only file system|database is locked"
             r"|disk I/O error|unable to lock file|database or disk is full|[Ll]ocal disk is full"
+            r"|Unable to load weights from .*checkpoint"
             r"|enforce fail at inline_container.*(?:unexpected pos|write)|[Nn]ot enough free disk space"
         ),
         CauseClass.STORAGE,
@@ -143,12 +150,14 @@ _WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
             r"|ECONNRESET|Bad Gateway"
             r"|Gateway Time-?out|Service (?:Temporarily )?Unavailable|Internal Server Error"
             r"|IncompleteRead|ReqwestMiddleware|error sending request for url|[Rr]equest failed after \d+ retries"
+            r"|file should be of size \d+ but has"
         ),
         CauseClass.NETWORK,
     ),
     (
         re.compile(
-            r"unexpected end of data|[Tt]runcated file|truncated|file size is 0 bytes|Could not open Parquet"
+            r"unexpected end of data|did not match any variant of untagged enum|[Tt]runcated file|truncated"
+            r"|file size is 0 bytes|Could not open Parquet"
             r"|mmap length is greater than file size|could not parse ModelProto|[Cc]orrupt|bad magic"
             r"|invalid (?:magic|header)|not a gzip file"
             r"|CRC check|database disk image is malformed|Magic bytes not match|not a zip file|[Ff]ile is not a zip"
@@ -164,6 +173,7 @@ _WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
         ),
         CauseClass.NUMERICS,
     ),
+    (re.compile(r"^(?:INVALID_ARGUMENT|UNIMPLEMENTED|Invalid argument|Unimplemented): "), CauseClass.CODE),
 )
 _NO_DISK: Sequence[tuple[re.Pattern[str], CauseClass]] = (
     (re.compile(r"\bdev/shm|shared memory|/torch_\d+|shm_open|shmget|psm_\w+"), CauseClass.HOST_MEMORY),
