@@ -23,6 +23,7 @@ from benchmarks.log_rules import shipped
 from trainmedic_server import telemetry
 from trainmedic_server.diagnosis.verdict import Confidence, Verdict
 from trainmedic_server.domain.finding import CauseClass
+from trainmedic_server.logs.rule import RuleSet
 from trainmedic_server.wiring.folder_diagnosis import diagnose_folder
 
 _FILE = re.compile(r"--- (?P<name>[\w][\w.-]{0,80})\s*$")
@@ -105,11 +106,11 @@ def outcome(case: Case, verdict: Verdict) -> Outcome:
     return Outcome.LENIENT if verdict.cause in case.acceptable and not is_high else Outcome.WRONG
 
 
-def judged(case: Case, directory: Path) -> Judged:
+def judged(case: Case, directory: Path, rules: RuleSet) -> Judged:
     """Diagnose a case whose files are written into `directory`."""
     for name, text in case.files.items():
         (directory / name).write_text(text, encoding="utf-8")
-    verdict = diagnose_folder(directory, shipped()).attempts[-1].verdict
+    verdict = diagnose_folder(directory, rules).attempts[-1].verdict
     named = set(verdict.ranks)
     is_culprit_right = None
     if named and (case.culprits or named & case.victims):
@@ -119,10 +120,10 @@ def judged(case: Case, directory: Path) -> Judged:
 
 def all_judged(directory: Path) -> list[Judged]:
     """Diagnose each case of a directory in a folder of its own."""
-    results = []
+    results, rules = [], shipped()
     for case in cases_in(directory):
         with tempfile.TemporaryDirectory() as place:
-            results.append(judged(case, Path(place)))
+            results.append(judged(case, Path(place), rules))
     return results
 
 

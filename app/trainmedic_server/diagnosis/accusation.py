@@ -12,6 +12,8 @@ from trainmedic_server.diagnosis.verdict import Confidence, Evidence
 from trainmedic_server.domain.finding import CauseClass, Finding
 
 _USELESS = 86400.0
+RERUN = "rerun-result"
+"""The shipped rule for the results of steps that were computed again."""
 
 
 class Witness(IntEnum):
@@ -126,6 +128,8 @@ def rank_of(finding: Finding) -> int | None:
         return finding.origin.rank
     if len(finding.ranks) == 1:
         return next(iter(finding.ranks))
-    # A line about NaN or infinite values names their rank, whichever rank has printed it.
-    said = finding.fields.get("rank", "") if finding.cause is CauseClass.NUMERICS else ""
+    # A line about NaN or infinite values names their rank, whichever rank has printed it. So does a line about a step
+    # that was computed again.
+    names_rank = finding.cause is CauseClass.NUMERICS or finding.rule == RERUN
+    said = finding.fields.get("rank", "") if names_rank else ""
     return int(said) if said.isdigit() else None

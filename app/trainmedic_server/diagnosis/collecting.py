@@ -47,12 +47,13 @@ _MOST_NEW, _MOST_FINDINGS = 2_000, 50_000
 """Findings after which it is looked whether some can be dropped, and that are kept. A rank has a handful of them."""
 _OF_PROGRAMS = re.compile(
     rb"(?:(?:<\d{1,3}>)?\d? ?(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|\d{4}-\d\d-\d\dT[\d:.+Z-]{8,24}) "
-    rb"[\w.-]{1,255} (?!kernel(?:\[\d+\])?[: ])[A-Za-z_][\w./()@-]*(?:\[\d+\])?: "
+    rb"[\w.-]{1,255} (?!kernel(?:\[\d+\])?[: ]|(?:earlyoom|systemd-oomd)\[\d+\]: )[A-Za-z_][\w./()@-]*(?:\[\d+\])?: "
     rb"|(?:user|mail|daemon|auth|syslog|local\d) {0,3}:[a-z]{3,6} {0,3}:"
     rb"|<(?:[89]|\d{2,3})>\[|(?:[89]|\d{2,4}),\d+,\d+,)"
 )
 """What a file of the kernel's lines also holds: the words of programs, to which a job's belong. In the form of syslog
-and the journal with its name, else with the number of another facility than the kernel's."""
+and the journal with its name, else with the number of another facility than the kernel's. The services that kill
+processes when memory is short are kept."""
 _OTHER_RANK = re.compile(rb"\[rank(\d{1,5})\]:")
 _MOST_TABLE_LINES, _LONGEST_TABLE_LINE = 50_000, 300
 _SOURCES_OF = {
@@ -255,18 +256,23 @@ class Collector:
             if seen and step is not None:
                 seen.step(step, line.at)
                 seen.divided(record)
-        for text in line.text.splitlines() if not record else ():
-            row = text[:_LONGEST_TABLE_LINE]
-            rows = self._tables.get(line.origin, [])
-            if (_TABLE_LINE.match(row) or _is_heading(row) or _is_raised(row, rows)) and len(rows) < _MOST_TABLE_LINES:
-                rows.append(row)
-                self._tables[line.origin] = rows
-            if _EXIT_LINE.search(text) and len(self._exits) < _MOST_EXITS:
-                ends = exits.launcher_line(text, line.origin.node)
-                at = line.at if line.time_source is TimeSource.LINE else None
-                self._exits += [_placed(ended, line.origin, at) for ended in ends]
-                if any(ended.code == 0 for ended in ends):
-                    self._aftermath.finished(line.origin.stream)
+        if not record:
+            for text in line.text.splitlines() if "\n" in line.text else (line.text,):
+                self._of_launcher(text, line)
+
+    def _of_launcher(self, text: str, line: Line) -> None:
+        """Take one text line of `line`, which may be part of a launcher's table or state how a process ended."""
+        row = text[:_LONGEST_TABLE_LINE]
+        rows = self._tables.get(line.origin, []) if self._tables else []
+        if (_TABLE_LINE.match(row) or _is_heading(row) or _is_raised(row, rows)) and len(rows) < _MOST_TABLE_LINES:
+            rows.append(row)
+            self._tables[line.origin] = rows
+        if _EXIT_LINE.search(text) and len(self._exits) < _MOST_EXITS:
+            ends = exits.launcher_line(text, line.origin.node)
+            at = line.at if line.time_source is TimeSource.LINE else None
+            self._exits += [_placed(ended, line.origin, at) for ended in ends]
+            if any(ended.code == 0 for ended in ends):
+                self._aftermath.finished(line.origin.stream)
 
 
 def _of_its_own(line: Line, match: LineMatch) -> Line:

@@ -85,7 +85,7 @@ def meaning(ended: Exit) -> tuple[CauseClass, str]:
                 "shared memory of processes, as of data loaders, was not available",
             )
         case signal.SIGKILL:
-            return CauseClass.UNKNOWN, "a person, a scheduler, or the kernel for want of memory killed it"
+            return CauseClass.UNKNOWN, "a person, a scheduler, or the kernel (out of memory) killed it"
         case None:
             return CauseClass.UNKNOWN, ended.said or "why was not printed where it was read"
         case _:

@@ -6,7 +6,15 @@ import re
 import signal
 from collections.abc import Iterator, Sequence
 
-from trainmedic_server.diagnosis.accusation import Accusation, Witness, clock_of, evidence_of, moment_of, rank_of
+from trainmedic_server.diagnosis.accusation import (
+    RERUN,
+    Accusation,
+    Witness,
+    clock_of,
+    evidence_of,
+    moment_of,
+    rank_of,
+)
 from trainmedic_server.diagnosis.facts import Facts
 from trainmedic_server.diagnosis.verdict import Confidence
 from trainmedic_server.diagnosis.window import Relevant
@@ -54,7 +62,7 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     first = roots[0]
     rivals = [other for other in roots[1:] if not moment_of(first).is_before(moment_of(other))]
     # Of lines whose order is not known, that which names a thing counts before that which only says "an error".
-    leading = min([first, *rivals], key=_vagueness)
+    leading = min([first, *(other for other in rivals if not _is_later_of_message(other, first))], key=_vagueness)
     leading = _named_next(leading, roots) or leading
     alike = [f for f in [first, *rivals] if f.rule == leading.rule]
     alike += [f for f in roots if f not in alike and f.shape == leading.shape and _is_soon_after(f, leading)]
@@ -93,9 +101,19 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     )
 
 
+def _is_later_of_message(other: Finding, first: Finding) -> bool:
+    """Return whether the rule that took `first` took `other` too. Of one program's messages the first is the reason.
+    Exceptions are excluded, because their rules take those of every program."""
+    is_exception = bool(first.fields.keys() & {"exception", "alone"})
+    return other.rule == first.rule and not is_exception and other.origin.stream == first.origin.stream
+
+
 def _named_next(leading: Finding, roots: Sequence[Finding]) -> Finding | None:
     """Return the line that the same process prints right after an unspecific error, such as a device's own reason. None
     if it is not more exact."""
+    if leading.cause is CauseClass.NUMERICS:
+        # A step that was computed again with another result shows that the numbers were the GPU's fault.
+        return next((other for other in roots if other.rule == RERUN and other.cause is CauseClass.GPU), None)
     if leading.cause is not CauseClass.CODE or PROOF in leading.fields or _PROOF.search(leading.line):
         return None
     return next((other for other in roots if other.cause is not CauseClass.CODE and _is_next(other, leading)), None)
@@ -104,7 +122,8 @@ def _named_next(leading: Finding, roots: Sequence[Finding]) -> Finding | None:
 def _is_next(other: Finding, leading: Finding) -> bool:
     is_same = other.origin.stream == leading.origin.stream and rank_of(other) == rank_of(leading)
     apart = (other.first_at - leading.first_at).total_seconds()
-    return is_same and GUESS not in other.fields and 0 <= apart <= _RIGHT_AFTER
+    is_own = not _is_later_of_message(other, leading)
+    return is_same and is_own and GUESS not in other.fields and 0 <= apart <= _RIGHT_AFTER
 
 
 def _is_proven(finding: Finding) -> bool:

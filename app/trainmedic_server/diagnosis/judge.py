@@ -220,11 +220,14 @@ def _nobody(facts: Facts, counting: Relevant) -> Verdict:
     cause = CauseClass.HANG if is_hang else CauseClass.UNKNOWN
     before = sum(1 for earlier in facts.earlier if earlier.fingerprint == str(cause))
     has_signs = is_hang or bool(counting.roots or counting.cascades) or any(ended.is_failure for ended in facts.exits)
+    waited = next((f.fields for f in counting.cascades if f.fields.get("joined")), {})
     next_step = advice.what_to_do(cause, Confidence.LOW, before, names_node=False)
     return Verdict(
         cause=cause,
         confidence=Confidence.LOW,
-        summary=wording.nobody(cause, has_signs=has_signs),
+        summary=wording.nobody(
+            cause, has_signs=has_signs, joined=waited.get("joined", ""), size=waited.get("size", "")
+        ),
         advice=next_step if has_signs or facts.is_known_to_fail else Advice.NONE,
         evidence=tuple(evidence),
         missing=tuple(wording.missing(facts, is_sure=False)),

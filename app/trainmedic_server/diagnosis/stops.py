@@ -40,8 +40,9 @@ def on_purpose(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
 
 
 def told_kills(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
-    """What the scheduler says of a process that it saw killed for want of memory, where nothing tells how any ended. Of
-    a job that has done all its steps, and of which nothing failed, that killed nothing which it needed."""
+    """Yield what the scheduler states about a process that was killed, out of memory, if no exit is known.
+
+    A job that did all its steps and in which nothing failed did not need that process."""
     if any(ended.code == 0 for ended in facts.exits) and not relevant.cascades and not relevant.roots:
         return
     told = [
@@ -56,7 +57,7 @@ def told_kills(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
             Witness.EXIT,
             CauseClass.HOST_MEMORY,
             Confidence.MEDIUM,
-            (evidence_of(told[0], "somebody was killed there for want of memory"),),
+            (evidence_of(told[0], "a process was killed there, out of memory"),),
             node=told[0].origin.node,
             moment=moment_of(told[0]),
             fingerprint=f"{CauseClass.HOST_MEMORY}:{told[0].rule}",

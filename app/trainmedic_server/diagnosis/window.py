@@ -84,7 +84,7 @@ def _was_outlived(finding: Finding, facts: Facts) -> bool:
 
 def _says_why(finding: Finding) -> bool:
     """Whether a line of the job can be where it began. That a process ended is told by its exit, and that another one
-    was killed for want of memory is only believed of the kernel."""
+    was killed, out of memory, is only believed of the kernel."""
     if finding.cause is CauseClass.HOST_MEMORY:
         return "process" not in finding.fields
     return finding.cause is not CauseClass.UNKNOWN

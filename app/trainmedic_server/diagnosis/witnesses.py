@@ -16,7 +16,7 @@ from trainmedic_server.diagnosis.window import TRUSTED_SOURCES, Relevant
 from trainmedic_server.domain.finding import CauseClass, Finding, Role
 
 _OWN_FAULTS = frozenset({CauseClass.GPU, CauseClass.NODE, CauseClass.NETWORK, CauseClass.STORAGE})
-"""Causes by which a node is at fault. Want of memory is the job's fault, or that of what runs beside it."""
+"""Causes for which a node is at fault. Lack of memory is the fault of the job, or of what runs next to it."""
 _SURE_ALONE = frozenset({CauseClass.GPU, CauseClass.NODE})
 """A lost card or a panic ends a job; a link or a file system may have been one that the job does not use."""
 _OF_TRAININGS = re.compile(r"(?i)(?:i?python|pt_|ray|torch|deepspeed|accelerate|train)|^$")
@@ -161,7 +161,7 @@ def _out_of_memory(finding: Finding, facts: Facts, relevant: Relevant) -> Accusa
     by_pid = {rank for rank, known in facts.ranks.items() if pid and str(known.pid) == pid and known.node == node}
     if not killed and not loaders and by_pid:
         ranks = by_pid
-    evidence = [evidence_of(finding, "the kernel killed a process for want of memory")]
+    evidence = [evidence_of(finding, "a process was killed there because the machine was out of memory")]
     evidence += [_evidence_of_exit(ended, "a process of the job was killed on that node") for ended in named]
     evidence += [evidence_of(other, "the process that was killed was its data loader") for other in loaders]
     is_ours = bool(by_pid or loaders) or any(pid and str(ended.pid) == pid for ended in named)
@@ -192,7 +192,7 @@ def _was_just_then(finding: Finding, relevant: Relevant) -> bool:
 
 
 def _is_nobodys_kill(finding: Finding, relevant: Relevant) -> bool:
-    """Whether the kernel says that it wants memory just as the job ends, and not whom it killed."""
+    """Return whether the kernel states that memory ran out just as the job ends, and not which process it killed."""
     return "pid" not in finding.fields and finding in relevant.trusted and _was_just_then(finding, relevant)
 
 
@@ -204,7 +204,7 @@ def _is_anothers(finding: Finding, facts: Facts, relevant: Relevant) -> bool:
 
 
 def _killed_ours(finding: Finding, facts: Facts) -> bool:
-    """Whether the kernel says that it killed, for want of memory, a process that did end by SIGKILL in the job."""
+    """Return whether the kernel states that it killed a process, out of memory, that ended by SIGKILL in the job."""
     pid = finding.fields.get("pid")
     return finding.cause is CauseClass.HOST_MEMORY and any(
         ended.signal == signal.SIGKILL and str(ended.pid) == pid and _is_on(ended, finding.origin.node, facts)
@@ -334,9 +334,9 @@ def _worth_of_exit(is_only_one: bool, is_confirmed: bool) -> Confidence:
 
 
 def _told_out_of_memory(ended: Exit, facts: Facts, relevant: Relevant) -> list[Evidence]:
-    """What the scheduler or the runtime of containers says of a process that was killed for want of memory."""
+    """Return what the scheduler or the container runtime states about a process that was killed, out of memory."""
     return [
-        evidence_of(finding, _WHY_MEMORY.get(finding.rule, "somebody was killed there for want of memory"))
+        evidence_of(finding, _WHY_MEMORY.get(finding.rule, "a process was killed there, out of memory"))
         for finding in facts.findings
         if finding.origin.source not in TRUSTED_SOURCES or _is_nobodys_kill(finding, relevant)
         if finding.role in (Role.CONFIRMATION, Role.ROOT) and finding.cause is CauseClass.HOST_MEMORY

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from trainmedic_server.diagnosis.accusation import Accusation
 from trainmedic_server.diagnosis.facts import Facts
-from trainmedic_server.diagnosis.verdict import Confidence
+from trainmedic_server.diagnosis.verdict import Confidence, Evidence
 from trainmedic_server.domain.finding import CauseClass
 
 _CAUSES = {
@@ -24,6 +24,11 @@ _CAUSES = {
     CauseClass.HANG: "It hangs",
     CauseClass.UNKNOWN: "Why it failed is not known",
 }
+_LOST_NODES = frozenset({"step-cancelled", "cluster-node-lost", "rank-failed"})
+"""Rules for lines by which a scheduler reports that a machine is lost. Others are about what a machine refuses."""
+_REFUSED = "A machine, or its setup, refused what the job needs"
+_TOO_FEW = "Too few nodes came to the rendezvous"
+_NO_RENDEZVOUS = "rendezvous-timeout"
 _DOUBTS = {Confidence.MEDIUM: "Probably", Confidence.LOW: "Perhaps"}
 _MOST_NAMED = 8
 _LONGEST_WORDS = 200
@@ -49,13 +54,24 @@ def summary(leader: Accusation, facts: Facts) -> str:
     if leader.cause is CauseClass.UNKNOWN and words.startswith("it "):
         return f"Why it failed is not known; a process of the job{on} {words.removeprefix('it ')}."
     where = f" on {ranks(named)}{on}" if named else f" on {few(nodes)}" if nodes else ""
-    head = _CAUSES[leader.cause] if where else _CAUSES[leader.cause].removesuffix(", as seen")
+    head = _head(leader, first)
+    head = head if where else head.removesuffix(", as seen")
     said = f"{head}{where}: {words}."
     return said if leader.confidence is Confidence.HIGH else f"{_DOUBTS[leader.confidence]} {said[0].lower()}{said[1:]}"
 
 
-def nobody(cause: CauseClass, *, has_signs: bool) -> str:
-    """The sentence where no rank can be named."""
+def _head(leader: Accusation, first: Evidence) -> str:
+    if leader.cause is CauseClass.HANG and first.rule == _NO_RENDEZVOUS:
+        return _TOO_FEW
+    if leader.cause is CauseClass.NODE and not leader.is_trusted and first.line and first.rule not in _LOST_NODES:
+        return _REFUSED
+    return _CAUSES[leader.cause]
+
+
+def nobody(cause: CauseClass, *, has_signs: bool, joined: str = "", size: str = "") -> str:
+    """Return the sentence for the case that no rank can be named. `joined` of `size` processes had started."""
+    if cause is CauseClass.HANG and joined:
+        return f"It did not start: {joined} of {size} processes joined, and nothing that was read says why not all did."
     if cause is CauseClass.HANG:
         return "It hangs, and nothing that was read says who did not come: those that timed out are victims."
     if not has_signs:

@@ -69,6 +69,10 @@ _EXCEPTION = re.compile(
 _SURE_EXCEPTION = re.compile(
     r"(?:\w{1,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception|Exit|Interrupt|Failure|Timeout)(?::|$)"
 )
+_PASSED_ON = re.compile(r"(?:\w{1,40}\.){0,4}RayTaskError\(\w{1,80}\): ")
+"""How Ray begins an exception that one of its tasks raised. The task's own traceback is below it."""
+_DETAIL = re.compile(r"(?:RequestId|Time|ErrorCode|Content):\S")
+"""Further lines of the message of an exception of Azure's, which begin at the margin."""
 _CHAIN = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
@@ -82,6 +86,7 @@ BEGINNINGS = (
     rb"[=*]{20}",
     rb" \(local_rank: ",
     rb"or sacrifice child",
+    rb"RayTaskError\(",
 )
 """Patterns over bytes, of which one is in each line that begins a block."""
 _KILL = re.compile(r"Kill process \d{1,10} \(.{0,64}\) score \d{1,10} or sacrifice child")
@@ -92,6 +97,8 @@ def kind_of(text: str) -> BlockKind | None:
     if text.startswith((TRACEBACK, "  + " + _GROUP, *_ANNOUNCED)) or (
         TRACEBACK in text and text.rstrip().endswith(TRACEBACK)
     ):
+        return BlockKind.TRACEBACK
+    if "RayTaskError(" in text and _PASSED_ON.match(text):
         return BlockKind.TRACEBACK
     if text[:1] == " " and '", line ' in text and _FRAME.match(text):
         return BlockKind.TRACEBACK
@@ -123,7 +130,7 @@ def _of_traceback(lines: list[str], text: str) -> Continuation:
     if _is_broken_message(lines, text):
         return Continuation.MORE
     if has_ended(lines) or lines[-1].startswith(_ANNOUNCED):
-        return Continuation.NO
+        return Continuation.MORE if _DETAIL.match(text) else Continuation.NO
     # What stands at the margin ends a traceback: the exception, which another may follow. Without a heading it may be
     # no traceback, but the place of a warning.
     exception = _SURE_EXCEPTION if lines[0].lstrip().startswith("File ") else _EXCEPTION
@@ -142,7 +149,7 @@ def has_ended(lines: list[str]) -> bool:
         if line.startswith(_CHAIN) or line.startswith(TRACEBACK):
             return False
         if line.strip() and not line.startswith(_WITHIN):
-            return len(lines) > 1 and line is not lines[0]
+            return len(lines) > 1 and line is not lines[0] and not _PASSED_ON.match(line)
     return False
 
 

@@ -28,6 +28,9 @@ _SURELY_CODE = frozenset(_DATA["surely_code"])
 _BUILTIN = frozenset(_DATA["anything"]) | _PROGRAM | _SURELY_CODE
 _WRAPPERS = frozenset(_DATA["wrappers"])
 _CONSEQUENCES = frozenset(_DATA["consequences"])
+_WITH_WORDS = frozenset({"ImportError", "AssertionError"})
+"""Classes of the program whose message may state another cause: a library that is missing, or what was checked."""
+_UNSPECIFIC = frozenset(_DATA["unspecific"])
 _SIGNATURE = re.compile(
     r"got an unexpected keyword argument|missing \d+ required (?:positional|keyword-only) argument"
     r"|takes \d+ positional arguments? but \d+|got multiple values for|^cannot import name |^module '[\w.]+' has no att"
@@ -52,9 +55,15 @@ _CLASSES: Mapping[str, CauseClass] = {
 }
 _BY_PART: Sequence[tuple[re.Pattern[str], CauseClass]] = (
     (re.compile(r"OutOfMemory|OOM"), CauseClass.GPU_MEMORY),
-    (re.compile(r"Connect|Endpoint|NameResolution|Socket|Proxy|Throttl|RateLimit|Unreachable"), CauseClass.NETWORK),
+    (
+        re.compile(
+            r"Connect|Endpoint|NameResolution|Socket|Proxy|Throttl|RateLimit|Unreachable|Unavailable|NotAvailable|NoBrokers"
+        ),
+        CauseClass.NETWORK,
+    ),
     (re.compile(r"Checksum|Corrupt|Truncated|Decod|Parse"), CauseClass.DATA),
-    (re.compile(r"Config|Validation|Argument|Unsupported|Missing|Compil"), CauseClass.CODE),
+    (re.compile(r"CUDA|Cuda|NVML"), CauseClass.GPU),
+    (re.compile(r"Config|Validation|Argument|Unsupported|Missing|Compil|NotFound|Forbidden|Setup"), CauseClass.CODE),
 )
 """Causes that the name of an unlisted class states by itself."""
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<frozen |/conda/|\.so$")
@@ -63,7 +72,20 @@ _PROCESSES = re.compile(r"/(?:multiprocessing/(?:connection|managers|resource_\w
 _CALL = re.compile(r'File "([^"\n]{1,400})", line \d+')
 _CHAINED = re.compile(r"\n(?:The above exception was the direct cause|During handling of the above exception)")
 _LAST_CLASS = re.compile(r"\n((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?:: ([^\n]*))?\s*$")
-_READERS_OF_DATA = ("zlib", "lzma", "_csv", "csv", "tarfile", "gzip", "zipfile", "PIL.", "av.", "cv2.", "decord")
+_READERS_OF_DATA = (
+    "zlib",
+    "lzma",
+    "_csv",
+    "csv",
+    "tarfile",
+    "gzip",
+    "zipfile",
+    "PIL.",
+    "av.",
+    "cv2.",
+    "decord",
+    "webdataset.",
+)
 """Modules that raise their own exceptions for broken data."""
 _NUMBERS = re.compile(r"\n\s*assert [^\n]*\b(?:is_?nan|is_?finite|is_?inf|nan|inf)\b")
 """Check for finite numbers in the program's own source, as the traceback shows it."""
@@ -71,7 +93,17 @@ _TAIL = 500
 _OF_PYTHON = ("TimeoutError", "asyncio.", "concurrent.", "multiprocessing.", "ray.")
 _COLLECTIVE = re.compile(r"\b(?:HCCL|[Hh]ccl\w*|XCCL|oneCCL|RCCL)\b.{0,80}(?i:error|fail|time ?out)")
 """Messages of collectives libraries other than NCCL about a peer. NCCL's messages have rules."""
-_SEE_ABOVE = re.compile(r"(?i)\bsee (?:the )?(?:root cause|stack trace|error|traceback|logs?) ?\(?above")
+_SEE_ABOVE = re.compile(
+    r"(?i)\bsee (?:the )?(?:root cause|stack trace|error|traceback|logs?) ?\(?above|\bis reported as above"
+)
+_SAYS_NOTHING = re.compile(r"\[Generic failure\]|Exception in Launch thread")
+"""Messages of Gaudi's runtime for every kind of failure."""
+_CAUGHT = re.compile(
+    r"^Caught (\w{2,60}) in (?:DataLoader worker|pin memory thread|replica)|state=finished raised (\w{2,60})>"
+)
+"""Messages of PyTorch and tenacity that name the exception which another process, thread or attempt raised."""
+_BARE_TIMEOUT = re.compile(r"(?i)^time(?:d ?out|out) (?:waiting|while waiting)\b")
+_OF_DATA = re.compile(r"(?i)\b(?:columns?|data ?sets?|samples?)\b")
 
 
 class ExceptionReading(Struct, frozen=True):
@@ -91,29 +123,44 @@ def read(name: str, message: str, traceback: str = "") -> ExceptionReading:
     last = name.rpartition(".")[2]
     if last in _WRAPPERS and (inner := _inner(traceback)):
         return read(*inner)
+    if (caught := _CAUGHT.search(message)) and (inner_name := caught[1] or caught[2]) != last:
+        return read(inner_name, "", traceback)
     calls = _CALL.findall(traceback)
     place = calls[-1] if calls else ""
     if _is_consequence(name, message, place):
         return ExceptionReading(CauseClass.UNKNOWN, is_consequence=True)
+    if name == "requests.exceptions.JSONDecodeError":
+        return ExceptionReading(CauseClass.NETWORK)  # A server answered with something else than it should.
     if last in _SURELY_CODE:
         return ExceptionReading(CauseClass.CODE, is_proof=True)
     is_programs = last in _PROGRAM or (last in ("RuntimeError", "ValueError") and bool(_TENSORS.search(message)))
-    by_message = None if last in _PROGRAM - {"ImportError"} else message_causes.cause_of(name, message)
+    by_message = None if last in _PROGRAM - _WITH_WORDS else message_causes.cause_of(name, message)
     if by_message is not None:
         return ExceptionReading(by_message)
+    if _SAYS_NOTHING.search(message):
+        return ExceptionReading(CauseClass.UNKNOWN, is_guess=True)
     if last == "AssertionError" and _NUMBERS.search(traceback[-_TAIL:]):
         return ExceptionReading(CauseClass.NUMERICS)
     if is_programs:
         return ExceptionReading(CauseClass.CODE, is_proof=_is_proof(last, message, place, calls))
-    return _by_class(name, last)
+    return _by_class(name, last, message)
 
 
 def _is_consequence(name: str, message: str, place: str) -> bool:
     last = name.rpartition(".")[2]
-    if last in _CONSEQUENCES or _SEE_ABOVE.search(message) or _COLLECTIVE.search(message):
+    if (
+        last in _CONSEQUENCES
+        or message_causes.NPU_TIMEOUTS.search(message)
+        or _SEE_ABOVE.search(message)
+        or _COLLECTIVE.search(message)
+    ):
+        return True
+    if _BARE_TIMEOUT.search(message) and message_causes.cause_of(name, message) is None:
         return True
     # A bare timeout says only that there was no answer, not over which path, or why.
     if last == "TimeoutError" and name.startswith(_OF_PYTHON) and message_causes.cause_of(name, message) is None:
+        return True
+    if name.startswith("multiprocessing.") and last == "AuthenticationError":
         return True
     of_processes = last in ("EOFError", "BrokenPipeError", "ConnectionResetError", "ConnectionRefusedError")
     return of_processes and bool(_PROCESSES.search(place))
@@ -125,21 +172,26 @@ def _is_proof(last: str, message: str, place: str, calls: Sequence[str]) -> bool
         return True
     is_own = bool(place) and not _LIBRARY.search(place)
     # A None value should have come from elsewhere, such as a file that does not exist.
-    if "NoneType" in message:
+    if "NoneType" in message or _OF_DATA.search(message):
         return False
     # A sample without a member is as often a fault of the data as of the program.
     is_loading = any(_LOADER.search(call) for call in calls)
     return is_own and not is_loading and last != "ImportError"
 
 
-def _by_class(name: str, last: str) -> ExceptionReading:
+def _by_class(name: str, last: str, message: str) -> ExceptionReading:
+    if last in _UNSPECIFIC:
+        return ExceptionReading(CauseClass.UNKNOWN, is_guess=True)
+    if ("Checksum" in last or "Corrupt" in last) and message_causes.is_store(name):
+        return ExceptionReading(CauseClass.STORAGE)  # The store's answer was damaged, not the object.
     if name.startswith(_READERS_OF_DATA):
         return ExceptionReading(CauseClass.DATA)
     if cause := _CLASSES.get(last):
         is_rays = name.startswith("ray.") and cause is CauseClass.GPU_MEMORY
         return ExceptionReading(CauseClass.HOST_MEMORY if is_rays else cause)
     if last == "EOFError":
-        return ExceptionReading(CauseClass.DATA)
+        # Without a message it may as well be the end of a pipe.
+        return ExceptionReading(CauseClass.DATA, is_guess=not message)
     if last in _BUILTIN:
         return ExceptionReading(CauseClass.CODE)
     if last.endswith(("Timeout", "TimeoutError")):

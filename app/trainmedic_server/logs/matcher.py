@@ -248,7 +248,8 @@ def _of_exception(role: Role, cause: CauseClass, fields: dict[str, str], text: b
     name = fields.get("exception") or fields.get("alone", "")
     if cause is not CauseClass.CODE or not name:
         return role, cause, fields
-    reading = exception_causes.read(name, fields.get("message", ""), text.decode(errors="replace"))
+    whole = text.decode(errors="replace")
+    reading = exception_causes.read(name, _whole_message(name, fields.get("message", ""), whole), whole)
     if reading.is_consequence:
         return Role.CASCADE, CauseClass.UNKNOWN, fields
     if reading.is_proof:
@@ -256,6 +257,12 @@ def _of_exception(role: Role, cause: CauseClass, fields: dict[str, str], text: b
     if reading.is_guess:
         fields = {**fields, exception_causes.GUESS: "class"}
     return role, reading.cause, fields
+
+
+def _whole_message(name: str, message: str, text: str) -> str:
+    """Return the message with the lines of `text` after it. gRPC and Azure write status and code into these."""
+    _, found, rest = text.rpartition(f"{name}: {message}")
+    return f"{message}{rest[:LONGEST_FIELD]}" if found else message
 
 
 def _ended(ready: _ReadyRule, text: bytes) -> Mapping[str, str] | None:

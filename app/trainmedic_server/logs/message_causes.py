@@ -13,6 +13,7 @@ from trainmedic_server.domain.finding import CauseClass
 _ERRNO = re.compile(r"\[Errno (-?\d{1,3})\]|\(os error (\d{1,3})\)|\berrno[:= ]{1,2}(\d{1,3})\b")
 _BY_ERRNO: Mapping[int, CauseClass] = {
     5: CauseClass.STORAGE,  # EIO
+    11: CauseClass.NODE,  # EAGAIN: no further process or thread
     12: CauseClass.HOST_MEMORY,  # ENOMEM
     16: CauseClass.STORAGE,  # EBUSY: of a network file system
     19: CauseClass.NODE,  # ENODEV
@@ -38,15 +39,29 @@ _BY_ERRNO: Mapping[int, CauseClass] = {
 }
 """Causes by Linux's error numbers, and by getaddrinfo's, which are negative. Those of paths (2, 13, 17) say nothing
 about a cause."""
+_OF_A_FILE = re.compile(r"\[Errno \d+\] [^:]{3,60}: b?['\"]/|unable to lock file")
+_NPU_CODE = re.compile(r"\berror code(?: is|[:=]) ?(\d{6})\b")
+_BY_NPU_CODE: Mapping[int, CauseClass] = {
+    207001: CauseClass.GPU_MEMORY,
+    207018: CauseClass.GPU_MEMORY,
+    507010: CauseClass.GPU,  # The heartbeat of the task scheduler is lost.
+    507033: CauseClass.GPU,  # The device could not be set up.
+    **dict.fromkeys((507053, 507054, 507055), CauseClass.GPU),  # The memory of the device has errors.
+    507056: CauseClass.NETWORK,  # A link between devices has errors.
+    507057: CauseClass.NETWORK,
+}
+"""Causes by the numbers of Ascend's runtime (``acl/error_codes``). Timeouts are consequences."""
+NPU_TIMEOUTS = re.compile(r"\berror code(?: is|[:=]) ?(?:107020|50704[678])\b")
 _STATUS = re.compile(
     r"\b(?P<a>[45]\d\d) (?:Client|Server) Error\b|\bHTTP(?:/\d(?:\.\d)?)?(?: [Ee]rror)?:? (?P<b>[45]\d\d)\b"
-    r"|\bstatus(?:[ _]?code)?(?: of)?[:= ]{1,3}(?P<c>[45]\d\d)\b"
-    r"|^\((?P<i>[45]\d\d)\)\s*$|^\(?(?P<d>[45]\d\d)\)?,? (?:Reason|[A-Z][a-z]+ ?[A-Z(:]|POST |GET )"
+    r"|\bstatus(?:[ _]?code)?(?: of)?[:= ',\"]{1,5}(?P<c>[45]\d\d)\b"
+    r"|^\((?P<i>[45]\d\d)\)\s*$|^\(?(?P<d>[45]\d\d)\)?,? (?:Reason|[A-Z][a-z]+ ?[A-Z(:]|(?:GET|PUT|POST|HEAD"
+    r"|PATCH|DELETE) )"
     r"|\bError code: (?P<e>[45]\d\d)\b|^(?P<f>[45]\d\d)(?:,|:) |\((?P<g>[45]\d\d)\) when calling"
-    r"|\bHTTPStatusCode[\"': ]+(?P<h>[45]\d\d)"
+    r"|\bHTTPStatusCode[\"': ]+(?P<h>[45]\d\d)|\b[A-Z][a-z]+, (?P<j>[45]\d\d)\s*$"
 )
 _STORE = re.compile(
-    r"(?i)\bboto|\bazure\.|s3fs|gcsfs|adlfs|fsspec|google\.cloud\.storage|storage\.googleapis"
+    r"(?i)\bboto|\bazure\.|s3fs|gcsfs|adlfs|fsspec|google\.cloud\.storage|google\.resumable_media|storage\.googleapis"
     r"|azure\.storage|minio|\boss2?\b"
     r"|\bs3\b|\bs3:/|\bgs:/|\bbucket|amazonaws\.com|blob\.core\.windows|PutObject|GetObject|HeadObject"
     r"|MultipartUpload|UploadPart"
@@ -54,22 +69,29 @@ _STORE = re.compile(
 _STORE_ANSWERS = re.compile(
     r"\((?:SlowDown|ServiceUnavailable|InternalError|RequestTimeout|503|500|Throttling\w*|OperationAborted)\)"
     r"|\bSlowDown\b|[Rr]educe your request rate|rate limit for object mutation|ServerBusy|OperationTimedOut"
+    r"|[Ss]erver is (?:currently )?busy|could not be completed within the specified time"
+    r"|(?:encountered|experienced) an internal error"
 )
 _STORE_REFUSES = re.compile(
-    r"\((?:AccessDenied|403|ExpiredToken|InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken)\)"
+    r"\((?:AccessDenied|403|ExpiredToken|InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|NoSuch\w+"
+    r"|InvalidBucketName|404|401)\)"
 )
-_GRPC = re.compile(r"StatusCode\.(UNAVAILABLE|DEADLINE_EXCEEDED)|^(?:UNAVAILABLE|DEADLINE_EXCEEDED): ")
+_GRPC = re.compile(
+    r"StatusCode\.(UNAVAILABLE|DEADLINE_EXCEEDED)|^(?:UNAVAILABLE|DEADLINE_EXCEEDED): |^Deadline exceeded: "
+)
 _WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
     (
         re.compile(
-            r"\b(?:CUDA|HIP|NPU|XPU|MPS backend|HPU|GPU|MLU|MUSA|GCU|PTA|[Dd]evice|HBM)\b.{0,20}out of memory"
+            r"\b(?:MPS backend|[Dd]evice|(?!CPU\b|RAM\b)[A-Z]{3,4})\b.{0,20}out of memory"
             r"|[Oo]ut of (?:HBM|GPU|[Dd]evice|VRAM) memory|CUBLAS_STATUS_ALLOC_FAILED|CUDA_ERROR_OUT_OF_MEMORY"
-            r"|RESOURCE_EXHAUSTED: (?:.*[Oo]ut of memory|.*allocat|.*[Rr]an out of memory|.*hbm)"
+            r"|RESOURCE_EXHAUSTED: (?:.*[Oo]ut of memory|.*allocat|.*[Rr]an out of memory|.*hbm|.*bottom of memory)"
+            r"|[Rr]an out of memory in memory space|\bOOM: |[Aa]llocation failed for size"
             r"|No available memory for the cache blocks|^Free memory on device"
             r"|Not enough memory\. Please try to increase"
             r"|is larger than the (?:maximum number of tokens|available KV cache memory)"
             r"|memory to serve at least one request"
-            r"|ALLOC_FAILED|workspace allocation failed|OOM when allocating tensor.*GPU"
+            r"|cudaErrorMemoryAllocation|ERROR_OUT_OF_DEVICE_MEMORY|ALLOC_FAILED|workspace allocation failed"
+            r"|OOM when allocating tensor.*GPU"
             r"|[Aa]llocation failed:.* device memory"
         ),
         CauseClass.GPU_MEMORY,
@@ -93,7 +115,9 @@ _WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
         re.compile(
             r"NVIDIA driver on your system is too old"
             r"|lib(?:cuda|nvidia-ml|hccl|ascendcl)[\w.-]*\.so[\w.]*: cannot open"
-            r"|Driver/library version mismatch|Found no NVIDIA driver"
+            r"|Driver/library version mismatch|Found no NVIDIA driver|can't start new thread"
+            r"|CUDA driver initialization failed|system not yet initialized|\b[Nn]o (?:GPU|NPU|HPU"
+            r"|accelerator)s? found"
         ),
         CauseClass.NODE,
     ),
@@ -101,7 +125,8 @@ _WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
         re.compile(
             r"[Nn]o space left on device|[Dd]isk quota exceeded|[Ii]nput/output error"
             r"|[Ss]tale (?:NFS )?file handle|[Rr]ead-only file system|database is locked"
-            r"|disk I/O error|unable to lock file"
+            r"|disk I/O error|unable to lock file|database or disk is full|[Ll]ocal disk is full"
+            r"|Unable to load weights from .*checkpoint"
             r"|enforce fail at inline_container.*(?:unexpected pos|write)|[Nn]ot enough free disk space"
         ),
         CauseClass.STORAGE,
@@ -116,6 +141,7 @@ _WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
             r"|[Nn]etwork is unreachable|[Nn]o route to host|couldn't connect to"
             r"|[Cc]ould not connect to|[Cc]an(?:not|'t) connect to|Unable to connect"
             r"|[Ff]ailed to connect"
+            r"|\bconnect\(\) timed out|[Cc]onnection attempts failed|[Cc]onnect call failed"
             r"|[Rr]emote end closed connection|EOF occurred in violation of protocol"
             r"|certificate verify failed|Server disconnected|socket (?:has )?timed out"
             r"|[Tt]oo [Mm]any [Rr]equests|[Pp]eer closed connection|[Cc]annot send a request"
@@ -123,16 +149,18 @@ _WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
             r"|[Rr]ate ?limit|[Cc]annot reach|connectFullMesh failed|Couldn't reach|transport error"
             r"|ECONNRESET|Bad Gateway"
             r"|Gateway Time-?out|Service (?:Temporarily )?Unavailable|Internal Server Error"
-            r"|IncompleteRead"
+            r"|IncompleteRead|ReqwestMiddleware|error sending request for url|[Rr]equest failed after \d+ retries"
+            r"|file should be of size \d+ but has"
         ),
         CauseClass.NETWORK,
     ),
     (
         re.compile(
-            r"[Tt]runcated file|truncated|file size is 0 bytes|Could not open Parquet"
+            r"unexpected end of data|did not match any variant of untagged enum|[Tt]runcated file|truncated"
+            r"|file size is 0 bytes|Could not open Parquet"
             r"|mmap length is greater than file size|could not parse ModelProto|[Cc]orrupt|bad magic"
             r"|invalid (?:magic|header)|not a gzip file"
-            r"|CRC check|Magic bytes not match|not a zip file|[Ff]ile is not a zip"
+            r"|CRC check|database disk image is malformed|Magic bytes not match|not a zip file|[Ff]ile is not a zip"
             r"|Compressed file ended before|incorrect header check|invalid start byte|Expecting value: line"
         ),
         CauseClass.DATA,
@@ -141,10 +169,11 @@ _WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
         re.compile(
             r"(?:loss|grad\w*|logits|probability tensor).{0,40}(?:\bnan\b|\bNaN\b|\binf\b|not finite|non-?fini"
             r"te)|\b(?:NaN|nan|non-?finite|inf or nan)\b.{0,40}\b(?:loss|grad\w*|logits)"
-            r"|probability tensor contains either|found invalid values:.*\bnan\b"
+            r"|returned nan values in its|probability tensor contains either|found invalid values:.*\bnan\b"
         ),
         CauseClass.NUMERICS,
     ),
+    (re.compile(r"^(?:INVALID_ARGUMENT|UNIMPLEMENTED|Invalid argument|Unimplemented): "), CauseClass.CODE),
 )
 _NO_DISK: Sequence[tuple[re.Pattern[str], CauseClass]] = (
     (re.compile(r"\bdev/shm|shared memory|/torch_\d+|shm_open|shmget|psm_\w+"), CauseClass.HOST_MEMORY),
@@ -161,8 +190,15 @@ def cause_of(name: str, message: str) -> CauseClass | None:
     """Return the cause that the message of the exception `name` states. None if it states none."""
     if _NO_SPACE.search(message) and (cause := _no_disk(message)):
         return cause
+    if cause := _by_npu_code(message):
+        return cause
     words = _by_words(message, CauseClass.GPU_MEMORY, CauseClass.HOST_MEMORY, CauseClass.GPU, CauseClass.NODE)
     return words or _by_store(name, message) or _by_status(name, message) or _by_errno(message) or _by_words(message)
+
+
+def is_store(name: str) -> bool:
+    """Return whether the class `name` belongs to a client of an object store."""
+    return bool(_STORE.search(name))
 
 
 def _no_disk(message: str) -> CauseClass | None:
@@ -193,4 +229,14 @@ def _by_status(name: str, message: str) -> CauseClass | None:
 
 def _by_errno(message: str) -> CauseClass | None:
     match = _ERRNO.search(message)
-    return _BY_ERRNO.get(int(next(group for group in match.groups() if group))) if match else None
+    if match is None:
+        return None
+    cause = _BY_ERRNO.get(int(next(group for group in match.groups() if group)))
+    # A path after it means that a file system did not answer, and a lock that it refused one.
+    is_files = cause in (CauseClass.NETWORK, CauseClass.NODE) and _OF_A_FILE.search(message)
+    return CauseClass.STORAGE if is_files else cause
+
+
+def _by_npu_code(message: str) -> CauseClass | None:
+    match = _NPU_CODE.search(message)
+    return _BY_NPU_CODE.get(int(match[1])) if match else None

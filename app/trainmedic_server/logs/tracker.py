@@ -250,8 +250,8 @@ def _key(
     fields: Mapping[str, Any],
 ) -> _Key:
     attempt = origin.attempt if rule.until == UNTIL_ATTEMPT else None
-    # Whom the kernel kills for want of memory is told of each, because a diagnosis asks whether it was the job's; to
-    # the server they are of one finding, and of one alert.
+    # Each process that the kernel kills, out of memory, is reported, because a diagnosis asks whether it was the job's.
+    # The server makes one finding and one alert of them.
     is_kill = cause is CauseClass.HOST_MEMORY and origin.source in KERNEL_SOURCES and rule.count is None
     killed = str(fields.get("pid")) if is_kill else None
     return (observation.stream_key(origin), rule.name, role, cause, attempt, killed, *whose.key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cache
@@ -26,6 +27,9 @@ _DOCUMENT = yaml.load(Path(__file__).with_name("scenes.yaml").read_bytes(), yaml
 SCENES: Mapping[str, Any] = {scene["name"]: scene for scene in _DOCUMENT["scenes"]}
 _VAGUE = {CauseClass.HANG, CauseClass.UNKNOWN}
 _FEWEST = 30
+_LEAST_MEDIUM = 0.8
+"""Some scenes are composed to mislead, by a clock or by a node that is not the job's. ``test_calibration`` asks more of
+failures as they happen."""
 
 
 @cache
@@ -122,8 +126,9 @@ def test_what_happened_is_said(name: str, tmp_path: Path) -> None:
 
 
 def test_what_is_named_with_high_confidence_is_never_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Over all scenes, and over each of them with any one of its files gone. The shares are printed."""
+    """Over all scenes, and over each of them with any one of its files gone. The shares by confidence are printed."""
     named = can_be = sure = wrong = total = 0
+    reliability: Counter[tuple[Confidence, str]] = Counter()
     for name, scene in SCENES.items():
         for number, files in enumerate([scene["files"], *_with_one_gone(scene["files"])]):
             place = tmp_path / re.sub(r"\W+", "-", name)[:60] / str(number)
@@ -134,6 +139,7 @@ def test_what_is_named_with_high_confidence_is_never_wrong(tmp_path: Path, capsy
             assert not wrong, f"{name}, without file {number}: {verdict.plain()}"
             if number == 0:
                 total, sure = total + 1, sure + is_sure
+                reliability[verdict.confidence, _outcome(verdict, scene["truth"])] += 1
                 can_be += bool(scene["truth"]["ranks"] or scene["truth"]["node"])
                 named += bool(verdict.ranks or verdict.node) and not is_wrong(verdict, scene["truth"])
     with capsys.disabled():
@@ -141,8 +147,21 @@ def test_what_is_named_with_high_confidence_is_never_wrong(tmp_path: Path, capsy
             f"\n{total} scenes: a culprit named in {named}, of {can_be} that have one ({named / can_be:.0%}), "
             f"with high confidence {sure}, wrong 0"
         )
+        for confidence in Confidence:
+            counts = {outcome: reliability[confidence, outcome] for outcome in ("right", "unknown", "wrong")}
+            print(f"{confidence.value:8}" + "".join(f"{outcome:>9} {count}" for outcome, count in counts.items()))
+    medium = {outcome: reliability[Confidence.MEDIUM, outcome] for outcome in ("right", "unknown", "wrong")}
+    assert medium["right"] / sum(medium.values()) >= _LEAST_MEDIUM
+    assert sure / total >= 0.25
     assert total >= _FEWEST
     assert named / can_be > 0.6
+
+
+def _outcome(verdict: Verdict, truth: Mapping[str, Any]) -> str:
+    """Return how a verdict compares with the truth. A cause that is not known is right only where nobody knows it."""
+    if is_wrong(verdict, truth):
+        return "wrong"
+    return "right" if verdict.cause == truth["cause"] else "unknown"
 
 
 def _with_one_gone(files: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -100,3 +100,48 @@ def test_a_check_that_numbers_are_numbers_is_about_numbers() -> None:
     """The traceback shows the source of the assertion."""
     checked = OWN.replace("    step()", "    assert torch.isfinite(loss)")
     assert read("AssertionError", checked) == ExceptionReading(CauseClass.NUMERICS)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "RuntimeError: NPU function error: aclrtSynchronizeDevice, error code is 507048",
+        "RuntimeError: The Inner error is reported as above.",
+        "subprocess.TimeoutExpired: Command '['nvidia-smi']' timed out after 30 seconds",
+        "multiprocessing.context.AuthenticationError: digest received was wrong",
+    ],
+)
+def test_a_timeout_or_a_pointer_to_another_error_is_a_consequence(line: str) -> None:
+    """It states that something did not answer, and not why."""
+    assert read(line).is_consequence
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "jaxlib.xla_extension.XlaRuntimeError: INTERNAL: an error occurred",
+        "torch.distributed.DistNetworkError: failed to recv, got 0 bytes",
+        "RuntimeError: Graph compile failed. synStatus=synStatus 26 [Generic failure].",
+    ],
+)
+def test_a_class_for_every_kind_of_failure_states_no_cause(line: str) -> None:
+    """Without a message that is known."""
+    assert read(line) == ExceptionReading(CauseClass.UNKNOWN, is_guess=True)
+
+
+def test_an_exception_of_a_loader_process_is_read_by_its_own_class() -> None:
+    """PyTorch raises its message again, as the class that it had or as RuntimeError."""
+    assert read("RuntimeError: Caught CastError in DataLoader worker process 0.").cause is CauseClass.DATA
+    assert read("RuntimeError: Caught ReadTimeout in DataLoader worker process 3.").cause is CauseClass.NETWORK
+
+
+def test_an_error_number_with_a_path_is_of_a_file_system() -> None:
+    """The same number without one is of the network."""
+    assert read("TimeoutError: [Errno 110] Connection timed out: '/nfs/data/s1'").cause is CauseClass.STORAGE
+    assert read("TimeoutError: [Errno 110] Connection timed out").cause is CauseClass.NETWORK
+
+
+def test_the_end_of_a_pipe_is_a_guess() -> None:
+    """Without a message nobody knows what ended."""
+    assert read("EOFError").is_guess
+    assert not read("EOFError: Ran out of input").is_guess

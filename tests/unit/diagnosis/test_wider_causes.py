@@ -1,0 +1,181 @@
+"""Causes beyond a rank's own exception: launches, rendezvous, accelerators, memory services, and what to do then."""
+
+# ruff: noqa: E501 (lines stand here as programs print them)
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.diagnosis.test_folder import diagnosed, write
+from trainmedic_server.diagnosis.verdict import Advice, Confidence, Verdict
+from trainmedic_server.domain.finding import CauseClass
+
+RAY = """ray.exceptions.RayTaskError({name}): ray::Trainer.step() (pid=91, ip=10.0.0.9, repr=<trainer.Trainer object>)
+  File "/app/trainer.py", line 44, in step
+    out = self.update(batch)
+  File "/app/trainer.py", line 71, in update
+    return fetch(batch)
+{last}
+"""
+RERUN = "ERROR:megatron.core.rerun_state_machine:"
+WHERE = f"{RERUN}Rank 6, node gpu-09, device 6, iteration #812: "
+
+
+def verdict_on(directory: Path, text: str, name: str = "train.log") -> Verdict:
+    """The verdict on one file."""
+    return diagnosed(write(directory, **{name: text})).attempts[-1].verdict
+
+
+@pytest.mark.parametrize("prefix", ["", "(TaskRunner pid=812) "])
+@pytest.mark.parametrize(
+    ("name", "last", "cause"),
+    [
+        ("ConnectionError", "ConnectionError: Max retries exceeded with url: /api", CauseClass.NETWORK),
+        ("OSError", "OSError: [Errno 116] Stale file handle: '/ckpt/a'", CauseClass.STORAGE),
+        ("OutOfMemoryError", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "gpu_memory"),
+        ("ActorDiedError", "ray.exceptions.ActorDiedError: The actor died.", CauseClass.UNKNOWN),
+    ],
+)
+def test_the_exception_that_ray_passes_on_is_read(
+    name: str, last: str, cause: str, prefix: str, tmp_path: Path
+) -> None:
+    """Its traceback is below Ray's line, with or without a heading."""
+    text = "".join(f"{prefix}{line}\n" for line in RAY.format(name=name, last=last).splitlines())
+    assert verdict_on(tmp_path / "bare", text).cause == cause
+    heading = f'{prefix}Traceback (most recent call last):\n{prefix}  File "/app/main.py", line 9, in <module>\n'
+    assert verdict_on(tmp_path / "headed", heading + text).cause == cause
+
+
+def test_an_exception_that_ray_passes_on_is_known_by_its_first_line(tmp_path: Path) -> None:
+    """If the log ends there."""
+    text = "ray.exceptions.RayTaskError(ReadTimeout): ray::Trainer.step() (pid=91, ip=10.0.0.9)\n"
+    assert verdict_on(tmp_path, text).cause is CauseClass.NETWORK
+
+
+@pytest.mark.parametrize(
+    ("log", "cause", "words"),
+    [
+        (
+            "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError\n",
+            CauseClass.HANG,
+            "too few nodes came to the rendezvous",
+        ),
+        (
+            "torch.distributed.DistStoreError: Timed out after 301 seconds waiting for clients. 14/16 clients joined.\n",
+            CauseClass.HANG,
+            "It did not start: 14 of 16 processes joined",
+        ),
+        (
+            "srun: error: Task launch for 71.0 failed on node gpu-3: Job credential expired\n",
+            CauseClass.NODE,
+            "a machine, or its setup, refused what the job needs",
+        ),
+        (
+            "nvidia-container-cli: mount error: failed to create user namespace: No space left on device\n",
+            CauseClass.NODE,
+            "a machine, or its setup, refused what the job needs",
+        ),
+        ("salloc: error: Node failure on gpu-3\n", CauseClass.NODE, "a machine failed"),
+    ],
+)
+def test_a_job_that_did_not_start_is_told_as_such(log: str, cause: CauseClass, words: str, tmp_path: Path) -> None:
+    """The sentence says what was refused, or how many came."""
+    verdict = verdict_on(tmp_path, log)
+    assert verdict.cause is cause
+    assert words in verdict.summary, verdict.summary
+    assert verdict.confidence is not Confidence.HIGH
+
+
+@pytest.mark.parametrize("what", ["Possible transient error!", "Possible persistent error!"])
+def test_a_step_that_comes_out_differently_is_the_gpus(what: str, tmp_path: Path) -> None:
+    """Megatron-LM computed it again; the NaN before it is not the reason."""
+    nan = f"{RERUN}Unexpected result nan on rank 6 at iteration #812 invocation #1 (message='found NaN in loss')\n"
+    again = f"{WHERE}First rerun: unexpected result is not reproducible within the tolerance (2.1 != nan)\n"
+    verdict = verdict_on(tmp_path, nan + again + f"{WHERE}{what}\n")
+    assert (verdict.cause, verdict.ranks) == (CauseClass.GPU, (6,))
+    assert verdict.advice is Advice.ASK
+    assert verdict.confidence is not Confidence.HIGH
+
+
+def test_a_step_that_comes_out_alike_is_the_trainings(tmp_path: Path) -> None:
+    """On another GPU too, so the numbers are what the program computes."""
+    nan = f"{RERUN}Unexpected result nan on rank 6 at iteration #812 invocation #1 (message='found NaN in loss')\n"
+    told = f"{WHERE}Correct result (but possible Application error)\n"
+    verdict = verdict_on(tmp_path, nan + told)
+    assert (verdict.cause, verdict.ranks) == (CauseClass.NUMERICS, (6,))
+
+
+def test_what_a_service_kills_is_out_of_memory(tmp_path: Path) -> None:
+    """earlyoom writes into the journal, as a program."""
+    line = 'Aug 04 10:39:10 gpu-3 earlyoom[845]: sending SIGTERM to process 3226 uid 0 "python3": oom_score 1282, VmRSS 2\n'
+    verdict = verdict_on(tmp_path, line, "journal-gpu-3.txt")
+    assert (verdict.cause, verdict.advice) == (CauseClass.HOST_MEMORY, Advice.RESTART)
+    other = line.replace("earlyoom[845]", "train[845]")
+    assert verdict_on(tmp_path / "other", other, "journal-gpu-3.txt").cause is CauseClass.UNKNOWN
+
+
+def test_corrected_errors_of_a_link_explain_no_exception(tmp_path: Path) -> None:
+    """They are a hint for people who look after the node."""
+    aer = "".join(
+        f"[{100 + number / 10:.6f}] pcieport 0000:00:03.1: AER: Corrected error received: 0000:01:00.0\n"
+        for number in range(60)
+    )
+    raised = "Traceback (most recent call last):\n  File \"/app/train.py\", line 9, in main\nKeyError: 'labels'\n"
+    verdict = diagnosed(write(tmp_path, **{"dmesg-gpu-3.txt": aer, "train.log": raised})).attempts[-1].verdict
+    assert verdict.cause is CauseClass.CODE
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "RuntimeError: unable to write to file </torch_9021_1>: No space left on device (28)",
+        "OSError: [Errno 28] No space left on device: '/psm_7f21'",
+        "NCCL WARN Error: failed to extend /dev/shm/nccl-ab12 to 9637892 bytes, error: No space left on device (28)",
+    ],
+)
+def test_shared_memory_that_is_full_is_no_disk(line: str, tmp_path: Path) -> None:
+    """It has 64 MB in a container by default."""
+    assert verdict_on(tmp_path, f"{line}\n").cause is CauseClass.HOST_MEMORY
+
+
+def test_a_semaphore_that_cannot_be_made_is_no_disk(tmp_path: Path) -> None:
+    """The traceback shows that it is shared memory."""
+    raised = (
+        "Traceback (most recent call last):\n"
+        '  File "/usr/lib/python3.11/multiprocessing/synchronize.py", line 57, in __init__\n'
+        "    sl = self._semlock = _multiprocessing.SemLock(\n"
+        "OSError: [Errno 28] No space left on device\n"
+    )
+    assert verdict_on(tmp_path, raised).cause is CauseClass.HOST_MEMORY
+
+
+@pytest.mark.parametrize(
+    ("line", "is_nccl"),
+    [
+        ("NCCL WARN NET/IB : Got completion from peer 10.0.0.7<44206> with status=12 opcode=0 len=0 vendor err 129\n", True),
+        ("RuntimeError: NPU out of memory. Tried to allocate 2.00 GiB (NPU 0; 60.97 GiB total capacity)\n", False),
+        ("pynvml.NVMLError_GpuIsLost: GPU is lost\n", False),
+    ],
+)  # fmt: skip
+def test_flight_recorder_dumps_are_missing_only_where_nccl_was_used(line: str, is_nccl: bool, tmp_path: Path) -> None:
+    """No other library writes them."""
+    verdict = verdict_on(tmp_path, line)
+    assert ("no flight recorder dumps" in verdict.missing) == is_nccl
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "pynvml.NVMLError_GpuIsLost: GPU is lost\n",
+        "RuntimeError: CUDA error: uncorrectable ECC error encountered\n",
+        "HW Exception by GPU node-4 (Agent handle: 0x1) reason :GPU Hang\n",
+        "RuntimeError: synStatus=26 [Generic failure] Device acquire failed.\n",
+    ],
+)
+def test_a_lost_gpu_is_never_a_restart(line: str, tmp_path: Path) -> None:
+    """On the same GPU it fails again: a person looks at the node first."""
+    verdict = verdict_on(tmp_path, line)
+    assert verdict.cause is CauseClass.GPU
+    assert verdict.advice in (Advice.ASK, Advice.ISOLATE_NODE)
