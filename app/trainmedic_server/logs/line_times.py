@@ -50,7 +50,8 @@ _NAMES = "|".join(_MONTHS)
 _NAMED = re.compile(
     rf"(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun),? )?"
     rf"(?:(?P<name>{_NAMES}) {{1,2}}(?P<d>\d\d?)"
-    rf"|(?P<d2>\d\d?)[ /-](?P<name2>{_NAMES})(?:[ /-](?P<y2>\d{{4}}))?)[ :]{_CLOCK}{_ZONE}(?: (?:[A-Z]{{3,4}} )?(?P<y>(?:19|20)\d\d)(?!\d))?{_END}"
+    rf"|(?P<d2>\d\d?)[ /-](?P<name2>{_NAMES})(?:[ /-](?P<y2>\d{{4}}))?)"
+    rf"[ :]{_CLOCK}{_ZONE}(?: (?:[A-Z]{{3,4}} )?(?P<y>(?:19|20)\d\d)(?!\d))?{_END}"
 )
 _EPOCH = re.compile(r"(?P<s>1\d{9}|2\d{9})(?:\.(?P<f>\d{1,9})|(?P<t>\d{3}|\d{6}|\d{9}))?(?![\d.\w])")
 _BARE_CLOCK = re.compile(rf"{_CLOCK}{_END}")
@@ -209,7 +210,7 @@ def _slashed(match: re.Match[str]) -> Stated | None:
 
 def _wall(match: re.Match[str], year: int, month: int, day: int) -> datetime | None:
     parts = match.groupdict()
-    hour, minute, second = (parts[name] or parts.get(f"{name}2") for name in "hms")
+    hour, minute, second = (parts[name] or parts.get(f"{name}2") or "" for name in "hms")
     microsecond = int(f"{(parts['f'] or '0')[:6]:0<6}")
     try:
         # A leap second is the last moment of its minute.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime, tzinfo
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from trainmedic_server.agent.log_reading import kernel_log
 from trainmedic_server.agent.log_reading.arrivals import ArrivalIndex
@@ -147,7 +147,7 @@ class LogSearcher:
         kernel = self._policy.kernel
         if kernel is not None and kernel_log.way_of(kernel) is KernelReading.FILE:
             files.append(LogFileFound(kernel.path, self._kernel, time.time()))
-        return files
+        return _with_node_ranks(files)
 
     def _kernel_lines(
         self, line_filter: LineFilter, places: Places, stack: ExitStack, notes: list[str]
@@ -234,6 +234,22 @@ class LogSearcher:
             return None
         stack.callback(lines.close)
         return lines
+
+
+def _with_node_ranks(files: Sequence[LogFileFound]) -> list[LogFileFound]:
+    """The files, of which those that state no node rank have that of others of their attempt on this node."""
+    stated: dict[tuple[str | None, int | None], set[int]] = {}
+    for file in files:
+        if file.origin.node_rank is not None and file.origin.job is not None:
+            stated.setdefault((file.origin.job, file.origin.attempt), set()).add(file.origin.node_rank)
+    shown = []
+    for file in files:
+        of_attempt = stated.get((file.origin.job, file.origin.attempt), set())
+        if file.origin.node_rank is None and len(of_attempt) == 1:
+            shown.append(structs.replace(file, origin=structs.replace(file.origin, node_rank=min(of_attempt))))
+        else:
+            shown.append(file)
+    return shown
 
 
 def _is_of_job(file: LogFileFound, query: LogQuery) -> bool:
