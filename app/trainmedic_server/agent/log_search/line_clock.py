@@ -151,10 +151,14 @@ class LineClock:
             # It follows a line that was written in the same while, as the lines of a traceback do.
             bound = min(following, max(arrival.at, before)) if following is not None else max(arrival.at, before)
             return Moment(before, TimeKnownBy.NEIGHBOURS, before, (bound - before).total_seconds())
+        if before is not None and following is not None and after is not None and following < after - _EXACT:
+            # The program kept its output back, so that lines arrived long after they were written. Not a time in whole
+            # seconds, which can be a little earlier than the line.
+            return Moment(before, TimeKnownBy.NEIGHBOURS, before, (following - before).total_seconds())
         if following is not None and following < arrival.at:
-            begin = max((each for each in (before, after) if each is not None and each <= following), default=None)
-            error = (following - begin).total_seconds() if begin is not None else None
-            return Moment(following, TimeKnownBy.NEIGHBOURS, begin, error)
+            begin = max((each for each in (before, after) if each is not None), default=None)
+            at = following if begin is None else max(following, begin)
+            return Moment(at, TimeKnownBy.NEIGHBOURS, begin, (at - begin).total_seconds() if begin else None)
         return self._arrival_moment(arrival.at, after, TimeKnownBy.ARRIVAL)
 
     def _arrival_moment(self, at: datetime, after: datetime | None, known_by: TimeKnownBy) -> Moment:
