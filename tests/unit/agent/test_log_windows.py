@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -97,7 +98,7 @@ def test_any_mixture_of_lines_gives_exactly_those_of_the_window(seed: int, log: 
         model += [(second, word) for word in words]
         log.write(*(FORMS[choice.choice(forms)](log.now, word) for word in words))
     moments = sorted({second for second, _ in model})
-    gaps = [(first + second) / 2 for first, second in zip(moments, moments[1:], strict=False) if second - first >= 1.9]
+    gaps = [(first + second) / 2 for first, second in pairwise(moments) if second - first >= 1.9]
     for _ in range(20):
         since, until = sorted(choice.sample([-1.0, *gaps, moments[-1] + 5], 2))
         expected = [word for second, word in model if since <= second < until]

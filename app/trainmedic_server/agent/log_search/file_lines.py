@@ -152,6 +152,9 @@ class FileLines(WantedLines):
             high = min(arrival.until, self._size) if arrival is not None and is_wide else low
         while high - low > _NEAR:
             middle = (low + high) // 2
+            if self._data_at(middle) >= high:  # nothing but a hole
+                high = middle
+                continue
             at = self._time_at(middle, high)
             if at is None:
                 self.is_untimed = arrivals is None

@@ -7,6 +7,7 @@ the time between which and the next one such a line lies.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
 from trainmedic_server.agent.log_reading.line_cutter import PlacedLine
 from trainmedic_server.expressions.required_text import required_patterns
@@ -38,6 +39,7 @@ class LikelyLines:
         if any(_KEY in raw_text.text_of(raws[at])[0] for at in suspects):
             return lines  # the lines of a private key are masked, whatever is in them
         kept = set(suspects)
+        states_time = cache(states_time)
         for after, until in zip([-1, *suspects], [*suspects, len(raws)], strict=True):
             kept.update(_first(range(until - 1, after, -1), lines, states_time))
             kept.update(_first(range(after + 1, until), lines, states_time))

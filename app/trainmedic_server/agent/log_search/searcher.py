@@ -117,25 +117,29 @@ class LogSearcher:
             reached = {**places, **{file.key: file.marked(file.place) for file in opened}}
         if places:
             notes, left_out = [], {}  # they were on the first page
-        else:
-            notes += self._notes_on(opened)
-        _note_order(opened, self._node, notes)
+        notes += self._notes_on(opened, is_first=not places)
         for file in opened:
             for name, counted in file.left_out.items():
                 left_out[name] = left_out.get(name, LeftOut()) + counted
         is_end = not is_cut and not any(file.has_more for file in opened)
         return LogPage(lines, reached, is_end, notes, left_out, len(job_files))
 
-    def _notes_on(self, opened: Sequence[WantedLines]) -> list[str]:
+    def _notes_on(self, opened: Sequence[WantedLines], *, is_first: bool) -> list[str]:
         notes = []
         untimed = sum(file.is_untimed for file in opened)
-        if untimed:
+        if untimed and is_first:
             notes.append(f"{untimed} files on {self._node} say no times: of each only the last 1 MiB is searched")
         cut = sum(isinstance(file, PackedLines) and file.is_cut for file in opened)
         if cut:
             most = packed_lines.MOST_UNPACKED >> 20
             notes.append(
                 f"{cut} packed files on {self._node} are larger than {most} MiB, or broken: the rest is not searched"
+            )
+        disordered = sum(file.clock.goes_back for file in opened)
+        if disordered:
+            notes.append(
+                f"{disordered} files on {self._node} state earlier times after later ones: lines are in the order of "
+                "the file, and some lines of the window may be missing"
             )
         return notes
 
@@ -262,22 +266,13 @@ def _is_of_job(file: LogFileFound, query: LogQuery) -> bool:
 def _begin(lines: FileLines | PackedLines, places: Places, own_places: Sequence[FilePlace]) -> None:
     """Have a file read from where it was left. One that is new beside files that were read can be a copy of such a
     one, which rotation has made before it truncated the file: its lines so far were read. Raises OSError."""
-    if places and lines.key not in places and isinstance(lines, FileLines):
+    own = places.get(lines.key)
+    if places and isinstance(lines, FileLines) and (own is None or not lines.has(own)):
         copied = [place for place in own_places if place.offset and place.mark and lines.has(place)]
         if copied:
             lines.go_to(max(copied, key=lambda place: place.offset))
             return
     lines.begin(places)
-
-
-def _note_order(files: Sequence[WantedLines], node: str, notes: list[str]) -> None:
-    count = sum(file.clock.goes_back for file in files)
-    if count:
-        subject = "1 file" if count == 1 else f"{count} files"
-        notes.append(
-            f"{subject} on {node} state earlier times after later ones: lines are in the order of the file, and some "
-            "lines of the window may be missing"
-        )
 
 
 def _merged(files: Sequence[WantedLines], most: int) -> tuple[list[FoundLine], bool]:
