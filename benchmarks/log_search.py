@@ -1,8 +1,8 @@
-"""Seconds to search the last minute of a log of 1 GB, over the seconds that reading the whole file takes.
+"""Seconds to search the last minute of a log of 1 GB, over the seconds that ``grep`` takes for the whole file.
 
 Two logs, written over 24 hours: one whose lines state their time as Python's logging does, and one whose lines state
 none, for which the agent has noted when they arrived. Each is searched as an agent does it for ``logs --since 1m``, and
-read once with `os.pread` in pieces of 1 MiB from the page cache; the best of five, in one run. The logs are deleted.
+read as a whole by ``grep`` for a text that is not in it; the best of five, in one run. The logs are deleted.
 
     python -m benchmarks.log_search [--megabytes 1000] [--directory DIR]
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -62,7 +63,7 @@ def measure(directory: Path, job: str, megabytes: int) -> None:
     log.unlink()
     print(
         f"{job} lines, {size:.0f} MB: the last minute ({count} lines) in {searching * 1000:.0f} ms, with a look at the "
-        f"directories {cold * 1000:.0f} ms; the whole file is read in {reading * 1000:.0f} ms; "
+        f"directories {cold * 1000:.0f} ms; grep reads the whole file in {reading * 1000:.0f} ms; "
         f"ratio {searching / reading:.3f}"
     )
 
@@ -88,14 +89,8 @@ def write(log: Path, megabytes: int, arrivals: ArrivalIndex, *, has_times: bool)
 
 
 def read(log: Path) -> None:
-    """Read all of a file."""
-    fd = os.open(log, os.O_RDONLY)
-    try:
-        offset = 0
-        while piece := os.pread(fd, PIECE, offset):
-            offset += len(piece)
-    finally:
-        os.close(fd)
+    """Have grep look at all of a file."""
+    subprocess.run(["grep", "-c", "loss 9[.]9 of", str(log)], stdout=subprocess.DEVNULL, check=False)
 
 
 def best(act: Callable[[], object]) -> float:
