@@ -34,7 +34,7 @@ _MOST_OFFSET = 14 * 4
 _LEAST_VOTES = 3
 
 
-class Moment(NamedTuple):
+class LineTime(NamedTuple):
     """When a line was written."""
 
     at: datetime
@@ -124,47 +124,47 @@ class LineClock:
             return None
         return at, known_by
 
-    def stating(self, at: datetime, known_by: TimeKnownBy) -> Moment:
+    def stating(self, at: datetime, known_by: TimeKnownBy) -> LineTime:
         """The next line states this time."""
         self.goes_back = self.goes_back or at < self.latest - SLACK
         self.latest = max(self.latest, at)
         self.before = at
-        return Moment(at, known_by)
+        return LineTime(at, known_by)
 
-    def stating_none(self, end: int, following: datetime | None) -> Moment:
+    def stating_none(self, end: int, following: datetime | None) -> LineTime:
         """The next line, which ends at `end`, states no time; `following` is what the next one states that does."""
         arrival = self._arrived(end)
         moment = self._between(arrival, following if following is None or following >= self.before else None)
         self.latest = max(self.latest, moment.at)
         return moment
 
-    def _between(self, arrival: Arrival, following: datetime | None) -> Moment:
+    def _between(self, arrival: Arrival, following: datetime | None) -> LineTime:
         before = self.before if self.before != BEGINNING else None
         after = arrival.after if arrival.after is not None else self._born_at
         if self.arrivals is None:
             if before is not None or following is not None:
                 at = before or following or arrival.at
                 error = (following - before).total_seconds() if before and following else None
-                return Moment(at, TimeKnownBy.NEIGHBOURS, before, error)
+                return LineTime(at, TimeKnownBy.NEIGHBOURS, before, error)
             return self._arrival_moment(arrival.at, after, TimeKnownBy.FILE)
         if before is not None and (after is None or before >= after):
             # It follows a line that was written in the same while, as the lines of a traceback do.
             bound = min(following, max(arrival.at, before)) if following is not None else max(arrival.at, before)
-            return Moment(before, TimeKnownBy.NEIGHBOURS, before, (bound - before).total_seconds())
+            return LineTime(before, TimeKnownBy.NEIGHBOURS, before, (bound - before).total_seconds())
         if before is not None and following is not None and after is not None and following < after - _EXACT:
             # The program kept its output back, so that lines arrived long after they were written. Not a time in whole
             # seconds, which can be a little earlier than the line.
-            return Moment(before, TimeKnownBy.NEIGHBOURS, before, (following - before).total_seconds())
+            return LineTime(before, TimeKnownBy.NEIGHBOURS, before, (following - before).total_seconds())
         if following is not None and following < arrival.at:
             begin = max((each for each in (before, after) if each is not None), default=None)
             at = following if begin is None else max(following, begin)
-            return Moment(at, TimeKnownBy.NEIGHBOURS, begin, (at - begin).total_seconds() if begin else None)
+            return LineTime(at, TimeKnownBy.NEIGHBOURS, begin, (at - begin).total_seconds() if begin else None)
         return self._arrival_moment(arrival.at, after, TimeKnownBy.ARRIVAL)
 
-    def _arrival_moment(self, at: datetime, after: datetime | None, known_by: TimeKnownBy) -> Moment:
+    def _arrival_moment(self, at: datetime, after: datetime | None, known_by: TimeKnownBy) -> LineTime:
         if after is None or after > at:
-            return Moment(at, known_by)
-        return Moment(at, known_by, after, (at - after).total_seconds(), at - after > _EXACT)
+            return LineTime(at, known_by)
+        return LineTime(at, known_by, after, (at - after).total_seconds(), at - after > _EXACT)
 
     def _arrived(self, end: int) -> Arrival:
         """When the last byte of a line arrived."""

@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainmedic_server.agent.log_search.likely_lines import LikelyLines
-from trainmedic_server.agent.log_search.line_clock import Moment
+from trainmedic_server.agent.log_search.line_clock import LineTime
 from trainmedic_server.domain.finding import Origin
 from trainmedic_server.domain.log_search import TIME, FoundLine, LogLevel, LogQuery
 from trainmedic_server.domain.log_sources import KERNEL_SOURCES
@@ -50,7 +50,7 @@ class LineFilter(Struct, frozen=True):
         levels = query.level.at_least if query.level is not None else frozenset(LogLevel)
         return cls(query, pattern, levels, LikelyLines.of(query.grep))
 
-    def answers(self, line: FoundLine, moment: Moment) -> tuple[Answers, str]:
+    def answers(self, line: FoundLine, moment: LineTime) -> tuple[Answers, str]:
         """Whether a line answers, and the name of what is not known of it."""
         is_known = self._is_in_window(moment)
         if is_known is False or line.level not in self.levels:
@@ -67,7 +67,7 @@ class LineFilter(Struct, frozen=True):
             return Answers.NO, ""
         return (Answers.UNKNOWN, missing) if missing else (Answers.YES, "")
 
-    def _is_in_window(self, moment: Moment) -> bool | None:
+    def _is_in_window(self, moment: LineTime) -> bool | None:
         """None where the time is not known well enough to say."""
         since, until = self.query.since, self.query.until
         if moment.is_vague and moment.earliest is not None:
