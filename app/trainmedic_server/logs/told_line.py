@@ -65,9 +65,13 @@ class LineMask:
 
     def of(self, text: str) -> str:
         """The next line, masked."""
+        is_of_key = self.is_in_key
+        self.skip(text)
+        return MASK if is_of_key else masked(text)
+
+    def skip(self, text: str) -> None:
+        """The next line, which nobody is shown."""
         if self._key_lines:
             self._key_lines = 0 if "-----END" in text else self._key_lines - 1
-            return MASK
-        if _KEY_BEGINS in text and _KEY_ENDS in text and "-----END" not in text:
+        elif _KEY_BEGINS in text and _KEY_ENDS in text and "-----END" not in text:
             self._key_lines = _LONGEST_KEY
-        return masked(text)

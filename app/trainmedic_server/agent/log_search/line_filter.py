@@ -50,6 +50,10 @@ class LineFilter(Struct, frozen=True):
         levels = query.level.at_least if query.level is not None else frozenset(LogLevel)
         return cls(query, pattern, levels, LikelyLines.of(query.grep))
 
+    def is_out(self, level: LogLevel, moment: LineTime) -> bool:
+        """Whether a line does not answer whatever else is in it."""
+        return level not in self.levels or self._is_in_window(moment) is False
+
     def answers(self, line: FoundLine, moment: LineTime) -> tuple[Answers, str]:
         """Whether a line answers, and the name of what is not known of it."""
         is_known = self._is_in_window(moment)

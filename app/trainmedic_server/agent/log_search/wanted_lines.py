@@ -132,6 +132,9 @@ class WantedLines(ABC):
             return None  # the rest of a hole
         said = self.clock.stated_at(end, line.at, line.stated)
         moment = self.clock.stating(*said) if said is not None else self.clock.stating_none(end, self._ahead(offset))
+        if self._wanted.is_out(line.level, moment):
+            self._mask.skip(line.text)  # to mask each line would take most of the time
+            return None
         shown = FoundLine(
             moment.at,
             self._mask.of(line.text),
