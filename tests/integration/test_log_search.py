@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -47,13 +48,14 @@ class Searched:
         variables["TRAINMEDIC_REDIS_URL"] = "redis://127.0.0.1:1"
         subprocess.run([sys.executable, "-c", program], env={**os.environ, **variables}, check=True, timeout=60)
 
-    def command(self, *options: str) -> list[str]:
+    def command(self, *options: str, job: str = "llm-1") -> list[str]:
         url = f"http://127.0.0.1:{self.server.port}"
-        return [sys.executable, "-m", "trainmedic_server", "logs", "--server", url, "--job", "llm-1", *options]
+        return [sys.executable, "-m", "trainmedic_server", "logs", "--server", url, "--job", job, *options]
 
-    def asked(self, *options: str) -> subprocess.CompletedProcess[str]:
+    def asked(self, *options: str, job: str = "llm-1") -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
-        return subprocess.run(self.command(*options), env=environment, capture_output=True, text=True, timeout=60)
+        command = self.command(*options, job=job)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
 
     def lines(self, *options: str) -> list[dict[str, Any]]:
         answer = self.asked("--output", "json", *options)
@@ -95,18 +97,22 @@ def test_the_lines_of_a_job_are_found_on_its_node(searched: Searched) -> None:
 def test_text_is_for_people_and_raw_for_other_programs(searched: Searched) -> None:
     """And an answer that is none says why."""
     searched.print("step 1 of 10")
-    text = searched.asked("--node", "n1", "--node_rank", "0")
+    text = searched.asked("--node", "n1")
     assert text.stdout.rstrip().endswith("step 1 of 10")
     assert " n1 launcher " in text.stdout
+    third = searched.asked("--node", "n1", "--node_rank", "3")
+    assert (third.stdout, third.returncode) == ("", 0)
+    assert "1 file states no node rank and is left out" in third.stderr
     raw = searched.asked("--node", "n1", "--output", "raw")
     assert raw.stdout.endswith(" step 1 of 10\n")
     nobody = searched.asked("--node", "n2")
     assert nobody.returncode == 3
     assert "n2: did not answer" in nobody.stderr
-    nowhere = searched.asked()
+    nowhere = searched.asked(job="llm-2")
     assert nowhere.returncode == 5
-    assert "no job 'llm-1' is connected, and nothing is known of one" in nowhere.stderr
-    assert "not known on which nodes llm-1 runs" in nowhere.stderr
+    assert "no job 'llm-2' is connected, and nothing is known of one" in nowhere.stderr
+    assert "not known on which nodes llm-2 runs" in nowhere.stderr
+    assert "none of the 1 node whose agents were asked has files of it" in nowhere.stderr
     assert "ry again" not in nowhere.stderr
     wrong = searched.asked("--node", "n1", "--grep", "(")
     assert wrong.returncode == 1
@@ -127,3 +133,69 @@ def test_who_follows_sees_what_is_printed_next(searched: Searched) -> None:
         finally:
             following.send_signal(signal.SIGINT)
     assert [line.partition(" ")[2] for line in shown.read_text().splitlines()] == ["before", "after"]
+
+
+PRINTS = """
+import logging, sys, time
+from datetime import datetime
+
+def say(number):
+    now = datetime.now()
+    whole, millis = f"{now:%Y-%m-%d %H:%M:%S}", f"{now.microsecond // 1000:03d}"
+    mark = f"{time.time():.3f} {number}"
+    print(f"{whole},{millis} - trainer - INFO - python {mark}")
+    print(f"[{whole},{millis}] [INFO] [logging.py:128:log_dist] [Rank 0] deepspeed {mark}")
+    print(f" [{whole}] iteration {number}/ 9 | megatron {mark}")
+    print(f"W{now:%m%d %H:%M:%S}.{now.microsecond:06d} 4711 run.py:793] torchrun {mark}")
+    print(f"[INFO|trainer.py:2414] {whole},{millis} >> factory {mark}")
+    print(f"bare {mark}", flush=True)
+
+for number in range(int(sys.argv[1])):
+    say(number)
+    time.sleep(float(sys.argv[2]))
+"""
+FORMATS = {"python", "deepspeed", "megatron", "torchrun", "factory", "bare"}
+
+
+def test_lines_of_six_formats_have_their_time_while_a_process_prints_them(searched: Searched) -> None:
+    """Within 2 s, in a window of the past as well; without a node's name, for a job that only its files know."""
+    log = searched.attempt.ranks("n1") / "x" / "attempt_0" / "0" / "stdout.log"
+    log.parent.mkdir(parents=True)
+    with log.open("wb") as out:
+        subprocess.run([sys.executable, "-c", PRINTS, "6", "2.6"], stdout=out, check=True, timeout=60)
+    lines = searched.lines("--since", "10m")
+    written = [(line["line"].split()[-3], float(line["line"].split()[-2]), line) for line in lines]
+    assert len(written) == 36
+    assert {form for form, _, _ in written} == FORMATS
+    late = {form: abs(datetime.fromisoformat(line["at"]).timestamp() - at) for form, at, line in written}
+    assert max(late.values()) < 2, late
+    by_form = {form: line.get("time_source") for form, _, line in written}
+    assert by_form["python"] == by_form["torchrun"] == "node_zone"
+    assert by_form["bare"] in ("arrival", "neighbours")
+    third = [at for _, at, line in written if line["line"].endswith(" 3")]
+    since, until = (datetime.fromtimestamp(at, UTC).isoformat() for at in (min(third) - 1.3, max(third) + 1.3))
+    window = searched.lines("--since", since, "--until", until)
+    assert {line["line"].split()[-1] for line in window} == {"3"}
+    assert searched.lines("--since", "10m", "--until", since, "--grep", " 3$") == []
+
+
+def test_what_only_arrival_dates_is_found_over_a_restart_of_the_agent(searched: Searched) -> None:
+    """Standard output without any time; the agent that answers is not the one that saw it come."""
+    log = searched.attempt.launcher("n1")
+    moments = []
+    for number in range(4):
+        time.sleep(1.5)
+        with log.open("a") as file:
+            file.write(f"a bare line {number}\n")
+        moments.append(time.time())
+    time.sleep(1.0)
+    searched.node.agent.end()
+    searched.node.start()
+    lines = searched.lines("--since", "10m")
+    assert [line["line"][-1] for line in lines] == ["0", "1", "2", "3"]
+    late = [abs(datetime.fromisoformat(line["at"]).timestamp() - at) for line, at in zip(lines, moments, strict=True)]
+    assert max(late) < 2
+    assert {line["time_source"] for line in lines} == {"arrival"}
+    since = datetime.fromtimestamp(moments[2] - 0.7, UTC).isoformat()
+    assert [line["line"][-1] for line in searched.lines("--since", since)] == ["2", "3"]
+    assert [line["line"][-1] for line in searched.lines("--since", "10m", "--until", since)] == ["0", "1"]

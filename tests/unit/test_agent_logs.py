@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.clocks import ManualClock
 from tests.support.nodes_with_logs import BusOfNodes, LogNode, names
+from trainmedic_server.adapters import agent_logs
 from trainmedic_server.adapters.agent_logs import AgentLogs
 from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.agent.no_logs import NoLogsExecutor
 from trainmedic_server.domain import log_pages
-from trainmedic_server.domain.log_search import LogQuery
+from trainmedic_server.domain.log_search import LogQuery, TimeKnownBy
 from trainmedic_server.errors import LogsUnavailable, NotFound
 from trainmedic_server.ports.logs import LogBatch
 
@@ -163,3 +165,85 @@ async def test_nobody_waits_for_nodes_that_have_stopped_answering(node: LogNode,
                 await asyncio.sleep(0.01)
     assert found == ["line 0", "line 1", "line 2"]
     await batches.aclose()
+
+
+SEARCH = replace(QUERY, is_search=True)
+
+
+async def searched(bus: BusOfNodes, query: LogQuery, *nodes: str, clock: Any = None) -> list[LogBatch]:
+    return [batch async for batch in AgentLogs(bus, clock or SystemClock()).search(query, nodes, 100)]
+
+
+async def test_of_a_job_that_nobody_knows_all_are_asked_and_those_with_its_files_answer(
+    node: LogNode, tmp_path: Path
+) -> None:
+    """Who does not answer is named; the kernels of other nodes have nothing to do with the job."""
+    others = [LogNode(tmp_path, f"gpu-0{number}") for number in (2, 3)]
+    others[1].write("llm-1", 1, NOW - timedelta(seconds=5), "a line before")
+    for each in (node, *others):
+        each.write_kernel(NOW, "NVRM: Xid (PCI:0000:9b:00): 79")
+    bus = BusOfNodes(names([node, *others]))
+    query = replace(SEARCH, kernel=True)
+    (batch,) = await searched(bus, query, "gpu-01", "gpu-02", "gpu-03", "gpu-04")
+    assert [(line.node, line.source) for line in batch.lines if line.source != "kernel"] == [
+        ("gpu-03", "launcher"),
+        ("gpu-01", "launcher"),
+    ]
+    assert sorted(line.node for line in batch.lines if line.source == "kernel") == ["gpu-01", "gpu-03"]
+    assert batch.notes == ["no lines of 1 node are here: gpu-04: did not answer"]
+
+
+async def test_a_job_of_which_no_node_has_files_is_not_found(node: LogNode, tmp_path: Path) -> None:
+    """Unless one did not answer, which may have some."""
+    bus = BusOfNodes(names([node, LogNode(tmp_path, "gpu-02")]))
+    query = replace(SEARCH, job="llm-9")
+    with pytest.raises(NotFound, match="none of the 2 nodes whose agents were asked has files of it"):
+        await searched(bus, query, "gpu-01", "gpu-02")
+    (batch,) = await searched(bus, query, "gpu-01", "gpu-02", "gpu-03")
+    assert "gpu-03: did not answer" in batch.notes[0]
+
+
+async def test_a_search_of_all_nodes_is_bounded(node: LogNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In number and in time; the answer says what was not asked."""
+    monkeypatch.setattr(agent_logs, "MOST_SEARCHED", 3)
+    bus = BusOfNodes(names([node]))
+    (batch,) = await searched(bus, SEARCH, *(f"gpu-{number:02}" for number in range(9)))
+    assert len(bus.asked) == 3
+    assert "only 3 nodes were asked for files of llm-1; name a node to ask another" in batch.notes
+
+    class LateClock(ManualClock):
+        """Each look at it takes a while."""
+
+        def now(self) -> datetime:
+            self.sleep(12.0)
+            return super().now()
+
+    bus = BusOfNodes(names([node]))
+    (batch,) = await searched(bus, SEARCH, "gpu-01", "gpu-02", "gpu-03", clock=LateClock(NOW))
+    assert "was not asked in time" in " ".join(batch.notes)
+    assert len(bus.asked) < 3
+
+
+async def test_what_states_no_rank_is_counted_over_all_nodes(node: LogNode, tmp_path: Path) -> None:
+    """In one note at the end."""
+    other = LogNode(tmp_path, "gpu-02")
+    other.write("llm-1", 1, NOW, "another line")
+    batches = await searched(BusOfNodes(names([node, other])), replace(QUERY, rank=3), "gpu-01", "gpu-02")
+    assert [batch.lines for batch in batches] == [()]
+    assert batches[-1].notes == ["2 lines state no rank and are left out"]
+
+
+async def test_lines_of_an_agent_of_an_earlier_release_are_read(node: LogNode) -> None:
+    """It does not say how it knows a time, and not what it has left out."""
+    line = {"at": NOW.isoformat(), "node": "gpu-01", "source": "training", "line": "x", "clock": "guessed"}
+
+    class Earlier:
+        def perform(self, accepted: object) -> dict[str, Any]:
+            kernel = {**line, "source": "kernel"}
+            return {"page": log_pages.packed({"lines": [line, kernel], "cursor": [], "end": True, "notes": []})}
+
+    node.executor = Earlier()  # type: ignore[assignment]
+    (batch,) = await searched(BusOfNodes(names([node])), SEARCH, "gpu-01")
+    assert [(each.source, each.known_by, each.is_sure) for each in batch.lines] == [
+        ("training", TimeKnownBy.NEIGHBOURS, False)
+    ]

@@ -2,6 +2,9 @@
 
 A query goes as a command ``logs.read`` to each node, page by page, and the answers are merged by time. Clocks of nodes
 differ, so lines of different nodes that are closer than that may be in either order.
+
+Where it is not known on which nodes a job ran, all agents that read logs are asked, in bounded number and time
+(`LogQuery.is_search`); only those that have files of the job answer with lines.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from msgspec.structs import replace
 
 from trainmedic.wire import envelope
 from trainmedic_server.domain import log_pages
-from trainmedic_server.domain.log_search import FoundLine, LogQuery, left_out
+from trainmedic_server.domain.log_search import FoundLine, LeftOut, LogQuery, left_out, left_out_notes
 from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.errors import LogsUnavailable, NotFound
 from trainmedic_server.ports.ending import end_tasks
@@ -32,6 +35,10 @@ _AT_A_TIME = 32
 _POLL_SECONDS = 2.0
 _POLL_SECONDS_PER_NODE = 0.02
 _MOST_NAMED = 5
+MOST_SEARCHED = 500
+"""Nodes that are asked where it is not known on which ones a job ran."""
+_SEARCH_TIME = timedelta(seconds=30)
+"""How long the first answers of all of them may take together."""
 
 
 class _NodeAnswer(Struct):
@@ -46,6 +53,13 @@ class _NodeAnswer(Struct):
     """Why nothing more is asked of it."""
     is_missed: bool = False
     """Whether the reader was told that its lines are not here."""
+    deadline: datetime | None = None
+    """Until when it may be asked for its first page."""
+    job_files: int | None = None
+    """How many files of the job the node has; None where its agent does not say."""
+    left_out: dict[str, LeftOut] = field(default_factory=dict)
+    notes: set[str] = field(default_factory=set)
+    """Those that the reader was told."""
 
     @property
     def wants_more(self) -> bool:
@@ -64,18 +78,26 @@ class AgentLogs:
 
     async def search(self, query: LogQuery, nodes: Collection[str], most: int) -> AsyncGenerator[LogBatch, None]:
         left = most
-        async for batch in self._to_the_end(query, self._begin(query, nodes)):
+        answers = self._begin(query, nodes)
+        async for batch in self._to_the_end(query, answers):
             if len(batch.lines) > left:
                 last = batch.lines[left - 1].at if left else query.since
-                yield LogBatch(batch.lines[:left], (*batch.notes, left_out(most, last)))
+                notes = (*batch.notes, *_left_out_notes(answers), left_out(most, last))
+                yield LogBatch(batch.lines[:left], notes)
                 return
             left -= len(batch.lines)
             yield batch
+        if counted := _left_out_notes(answers):
+            yield LogBatch(notes=counted)
 
     async def follow(self, query: LogQuery, nodes: Collection[str]) -> AsyncGenerator[LogBatch, None]:
         answers = self._begin(query, nodes)
         async for batch in self._to_the_end(query, answers):
             yield batch
+        if counted := _left_out_notes(answers):
+            yield LogBatch(notes=counted)
+        if query.is_search:
+            answers = [answer for answer in answers if answer.job_files != 0]
         asking: dict[str, asyncio.Task[list[str]]] = {}
         try:
             while True:
@@ -120,7 +142,8 @@ class AgentLogs:
             raise NotFound(
                 f"it is not known on which nodes {query.job} runs or has run, so no agent can be asked; name a node"
             )
-        return [_NodeAnswer(node) for node in sorted(asked)]
+        deadline = self._clock.now() + _SEARCH_TIME if query.is_search else None
+        return [_NodeAnswer(node, deadline=deadline) for node in sorted(asked)[: MOST_SEARCHED if deadline else None]]
 
     async def _to_the_end(
         self, query: LogQuery, answers: Sequence[_NodeAnswer], is_again: bool = False
@@ -129,6 +152,14 @@ class AgentLogs:
         notes = await self._ask(query, answers)
         if not is_again and all(answer.silence for answer in answers):
             raise LogsUnavailable(_told(answers))
+        if not is_again and query.is_search:
+            if all(answer.job_files == 0 for answer in answers):
+                raise NotFound(
+                    f"it is not known on which nodes {query.job} runs or has run, and none of the {_count(answers)} "
+                    "whose agents were asked has files of it; name a node"
+                )
+            if len(answers) == MOST_SEARCHED:
+                notes.append(f"only {_count(answers)} were asked for files of {query.job}; name a node to ask another")
         notes += _changes(answers)
         heap: list[tuple[datetime, int]] = []
         for number, answer in enumerate(answers):
@@ -159,13 +190,25 @@ class AgentLogs:
         notes: list[str] = []
         while answer.wants_more:
             async with turns:
+                if answer.deadline is not None and self._clock.now() > answer.deadline:
+                    answer.silence = "was not asked in time"
+                    break
                 page = await self._page(query, answer)
             if page is not None:
+                answer.deadline = None
                 # Who answers says where its lines are from, and not they.
                 lines = [replace(FoundLine.of_json(line), node=answer.node) for line in page["lines"]]
+                answer.job_files = page.get("job_files")
+                if query.is_search and answer.job_files is None:
+                    # An earlier agent does not know that it may have nothing to do with the job.
+                    lines = [line for line in lines if line.source != "kernel"]
                 answer.waiting = lines[::-1]
                 answer.cursor, answer.is_end = page["cursor"], bool(page["end"])
-                notes += [str(note) for note in page["notes"]]
+                for name, counted in page.get("left_out", {}).items():
+                    answer.left_out[name] = answer.left_out.get(name, LeftOut()) + LeftOut.of_json(counted)
+                fresh = [str(note) for note in page["notes"] if str(note) not in answer.notes]
+                answer.notes.update(fresh)
+                notes += fresh
         return notes
 
     async def _page(self, query: LogQuery, answer: _NodeAnswer) -> dict[str, Any] | None:
@@ -206,7 +249,22 @@ def _checked(page: dict[str, Any]) -> dict[str, Any]:
         FoundLine.of_json(line)
     if not isinstance(page.get("cursor"), list) or not isinstance(page.get("notes"), list) or "end" not in page:
         raise ValueError("it has no cursor, notes or end")
+    counts = page.get("left_out", {})
+    if not isinstance(counts, dict) or not all(isinstance(each, dict) for each in counts.values()):
+        raise ValueError("it does not say what was left out")
+    for each in counts.values():
+        LeftOut.of_json(each)
     return page
+
+
+def _left_out_notes(answers: Sequence[_NodeAnswer]) -> list[str]:
+    """What all of them have left out, together."""
+    counts: dict[str, LeftOut] = {}
+    for answer in answers:
+        for name, each in answer.left_out.items():
+            counts[name] = counts.get(name, LeftOut()) + each
+        answer.left_out = {}
+    return left_out_notes(counts)
 
 
 def _changes(answers: Sequence[_NodeAnswer]) -> list[str]:

@@ -25,6 +25,14 @@ _OPTIONS = (
     click.option(
         "--node-rank", "--node_rank", "node_rank", type=click.IntRange(min=0), metavar="N", help="Only of that node."
     ),
+    click.option(
+        "--local-rank",
+        "--local_rank",
+        "local_rank",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Only of this rank on its node.",
+    ),
     click.option("--node", metavar="NAME", help="Only of the node of this name."),
     click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Only of this attempt of the job."),
     click.option(

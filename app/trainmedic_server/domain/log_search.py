@@ -14,6 +14,8 @@ from typing import Any, Self
 from msgspec import Struct, field
 
 MOST_PODS = 1000
+TIME = "time"
+"""Names what is left out because its time is not known well enough."""
 LONGEST_GREP = 1000
 
 
@@ -32,8 +34,55 @@ class LogLevel(StrEnum):
         return frozenset(levels[levels.index(self) :])
 
 
+class TimeKnownBy(StrEnum):
+    """How the time of a line is known."""
+
+    LINE = "line"
+    """The line states it, with its zone."""
+    NODE_ZONE = "node_zone"
+    """The line states it without a zone; it is read in the node's."""
+    ARRIVAL_ZONE = "arrival_zone"
+    """The line states it without a zone; when lines of its file arrived says in which zone they are written."""
+    ARRIVAL = "arrival"
+    """The line states none; it is when the line arrived in the file, at the latest."""
+    NEIGHBOURS = "neighbours"
+    """The line states none; it is bounded by the lines before and after it that do."""
+    FILE = "file"
+    """Nothing in the file states one; it is when the file was last written."""
+
+
+class LeftOut(Struct, frozen=True):
+    """What does not answer a query because a member that is asked for is not known of it."""
+
+    files: int = 0
+    lines: int = 0
+    since: datetime | None = None
+    """Of lines whose time is not known well enough: from when on they can be."""
+
+    def __add__(self, other: LeftOut) -> LeftOut:
+        begins = [each for each in (self.since, other.since) if each is not None]
+        return LeftOut(self.files + other.files, self.lines + other.lines, min(begins, default=None))
+
+    def to_json(self) -> dict[str, Any]:
+        since = {"since": written(self.since)} if self.since is not None else {}
+        return {"files": self.files, "lines": self.lines, **since}
+
+    @classmethod
+    def of_json(cls, members: Mapping[str, Any]) -> Self:
+        """Raises ValueError where this is none."""
+        since = members.get("since")
+        return cls(
+            _number(members, "files") or 0,
+            _number(members, "lines") or 0,
+            read_time(since) if since is not None else None,
+        )
+
+
 class LogQuery(Struct, frozen=True):
-    """Which lines are wanted. None, and an empty text, is no condition."""
+    """Which lines are wanted. None, and an empty text, is no condition.
+
+    A line, or a file, of which an asked member is not known does not answer.
+    """
 
     job: str
     since: datetime
@@ -52,6 +101,9 @@ class LogQuery(Struct, frozen=True):
     """Also what the kernels of the job's nodes have said."""
     pods: Sequence[str] = field(default=())
     """The job's pods, ``namespace/name``, whose containers know nothing of its name."""
+    local_rank: int | None = None
+    is_search: bool = False
+    """It is not known where the job ran, so all nodes are asked: only one that has files of the job is to answer."""
 
     def to_wire(self) -> dict[str, Any]:
         """For a command to an agent. ``node`` is who is asked, and is left out."""
@@ -66,6 +118,8 @@ class LogQuery(Struct, frozen=True):
             "level": self.level,
             "kernel": self.kernel or None,
             "pods": list(self.pods[:MOST_PODS]) or None,
+            "local_rank": self.local_rank,
+            "is_search": self.is_search or None,
         }
         return {name: value for name, value in members.items() if value is not None}
 
@@ -89,6 +143,8 @@ class LogQuery(Struct, frozen=True):
             level=LogLevel(level) if level is not None else None,
             kernel=params.get("kernel") is True,
             pods=tuple(pods[:MOST_PODS]),
+            local_rank=_number(params, "local_rank"),
+            is_search=params.get("is_search") is True,
         )
 
 
@@ -105,9 +161,16 @@ class FoundLine(Struct, frozen=True):
     job: str | None = None
     attempt: int | None = None
     rank: int | None = None
-    is_sure: bool = True
-    """Whether the line says its time itself. Else it is that of the last line before it in its file which does, or of
-    the file."""
+    local_rank: int | None = None
+    known_by: TimeKnownBy = TimeKnownBy.LINE
+    time_error: float | None = None
+    """Seconds by which the line may have been written earlier or later than `at`; None where the line states its time,
+    or the bound is not known."""
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the line states its time itself."""
+        return self.known_by in (TimeKnownBy.LINE, TimeKnownBy.NODE_ZONE, TimeKnownBy.ARRIVAL_ZONE)
 
     def to_json(self) -> dict[str, Any]:
         """For the API and for an agent's answer: without what is not known."""
@@ -119,6 +182,9 @@ class FoundLine(Struct, frozen=True):
             "job": self.job,
             "attempt": self.attempt,
             "rank": self.rank,
+            "local_rank": self.local_rank,
+            "time_source": None if self.known_by is TimeKnownBy.LINE else self.known_by,
+            "time_error": self.time_error,
             "clock": None if self.is_sure else "guessed",
             "line": self.text,
         }
@@ -139,7 +205,9 @@ class FoundLine(Struct, frozen=True):
             job=job if isinstance(job, str) else None,
             attempt=_number(members, "attempt"),
             rank=_number(members, "rank"),
-            is_sure=members.get("clock") != "guessed",
+            local_rank=_number(members, "local_rank"),
+            known_by=_known_by(members),
+            time_error=_seconds(members.get("time_error")),
         )
 
 
@@ -147,6 +215,25 @@ def left_out(most: int, last: datetime) -> str:
     """The note that says that more than `most` lines answer, of which those until `last` are shown."""
     more = "1 line answers" if most == 1 else f"{most} lines answer"
     return f"more than {more}; those after {written(last)} are not shown"
+
+
+def left_out_notes(left_out: Mapping[str, LeftOut]) -> list[str]:
+    """The notes that say what was left out, by the name of the member that is not known."""
+    return [_left_out_note(name, each) for name, each in sorted(left_out.items()) if each.files or each.lines]
+
+
+def _left_out_note(name: str, counted: LeftOut) -> str:
+    counts = ((counted.files, "file"), (counted.lines, "line"))
+    parts = [f"{count} {noun}{'' if count == 1 else 's'}" for count, noun in counts if count]
+    is_one = counted.files + counted.lines == 1
+    subject, verb, are = " and ".join(parts), "states" if is_one else "state", "is" if is_one else "are"
+    if name != TIME:
+        return f"{subject} {verb} no {name.replace('_', ' ')} and {are} left out"
+    since = f"; since {written(counted.since)} includes {'it' if is_one else 'them'}" if counted.since else ""
+    return (
+        f"{subject} {verb} no time and may have been written outside of the window, before the agent looked at the "
+        f"file; {'it is' if is_one else 'they are'} left out{since}"
+    )
 
 
 def written(at: datetime) -> str:
@@ -166,6 +253,16 @@ def read_time(value: object) -> datetime:
         return at.astimezone(UTC)
     except OverflowError as error:
         raise ValueError(f"{value!r} is no time") from error
+
+
+def _known_by(members: Mapping[str, Any]) -> TimeKnownBy:
+    """As an agent states it; an earlier one states only that it is not the line that does."""
+    usual = TimeKnownBy.NEIGHBOURS if members.get("clock") == "guessed" else TimeKnownBy.LINE
+    return TimeKnownBy(members.get("time_source", usual))
+
+
+def _seconds(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 else None
 
 
 def _number(members: Mapping[str, Any], name: str) -> int | None:

@@ -10,8 +10,9 @@ from datetime import datetime
 from msgspec import Struct
 
 from trainmedic_server.domain.log_search import LogLevel
-from trainmedic_server.logs import kernel_text, levels, prefixes, raw_text, times
+from trainmedic_server.logs import kernel_text, levels, line_times, prefixes, raw_text, times
 from trainmedic_server.logs.line import LONGEST
+from trainmedic_server.logs.line_times import Stated
 from trainmedic_server.logs.masks import MASK, masked
 from trainmedic_server.logs.records import record_of
 
@@ -29,6 +30,8 @@ class ToldLine(Struct, frozen=True):
     rank: int | None = None
     local_rank: int | None = None
     """The torchrun that passed it on has said so."""
+    stated: Stated | None = None
+    """The time that it states, where `at` is None: without a zone, or in a form that other numbers have too."""
 
 
 def told(raw: bytes, source: str, booted_at: datetime, longest: int = LONGEST) -> ToldLine | None:
@@ -37,12 +40,16 @@ def told(raw: bytes, source: str, booted_at: datetime, longest: int = LONGEST) -
     text, _ = raw_text.text_of(raw, longest)
     if source == "kernel":
         kernel = kernel_text.split(text, booted_at)
-        return None if kernel.is_more else ToldLine(kernel.text, kernel.at, levels.level_of_kernel(text))
+        if kernel.is_more:
+            return None
+        stated = line_times.stated(text) if kernel.at is None else None
+        return ToldLine(kernel.text, kernel.at, levels.level_of_kernel(text), stated=stated)
     prefixed = prefixes.split(text, source)
     record = record_of(prefixed.text)
     at = prefixed.at or times.said_by(prefixed.text, record)
     level = levels.level_of(prefixed.text, record)
-    return ToldLine(prefixed.text, at, level, prefixed.rank, prefixed.local_rank)
+    stated = line_times.stated(prefixed.text) if at is None else None
+    return ToldLine(prefixed.text, at, level, prefixed.rank, prefixed.local_rank, stated)
 
 
 class LineMask:
@@ -58,9 +65,13 @@ class LineMask:
 
     def of(self, text: str) -> str:
         """The next line, masked."""
+        is_of_key = self.is_in_key
+        self.skip(text)
+        return MASK if is_of_key else masked(text)
+
+    def skip(self, text: str) -> None:
+        """The next line, which nobody is shown."""
         if self._key_lines:
             self._key_lines = 0 if "-----END" in text else self._key_lines - 1
-            return MASK
-        if _KEY_BEGINS in text and _KEY_ENDS in text and "-----END" not in text:
+        elif _KEY_BEGINS in text and _KEY_ENDS in text and "-----END" not in text:
             self._key_lines = _LONGEST_KEY
-        return masked(text)

@@ -23,7 +23,8 @@ class LogSource(Protocol):
 
     def search(self, query: LogQuery, nodes: Collection[str], most: int) -> AsyncIterator[LogBatch]:
         """Yield the lines that answer, oldest first, in batches, `most` of them altogether; where there are more, a
-        note says so. `nodes` are those on which the job is known to have run; a store needs none.
+        note says so. `nodes` are those on which the job is known to have run, or with `LogQuery.is_search` those that
+        may have files of it; a store needs none.
 
         What a source cannot read is a note, where others can; LogsUnavailable where nothing can be read, NotFound
         where `nodes` is empty and it needs them, LogQueryRefused where the query makes no sense to it.

@@ -91,10 +91,13 @@ def _router(
             raise HttpProblem(HTTPStatus.FORBIDDEN, "This token is for certain jobs, and a kernel's lines are of all.")
         _check(asked)
         places = await whereabouts.of(asked.job)
-        query = replace(asked, pods=places.pods)
+        # Of a job that no SDK reports, only its files say where it runs.
+        is_search = asked.node is None and not places.nodes and bool(places.readers)
+        query = replace(asked, pods=places.pods, is_search=is_search)
+        nodes = places.readers if is_search else places.nodes
         async with AsyncExitStack() as until_closed:
             await until_closed.enter_async_context(turns.take())
-            batches = source.follow(query, places.nodes) if follow else source.search(query, places.nodes, limit)
+            batches = source.follow(query, nodes) if follow else source.search(query, nodes, limit)
             if isinstance(batches, AsyncGenerator):
                 until_closed.push_async_callback(batches.aclose)
             try:
@@ -117,6 +120,7 @@ def _query(clock: Clock) -> Callable[..., LogQuery]:
         job: str,
         rank: Number = None,
         node_rank: Number = None,
+        local_rank: Number = None,
         node: Annotated[str | None, Query(min_length=1, max_length=253)] = None,
         attempt: Annotated[int | None, Query(ge=1, lt=1_000_000_000)] = None,
         since: TimeText | None = None,
@@ -128,7 +132,7 @@ def _query(clock: Clock) -> Callable[..., LogQuery]:
         now = clock.now()
         begin = time_of(since, now) if since else now - (LONGEST_SINCE if attempt is not None else USUAL_SINCE)
         end = time_of(until, now) if until else None
-        return LogQuery(job, begin, end, attempt, rank, node_rank, node, grep, level, kernel)
+        return LogQuery(job, begin, end, attempt, rank, node_rank, node, grep, level, kernel, local_rank=local_rank)
 
     return query
 

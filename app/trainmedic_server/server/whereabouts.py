@@ -23,6 +23,8 @@ class JobNodes(Struct, frozen=True):
     """``namespace/name``."""
     is_whole: bool = True
     """False where Redis did not answer, so that the job itself could not be asked."""
+    readers: tuple[str, ...] = ()
+    """All nodes whose agents read logs: one of them may have files of a job of which no node is known."""
 
 
 class Whereabouts:
@@ -42,11 +44,14 @@ class Whereabouts:
         nodes: list[str] = []
         pods = [(pod.namespace, pod.name) for pod in cluster.pods_by_job.get(job, ())]
         nodes += [pod.node for pod in cluster.pods_by_job.get(job, ())]
+        readers: list[str] = []
         is_whole = True
         try:
             presence = next((each for each in await self._bus.jobs() if each.name == job), None)
+            present = {agent.name: agent.details for agent in await self._bus.agents()}
+            readers = sorted(name for name, details in present.items() if details.get("logs"))
             if presence is not None:
-                agents = AgentTopology.of({agent.name: agent.details for agent in await self._bus.agents()})
+                agents = AgentTopology.of(present)
                 members = {"name": job, "last_seen": presence.last_seen, "details": {}}
                 view = JobDirectory(agents, cluster).connected(presence, members)
                 nodes += view.nodes or ()
@@ -57,4 +62,4 @@ class Whereabouts:
         before = sorted((at, place.node) for place, at in seen.items() if place.job == job)
         nodes += [node for _, node in reversed(before)]
         names = tuple(dict.fromkeys(map("/".join, pods)))
-        return JobNodes(tuple(dict.fromkeys(nodes))[:MOST_NODES], names, is_whole)
+        return JobNodes(tuple(dict.fromkeys(nodes))[:MOST_NODES], names, is_whole, tuple(readers[:MOST_NODES]))

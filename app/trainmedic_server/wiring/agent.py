@@ -108,7 +108,7 @@ def node_parts(settings: AgentSettings, context: AgentContext) -> Iterator[Agent
                     DiskCleanExecutor(Cleaner(policy.cleaning, state_dir=settings.state_dir)),
                     PruneContainersExecutor(policy.containers),
                     NodeFactsExecutor(settings.node, gpus, record, cleaning_roots),
-                    _log_search(context),
+                    _log_search(context, logs),
                 ],
                 tasks=[LeaseExpiry(control, since_boot)],
                 inventory=lambda: presence(gpus, pods_of),
@@ -126,9 +126,9 @@ def _log_reading(settings: AgentSettings, context: AgentContext, gpus: Gpus, rec
     return log_reading(context, context.policy.logs, gpus, record, settings.log_store_token)
 
 
-def _log_search(context: AgentContext) -> Executor:
+def _log_search(context: AgentContext, logs: LogReading | None) -> Executor:
     if context.policy.logs is None:
         return NoLogsExecutor()
     from trainmedic_server.wiring.agent_logs import log_search
 
-    return log_search(context, context.policy.logs)
+    return log_search(context, context.policy.logs, logs.arrivals if logs is not None else None)

@@ -19,6 +19,7 @@ from trainmedic_server.agent.context import AgentContext
 from trainmedic_server.agent.executors import Executor
 from trainmedic_server.agent.gpu_record import GpuRecord
 from trainmedic_server.agent.log_reading import log_metrics
+from trainmedic_server.agent.log_reading.arrivals import ArrivalIndex
 from trainmedic_server.agent.log_reading.log_policy import LogsPolicy
 from trainmedic_server.agent.log_reading.log_reader import LogReader, ShipsLines
 from trainmedic_server.agent.log_reading.log_store import NodeBoot
@@ -35,8 +36,10 @@ _MEMORY_OF_DUMPS = 192 * 1024**2
 class LogReading:
     """The part as the agent and its exporter know it."""
 
-    def __init__(self, reader: LogReader, shipping: Shipping | None = None) -> None:
+    def __init__(self, reader: LogReader, arrivals: ArrivalIndex, shipping: Shipping | None = None) -> None:
         self._reader = reader
+        self.arrivals = arrivals
+        """When the bytes of the files came, for the search."""
         self._shipping = shipping
 
     def start(self) -> None:
@@ -69,10 +72,17 @@ def log_reading(
     boot = NodeBoot(context.node, boot_id(), context.now() - timedelta(seconds=since_boot()))
     shipping = _shipping(context, policy, boot, store_token)
     read_dumps = partial(dump_reader.read_raw, most_memory=_MEMORY_OF_DUMPS)
+    arrivals = ArrivalIndex(context.journal)
     reader = LogReader(
-        context, policy, boot, GpusByAddress(gpus, record).uuid, read_dumps=read_dumps, shipping=shipping
+        context,
+        policy,
+        boot,
+        GpusByAddress(gpus, record).uuid,
+        read_dumps=read_dumps,
+        arrivals=arrivals,
+        shipping=shipping,
     )
-    return LogReading(reader, shipping)
+    return LogReading(reader, arrivals, shipping)
 
 
 def _shipping(context: AgentContext, policy: LogsPolicy, boot: NodeBoot, store_token: str | None) -> Shipping | None:
@@ -85,9 +95,9 @@ def _shipping(context: AgentContext, policy: LogsPolicy, boot: NodeBoot, store_t
     return LogShipping(context, policy, policy.ship, boot, StorePush(policy.ship, store_token))
 
 
-def log_search(context: AgentContext, policy: LogsPolicy) -> Executor:
+def log_search(context: AgentContext, policy: LogsPolicy, arrivals: ArrivalIndex | None = None) -> Executor:
     """What answers questions about the lines of this node's logs."""
-    return LogReadExecutor(LogSearcher(policy, context.node))
+    return LogReadExecutor(LogSearcher(policy, context.node, arrivals=arrivals))
 
 
 class GpusByAddress:

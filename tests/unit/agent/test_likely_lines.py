@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from trainmedic_server.agent.log_search import file_lines
-from trainmedic_server.agent.log_search.file_lines import FileLines, LineFilter, ReadBudget
+from trainmedic_server.agent.log_search import file_lines, wanted_lines
+from trainmedic_server.agent.log_search.file_lines import FileLines
 from trainmedic_server.agent.log_search.likely_lines import LikelyLines
+from trainmedic_server.agent.log_search.line_filter import LineFilter
+from trainmedic_server.agent.log_search.wanted_lines import ReadBudget
 from trainmedic_server.domain.finding import Origin
 from trainmedic_server.domain.log_search import FoundLine, LogQuery
 from trainmedic_server.expressions.regexes import ByteSearch, SearchPattern
@@ -113,8 +115,9 @@ def test_what_is_found_is_what_a_look_at_every_line_finds(
 
     def found() -> list[FoundLine]:
         query = LogQuery("llm-1", BEGAN - timedelta(days=1), grep=grep)
-        file = FileLines(str(log), Origin("launcher", "n1"), {}, LineFilter.of(query), ReadBudget(1 << 30, 60.0))
+        file = FileLines(str(log), Origin("launcher", "n1"), LineFilter.of(query), ReadBudget(1 << 30, 60.0))
         file.skips_ranks = skips_ranks
+        file.begin({})
         answer = []
         while (line := file.next()) is not None:
             answer.append(line)
@@ -130,19 +133,20 @@ def test_what_is_found_is_what_a_look_at_every_line_finds(
 def test_lines_without_what_is_looked_for_are_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a piece of the file all but the last that says a time are passed over."""
     looked_at: list[bytes] = []
-    told = file_lines.told
+    told = wanted_lines.told
 
     def counted(raw: bytes, *more: object) -> object:
         looked_at.append(raw)
         return told(raw, *more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(file_lines, "told", counted)
+    monkeypatch.setattr(wanted_lines, "told", counted)
     log = tmp_path / "log"
     log.write_text(
         "".join(f"{(BEGAN + timedelta(seconds=n)).isoformat()} straw {n}\n" for n in range(5000)) + "needle\n"
     )
     query = LogQuery("llm-1", BEGAN - timedelta(days=1), grep="needle")
-    file = FileLines(str(log), Origin("launcher", "n1"), {}, LineFilter.of(query), ReadBudget(1 << 30, 60.0))
+    file = FileLines(str(log), Origin("launcher", "n1"), LineFilter.of(query), ReadBudget(1 << 30, 60.0))
+    file.begin({})
     line = file.next()
     file.close()
     assert line is not None

@@ -178,3 +178,19 @@ async def test_so_many_answers_are_streamed_at_a_time_and_no_more() -> None:
             assert (await client.get("/jobs/llm-1/logs")).status_code == 503
         made.logs.batches = []
         assert (await client.get("/jobs/llm-1/logs")).status_code == 200
+
+
+async def test_of_a_job_of_which_no_node_is_known_all_who_read_logs_are_asked() -> None:
+    """A job that no SDK reports is known by its files alone; who names a node has that one asked."""
+    made = world()
+    made.bus.present = [
+        Presence("gpu-02", START, {"logs": {"files": 3}}),
+        Presence("gpu-01", START, {"logs": {"files": 0, "rules": "v1"}}),
+        Presence("gpu-03", START, {}),
+    ]
+    async with made.client() as client:
+        assert (await client.get("/jobs/foreign/logs?local_rank=2")).status_code == 200
+        assert (await client.get("/jobs/foreign/logs?node=gpu-03&follow=true")).status_code == 200
+    (first, second) = made.logs.asked
+    assert (first[0].is_search, first[0].local_rank, first[1]) == (True, 2, ("gpu-01", "gpu-02"))
+    assert (second[0].is_search, second[0].node, second[1]) == (False, "gpu-03", ())

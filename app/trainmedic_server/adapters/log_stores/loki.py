@@ -1,8 +1,8 @@
 """Loki: queries in LogQL, and the answers of ``query_range``.
 
 A line's labels are ``job``, ``node``, ``source`` and ``level``; what has many values is structured metadata: ``rank``,
-``attempt``, ``node_rank``, ``pod``. A kernel's lines have no job, so they are a query of their own, over the job's
-nodes; and so are those of containers, by the job's pods, which know nothing of its name.
+``attempt``, ``node_rank``, ``local_rank``, ``pod``. A kernel's lines have no job, so they are a query of their own,
+over the job's nodes; and so are those of containers, by the job's pods, which know nothing of its name.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Loki:
         level = [f"level=~{_quoted('|'.join(level_names(query.level)))}"] if query.level is not None else []
         node = [f"node={_quoted(query.node)}"] if query.node is not None else []
         numbers = {"rank": query.rank, "attempt": query.attempt, "node_rank": query.node_rank}
+        numbers["local_rank"] = query.local_rank
         metadata = "".join(f" | {name}={_quoted(str(value))}" for name, value in numbers.items() if value is not None)
         grep = f" |~ {_quoted(query.grep)}" if query.grep else ""
         parts = [_selector(f"job={_quoted(query.job)}", *node, *level) + grep + metadata]

@@ -1,8 +1,8 @@
 """OpenSearch and Elasticsearch: the search API over an index, an alias or a data stream.
 
 A line is a document with ``@timestamp`` and ``message``; ``job``, ``node``, ``source`` and ``level`` are keywords, and
-``rank``, ``attempt``, ``node_rank`` numbers or keywords. Its regular expressions are none of RE2 and see words alone,
-so a pattern is tried here, on what the rest of a query leaves.
+``rank``, ``attempt``, ``node_rank``, ``local_rank`` numbers or keywords. Its regular expressions are none of RE2 and
+see words alone, so a pattern is tried here, on what the rest of a query leaves.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class OpenSearch:
 
     def parts(self, query: LogQuery, nodes: Collection[str]) -> Sequence[str]:
         equal = {"job": query.job, "node": query.node, "rank": query.rank, "attempt": query.attempt}
-        equal["node_rank"] = query.node_rank
+        equal |= {"node_rank": query.node_rank, "local_rank": query.local_rank}
         level = [{"terms": {"level": level_names(query.level)}}] if query.level is not None else []
         of_job = [{"term": {name: value}} for name, value in equal.items() if value is not None]
         parts = [json.dumps([*of_job, *level])]

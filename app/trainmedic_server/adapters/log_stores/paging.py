@@ -28,6 +28,8 @@ _LATE_SECONDS = 15
 _CATCHES_UP = timedelta(seconds=90)
 """How long, after a store was away, lines may come to it that are from before: agents push again within a minute."""
 _MOST_KNOWN = 100_000
+_MEMBERS = ("rank", "local_rank", "node_rank", "attempt")
+"""What a query may ask and a line may lack; how many lines lack it a store does not say."""
 NANOSECONDS = 1_000_000_000
 
 
@@ -69,6 +71,7 @@ class StoredLogs:
 
     async def search(self, query: LogQuery, nodes: Collection[str], most: int) -> AsyncGenerator[LogBatch, None]:
         left = most
+        nodes = () if query.is_search else nodes  # of a job whose nodes are not known no kernel is asked
         try:
             async for lines in self._until(query, nodes, self._end(query), set()):
                 if len(lines) > left:
@@ -77,12 +80,17 @@ class StoredLogs:
                     return
                 left -= len(lines)
                 yield LogBatch([each.line for each in lines])
+            asked = [name for name in _MEMBERS if getattr(query, name) is not None]
+            if asked:
+                names = " or ".join(name.replace("_", " ") for name in asked)
+                yield LogBatch(notes=(f"lines of which the store has no {names} are left out",))
         except LogsUnavailable as error:
             if left == most:
                 raise
             yield LogBatch(notes=(f"{error}: lines after these are missing",))
 
     async def follow(self, query: LogQuery, nodes: Collection[str]) -> AsyncGenerator[LogBatch, None]:
+        nodes = () if query.is_search else nodes
         shown: set[tuple[int, str]] = set()
         order: deque[tuple[int, str]] = deque()
         begin = holds_until = query.since

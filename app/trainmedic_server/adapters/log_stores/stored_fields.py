@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from trainmedic_server.adapters.log_stores.paging import StoredLine, moment
-from trainmedic_server.domain.log_search import FoundLine, LogLevel
+from trainmedic_server.domain.log_search import FoundLine, LogLevel, TimeKnownBy
 from trainmedic_server.errors import LogsUnavailable
 from trainmedic_server.logs.masks import masked
 
@@ -17,6 +17,7 @@ _LEVELS = {
     "fatal": LogLevel.ERROR,
     **{level.value: level for level in LogLevel},
 }
+_SOURCES = {each.value: each for each in TimeKnownBy}
 
 
 def stored_line(at: int, text: str, fields: Mapping[str, str]) -> StoredLine:
@@ -34,6 +35,8 @@ def stored_line(at: int, text: str, fields: Mapping[str, str]) -> StoredLine:
         job=fields.get("job"),
         attempt=_number(fields.get("attempt")),
         rank=_number(fields.get("rank")),
+        local_rank=_number(fields.get("local_rank")),
+        known_by=_SOURCES.get(fields.get("time_source", ""), TimeKnownBy.LINE),
     )
     who = "\0".join(f"{name}={value}" for name, value in sorted(fields.items()))
     return StoredLine(at, f"{who}\0{text}", line)

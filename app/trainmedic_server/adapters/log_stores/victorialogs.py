@@ -38,7 +38,7 @@ class VictoriaLogs:
 
     def parts(self, query: LogQuery, nodes: Collection[str]) -> Sequence[str]:
         equal = {"job": query.job, "node": query.node, "rank": query.rank, "attempt": query.attempt}
-        equal["node_rank"] = query.node_rank
+        equal |= {"node_rank": query.node_rank, "local_rank": query.local_rank}
         common = []
         if query.level is not None:
             common.append(f"level:in({','.join(map(_quoted, level_names(query.level)))})")

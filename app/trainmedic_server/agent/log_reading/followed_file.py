@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
+from trainmedic_server.agent.log_reading.arrivals import ArrivalIndex
 from trainmedic_server.agent.log_reading.line_budget import LineBudget
 from trainmedic_server.agent.log_reading.log_counters import LogCounters
 from trainmedic_server.agent.log_reading.log_files import FilePosition, GrowingFile
@@ -48,8 +49,10 @@ class FollowedFile:
         runner: RuleRunner,
         counters: LogCounters,
         monotonic: float,
+        arrivals: ArrivalIndex | None = None,
     ) -> None:
         self._runner = runner
+        self._arrivals = arrivals
         self._counters = counters
         self.file = file
         self.origin = known.origin
@@ -63,6 +66,10 @@ class FollowedFile:
     @property
     def key(self) -> str:
         return self.known().key
+
+    @property
+    def _file_key(self) -> tuple[int, int]:
+        return self._position.device, self._position.inode
 
     def place_json(self) -> Mapping[str, Any]:
         self._position = self.file.position(self.stream.oldest_place)
@@ -93,6 +100,8 @@ class FollowedFile:
         if not self.file.look():
             self._begin_anew(now)
             self.file.look()
+        if self._arrivals is not None:
+            self._arrivals.looked(self._file_key, self.file.size, self.file.written_ns, now)
         offset = self.file.offset
         placed = self.file.read()
         if self.file.offset != offset:
@@ -144,6 +153,8 @@ class FollowedFile:
         self._end_stream(now)
         self._runner.forget(self.key)
         self._counters.add_truncation()
+        if self._arrivals is not None:
+            self._arrivals.begin_anew(self._file_key)
         self.file.begin_anew(microseconds(now))
         self._position = self.file.position(None)
         self.stream = self._new_stream({})
@@ -162,13 +173,14 @@ class FollowedFile:
 
 
 def followed_by(
-    runner: RuleRunner, counters: LogCounters, max_lines: int
+    runner: RuleRunner, counters: LogCounters, max_lines: int, arrivals: ArrivalIndex | None = None
 ) -> Callable[[GrowingFile, KnownFile, float], FollowedFile]:
-    """What makes followed files whose lines go to `runner`; of each the rules look at `max_lines` a second."""
+    """What makes followed files whose lines go to `runner`; of each the rules look at `max_lines` a second.
+    `arrivals` notes when their bytes came."""
 
     def follow(file: GrowingFile, known: KnownFile, monotonic: float) -> FollowedFile:
         budget = LineBudget(None if known.origin.source in KERNEL_SOURCES else max_lines)
-        return FollowedFile(file, known, budget, runner, counters, monotonic)
+        return FollowedFile(file, known, budget, runner, counters, monotonic, arrivals)
 
     return follow
 

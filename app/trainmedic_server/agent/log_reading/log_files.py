@@ -279,6 +279,11 @@ class GrowingFile:
         """Unix time, when it was looked at last."""
         return self._written_ns / 1e9
 
+    @property
+    def written_ns(self) -> int:
+        """The same in nanoseconds; 0 where it was not looked at."""
+        return max(self._written_ns, 0)
+
     def position(self, oldest: int | None) -> FilePosition:
         """Where reading goes on: at `oldest`, where a line begins, or behind what was given out. Raises OSError."""
         offset = self._cutter.resume_at if oldest is None else oldest
@@ -288,7 +293,7 @@ class GrowingFile:
             offset=offset,
             is_skipping=oldest is None and self._cutter.is_skipping,
             tail=tail,
-            written_ns=max(self._written_ns, 0),
+            written_ns=self.written_ns,
         )
 
     def around(self, place: int, most: int) -> tuple[bytes, bytes]:

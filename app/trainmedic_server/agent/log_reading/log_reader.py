@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from trainmedic.wire.connection import OutageLog
 from trainmedic_server.agent.context import AgentContext
 from trainmedic_server.agent.log_reading import kernel_log, pstore
+from trainmedic_server.agent.log_reading.arrivals import ArrivalIndex
 from trainmedic_server.agent.log_reading.discovery import Discovery, Scan
 from trainmedic_server.agent.log_reading.dumps import DumpReading, ReadDumps
 from trainmedic_server.agent.log_reading.files import FileFollowing
@@ -69,6 +70,7 @@ class LogReader:
         gpu_of: Callable[[str], str | None],
         *,
         read_dumps: ReadDumps,
+        arrivals: ArrivalIndex | None = None,
         shipping: ShipsLines | None = None,
         kmsg: str = kernel_log.KMSG,
         records: tuple[str, ...] = pstore.DIRECTORIES,
@@ -79,6 +81,7 @@ class LogReader:
         self._policy = policy
         self._boot = boot
         self._records = records
+        self._arrivals = arrivals
         self._shipping = shipping
         self._kmsg = kmsg
         self._stopping = threading.Event()
@@ -91,7 +94,7 @@ class LogReader:
         self._discovery = Discovery(policy, context.node, kernel_file=kernel_file)
         self._following = FileFollowing(
             self.runner,
-            followed_by(self.runner, self.counters, policy.max_lines),
+            followed_by(self.runner, self.counters, policy.max_lines, arrivals),
             self.counters,
             max_files=policy.max_files,
             now=context.now,
@@ -139,6 +142,8 @@ class LogReader:
         for thread in self._threads:
             thread.join(max(deadline - time.monotonic(), 0.0))
         self.runner.settle(is_last=True)
+        if self._arrivals is not None:
+            self._arrivals.settle(time.monotonic(), is_last=True)
         self._sender.stop(max(deadline - time.monotonic(), 0.5))
 
     def presence(self) -> Mapping[str, Any]:
@@ -175,6 +180,8 @@ class LogReader:
         began = time.monotonic()
         has_more = self._following.read()
         self.runner.settle()
+        if self._arrivals is not None:
+            self._arrivals.settle(began)
         took = time.monotonic() - began
         return took if has_more else max(POLL_SECONDS, took)
 
@@ -184,7 +191,10 @@ class LogReader:
         if self._shipping is not None:
             users.append(self._shipping)
         known = {key for user in users for key in user.known_keys}
+        began_at = self._context.now()
         scan = self._discovery.scan(known, self._stopping.is_set)
+        if self._arrivals is not None and not self._stopping.is_set():
+            self._arrivals.scanned(scan.files, began_at, self._context.now())
         for user in (*users, self._dumps) if not self._stopping.is_set() else ():
             user.found(scan)
         return max(SCAN_SECONDS, _SCAN_SHARE * (time.monotonic() - began))

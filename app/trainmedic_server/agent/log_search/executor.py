@@ -1,6 +1,7 @@
 """The executor of ``logs.read``: a page of the lines of a job, as the output of a reply.
 
-The output's ``page`` is packed (``domain.log_pages``): ``lines``, ``cursor`` for the next page, ``end``, ``notes``.
+The output's ``page`` is packed (``domain.log_pages``): ``lines``, ``cursor`` for the next page, ``end``, ``notes``,
+``left_out``, ``job_files``.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ def _pieces(page: LogPage) -> list[str]:
             "cursor": cursor_of(page.places),
             "end": page.is_end,
             "notes": list(page.notes),
+            "left_out": {name: each.to_json() for name, each in page.left_out.items()},
+            "job_files": page.job_files,
         }
     )
 

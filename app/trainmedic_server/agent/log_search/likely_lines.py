@@ -1,12 +1,13 @@
 """Which of many lines are worth a closer look when a regular expression is looked for, before any of them is decoded.
 
-Whoever uses it finds the same lines as without it, with the same times: what is passed over neither answers nor says
-the time of one that may.
+Whoever uses it finds the same lines as without it, with the same times: what is passed over neither answers nor states
+the time between which and the next one such a line lies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
 from trainmedic_server.agent.log_reading.line_cutter import PlacedLine
 from trainmedic_server.expressions.required_text import required_patterns
@@ -30,25 +31,21 @@ class LikelyLines:
         patterns = required_patterns(grep) if grep else None
         return cls(patterns) if patterns is not None else None
 
-    def among(
-        self, lines: Sequence[PlacedLine], says_time: Callable[[bytes], bool], needs_first: bool
-    ) -> Sequence[PlacedLine]:
-        """Those that may answer, and for each the last line before it that says a time; at the end the same.
-
-        `needs_first`: no line before these said one, so that the first that does counts too.
-        """
+    def among(self, lines: Sequence[PlacedLine], states_time: Callable[[PlacedLine], bool]) -> Sequence[PlacedLine]:
+        """Those that may answer, with the last line before each and the first one after it that state a time. The first
+        and the last of all that do are among them, for the lines of the pieces before and after these."""
         raws = [raw for _, raw in lines]
         suspects = self._search.suspects(raws)
         if any(_KEY in raw_text.text_of(raws[at])[0] for at in suspects):
             return lines  # the lines of a private key are masked, whatever is in them
         kept = set(suspects)
+        states_time = cache(states_time)
         for after, until in zip([-1, *suspects], [*suspects, len(raws)], strict=True):
-            kept.update(_first(range(until - 1, after, -1), raws, says_time))
-        if needs_first:
-            kept.update(_first(range(len(raws)), raws, says_time))
+            kept.update(_first(range(until - 1, after, -1), lines, states_time))
+            kept.update(_first(range(after + 1, until), lines, states_time))
         return [lines[at] for at in sorted(kept)]
 
 
-def _first(positions: range, raws: Sequence[bytes], says_time: Callable[[bytes], bool]) -> list[int]:
-    """The first of these positions whose line says a time, if any does."""
-    return next(([at] for at in positions if says_time(raws[at])), [])
+def _first(positions: range, lines: Sequence[PlacedLine], states_time: Callable[[PlacedLine], bool]) -> list[int]:
+    """The first of these positions whose line states a time, if any does."""
+    return next(([at] for at in positions if states_time(lines[at])), [])

@@ -12,24 +12,25 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from datetime import datetime
+from datetime import datetime, tzinfo
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from trainmedic_server.agent.log_reading import kernel_log
+from trainmedic_server.agent.log_reading.arrivals import ArrivalIndex
 from trainmedic_server.agent.log_reading.discovery import Discovery
 from trainmedic_server.agent.log_reading.log_files import LogRefused
 from trainmedic_server.agent.log_reading.log_policy import KernelReading, LogsPolicy
-from trainmedic_server.agent.log_search.file_lines import (
-    FileLines,
-    FilePlace,
-    KernelLines,
-    LineFilter,
-    ReadBudget,
-    WantedLines,
-)
+from trainmedic_server.agent.log_search import packed_lines
+from trainmedic_server.agent.log_search.file_lines import FileLines
+from trainmedic_server.agent.log_search.kernel_lines import KernelLines
+from trainmedic_server.agent.log_search.line_clock import BEGINNING
+from trainmedic_server.agent.log_search.line_filter import LineFilter, unknown_of_file
+from trainmedic_server.agent.log_search.packed_lines import PackedLines
+from trainmedic_server.agent.log_search.rotations import OlderPart, Rotations
+from trainmedic_server.agent.log_search.wanted_lines import FilePlace, ReadBudget, WantedLines
 from trainmedic_server.domain.finding import Origin
-from trainmedic_server.domain.log_search import FoundLine, LogQuery, read_time, written
+from trainmedic_server.domain.log_search import FoundLine, LeftOut, LogQuery, read_time, written
 from trainmedic_server.domain.log_sources import KERNEL_SOURCES
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,6 @@ MOST_READ = 64 * 1024 * 1024
 """Bytes that are read for a page."""
 MOST_SECONDS = 4.0
 _SCAN_AGAIN = 5.0
-_ROTATED = ".1"
 
 Places = Mapping[str, FilePlace]
 
@@ -65,14 +65,29 @@ class LogPage(Struct, frozen=True):
     is_end: bool
     """There is nothing more now."""
     notes: Sequence[str] = field(default=())
-    """What a reader of the lines should know: files that were left out."""
+    """What a reader of the lines should know: files that were not searched, lines that are out of order."""
+    left_out: Mapping[str, LeftOut] = field(default_factory=dict)
+    """What does not answer because something of it is not known, by the name of that."""
+    job_files: int = 0
+    """Files of the job on this node, whatever else is asked."""
 
 
 class LogSearcher:
     """Searches the files that the policy lets be read. One thread uses it."""
 
-    def __init__(self, policy: LogsPolicy, node: str, discovery: Discovery | None = None) -> None:
+    def __init__(
+        self,
+        policy: LogsPolicy,
+        node: str,
+        discovery: Discovery | None = None,
+        *,
+        arrivals: ArrivalIndex | None = None,
+        zone: tzinfo | None = None,
+    ) -> None:
+        """`zone` is that of times that state none; None is this machine's."""
         self._policy = policy
+        self._arrivals = arrivals
+        self._zone = zone
         self._node = node
         self._kernel = Origin("kernel", node)
         self._discovery = discovery if discovery is not None else Discovery(policy, node)
@@ -84,21 +99,49 @@ class LogSearcher:
     ) -> LogPage:
         """The next lines, oldest first. Raises ValueError where the query's pattern cannot be used."""
         line_filter = LineFilter.of(query)
+        query = line_filter.query
         if time.monotonic() - self._scanned_at > _SCAN_AGAIN:
             self._files = self._scan(is_stopping)
             self._scanned_at = time.monotonic()
+        job_files = [file for file in self._files if _is_of_job(file, query)]
+        if query.is_search and not job_files:
+            return LogPage((), places, True)
         notes: list[str] = []
-        files = self._candidates(query, notes)
+        left_out: dict[str, LeftOut] = {}
+        files = self._candidates(query, job_files, notes, left_out)
         budget = ReadBudget(MOST_READ, MOST_SECONDS)
         with ExitStack() as stack:
-            opened: list[WantedLines] = [*_opened(files, line_filter, places, budget, stack)]
+            opened: list[WantedLines] = [*self._opened(files, line_filter, places, budget, stack)]
             opened += self._kernel_lines(line_filter, places, stack, notes)
-            untimed = sum(file.is_untimed for file in opened)
-            if untimed and not places:
-                notes.append(f"{untimed} files on {self._node} say no times: of each only the last 1 MiB is searched")
             lines, is_cut = _merged(opened, min(most, MOST_LINES))
-            reached = {**places, **{file.key: file.place for file in opened}}
-        return LogPage(lines, reached, not is_cut and not budget.is_spent, notes)
+            reached = {**places, **{file.key: file.marked(file.place) for file in opened}}
+        if places:
+            notes, left_out = [], {}  # they were on the first page
+        notes += self._notes_on(opened, is_first=not places)
+        for file in opened:
+            for name, counted in file.left_out.items():
+                left_out[name] = left_out.get(name, LeftOut()) + counted
+        is_end = not is_cut and not any(file.has_more for file in opened)
+        return LogPage(lines, reached, is_end, notes, left_out, len(job_files))
+
+    def _notes_on(self, opened: Sequence[WantedLines], *, is_first: bool) -> list[str]:
+        notes = []
+        untimed = sum(file.is_untimed for file in opened)
+        if untimed and is_first:
+            notes.append(f"{untimed} files on {self._node} say no times: of each only the last 1 MiB is searched")
+        cut = sum(isinstance(file, PackedLines) and file.is_cut for file in opened)
+        if cut:
+            most = packed_lines.MOST_UNPACKED >> 20
+            notes.append(
+                f"{cut} packed files on {self._node} are larger than {most} MiB, or broken: the rest is not searched"
+            )
+        disordered = sum(file.clock.goes_back for file in opened)
+        if disordered:
+            notes.append(
+                f"{disordered} files on {self._node} state earlier times after later ones: lines are in the order of "
+                "the file, and some lines of the window may be missing"
+            )
+        return notes
 
     def _scan(self, is_stopping: Callable[[], bool]) -> list[LogFileFound]:
         entries = self._discovery.scan((), is_stopping).files
@@ -108,7 +151,7 @@ class LogSearcher:
         kernel = self._policy.kernel
         if kernel is not None and kernel_log.way_of(kernel) is KernelReading.FILE:
             files.append(LogFileFound(kernel.path, self._kernel, time.time()))
-        return files
+        return _with_node_ranks(files)
 
     def _kernel_lines(
         self, line_filter: LineFilter, places: Places, stack: ExitStack, notes: list[str]
@@ -128,51 +171,112 @@ class LogSearcher:
             notes.append(f"the kernel's log of {self._node} cannot be read: {error.strerror}")
             return []
 
-    def _candidates(self, query: LogQuery, notes: list[str]) -> list[LogFileFound]:
-        files = [file for file in self._files if _can_answer(file, query)]
+    def _candidates(
+        self, query: LogQuery, job_files: Sequence[LogFileFound], notes: list[str], left_out: dict[str, LeftOut]
+    ) -> list[LogFileFound]:
+        """The files that can have lines that answer; what is not known of others is counted."""
+        files = [file for file in self._files if query.kernel and file.origin.source in KERNEL_SOURCES]
+        for file in job_files:
+            missing = unknown_of_file(file.origin, query)
+            if missing is None or file.written_at < query.since.timestamp():
+                continue
+            if missing:
+                left_out[missing] = left_out.get(missing, LeftOut()) + LeftOut(files=1)
+            else:
+                files.append(file)
         files.sort(key=lambda file: -file.written_at)
         if len(files) > MOST_FILES:
             notes.append(f"of {len(files)} files on {self._node} the last written {MOST_FILES} are searched")
         return files[:MOST_FILES]
 
+    def _opened(
+        self,
+        files: Sequence[LogFileFound],
+        line_filter: LineFilter,
+        places: Places,
+        budget: ReadBudget,
+        stack: ExitStack,
+    ) -> Iterable[WantedLines]:
+        """The files that can be opened, each with its older parts."""
+        own_files = {(file.origin.job, file.origin.attempt) for file in files if "/ranks-" in file.path}
+        rotations = Rotations()
+        met: set[str] = set()
+        for file in files:
+            older = rotations.of(file.path, line_filter.query.since.timestamp())
+            parts = [OlderPart(file.path, False, file.written_at), *older]
+            whole = [part for part in (self._part(part, file, line_filter, budget, stack) for part in parts) if part]
+            own_places = [places[lines.key] for lines in whole if lines.key in places]
+            for lines in whole:
+                if lines.key in met or (places and lines.key not in places and isinstance(lines, PackedLines)):
+                    continue  # what was packed meanwhile was read before
+                met.add(lines.key)
+                lines.skips_ranks = (
+                    file.origin.source == "launcher" and (file.origin.job, file.origin.attempt) in own_files
+                )
+                try:
+                    _begin(lines, places, own_places)
+                except OSError as error:
+                    log.warning("a log cannot be searched", extra={"reason": error.strerror})
+                    continue
+                yield lines
 
-def _can_answer(file: LogFileFound, query: LogQuery) -> bool:
+    def _part(
+        self,
+        part: OlderPart,
+        file: LogFileFound,
+        line_filter: LineFilter,
+        budget: ReadBudget,
+        stack: ExitStack,
+    ) -> FileLines | PackedLines | None:
+        try:
+            lines: FileLines | PackedLines
+            if part.is_packed:
+                lines = PackedLines(part.path, file.origin, line_filter, budget, self._zone)
+            else:
+                lines = FileLines(part.path, file.origin, line_filter, budget, self._arrivals, self._zone)
+        except (OSError, LogRefused):
+            return None
+        stack.callback(lines.close)
+        return lines
+
+
+def _with_node_ranks(files: Sequence[LogFileFound]) -> list[LogFileFound]:
+    """The files, of which those that state no node rank have that of others of their attempt on this node."""
+    stated: dict[tuple[str | None, int | None], set[int]] = {}
+    for file in files:
+        if file.origin.node_rank is not None and file.origin.job is not None:
+            stated.setdefault((file.origin.job, file.origin.attempt), set()).add(file.origin.node_rank)
+    shown = []
+    for file in files:
+        of_attempt = stated.get((file.origin.job, file.origin.attempt), set())
+        if file.origin.node_rank is None and len(of_attempt) == 1:
+            shown.append(structs.replace(file, origin=structs.replace(file.origin, node_rank=min(of_attempt))))
+        else:
+            shown.append(file)
+    return shown
+
+
+def _is_of_job(file: LogFileFound, query: LogQuery) -> bool:
     origin = file.origin
     if origin.source in KERNEL_SOURCES:
-        return query.kernel
-    if file.written_at < query.since.timestamp():
         return False
-    if origin.job != query.job and (origin.pod is None or origin.pod not in query.pods):
-        return False
-    pairs = ((query.attempt, origin.attempt), (query.rank, origin.rank), (query.node_rank, origin.node_rank))
-    if query.attempt is not None and origin.attempt is None:
-        return False
-    return all(asked is None or of_file is None or asked == of_file for asked, of_file in pairs)
+    return origin.job == query.job or (origin.pod is not None and origin.pod in query.pods)
 
 
-def _opened(
-    files: Iterable[LogFileFound], line_filter: LineFilter, places: Places, budget: ReadBudget, stack: ExitStack
-) -> Iterable[FileLines]:
-    """The files that can be opened, and the older half of each that was rotated."""
-    files = list(files)
-    own_files = {(file.origin.job, file.origin.attempt) for file in files if "/ranks-" in file.path}
-    met: set[str] = set()
-    for file in files:
-        for path in (file.path, f"{file.path}{_ROTATED}"):
-            try:
-                lines = FileLines(path, file.origin, places, line_filter, budget)
-            except (OSError, LogRefused):
-                continue
-            stack.callback(lines.close)
-            if lines.key in met:
-                continue
-            met.add(lines.key)
-            lines.skips_ranks = file.origin.source == "launcher" and (file.origin.job, file.origin.attempt) in own_files
-            yield lines
+def _begin(lines: FileLines | PackedLines, places: Places, own_places: Sequence[FilePlace]) -> None:
+    """Have a file read from where it was left. One that is new beside files that were read can be a copy of such a
+    one, which rotation has made before it truncated the file: its lines so far were read. Raises OSError."""
+    own = places.get(lines.key)
+    if places and isinstance(lines, FileLines) and (own is None or not lines.has(own)):
+        copied = [place for place in own_places if place.offset and place.mark and lines.has(place)]
+        if copied:
+            lines.go_to(max(copied, key=lambda place: place.offset))
+            return
+    lines.begin(places)
 
 
 def _merged(files: Sequence[WantedLines], most: int) -> tuple[list[FoundLine], bool]:
-    """The next lines of all files by time, and whether the page was full. Each file is left behind its last line."""
+    """The next lines of all files by time, and whether there are more. Each file is left behind its last line."""
     heads: list[tuple[datetime, int, FoundLine]] = []
     latest: dict[int, datetime] = {}
 
@@ -191,6 +295,11 @@ def _merged(files: Sequence[WantedLines], most: int) -> tuple[list[FoundLine], b
     lines: list[FoundLine] = []
     characters = 0
     while heads and len(lines) < most and characters < MOST_TEXT:
+        # Of a file that was left for the next page, lines to come can be earlier than those of others.
+        waiting = {number for _, number, _ in heads}
+        reached = [file.clock.latest for number, file in enumerate(files) if file.has_more and number not in waiting]
+        if reached and heads[0][0] > min(reached):
+            break
         _, number, line = heapq.heappop(heads)
         lines.append(line)
         characters += len(line.text) + 100
@@ -201,7 +310,12 @@ def _merged(files: Sequence[WantedLines], most: int) -> tuple[list[FoundLine], b
 
 
 def places_json(places: Places) -> str:
-    return json.dumps({key: [each.offset, each.is_skipping, written(each.at)] for key, each in places.items()})
+    return json.dumps(
+        {
+            key: [each.offset, each.is_skipping, "" if each.at == BEGINNING else written(each.at), each.mark]
+            for key, each in places.items()
+        }
+    )
 
 
 def places_of_json(text: str) -> dict[str, FilePlace]:
@@ -209,8 +323,8 @@ def places_of_json(text: str) -> dict[str, FilePlace]:
     try:
         members = json.loads(text)
         return {
-            str(key): FilePlace(int(offset), bool(is_skipping), read_time(at))
-            for key, (offset, is_skipping, at) in members.items()
+            str(key): FilePlace(int(offset), bool(is_skipping), read_time(at) if at else BEGINNING, *map(int, mark))
+            for key, (offset, is_skipping, at, *mark) in members.items()
         }
     except (TypeError, AttributeError, KeyError) as error:
         raise ValueError("the cursor is none of this agent's") from error

@@ -17,7 +17,9 @@ from msgspec import Struct
 from trainmedic_server.agent.log_reading.line_cutter import PlacedLine
 from trainmedic_server.agent.log_shipping.ship_counters import LostReason
 from trainmedic_server.domain.finding import Origin
-from trainmedic_server.logs.told_line import LineMask, told
+from trainmedic_server.domain.log_search import TimeKnownBy
+from trainmedic_server.logs import line_times
+from trainmedic_server.logs.told_line import LineMask, ToldLine, told
 
 LONGEST_LINE = 64 * 1024
 """Bytes of a line that are pushed. Loki takes 256 KiB; what is longer than this is seldom a line."""
@@ -25,8 +27,10 @@ LONGEST_LABEL = 1024
 """Characters of a label's value; Loki takes 2,048."""
 _FUTURE = timedelta(minutes=1)
 """A line that says it is from so far ahead has a wrong clock, and gets the time when it came; Loki takes 10 min."""
-_SAME_TIME = timedelta(seconds=10)
+_SAME_TIME = timedelta(seconds=2)
 """A line without a time that came so soon after the one before it has that one's time."""
+_NEAR_ARRIVAL = timedelta(minutes=15)
+"""A time without a zone counts, in the node's zone, where the line came so soon after it."""
 _SHARES = 500
 """Nanoseconds of a microsecond over which files are spread, so that ranks which print the same do not meet."""
 _MILLISECOND = 1_000_000
@@ -81,7 +85,7 @@ class EntryMaker:
         self._share = zlib.crc32(origin.generation.partition("-")[0].encode()) % _SHARES
         labels = {"job": origin.job, "node": origin.node, "source": origin.source}
         self._labels = tuple((name, value[:LONGEST_LABEL]) for name, value in labels.items() if value)
-        numbers = {"attempt": origin.attempt, "node_rank": origin.node_rank}
+        numbers = {"attempt": origin.attempt, "node_rank": origin.node_rank, "local_rank": origin.local_rank}
         self._metadata = {name: str(value) for name, value in numbers.items() if value is not None}
         if origin.pod is not None:
             self._metadata["pod"] = origin.pod
@@ -101,11 +105,11 @@ class EntryMaker:
         text = self._mask.of(line.text)
         if key_place is None:
             self._key_place = place
-        rank = line.rank if line.rank is not None else self.origin.rank
+        stated, known_by = _stated(line, arrived)
         return StoreEntry(
-            at=self._nanosecond(self._timed(line.at, arrived)),
+            at=self._nanosecond(self._timed(stated, arrived)),
             labels=(*self._labels, ("level", line.level.value)),
-            metadata=self._metadata if rank is None else {**self._metadata, "rank": str(rank)},
+            metadata=self._metadata_of(line, known_by),
             text=text,
             source=self.origin.source,
             place=place if key_place is None else key_place,
@@ -113,8 +117,16 @@ class EntryMaker:
             lost=LostReason.TOO_OLD if self._latest is not None and now - self._latest > self._oldest else None,
         )
 
+    def _metadata_of(self, line: ToldLine, known_by: TimeKnownBy) -> Mapping[str, str]:
+        rank = line.rank if line.rank is not None else self.origin.rank
+        added = {"rank": rank, "local_rank": line.local_rank}
+        members = {name: str(value) for name, value in added.items() if value is not None}
+        if known_by is not TimeKnownBy.LINE:
+            members["time_source"] = known_by.value
+        return {**self._metadata, **members} if members else self._metadata
+
     def _timed(self, said: datetime | None, arrived: datetime) -> datetime:
-        if said is not None and said <= arrived + _FUTURE:
+        if said is not None:
             self._latest = said
         elif self._latest is None or not -_FUTURE <= arrived - self._latest < _SAME_TIME:
             self._latest = arrived
@@ -125,6 +137,16 @@ class EntryMaker:
         is_same = self._last - _MILLISECOND < exact <= self._last
         self._last = self._last + 1 if is_same else exact
         return self._last
+
+
+def _stated(line: ToldLine, arrived: datetime) -> tuple[datetime | None, TimeKnownBy]:
+    """The time that a line states, and how its time is known."""
+    if line.at is not None and line.at <= arrived + _FUTURE:
+        return line.at, TimeKnownBy.LINE
+    at = line_times.moment(line.stated, None, arrived, arrived) if line.stated is not None else None
+    if at is None or line.stated is None or not arrived - _NEAR_ARRIVAL < at <= arrived + _FUTURE:
+        return None, TimeKnownBy.ARRIVAL
+    return at, TimeKnownBy.LINE if line.stated.has_zone else TimeKnownBy.NODE_ZONE
 
 
 class Arrivals:

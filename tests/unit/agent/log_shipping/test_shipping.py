@@ -59,7 +59,7 @@ def test_lines_are_in_the_store_with_labels_and_metadata(tmp_path: Path, logs: P
     ((labels, entries),) = agent.store.streams[""].items()
     assert dict(labels) == {"job": "llm-1", "node": "n1", "source": "training", "level": "error"}
     assert entries[0].line.endswith("ERROR it broke")
-    assert dict(entries[0].metadata) == {"attempt": "2", "rank": "7", "node_rank": "1"}
+    assert dict(entries[0].metadata) == {"attempt": "2", "rank": "7", "local_rank": "0", "node_rank": "1"}
     assert entries[0].at // 1000 == (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
     assert agent.value("log_shipped_lines_total", source="training") == 1
     assert agent.value("log_ship_behind_bytes") == 0

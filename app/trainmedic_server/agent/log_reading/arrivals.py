@@ -1,0 +1,361 @@
+"""Arrival times of the bytes of log files, for lines that state no time. Kept in the agent's database.
+
+Each look at a file that has grown makes a *block*: up to this size the file had come by then, and beyond the size
+before not until the look before that. Looks within a second share a block. A file's blocks are kept in chunks of
+`_OF_CHUNK`. Where a file has too many chunks, two neighbours become one with half of the blocks, so that a block's
+length stays about in proportion to its age.
+
+A file is known by device and inode. One that has become smaller begins anew. Who looks: the scan (``log_reader``) at
+all files, and ``followed_file`` more often at those that are read. Who asks: ``log_search``.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+import zlib
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import NamedTuple
+
+from msgspec import Struct, field
+
+from trainmedic_server.agent.journal import Journal
+from trainmedic_server.agent.log_reading.discovery import OLD_SECONDS, FoundFile
+from trainmedic_server.errors import JournalUnavailable
+
+log = logging.getLogger(__name__)
+
+_TABLES = (
+    """CREATE TABLE log_arrivals (
+        device INTEGER NOT NULL, inode INTEGER NOT NULL, begin INTEGER NOT NULL, size INTEGER NOT NULL,
+        began INTEGER NOT NULL, at INTEGER NOT NULL, blocks BLOB NOT NULL, PRIMARY KEY (device, inode, begin)
+    ) WITHOUT ROWID""",
+    "CREATE INDEX log_arrivals_at ON log_arrivals (at)",
+)
+_RESOLUTION = 1000
+"""Milliseconds. Growth within so long is one block."""
+_OF_CHUNK = 256
+MOST_CHUNKS = 400
+"""Chunks of one file: a hundred thousand blocks, of some 4 bytes each."""
+_MOST_ROWS = 40_000
+"""Chunks of all files, some 40 MB; of more, those go that ended first."""
+_WRITTEN_EVERY = 5.0
+_KEPT = 40 * 24 * 3600 * 1000
+"""Milliseconds for which the arrivals of a file that is written no more are kept."""
+_NEW = 24 * 3600.0
+"""Seconds. A file that nobody has written for so long gets no entry."""
+_STALE = 150_000
+"""Milliseconds by which the scan's word on an old file may be late: it looks at old directories seldom."""
+_UNKNOWN = 0
+_NO_SPAN = 2**64 - 1
+_ENDLESS = 2**63
+
+FileKey = tuple[int, int]
+"""Device and inode."""
+
+
+class Block(NamedTuple):
+    """Bytes that came together. Times are milliseconds since 1970."""
+
+    size: int
+    """The file's size with them."""
+    after: int
+    """They came after this; 0 where that is not known."""
+    at: int
+    """They had come by then."""
+
+
+class Arrival(NamedTuple):
+    """When a byte came."""
+
+    after: datetime | None
+    """None where it is not known since when it can have been there."""
+    at: datetime
+    until: int = 0
+    """The place before which all bytes from the asked one on came with it."""
+
+
+class _Chunk(NamedTuple):
+    """Blocks as they are kept."""
+
+    begin: int
+    """The file's size before them."""
+    size: int
+    began: int
+    at: int
+    raw: bytes
+
+    @classmethod
+    def of(cls, begin: int, began: int, blocks: Sequence[Block]) -> _Chunk:
+        numbers = array("Q")
+        size, at = begin, began
+        for block in blocks:
+            span = _NO_SPAN if block.after == _UNKNOWN else max(block.at - block.after, 0)
+            numbers.extend((block.size - size, block.at - at, span))
+            size, at = block.size, block.at
+        return cls(begin, size, began, at, zlib.compress(numbers.tobytes(), 1))
+
+    def blocks(self) -> list[Block]:
+        numbers = array("Q")
+        numbers.frombytes(zlib.decompress(self.raw))
+        size, at, blocks = self.begin, self.began, []
+        for number in range(0, len(numbers), 3):
+            size, at, span = size + numbers[number], at + numbers[number + 1], numbers[number + 2]
+            blocks.append(Block(size, _UNKNOWN if span == _NO_SPAN else at - span, at))
+        return blocks
+
+
+class FileArrivals:
+    """The blocks of one file, oldest first, as they were when they were asked for."""
+
+    def __init__(self, chunks: Sequence[_Chunk], last: Sequence[Block], looked_at: int) -> None:
+        self._chunks = list(chunks)
+        self._sizes = [chunk.size for chunk in chunks]
+        self._last = list(last)
+        self._looked_at = looked_at
+        self._decoded: tuple[int, list[Block]] = (-1, [])
+
+    @property
+    def size(self) -> int:
+        """How much of the file was seen to come."""
+        return self._last[-1].size if self._last else self._sizes[-1] if self._sizes else 0
+
+    @property
+    def first_at(self) -> datetime | None:
+        """When the oldest block had come."""
+        if self._chunks:
+            return datetime.fromtimestamp(self._blocks(0)[0].at / 1000, UTC)
+        return datetime.fromtimestamp(self._last[0].at / 1000, UTC) if self._last else None
+
+    def of(self, place: int, now: datetime) -> Arrival:
+        """When the byte at `place` came; `now` is when what was not looked at yet had come."""
+        block = self._block(place)
+        if block is None:
+            after = datetime.fromtimestamp(self._looked_at / 1000, UTC)
+            return Arrival(min(after, now), now, _ENDLESS)
+        begin = None if block.after == _UNKNOWN else datetime.fromtimestamp(block.after / 1000, UTC)
+        return Arrival(begin, datetime.fromtimestamp(block.at / 1000, UTC), block.size)
+
+    def first_place(self, since: datetime) -> int:
+        """The place before which no byte came at `since` or later."""
+        wanted = int(since.timestamp() * 1000)
+        at = bisect_left(self._chunks, wanted, key=lambda chunk: chunk.at)
+        for blocks in (self._blocks(at) if at < len(self._chunks) else [], self._last):
+            number = bisect_left(blocks, wanted, key=lambda block: block.at)
+            if number < len(blocks):
+                return blocks[number - 1].size if number else self._begin_of(blocks, at)
+        return self.size
+
+    def _begin_of(self, blocks: Sequence[Block], at: int) -> int:
+        if blocks is self._last:
+            return self._sizes[-1] if self._sizes else 0
+        return self._chunks[at].begin
+
+    def _block(self, place: int) -> Block | None:
+        """The first block whose bytes reach beyond `place`."""
+        at = bisect_left(self._sizes, place + 1)
+        blocks = self._blocks(at) if at < len(self._chunks) else self._last
+        number = bisect_left(blocks, place + 1, key=lambda block: block.size)
+        return blocks[number] if number < len(blocks) else None
+
+    def _blocks(self, at: int) -> list[Block]:
+        if self._decoded[0] != at:
+            self._decoded = (at, self._chunks[at].blocks())
+        return self._decoded[1]
+
+
+class _Seen(Struct):
+    """What is known of a file, and not written of it yet."""
+
+    size: int = 0
+    at: int = _UNKNOWN
+    """When the last block had come."""
+    looked_at: int = _UNKNOWN
+    begin: int = 0
+    began: int = _UNKNOWN
+    blocks: list[Block] = field(default_factory=list)
+    """Those of the chunk that is not full."""
+    is_changed: bool = False
+
+
+class ArrivalIndex:
+    """The table, and its newest blocks. Any thread may call it."""
+
+    def __init__(self, journal: Journal) -> None:
+        """Raises JournalUnavailable."""
+        journal.install("log_arrivals", [_TABLES])
+        self._journal = journal
+        self._lock = threading.Lock()
+        self._files: dict[FileKey, _Seen] = {}
+        for device, inode, size, at in journal.rows(
+            "SELECT device, inode, MAX(size), MAX(at) FROM log_arrivals GROUP BY device, inode"
+        ):
+            self._files[device, inode] = _Seen(size, at, at, size, at)
+        self._full: list[tuple[FileKey, _Chunk]] = []
+        self._forgotten: list[FileKey] = []
+        self._written_at = float("-inf")
+        self._scanned_at = _UNKNOWN
+
+    def looked(self, key: FileKey, size: int, written_ns: int, now: datetime) -> None:
+        """Take note of a file's size, and of when it was written last, as they are `now`."""
+        moment = _milliseconds(now)
+        with self._lock:
+            self._look(key, size, written_ns // 1_000_000, moment, moment)
+
+    def scanned(self, files: Iterable[FoundFile], began: datetime, ended: datetime) -> None:
+        """Take note of all files that a scan has found, which was made between these two times."""
+        first, last = _milliseconds(began), _milliseconds(ended)
+        with self._lock:
+            for file in files:
+                key, written = (file.device, file.inode), file.written_ns // 1_000_000
+                idle = last / 1000 - file.written_ns / 1e9
+                if key not in self._files:
+                    if idle > _NEW:
+                        continue
+                    # The scan before this one has not met it, so what it has came since.
+                    is_new = _UNKNOWN < self._scanned_at <= written
+                    self._files[key] = _Seen(looked_at=self._scanned_at if is_new else _UNKNOWN)
+                self._look(key, file.size, written, first if idle < OLD_SECONDS / 2 else first - _STALE, last)
+            self._scanned_at = first
+
+    def begin_anew(self, key: FileKey) -> None:
+        """Forget what a file was: it was truncated, or another has its inode."""
+        with self._lock:
+            self._forget(key)
+
+    def of(self, key: FileKey, size: int) -> FileArrivals | None:
+        """The arrivals of a file that has `size` bytes; None where nothing is known of it."""
+        with self._lock:
+            seen = self._files.get(key)
+            if seen is None or seen.size > size:
+                return None
+            waiting = [chunk for of_file, chunk in self._full if of_file == key]
+            last, looked_at, is_forgotten = list(seen.blocks), seen.looked_at, key in self._forgotten
+        try:
+            kept = [] if is_forgotten else self._kept(key)
+        except JournalUnavailable as error:
+            log.warning("the arrival times of log lines cannot be read", extra={"reason": str(error)})
+            kept = []
+        begun = min((chunk.begin for chunk in waiting), default=seen.begin if last else size + 1)
+        return FileArrivals([*(chunk for chunk in kept if chunk.begin < begun), *waiting], last, looked_at)
+
+    def settle(self, monotonic: float, *, is_last: bool = False) -> None:
+        """Write down what is new, every few seconds. What cannot be written waits."""
+        if monotonic - self._written_at < _WRITTEN_EVERY and not is_last:
+            return
+        self._written_at = monotonic
+        with self._lock:
+            changed = {key: seen for key, seen in self._files.items() if seen.is_changed and seen.blocks}
+            if not changed and not self._full and not self._forgotten:
+                return
+            open_chunks = [(key, _Chunk.of(seen.begin, seen.began, seen.blocks)) for key, seen in changed.items()]
+            full, forgotten, self._full, self._forgotten = self._full, self._forgotten, [], []
+            for seen in changed.values():
+                seen.is_changed = False
+        try:
+            self._write([*full, *open_chunks], forgotten, {key for key, _ in full})
+        except JournalUnavailable as error:
+            log.warning("the arrival times of log lines cannot be written down", extra={"reason": str(error)})
+            with self._lock:
+                self._full, self._forgotten = full + self._full, forgotten + self._forgotten
+                for seen in changed.values():
+                    seen.is_changed = True
+
+    # ----------------------------------------------------------------------------------------------------
+
+    def _look(self, key: FileKey, size: int, written: int, looked_at: int, now: int) -> None:
+        seen = self._files.get(key)
+        if seen is not None and size < seen.size:
+            if looked_at <= seen.looked_at:
+                return  # the scan has looked at it before somebody else has
+            self._forget(key)
+            seen = None
+        if seen is None:
+            seen = self._files[key] = _Seen()
+        if size > seen.size:
+            # When it was written last is when its last byte came, unless somebody has set that.
+            at = written if max(seen.looked_at, 1) <= written <= now else now
+            self._grow(key, seen, Block(size, seen.looked_at, max(at, seen.at)))
+        seen.looked_at = max(seen.looked_at, looked_at)
+
+    def _grow(self, key: FileKey, seen: _Seen, block: Block) -> None:
+        last = seen.blocks[-1] if seen.blocks else None
+        if last is not None and last.after != _UNKNOWN and block.at - last.after <= _RESOLUTION:
+            seen.blocks[-1] = Block(block.size, last.after, block.at)
+        else:
+            if len(seen.blocks) >= _OF_CHUNK:
+                self._full.append((key, _Chunk.of(seen.begin, seen.began, seen.blocks)))
+                seen.begin, seen.began, seen.blocks = seen.size, seen.at, []
+            if seen.began == _UNKNOWN:
+                seen.began = block.after or block.at
+            seen.blocks.append(block)
+        seen.size, seen.at, seen.is_changed = block.size, block.at, True
+
+    def _forget(self, key: FileKey) -> None:
+        if self._files.pop(key, None) is not None:
+            self._full = [(of_file, chunk) for of_file, chunk in self._full if of_file != key]
+            self._forgotten.append(key)
+
+    def _kept(self, key: FileKey) -> list[_Chunk]:
+        query = "SELECT begin, size, began, at, blocks FROM log_arrivals WHERE device = ? AND inode = ? ORDER BY begin"
+        return [_Chunk(*row) for row in self._journal.rows(query, key)]
+
+    def _write(
+        self, chunks: Sequence[tuple[FileKey, _Chunk]], forgotten: Sequence[FileKey], grown: set[FileKey]
+    ) -> None:
+        with self._journal.transaction() as connection:
+            connection.executemany("DELETE FROM log_arrivals WHERE device = ? AND inode = ?", forgotten)
+            rows = [(*key, *chunk) for key, chunk in chunks]
+            connection.executemany("INSERT OR REPLACE INTO log_arrivals VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+            for key in grown:
+                self._thin(connection, key)
+            if grown or forgotten:
+                self._make_room(connection)
+
+    def _thin(self, connection: sqlite3.Connection, key: FileKey) -> None:
+        of_file = "FROM log_arrivals WHERE device = ? AND inode = ?"
+        ((count,),) = connection.execute(f"SELECT COUNT(*) {of_file}", key)
+        if count <= MOST_CHUNKS:
+            return
+        kept = connection.execute(f"SELECT begin, size, began, at, blocks {of_file} ORDER BY begin", key)
+        for thinned, gone in _thinned([_Chunk(*row) for row in kept]):
+            connection.execute("INSERT OR REPLACE INTO log_arrivals VALUES (?, ?, ?, ?, ?, ?, ?)", (*key, *thinned))
+            connection.execute(f"DELETE {of_file} AND begin = ?", (*key, gone))
+
+    def _make_room(self, connection: sqlite3.Connection) -> None:
+        newest = max((seen.looked_at for seen in self._files.values()), default=_UNKNOWN)
+        connection.execute("DELETE FROM log_arrivals WHERE at < ?", (newest - _KEPT,))
+        ((count,),) = connection.execute("SELECT COUNT(*) FROM log_arrivals")
+        if count > _MOST_ROWS:
+            connection.execute(
+                "DELETE FROM log_arrivals WHERE (device, inode, begin) IN "
+                "(SELECT device, inode, begin FROM log_arrivals ORDER BY at LIMIT ?)",
+                (count - _MOST_ROWS,),
+            )
+
+
+def _thinned(chunks: Sequence[_Chunk]) -> Iterable[tuple[_Chunk, int]]:
+    """Chunks to put in the place of two neighbours each, with the `begin` of the second of them."""
+    left = list(chunks)
+    while len(left) > MOST_CHUNKS:
+        newest = left[-1].at
+        ages = [(second.at - first.began) / (newest - first.began + 1) for first, second in pairwise(left[:-1])]
+        number = ages.index(min(ages))
+        first, second = left[number], left[number + 1]
+        blocks = [*first.blocks(), *second.blocks()]
+        pairs = [
+            Block(pair[-1].size, pair[0].after, pair[-1].at)
+            for pair in (blocks[begin : begin + 2] for begin in range(0, len(blocks), 2))
+        ]
+        joined = _Chunk.of(first.begin, first.began, pairs)
+        left[number : number + 2] = [joined]
+        yield joined, second.begin
+
+
+def _milliseconds(at: datetime) -> int:
+    return int(at.timestamp() * 1000)

@@ -1,0 +1,57 @@
+"""What the kernel keeps of its log, or the journal, as lines that answer a query."""
+
+from __future__ import annotations
+
+import select
+from collections import deque
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from trainmedic_server.agent.log_reading.kernel_log import KernelReader
+from trainmedic_server.agent.log_reading.line_cutter import PlacedLine
+from trainmedic_server.agent.log_search.line_clock import LineClock
+from trainmedic_server.agent.log_search.line_filter import LineFilter
+from trainmedic_server.agent.log_search.wanted_lines import FilePlace, WantedLines
+from trainmedic_server.domain.finding import Origin
+
+KERNEL = "kernel"
+_KERNEL_SECONDS = 0.5
+_MOST_KERNEL_LINES = 200_000
+
+
+class KernelLines(WantedLines):
+    """All lines of this boot. A place is the number of a line."""
+
+    def __init__(
+        self, reader: KernelReader, origin: Origin, places: Mapping[str, FilePlace], line_filter: LineFilter
+    ) -> None:
+        """Raises OSError."""
+        super().__init__(KERNEL, origin, line_filter, LineClock(datetime.now(UTC)))
+        self._lines: list[PlacedLine] = []
+        while more := reader.read() or self._awaited(reader):
+            self._lines += more
+        self.go_to(places.get(KERNEL, FilePlace()))
+
+    def close(self) -> None:
+        """Everything was read when it was made."""
+
+    def go_to(self, place: FilePlace) -> None:
+        self.line_place = place
+        self.clock.before = place.at
+        self._following = (-1, None)
+        self._waiting = deque(line for line in self._lines if line[0] >= place.offset)
+
+    @property
+    def place(self) -> FilePlace:
+        following = self._lines[-1][0] + 1 if self._lines else self.line_place.offset
+        return FilePlace(self._waiting[0][0] if self._waiting else following, False, self.clock.before)
+
+    def _read(self) -> bool:
+        return False
+
+    def _awaited(self, reader: KernelReader) -> list[PlacedLine]:
+        """What a reader has to wait for a moment; none where it has given everything."""
+        number = reader.fileno()
+        if number is None or len(self._lines) > _MOST_KERNEL_LINES:
+            return []
+        return reader.read() if select.select([number], [], [], _KERNEL_SECONDS)[0] else []

@@ -1,0 +1,98 @@
+"""A query, made ready for one node: which lines answer it, and what is counted because it is not known."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from trainmedic_server.agent.log_search.likely_lines import LikelyLines
+from trainmedic_server.agent.log_search.line_clock import LineTime
+from trainmedic_server.domain.finding import Origin
+from trainmedic_server.domain.log_search import TIME, FoundLine, LogLevel, LogQuery
+from trainmedic_server.domain.log_sources import KERNEL_SOURCES
+from trainmedic_server.expressions.regexes import SearchPattern
+
+_EARLIEST, _LATEST = datetime(1971, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
+"""A window that reaches farther is cut, so that times can be added to its ends."""
+_OF_FILES = ("attempt", "node_rank")
+"""What a path or a sources file states, and a line does not."""
+_OF_LINES = ("rank", "local_rank")
+"""What a line can state as well as its file."""
+
+
+class Answers(StrEnum):
+    """Whether a line answers a query."""
+
+    YES = "yes"
+    NO = "no"
+    UNKNOWN = "unknown"
+    """All that is known of it does, and something that is asked is not known."""
+
+
+class LineFilter(Struct, frozen=True):
+    """A query, made ready for this node."""
+
+    query: LogQuery
+    pattern: SearchPattern | None
+    levels: frozenset[LogLevel]
+    likely: LikelyLines | None = None
+    """Where it is known what the pattern needs."""
+
+    @classmethod
+    def of(cls, query: LogQuery) -> LineFilter:
+        """Raises ValueError where its pattern is none of RE2."""
+        until = min(query.until, _LATEST) if query.until is not None else None
+        query = replace(query, since=min(max(query.since, _EARLIEST), _LATEST), until=until)
+        pattern = SearchPattern(query.grep) if query.grep else None
+        levels = query.level.at_least if query.level is not None else frozenset(LogLevel)
+        return cls(query, pattern, levels, LikelyLines.of(query.grep))
+
+    def is_out(self, level: LogLevel, moment: LineTime) -> bool:
+        """Whether a line does not answer whatever else is in it."""
+        return level not in self.levels or self._is_in_window(moment) is False
+
+    def answers(self, line: FoundLine, moment: LineTime) -> tuple[Answers, str]:
+        """Whether a line answers, and the name of what is not known of it."""
+        is_known = self._is_in_window(moment)
+        if is_known is False or line.level not in self.levels:
+            return Answers.NO, ""
+        missing = TIME if is_known is None else ""
+        if line.source not in KERNEL_SOURCES:
+            for name in _OF_LINES:
+                asked, stated = getattr(self.query, name), getattr(line, name)
+                if asked is not None and stated is None:
+                    missing = missing or name
+                elif asked is not None and asked != stated:
+                    return Answers.NO, ""
+        if self.pattern is not None and self.pattern.search(line.text.encode()) is None:
+            return Answers.NO, ""
+        return (Answers.UNKNOWN, missing) if missing else (Answers.YES, "")
+
+    def _is_in_window(self, moment: LineTime) -> bool | None:
+        """None where the time is not known well enough to say."""
+        since, until = self.query.since, self.query.until
+        if moment.is_vague and moment.earliest is not None:
+            if moment.at < since or (until is not None and moment.earliest >= until):
+                return False
+            return True if moment.earliest >= since and (until is None or moment.at < until) else None
+        return moment.at >= since and (until is None or moment.at < until)
+
+
+def unknown_of_file(origin: Origin, query: LogQuery) -> str | None:
+    """Whether a file can have lines that answer by what its path and its job state: the name of what is asked and not
+    known, empty where it can, None where it cannot."""
+    missing = ""
+    for name in _OF_FILES:
+        asked, stated = getattr(query, name), getattr(origin, name)
+        if asked is not None and stated is None:
+            missing = missing or name
+        elif asked is not None and asked != stated:
+            return None
+    for name in _OF_LINES:
+        asked, stated = getattr(query, name), getattr(origin, name)
+        if asked is not None and stated is not None and asked != stated:
+            return None
+    return missing

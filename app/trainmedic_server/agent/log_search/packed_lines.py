@@ -1,0 +1,118 @@
+"""The lines of a file that gzip has packed, which answer a query. A place counts its bytes as they were before.
+
+It is unpacked piece by piece from its beginning, as far as `MOST_UNPACKED`, so it costs little memory whatever is in
+it.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Mapping
+from datetime import UTC, datetime, tzinfo
+
+from trainmedic_server.agent.log_reading.line_cutter import LineCutter
+from trainmedic_server.agent.log_reading.log_files import open_log
+from trainmedic_server.agent.log_search.line_clock import LineClock
+from trainmedic_server.agent.log_search.line_filter import LineFilter
+from trainmedic_server.agent.log_search.wanted_lines import FilePlace, ReadBudget, WantedLines
+from trainmedic_server.domain.finding import Origin
+
+MOST_UNPACKED = 128 * 1024 * 1024
+_PIECE = 256 * 1024
+_READ = 64 * 1024
+_GZIP = 31
+
+
+class PackedLines(WantedLines):
+    """One packed file."""
+
+    def __init__(
+        self, path: str, origin: Origin, line_filter: LineFilter, budget: ReadBudget, zone: tzinfo | None = None
+    ) -> None:
+        """Raises OSError, LogRefused."""
+        self._fd = open_log(path)
+        facts = os.fstat(self._fd)
+        written_at = datetime.fromtimestamp(facts.st_mtime, UTC)
+        super().__init__(f"{facts.st_dev:x}-{facts.st_ino:x}", origin, line_filter, LineClock(written_at, zone=zone))
+        self.is_cut = False
+        """It is larger than what is unpacked of it, or broken."""
+        self._budget = budget
+        self._cutter = LineCutter()
+        self._unpacking = zlib.decompressobj(_GZIP)
+        self._packed_offset = 0
+        self._unpacked = 0
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def begin(self, places: Mapping[str, FilePlace]) -> None:
+        """Go on where `places` say, by file."""
+        self.go_to(places.get(self.key, FilePlace()))
+
+    def go_to(self, place: FilePlace) -> None:
+        self.line_place = place
+        self.clock.before = place.at
+        self._waiting.clear()
+        self._following = (-1, None)
+        self._cutter = LineCutter(place.offset, place.is_skipping)
+
+    @property
+    def place(self) -> FilePlace:
+        if self._waiting:
+            return FilePlace(self._waiting[0][0], False, self.clock.before)
+        return FilePlace(self._cutter.resume_at, self._cutter.is_skipping, self.clock.before)
+
+    def _read(self) -> bool:
+        read = len(self._waiting)
+        while len(self._waiting) == read:
+            if self._budget.is_spent:
+                self.has_more = True
+                return False
+            piece = self._piece()
+            self._budget.take(len(piece))
+            if piece:
+                self._waiting.extend(self._likely(self._cutter.feed(piece)))
+            elif self._cutter.has_half_line:
+                self._waiting.extend(self._cutter.half_line())
+            else:
+                self.has_more = False
+                return False
+        return True
+
+    def _piece(self) -> bytes:
+        """The next bytes from where the cutter is; empty at the end, or where it is not unpacked further."""
+        if self._cutter.offset < self._unpacked:  # it was sent back
+            self._unpacking, self._packed_offset, self._unpacked = zlib.decompressobj(_GZIP), 0, 0
+        while True:
+            if self._unpacked >= MOST_UNPACKED:
+                self.is_cut = True
+                return b""
+            try:
+                piece = self._unpack()
+            except zlib.error:
+                self.is_cut = True
+                return b""
+            if not piece:
+                return b""
+            begin, self._unpacked = self._unpacked, self._unpacked + len(piece)
+            if self._unpacked > self._cutter.offset:
+                return piece[max(self._cutter.offset - begin, 0) :]
+
+    def _unpack(self) -> bytes:
+        """The next unpacked bytes; empty at the end. Raises zlib.error, OSError."""
+        while True:
+            if self._unpacking.eof:
+                # Files that gzip has packed can follow one another.
+                rest = self._unpacking.unused_data
+                self._packed_offset -= len(rest)
+                self._unpacking = zlib.decompressobj(_GZIP)
+            packed = self._unpacking.unconsumed_tail
+            if not packed:
+                packed = os.pread(self._fd, _READ, self._packed_offset)
+                self._packed_offset += len(packed)
+                if not packed:
+                    return b""
+            piece = self._unpacking.decompress(packed, _PIECE)
+            if piece:
+                return piece

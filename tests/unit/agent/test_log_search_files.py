@@ -1,0 +1,286 @@
+"""Searching files as they are on nodes: rotated, copied, packed, without ranks, and made to do harm."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import random
+import time
+import tracemalloc
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from trainmedic.wire.log_layout import AttemptLogs
+from trainmedic_server.agent.log_reading.log_policy import LogsPolicy
+from trainmedic_server.agent.log_search import packed_lines, searcher
+from trainmedic_server.agent.log_search.searcher import LogPage, LogSearcher
+from trainmedic_server.agent.log_search.wanted_lines import FilePlace
+from trainmedic_server.domain.log_search import FoundLine, LeftOut, LogQuery, left_out_notes
+
+NOW = datetime.now(UTC).replace(microsecond=0)
+QUERY = LogQuery("llm-1", NOW - timedelta(hours=1))
+
+
+class SearchedNode:
+    """One job's launcher log on a node, and what follows it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.attempt = AttemptLogs.of(root, "llm-1", 1)
+        self.attempt.path.mkdir(parents=True)
+        self.log = self.attempt.launcher("n1")
+        self.search = LogSearcher(LogsPolicy(roots=(str(root),)), "n1", zone=UTC)
+        self.places: Mapping[str, FilePlace] = {}
+        self.count = 0
+
+    def write(self, count: int, path: Path | None = None, text: str = "line") -> None:
+        """Lines with growing numbers, each a second after the one before."""
+        with (path or self.log).open("a") as file:
+            for _ in range(count):
+                at = NOW - timedelta(seconds=3000 - self.count)
+                file.write(f"{at:%Y-%m-%d %H:%M:%S},000 {text} {self.count}\n")
+                self.count += 1
+
+    def page(self, **conditions: Any) -> LogPage:
+        """A whole answer from the beginning."""
+        lines: list[FoundLine] = []
+        places: Mapping[str, FilePlace] = {}
+        notes: dict[str, None] = {}
+        first = None
+        while True:
+            page = self.search.page(replace(QUERY, **conditions), places)
+            first = first or page
+            lines += page.lines
+            notes |= dict.fromkeys(page.notes)
+            places = page.places
+            if page.is_end:
+                return LogPage(lines, places, True, list(notes), first.left_out, first.job_files)
+
+    def follow(self) -> list[int]:
+        """The numbers of the lines that are new since the last call."""
+        self.search._scanned_at = float("-inf")
+        found: list[int] = []
+        while True:
+            page = self.search.page(QUERY, self.places)
+            self.places = page.places
+            found += [int(line.text.rpartition(" ")[2]) for line in page.lines]
+            if page.is_end:
+                return found
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> SearchedNode:
+    return SearchedNode(tmp_path / "logs")
+
+
+def rename(log: Path) -> None:
+    for number in range(3, 0, -1):
+        older = log.with_name(f"{log.name}.{number}")
+        if older.exists():
+            older.rename(log.with_name(f"{log.name}.{number + 1}"))
+    log.rename(log.with_name(f"{log.name}.1"))
+    log.touch()
+
+
+def copy_and_truncate(log: Path) -> None:
+    log.with_name(f"{log.name}.1").write_bytes(log.read_bytes())
+    log.write_bytes(b"")
+
+
+def rename_and_pack(log: Path) -> None:
+    rename(log)
+    older = log.with_name(f"{log.name}.2")
+    if older.exists():
+        with gzip.open(log.with_name(f"{log.name}.2.gz"), "wb") as packed:
+            packed.write(older.read_bytes())
+        older.unlink()
+
+
+@pytest.mark.parametrize("rotate", [rename, copy_and_truncate, rename_and_pack])
+@pytest.mark.parametrize("seed", range(4))
+def test_who_follows_over_rotations_gets_each_line_once(rotate: Any, seed: int, node: SearchedNode) -> None:
+    """Whenever the file is rotated, between two looks or before a line of it was read."""
+    choice = random.Random(seed)
+    node.write(3)
+    found = node.follow()
+    for _ in range(25):
+        node.write(choice.randint(0, 3))
+        if choice.random() < 0.4:
+            rotate(node.log)
+            node.write(choice.randint(0, 3))
+        if choice.random() < 0.7 or rotate is not rename:
+            found += node.follow()
+    found += node.follow()
+    assert found == list(range(node.count))
+
+
+def test_a_file_that_was_truncated_and_has_grown_beyond_its_place_is_read_from_its_beginning(
+    node: SearchedNode,
+) -> None:
+    """Its size alone does not show that it is another."""
+    node.write(5)
+    assert node.follow() == list(range(5))
+    node.log.write_bytes(b"")
+    node.write(30)
+    assert node.follow() == list(range(5, 35))
+
+
+def test_what_was_packed_is_searched_as_far_as_is_unpacked(node: SearchedNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order, before the file itself; what is left out is said, and so is a broken file."""
+    for name in ("launcher-n1.log-20260101.gz", "launcher-n1.log.1.gz"):
+        with gzip.open(node.attempt.path / name, "wt") as packed:
+            for _ in range(200):
+                packed.write(f"{NOW - timedelta(seconds=3000 - node.count):%Y-%m-%d %H:%M:%S} line {node.count}\n")
+                node.count += 1
+    node.write(10)
+    page = node.page()
+    assert [int(line.text.rpartition(" ")[2]) for line in page.lines] == list(range(410))
+    assert page.notes == []
+    monkeypatch.setattr(packed_lines, "MOST_UNPACKED", 1000)
+    monkeypatch.setattr(packed_lines, "_PIECE", 500)
+    page = node.page()
+    assert len(page.lines) < 100
+    assert page.notes[0].startswith("2 packed files on n1 are larger than")
+    (node.attempt.path / "launcher-n1.log.1.gz").write_bytes(b"\x1f\x8b no gzip")
+    assert "broken" in node.page().notes[0]
+
+
+def test_a_file_that_would_unpack_to_anything_costs_little_memory(node: SearchedNode) -> None:
+    """As one that is made to fill a memory."""
+    node.write(1)
+    with gzip.open(node.attempt.path / "launcher-n1.log.1.gz", "wb", compresslevel=1) as packed:
+        for _ in range(200):
+            packed.write(b"\0" * 1024 * 1024)
+    tracemalloc.start()
+    try:
+        page = node.page()
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 20 * 1024 * 1024
+    assert "packed files" in page.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "numbers", "left_out"),
+    [
+        ({}, [0, 1, 2, 3], {}),
+        ({"node_rank": 3}, [], {"node_rank": LeftOut(files=2)}),
+        ({"rank": 0}, [1], {"rank": LeftOut(lines=2)}),
+        ({"rank": 5}, [], {"rank": LeftOut(lines=2)}),
+        ({"local_rank": 1}, [3], {"local_rank": LeftOut(lines=3)}),
+        ({"rank": 0, "grep": "line 1"}, [1], {}),
+        ({"rank": 0, "grep": "line 0"}, [], {"rank": LeftOut(lines=1)}),
+    ],
+)
+def test_what_states_no_rank_answers_no_question_for_one(
+    node: SearchedNode, conditions: dict[str, Any], numbers: list[int], left_out: dict[str, LeftOut]
+) -> None:
+    """And is counted, as far as all else of it answers."""
+    own = node.attempt.ranks("n1") / "x" / "attempt_0" / "1" / "stderr.log"
+    own.parent.mkdir(parents=True)
+    node.write(1)
+    node.write(1, text="[rank0]: never a prefix here")
+    with node.log.open("a") as file:
+        file.truncate(0)
+        file.write(f"{NOW - timedelta(seconds=30)} line 0\n[rank0]: {NOW - timedelta(seconds=20)} line 1\n")
+        file.write(f"{NOW - timedelta(seconds=10)} line 2\n")
+    with own.open("a") as file:
+        file.write(f"{NOW - timedelta(seconds=5)} line 3\n")
+    page = node.page(**conditions)
+    assert [int(line.text.rpartition(" ")[2]) for line in page.lines] == numbers
+    relevant = {name: each for name, each in page.left_out.items() if name != "rank" or "rank" in left_out}
+    if "rank" in left_out and "grep" not in conditions:
+        # The rank's own file states its local rank alone.
+        left_out = {"rank": left_out["rank"] + LeftOut(lines=1)}
+    assert relevant == left_out
+
+
+def test_notes_say_what_was_left_out() -> None:
+    """In numbers."""
+    counts = {"node_rank": LeftOut(1, 0), "rank": LeftOut(2, 31), "time": LeftOut(0, 4, NOW), "attempt": LeftOut()}
+    assert left_out_notes(counts) == [
+        "1 file states no node rank and is left out",
+        "2 files and 31 lines state no rank and are left out",
+        "4 lines state no time and may have been written outside of the window, before the agent looked at the file; "
+        f"they are left out; since {NOW:%Y-%m-%dT%H:%M:%S}.000000Z includes them",
+    ]
+
+
+def test_lines_of_a_launcher_have_the_node_rank_that_the_ranks_state(node: SearchedNode) -> None:
+    """Of the same attempt on this node."""
+    node.write(3)
+    said = '{"version": 1, "job": "llm-1", "attempt": 1, "rank": 8, "local_rank": 0, "node_rank": 1, "node": "n1", '
+    node.attempt.sources("n1", 0).write_text(f'{said}"files": []}}')
+    node.attempt.records(8).write_text(f'{{"ts": "{NOW.isoformat()}", "event": "step", "step": 3}}\n')
+    assert len(node.page(node_rank=1).lines) == 4
+    assert node.page(node_rank=0).lines == []
+
+
+def hostile_files(path: Path) -> None:
+    choice = random.Random(2)
+    names = iter(range(100))
+
+    def written(content: bytes) -> None:
+        own = path / "ranks-n1" / "x" / "attempt_0" / str(next(names)) / "stdout.log"
+        own.parent.mkdir(parents=True)
+        own.write_bytes(content)
+
+    written(b"x" * 4_000_000)
+    written(b"\0" * 4_000_000 + b"\n")
+    written(choice.randbytes(1_000_000))
+    written(b"\n" * 60_000)
+    written(b"".join(f"{NOW - timedelta(seconds=choice.randint(-(9**6), 9**6))} x\n".encode() for _ in range(2_000)))
+    written(b"9999-12-31 23:59:59 x\n0001-01-01 00:00:00 x\n[9999999999] x\n" * 500)
+    written((b"[" * 500 + b"\n") * 2_000)
+
+
+def test_a_file_that_is_made_to_do_harm_neither_hangs_nor_fills_the_memory(node: SearchedNode) -> None:
+    """Giant lines, zeros, noise, times in any order: the lines of others come all the same."""
+    hostile_files(node.attempt.path)
+    node.write(50)
+    tracemalloc.start()
+    began = time.monotonic()
+    try:
+        page = node.page(grep="line", until=NOW - timedelta(minutes=10))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [int(line.text.rpartition(" ")[2]) for line in page.lines] == list(range(50))
+    assert most < 64 * 1024 * 1024
+    assert time.monotonic() - began < 90
+
+
+def test_a_hole_of_any_size_is_passed_over(node: SearchedNode) -> None:
+    """As the launcher makes one in the middle of what a rank prints, so that it stays bounded."""
+    node.write(10)
+    with node.log.open("r+b") as file:
+        file.seek(200 * 1024**3)
+        file.write(b"\n")
+    node.write(10)
+    began = time.monotonic()
+    page = node.page()
+    assert [int(line.text.rpartition(" ")[2]) for line in page.lines if line.text.strip("\0 ")] == list(range(20))
+    assert time.monotonic() - began < 5
+    assert os.stat(node.log).st_blocks < 1000  # noqa: PTH116
+
+
+def test_a_page_that_ends_early_gives_no_line_before_an_earlier_one(
+    node: SearchedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of which not enough was read holds back the lines of others."""
+    other = node.attempt.ranks("n1") / "x" / "attempt_0" / "1" / "stderr.log"
+    other.parent.mkdir(parents=True)
+    for _ in range(300):
+        node.write(5, other)
+        node.write(5)
+    monkeypatch.setattr(searcher, "MOST_READ", 20_000)
+    monkeypatch.setattr("trainmedic_server.agent.log_search.file_lines.PIECE", 4096)
+    lines = node.page(grep="line [0-9]*5$").lines
+    numbers = [int(line.text.rpartition(" ")[2]) for line in lines]
+    assert numbers == list(range(5, 3000, 10))
