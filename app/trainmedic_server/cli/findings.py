@@ -21,6 +21,7 @@ Document = Mapping[str, Any]
 
 _FILTERS: tuple[Callable[..., Any], ...] = (
     click.option("--job", metavar="NAME", help="About the job, or in its logs."),
+    click.option("--claimed-job", metavar="NAME", help="In a log file that names the job, which nothing proves."),
     click.option("--node", metavar="NAME", help="About the node, or read there."),
     click.option("--rule", metavar="NAME"),
     click.option("--role", type=click.Choice([role.value for role in Role]), metavar="ROLE",
@@ -127,5 +128,6 @@ def _cells(item: Document) -> tuple[object, ...]:
     ranks = str(item.get("ranks") or "-")
     shown = ranks if len(ranks) <= _LONGEST_RANKS else f"{ranks[:_LONGEST_RANKS]}…"
     state = "suspected" if item.get("suspected") else "open" if item.get("open") else str(item.get("ended_because"))
-    members = (item.get("rule"), item.get("role"), item.get("target"), item.get("count"))
+    target = story.finding_target(item)
+    members = (item.get("rule"), item.get("role"), target, item.get("count"))
     return (item.get("id"), story.moment(item.get("first_at")), *members, shown, state, item.get("line"))

@@ -201,7 +201,10 @@ def _filter(clock: Clock) -> Callable[..., FindingFilter]:
     """A dependency for FastAPI that reads the filters from the query."""
 
     async def conditions(
-        job: Name | None = None,
+        job: Annotated[Name | None, Query(description="A job that is known to have printed it.")] = None,
+        claimed_job: Annotated[
+            Name | None, Query(description="A job that only the log file names, without proof.")
+        ] = None,
         node: Annotated[Name | None, Query(description="Its target is there, or a line was read there.")] = None,
         rule: Name | None = None,
         role: Role | None = None,
@@ -210,6 +213,6 @@ def _filter(clock: Clock) -> Callable[..., FindingFilter]:
         open: Annotated[bool | None, Query(description="Whether it is not over.")] = None,
     ) -> FindingFilter:
         begin = time_of(since, clock.now()) if since else None
-        return FindingFilter(job, node, rule, role, begin, suspected, open)
+        return FindingFilter(job, node, rule, role, begin, suspected, open, claimed_job)
 
     return conditions  # type: ignore[return-value]
