@@ -56,8 +56,8 @@ def items(
 
 
 def _of_job(path: str, conditions: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
-    """Return the path of one job's items, and the conditions without the job. None where there is no such path, or where
-    it does not take the conditions."""
+    """Return the path of one job's items, and the conditions without the job. None if there is no such path, or it does
+    not take the conditions."""
     if path not in _TAKES or not conditions.keys() <= {"job", *_TAKES[path]}:
         return None
     job = conditions.get("job")

@@ -23,8 +23,8 @@ from trainmedic_server.server.ascii_json import AsciiJson
 from trainmedic_server.server.auth import Authenticator, Principal, requires
 from trainmedic_server.server.bodies import body_schema, read_body
 from trainmedic_server.server.body import BodyReader
-from trainmedic_server.server.engine import KeptJobsPort
 from trainmedic_server.server.diagnoses import JobName
+from trainmedic_server.server.engine import KeptJobsPort
 from trainmedic_server.server.exports import AS_STREAM, CSV, NDJSON, Exports
 from trainmedic_server.server.limits import ServerLimits
 from trainmedic_server.server.negotiation import preferred
