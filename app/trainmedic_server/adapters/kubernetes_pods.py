@@ -105,6 +105,8 @@ class KubernetesPods(JobPods):
         self._present.clear()
         for pod in pods:
             self.pod_changed(pod, job_of(pod))
+        for known in [each for uid, each in self._faults.items() if uid not in self._present]:
+            self._keep(known.outline, (), is_deleted=True)  # it was deleted while nobody watched
 
     def pod_changed(self, pod: Object, job: str | None, *, is_deleted: bool = False) -> None:
         """Take a pod as it is, or as it was when it was deleted."""
