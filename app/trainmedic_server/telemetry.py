@@ -174,6 +174,10 @@ class Metrics:
         self.findings_dropped = counter(
             "trainmedic_findings_dropped", "Findings that were not kept, because their node has too many open."
         )
+        self.finding_claims_cut = counter(
+            "trainmedic_finding_claims_cut",
+            "Updates of findings whose claimed job was left out, because the node's files name too many.",
+        )
         self.messages = counter("trainmedic_messages", "Messages to people, by kind and outcome.", ["kind", "outcome"])
         self.message_errors = counter("trainmedic_message_errors", "Failed tries to send a message.", ["channel"])
         self.finding_alert_errors = counter(

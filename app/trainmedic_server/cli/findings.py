@@ -21,6 +21,7 @@ Document = Mapping[str, Any]
 
 _FILTERS: tuple[Callable[..., Any], ...] = (
     click.option("--job", metavar="NAME", help="About the job, or in its logs."),
+    click.option("--claimed-job", metavar="NAME", help="In a log file that names the job, which nothing proves."),
     click.option("--node", metavar="NAME", help="About the node, or read there."),
     click.option("--rule", metavar="NAME"),
     click.option("--role", type=click.Choice([role.value for role in Role]), metavar="ROLE",
@@ -66,13 +67,15 @@ def findings(client: Client, limit: int, output: str, open_: str | None, **filte
 
 @findings.command()
 @click.argument("finding_id", metavar="FINDING")
+@click.option("--job", metavar="NAME", help="The finding's job. A token that is bounded to jobs needs it.")
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @server_options
-def show(client: Client, finding_id: str, output: str) -> None:
+def show(client: Client, finding_id: str, output: str, job: str | None) -> None:
     """Show one finding, and the lines around it in each stream."""
     if not finding_id.isascii() or not all(letter.isalnum() or letter in "-_" for letter in finding_id):
         raise click.UsageError(f"{finding_id!r} is not the id of a finding")
-    finding = client.get(f"findings/{finding_id}")
+    path = f"findings/{finding_id}"
+    finding = client.get(listing.job_path(job, path) if job else path)
     if output == "json":
         click.echo(json_text(finding, indent=2))
         return
@@ -127,5 +130,6 @@ def _cells(item: Document) -> tuple[object, ...]:
     ranks = str(item.get("ranks") or "-")
     shown = ranks if len(ranks) <= _LONGEST_RANKS else f"{ranks[:_LONGEST_RANKS]}…"
     state = "suspected" if item.get("suspected") else "open" if item.get("open") else str(item.get("ended_because"))
-    members = (item.get("rule"), item.get("role"), item.get("target"), item.get("count"))
+    target = story.finding_target(item)
+    members = (item.get("rule"), item.get("role"), target, item.get("count"))
     return (item.get("id"), story.moment(item.get("first_at")), *members, shown, state, item.get("line"))

@@ -121,6 +121,7 @@ def finding_lines(finding: Document) -> Iterator[str]:
     members = {
         "rule": f"{plain(finding.get('rule'))}, {plain(finding.get('role'))}, cause {plain(finding.get('cause'))}",
         "target": plain(finding.get("target")),
+        "claim": _claim(finding),
         "job": " attempt ".join(str(plain(finding[name])) for name in ("job", "attempt") if finding.get(name)),
         "nodes": _nodes(finding.get("nodes", ())),
         "ranks": plain(finding.get("ranks") or ""),
@@ -139,10 +140,21 @@ def finding_lines(finding: Document) -> Iterator[str]:
         yield from _excerpt(excerpt, "")
 
 
+def finding_target(finding: Document) -> str:
+    """What a finding is about, with the job that only its file names."""
+    claim = _claim(finding)
+    return f"{finding.get('target')} ({claim})" if claim else str(finding.get("target"))
+
+
+def _claim(finding: Document) -> str:
+    job = finding.get("claimed_job")
+    return f"a log file that names job {plain(job)}" if job else ""
+
+
 def _findings(run: Document) -> Iterator[str]:
     for finding in run.get("findings", ()):
         ranks = f", ranks {plain(finding['ranks'])}" if finding.get("ranks") else ""
-        name = f"{plain(finding.get('rule'))}  {plain(finding.get('target'))}"
+        name = f"{plain(finding.get('rule'))}  {plain(finding_target(finding))}"
         yield f"  {name}  {plain(finding.get('count'))} lines{ranks}  ({plain(finding.get('id'))})"
         yield from (
             _excerpt(finding["excerpt"], "    ") if finding.get("excerpt") else (f"    {plain(finding.get('line'))}",)

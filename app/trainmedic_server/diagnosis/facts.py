@@ -13,6 +13,7 @@ from trainmedic_server.diagnosis.flight_recorder.absentees import Reading
 from trainmedic_server.diagnosis.own_times import LossRise
 from trainmedic_server.diagnosis.slow import RankStep
 from trainmedic_server.domain.finding import Finding
+from trainmedic_server.domain.pod_fault import PodReading
 
 
 class RankFacts(Struct, frozen=True):
@@ -83,6 +84,8 @@ class Facts(Struct, frozen=True):
     """Collectives in which ranks timed out, by their watchdogs."""
     used_nccl: bool = True
     """True if any line is about NCCL. Without NCCL there are no dumps of its flight recorder."""
+    pods: PodReading = field(default_factory=PodReading)
+    """What Kubernetes states about the job's pods."""
     is_known_to_fail: bool = False
     """Whether who watches the job says that it failed; of a folder nobody does."""
 

@@ -24,6 +24,9 @@ from trainmedic_server.domain.finding_codec import MOST_RANKS
 from trainmedic_server.domain.log_sources import KERNEL_SOURCES
 from trainmedic_server.domain.target import Target, TargetKind
 
+CLAIMED_JOB = "claimed_job"
+"""The label with the job that a log file names, where nothing proves that the job runs on the file's node. It is part
+of the identity, so each claimed job has findings of its own. No playbook finds a job by it."""
 MOST_LINES = 1_000_000_000_000_000_000
 """How far lines are counted; no database counts ten times further."""
 
@@ -85,7 +88,8 @@ class KnownFinding(Struct, frozen=True):
     cause: CauseClass
     target: Target
     origin: Origin
-    """Of the first line that was heard of; its job is one that is known to be there, or None."""
+    """Of the first line that was heard of; its job is one that is known to be there, or None. `claimed_job` is the job
+    that a file names without proof."""
     line: str
     first_at: datetime
     last_at: datetime
@@ -122,6 +126,11 @@ class KnownFinding(Struct, frozen=True):
     def key(self) -> str:
         """Its identity: the same of two findings that are about the same."""
         return identity_of(self.rule, self.target, self.labels, is_printed=self.is_printed)
+
+    @property
+    def claimed_job(self) -> str:
+        """The job that its log file names, without proof; empty where the job is known, or none is named."""
+        return self.labels.get(CLAIMED_JOB, "")
 
     @property
     def is_open(self) -> bool:

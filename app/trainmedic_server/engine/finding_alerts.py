@@ -15,7 +15,7 @@ from trainmedic.wire.envelope import write_time
 from trainmedic_server.domain.alert import Alert, AlertStatus, fingerprint
 from trainmedic_server.domain.finding import Finding, Role
 from trainmedic_server.domain.finding_codec import FindingUpdate, write_ranks
-from trainmedic_server.domain.known_finding import FindingAlert, KnownFinding
+from trainmedic_server.domain.known_finding import CLAIMED_JOB, FindingAlert, KnownFinding
 from trainmedic_server.domain.own_source import LOG, SOURCE
 from trainmedic_server.domain.target import IdentityLabels, TargetKind
 from trainmedic_server.logs import rendering
@@ -32,7 +32,7 @@ _NAMES_OF_TARGETS = frozenset(
     name
     for plain in (*_IDENTITY.gpu_uuid, *_IDENTITY.gpu_index, *_IDENTITY.node, *_IDENTITY.job)
     for name in (plain, f"exported_{plain}")
-) | {"instance", "namespace", "pod", "exported_instance", "exported_namespace", "exported_pod"}
+) | {"instance", "namespace", "pod", "exported_instance", "exported_namespace", "exported_pod", CLAIMED_JOB}
 
 
 def own_labels(finding: Finding, rule: LogRule | None) -> dict[str, str]:
@@ -71,7 +71,11 @@ def raised(known: KnownFinding, rule: LogRule, now: datetime) -> KnownFinding:
     """The finding with its alert, which begins now. Its rule has one."""
     shown = known.as_finding
     labels = _labels(known, rule, rendering.severity_of(rule, shown))
-    alert = FindingAlert(labels, fingerprint(labels), now, rendering.summary_of(rule, shown), _description(rule, shown))
+    summary = _with_claim(rendering.summary_of(rule, shown), known)
+    description = _description(rule, shown)
+    if description:
+        description = _with_claim(description, known)
+    alert = FindingAlert(labels, fingerprint(labels), now, summary, description)
     return replace(known, alert=alert, no_alert_because="", is_suspected=False, tell_at=now)
 
 
@@ -118,6 +122,18 @@ def _labels(known: KnownFinding, rule: LogRule, severity: str) -> Mapping[str, s
 def _description(rule: LogRule, shown: Finding) -> str:
     text = rule.alert.description if rule.alert is not None else ""
     return (rendering.text_of(text, rendering.scope_of(shown)) or "")[:4000]
+
+
+def _with_claim(text: str, known: KnownFinding) -> str:
+    """The text with what is claimed of the job, as what it is."""
+    if not known.claimed_job:
+        return text
+    return f"{text} ({claim(known.claimed_job)}; nothing proves that this job runs on {known.origin.node})"
+
+
+def claim(job: str) -> str:
+    """Return in plain words that only a file names the job."""
+    return f"from a log file that names job {job}"
 
 
 def _shown_ranks(known: KnownFinding) -> str:

@@ -1,25 +1,32 @@
 """Whom a finding is about, as far as the server believes it.
 
 A node speaks for itself: what it says of another node is passed over. What it says of a job counts where the job is
-known to be on that node, or the pod in whose log it stands is the job's. Else it is the node's: anybody who can write
-a file there can give it a job's name.
+known to be on that node, or the pod in whose log it stands is the job's. Else it is the node's, and the job's name is
+a claim: anybody who can write a file there can give it a job's name.
 
-Pure. Who calls it: ``finding_intake``.
+Who calls it: ``finding_intake``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
 from trainmedic_server.domain.finding import Finding, Origin
 from trainmedic_server.domain.known_finding import is_printed
+from trainmedic_server.domain.plain_text import visible
 from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.domain.topology import Topology
 
 WasThere = Callable[[str, str], bool]
 """Returns whether a job was on a node within the last hour."""
+MOST_CLAIMED_OF_NODE = 200
+"""Findings with a claimed job that one node may begin within `COUNTED`. They are less than half of the findings that a
+node may have open, so invented names leave room for what the kernel reports."""
+COUNTED = timedelta(days=1)
+_LONGEST_CLAIM = 253
 
 
 def believed(finding: Finding, topology: Topology, was_there: WasThere) -> Finding:
@@ -48,3 +55,35 @@ def _target(finding: Finding, job: str | None) -> Target:
         return Target(TargetKind.GPU, node=node, gpu=finding.target.gpu)
     wants_job = finding.target.kind is TargetKind.JOB or is_printed(finding)
     return Target(TargetKind.JOB, job=job) if wants_job and job is not None else Target(TargetKind.NODE, node=node)
+
+
+def claimed_job(finding: Finding, placed: Finding) -> str:
+    """Return the job that the finding's file names, where `placed`, which is what is believed, has none. Empty for what
+    a kernel wrote, which names no job."""
+    if placed.origin.job is not None or not finding.origin.job or not is_printed(finding):
+        return ""
+    return visible(finding.origin.job)[:_LONGEST_CLAIM]
+
+
+class ClaimedFindings:
+    """Counts the findings with claimed jobs by node, so that invented names cannot fill the run store.
+
+    One thread uses it. The counts begin again with the process.
+    """
+
+    def __init__(self) -> None:
+        self._times: dict[str, dict[str, datetime]] = {}
+
+    def admits(self, node: str, key: str, now: datetime) -> bool:
+        """Return whether the node may have this finding with its claim. `key` is the finding's identity."""
+        times = self._times.setdefault(node, {})
+        if key not in times and len(times) >= MOST_CLAIMED_OF_NODE:
+            self._times[node] = times = {each: at for each, at in times.items() if now - at < COUNTED}
+        if key not in times and len(times) >= MOST_CLAIMED_OF_NODE:
+            return False
+        times[key] = now
+        return True
+
+    def keep(self, node: str, key: str, now: datetime) -> None:
+        """Count a finding that is open as seen now."""
+        self._times.setdefault(node, {})[key] = now

@@ -55,6 +55,8 @@ class _Work(Struct):
     excerpts: dict[tuple[str, EpisodeKey], KnownExcerpt] = field(default_factory=dict)
     begun: list[KnownFinding] = field(default_factory=list)
     dropped: int = 0
+    cut_claims: Counter[str] = field(default_factory=Counter)
+    """By node, updates whose claimed job was left out."""
 
     def put(self, known: KnownFinding) -> None:
         self.known[known.id] = known
@@ -91,6 +93,7 @@ class FindingIntake:
         self._new_id = new_id
         self._on_alerts = on_alerts
         self._open_of_node: Counter[str] = Counter()
+        self._claimed = finding_claims.ClaimedFindings()
         self._numbers: dict[tuple[str, str], int] = {}
         self._suspected: set[str] = set()
         """The ids of findings that may wait for a confirmation."""
@@ -118,8 +121,10 @@ class FindingIntake:
 
     def _take(self, tx: Transaction, updates: Sequence[FindingUpdate]) -> _Work:
         now, rules, topology = self._clock.now(), self._rules().by_name, self._topology()
-        placed = [(update, self._placed(update, rules.get(update.finding.rule), topology)) for update in updates]
+        cut: Counter[str] = Counter()
+        placed = [(update, self._placed(update, rules.get(update.finding.rule), topology, cut)) for update in updates]
         work = _read(tx, placed)
+        work.cut_claims = cut
         for update, finding in placed:
             self._take_one(work, update, finding, rules.get(finding.rule), now)
         findings = tx.findings
@@ -131,9 +136,19 @@ class FindingIntake:
             work.put(known)
         return work
 
-    def _placed(self, update: FindingUpdate, rule: LogRule | None, topology: Topology) -> Finding:
+    def _placed(self, update: FindingUpdate, rule: LogRule | None, topology: Topology, cut: Counter[str]) -> Finding:
+        """The finding with the target, the job and the labels that are believed. `cut` counts the claimed jobs that are
+        left out, by node."""
         finding = finding_claims.believed(update.finding, topology, self._nodes.was_there)
-        return replace(finding, labels=finding_alerts.own_labels(finding, rule))
+        own = replace(finding, labels=finding_alerts.own_labels(finding, rule))
+        job = finding_claims.claimed_job(update.finding, finding)
+        if not job:
+            return own
+        claimed = replace(own, labels={**own.labels, known_finding.CLAIMED_JOB: job})
+        if self._claimed.admits(update.node, known_finding.identity(claimed), self._clock.now()):
+            return claimed
+        cut[update.node] += 1
+        return own
 
     def _take_one(
         self, work: _Work, update: FindingUpdate, finding: Finding, rule: LogRule | None, now: datetime
@@ -203,6 +218,9 @@ class FindingIntake:
         if work.dropped:
             self._metrics.findings_dropped.inc(work.dropped)
             log.warning("a node has too many findings that are not over; more are not kept", dropped=work.dropped)
+        for node, number in work.cut_claims.items():
+            self._metrics.finding_claims_cut.inc(number)
+            log.warning("leaving out claimed jobs: a node's files name too many", node=node, updates=number)
         for known in work.begun:
             self._open_of_node[known.origin.node] += 1
             name = known.rule if known.rule in rules else "unknown"
@@ -216,6 +234,9 @@ class FindingIntake:
     def _check(self, tx: Transaction) -> tuple[list[KnownFinding], bool]:
         now, rules = self._clock.now(), self._rules().by_name
         open_findings = tx.findings.all_open()
+        for known in open_findings:
+            if known.claimed_job:
+                self._claimed.keep(known.origin.node, known.key, now)
         facts = EndFacts(
             ago=self._ago,
             booted_at=self._nodes.booted_at,

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from trainmedic.wire import envelope
 from trainmedic_server import telemetry
-from trainmedic_server.diagnosis import job_failure, verdict_alert
-from trainmedic_server.diagnosis.facts import RankFacts
+from trainmedic_server.diagnosis import job_failure, pods, verdict_alert
+from trainmedic_server.diagnosis.facts import Facts, RankFacts
 from trainmedic_server.diagnosis.job_failure import Sign, Stepping
 from trainmedic_server.diagnosis.judge import diagnose
 from trainmedic_server.domain.alert import Alert, AlertStatus, fingerprint
@@ -30,6 +30,7 @@ from trainmedic_server.engine import loops
 from trainmedic_server.engine.job_verdicts import JobVerdicts
 from trainmedic_server.engine.node_watch import PresenceSource
 from trainmedic_server.ports.findings import AlertTeller, FindingFilter, FindingHistory
+from trainmedic_server.ports.job_pods import IsOwn, JobPods, NoPods
 from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.ports.verdicts import VerdictSource
@@ -47,6 +48,8 @@ _LOOK_EVERY = timedelta(seconds=2)
 _PRESENCES_EVERY = timedelta(seconds=5)
 """As often as they are written."""
 _GONE_AFTER = timedelta(seconds=30)
+_PODS_END = timedelta(seconds=5)
+"""A container ends about when its job says that it has ended."""
 _AT_ONCE, _MOST_EARLIER, _MOST_EXCERPTS, _MOST_PAST, _MOST_PROCESSES = 50, 50, 16, 500, 8
 _MOST_RANKS = 100_000
 """Of a job that says to have more it is not known how many there are."""
@@ -72,6 +75,7 @@ class JobDiagnoses:
         repeat_every: timedelta,
         ids: Callable[[], str] = envelope.new_id,
         verdicts: JobVerdicts | None = None,
+        pods: JobPods = NoPods(),
     ) -> None:
         self._store = store
         self._source = source
@@ -80,6 +84,9 @@ class JobDiagnoses:
         self._metrics = metrics
         self._repeat_every = repeat_every
         self._verdicts = verdicts or JobVerdicts(clock)
+        self._pods = pods
+        self._namespaces: dict[str, str | None] = {}
+        """Kubernetes namespace by job, of those that were there. None where it says none."""
         self._has_loaded = False
         self._ids = ids
         self._looked_at: datetime | None = None
@@ -116,9 +123,12 @@ class JobDiagnoses:
             for name in {known.origin.job, known.target.job} - {None}:
                 by_job.setdefault(str(name), []).append(known)
         self._note_processes(lives)
-        gone = {life.name: life for life in lives if life.state is LifeState.GONE}
-        for job in sorted(by_job.keys() | gone.keys()):
-            signs = job_failure.signs(by_job.get(job, ()), gone.get(job))
+        by_name = {life.name: life for life in lives}
+        gone = {name: life for name, life in by_name.items() if life.state is LifeState.GONE}
+        of_pods = await self._pod_signs(by_name)
+        for job in sorted(by_job.keys() | gone.keys() | of_pods.keys()):
+            signs = [*job_failure.signs(by_job.get(job, ()), gone.get(job)), *of_pods.get(job, ())]
+            signs.sort(key=lambda sign: sign.at)
             if signs:
                 await self._look_at(job, signs, findings)
         await self._tell()
@@ -136,6 +146,7 @@ class JobDiagnoses:
         }
         self._ranks |= await asyncio.to_thread(_ranks_of, changed)
         self._placements |= {name: details.get("placement", ()) for name, details in changed.items()}
+        self._namespaces |= {job.name: _namespace_of(job.details) for job in jobs if job.doubt is None}
         self._sizes |= {job.name: size for job in jobs if job.doubt is None and (size := _size_of(job.details))}
         self._note_steps(jobs, now)
         self._agents |= {agent.name: now for agent in agents}
@@ -143,7 +154,7 @@ class JobDiagnoses:
         for launcher in (each for each in launchers if each.doubt is None):
             self._note_process(launcher.name, str(launcher.details.get("instance")))
         for job in [job for job, seen_at in self._seen.items() if now - seen_at > _REMEMBERED]:
-            for known in (self._seen, self._ranks, self._placements, self._sizes):
+            for known in (self._seen, self._ranks, self._placements, self._sizes, self._namespaces):
                 known.pop(job, None)
             self._stepping.pop(job, None)
         for node in [node for node, seen_at in self._agents.items() if now - seen_at > _REMEMBERED]:
@@ -203,6 +214,7 @@ class JobDiagnoses:
         kills = [each for each in own if job_failure.tells_kills(each)]
         others = job_failure.lost_processes(findings, job)
         facts = job_failure.with_kills(facts, kills, await self._excerpts(kills), earlier, others)
+        facts = await self._with_pods(facts, job, known, earlier)
         # Those of a large job take tenths of a second.
         facts = await asyncio.to_thread(job_failure.with_dumps, facts, digests, earlier, TAKEN_IN)
         verdict = diagnose(facts)
@@ -226,6 +238,35 @@ class JobDiagnoses:
         log.info("a job failed", job=job, cause=made.cause, confidence=made.confidence, verdict=verdict.summary)
         if made.node and made.node != known.node:
             await self._suspect(made.node, now)
+
+    async def _pod_signs(self, lives: Mapping[str, JobLife]) -> dict[str, list[Sign]]:
+        """What the statuses of pods say of their jobs' failures. What ends with a job that has ended well is none."""
+        now, by_job = self._clock.now(), dict[str, list[Sign]]()
+        for job, faults in self._pods.faults().items():
+            life = lives.get(job)
+            ended_at = life.since - _PODS_END if life is not None and life.state is LifeState.ENDED else None
+            is_own = await self._own_pods(job)
+            own = [fault for fault in faults if is_own(fault.namespace, fault.pod, fault.node)]
+            signs = pods.signs([fault for fault in own if ended_at is None or fault.at < ended_at], now)
+            if signs:
+                by_job[job] = signs
+        return by_job
+
+    async def _own_pods(self, job: str) -> IsOwn:
+        namespace = self._namespaces.get(job)
+        places = {rank.node for rank in self._ranks.get(job, {}).values()}
+        is_known = job in self._seen or job in self._processes
+        if is_known and namespace is None:
+            stays = await self._store.transact(lambda tx: dict(tx.findings.job_places()))
+            places |= {place.node for place in stays if place.job == job}
+        return pods.are_own(namespace, is_known, places, self._pods.namespaces_of(job))
+
+    async def _with_pods(self, facts: Facts, job: str, known: KnownVerdict, earlier: Sequence[KnownVerdict]) -> Facts:
+        """The facts with what Kubernetes states about the job's pods."""
+        reading = await self._pods.reading(job, await self._own_pods(job))
+        after = max((verdict.began_at + TAKEN_IN for verdict in earlier), default=None)
+        facts = replace(facts, pods=pods.of_failure(reading, known.began_at, TAKEN_IN, after))
+        return replace(facts, exits=[*facts.exits, *pods.ends(facts)])
 
     async def _excerpts(self, findings: Sequence[KnownFinding]) -> list[KnownExcerpt]:
         records = [await self._store.finding(known.id) for known in findings[:_MOST_EXCERPTS]]
@@ -274,6 +315,12 @@ def written(verdict: KnownVerdict, now: datetime) -> Alert:
         starts_at=verdict.began_at,
         ends_at=verdict.began_at + ALERT_LASTS if is_over else None,
     )
+
+
+def _namespace_of(details: Mapping[str, Any]) -> str | None:
+    """The Kubernetes namespace that a job's presence names; None where it names none."""
+    namespace = details.get("namespace")
+    return namespace if isinstance(namespace, str) and namespace else None
 
 
 def _size_of(details: Mapping[str, Any]) -> int | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from trainmedic_server import errors
 from trainmedic_server.domain.finding import Finding
+from trainmedic_server.domain.known_finding import CLAIMED_JOB
 from trainmedic_server.expressions import evaluation
 from trainmedic_server.expressions.evaluation import Expression, TextTemplate
 from trainmedic_server.expressions.template_syntax import Malformed
@@ -64,7 +65,8 @@ def scope_of(finding: Finding) -> dict[str, Any]:
         "fields": dict(finding.fields),
         "labels": dict(finding.labels),
         "target": {"kind": str(target.kind), "key": target.key, "node": target.node or finding.origin.node,
-                   "gpu": target.gpu or "", "job": target.job or finding.origin.job or ""},
+                   "gpu": target.gpu or "",
+                   "job": target.job or finding.origin.job or finding.labels.get(CLAIMED_JOB, "")},
         "finding": {"count": finding.count, "line": finding.line, "rule": finding.rule,
                     "ranks": sorted(finding.ranks), "source": finding.origin.source},
     }  # fmt: skip

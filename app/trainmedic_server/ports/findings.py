@@ -72,6 +72,8 @@ class FindingFilter(Struct, frozen=True):
     since: datetime | None = None
     suspected: bool | None = None
     open: bool | None = None
+    claimed_job: str | None = None
+    """A job that only a log file names: `KnownFinding.claimed_job`."""
 
 
 class FindingRecord(Struct, frozen=True):

@@ -11,7 +11,7 @@ from pydantic import Field
 from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.finding import CauseClass, Role, TimeSource
 from trainmedic_server.domain.finding_codec import write_ranks
-from trainmedic_server.domain.known_finding import FindingEnd, KnownExcerpt, KnownFinding
+from trainmedic_server.domain.known_finding import CLAIMED_JOB, FindingEnd, KnownExcerpt, KnownFinding
 from trainmedic_server.domain.own_source import LOG, SOURCE
 from trainmedic_server.ports.findings import FindingHistory, FindingRecord
 from trainmedic_server.server.view import View
@@ -40,6 +40,9 @@ class FindingView(View):
     node: str | None = Field(description="The target's node.")
     gpu: str | None = Field(description="The target's GPU.")
     job: str | None = Field(description="The target's job, else the job in whose log it stands.")
+    claimed_job: str | None = Field(
+        description="The job that only the log file names. Nothing proves that it runs there, and no playbook uses it."
+    )
     attempt: int | None = Field(description="Which attempt of the job it was, counted from 1.")
     source: str = Field(description="training, launcher, kernel, slurm, fabric-manager, or a name of the agent's.")
     stream: str = Field(description="Where its first line was read: a file on the node, as a rule.")
@@ -136,12 +139,13 @@ def _members(known: KnownFinding) -> dict[str, Any]:
         "node": target.node,
         "gpu": target.gpu,
         "job": target.job or origin.job,
+        "claimed_job": known.claimed_job or None,
         "attempt": origin.attempt,
         "source": origin.source,
         "stream": origin.stream,
         "nodes": sorted(known.nodes),
         "line": known.line,
-        "labels": dict(known.labels),
+        "labels": {name: value for name, value in known.labels.items() if name != CLAIMED_JOB},
         "fields": dict(known.fields),
         "count": known.count,
         "ranks": write_ranks(known.ranks),

@@ -10,11 +10,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from trainmedic_server.adapters.sql_store import finding_rows, history_cursor, verdicts
-from trainmedic_server.adapters.sql_store.columns import TimeColumn
+from trainmedic_server.adapters.sql_store.columns import Text, TimeColumn, encode_json
 from trainmedic_server.adapters.sql_store.finding_tables import finding_episodes, finding_excerpts, findings
 from trainmedic_server.adapters.sql_store.findings import KEPT_JOBS
 from trainmedic_server.adapters.sql_store.present import SqlPresent
-from trainmedic_server.domain.known_finding import KeptJob, KnownFinding
+from trainmedic_server.domain.known_finding import CLAIMED_JOB, KeptJob, KnownFinding
 from trainmedic_server.domain.known_verdict import KnownVerdict
 from trainmedic_server.ports.findings import FindingFilter, FindingHistory, FindingRecord
 from trainmedic_server.ports.verdicts import VerdictHistory, VerdictRecord
@@ -90,6 +90,12 @@ def findings_select(matching: FindingFilter, limit: int, before: tuple[datetime,
         statement = statement.where(columns.is_suspected if matching.suspected else sa.not_(columns.is_suspected))
     if matching.open is not None:
         statement = statement.where(columns.ended_at.is_(None) if matching.open else columns.ended_at.is_not(None))
+    if matching.claimed_job is not None:
+        # Labels are JSON as text, in the form of `encode_json`. A claim is of a printed finding about a node.
+        member = encode_json({CLAIMED_JOB: matching.claimed_job})[1:-1]
+        labels = sa.type_coerce(columns.labels, Text)
+        is_named = sa.func.replace(labels, member, "") != labels
+        statement = statement.where(columns.job.is_(None), columns.is_printed, is_named)
     if before is not None:
         heard_first_at, finding_id = before
         last = sa.tuple_(sa.literal(heard_first_at, TimeColumn), sa.literal(finding_id))
