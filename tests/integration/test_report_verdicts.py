@@ -37,7 +37,7 @@ def test_a_failure_is_reported_with_its_verdict(tmp_path: Path, redis_url: str) 
         assert [(cause["cause"], cause["failures"]) for cause in fleet["causes"]] == [("gpu", 1)]
         assert fleet["unknown"] == {}
 
-        # Ten lines of two ranks about one allocation that failed, long after that: once, and the job told of no failure.
+        # Ten lines of two ranks about one allocation that failed: once.
         later = datetime.now(UTC) + timedelta(seconds=1)
         for rank, number in ((0, 10), (5, 11)):
             sender.tell(told(of_training("cuda-oom", node, "llm-1", rank, later, count=5), number))

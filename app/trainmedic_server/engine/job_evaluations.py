@@ -17,7 +17,6 @@ from trainmedic.wire.evaluations import EvaluatedMetric
 from trainmedic_server.domain.run import Event
 from trainmedic_server.ports.outside import Presence
 
-EVALUATED = "job_evaluated"
 APART = timedelta(minutes=1)
 """Between two events of a job."""
 MOST_JOBS = 10_000
@@ -50,7 +49,7 @@ class JobEvaluations:
             before = self._recorded_at.get(name)
             is_due = name not in present or before is None or now - before >= APART
             if news and is_due:
-                events.append(Event(EVALUATED, now, data={"job": name, "metrics": wire.as_plain(news)}))
+                events.append(Event("job_evaluated", now, data={"job": name, "metrics": wire.as_plain(news)}))
         return events
 
     def recorded(self, events: Sequence[Event], jobs: Sequence[Presence]) -> None:
