@@ -23,8 +23,8 @@ def test_the_parts_of_a_step_are_those_of_a_stopwatch(kinds: tuple[str, ...], tm
     path = os.pathsep.join((PYTHON_PATH, str(ENGINES))) if kinds[0].startswith("zero") else PYTHON_PATH
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}")
     log = tmp_path / "ranks.log"
-    with Program([*launcher, PROGRAM, *kinds], log, {"PYTHONPATH": path, "DS_ACCELERATOR": "cpu"}, tmp_path) as ranks:
-        assert ranks.wait(240) == 0, log.read_text()
+    with Program([*launcher, PROGRAM, *kinds], log, {"PYTHONPATH": path, "DS_ACCELERATOR": "cpu"}) as ranks:
+        assert ranks.process.wait(240) == 0, log.read_text()
     waiting, slow = (json.loads((tmp_path / f"waits-{rank}.json").read_text()) for rank in range(RANKS))
     for kind in kinds:
         of_waiting: dict[str, Any] = waiting[kind]
