@@ -131,18 +131,22 @@ def measured(kind: str, stopwatch: Stopwatch) -> dict[str, Any]:
     medic = trainmedic.connect(job=f"sharded-{kind}", rank=rank, world_size=2, redis_url="redis://127.0.0.1:1/0")
     made = engine(medic, int(kind[-1])) if kind.startswith("zero") else sharded(medic, kind)
     run, trained, update = made
-    began = 0.0
-    for number in range(STEPS):
-        if number == 2:  # what happens once, such as making groups, is over
-            stopwatch.seconds, began = 0.0, time.perf_counter()
+    marks, began = [], [time.perf_counter()]
+    for _ in range(STEPS):
         with run.step() as step:
             loss = trained(torch.randn(8, 16)).square().mean()
             update(loss)
             step.report(loss=float(loss.detach()))
-    counted = STEPS - 2
-    step_seconds = (time.perf_counter() - began) / counted
-    told = medic.progress.pace.parts()
-    found = {"stopwatch": stopwatch.seconds / counted, "wait": told.wait, "own": told.own, "step": step_seconds}
+        marks.append(stopwatch.seconds)
+        began.append(time.perf_counter())
+    # A report is of the steps before its own. The first step is left out: groups are made in it.
+    counted = list(medic.progress.pace._intervals)[-(STEPS - 2) :]
+    found = {
+        "stopwatch": (marks[-2] - marks[0]) / len(counted),
+        "wait": sum(interval.wait_seconds for interval in counted) / len(counted),
+        "own": medic.progress.pace.parts().own,
+        "step": (began[-2] - began[1]) / len(counted),
+    }
     run.close()
     medic.close()
     return found

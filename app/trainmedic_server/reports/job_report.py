@@ -106,9 +106,9 @@ class JobReport:
     network_errors: ErrorCount | None
     """By what its logs said."""
     cpu: CpuUse | None
-    evaluations: tuple[EvaluationRecord, ...]
+    evaluations: tuple[EvaluationRecord, ...] | None
     unknown: Mapping[str, str]
-    """Why a figure is None or a list empty, by its name."""
+    """Why a figure is None, by its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ def job_report(
         restart_count=sum(event.kind == RESTARTED for event in records.events),
         repairs=tuple(records.repairs),
         repair_count=records.repair_count,
-        evaluations=evaluations,
+        evaluations=evaluations or None,
         unknown={
             **_reasons(report, figures, no_metrics),
             **({} if evaluations else {"evaluations": NONE_REPORTED}),
