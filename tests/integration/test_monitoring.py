@@ -37,6 +37,8 @@ ALERTS = {
     "TrainingMemoryPressure": "critical",
     "TrainingMemoryLeak": "warning",
     "TrainingStraggler": "warning",
+    "TrainingUnderused": "warning",
+    "TrainingBelowTarget": "warning",
     "TrainingGone": "critical",
     "TrainingCrashing": "warning",
     "DiskSpaceLow": "critical",

@@ -9,8 +9,9 @@ sequence of checkpoint, change and resume, which is a playbook's.
 from __future__ import annotations
 
 import asyncio
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, ClassVar, cast
@@ -20,16 +21,18 @@ from pydantic import BaseModel, Field
 
 from trainmedic.wire import envelope, notice
 from trainmedic_server.actions import node_checkpoints
-from trainmedic_server.actions.base import ActionParams
+from trainmedic_server.actions.base import ActionParams, BasicAction
 from trainmedic_server.actions.commands import CommandAction, check_undone, judge
 from trainmedic_server.actions.placement import derived_id
 from trainmedic_server.domain.fields import Duration
 from trainmedic_server.domain.target import TargetKind
+from trainmedic_server.domain.topology import ranks_in
 from trainmedic_server.errors import ActionFailure, BusUnavailable, OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Action, Call, Inverse, Services
 from trainmedic_server.ports.outside import Presence
 
 _LEFT_OUT = "left_out"
+_FOR_LOAD = "left_out_for_load"
 
 
 class LauncherNodeParams(ActionParams):
@@ -49,9 +52,13 @@ class ExcludeNodeParams(LauncherNodeParams):
     unless_heard: bool = Field(
         False, description="On a node: leave nothing out while its agent, or a launcher there, is heard."
     )
+    for_load: bool = Field(
+        False, description="The node is sound, and the job needs fewer. `launcher.nodes` then offers it again."
+    )
 
 
 class IncludeNodeParams(LauncherNodeParams):
+    for_load: bool = Field(False, description="Only if the node was left out for load alone; otherwise `rejected`.")
     jobs: tuple[str, ...] | None = Field(None, description="Used by an undo: the jobs that did without the node.")
 
 
@@ -98,7 +105,9 @@ class _LauncherAction(CommandAction, ABC):
         return await self._order(call, self._command(call), launcher)
 
     def wire_params(self, call: Call) -> Mapping[str, Any]:
-        return {"node": cast(LauncherNodeParams, call.params).node or call.target.node}
+        node = cast(LauncherNodeParams, call.params).node or call.target.node
+        # A launcher of an older SDK is not sent what it would ignore, unless it matters.
+        return {"node": node, **({"for_load": True} if getattr(call.params, "for_load", False) else {})}
 
     def outcome_saved(self, command_id: str) -> None:
         for sent_id in self._sent.pop(command_id, [command_id]):
@@ -231,8 +240,9 @@ class LauncherIncludeNode(_LauncherAction):
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        node = cast(LauncherNodeParams, params).node
-        return Inverse(LauncherExcludeNode.name, {} if node is None else {"node": node})
+        given = cast(IncludeNodeParams, params)
+        undo = {"node": given.node, "for_load": given.for_load or None}
+        return Inverse(LauncherExcludeNode.name, {name: value for name, value in undo.items() if value is not None})
 
     async def select(self, call: Call, node: str, launchers: Sequence[Presence]) -> _Selection:
         chosen = {launcher.name: launcher for launcher in launchers if node in _left_out(launcher)}
@@ -256,6 +266,93 @@ class LauncherIncludeNode(_LauncherAction):
             raise PermanentFailure(f"with {node!r} there would be {len(then)} nodes, and the job may have {most}")
 
 
+class LauncherNodesParams(ActionParams):
+    keep: tuple[str, ...] = Field((), description="Nodes that are never offered to leave, such as the rendezvous's.")
+
+
+class LauncherNodes(BasicAction):
+    """Reads; which node leaves or comes back is on record before anything is done to it."""
+
+    name: ClassVar[str] = "launcher.nodes"
+    summary: ClassVar[str] = "Look up the nodes of an elastic job, and which one could leave it or come back."
+    targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB})
+    harmful: ClassVar[bool] = False
+    default_timeout: ClassVar[timedelta] = timedelta(seconds=30)
+    Params: ClassVar[type[BaseModel]] = LauncherNodesParams
+
+    async def perform(self, call: Call) -> Mapping[str, Any]:
+        bus, job = self.services.bus, str(call.target.job)
+        try:
+            launchers = [each for each in await bus.launchers() if each.name == job and each.details]
+            jobs = [each for each in await bus.jobs() if each.name == job]
+        except BusUnavailable as error:
+            raise TemporaryFailure("the launchers are not known, because Redis is away") from error
+        nodes = sorted(_working(launchers), key=_by_number)
+        for_load = {node for each in launchers for node in _names(each.details.get(_FOR_LOAD)) if node not in nodes}
+        least, most = _bound(launchers, "min_nodes"), _bound(launchers, "max_nodes")
+        output: dict[str, Any] = {
+            "nodes": nodes, "waiting": sorted(for_load, key=_by_number), "min_nodes": least, "max_nodes": most,
+            "can_leave": None, "can_return": None,
+        }  # fmt: skip
+        refused = _why_fixed(launchers, most)
+        if refused:
+            return {**output, "why_none_leaves": refused, "why_none_returns": refused}
+        first = next(
+            (rank.node for each in jobs for rank in ranks_in(job, each.details) if str(rank.rank) == "0"), None
+        )
+        keep = {*cast(LauncherNodesParams, call.params).keep, *([first] if first else [])}
+        output.update(_who_leaves(nodes, keep, least or 1, is_first_known=first is not None))
+        output.update(_who_returns(nodes, output["waiting"], cast(int, most)))
+        return output
+
+
+def _why_fixed(launchers: Sequence[Presence], most: int | None) -> str | None:
+    """Why the number of nodes cannot be changed now; None where it can."""
+    if not launchers:
+        return "no launcher of the job is connected: start it by trainmedic-run"
+    if any(each.details.get("starts_all_nodes") is True for each in launchers):
+        return "one launcher starts all nodes of the job, so their number is not known here"
+    if most is None:
+        return "the job is not elastic: its trainmedic-run has no --max-nodes"
+    for each in launchers:
+        if each.details.get("state") not in ("running", _LEFT_OUT):
+            return (
+                f"the job is being started: its launcher on {each.details.get('node')} is {each.details.get('state')}"
+            )
+    return None
+
+
+def _who_leaves(nodes: Sequence[str], keep: Collection[str], least: int, *, is_first_known: bool) -> dict[str, Any]:
+    if len(nodes) - 1 < least:
+        return {"why_none_leaves": f"the job has {len(nodes)} nodes and needs {least}"}
+    if not is_first_known:
+        return {"why_none_leaves": "the node of rank 0, which has to stay, is not known"}
+    others = [node for node in nodes if node not in keep]
+    if not others:
+        return {"why_none_leaves": "all of its nodes are to be kept"}
+    return {"can_leave": others[-1]}
+
+
+def _who_returns(nodes: Sequence[str], waiting: Sequence[str], most: int) -> dict[str, Any]:
+    if len(nodes) + 1 > most:
+        return {"why_none_returns": f"the job has {len(nodes)} nodes and may have {most}"}
+    if not waiting:
+        return {"why_none_returns": "no node waits that was left out for load"}
+    return {"can_return": waiting[0]}
+
+
+def _by_number(node: str) -> list[tuple[int, str]]:
+    """Sort key by which node-9 comes before node-10."""
+    return [
+        (int(part), "") if part.isascii() and part.isdigit() else (-1, part)
+        for part in re.split(r"([0-9]{1,18})", node)
+    ]
+
+
+def _names(said: object) -> Sequence[str]:
+    return [node for node in said if isinstance(node, str)] if isinstance(said, list) else []
+
+
 def _one_failure(failures: Sequence[BaseException], output: Mapping[str, Any], *, is_undo: bool) -> BaseException:
     """The failure of an order to several launchers."""
     other = next((failure for failure in failures if not isinstance(failure, ActionFailure)), None)
@@ -272,7 +369,7 @@ def _left_out(launcher: Presence) -> Sequence[str]:
     """The nodes that a launcher says it leaves out."""
     said = launcher.details.get(_LEFT_OUT)
     if isinstance(said, list):
-        return [node for node in said if isinstance(node, str)]
+        return _names(said)
     return [str(launcher.details.get("node"))] if launcher.details.get("state") == _LEFT_OUT else []
 
 
@@ -298,4 +395,4 @@ def _bound(launchers: Sequence[Presence], name: str) -> int | None:
     return max(numbers, default=None) if name == "min_nodes" else min(numbers, default=None)
 
 
-ACTIONS: tuple[type[Action], ...] = (LauncherExcludeNode, LauncherIncludeNode)
+ACTIONS: tuple[type[Action], ...] = (LauncherExcludeNode, LauncherIncludeNode, LauncherNodes)

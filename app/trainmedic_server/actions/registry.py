@@ -24,7 +24,7 @@ from typing import cast
 from pydantic import BaseModel
 
 from trainmedic_server import telemetry
-from trainmedic_server.actions import alertmanager, http, jobs, launchers, messages, nodes
+from trainmedic_server.actions import alertmanager, http, job_load, jobs, launchers, messages, nodes
 from trainmedic_server.actions.kubernetes import drain, workloads
 from trainmedic_server.actions.kubernetes import jobs as cluster_jobs
 from trainmedic_server.actions.kubernetes import nodes as cluster_nodes
@@ -37,6 +37,7 @@ NAME = re.compile(r"^[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*$")
 
 BUILT_IN: tuple[type[Action], ...] = (
     *jobs.ACTIONS,
+    *job_load.ACTIONS,
     *launchers.ACTIONS,
     *nodes.ACTIONS,
     *messages.ACTIONS,

@@ -16,6 +16,7 @@ from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.domain.topology import ClusterTopology
 from trainmedic_server.ports.cluster import Cluster
+from trainmedic_server.ports.metric_history import MetricHistory
 from trainmedic_server.ports.outside import AlertSource, Clock, CommandBus, HttpCaller, Notifier
 
 Clearance = Literal["go_on", "hold", "stop", "resolved"]
@@ -81,6 +82,8 @@ class Services(Struct, frozen=True):
     cluster: Cluster | None = None
     cluster_topology: Callable[[], ClusterTopology] = ClusterTopology
     """The nodes and pods of the cluster, as far as they are known at this moment; empty without a cluster."""
+    metrics: MetricHistory | None = None
+    """The Prometheus that the server asks."""
     external_url: str = ""
     """Where people reach the server, without a slash at its end; empty where that is not set."""
 

@@ -132,7 +132,7 @@ def _memory(memory: MemoryUse, throughput_share: float | None) -> Bottleneck | N
 
 def _computing(shares: StepShares, throughput_share: float | None) -> Bottleneck | None:
     if shares.wait is None:
-        # Of what is left nobody knows how much is waiting, as with FSDP, which hides it.
+        # Of what is left nobody knows how much is waiting, as with pipeline parallelism.
         return None
     reasons = [f"{1 - (shares.data or 0.0) - shares.wait:.0%} of a step is computing"]
     if throughput_share is not None and throughput_share < _SLOW:

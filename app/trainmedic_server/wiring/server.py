@@ -179,8 +179,8 @@ class TrainmedicServer:
             late: LateReply = lambda reply: engine.record_late_reply(reply)  # noqa: E731
             bus = RedisBus(redis_url, clock, metrics, signer, on_late_reply=late, fence=store.fence)
             cluster, cluster_topology, pods = await self._cluster(stack, store.fence)
-            services = await self._services(stack, bus, alerts, cluster, cluster_topology)
             prometheus = opened_prometheus(settings, stack, metrics.prometheus_errors.inc)
+            services = await self._services(stack, bus, alerts, cluster, cluster_topology, prometheus)
             catalog, rules, alert_map = await self._loaded(actions := registry.build(services))
             telling.warn_of_missing_channels(settings, catalog)
             presences, is_needed = SharedPresences(bus), functools.partial(asks_where_things_are, catalog, rules)
@@ -197,7 +197,7 @@ class TrainmedicServer:
                 engine=engine,
                 job_lives=job_lives,
                 runs=store,
-                sums=ReportCompiler(store, prometheus, store, clock),
+                sums=ReportCompiler(store, prometheus, store, clock, store),
                 alerts=store,
                 standing=NowApi(store, store, engine, clock, settings.external_url),
                 found=FindingsApi(store, KeptJobs(store, clock), store, whereabouts),
@@ -315,6 +315,7 @@ class TrainmedicServer:
         alertmanager: AlertmanagerApi | None,
         cluster: Cluster | None,
         cluster_topology: Callable[[], ClusterTopology],
+        prometheus: PrometheusApi | None,
     ) -> Services:
         settings = self._settings
         http = HttpxCaller({name: value.get_secret_value() for name, value in settings.http_secrets.items()})
@@ -328,6 +329,7 @@ class TrainmedicServer:
             alertmanager=alertmanager,
             cluster=cluster,
             cluster_topology=cluster_topology,
+            metrics=prometheus,
         )
 
     def _alertmanager(self, stack: contextlib.AsyncExitStack) -> AlertmanagerApi | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from trainmedic.deepspeed.engine_waits import EngineWaits
 from trainmedic.torch.boundary import StepBoundary
 from trainmedic.torch.run import Run
 from trainmedic.torch.steps import Step
@@ -47,6 +48,9 @@ class EngineRun(Run):
     def __init__(self, training: TrainingState, engine: Any, every: int | None, at_start: bool) -> None:
         super().__init__(training, every, at_start, accumulates=True)
         self._engine = engine
+        waits = EngineWaits.of(engine) if training.medic.world_size > 1 else None
+        if waits is not None:
+            self._boundary.meter.measure_waits(engine.module, waits)
         managed = getattr(type(engine), "managed_gradient_accumulation", None)
         # Where the loop calls engine.step() only when it means it, the engine does not count at all.
         self._engine_counts = managed is None or bool(managed(engine))

@@ -24,6 +24,8 @@ class NodeExclusions:
         self.starts_all_nodes = starts_all_nodes
         self._left_out: dict[str, str] = {}
         """By the id of the command."""
+        self._for_load: set[str] = set()
+        """The ids of the commands by which nodes are left out because the job needs fewer."""
         self._pending: list[JobCommand] = []
         self.has_changed = False
         """Whether what runs has to be ended for it."""
@@ -32,6 +34,12 @@ class NodeExclusions:
     def without(self) -> tuple[str, ...]:
         """The nodes that are left out."""
         return tuple(sorted(set(self._left_out.values())))
+
+    @property
+    def without_for_load(self) -> tuple[str, ...]:
+        """The nodes that are left out for no other reason than that the job needs fewer."""
+        otherwise = {node for by, node in self._left_out.items() if by not in self._for_load}
+        return tuple(node for node in self.without if node not in otherwise)
 
     @property
     def is_left_out(self) -> bool:
@@ -46,19 +54,27 @@ class NodeExclusions:
         node = self._node_of(command)
         is_new = node not in self._left_out.values()
         self._left_out[command.id] = node
+        if command.params.get("for_load") is True:
+            self._for_load.add(command.id)
         if not is_new:
             return {"node": node, "left_out": list(self.without)}
         self._change(command)
         return None
 
     def include(self, command: JobCommand) -> Mapping[str, Any] | None:
-        """The handler of `INCLUDE`: of an undo, what its command has left out; else whoever has left the node out."""
+        """The handler of `INCLUDE`: of an undo, what its command has left out; else whoever has left the node out.
+
+        With ``for_load`` it takes back only a node that is left out for nothing but load.
+        """
         node = self._node_of(command)
         before = self.without
+        if command.params.get("for_load") is True and node in before and node not in self.without_for_load:
+            raise Rejected("the node is left out for another reason than load, such as a fault")
         if command.undo_of is not None:
             self._left_out.pop(command.undo_of, None)
         else:
             self._left_out = {by: other for by, other in self._left_out.items() if other != node}
+        self._for_load &= self._left_out.keys()
         if self.without == before:
             return {"node": node, "left_out": list(before)}
         self._change(command)

@@ -92,8 +92,10 @@ class ServerLink:
 
     def _describe(self) -> Mapping[str, Any]:
         process = {"host": socket.gethostname(), "pid": os.getpid(), "instance": self._instance, "sdk": __version__}
-        left_out = list(self._membership.without)
-        return {"job": self.job, **self._said, **process, **self._state, "left_out": left_out}
+        left_out = {"left_out": list(self._membership.without)}
+        if self._membership.without_for_load:
+            left_out["left_out_for_load"] = list(self._membership.without_for_load)
+        return {"job": self.job, **self._said, **process, **self._state, **left_out}
 
 
 def open_link(job: str | None, membership: NodeExclusions, bounds: Mapping[str, int]) -> ServerLink | None:

@@ -18,6 +18,7 @@ from trainmedic.wire.envelope import APPLIED, FAILED, REJECTED, UNSUPPORTED, Com
 from trainmedic_server import errors
 from trainmedic_server.domain.message import Severity
 from trainmedic_server.ports.cluster import JOBS, NODES, PODS, Object, Ref, Resource
+from trainmedic_server.ports.metric_history import MetricSeries
 from trainmedic_server.ports.outside import Clock, Presence
 
 GPUS = ("0", "1")
@@ -56,6 +57,10 @@ class Site:
     """By what the job's learning rate, batch and accumulation were multiplied so far."""
     is_paused: bool = False
     excluded: set[str] = field(default_factory=set)
+    is_elastic: bool = False
+    """Whether each node of the job has a launcher of its own."""
+    waiting: set[str] = field(default_factory=lambda: {"spare-9"})
+    """Nodes of an elastic job that were left out for load before the run began."""
     failed_checks: int = 0
     told: list[str] = field(default_factory=list)
 
@@ -86,9 +91,10 @@ class Site:
             case "job.rollback":
                 return {"step": 4200}
             case "launcher.exclude_node":
-                self.excluded.add(params["node"])
+                (self.waiting if params["node"] == "spare-9" else self.excluded).add(params["node"])
             case "launcher.include_node":
                 self.excluded.discard(params["node"])
+                self.waiting.discard(params["node"])
             case "node.facts":
                 return {"cpu": {"percent": 95}, "memory": {"percent": 93}, "gpu": {"temperature_celsius": 91}}
         return {}
@@ -142,12 +148,32 @@ class SiteBus:
         return [Presence(self._site.job, self._site.clock.now(), details)]
 
     async def launchers(self) -> list[Presence]:
-        left_out = sorted(self._site.excluded)
+        site = self._site
+        if site.is_elastic:
+            return [self._launcher(node) for node in (site.node, "spare-1", "spare-9")]
+        left_out = sorted(site.excluded)
         details = {"node": "login", "starts_all_nodes": True, "max_nodes": 4, "left_out": left_out}
         return [Presence(self._site.job, self._site.clock.now(), details)]
 
+    def _launcher(self, node: str) -> Presence:
+        site = self._site
+        is_out, waits = node in site.excluded | site.waiting, node in site.waiting
+        details = {"node": node, "state": "left_out" if is_out else "running", "min_nodes": 1, "max_nodes": 3}
+        details["left_out"] = [node] if is_out else []
+        return Presence(site.job, site.clock.now(), {**details, **({"left_out_for_load": [node]} if waits else {})})
+
     async def check(self) -> None:
         """It answers."""
+
+
+class SiteMetrics:
+    """A Prometheus by which the job trains at the same speed whatever is done to it."""
+
+    async def read(self, query: str, begin: datetime, end: datetime, every: timedelta) -> Sequence[MetricSeries]:
+        looks = [begin + number * every for number in range((end - begin) // every + 1)]
+        return [
+            MetricSeries({}, [(at.timestamp(), at.timestamp() if "steps_total" in query else 90.0) for at in looks])
+        ]
 
 
 class SiteCluster:

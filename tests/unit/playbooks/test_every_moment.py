@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.unit.playbooks.site import Site, SiteBus, SiteCluster, SiteNotifier
+from tests.unit.playbooks.site import Site, SiteBus, SiteCluster, SiteMetrics, SiteNotifier
 from trainmedic_server import telemetry
 from trainmedic_server.actions import registry
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
@@ -30,7 +30,7 @@ from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, fingerp
 from trainmedic_server.domain.job_verdict import JobVerdict, VerdictsOnJob
 from trainmedic_server.domain.playbook import ActionStep, Mode, WaitStep
 from trainmedic_server.domain.run import OrderKind, Run, StepStatus
-from trainmedic_server.domain.target import IdentityLabels
+from trainmedic_server.domain.target import IdentityLabels, TargetKind
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import after_resolve
 from trainmedic_server.engine.service import Engine
@@ -48,6 +48,8 @@ HORIZON = timedelta(hours=1)
 GIVES_BACK = {"uncordon", "job.resume", "launcher.include_node"}
 ALWAYS = GIVES_BACK | {"job.checkpoint", "node.facts"}
 SILENCING = {"job.stop", "job.pause"}
+ON_JOBS = {"launcher.exclude_node", "launcher.include_node"}
+"""These silence the alerts of a job too, if that is what they work on."""
 SPECS, _ = registry.combine(registry.BUILT_IN, ())
 """The actions of this package. To look for those of other packages would take longer than a run does."""
 CHECKED_ACTIONS = registry.Registry(SPECS, None, [])
@@ -106,9 +108,18 @@ def play(case: Case) -> Played:
 
 async def _play(case: Case) -> Played:
     store, clock = InMemoryStore(), VirtualClock()
-    site = Site(clock, *await _target_of(case), faults=case.faults, workers=case.workers)
+    is_elastic = any(getattr(step, "action", None) == "launcher.nodes" for step in case.book.definition.steps)
+    site = Site(clock, *await _target_of(case), faults=case.faults, workers=case.workers, is_elastic=is_elastic)
     cluster = SiteCluster(site)
-    services = Services(clock, SiteBus(site), None, SiteNotifier(site), None, cluster)  # type: ignore[arg-type]
+    services = Services(
+        clock,
+        SiteBus(site),
+        None,
+        SiteNotifier(site),
+        None,
+        cluster,
+        metrics=SiteMetrics(),  # type: ignore[arg-type]
+    )
     actions = registry.Registry(SPECS, services, [])
     engine = _engine(case, store, actions, clock, case.mode)
     await engine.start()
@@ -242,7 +253,8 @@ def _wrongs(played: Played) -> Iterator[str]:
 def _after_resolve(played: Played) -> Iterator[str]:
     """What was begun although the alert had resolved, and stands before the playbook's last wait for that."""
     latest = played.resolved_at + LATEST
-    if any(deed.action in SILENCING and deed.at <= played.resolved_at for deed in played.site.deeds):
+    silencing = SILENCING | (ON_JOBS if played.case.book.definition.target_kind is TargetKind.JOB else set())
+    if any(deed.action in silencing and deed.at <= played.resolved_at for deed in played.site.deeds):
         return
     allowed = ALWAYS | _behind_waits(played.case.book)
     for deed in played.site.deeds:

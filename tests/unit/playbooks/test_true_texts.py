@@ -56,6 +56,11 @@ def not_known(*actions: str) -> Claim:
     return lambda run: StepStatus.UNKNOWN in statuses(run, *actions) and not done(*actions)(run)
 
 
+def possibly(*actions: str) -> Claim:
+    """One of these actions was carried out, or nobody knows whether it was."""
+    return lambda run: bool({StepStatus.SUCCEEDED, StepStatus.UNKNOWN} & set(statuses(run, *actions)))
+
+
 def owed_or_done(run: Run) -> bool:
     """Everything that may have been changed is taken back, or will be."""
     changed = [step for step in run.steps if step.undo and step.status in (StepStatus.SUCCEEDED, StepStatus.UNKNOWN)]
@@ -82,6 +87,7 @@ def both(*claims: Claim) -> Claim:
 CAP, CLEAN, SAVE = "gpu.power_limit", "disk.clean", "job.checkpoint"
 PRUNE = "disk.prune_containers"
 SLOW_CHANGES = ("job.dataloader_workers", "job.scale_batch")
+NODES_OF_JOB = ("launcher.exclude_node", "launcher.include_node")
 CLAIMS: Mapping[str, Claim] = {
     "A lower power limit has not cooled it enough.": lowered,
     "A lower power limit has not ended it.": lowered,
@@ -103,7 +109,17 @@ CLAIMS: Mapping[str, Claim] = {
     "Whether anything was changed is not known; if so, it is to be taken back.": both(
         not_known(*SLOW_CHANGES), owed_or_done
     ),
-    "Nothing was changed.": not_done(*SLOW_CHANGES),
+    "Nothing was changed.": not_done(*SLOW_CHANGES, *NODES_OF_JOB),
+    "Nothing was changed: REASON": not_done(*NODES_OF_JOB),
+    "JOB goes on without a node": done("launcher.exclude_node"),
+    "JOB has a node back": done("launcher.include_node"),
+    "Throughput: FIGURES": done("job.load"),
+    "GPUs busy: FIGURES": done("job.load"),
+    "The node waits until training-below-target, or a person (launcher.include_node), takes it back.": done(
+        "launcher.exclude_node"
+    ),
+    "The node that left is to be taken back.": both(possibly("launcher.exclude_node"), owed_or_done),
+    "The node that came back is to leave again.": both(possibly("launcher.include_node"), owed_or_done),
     "Node NODE has a broken GPU and is drained": done("k8s.drain"),
     "Node NODE has broken hardware and is drained": done("k8s.drain"),
     "JOB failed on node NODE, which is drained": done("k8s.drain"),
@@ -141,7 +157,9 @@ ABOUT_THE_ALERT = frozenset(
         "JOB: rank N holds up the others", "JOB hangs", "JOB has completed no step since before TIME.",
         "JOB is gone", "JOB has not come back", "JOB has been gone since TIME.",
         "JOB fails again and again", "JOB failed: CAUSE", "JOB failed", "JOB is slow",
-        "JOB is slow: data, confidence medium",
+        "JOB is slow: data, confidence medium", "JOB uses little of its GPUs",
+        "JOB misses its target, and its GPUs are busy", "JOB: running on fewer nodes did not work out",
+        "JOB: another node did not work out",
     }
 )  # fmt: skip
 """True because the alert fires, whatever was done."""
@@ -162,6 +180,8 @@ ADVICE = frozenset(
         "Mend it, look whether it is healthy (trainmedic agent health), and give it back to the cluster.",
         "Mend the node, look whether it is healthy (trainmedic agent health), and give it back to the cluster.",
         "trainmedic diagnose JOB shows what this rests on.",
+        "Look what its steps wait for (trainmedic report JOB), or give it fewer nodes.",
+        "Give it more nodes within its bounds, such as by k8s.scale, or a target that it can reach.",
     }
 )  # fmt: skip
 
@@ -234,6 +254,10 @@ def sentences(text: str, run: Run) -> Iterator[str]:
     text = re.sub(r"^(The most on one of its nodes: ).*$", r"\1READINGS", text, flags=re.MULTILINE)
     text = re.sub(r"^(NODE could not be asked: ).*$", r"\1REASON", text, flags=re.MULTILINE)
     text = re.sub(r"^(JOB failed: ).*$", r"\1CAUSE", text, flags=re.MULTILINE)
+    text = re.sub(r"^(Nothing was changed: ).*$", r"\1REASON", text, flags=re.MULTILINE)
+    text = re.sub(r"^((?:Throughput|GPUs busy): ).*$", r"\1FIGURES", text, flags=re.MULTILINE)
+    text = re.sub(r"^JOB goes on without n\d+$", "JOB goes on without a node", text, flags=re.MULTILINE)
+    text = re.sub(r"^JOB has n\d+ back$", "JOB has a node back", text, flags=re.MULTILINE)
     text = re.sub(r"(?<=rank )\d+|(?<=ended so )\d+", "N", text)
     text = re.sub(r"^- ", "", text, flags=re.MULTILINE)
     text = re.sub(r"(?<=[a-z,])\n(?=[a-z])", " ", text)  # lines that are broken for their length

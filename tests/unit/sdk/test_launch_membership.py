@@ -71,3 +71,23 @@ def test_what_is_no_node_of_this_launcher_is_rejected(orders: Orders, node: Any)
     """It goes into a command line."""
     with pytest.raises(Rejected):
         NodeExclusions("n1", starts_all_nodes=False).exclude(orders.command(EXCLUDE, node))
+
+
+def test_a_node_that_is_left_out_for_load_is_told_apart(orders: Orders) -> None:
+    """By load it comes back only if nothing else has left it out: a node with a fault is not what a job lacks."""
+    nodes = NodeExclusions("head", starts_all_nodes=True)
+    for_load, fault = orders.command(EXCLUDE, "n4"), orders.command(EXCLUDE, "n4")
+    for_load.params["for_load"] = True  # type: ignore[index]
+    nodes.exclude(for_load)
+    assert nodes.without_for_load == ("n4",)
+    nodes.exclude(fault)
+    assert (nodes.without, nodes.without_for_load) == (("n4",), ())
+    back = orders.command(INCLUDE, "n4")
+    back.params["for_load"] = True  # type: ignore[index]
+    with pytest.raises(Rejected, match="another reason than load"):
+        nodes.include(back)
+    nodes.include(orders.command(INCLUDE, "n4", fault.id))
+    assert nodes.without_for_load == ("n4",)
+    nodes.include(back)
+    nodes.answer()
+    assert nodes.without == ()

@@ -263,6 +263,26 @@ async def test_a_name_is_linked_to_the_page_that_has_it_whatever_is_in_it(name: 
             assert f"<title>{kind.removesuffix('s').title()} {escape(name)} ·" in page.text
 
 
+async def test_the_page_of_a_job_shows_its_evaluations() -> None:
+    """The newest value of each metric; one that was no number is said to be none. What a job writes is only text."""
+    reported = {"step": 1200, "at": "2026-05-04T12:30:00Z"}
+    metrics = [
+        {"metric": "accuracy", "value": 0.625, **reported},
+        {"metric": "bleu", "value": "NaN", **reported},
+        {"metric": "<b>x</b>", "value": "<i>", "at": 7},
+        "no mapping",
+    ]
+    made = World()
+    made.bus.present = [Presence("llm-1", START, {"evaluations": metrics})]
+    async with made.client() as client:
+        page = (await client.get("/jobs/llm-1", headers=HTML)).text
+    shown = [re.sub(r"<[^>]+>", " ", row).split() for row in re.findall(r"<tr><th scope=\"row\">.*?</tr>", page)]
+    assert shown[0][:3] == ["accuracy", "0.625", "1200"]
+    assert shown[1][:6] == ["bleu", "not", "a", "finite", "number", "1200"]
+    assert "<b>x</b>" not in page
+    assert "no mapping" not in page
+
+
 async def test_the_page_of_a_job_leaves_the_answers_about_jobs_to_the_api() -> None:
     """A browser that asks for a job's report is told of the report, and gets no page of a job of such a name."""
     async with World().client() as client:

@@ -10,7 +10,7 @@ from typing import Any, Iterable, Mapping
 
 import torch
 
-from trainmedic.torch.meters.wait_meter import WaitMeter
+from trainmedic.torch.meters.wait_meter import WaitMeter, Waits
 
 
 class StepMeter:
@@ -23,6 +23,10 @@ class StepMeter:
         self._world_size = world_size
         self._data_seconds: float | None = None  # None in a loop that does not say when it draws a batch
         self._tokens = 0
+
+    def measure_waits(self, model: torch.nn.Module, waits: Waits) -> None:
+        """The waiting of this model, one of those that are trained, is measured by `waits`."""
+        self._waits.add(model, waits)
 
     def add_batch(self, batch: Any, seconds: float) -> None:
         """The loop has got a batch, after it has waited so long for it."""

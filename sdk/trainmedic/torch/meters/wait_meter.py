@@ -5,8 +5,8 @@ rank itself is done when the last of its own gradients is there. And where the m
 begins with those of rank 0. In both the rank waits for the slowest one, so that the time in between is not its own. The
 time that the sum itself takes counts as waiting as well; it is alike on all ranks.
 
-What shards its parameters (FSDP, ZeRO, tensor and pipeline parallelism) waits in every layer, while it computes
-others. There the waiting cannot be told from outside, so it is not told.
+FSDP waits in every layer, and is measured there (``sharded_waits``); a DeepSpeed engine brings its own measure
+(`WaitMeter.add`). Tensor and pipeline parallelism wait where nothing can be seen of it, so nothing is told.
 
 Who calls it: the integrations. Not here: what follows from it (``trainmedic.job.pace``).
 """
@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Any, Callable, Iterable
+from typing import Any, Callable, Iterable, Protocol
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from trainmedic.torch.meters.sharded_waits import ShardedWaits
 from trainmedic.torch.meters.stopwatches import CudaStopwatch, HostStopwatch, Stopwatch
 
 log = logging.getLogger("trainmedic")
@@ -32,6 +33,22 @@ _MOST_LEARNED = 3
 time, no hook tells when all are there."""
 
 
+class Waits(Protocol):
+    """The waiting of one model, by whatever shares it among the ranks."""
+
+    stopwatch: Stopwatch
+    """Which counts a wait of the loop itself as well."""
+
+    def step_ends(self) -> None:
+        """A step is complete."""
+
+    def seconds_per_step(self) -> float | None:
+        """The mean of the steps since the last call, as far as they are known; None for none."""
+
+    def close(self) -> None:
+        """Take off what was put on the model."""
+
+
 class WaitMeter:
     """Measures the waiting of one rank. ``models`` are those that it trains, wrapped or not; others are left alone.
 
@@ -39,12 +56,19 @@ class WaitMeter:
     """
 
     def __init__(self, models: Iterable[Any], world_size: int) -> None:
+        self._world_size = world_size
         self._is_alone = world_size == 1
-        self._waits: list[_WrapperWaits] = []
+        self._waits: list[Waits] = []
         self._unknown: set[int] = set()  # the models of which it is not known how they wait, by id
         for model in () if self._is_alone else models:
             if isinstance(model, nn.Module) and any(each.requires_grad for each in model.parameters()):
                 self._watch(model)
+
+    def add(self, model: nn.Module, waits: Waits) -> None:
+        """The waiting of this model is measured by `waits`."""
+        if not self._is_alone:
+            self._unknown.discard(id(model))
+            self._waits.append(waits)
 
     def start(self) -> None:
         """The loop is about to wait for other ranks by itself."""
@@ -82,6 +106,10 @@ class WaitMeter:
             if stopwatch is not None:
                 self._waits.append(_WrapperWaits(model, stopwatch))
                 return
+        sharded = ShardedWaits.of(model, self._world_size)
+        if sharded is not None:
+            self._waits.append(sharded)
+            return
         self._unknown.add(id(model))
         # What is compiled would take a hook into its graph.
         if not isinstance(model, DistributedDataParallel) and not hasattr(model, "_orig_mod"):
@@ -92,10 +120,14 @@ class WaitMeter:
             if not module.training:
                 return
             handle.remove()
+            if id(model) not in self._unknown:
+                return  # it is measured otherwise
             wrapper = getattr(DistributedDataParallel, "_active_ddp_module", None)
             if wrapper is not None and wrapper.module is module:
                 self._unknown.discard(id(model))
                 self._watch(wrapper)
+            elif (sharded := ShardedWaits.of(model, self._world_size)) is not None:  # it was sharded meanwhile
+                self.add(model, sharded)
 
         handle = model.register_forward_pre_hook(_unless_it_fails(hook))
 

@@ -1,0 +1,117 @@
+"""How long a rank waits for others in a DeepSpeed engine, whose collectives all go through one object.
+
+On a CPU the engine waits within these calls, or in those that wait for one that was begun before. On a CUDA device
+only the waiting of the queue in which the model computes counts. Where the engine communicates in another queue
+(``overlap_comm``, and ZeRO stage 3 by default), how long the model stands still for it cannot be seen there: then
+nothing is told of these steps. Who calls it: ``run``.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any, Callable
+
+import torch
+
+from trainmedic.torch.meters.stopwatches import CudaStopwatch, HostStopwatch, Stopwatch
+
+try:
+    from deepspeed.comm import comm  # type: ignore[import-not-found]
+except ImportError:  # an engine that only looks like one of DeepSpeed's
+    comm = None
+
+log = logging.getLogger("trainmedic")
+
+_CALLS = (
+    *("all_reduce", "inference_all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter", "broadcast"),
+    *("all_gather", "all_gather_into_tensor", "all_gather_base", "all_gather_coalesced", "reduce_scatter_tensor"),
+    *("all_to_all_single", "all_to_all", "gather", "scatter", "barrier", "monitored_barrier"),
+)
+
+
+class EngineWaits:
+    """The waiting of one engine. Its wrappers pass through what comes after `close`."""
+
+    def __init__(self, stopwatch: Stopwatch, backend: Any) -> None:
+        self.stopwatch = stopwatch
+        self._backend = backend
+        self._computing = _queue()
+        self._depth = 0
+        self._has_waited = False
+        self._is_hidden = False
+        """Whether the engine has communicated in another queue in this step."""
+        for name in _CALLS:
+            if callable(getattr(type(backend), name, None)):
+                setattr(backend, name, functools.partial(self._call, getattr(backend, name)))
+
+    @classmethod
+    def of(cls, engine: Any) -> EngineWaits | None:
+        """Those of an engine that shares the model by ZeRO or by data alone; None for any other."""
+        backend = getattr(comm, "cdb", None)
+        if backend is None or getattr(engine, "mpu", None) is not None:
+            return None  # model parallelism brings groups, and calls, of its own
+        device = getattr(getattr(engine, "device", None), "type", None)
+        stopwatch = HostStopwatch() if device == "cpu" else CudaStopwatch() if device == "cuda" else None
+        return None if stopwatch is None else cls(stopwatch, backend)
+
+    def step_ends(self) -> None:
+        is_known = self._has_waited and not self._is_hidden
+        self._has_waited = self._is_hidden = False
+        self._depth = 0
+        self._computing = _queue()
+        self.stopwatch.step_ends(is_known)
+
+    def seconds_per_step(self) -> float | None:
+        return self.stopwatch.seconds_per_step()
+
+    def close(self) -> None:
+        """Take the wrappers off, unless somebody else has put others on."""
+        for name in _CALLS:
+            wrapper = self._backend.__dict__.get(name)
+            if isinstance(wrapper, functools.partial) and wrapper.func == self._call:
+                del self._backend.__dict__[name]
+
+    def _call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        answer = self._measured(function, *arguments, **named)
+        return _Handle(answer, self) if callable(getattr(answer, "wait", None)) else answer
+
+    def _measured(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        if _queue() != self._computing:
+            self._is_hidden = True
+            return function(*arguments, **named)
+        if self._depth == 0:
+            self._tell(self.stopwatch.start)
+            self._has_waited = True
+        self._depth += 1
+        try:
+            return function(*arguments, **named)
+        finally:
+            self._depth = max(self._depth - 1, 0)
+            if self._depth == 0:
+                self._tell(self.stopwatch.stop)
+
+    def _tell(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception:  # the boundary to the training, whose step would end for any error
+            log.exception("the waiting of this rank cannot be measured; training goes on")
+
+
+class _Handle:
+    """What a collective that was only begun gives, with its waiting measured."""
+
+    def __init__(self, handle: Any, waits: EngineWaits) -> None:
+        self._handle = handle
+        self._waits = waits
+
+    def wait(self, *arguments: Any, **named: Any) -> Any:
+        return self._waits._measured(self._handle.wait, *arguments, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._handle, name)
+
+
+def _queue() -> Any:
+    """The queue of the present CUDA device; None without one."""
+    return torch.cuda.current_stream() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
