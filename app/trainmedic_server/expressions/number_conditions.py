@@ -23,6 +23,7 @@ _COMPARED: Mapping[str, Callable[[Any, Any], Any]] = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "lteq": operator.le, "gt": operator.gt, "gteq": operator.ge
 }  # fmt: skip
 _LARGEST = 1 << 63
+_METHODS = frozenset(dir(dict))
 
 
 class _NotPlain(Exception):
@@ -39,6 +40,16 @@ def number_condition(text: str, name: str, functions: Mapping[str, Callable[[Any
             except _NotPlain:
                 return None
     return None
+
+
+def members_of(text: str, name: str) -> frozenset[str]:
+    """Return the members that the expression needs of the mapping that it calls `name`. Raises Malformed."""
+    found = template_syntax.parse_expression(text).root.find_all(nodes.Getattr)
+    return frozenset(
+        each.attr
+        for each in found
+        if isinstance(each.node, nodes.Name) and each.node.name == name and each.attr not in _METHODS
+    )
 
 
 def _answer(value: _Value) -> Condition:
