@@ -21,7 +21,7 @@ from trainmedic_server import errors
 from trainmedic_server.domain.finding import CauseClass, Role
 from trainmedic_server.domain.xids import xid
 from trainmedic_server.expressions.evaluation import compile_expression
-from trainmedic_server.expressions.number_conditions import members_of, number_condition
+from trainmedic_server.expressions.number_conditions import MissingMember, number_condition
 from trainmedic_server.expressions.regexes import Found, LiteralSet, SearchPattern
 from trainmedic_server.expressions.sandbox import PlainFunction
 from trainmedic_server.logs import exception_causes, records, shown_source
@@ -92,7 +92,6 @@ class _ReadyRule:
         self.ends = [SearchPattern(pattern) for pattern in rule.ends]
         self.when = compile_expression(rule.when, f"when of {rule.name}") if rule.when else None
         self._of_numbers = number_condition(rule.when, "fields", FUNCTIONS) if rule.when and rule.record else None
-        self._needed = members_of(rule.when, "fields") if self._of_numbers is not None else frozenset()
 
     def matched(self, text: bytes) -> tuple[Found, LinePattern] | None:
         for pattern, written in self.patterns:
@@ -108,9 +107,10 @@ class _ReadyRule:
         """Return whether the condition holds; None where the fields that it asks about are not there, or no numbers."""
         if self.when is None:
             return True
-        if not self._needed <= fields.keys():
+        try:
+            told = self._of_numbers(fields) if self._of_numbers is not None else None
+        except MissingMember:
             return None
-        told = self._of_numbers(fields) if self._of_numbers is not None else None
         if told is not None:
             return told
         try:

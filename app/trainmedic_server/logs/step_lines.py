@@ -119,12 +119,14 @@ def step_of(text: str) -> dict[str, Any] | None:
 
     Such a line has a loss and the number of the step or epoch, or how long its step waited for data.
     """
-    if not _HINT.search(text[:_LONGEST]):
+    text = text[:_LONGEST]
+    lower = text.lower()
+    if not ("loss" in lower or "data" in lower or "reader" in lower) or not _HINT.search(text):
         return None
     metrics = metrics_of(text)
-    if _SETTING.search(text[:_LONGEST]):
+    if _SETTING.search(text):
         return None
-    has_times = "data_s" in metrics and "step_s" in metrics and not _TESTED.search(text[:_LONGEST])
+    has_times = "data_s" in metrics and "step_s" in metrics and not _TESTED.search(text)
     if not has_times:
         metrics.pop("data_s", None)
     is_counted = not _COUNTERS.isdisjoint(metrics) or "learning_rate" in metrics

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Mapping
-from math import isfinite
+from math import inf, isfinite
 from statistics import median
 from typing import Any
 
@@ -45,6 +45,10 @@ _OF_SDK = "attempt"
 """A member of the SDK's records. Its jobs report loss and waiting time as metrics, which have alerts of their own."""
 
 
+_LEVEL: Mapping[str, float] = {"loss_rise": 0.0}
+"""What the record gets of a loss that has not risen."""
+
+
 class _Level(Struct, frozen=True):
     """The losses of some steps in a row."""
 
@@ -63,6 +67,8 @@ class _Losses(Struct):
     """Levels of steps that are no baseline yet, because the learning rate was raised."""
     first: _Level | None = None
     best: _Level | None = None
+    limit: float = inf
+    """Above it a loss is far from the lowest level."""
 
     def add(self, loss: float, rate: float | None) -> None:
         self.count += 1
@@ -83,24 +89,28 @@ class _Losses(Struct):
             self.settling, self.count, self.best = self.settling - 1, 0, level
         elif self.best is None or level.loss < self.best.loss:
             self.best = level
+        self.limit = _limit(self.first, self.best) if self.best is not None else inf
 
-    def risen(self) -> dict[str, float]:
+    def risen(self) -> Mapping[str, float]:
         """Return the members of a record. Empty until there are enough losses."""
-        best, first = self.best, self.first
-        if best is None or first is None or self.count < _FEWEST or best.loss <= 0:
+        best, limit = self.best, self.limit
+        if best is None or self.count < _FEWEST or best.loss <= 0:
             return {}
-        *_, limit = sorted(
-            (
-                best.loss + max(_MARGIN, _SPREADS * best.spread),
-                best.loss * _TIMES,
-                best.loss + _OF_PROGRESS * (first.loss - best.loss),
-            )
-        )
+        if sum(loss <= limit for loss in self.recent) > _FEW:
+            return _LEVEL
         losses = list(self.recent)
         now, before = median(losses[_STEPS:]), median(losses[:_STEPS])
-        has_risen = sorted(losses)[_FEW] > limit and now >= _STILL * before
-        rise = now - best.loss if has_risen else 0.0
-        return {"loss_before": _short(best.loss), "loss_now": _short(now), "loss_rise": _short(rise)}
+        if now < _STILL * before:
+            return _LEVEL
+        return {"loss_before": _short(best.loss), "loss_now": _short(now), "loss_rise": _short(now - best.loss)}
+
+
+def _limit(first: _Level, best: _Level) -> float:
+    return max(
+        best.loss + max(_MARGIN, _SPREADS * best.spread),
+        best.loss * _TIMES,
+        best.loss + _OF_PROGRESS * (first.loss - best.loss),
+    )
 
 
 class _Window(Struct):
@@ -108,6 +118,8 @@ class _Window(Struct):
     shares: deque[float] = field(default_factory=lambda: deque(maxlen=_STEPS))
     step: float = -1
     epoch: float = -1
+    is_judged: bool = True
+    """Its loss is one that falls in a training that is well."""
 
 
 class StepTrends:
@@ -128,9 +140,9 @@ class StepTrends:
         if window is None:
             if len(self._windows) >= _MOST_WINDOWS:
                 return {}
-            window = self._windows[key] = _Window()
+            window = self._windows[key] = _Window(is_judged=not _OTHER_LOSSES.search(text[:1024]))
         if _begins_anew(window, record):
-            window = self._windows[key] = _Window()
+            window = self._windows[key] = _Window(is_judged=window.is_judged)
         window.step = _number(record.get("step")) or window.step
         window.epoch = _number(record.get("epoch")) or window.epoch
         seen: dict[str, float] = {}
@@ -138,7 +150,7 @@ class StepTrends:
             window.shares.append(min(data / whole, 1.0))
             if len(window.shares) == _STEPS:
                 seen["data_share"] = _short(median(window.shares))
-        if loss is not None and not _OTHER_LOSSES.search(text[:1024]):
+        if loss is not None and window.is_judged:
             window.losses.add(loss, _number(record.get("learning_rate")))
             seen |= window.losses.risen()
         return seen
