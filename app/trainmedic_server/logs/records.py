@@ -114,6 +114,16 @@ def record_of(text: str) -> dict[str, Any] | None:
     return None
 
 
+def metrics_of(text: str) -> dict[str, Any]:
+    """Return the numbers that a line reports, by the names of records; empty for a line without any."""
+    report = report_of(text)
+    if report is None:
+        return step_lines.metrics_of(text)
+    metrics = {} if not report.has_words or text.startswith("{") else step_lines.metrics_of(text)
+    numbers = {name: value for name, value in report.record.items() if type(value) in (int, float)}
+    return {**metrics, **numbers}
+
+
 def words_of(record: Mapping[str, Any]) -> str:
     """Return what a record of an event says in words; rules over text are tried on that before those over records.
     Empty where it has none."""

@@ -30,6 +30,8 @@ HINTS = (
 )
 """Patterns over bytes, of which one is in each line that `step_of` reads. Most lines have neither."""
 _HINT = re.compile(b"|".join(HINTS).decode())
+_PLACE = re.compile(r"[\w.<>/-]{1,80}:[\w<>]{1,60}:\d{1,6}(?= [-|] )")
+"""Where a line was logged, as loguru writes it: module, function, line."""
 _SPLIT = re.compile(r"[\s_/.-]+")
 _MEMORY = re.compile(
     r"\bGPU[ #:]{0,2}(?P<gpu>\d{1,3})\b[ :]{1,3}(?:mem(?:ory)?[ :=]{1,3})?(?P<used>\d{1,7}(?:\.\d{1,6})?) ?"
@@ -103,7 +105,7 @@ def metrics_of(text: str) -> dict[str, Any]:
 
     `step_s` and `data_s` are seconds, `gpu_memory_bytes` is bytes, and `gpu_memory_ratio` is from 0 to 1.
     """
-    text = text[:_LONGEST]
+    text = _PLACE.sub("", text[:_LONGEST])
     metrics: dict[str, Any] = {}
     for pair in _PAIR.finditer(text):
         name = _name_of(pair["name"])

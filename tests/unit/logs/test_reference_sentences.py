@@ -37,7 +37,7 @@ PREFIXES = {
 }
 FINDINGS = {
     "nan loss encountered at step 1198, stopping training": ("loss-nan", {"step": "1198"}),
-    "[rank 5] nan loss encountered at step 1198": ("loss-nan", {"step": "1198", "rank": "5"}),
+    "nan loss encountered at step 1198 on rank 5": ("loss-nan", {"step": "1198", "rank": "5"}),
     "NCCL timeout: unhandled system error": ("nccl-timeout", {}),
     "gradient exploding": ("gradient-exploded", {}),
     "gradient exploded at step 77": ("gradient-exploded", {"step": "77"}),
@@ -96,7 +96,8 @@ def test_a_sentence_is_found_behind_a_prefix(prefix: str, sentence: str) -> None
     (match,) = (match for match in matches(PREFIXES[prefix] + sentence) if match.rule)
     rule, fields = FINDINGS[sentence]
     assert match.rule is not None
-    assert (match.rule.name, dict(match.fields)) == (rule, fields)
+    assert match.rule.name == rule
+    assert fields.items() <= match.fields.items()
 
 
 @pytest.mark.parametrize(("prefix", "sentence"), list(product(PREFIXES, METRICS)))
