@@ -32,6 +32,8 @@ _FEW = _RECENT // 5
 _MARGIN, _SPREADS, _TIMES, _OF_PROGRESS = 1.0, 6.0, 1.5, 0.25
 """A risen loss is above the lowest level by the margin, by so many spreads, by this factor, and by this part of the
 progress since the first level."""
+_RECOVERED, _SWINGS = 0.3, 1.2
+"""A rise is over once so much of it is left. The next one has to be larger by this factor."""
 _STILL = 0.95
 """A loss that falls by more within the window recovers by itself."""
 _RATE_RAISED = 2.0
@@ -67,6 +69,9 @@ class _Losses(Struct):
     """Levels of steps that are no baseline yet, because the learning rate was raised."""
     first: _Level | None = None
     best: _Level | None = None
+    peak: float = 0.0
+    swing: float = 0.0
+    """Largest rise from which the loss has come back by itself."""
     limit: float = inf
     """Above it a loss is far from the lowest level."""
 
@@ -89,7 +94,13 @@ class _Losses(Struct):
             self.settling, self.count, self.best = self.settling - 1, 0, level
         elif self.best is None or level.loss < self.best.loss:
             self.best = level
-        self.limit = _limit(self.first, self.best) if self.best is not None else inf
+        if self.best is None:
+            return
+        above = level.loss - self.best.loss
+        self.peak = max(self.peak, above)
+        if above < self.peak * _RECOVERED:
+            self.swing, self.peak = max(self.swing, self.peak), 0.0
+        self.limit = max(_limit(self.first, self.best), self.best.loss + _SWINGS * self.swing)
 
     def risen(self) -> Mapping[str, float]:
         """Return the members of a record. Empty until there are enough losses."""

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from tests.unit.logs.reading import lines
-from tests.unit.logs.test_shipped_rules import MATCHER, RULES
+from tests.unit.logs.test_shipped_rules import MATCHER
 from trainmedic_server.logs import step_lines
 from trainmedic_server.logs.matcher import LineMatch
+from trainmedic_server.logs.rule import RuleSet
 from trainmedic_server.logs.tracker import FindingTracker
 
 PREFIXES = {
@@ -127,9 +128,9 @@ def test_five_steps_with_a_loss_over_1000_are_one_finding(prefix: str, form: str
 
 def found(prefix: str, form: str, losses: list[float]) -> list[str]:
     """The rules that find something in these steps."""
-    tracker = FindingTracker(RULES)
+    tracker = FindingTracker(RuleSet())
     text = "\n".join(PREFIXES[prefix] + form.format(step, loss) for step, loss in enumerate(losses, 1))
-    return [finding.rule for line in lines(text) for finding in tracker.feed(line)]
+    return [finding.rule for line in lines(text) for finding in tracker.take(line, MATCHER.match(line))]
 
 
 @pytest.mark.parametrize("prefix", ["nothing", "Python logging, its usual form", "torchrun", "Kubernetes", "journald"])
