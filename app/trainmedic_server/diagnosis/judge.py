@@ -46,7 +46,7 @@ def diagnose(facts: Facts) -> Verdict:
 def _timeouts(facts: Facts) -> list[Evidence]:
     """Return the NCCL timeouts of the job, also those after which it continued."""
     timeouts = {f.rule: f for f in facts.findings if f.role is Role.CASCADE and f.cause is CauseClass.HANG}
-    return [evidence_of(finding, "a timeout of a collective while the job was slow") for finding in timeouts.values()]
+    return [evidence_of(finding, slow.WHY_TIMEOUT) for finding in timeouts.values()]
 
 
 def _all(facts: Facts, counting: Relevant) -> Iterable[Accusation]:

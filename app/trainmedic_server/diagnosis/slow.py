@@ -24,7 +24,11 @@ SLOW_RANK = 1.3
 EXPLAINS = 0.8
 """Of the loss, to be called its cause."""
 _PARTS = "parts of the steps"
-_MOST_TIMEOUTS = 5
+_MOST_SHOWN = 5
+WAITS_FOR_DATA = "waits-for-data"
+"""Log rule for steps that wait for data, by the trainer's own figures."""
+WHY_WAITS = "the trainer states how long a step takes and how long it waits for data"
+WHY_TIMEOUT = "a timeout of a collective while the job was slow"
 FULL_MEMORY = 0.95
 """Of a card's memory: beyond it the allocator spends its time on freeing and asking again."""
 
@@ -57,6 +61,14 @@ class ThroughputDrop(Struct, frozen=True):
     """Of the usual throughput, 0 to 1. None if only an alert states the drop."""
 
 
+def by_own_figures(evidence: Sequence[Evidence]) -> Verdict:
+    """Return the verdict on a job whose trainer itself states that its steps wait for data."""
+    summary = "By the trainer's own figures, more than half of each step is waiting for the batch."
+    ranks = tuple(sorted({each.rank for each in evidence if each.rank is not None}))
+    verdict = _verdict(CauseClass.DATA, summary, {}, ranks, evidence[0], missing=(_PARTS,))
+    return replace(verdict, evidence=tuple(evidence[:_MOST_SHOWN]), shares=None)
+
+
 def by_throughput(drop: ThroughputDrop, timeouts: Sequence[Evidence] = ()) -> Verdict:
     """Return a hint on a job whose throughput has dropped, where the parts of its steps are not known.
 
@@ -72,7 +84,7 @@ def by_throughput(drop: ThroughputDrop, timeouts: Sequence[Evidence] = ()) -> Ve
         cause = CauseClass.DATA
         summary = f"{fell}, and NCCL reports no timeout: a hint that loading the data is slow. Nothing proves it."
     hint = _verdict(cause, summary, {}, evidence=Evidence(why, source="training"), missing=(_PARTS,), is_sure=False)
-    return replace(hint, evidence=(*hint.evidence, *timeouts[:_MOST_TIMEOUTS]), shares=None)
+    return replace(hint, evidence=(*hint.evidence, *timeouts[:_MOST_SHOWN]), shares=None)
 
 
 def diagnose(parts: Mapping[int, RankStep], baseline_s: float | None = None) -> Verdict:
