@@ -21,7 +21,7 @@ from typing import Any, Callable, Mapping, TypeVar
 from trainmedic.errors import ConfigurationError
 from trainmedic.job import devices, ending, record_log
 from trainmedic.job.command import JobCommand
-from trainmedic.job.connect_options import check_numbers, check_options, check_url
+from trainmedic.job.connect_options import check_numbers, check_options, check_targets, check_url
 from trainmedic.job.group import Group, SingleRankGroup
 from trainmedic.job.handlers import LIVE, RESTART, HandlerRegistry, InForce
 from trainmedic.job.metrics import MetricsEndpoint
@@ -38,7 +38,7 @@ from trainmedic.job.status_file import begin_status_file
 from trainmedic.ranks.share import LocalRank, Share, SharingOptions
 from trainmedic.ranks.shared_store import KeyValueStore
 from trainmedic.settings import LogSettings, Settings, resolve, resolve_logs
-from trainmedic.wire import envelope
+from trainmedic.wire import envelope, evaluations
 
 Handler = TypeVar("Handler", bound=Callable[[JobCommand], "Mapping[str, Any] | None"])
 
@@ -60,6 +60,8 @@ def connect(
     layer_norms: int = 0,
     log_dir: str | os.PathLike[str] | None = None,
     log_interval: int = 10,
+    target_samples_per_second: float | None = None,
+    target_tokens_per_second: float | None = None,
 ) -> Medic:
     """Connect a training job. Returns at once, whether or not Redis answers; never stops the training.
 
@@ -84,14 +86,19 @@ def connect(
     ``log_dir``, else TRAINMEDIC_LOG_DIR: where each rank writes its records, a line of JSON every ``log_interval``
     steps and for each event; without it, nowhere.
 
+    ``target_samples_per_second``, ``target_tokens_per_second``: the throughput that all ranks together are to reach.
+    Reports hold the job against it instead of against its own beginning, and the alert TrainingBelowTarget needs it.
+
     Raises ConfigurationError.
     """
     logs = resolve_logs(log_dir, log_interval)
     settings = resolve(job, redis_url, signing_key, rank, world_size)
     check_options(capabilities or {}, largest_lr_scale, layer_norms)
     check_numbers(metrics_port, hang_floor=hang_floor, startup_floor=startup_floor)
+    targets = check_targets(samples=target_samples_per_second, tokens=target_tokens_per_second)
     check_url(settings)
     progress = Progress(time.perf_counter(), hang_floor, startup_floor, layer_norms)
+    progress.targets = targets
     return Medic(settings, dict(capabilities or {}), metrics_port, metrics_host, progress, largest_lr_scale, logs)
 
 
@@ -138,7 +145,9 @@ class Medic(JobReports):
         if self.rank != 0:
             return
         if metrics_port is not None:
-            self._endpoint = MetricsEndpoint(self.job, self.progress, self._ranks, metrics_host, metrics_port)
+            self._endpoint = MetricsEndpoint(
+                self.job, self.progress, self._ranks, metrics_host, metrics_port, self._evaluated
+            )
         self._is_receiving = self.world_size == 1
         self._server = ServerConnection(settings, self._handlers, self._report_outcome, self._describe)
         self._queue = self._server.queue
@@ -156,7 +165,11 @@ class Medic(JobReports):
 
     def stats(self) -> Mapping[str, Any]:
         """This rank's memory and pace, for rank 0 to show; takes about a millisecond, in any thread."""
-        return self._stats.measure(time.perf_counter())
+        figures = self._stats.measure(time.perf_counter())
+        if 0 < self.rank == self.world_size - 1 and self.progress.evaluated:
+            # With pipeline parallelism it is the last rank that knows the loss.
+            figures[evaluations.FIELD] = evaluations.as_plain(self.progress.evaluated_metrics())
+        return figures
 
     def commands(self, step: int) -> list[JobCommand]:
         """Carry out the commands that are due now, between two steps. Usually there are none; that costs a microsecond.
@@ -299,6 +312,13 @@ class Medic(JobReports):
         self._error = error
         self.close()
 
+    def _evaluated(self) -> tuple[evaluations.EvaluatedMetric, ...]:
+        """The metrics of evaluations that the job shows: rank 0's, or the last rank's where rank 0 has none."""
+        own = self.progress.evaluated_metrics()
+        if own or self.gather is None:
+            return own
+        return evaluations.read(self.gather().get(self.world_size - 1, {}).get(evaluations.FIELD))
+
     def _ranks(self) -> Mapping[int, Mapping[str, Any]]:
         return {**(self.gather() if self.gather is not None else {}), self.rank: self.stats()}
 
@@ -336,5 +356,6 @@ class Medic(JobReports):
             "capabilities": dict(self._handlers.capabilities),
             "interrupts_hangs": self.on_arrival is not None,
             **({"namespace": self._namespace} if self._namespace is not None else {}),
+            **({evaluations.FIELD: evaluations.as_plain(shown)} if (shown := self._evaluated()) else {}),
             "step": self.progress.step if self.progress.step is not None else self.step,
         }

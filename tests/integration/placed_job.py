@@ -1,6 +1,6 @@
 """A training job of one rank as a program for tests. It says that it works on the GPU that ``GPU`` names, as a
 rank does that has CUDA; notes each checkpoint as a line in ``checkpoints``; and ends with SIGTERM. With
-``METRICS_PORT`` it reports its steps and offers metrics there.
+``METRICS_PORT`` it reports its steps and an evaluation, and offers metrics there.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ def main() -> None:
         for step in itertools.count():
             if port is not None:
                 medic.report(step=step, loss=2.0, samples=8)
+                if step == 20:
+                    medic.report_evaluation(accuracy=0.625, **{"mmlu/acc": float("nan")})
             medic.commands(step)
             if over.wait(0.01):
                 break

@@ -58,6 +58,7 @@ def test_the_gpus_of_a_job_are_found_and_measured(
             def report() -> dict[str, Any] | None:
                 answer = server.ask("/jobs/llm-1/report?since=1m")
                 is_whole = answer.status == 200 and answer.body["gpu_memory"] and answer.body["throughput"]
+                is_whole = is_whole and answer.body["evaluations"] and answer.body["cpu"]
                 return answer.body if is_whole else None
 
             whole = eventually(report, 40, "all of it was measured")
@@ -66,4 +67,10 @@ def test_the_gpus_of_a_job_are_found_and_measured(
     assert whole["gpu_memory"]["min"] == pytest.approx(25, abs=1)
     assert whole["throughput_unit"] == "samples/s"
     assert whole["goodput"]["ratio"] > 0
-    assert whole["unknown"].keys() == {"baseline", "efficiency", "step_shares", "bottleneck"}
+    assert [(each["metric"], each["value"], each["problem"], each["step"]) for each in whole["evaluations"]] == [
+        ("accuracy", 0.625, None, 20),
+        ("mmlu/acc", None, "not a finite number", 20),
+    ]
+    of_logs = {"oom_events", "network_errors"}
+    assert whole["unknown"].keys() == {"baseline", "efficiency", "step_shares", "bottleneck", *of_logs}
+    assert whole["unknown"]["efficiency"] == "there is no baseline to rate it against"

@@ -20,6 +20,8 @@ from trainmedic_server.domain.known_verdict import KnownVerdict
 from trainmedic_server.domain.run import Event
 from trainmedic_server.errors import MetricsUnavailable, NotFound
 from trainmedic_server.reports.compiling import NO_PROMETHEUS, ReportCompiler
+from trainmedic_server.reports.error_events import NOTHING_READ
+from trainmedic_server.reports.evaluations import NONE_REPORTED
 from trainmedic_server.reports.job_report import JobReport
 from trainmedic_server.reports.points import Spread
 
@@ -113,9 +115,36 @@ def past() -> Past:
     past.add("DCGM_FI_DEV_GPU_UTIL", 51.0, **dcgm)
     past.add("DCGM_FI_DEV_FB_USED", 20_000.0, **dcgm)
     past.add("DCGM_FI_DEV_FB_FREE", 60_000.0, **dcgm)
+    _add_phased(past)
     # On a node with an agent, dcgm-exporter's figures of the same GPU do not count again.
     past.add("DCGM_FI_DEV_GPU_UTIL", 0.0, UUID="GPU-a", node="node-1", gpu="0")
     return past
+
+
+EVALUATION, IDLE = (2 * HOUR, 2.5 * HOUR), (4 * HOUR, 4.5 * HOUR)
+
+
+def _add_phased(past: Past) -> None:
+    """A job whose GPU is idle while it starts and evaluates, and once while it trains."""
+
+    def evaluating(after: float) -> float:
+        return min(max(after - EVALUATION[0], 0.0), EVALUATION[1] - EVALUATION[0])
+
+    def busy(after: float) -> float:
+        is_idle = after < 1200 or any(begin <= after < end for begin, end in (EVALUATION, IDLE))
+        return 8.0 if is_idle else 96.0
+
+    past.add("training_steps_total", lambda after: max(after - 1200, 0.0) - evaluating(after), job_name="phased")
+    past.add("training_window_seconds_total", evaluating, job_name="phased", window="evaluation")
+    past.add("training_throughput_samples_per_second", 36.0, job_name="phased")
+    past.add("training_target_samples_per_second", 100.0, job_name="phased")
+    past.add("training_cpu_cores", 2.0, job_name="phased")
+    for rank, cores in enumerate((2.0, 2.1, 7.5, 0.2)):
+        past.add("training_rank_cpu_cores", cores, job_name="phased", rank=str(rank), rank_node=f"node-{rank}")
+    past.add("trainmedic_job_gpu", 1.0, job_name="phased", gpu_node="node-7", uuid="GPU-p")
+    past.add("gpu_utilization_percent", busy, uuid="GPU-p", node="node-7")
+    past.add("gpu_memory_used_bytes", 40e9, uuid="GPU-p", node="node-7")
+    past.add("gpu_memory_total_bytes", 80e9, uuid="GPU-p", node="node-7")
 
 
 @pytest.fixture(scope="module")
@@ -223,12 +252,49 @@ async def test_data_that_comes_late_is_the_bottleneck(report: JobReport) -> None
 async def test_anomalies_are_told_with_their_time_and_worst(report: JobReport) -> None:
     """A gradient that exploded for a minute, a loss that was no number, and the last hour's throughput."""
     kinds = {anomaly.kind: anomaly for anomaly in report.anomalies}
-    assert set(kinds) == {"gradient_explosion", "loss_not_finite", "throughput_drop"}
+    of_gpus = {"gpu_utilization_low", "gpu_memory_full"}
+    assert set(kinds) == {"gradient_explosion", "loss_not_finite", "throughput_drop", *of_gpus}
     assert kinds["gradient_explosion"].worst == 240
     assert abs(kinds["gradient_explosion"].since - at(2 * HOUR)) <= timedelta(seconds=72)  # an interval
     assert kinds["loss_not_finite"].worst is None
     assert kinds["throughput_drop"].worst == 50
-    assert report.anomaly_count == 3
+    assert [(kinds[kind].worst, [gpu.uuid for gpu in kinds[kind].gpus]) for kind in sorted(of_gpus)] == [
+        (100, ["GPU-c"]),
+        (30, ["GPU-c"]),
+    ]
+
+
+async def test_a_gpu_that_is_idle_while_the_job_starts_or_evaluates_is_no_anomaly(metrics, store) -> None:
+    """The one time in which it was idle while the job trained is, with its GPU, its length and the bound."""
+    report = await ReportCompiler(store, metrics).job("phased", at(0), at(END))
+    (idle,) = [anomaly for anomaly in report.anomalies if anomaly.kind == "gpu_utilization_low"]
+    every = timedelta(minutes=8)  # the mean is over 10 minutes, so it is under the bound a little later, and longer
+    assert abs(idle.since - at(IDLE[0])) <= every
+    assert abs(idle.until - at(IDLE[1])) <= every
+    assert (idle.limit, idle.gpu_count, [(gpu.uuid, gpu.node) for gpu in idle.gpus]) == (50, 1, [("GPU-p", "node-7")])
+    assert idle.worst == pytest.approx(8)
+    assert "GPU-p on node-7" in idle.summary
+    assert "gpu_anomalies" not in report.unknown
+
+
+async def test_a_job_far_below_its_target_is_poor_however_busy_its_gpus_are(metrics, store) -> None:
+    """Little over a third of the target at three quarters utilisation; the score alone would have called it good."""
+    report = await ReportCompiler(store, metrics).job("phased", at(0), at(END))
+    assert report.baseline is not None
+    assert (report.baseline.of, report.baseline.value) == ("target", 100)
+    assert report.efficiency is not None
+    assert report.efficiency.score > 60
+    assert (report.efficiency.rating, report.efficiency.limited_by) == ("poor", "throughput")
+    assert report.efficiency.throughput_share == pytest.approx(0.36)
+
+
+async def test_the_processors_of_a_rank_are_told_with_those_that_stand_out(metrics, store) -> None:
+    """By rank and node, the most and the fewest."""
+    report = await ReportCompiler(store, metrics).job("phased", at(0), at(END))
+    assert report.cpu is not None
+    assert report.cpu.median_cores == 2
+    outliers = {each.rank: each.node for each in (*report.cpu.highest, *report.cpu.lowest) if each.is_outlier}
+    assert outliers == {"2": "node-2", "3": "node-3"}
 
 
 async def test_a_failure_is_told_once_with_its_verdict(report: JobReport) -> None:
@@ -256,7 +322,8 @@ async def test_without_prometheus_the_report_has_what_the_store_knows(store) -> 
     report = await ReportCompiler(store).job("llm-1", at(0), at(END))
     assert len(report.failures) == 1
     assert report.goodput is None
-    assert set(report.unknown.values()) == {NO_PROMETHEUS}
+    of_the_store = {"oom_events": NOTHING_READ, "network_errors": NOTHING_READ, "evaluations": NONE_REPORTED}
+    assert {name: why for name, why in report.unknown.items() if why != NO_PROMETHEUS} == of_the_store
     assert report.anomaly_count is None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -36,4 +36,18 @@ def test_a_failure_is_reported_with_its_verdict(tmp_path: Path, redis_url: str) 
         fleet = server.ask("/report").body
         assert [(cause["cause"], cause["failures"]) for cause in fleet["causes"]] == [("gpu", 1)]
         assert fleet["unknown"] == {}
+
+        # Ten lines of two ranks about one allocation that failed, long after that: once, and the job told of no failure.
+        later = datetime.now(UTC) + timedelta(seconds=1)
+        for rank, number in ((0, 10), (5, 11)):
+            sender.tell(told(of_training("cuda-oom", node, "llm-1", rank, later, count=5), number))
+
+        def memory() -> Any:
+            errors = server.ask("/jobs/llm-1/report").body["oom_events"]
+            return errors if errors["count"] and errors["events"][0]["rank_count"] == 2 else None
+
+        errors = eventually(memory, 30, "both ranks in one event")
+        assert (errors["count"], errors["events"][0]["ranks"], errors["events"][0]["lines"]) == (1, [0, 5], 10)
+        assert "out of memory:" in cli(server, "report", "llm-1")
+        assert "rank(s) 0, 5, 10 line(s)" in cli(server, "report", "llm-1")
     sender.client.close()

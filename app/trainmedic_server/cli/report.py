@@ -66,13 +66,18 @@ def _job_lines(report: Mapping[str, Any]) -> Iterator[str]:
     unit = f" {table.plain(report.get('throughput_unit'))}"
     yield _figure("throughput", _spread(report.get("throughput"), unit), unknown.get("throughput"))
     yield _figure("baseline", _baseline(report.get("baseline"), unit), unknown.get("baseline"))
-    score = report.get("efficiency")
-    yield _figure("efficiency", score and f"{score['score']:g} ({score['rating']})", unknown.get("efficiency"))
+    yield _figure("efficiency", _efficiency(report.get("efficiency")), unknown.get("efficiency"))
     yield from _goodput_lines(report.get("goodput"), unknown.get("goodput"))
     shares = report.get("step_shares")
     yield _figure("a step is", shares and _shares(shares), unknown.get("step_shares"))
     yield from _bottleneck_lines(report.get("bottleneck"), unknown.get("bottleneck"))
+    yield from _cpu_lines(report.get("cpu"), unknown.get("cpu"))
+    yield from _evaluation_lines(report.get("evaluations"), unknown.get("evaluations"))
     yield from _anomaly_lines(report, unknown.get("anomalies"))
+    if unknown.get("gpu_anomalies"):
+        yield f"  of GPUs: -{_because(unknown['gpu_anomalies'])}"
+    yield from _error_lines("out of memory", report.get("oom_events"), unknown.get("oom_events"))
+    yield from _error_lines("network errors", report.get("network_errors"), unknown.get("network_errors"))
     yield from _failure_lines(report)
     yield from _slow_lines(report)
     yield from _repair_lines(report)
@@ -126,8 +131,18 @@ def _spread(spread: Mapping[str, float] | None, unit: str) -> str | None:
 def _baseline(baseline: Mapping[str, Any] | None, unit: str) -> str | None:
     if baseline is None:
         return None
+    if baseline["of"] == "target":
+        return f"{baseline['value']:.4g}{unit}, the target that the job declares"
     of = "its first stable hour" if baseline["of"] == "first_stable_hour" else f"its first {baseline['points']} points"
     return f"{baseline['value']:.4g}{unit}, the median of {of}, from {story.moment(baseline['since'])}"
+
+
+def _efficiency(score: Mapping[str, Any] | None) -> str | None:
+    if score is None:
+        return None
+    share = score.get("throughput_share")
+    limit = f", for the throughput is {share:.0%} of the baseline" if score.get("limited_by") else ""
+    return f"{score['score']:g} ({table.plain(score['rating'])}{limit})"
 
 
 def _span(seconds: float | None) -> str:
@@ -170,6 +185,57 @@ def _bottleneck_lines(bottleneck: Mapping[str, Any] | None, reason: str | None) 
     yield _figure("bottleneck", f"{table.plain(bottleneck['kind'])} ({table.plain(bottleneck['severity'])})", None)
     for text in (*bottleneck["reasons"], *bottleneck["advice"]):
         yield f"{'':17}{table.plain(text)}"
+
+
+def _cpu_lines(cpu: Mapping[str, Any] | None, reason: str | None) -> Iterator[str]:
+    """The processors that the ranks use; of single ranks those that are far from the median."""
+    if cpu is None:
+        yield _figure("CPU of a rank", None, reason)
+        return
+    known = [*cpu["highest"], *cpu["lowest"]]
+    span = (
+        f", {min(each['cores'] for each in known):.3g} to {max(each['cores'] for each in known):.3g}" if known else ""
+    )
+    yield _figure("CPU of a rank", f"{cpu['median_cores']:.3g} cores busy, the median{span}", None)
+    for each in known:
+        if each["is_outlier"]:
+            yield f"{'':17}rank {table.plain(each['rank'])} on {table.plain(each['node'])}: {each['cores']:.3g} cores"
+
+
+def _evaluation_lines(evaluations: Sequence[Mapping[str, Any]] | None, reason: str | None) -> Iterator[str]:
+    if not evaluations:
+        yield _figure("evaluations", None, reason)
+        return
+    yield _figure("evaluations", f"{len(evaluations)} metric(s)", None)
+    for each in evaluations:
+        value = table.plain(each["problem"]) if each["value"] is None else f"{each['value']:.6g}"
+        step = "" if each["step"] is None else f" at step {each['step']}"
+        spread = (
+            "" if each["reports"] < 2 or each["lowest"] is None else f", {each['lowest']:.6g} to {each['highest']:.6g}"
+        )
+        yield f"  {story.moment(each['at'])}  {table.plain(each['metric'])}: {value}{step}{spread}"
+
+
+def _error_lines(name: str, errors: Mapping[str, Any] | None, reason: str | None) -> Iterator[str]:
+    """Events of one kind, as far as logs told of them."""
+    if errors is None:
+        yield _figure(name, None, reason)
+        return
+    yield _figure(name, f"{errors['count']}, of which {errors['fatal']} ended the job", None)
+    yield from _dated([(each["at"], "+".join(each["causes"]), _error(each)) for each in errors["events"][-_SHOWN:]])
+
+
+def _error(event: Mapping[str, Any]) -> str:
+    ranks = [str(rank) for rank in event["ranks"][:8]]
+    more = event["rank_count"] - len(ranks)
+    who = f"rank(s) {', '.join(ranks)}{f' and {more} more' if more > 0 else ''}" if ranks else "ranks not known"
+    ends = {
+        True: "the job failed",
+        False: "the job told of no failure by it",
+        None: "whether the job failed by it is not known",
+    }
+    lines = f"{event['lines']} line(s)" if event["lines"] else "by the verdict alone"
+    return f"{who}, {lines}; {ends[event['ended_job']]}"
 
 
 def _anomaly_lines(report: Mapping[str, Any], reason: str | None) -> Iterator[str]:

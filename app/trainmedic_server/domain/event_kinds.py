@@ -23,7 +23,7 @@ _OF_RUNS = (
 )  # fmt: skip
 _OF_JOBS_AND_AGENTS = (
     "job_ended", "job_failed", "job_restarted", "job_gone", "job_returned", "job_forgotten", "job_kept",
-    "job_released", "agent_lost", "agent_returned",
+    "job_released", "job_evaluated", "agent_lost", "agent_returned",
 )  # fmt: skip
 _OF_THE_SERVER = (
     "server_started", "pause_ordered", "resumed", "pause_began", "pause_ended", "mode_changed",

@@ -25,6 +25,7 @@ from trainmedic_server.domain.run import Event
 from trainmedic_server.domain.topology import ranks_in
 from trainmedic_server.engine import loops
 from trainmedic_server.engine.absences import Absences
+from trainmedic_server.engine.job_evaluations import JobEvaluations
 from trainmedic_server.engine.read_parts import PartReader
 from trainmedic_server.errors import BusUnavailable, Conflict, NotFound
 from trainmedic_server.ports.jobs import ArrivedNotice, JobSource
@@ -74,6 +75,7 @@ class JobWatch:
         self._ranks: dict[str, int] = {}
         """How many ranks each job had when it was last there."""
         self._read_ranks = PartReader("placement", _ranks_of)
+        self._evaluations = JobEvaluations()
         self._looking = asyncio.Lock()
         """Held by whoever changes the records."""
 
@@ -127,6 +129,14 @@ class JobWatch:
         self._lives = lives_now
         self._source.discard_notices([notice.entry for notice in arrived])
         self._metrics.jobs.show(list(lives_now.values()))
+        await self._record_evaluations(jobs)
+
+    async def _record_evaluations(self, jobs: Sequence[Presence]) -> None:
+        """Put into the history what evaluations have shown."""
+        events = self._evaluations.due(jobs, self._clock.now())
+        if events:
+            await self._store.transact(lambda tx: tx.append(events))
+        self._evaluations.recorded(events, jobs)
 
     async def _note_ranks(self, jobs: Sequence[Presence], known: Collection[str]) -> None:
         """Note which GPUs are in use, and how many ranks each job has, as far as it is believed."""

@@ -2,7 +2,7 @@
 
 The bounds are those of the shipped alert rules and of the reference design; what each is asked as stands beside it
 (``job_questions`` puts the job's name and the interval into it). Alerts come by other ways: a report finds what was out
-of bounds also where no rule was loaded.
+of bounds also where no rule was loaded. Not here: how busy and how full GPUs are (``gpu_anomalies``).
 """
 
 from __future__ import annotations
@@ -37,6 +37,15 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
+class AnomalousGpu:
+    """A GPU of an anomaly, and the worst mean that it had, in percent."""
+
+    uuid: str
+    node: str
+    worst: float
+
+
+@dataclass(frozen=True, slots=True)
 class Anomaly:
     """A stretch of time in which something was out of bounds. Times are seconds since 1970."""
 
@@ -48,6 +57,10 @@ class Anomaly:
     limit: float | None
     """None where anything but a number is out of bounds."""
     summary: str
+    gpus: tuple[AnomalousGpu, ...] = ()
+    """The worst GPUs, of an anomaly of single GPUs."""
+    gpu_count: int | None = None
+    """The most GPUs that were out of bounds at one time; None of other anomalies."""
 
 
 BOUNDS = (

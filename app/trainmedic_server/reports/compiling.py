@@ -13,13 +13,16 @@ from datetime import UTC, datetime, time, timedelta
 from typing import Protocol
 
 from trainmedic_server import telemetry
+from trainmedic_server.domain.known_finding import KnownFinding
 from trainmedic_server.domain.run import Event, Run, Status
 from trainmedic_server.errors import MetricsUnavailable, NotFound
+from trainmedic_server.ports.findings import FindingFilter, FindingHistory
 from trainmedic_server.ports.metric_history import MetricHistory
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import History, HistoryFilter
 from trainmedic_server.ports.tallies import PlaybookTally, TallySource
 from trainmedic_server.ports.verdicts import NoVerdicts, VerdictSource
+from trainmedic_server.reports.evaluations import EVALUATED
 from trainmedic_server.reports.failures import JOB_EVENTS
 from trainmedic_server.reports.fleet import FleetReport, RunTally, fleet_report
 from trainmedic_server.reports.job_figures import JobFigures
@@ -38,6 +41,10 @@ MOST_RUNS = 20_000
 """Runs that are read for one report, the newest. They are counted and not kept."""
 MOST_EVENTS = 20_000
 """Events of jobs, the same; some 10 MB."""
+MOST_FINDINGS = 2000
+"""Findings of one job, the newest."""
+MOST_EVALUATIONS = 5000
+"""Events of its evaluations, the newest."""
 LONGEST = timedelta(days=366)
 COUNTED = timedelta(days=30)
 """What the list of playbooks counts."""
@@ -61,8 +68,10 @@ class ReportCompiler:
         metrics: MetricHistory | None = None,
         verdicts: VerdictSource | None = None,
         clock: Clock | None = None,
+        findings: FindingHistory | None = None,
     ) -> None:
         self.history = history
+        self._findings = findings
         self._metrics = metrics
         self._verdicts = verdicts or NoVerdicts()
         self._clock = clock
@@ -83,11 +92,15 @@ class ReportCompiler:
                 if len(repairs) < MOST_LISTED:
                     repairs.appendleft(repair_record(run))
         verdicts = await self._verdicts.verdicts(since, until, job)
+        findings = await self._findings_of(job, since, until, left_out)
+        evaluated = await self.history.events_of_jobs((EVALUATED,), since, until, MOST_EVALUATIONS, job)
+        if len(evaluated) == MOST_EVALUATIONS:
+            left_out["evaluations"] = f"only the newest {MOST_EVALUATIONS} evaluations were read"
         figures, no_metrics = await self._figures(job, since, until)
-        if not events and not count and not verdicts and figures.progress is None:
+        if not (events or count or verdicts or findings or evaluated) and figures.progress is None:
             sources = "the history has" if no_metrics else "Prometheus and the history have"
             raise NotFound(f"Of a job {job}, {sources} nothing in that time{f'; {no_metrics}' if no_metrics else ''}.")
-        records = JobRecords(events, repairs, count, verdicts, left_out)
+        records = JobRecords(events, repairs, count, verdicts, left_out, findings, evaluated)
         return job_report(job, since, until, figures, records, no_metrics)
 
     async def fleet(self, since: datetime, until: datetime, person_after: timedelta = PERSON_AFTER) -> FleetReport:
@@ -108,6 +121,22 @@ class ReportCompiler:
         # From the beginning of a day, because whole days are counted already.
         begin = datetime.combine((now.astimezone(UTC) - COUNTED).date(), time(), UTC)
         return dict(await self.history.tally(begin, now))
+
+    async def _findings_of(
+        self, job: str, since: datetime, until: datetime, left_out: dict[str, str]
+    ) -> list[KnownFinding]:
+        """What the job's logs said between these times, the newest `MOST_FINDINGS`."""
+        found: list[KnownFinding] = []
+        cursor: str | None = None
+        while self._findings is not None and len(found) < MOST_FINDINGS:
+            page, cursor = await self._findings.findings_page(FindingFilter(job=job, since=since), 500, cursor)
+            found += [each for each in page if each.first_at < until and each.last_at >= since]
+            if cursor is None:
+                return found
+        if cursor is not None:
+            for part in ("oom_events", "network_errors"):
+                left_out[part] = f"only the newest {MOST_FINDINGS} findings were read"
+        return found
 
     async def _events(
         self, since: datetime, until: datetime, left_out: dict[str, str], job: str | None = None

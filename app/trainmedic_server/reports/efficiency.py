@@ -1,10 +1,13 @@
-"""How well a job uses its GPUs: its throughput against its own past, and one score. Pure.
+"""How well a job uses its GPUs: its throughput against a baseline, and one score. Pure.
 
 The score is that of the reference design, 0.6 × utilisation + 0.4 × min(throughput ÷ baseline, 1), times 100, with two
 of its faults mended. It took the utilisation of one GPU for that of the job; here it is the mean over all of them, so
 one that idles is seen. And it took the baseline from the same time as the throughput, so that a job which had been slow
-throughout was as good as its baseline, and a lucky moment made all others bad; here the baseline is fixed, at the
-beginning of the job.
+throughout was as good as its baseline, and a lucky moment made all others bad; here the baseline is fixed: the target
+that the job declares, else the beginning of the job.
+
+Busy GPUs weigh more in the score than the throughput, and a GPU is also busy while it waits in a collective operation.
+So the rating is never better than the throughput alone deserves.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ _STABLE_SPREAD = 0.2
 _UTILISATION_WEIGHT = 0.6
 _THROUGHPUT_WEIGHT = 0.4
 _RATINGS = ((80.0, "excellent"), (60.0, "good"), (40.0, "fair"))
+_POOR = "poor"
+_RANKS = (*(name for _, name in _RATINGS), _POOR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +38,9 @@ class Baseline:
     """The throughput that a job is held against."""
 
     value: float
-    """The median, in the throughput's unit."""
+    """The target, or the median, in the throughput's unit."""
     of: str
-    """``first_stable_hour``, or ``first_points`` where there was none yet."""
+    """``target`` if the job declares one; else ``first_stable_hour``, or ``first_points`` where there was none yet."""
     begin: float
     """Seconds since 1970."""
     end: float
@@ -49,7 +54,12 @@ class Efficiency:
 
     score: float
     rating: str
-    """``excellent`` (from 80), ``good`` (from 60), ``fair`` (from 40), or ``poor``."""
+    """``excellent`` (from 80), ``good`` (from 60), ``fair`` (from 40), or ``poor``: of the score, or of the
+    throughput's percentage of the baseline, whichever is lower."""
+    throughput_share: float
+    """Throughput divided by the baseline; over 1 if it is better."""
+    limited_by: str | None = None
+    """``throughput`` if the score alone would have a better rating; else None."""
 
 
 def baseline(points: Points) -> Baseline | None:
@@ -77,9 +87,30 @@ def _median_of(points: Points, of: str) -> Baseline:
     return Baseline(statistics.median(value for _, value in points), of, points[0][0], points[-1][0], len(points))
 
 
+def target(value: float | None, points: Points) -> Baseline | None:
+    """Return the throughput that the job declares as its target, last seen at the last of `points`; None without."""
+    if value is None or not math.isfinite(value) or value <= 0 or not points:
+        return None
+    return Baseline(value, "target", points[0][0], points[-1][0], len(points))
+
+
 def efficiency(utilisation_percent: float, throughput: float, usual: float) -> Efficiency:
-    """The score of a job whose GPUs were busy for `utilisation_percent` of the time, on average over all of them."""
-    share = min(throughput / usual, 1.0) if usual > 0 else 0.0
-    score = 100 * (_UTILISATION_WEIGHT * utilisation_percent / 100 + _THROUGHPUT_WEIGHT * share)
+    """The score of a job whose GPUs were busy for `utilisation_percent` of the time, on average over all of them.
+
+    ``usual`` is the baseline, above 0.
+    """
+    share = throughput / usual
+    score = 100 * (_UTILISATION_WEIGHT * utilisation_percent / 100 + _THROUGHPUT_WEIGHT * min(share, 1.0))
     score = round(min(max(score, 0.0), 100.0), 1)
-    return Efficiency(score, next((name for least, name in _RATINGS if score >= least), "poor"))
+    of_score, of_throughput = _rating(score), _rating(round(100 * share, 1))
+    is_limited = _RANKS.index(of_throughput) > _RANKS.index(of_score)
+    return Efficiency(
+        score,
+        of_throughput if is_limited else of_score,
+        throughput_share=round(share, 4),
+        limited_by="throughput" if is_limited else None,
+    )
+
+
+def _rating(percent: float) -> str:
+    return next((name for least, name in _RATINGS if percent >= least), _POOR)

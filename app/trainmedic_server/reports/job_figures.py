@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from trainmedic_server.reports.anomalies import Anomaly
 from trainmedic_server.reports.bottleneck import MemoryUse, StepShares, Straggler
+from trainmedic_server.reports.cpu_use import CpuUse
 from trainmedic_server.reports.efficiency import Baseline
 from trainmedic_server.reports.goodput import ProgressPoints
 from trainmedic_server.reports.points import Spread
@@ -38,3 +39,7 @@ class JobFigures:
     straggler: Straggler | None = None
     memory_use: MemoryUse = field(default_factory=MemoryUse)
     anomalies: Sequence[Anomaly] = ()
+    gpu_anomalies: Sequence[Anomaly] | None = None
+    """Those of single GPUs; None where it is not known how busy or full these were."""
+    cpu: CpuUse | None = None
+    """What processors the ranks use."""

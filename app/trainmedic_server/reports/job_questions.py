@@ -22,10 +22,13 @@ from typing import Any
 from trainmedic_server.domain import duration
 from trainmedic_server.errors import MetricsUnavailable
 from trainmedic_server.ports.metric_history import MetricHistory, MetricSeries, Points
-from trainmedic_server.reports import anomalies, efficiency, points
+from trainmedic_server.reports import anomalies, cpu_use, efficiency, gpu_anomalies, points
 from trainmedic_server.reports.anomalies import Anomaly
 from trainmedic_server.reports.bottleneck import MemoryUse, Straggler, step_shares
+from trainmedic_server.reports.cpu_use import CpuUse
+from trainmedic_server.reports.efficiency import Baseline
 from trainmedic_server.reports.goodput import ProgressPoints
+from trainmedic_server.reports.gpu_anomalies import GpuBound
 from trainmedic_server.reports.job_figures import JobFigures
 from trainmedic_server.reports.points import Spread, Stretch
 
@@ -86,12 +89,17 @@ class JobQuestions:
         self._apart = await self._scrapes_apart(scrapes, looked)
         self._every = _interval(self._end - self._begin, self._apart)
         measured = await self._measured(begin, end)
-        progress, gpus, throughput, steps, rest = await asyncio.gather(
-            self._progress(measured), self._gpus(), self._throughput(), self._step_time(), self._anomalies()
+        progress, gpus, throughput, steps, rest, cpu = await asyncio.gather(
+            self._progress(measured),
+            self._gpus(),
+            self._throughput(),
+            self._step_time(),
+            self._anomalies(),
+            self._cpu(),
         )
         if not progress.steps:
             return JobFigures(self._every.total_seconds())
-        figures = JobFigures(self._every.total_seconds(), progress, anomalies=rest)
+        figures = JobFigures(self._every.total_seconds(), progress, anomalies=rest, cpu=cpu)
         return replace(figures, **gpus, **throughput, **steps)
 
     async def _narrow(self) -> tuple[Points, timedelta]:
@@ -142,7 +150,7 @@ class JobQuestions:
             )
             return points.spread(average, high, low, count)
 
-        every = max(self._every, _interval(self._end - self._begin, self._apart, _INTERVALS_OF_GPUS))
+        every = self._every_of_gpus
         whose, count = _WHOLLY, await self._point(f"count({_WHOLLY})", every)
         if not count:
             whose, count = _GPUS, await self._point(f"count({_GPUS})", every)
@@ -151,10 +159,31 @@ class JobQuestions:
             return {}
         try:
             utilisation, memory = await asyncio.gather(of_gpus(_UTILISATION), of_gpus(_MEMORY))
+            low, full = await asyncio.gather(
+                self._of_gpus_out_of_bounds(gpu_anomalies.LOW_UTILISATION, _UTILISATION, whose),
+                self._of_gpus_out_of_bounds(gpu_anomalies.FULL_MEMORY, _MEMORY, whose),
+            )
         except MetricsUnavailable as error:
             # What thousands of GPUs have measured may be too much for a Prometheus that knows the rest.
             return {"gpus": int(most), "no_gpus": str(error)}
-        return {"gpus": int(most), "utilisation": utilisation, "memory": memory}
+        looked_for = [*low, *full] if utilisation is not None or memory is not None else None
+        return {"gpus": int(most), "utilisation": utilisation, "memory": memory, "gpu_anomalies": looked_for}
+
+    @property
+    def _every_of_gpus(self) -> timedelta:
+        return max(self._every, _interval(self._end - self._begin, self._apart, _INTERVALS_OF_GPUS))
+
+    async def _of_gpus_out_of_bounds(self, bound: GpuBound, metric: str, whose: str) -> list[Anomaly]:
+        """The anomalies of the job's GPUs, which ``whose`` selects."""
+        every = self._every_of_gpus
+        window = max(every, timedelta(seconds=bound.lasting))
+        percent = (metric.format(over="avg") + f" * on (uuid) group_left () {whose}").replace("$every", "$lasting")
+        count, worst = (
+            query.replace("$lasting", duration.write(window))
+            for query in gpu_anomalies.queries(bound, f"({percent})", window.total_seconds())
+        )
+        counts, series = await asyncio.gather(self._point(count, every), self._series(worst, every))
+        return gpu_anomalies.anomalies(bound, counts, series, every.total_seconds(), window.total_seconds())
 
     async def _throughput(self) -> dict[str, Any]:
         for amount in ("samples", "tokens"):
@@ -164,9 +193,24 @@ class JobQuestions:
             )
             measured = points.spread(average, high, low)
             if measured is not None:
-                early = await self._first_hours(f"max(avg_over_time({metric}[$every]))")
-                return {"throughput": measured, "unit": f"{amount}/s", "baseline": efficiency.baseline(early)}
+                return {"throughput": measured, "unit": f"{amount}/s", "baseline": await self._baseline(amount)}
         return {}
+
+    async def _baseline(self, amount: str) -> Baseline | None:
+        """The target that the job declares; else what its own beginning makes."""
+        declared = await self._point(f"max(last_over_time(training_target_{amount}_per_second{{$job}}[$every]))")
+        target = efficiency.target(declared[-1][1] if declared else None, declared)
+        if target is not None:
+            return target
+        metric = f"training_throughput_{amount}_per_second{{$job}}"
+        return efficiency.baseline(await self._first_hours(f"max(avg_over_time({metric}[$every]))"))
+
+    async def _cpu(self) -> CpuUse | None:
+        median, ranks = await asyncio.gather(
+            self._point("max(avg_over_time(training_cpu_cores{$job}[$every]))"),
+            self._series("avg by (rank, rank_node) (avg_over_time(training_rank_cpu_cores{$job}[$every]))"),
+        )
+        return cpu_use.cpu_use(median, ranks)
 
     async def _first_hours(self, query: str) -> Points:
         """What `query` was in the first hours of the job, which may be long before the time in question."""

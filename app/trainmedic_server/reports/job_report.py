@@ -10,11 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from trainmedic_server.domain.known_finding import KnownFinding
 from trainmedic_server.domain.run import Event, Run
 from trainmedic_server.ports.verdicts import VerdictRecord
 from trainmedic_server.reports import anomalies, bottleneck, efficiency, goodput
+from trainmedic_server.reports.anomalies import AnomalousGpu
 from trainmedic_server.reports.bottleneck import Bottleneck, StepShares
+from trainmedic_server.reports.cpu_use import CpuUse
 from trainmedic_server.reports.efficiency import Efficiency
+from trainmedic_server.reports.error_events import NETWORK, NOTHING_READ, OUT_OF_MEMORY, ErrorCount, error_count
+from trainmedic_server.reports.evaluations import NONE_REPORTED, EvaluationRecord, evaluation_records
 from trainmedic_server.reports.failures import RESTARTED, FailureRecord, failures_of, moments
 from trainmedic_server.reports.goodput import Goodput
 from trainmedic_server.reports.job_figures import JobFigures
@@ -32,11 +37,11 @@ class TimeRange:
 
 @dataclass(frozen=True, slots=True)
 class UsualThroughput:
-    """The throughput that the job is held against: the median of its own beginning."""
+    """The throughput that the job is held against: the target that it declares, or the median of its own beginning."""
 
     value: float
     of: str
-    """``first_stable_hour`` or ``first_points``."""
+    """``target``, ``first_stable_hour`` or ``first_points``."""
     since: datetime
     until: datetime
     points: int
@@ -50,6 +55,10 @@ class AnomalyRecord:
     worst: float | None
     limit: float | None
     summary: str
+    gpus: tuple[AnomalousGpu, ...] = ()
+    """The worst GPUs, of an anomaly of single GPUs."""
+    gpu_count: int | None = None
+    """The most GPUs at one time; None of other anomalies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +102,13 @@ class JobReport:
     """What it lost its time with, whenever an alert said that it was slow."""
     repairs: tuple[RepairRecord, ...]
     repair_count: int
+    oom_events: ErrorCount | None
+    network_errors: ErrorCount | None
+    """By what its logs said."""
+    cpu: CpuUse | None
+    evaluations: tuple[EvaluationRecord, ...]
     unknown: Mapping[str, str]
-    """Why a figure is None, by its name."""
+    """Why a figure is None or a list empty, by its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +122,9 @@ class JobRecords:
     verdicts: Sequence[VerdictRecord] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Of what there was too much to be read, by the report's part."""
+    findings: Sequence[KnownFinding] = ()
+    """What its logs said."""
+    evaluated: Sequence[Event] = ()
 
 
 def job_report(
@@ -122,7 +139,7 @@ def job_report(
         score = efficiency.efficiency(figures.utilisation.average, figures.throughput.average, usual.value)
     held_up = bottleneck.bottleneck(figures.shares, figures.straggler, figures.memory_use, share)
     failures = failures_of(records.events, [verdict for verdict in records.verdicts if not verdict.is_slow])
-    report = {
+    report: dict[str, object] = {
         "gpus": figures.gpus,
         "gpu_utilization": figures.utilisation,
         "gpu_memory": figures.memory,
@@ -133,24 +150,48 @@ def job_report(
         "step_shares": figures.shares,
         "bottleneck": held_up,
     }
-    shown = anomalies.newest(figures.anomalies)
+    every_anomaly = [*figures.anomalies, *(figures.gpu_anomalies or ())]
+    shown = anomalies.newest(every_anomaly)
+    # Without a finding nobody knows whether its log is read at all.
+    is_read = bool(records.findings)
+    tells = bool(records.events) or figures.progress is not None
+    oom, network = (
+        error_count(causes, records.findings, failures, tells) if is_read else None
+        for causes in (OUT_OF_MEMORY, NETWORK)
+    )
+    report |= {"oom_events": oom, "network_errors": network, "cpu": figures.cpu}
+    evaluations = evaluation_records(records.evaluated)
     return JobReport(
         job=job,
         time_range=TimeRange(since, until),
         **report,  # type: ignore[arg-type]
         throughput_unit=figures.unit,
         anomalies=tuple(
-            AnomalyRecord(each.kind, _at(each.begin), _at(each.end), each.worst, each.limit, each.summary)
+            AnomalyRecord(
+                each.kind,
+                _at(each.begin),
+                _at(each.end),
+                each.worst,
+                each.limit,
+                each.summary,
+                each.gpus,
+                each.gpu_count,
+            )
             for each in shown
         ),
-        anomaly_count=len(figures.anomalies) if figures.progress else None,
+        anomaly_count=len(every_anomaly) if figures.progress else None,
         failures=tuple(failures[-MOST_LISTED:]),
         failure_count=len(failures),
         slow=tuple([verdict for verdict in records.verdicts if verdict.is_slow][-MOST_LISTED:]),
         restart_count=sum(event.kind == RESTARTED for event in records.events),
         repairs=tuple(records.repairs),
         repair_count=records.repair_count,
-        unknown={**_reasons(report, figures, no_metrics), **records.left_out},
+        evaluations=evaluations,
+        unknown={
+            **_reasons(report, figures, no_metrics),
+            **({} if evaluations else {"evaluations": NONE_REPORTED}),
+            **records.left_out,
+        },
     )
 
 
@@ -165,32 +206,41 @@ def _goodput(figures: JobFigures, records: JobRecords, since: datetime, until: d
 def _reasons(report: Mapping[str, object], figures: JobFigures, no_metrics: str | None) -> dict[str, str]:
     """Why each figure that is None is not known."""
     missing = {name for name, value in report.items() if value is None}
+    of_logs = dict.fromkeys(sorted(missing & {"oom_events", "network_errors"}), NOTHING_READ)
+    missing -= of_logs.keys()
     if no_metrics is None and figures.progress is None:
         no_metrics = "Prometheus has no metrics of this job in that time"
     if no_metrics is not None:
-        return dict.fromkeys(sorted(missing | {"anomalies"}), no_metrics)
+        return {**dict.fromkeys(sorted(missing | {"anomalies"}), no_metrics), **of_logs}
     no_gpus = (
         "Prometheus has no trainmedic_job_gpu of this job: the server's metrics are not scraped, or no rank has said "
         "which GPU it uses"
     )
     untold = figures.no_gpus or "its GPUs are known, and Prometheus has no such metric of them"
+    of_gpus = no_gpus if figures.gpus is None else untold
     scored = [name for name in ("gpu_utilization", "throughput", "baseline") if name in missing]
     reasons = {
         "gpus": no_gpus,
-        "gpu_utilization": no_gpus if figures.gpus is None else untold,
-        "gpu_memory": no_gpus if figures.gpus is None else untold,
+        "gpu_utilization": of_gpus,
+        "gpu_memory": of_gpus,
         "throughput": "the job reports neither samples nor tokens",
         "baseline": f"it has reported its throughput for less than {efficiency.FEWEST_POINTS} intervals"
         if figures.throughput
         else "the job reports neither samples nor tokens",
-        "efficiency": f"it is worked out from {', '.join(scored)}, not known either",
+        "efficiency": "there is no baseline to rate it against"
+        if scored == ["baseline"]
+        else f"it is worked out from {', '.join(scored)}, not known either",
         "goodput": "the job reports no steps",
         "step_shares": "the job does not report what its steps wait for",
         "bottleneck": "the job does not report what its steps wait for"
         if figures.shares is None
         else "waiting for other ranks is not measured, so it cannot be told from computing",
+        "cpu": "the job does not report what processors its ranks use: its SDK is an older one, or not on Linux",
+        "gpu_anomalies": f"how busy and how full its GPUs were is not known: {of_gpus}",
     }
-    return {name: reasons[name] for name in sorted(missing)}
+    if figures.gpu_anomalies is None:
+        missing.add("gpu_anomalies")
+    return {**{name: reasons[name] for name in sorted(missing)}, **of_logs}
 
 
 def repair_record(run: Run) -> RepairRecord:

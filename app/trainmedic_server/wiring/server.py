@@ -195,7 +195,7 @@ class TrainmedicServer:
                 engine=engine,
                 job_lives=job_lives,
                 runs=store,
-                sums=ReportCompiler(store, prometheus, store, clock),
+                sums=ReportCompiler(store, prometheus, store, clock, store),
                 alerts=store,
                 standing=NowApi(store, store, engine, clock, settings.external_url),
                 found=FindingsApi(store, KeptJobs(store, clock), store, whereabouts),

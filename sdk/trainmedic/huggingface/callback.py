@@ -23,7 +23,7 @@ from trainmedic.huggingface.step_reports import StepReports
 from trainmedic.job.command import JobCommand
 from trainmedic.torch.checkpoints.digests import Modules, Optimizers
 from trainmedic.trainer.callback import HUNG, MedicCallback, log_errors
-from trainmedic.trainer.evaluations import loss_and_perplexity
+from trainmedic.trainer.evaluations import loss_and_perplexity, other_metrics
 
 _RESTARTER = "trainmedic.huggingface.train and trainmedic.huggingface.protect"
 _NO_ACCUMULATION = (
@@ -127,9 +127,11 @@ class Callback(MedicCallback[HuggingFaceLoop], TrainerCallback):  # type: ignore
     def on_evaluate(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         self.reports.evaluated(control.should_save)
         is_of_tokens = _kind_of(objects.get("model")).endswith(("ForCausalLM", "LMHeadModel"))
-        loss, perplexity = loss_and_perplexity(objects.get("metrics") or {}, is_of_tokens)
-        if loss is not None or perplexity is not None:
-            self.medic.report_evaluation(loss, perplexity, state.global_step)
+        metrics = objects.get("metrics") or {}
+        loss, perplexity = loss_and_perplexity(metrics, is_of_tokens)
+        others = other_metrics(metrics)
+        if loss is not None or perplexity is not None or others:
+            self.medic.report_evaluation(loss, perplexity, state.global_step, **others)
 
     @log_errors
     def on_save(self, args: Any, state: Any, control: Any, **objects: Any) -> None:

@@ -28,6 +28,15 @@ def check_numbers(metrics_port: Any, **seconds: Any) -> None:
         raise ConfigurationError(f"metrics_port is {metrics_port!r}; it is a port's number, or None")
 
 
+def check_targets(**targets: Any) -> dict[str, float]:
+    """Return the targets that are set, by amount."""
+    for amount, value in targets.items():
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if value is not None and not (is_number and 0 < value < float("inf")):
+            raise ConfigurationError(f"target_{amount}_per_second is {value!r}; it is a number above 0, or None")
+    return {amount: float(value) for amount, value in targets.items() if value is not None}
+
+
 def check_url(settings: Settings) -> None:
     """The Redis URL, where one is set, without asking the Redis behind it. Nothing of it is in the error's text."""
     try:

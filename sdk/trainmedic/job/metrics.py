@@ -5,14 +5,16 @@ Not here: what was reported and what follows from it (``progress``), the figures
 
 from __future__ import annotations
 
+import math
 import time
-from typing import Any, Callable, Iterator, Mapping
+from typing import Any, Callable, Iterable, Iterator, Mapping
 
 from trainmedic.errors import ConfigurationError
 from trainmedic.job.layer_samples import largest
 from trainmedic.job.loss_trend import LossTrend
 from trainmedic.job.progress import WINDOWS, Progress
 from trainmedic.job.rank_stats import Sample, prometheus_samples
+from trainmedic.wire.evaluations import EvaluatedMetric
 
 try:
     import prometheus_client
@@ -34,6 +36,10 @@ HELP = {
     "training_evaluation_loss": "Loss of the last evaluation.",
     "training_evaluation_perplexity": "Perplexity of the last evaluation.",
     "training_evaluation_step": "Step of the last evaluation.",
+    "training_evaluation_metric": "Newest value of a metric of evaluations; NaN where it was not a finite number.",
+    "training_evaluation_metric_step": "Training step of that value.",
+    "training_target_samples_per_second": "Samples per second that the job is to reach.",
+    "training_target_tokens_per_second": "Tokens per second that the job is to reach.",
     "gradient_norm": "Norm of the gradient at the last reported step.",
     "training_layer_gradient_norm": "The same of a layer, for the layers where it is no number, and the largest.",
     "training_learning_rate": "Learning rate at the last reported step.",
@@ -58,6 +64,8 @@ HELP = {
     "training_memory_resident_bytes": "Resident memory of a rank and its children, the largest.",
     "training_cuda_memory_reserved_bytes": "CUDA memory that PyTorch holds, in use or cached, the largest.",
     "training_cuda_memory_retries_total": "How often CUDA memory was only found after the cache was emptied.",
+    "training_cpu_cores": "Processor cores that a rank and its children keep busy, the median rank.",
+    "training_rank_cpu_cores": "The same for each of the ranks with the most and the fewest.",
     "training_own_median_seconds": "Time per step that a rank works and does not wait for others, the median.",
     "training_rank_own_seconds": "The same for each of the slowest ranks.",
     "training_data_seconds": "Time per step that a rank waits for its batches, the median rank.",
@@ -68,10 +76,19 @@ HELP = {
 
 
 class JobCollector(Collector):
-    """Collects what `MetricsEndpoint` answers with. ``now`` is the clock, in seconds."""
+    """Collects what `MetricsEndpoint` answers with. ``now`` is the clock, in seconds; ``evaluated`` gives the metrics
+    of evaluations, by default those of ``progress``."""
 
-    def __init__(self, job: str, progress: Progress, ranks: Ranks, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        job: str,
+        progress: Progress,
+        ranks: Ranks,
+        now: Callable[[], float],
+        evaluated: Callable[[], Iterable[EvaluatedMetric]] | None = None,
+    ) -> None:
         self._job = job
+        self._evaluated = evaluated or progress.evaluated_metrics
         self._progress = progress
         self._ranks = ranks
         self._now = now
@@ -93,6 +110,11 @@ class JobCollector(Collector):
         now, progress = self._now(), self._progress
         for name, value in progress.values(now).items():
             yield Sample(name, {}, value)
+        for metric in self._evaluated():
+            value = math.nan if metric.value is None else metric.value
+            yield Sample("training_evaluation_metric", {"metric": metric.name}, value)
+            if metric.step is not None:
+                yield Sample("training_evaluation_metric_step", {"metric": metric.name}, metric.step)
         for layer, norm in largest(progress.layer_norms, progress.most_layers).items():
             yield Sample("training_layer_gradient_norm", {"layer": layer}, norm)
         for name, value in self._loss_trend.values(progress.record).items():
@@ -121,11 +143,19 @@ class JobCollector(Collector):
 class MetricsEndpoint:
     """``http://host:port/metrics``. Raises ConfigurationError where it cannot be opened."""
 
-    def __init__(self, job: str, progress: Progress, ranks: Ranks, host: str, port: int) -> None:
+    def __init__(
+        self,
+        job: str,
+        progress: Progress,
+        ranks: Ranks,
+        host: str,
+        port: int,
+        evaluated: Callable[[], Iterable[EvaluatedMetric]] | None = None,
+    ) -> None:
         if prometheus_client is None:
             raise ConfigurationError("metrics_port needs prometheus_client: pip install 'trainmedic[metrics]'")
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(JobCollector(job, progress, ranks, time.perf_counter))
+        registry.register(JobCollector(job, progress, ranks, time.perf_counter, evaluated))
         # The start time of the process shows rules that a job was restarted.
         prometheus_client.ProcessCollector(registry=registry)
         try:

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import math
 import time
+from datetime import datetime, timezone
 from types import TracebackType
 from typing import Any, Mapping, NamedTuple
 
 from trainmedic.job.pace import Interval, Pace
-from trainmedic.job.reported_values import ReportRecord, detached, deviation, number, whole
+from trainmedic.job.reported_values import ReportRecord, detached, deviation, kept, number, whole
+from trainmedic.wire import evaluations
+from trainmedic.wire.evaluations import EvaluatedMetric
 
 HANG_FLOOR = 60.0
 """Seconds without a step that are never a hang: a slow read from a shared file system takes as long."""
@@ -68,6 +71,15 @@ class Evaluation(NamedTuple):
     perplexity: Any
 
 
+class Evaluated(NamedTuple):
+    """The newest value of one metric of evaluations, as it was reported."""
+
+    value: Any
+    step: int | None
+    at: float
+    """When, in seconds since 1970."""
+
+
 class Progress:
     """The latest reported values. Only the training thread writes them; other threads read them."""
 
@@ -77,6 +89,7 @@ class Progress:
         "_open",
         "_reported_step",
         "checkpoint",
+        "evaluated",
         "evaluation",
         "expected_learning_rate",
         "grad_norm",
@@ -95,6 +108,7 @@ class Progress:
         "startup_floor",
         "step",
         "steps",
+        "targets",
         "tensors_due_at",
         "window_seconds",
     )
@@ -121,6 +135,10 @@ class Progress:
         """Since when checkpoints have been written at a rate that is off its schedule, by ``time.perf_counter``."""
         self.memory_bytes: float | None = None
         self.evaluation: Evaluation | None = None
+        self.evaluated: Mapping[str, Evaluated] = {}
+        """By name. Replaced whole, so that a reader in another thread sees those of one moment."""
+        self.targets: Mapping[str, float] = {}
+        """What the job is to reach: by ``samples`` or ``tokens``, so many per second."""
         self.most_layers = most_layers
         """Of how many layers the gradient norm is shown; 0 where they are not to be measured."""
         self.layer_norms: Mapping[str, Any] = {}
@@ -233,6 +251,7 @@ class Progress:
         self.reached = (self.steps, None)
         self.loss = self.grad_norm = self.learning_rate = self.expected_learning_rate = self.off_schedule_since = None
         self.layer_norms = {}
+        self.evaluated = {}
         self.tensors_due_at = self.report_due_at = now
 
     def go_back(self, step: int, loss: float | None) -> None:
@@ -241,10 +260,24 @@ class Progress:
         self.record.forget_after(step)
         self.loss, self.grad_norm, self.tensors_due_at = loss, None, 0.0
 
-    def add_evaluation(self, loss: Any, perplexity: Any, step: int | None) -> None:
-        """Add the results of an evaluation, of the training after ``step``, or after the last report."""
+    def add_evaluation(
+        self, loss: Any, perplexity: Any, step: int | None, metrics: Mapping[str, Any] | None = None
+    ) -> tuple[int | None, Mapping[str, Any]]:
+        """Add the results of an evaluation, of the training after ``step``, or after the last report.
+
+        Return that step, and the values that were taken by name: a job has at most `evaluations.MOST` names.
+        """
         at = step if step is not None else self._reported_step
-        self.evaluation = Evaluation(at, detached(loss), detached(perplexity))
+        # One that names nothing but other metrics says nothing of the loss.
+        if loss is not None or perplexity is not None or not metrics:
+            self.evaluation = Evaluation(at, detached(loss), detached(perplexity))
+        now, evaluated, taken = time.time(), dict(self.evaluated), {}
+        for name, value in {"loss": loss, "perplexity": perplexity, **(metrics or {})}.items():
+            if value is not None and (name in evaluated or len(evaluated) < evaluations.MOST):
+                taken[name] = kept(value)
+                evaluated[name] = Evaluated(taken[name], at, now)
+        self.evaluated = evaluated
+        return at, taken
 
     def saved(self, step: int, at: float) -> None:
         """A checkpoint of that step is complete since `at`, in seconds since 1970."""
@@ -298,6 +331,13 @@ class Progress:
             seconds[windows.names[-1]] += max(now - windows.since, 0.0)
         return seconds
 
+    def evaluated_metrics(self) -> tuple[EvaluatedMetric, ...]:
+        """The newest value of each metric of evaluations, read. It waits for the device of tensors."""
+        return tuple(
+            EvaluatedMetric(name, _finite(each.value), each.step, datetime.fromtimestamp(each.at, timezone.utc))
+            for name, each in self.evaluated.items()
+        )
+
     def values(self, now: float) -> dict[str, float]:
         """Metric names and values, those that are known. What is not finite is NaN.
 
@@ -319,11 +359,18 @@ class Progress:
             "training_step_median_seconds": self.pace.median_step_seconds(),
             **self.pace.values(self.stall(now).seconds),
         }
+        for amount, target in self.targets.items():
+            values[f"training_target_{amount}_per_second"] = target
         if self.evaluation is not None:
             values["training_evaluation_step"] = self.evaluation.step
             values["training_evaluation_loss"] = number(self.evaluation.loss)
             values["training_evaluation_perplexity"] = number(self.evaluation.perplexity)
         return {name: value for name, value in values.items() if value is not None}
+
+
+def _finite(value: Any) -> float | None:
+    read = number(value)
+    return None if read is None or math.isnan(read) else read
 
 
 class Window:

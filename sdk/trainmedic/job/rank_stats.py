@@ -1,4 +1,4 @@
-"""The figures of each rank, and what the job shows of them: the fullest and the slowest rank.
+"""The figures of each rank, and what the job shows of them: the fullest and the slowest rank, and the busiest.
 
 A rank's figures are a flat mapping of numbers, so that they can be sent to rank 0. Who calls it: each
 rank's `trainmedic.Medic.stats`, and ``metrics`` on rank 0 with the figures of all ranks. Not here: how they get
@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 import statistics
 import threading
+import time
 from typing import Any, Iterator, Mapping, NamedTuple
 
 from trainmedic.job import memory_usage
+from trainmedic.job.cpu_usage import CpuMeter
 from trainmedic.job.progress import Progress
 from trainmedic.job.reported_values import number
 
@@ -22,6 +24,8 @@ DEVICE = "device"
 MEMORIES = (HOST, CUDA, DEVICE)
 SLOWEST = 3
 """So many of the slowest ranks have a series of their own: a job of thousands of ranks has no more."""
+EXTREMES = 3
+"""So many ranks at either end have a series of the processors that they use."""
 
 
 class Sample(NamedTuple):
@@ -39,6 +43,7 @@ class RankStats:
         self._progress = progress
         self._node = node
         self._growth = {memory: memory_usage.Growth() for memory in MEMORIES}
+        self._cpu = CpuMeter(time.perf_counter())
         self._lock = threading.Lock()
 
     def measure(self, now: float) -> dict[str, Any]:
@@ -58,6 +63,7 @@ class RankStats:
         figures[f"{DEVICE}_used"] = None if device is None or math.isnan(device) else device
         sizes = {HOST: resident, CUDA: cuda.allocated if cuda else None, DEVICE: figures[f"{DEVICE}_used"]}
         with self._lock:
+            figures["cpu_cores"] = self._cpu.cores(now)
             for memory, size in sizes.items():
                 if size is not None:
                     self._growth[memory].add_sample(self._progress.steps, size, now)
@@ -71,6 +77,7 @@ def prometheus_samples(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sampl
     for memory in MEMORIES:
         yield from _memory(ranks, memory)
     yield from _pace(ranks)
+    yield from _cpu(ranks)
 
 
 def _memory(ranks: Mapping[int, Mapping[str, Any]], memory: str) -> Iterator[Sample]:
@@ -125,6 +132,18 @@ def _pace(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
         for rank in slowest:
             node = str(ranks[rank].get("node", ""))
             yield Sample(_BY_RANK[part], {"rank": str(rank), "rank_node": node}, of_ranks[rank])
+
+
+def _cpu(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
+    """The processor cores that the median rank keeps busy, and the ranks at either end by name."""
+    cores = {rank: busy for rank, figures in ranks.items() if (busy := _figure(figures, "cpu_cores")) is not None}
+    if not cores:
+        return
+    yield Sample("training_cpu_cores", {}, statistics.median_low(cores.values()))
+    ordered = sorted(cores, key=lambda rank: (-cores[rank], rank))
+    for rank in dict.fromkeys([*ordered[:EXTREMES], *ordered[-EXTREMES:]]):
+        node = str(ranks[rank].get("node", ""))
+        yield Sample("training_rank_cpu_cores", {"rank": str(rank), "rank_node": node}, cores[rank])
 
 
 def _figure(figures: Mapping[str, Any], name: str) -> float | None:

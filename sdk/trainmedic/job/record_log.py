@@ -262,6 +262,8 @@ def readable(value: Any) -> Any:
         return value
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()[:_LONGEST_TEXT]
+    if isinstance(value, Mapping):
+        return {str(name): readable(member) for name, member in value.items()}
     try:
         number = float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):

@@ -5,6 +5,7 @@ Not here: what follows from the reports (``progress``), and what Prometheus is s
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from pathlib import Path
@@ -14,6 +15,12 @@ from trainmedic.job import record_log
 from trainmedic.job.progress import Progress, Stall, Window
 from trainmedic.job.record_log import RecordLog
 from trainmedic.job.reported_values import whole
+from trainmedic.wire import evaluations
+
+log = logging.getLogger("trainmedic")
+
+_LOSSES = ("loss", "perplexity")
+"""Members of a record of their own; other metrics are in the member ``metrics``."""
 
 
 class JobReports:
@@ -23,6 +30,7 @@ class JobReports:
         self.progress = progress
         self.records = records
         """Where what is reported is written; None without a directory for it."""
+        self._has_told_of_metrics = False
 
     def report(
         self,
@@ -66,13 +74,31 @@ class JobReports:
         if self.records is not None and self.progress.steps >= self.records.due_at:
             self.records.note_step(loss, grad_norm, epoch)
 
-    def report_evaluation(self, loss: Any = None, perplexity: Any = None, step: int | None = None) -> None:
-        """Report what an evaluation has shown. ``step`` is the training's, by default that of the last report."""
-        self.progress.add_evaluation(loss, perplexity, whole(step))
-        evaluation = self.progress.evaluation
-        if self.records is not None and evaluation is not None:
-            at, loss, perplexity = evaluation
-            self.records.note(record_log.EVALUATION, step=at, loss=loss, perplexity=perplexity)
+    def report_evaluation(
+        self, loss: Any = None, perplexity: Any = None, step: int | None = None, **metrics: Any
+    ) -> None:
+        """Report what an evaluation has shown. ``step`` is the training's, by default that of the last report.
+
+        ``metrics`` are further ones by name, such as ``accuracy=0.91`` or ``**{"mmlu/acc": 0.62}``: numbers, or
+        tensors of one element. A value that is not a finite number is kept as NaN. A name has at most 100 letters,
+        digits and ``_./@:+-``, and a job at most 32 names; others are left out, with a line in the log. Rank 0's
+        reports are shown by the server, or the last rank's where rank 0 reports none.
+        """
+        named = {name: value for name, value in metrics.items() if evaluations.NAME.match(name)}
+        at, taken = self.progress.add_evaluation(loss, perplexity, whole(step), named)
+        left_out = [name for name, value in metrics.items() if value is not None and name not in taken]
+        if left_out and not self._has_told_of_metrics:
+            self._has_told_of_metrics = True
+            log.warning(
+                "report_evaluation() leaves out %s: a name has 1 to 100 letters, digits and _./@:+-, and a job has "
+                "%d names at most",
+                ", ".join(f"{name[:100]!r}" for name in left_out[:5]),
+                evaluations.MOST,
+            )
+        if self.records is not None:
+            of_loss = {name: value for name, value in taken.items() if name in _LOSSES}
+            others = {name: value for name, value in taken.items() if name not in _LOSSES}
+            self.records.note(record_log.EVALUATION, step=at, **of_loss, metrics=others or None)
 
     def window(self, name: str) -> Window:
         """``with medic.window("checkpoint"):``, or ``"evaluation"``: time that belongs to no step.

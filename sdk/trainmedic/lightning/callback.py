@@ -27,7 +27,7 @@ from trainmedic.recovery.changes import scaled_whole
 from trainmedic.torch import randomness
 from trainmedic.torch.checkpoints.digests import Modules, Optimizers
 from trainmedic.trainer.callback import HUNG, MedicCallback, log_errors
-from trainmedic.trainer.evaluations import loss_and_perplexity
+from trainmedic.trainer.evaluations import loss_and_perplexity, other_metrics
 
 try:  # the same library has two names, and may be installed under both; each takes callbacks of the other
     from lightning.pytorch import Callback as LightningCallback
@@ -139,9 +139,11 @@ class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore
     @log_errors
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         self._window.close()
-        loss, perplexity = loss_and_perplexity({} if trainer.sanity_checking else trainer.callback_metrics)
-        if loss is not None or perplexity is not None:
-            self.medic.report_evaluation(loss, perplexity, trainer.global_step)
+        metrics = {} if trainer.sanity_checking else trainer.callback_metrics
+        loss, perplexity = loss_and_perplexity(metrics)
+        others = other_metrics(metrics)
+        if loss is not None or perplexity is not None or others:
+            self.medic.report_evaluation(loss, perplexity, trainer.global_step, **others)
 
     @log_errors
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:

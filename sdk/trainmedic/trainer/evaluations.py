@@ -1,4 +1,4 @@
-"""The loss and the perplexity of an evaluation, among the metrics that a Trainer tells its callbacks.
+"""The loss, the perplexity and the other metrics of an evaluation, among those that a Trainer tells its callbacks.
 
 Who calls it: the callbacks, which report them. Not here: when an evaluation is.
 """
@@ -10,6 +10,11 @@ import re
 from typing import Any, Mapping
 
 _KIND = r"(?:val|valid|validation|eval)[_/.-]"
+_OTHER = re.compile(rf"^{_KIND}(.+)$")
+_NO_RESULT = re.compile(r"(?:^|[_/.-])(?:runtime|(?:samples|steps|tokens)_per_second|time|epoch|step|steps|samples)$")
+"""How long it took, and what was counted."""
+_ARGUMENTS = ("loss", "perplexity", "step")
+"""Of `Medic.report_evaluation`, which no metric may be called."""
 _LOSS = re.compile(rf"^{_KIND}(?:.*[_/.-])?loss(?:_epoch)?$")
 _PERPLEXITY = re.compile(rf"^{_KIND}(?:.*[_/.-])?(?:perplexity|ppl)(?:_epoch)?$")
 
@@ -23,6 +28,17 @@ def loss_and_perplexity(metrics: Mapping[str, Any], is_of_tokens: bool = False) 
     if perplexity is None and is_of_tokens and isinstance(loss, (int, float)):
         perplexity = math.exp(loss) if loss < 700 else math.inf  # beyond, it is no float
     return loss, perplexity
+
+
+def other_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics of an evaluation but loss, perplexity and times, by their names without ``eval_`` and the like."""
+    others: dict[str, Any] = {}
+    for name, value in metrics.items():
+        match = _OTHER.match(name)
+        is_value = (isinstance(value, (int, float)) and not isinstance(value, bool)) or hasattr(value, "detach")
+        if match and is_value and not (_LOSS.match(name) or _PERPLEXITY.match(name) or _NO_RESULT.search(match[1])):
+            others[match[1]] = value
+    return {name: value for name, value in others.items() if name not in _ARGUMENTS}
 
 
 def _named(metrics: Mapping[str, Any], pattern: re.Pattern[str]) -> Any:

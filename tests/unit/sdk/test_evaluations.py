@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainmedic.trainer.evaluations import loss_and_perplexity
+from trainmedic.trainer.evaluations import loss_and_perplexity, other_metrics
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,16 @@ from trainmedic.trainer.evaluations import loss_and_perplexity
 def test_both_have_usual_names(metrics: dict[str, Any], is_of_tokens: bool, both: tuple[Any, Any]) -> None:
     """The perplexity follows from the loss of tokens alone."""
     assert loss_and_perplexity(metrics, is_of_tokens) == both
+
+
+def test_what_else_an_evaluation_shows_is_told_by_its_name() -> None:
+    """Without the prefix; neither how long it took, nor what is no number, nor what the training shows."""
+    metrics = {
+        "eval_loss": 1.5,
+        "eval_accuracy": 0.8,
+        "val/f1": 0.7,
+        "eval_runtime": 3.0,
+        "eval_samples_per_second": 9.0,
+    }
+    metrics |= {"eval_step": 4, "epoch": 1.0, "train_accuracy": 0.9, "eval_kind": "short"}  # type: ignore[dict-item]
+    assert other_metrics(metrics) == {"accuracy": 0.8, "f1": 0.7}

@@ -11,6 +11,8 @@ import torch
 
 from trainmedic.job.metrics import JobCollector
 from trainmedic.job.progress import TENSOR_INTERVAL, Progress
+from trainmedic.job.reports import JobReports
+from trainmedic.wire import evaluations
 
 
 def reported(*reports: dict[str, Any], every: float = 1.0) -> Progress:
@@ -285,3 +287,19 @@ def test_tokens_and_evaluations_are_shown_where_they_were_reported() -> None:
     progress.add_evaluation(1.25, 3.5, 1)
     shown = {name: value for name, value in progress.values(1.0).items() if "evaluation" in name}
     assert list(shown.values()) == [1, 1.25, 3.5]
+
+
+def test_metrics_of_evaluations_are_kept_by_name(caplog: pytest.LogCaptureFixture) -> None:
+    """Each with the step of its own; what is no finite number is none, and names beyond the bound are named once."""
+    reports = JobReports(Progress())
+    reports.report(step=7)
+    reports.report_evaluation(accuracy=torch.tensor(0.5), loss=2.0)
+    reports.report_evaluation(step=9, accuracy=float("nan"), bleu="much", nothing=None)
+    reports.report_evaluation(**{"a b": 1.0}, **{f"m{number}": number for number in range(evaluations.MOST)})
+    reports.report_evaluation(late=1.0)
+    shown = {metric.name: (metric.value, metric.step) for metric in reports.progress.evaluated_metrics()}
+    assert len(shown) == evaluations.MOST
+    assert (shown["loss"], shown["accuracy"], shown["bleu"], shown["m0"]) == ((2.0, 7), (None, 9), (None, 9), (0.0, 7))
+    assert "'a b'" in caplog.text
+    assert caplog.text.count("report_evaluation() leaves out") == 1
+    assert reports.progress.values(1.0)["training_evaluation_loss"] == 2.0  # of the evaluation that had one

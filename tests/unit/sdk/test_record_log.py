@@ -119,7 +119,7 @@ def test_events_are_written_at_once(tmp_path: Path) -> None:
     """Each with its own fields, in order; the end says how it came to that."""
     rank = Rank(tmp_path, attempt=2)
     rank.reports.report(200, epoch=1.5)
-    rank.reports.report_evaluation(loss=1.5, perplexity=4.5)
+    rank.reports.report_evaluation(loss=1.5, perplexity=4.5, accuracy=torch.tensor(0.25), bleu=float("inf"))
     rank.reports.saved(200)
     rank.reports.save_failed(300, "OSError: [Errno 28] No space left on device")
     eventually(lambda: of_event(rank.lines(), "checkpoint_failed"), 5, "the record")
@@ -140,6 +140,7 @@ def test_events_are_written_at_once(tmp_path: Path) -> None:
     told = {record["event"]: record for record in records}
     assert told["epoch"]["epoch"] == 1
     assert (told["evaluation"]["step"], told["evaluation"]["loss"]) == (200, 1.5)
+    assert told["evaluation"]["metrics"] == {"accuracy": 0.25, "bleu": "Infinity"}
     assert (told["checkpoint_failed"]["step"], told["checkpoint_failed"]["level"]) == (300, "error")
     assert (told["exception"]["error"], told["exception"]["message"]) == ("ValueError", "a bad batch")
     assert (told["end"]["level"], told["end"]["reason"]) == ("error", "its process ended by ValueError")

@@ -1,0 +1,65 @@
+"""Which evaluations of jobs are new in their presences, as events for the history.
+
+A presence has the newest value of each metric. A job's event has those that have changed, at most once a minute, so a
+job that evaluates at every step does not fill the history; the last ones of a job that is gone are still recorded.
+After a restart of the server each job's newest values are recorded once more: readers know them by their time.
+
+Who calls it: ``job_watch``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+
+from trainmedic.wire import evaluations as wire
+from trainmedic.wire.evaluations import EvaluatedMetric
+from trainmedic_server.domain.run import Event
+from trainmedic_server.ports.outside import Presence
+
+EVALUATED = "job_evaluated"
+APART = timedelta(minutes=1)
+"""Between two events of a job."""
+MOST_JOBS = 10_000
+
+
+class JobEvaluations:
+    """Compares presences with what is on record."""
+
+    def __init__(self) -> None:
+        self._recorded: dict[str, Mapping[str, EvaluatedMetric]] = {}
+        """By job and metric."""
+        self._recorded_at: dict[str, datetime] = {}
+        self._shown: dict[str, Mapping[str, EvaluatedMetric]] = {}
+        """What each job's presence had last."""
+
+    def due(self, jobs: Sequence[Presence], now: datetime) -> list[Event]:
+        """Return the events to record now; `recorded` says that they are durable."""
+        present = {}
+        for job in jobs:
+            metrics = wire.read(job.details.get(wire.FIELD)) if job.doubt is None else ()
+            present[job.name] = {metric.name: metric for metric in metrics}
+        for name, metrics_now in present.items():
+            if metrics_now and (name in self._shown or len(self._shown) < MOST_JOBS):
+                self._shown[name] = metrics_now
+        events = []
+        for name, shown in self._shown.items():
+            known = self._recorded.get(name, {})
+            news = [metric for metric in shown.values() if known.get(metric.name) != metric]
+            # A job that is not there any more will not report again: what it showed last is due at once.
+            before = self._recorded_at.get(name)
+            is_due = name not in present or before is None or now - before >= APART
+            if news and is_due:
+                events.append(Event(EVALUATED, now, data={"job": name, "metrics": wire.as_plain(news)}))
+        return events
+
+    def recorded(self, events: Sequence[Event], jobs: Sequence[Presence]) -> None:
+        """Note that these events are durable, and forget the jobs that are not there any more."""
+        for event in events:
+            name = str(event.data["job"])
+            self._recorded[name] = dict(self._shown[name])
+            self._recorded_at[name] = event.at
+        present = {job.name for job in jobs}
+        for name in [name for name in self._shown if name not in present]:
+            for kept in (self._shown, self._recorded, self._recorded_at):
+                kept.pop(name, None)

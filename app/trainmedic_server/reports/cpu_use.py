@@ -1,0 +1,73 @@
+"""How many processor cores the ranks of a job keep busy: the median, the extremes, and who is far off. Pure.
+
+A rank's figure is that of its process and of its children, such as the workers of its data loader. Only the ranks with
+the most and the fewest cores have a series of their own, so a job of thousands of ranks has no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainmedic_server.ports.metric_history import MetricSeries, Points
+from trainmedic_server.reports import points as figures
+
+_FAR_OFF = 2.0
+"""Times the median, or the median divided by it, from which a rank is an outlier."""
+_LEAST_CORES = 0.5
+"""Below so many cores of difference no rank is one: a figure near 0 is soon a multiple of another."""
+
+_SHOWN = 3
+"""Ranks at either end."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankCpu:
+    """A rank, and how many cores it kept busy on average."""
+
+    rank: str
+    node: str
+    cores: float
+    is_outlier: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CpuUse:
+    """Cores, on average over the time in which they were measured."""
+
+    median_cores: float
+    """Of the median rank."""
+    highest: tuple[RankCpu, ...]
+    """The ranks with the most of those that are known by name, the most first."""
+    lowest: tuple[RankCpu, ...]
+    """The other ranks that are known by name, the fewest first."""
+
+
+def cpu_use(median: Points, ranks: Sequence[MetricSeries]) -> CpuUse | None:
+    """What these averages come to; None where nothing was measured."""
+    usual = figures.average(median)
+    if usual is None:
+        return None
+    known = [(average, series) for series in ranks if (average := figures.average(series.points)) is not None]
+    longest = max((len(series.points) for _, series in known), default=0)
+    # Only extremes have a series. A rank that is one for a short time says little of its average.
+    lasting = [
+        RankCpu(
+            series.labels.get("rank", "?"),
+            series.labels.get("rank_node", "?"),
+            round(average, 3),
+            _is_far_off(average, usual),
+        )
+        for average, series in known
+        if 2 * len(series.points) >= longest
+    ]
+    ordered = sorted(lasting, key=lambda each: (-each.cores, each.rank))
+    above = [each for each in ordered if each.cores >= usual]
+    below = [each for each in reversed(ordered) if each.cores < usual]
+    return CpuUse(round(usual, 3), tuple(above[:_SHOWN]), tuple(below[:_SHOWN]))
+
+
+def _is_far_off(cores: float, usual: float) -> bool:
+    if abs(cores - usual) < _LEAST_CORES:
+        return False
+    return cores > _FAR_OFF * usual or cores < usual / _FAR_OFF

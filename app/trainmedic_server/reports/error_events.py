@@ -1,0 +1,128 @@
+"""How often a job ran out of memory, and how often its network failed, by what its logs said. Pure.
+
+A finding is what one rule has read about one thing, however many lines and ranks said it. Several rules read the same
+failure, so findings of one kind that lie within a minute of each other are one event. A finding lasts until its rule
+says that it is over, so events within one finding count once: a count is of at least so many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from trainmedic_server.domain.finding import CauseClass, Role
+from trainmedic_server.domain.known_finding import KnownFinding
+from trainmedic_server.reports.failures import FailureRecord
+
+OUT_OF_MEMORY = frozenset({CauseClass.GPU_MEMORY, CauseClass.HOST_MEMORY})
+NETWORK = frozenset({CauseClass.NETWORK})
+MOST_LISTED = 50
+"""Events that a count lists, the newest."""
+MOST_RANKS = 64
+"""Ranks that an event lists, the lowest."""
+NOTHING_READ = (
+    "no agent has reported a finding of this job in that time: nothing was found in its log, or its log is not read"
+)
+_SAME = timedelta(minutes=1)
+_ENDS_AFTER = timedelta(minutes=2)
+"""Within which a failure of the job is put down to the event, if the verdict names the same cause."""
+_COUNTED = frozenset({Role.ROOT, Role.CONFIRMATION})
+"""What only follows from something else is no event of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorEvent:
+    """One event."""
+
+    at: datetime
+    until: datetime
+    """Of the first and the last line."""
+    causes: tuple[str, ...]
+    ranks: tuple[int, ...]
+    """The lowest `MOST_RANKS`; empty where the lines name none."""
+    rank_count: int
+    nodes: tuple[str, ...]
+    """On which the lines were read."""
+    rules: tuple[str, ...]
+    """The log rules that read it; empty where only a verdict tells of it."""
+    lines: int
+    ended_job: bool | None
+    """True: the job failed within two minutes, and the verdict names this cause. False: the job told of no failure
+    then, or of another cause. None: it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorCount:
+    """Events of one kind, in the time of a report."""
+
+    count: int
+    """At least so many."""
+    fatal: int
+    """Those that are known to have ended the job."""
+    events: tuple[ErrorEvent, ...]
+    """The newest `MOST_LISTED`, oldest first."""
+
+
+def error_count(
+    causes: frozenset[CauseClass],
+    findings: Sequence[KnownFinding],
+    failures: Sequence[FailureRecord],
+    tells_of_failures: bool,
+) -> ErrorCount:
+    """Count the events of these causes. ``findings`` and ``failures`` are those of one job.
+
+    ``tells_of_failures`` is whether the job's failures would be known: its processes or its launcher were heard of.
+    """
+    counted = [each for each in findings if each.cause in causes and each.role in _COUNTED and not each.is_suspected]
+    events = [_event(group, failures, tells_of_failures) for group in _groups(counted)]
+    events += [
+        ErrorEvent(failure.at, failure.at, (failure.verdict.cause,), failure.verdict.ranks, len(failure.verdict.ranks),
+                   () if failure.verdict.node is None else (failure.verdict.node,), (), 0, True)
+        for failure in failures
+        if failure.verdict is not None
+        and failure.verdict.cause in {cause.value for cause in causes}
+        and not any(_may_end(event, failure) for event in events)
+    ]  # fmt: skip
+    events.sort(key=lambda event: event.at)
+    return ErrorCount(len(events), sum(event.ended_job is True for event in events), tuple(events[-MOST_LISTED:]))
+
+
+def _groups(findings: Sequence[KnownFinding]) -> Iterator[list[KnownFinding]]:
+    """Findings that overlap, or nearly do, together."""
+    group: list[KnownFinding] = []
+    for each in sorted(findings, key=lambda finding: (finding.first_at, finding.id)):
+        if group and each.first_at > max(known.last_at for known in group) + _SAME:
+            yield group
+            group = []
+        group.append(each)
+    if group:
+        yield group
+
+
+def _event(group: Sequence[KnownFinding], failures: Sequence[FailureRecord], tells_of_failures: bool) -> ErrorEvent:
+    ranks = sorted(frozenset().union(*(each.ranks for each in group)))
+    causes = {each.cause.value for each in group}
+    event = ErrorEvent(
+        at=group[0].first_at,
+        until=max(each.last_at for each in group),
+        causes=tuple(sorted(causes)),
+        ranks=tuple(ranks[:MOST_RANKS]),
+        rank_count=len(ranks),
+        nodes=tuple(sorted(frozenset().union(*(each.nodes for each in group)))[:MOST_RANKS]),
+        rules=tuple(sorted({each.rule for each in group})),
+        lines=sum(each.count for each in group),
+        ended_job=False if tells_of_failures else None,
+    )
+    near = [failure for failure in failures if _may_end(event, failure)]
+    if not near:
+        return event
+    verdicts = [failure.verdict.cause for failure in near if failure.verdict is not None]
+    if causes & set(verdicts):
+        return replace(event, ended_job=True)
+    is_known = len(verdicts) == len(near) and CauseClass.UNKNOWN.value not in verdicts
+    return replace(event, ended_job=False if is_known else None)
+
+
+def _may_end(event: ErrorEvent, failure: FailureRecord) -> bool:
+    return event.at - _SAME <= failure.at <= event.until + _ENDS_AFTER

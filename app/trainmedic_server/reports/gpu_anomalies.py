@@ -1,0 +1,132 @@
+"""Times in which GPUs of a job were nearly idle, or their memory nearly full, while the job trained. Pure.
+
+Each GPU is judged by its mean over a window of `GpuBound.lasting`. A window counts only if the job trained in nine
+tenths of it: not before its first step, and not while it wrote checkpoints, evaluated or was paused. Not here: the
+readings (``job_questions``), what is out of bounds in the job's own metrics (``anomalies``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from trainmedic_server.domain import duration
+from trainmedic_server.ports.metric_history import MetricSeries, Points
+from trainmedic_server.reports.anomalies import AnomalousGpu, Anomaly
+
+MOST_NAMED = 8
+"""GPUs that an anomaly names, the worst ones; it counts all of them."""
+_AT_A_TIME = 4
+"""GPUs that each point of a query has, the worst ones: a job may have thousands."""
+_IN_WINDOWS = 0.1
+"""The share of a window that checkpoints, evaluations and the like may take."""
+
+# Not before the first step, and not mostly in something else than training.
+_WHILE_TRAINING = (
+    " and on () (min(min_over_time(training_steps_total{$job}[$lasting])) > 0)"
+    " unless on () (sum(increase(training_window_seconds_total{$job}[$lasting])) > $in_windows)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuBound:
+    """What makes an anomaly of a kind."""
+
+    kind: str
+    limit: float
+    """Percent, of the GPU's time or memory."""
+    lasting: float
+    """Seconds over which the mean of a GPU is taken, at least."""
+    is_over: bool
+    summary: str
+    """``{count}`` GPUs at one time, ``{span}`` of training, ``{worst}`` the worst mean, ``{gpu}`` whose that was."""
+
+
+LOW_UTILISATION = GpuBound(
+    "gpu_utilization_low",
+    limit=50.0,
+    lasting=600.0,
+    is_over=False,
+    summary="{count} GPU(s) were less than {limit} % busy for {span} of training; the least was {gpu} with {worst} %",
+)
+FULL_MEMORY = GpuBound(
+    "gpu_memory_full",
+    limit=90.0,
+    lasting=300.0,
+    is_over=True,
+    summary="{count} GPU(s) used over {limit} % of their memory for {span} of training; the fullest: {gpu}, {worst} %",
+)
+
+
+def queries(bound: GpuBound, percent: str, window: float) -> tuple[str, str]:
+    """Return what to ask Prometheus: how many GPUs are out of bounds (0 where the job trains and none is), and which.
+
+    ``percent`` gives the mean of each GPU of the job over ``$lasting``; ``window`` are the seconds of that.
+    """
+    sign, worst = (">", "topk") if bound.is_over else ("<", "bottomk")
+    out = f"({percent} {sign} {bound.limit:g}{_WHILE_TRAINING})"
+    none = f"(0 * count({percent}){_WHILE_TRAINING})"
+    how_many, which = (
+        query.replace("$in_windows", f"{_IN_WINDOWS * window:g}")
+        for query in (f"count({out}) or {none}", f"{worst}({_AT_A_TIME}, {out})")
+    )
+    return how_many, which
+
+
+def anomalies(
+    bound: GpuBound, counts: Points, worst: Sequence[MetricSeries], every: float, window: float
+) -> list[Anomaly]:
+    """The anomalies, from the answers to both queries, whose points lie `every` seconds apart.
+
+    One goes on over a checkpoint or an evaluation, for two windows at most, if the GPUs are out of bounds behind it.
+    """
+    found = []
+    for points in _together(counts, 2 * window + every):
+        end = points[-1][0]
+        # The first mean is of the whole window before its point.
+        begin = points[0][0] - max(window, every)
+        gpus = _worst_gpus(worst, points[0][0], end, max if bound.is_over else min)
+        if not gpus:
+            continue
+        first, most = gpus[0], int(max(count for _, count in points))
+        summary = bound.summary.format(
+            count=most,
+            limit=f"{bound.limit:g}",
+            span=duration.write_rounded(timedelta(seconds=len(points) * every + max(window - every, 0.0))),
+            worst=f"{first.worst:.3g}",
+            gpu=f"{first.uuid} on {first.node}" if first.node else first.uuid,
+        )
+        found.append(Anomaly(bound.kind, begin, end, first.worst, bound.limit, summary, gpus, gpu_count=most))
+    return found
+
+
+def _together(counts: Points, most_apart: float) -> Iterator[list[tuple[float, float]]]:
+    """The points above 0 that no point of 0, and no longer time, lies between."""
+    run: list[tuple[float, float]] = []
+    for at, count in counts:
+        if run and (not count > 0 or at - run[-1][0] > most_apart):
+            yield run
+            run = []
+        if count > 0:
+            run.append((at, count))
+    if run:
+        yield run
+
+
+def _worst_gpus(
+    series: Sequence[MetricSeries], begin: float, end: float, pick: Callable[[Iterable[float]], float]
+) -> tuple[AnomalousGpu, ...]:
+    """The GPUs that these series tell of within this time, the worst first."""
+    by_gpu: dict[str, AnomalousGpu] = {}
+    for each in series:
+        values = [value for at, value in each.points if begin <= at <= end and math.isfinite(value)]
+        uuid = each.labels.get("uuid", "")
+        if not values or not uuid:
+            continue
+        known = by_gpu.get(uuid)
+        worst = pick([*values, *([known.worst] if known is not None else [])])
+        by_gpu[uuid] = AnomalousGpu(uuid, each.labels.get("node", ""), worst)
+    ordered = sorted(by_gpu.values(), key=lambda gpu: (gpu.worst, gpu.uuid), reverse=pick is max)
+    return tuple(ordered[:MOST_NAMED])

@@ -1,0 +1,80 @@
+"""The metrics of a job's evaluations, as they stand in its presence: the newest value of each name.
+
+Who writes them: rank 0 of a job (``client``). The server imports the reading from here. It needs the standard library
+only, and reads what anybody may have written.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Iterable, Mapping
+
+from trainmedic.wire import envelope
+
+FIELD = "evaluations"
+"""The member of the presence."""
+MOST = 32
+"""Metrics of a job; of more, the first that were reported."""
+NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_./@:+-]{0,99}\Z")
+"""The name of a metric."""
+NOT_FINITE = "NaN"
+"""What is written in place of a value that is not a finite number."""
+_MOST_STEP = 10**15
+
+
+@dataclass(frozen=True)
+class EvaluatedMetric:
+    """The newest value of one metric."""
+
+    name: str
+    value: float | None
+    """None if the job reported something that is not a finite number."""
+    step: int | None
+    """The training step that was evaluated; None if the job did not say."""
+    at: datetime
+    """When it was reported (aware UTC)."""
+
+
+def as_plain(metrics: Iterable[EvaluatedMetric]) -> list[dict[str, Any]]:
+    """The content of `FIELD`."""
+    return [
+        {
+            "metric": metric.name,
+            "value": NOT_FINITE if metric.value is None else metric.value,
+            "at": envelope.write_time(metric.at),
+            **({} if metric.step is None else {"step": metric.step}),
+        }
+        for metric in metrics
+    ]
+
+
+def read(content: Any) -> tuple[EvaluatedMetric, ...]:
+    """Return the metrics in the content of `FIELD`, each name once. What is malformed is left out."""
+    if not isinstance(content, (list, tuple)):
+        return ()
+    by_name: dict[str, EvaluatedMetric] = {}
+    for each in content[:MOST]:
+        metric = _read_one(each) if isinstance(each, Mapping) else None
+        if metric is not None:
+            by_name[metric.name] = metric
+    return tuple(by_name.values())
+
+
+def _read_one(fields: Mapping[str, Any]) -> EvaluatedMetric | None:
+    name, value, step = fields.get("metric"), fields.get("value"), fields.get("step")
+    if not isinstance(name, str) or not NAME.match(name):
+        return None
+    if value == NOT_FINITE:
+        value = math.nan
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    try:
+        at = envelope.read_time(str(fields.get("at")))
+        number = float(value)
+    except (envelope.EnvelopeError, OverflowError):
+        return None
+    is_step = isinstance(step, int) and not isinstance(step, bool) and abs(step) <= _MOST_STEP
+    return EvaluatedMetric(name, number if math.isfinite(number) else None, step if is_step else None, at)
