@@ -75,14 +75,16 @@ def by_throughput(drop: ThroughputDrop, timeouts: Sequence[Evidence] = ()) -> Ve
     NCCL timeouts at that time suggest the network. Without them, slow loading of data is the most frequent reason. Both
     are guesses from experience, so the confidence is always low.
     """
-    fell = "The throughput has dropped" if drop.share is None else f"The throughput is {drop.share:.0%} of the usual one"
+    fell = (
+        "The throughput has dropped" if drop.share is None else f"The throughput is {drop.share:.0%} of the usual one"
+    )
     why = "the throughput has dropped, and the steps do not state what they wait for"
     if timeouts:
         cause = CauseClass.NETWORK
         summary = f"{fell}, and NCCL reports timeouts: a hint at the network. Nothing of the network itself was seen."
     else:
         cause = CauseClass.DATA
-        summary = f"{fell}, and NCCL reports no timeout: a hint that loading the data is slow. Nothing proves it."
+        summary = f"{fell}, and no NCCL timeout is known: a hint that loading the data is slow. Nothing proves it."
     hint = _verdict(cause, summary, {}, evidence=Evidence(why, source="training"), missing=(_PARTS,), is_sure=False)
     return replace(hint, evidence=(*hint.evidence, *timeouts[:_MOST_SHOWN]), shares=None)
 

@@ -17,7 +17,9 @@ from typing import Any
 
 _LONGEST = 1024
 """Characters of a line that are read."""
-_NUMBER = r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,18}(?:\.\d{0,20})?(?:[eE][-+]?\d{1,4})?|\.\d{1,20}|nan|inf(?:inity)?)"
+_NUMBER = (
+    r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,18}(?:\.\d{0,20})?(?:[eE][-+]?\d{1,4})?|\.\d{1,20}|nan|inf(?:inity)?)"
+)
 _PAIR = re.compile(
     r"(?<![A-Za-z0-9_])(?P<name>[a-z][\w@./]{0,60}(?:[ -][a-z][\w@./]{0,40}){0,2})(?: ?\((?P<of>[a-z]{1,5})\))?"
     rf"['\"]?(?: {{0,8}}[:=] {{0,8}}| {{1,8}})[\[(]{{0,2}}(?:tensor\()? {{0,8}}(?P<number>{_NUMBER})"
@@ -91,7 +93,9 @@ _COUNTERS = frozenset({"step", "epoch"})
 _SECONDS = frozenset({"step_s", "data_s"})
 _SCALES = {"K": 1e3, "M": 1e6, "B": 1e9}
 _BYTES = {"k": 1, "m": 2, "g": 3, "t": 4}
-_TESTED = re.compile(r"\b(?:test|val|valid|validation|eval|evaluating|evaluation|inference|predict\w*)\b", re.IGNORECASE)
+_TESTED = re.compile(
+    r"\b(?:test|val|valid|validation|eval|evaluating|evaluation|inference|predict\w*)\b", re.IGNORECASE
+)
 _SETTING = re.compile(
     r"--[a-z]|\b(?:usage|default|defaults|config\w*|argument\w*|args|hparams|hyper-?parameters?|namespace|threshold|target"
     r"|best|lowest|help|example|expected|patience|early ?stopping)\b",

@@ -122,7 +122,9 @@ async def test_nothing_is_made_of_what_is_not_measured_or_not_slow() -> None:
 
 
 @pytest.mark.parametrize(("has_timeouts", "cause"), [(True, "network"), (False, "data")])
-async def test_without_parts_of_the_steps_timeouts_decide_and_it_stays_a_hint(*, has_timeouts: bool, cause: str) -> None:
+async def test_without_parts_of_the_steps_timeouts_decide_and_it_stays_a_hint(
+    *, has_timeouts: bool, cause: str
+) -> None:
     """A server without a Prometheus says it too. Nobody is told, and no playbook sees it."""
     slow = Slow(None)
     if has_timeouts:

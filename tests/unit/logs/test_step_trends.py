@@ -67,13 +67,18 @@ def test_a_trainer_that_waits_for_its_data_is_one_finding(trainer: str) -> None:
     fast, slow = stretch(0, 60, 0.02), stretch(60, 120, 8.2)
     assert names(found(fast)) == []
     assert names(found([*fast, *slow])) == [("waits-for-data", False)]
-    assert names(found([*fast, *slow, *stretch(180, 60, 0.02)])) == [("waits-for-data", False), ("waits-for-data", True)]
+    assert names(found([*fast, *slow, *stretch(180, 60, 0.02)])) == [
+        ("waits-for-data", False),
+        ("waits-for-data", True),
+    ]
 
 
 def test_the_first_step_of_each_epoch_is_slow_in_every_training() -> None:
     """The workers start; the median shows nothing of it."""
     form = LOADING["torchvision"]
-    steps = [form.format(at % 12, 0.5 + (9.0 if at % 12 == 0 else 0.01), 9.0 if at % 12 == 0 else 0.01) for at in range(200)]
+    steps = [
+        form.format(at % 12, 0.5 + (9.0 if at % 12 == 0 else 0.01), 9.0 if at % 12 == 0 else 0.01) for at in range(200)
+    ]
     assert names(found(steps)) == []
 
 
