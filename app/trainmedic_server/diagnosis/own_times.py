@@ -43,7 +43,10 @@ class OwnTimes(Struct):
     """Steps or samples per second of the last steps, by the form of their records."""
 
     def step_record(self, record: Mapping[str, Any], text: str, *, has_words: bool) -> None:
-        """Read the record of a step, `has_words` if the trainer's form is not known. A rise is forgotten once the loss is down again."""
+        """Read the record of a step, `has_words` if the trainer's form is not known.
+
+        A rise is forgotten once the loss is down again.
+        """
         data, whole = _positive(record.get("data_s")), _positive(record.get("step_s"))
         if data is not None and whole is not None:
             self.parts.append((whole, min(data, whole)))

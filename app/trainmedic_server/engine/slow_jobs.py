@@ -43,7 +43,8 @@ log = telemetry.logger(__name__)
 
 
 class SlowJobs:
-    """Watches for slow jobs. `history` is None without a Prometheus. `verdicts` takes what playbooks are told; `ids` returns a new id each time."""
+    """Watches for slow jobs. `history` is None without a Prometheus. `verdicts` takes what playbooks are told; `ids`
+    returns a new id each time."""
 
     def __init__(
         self,

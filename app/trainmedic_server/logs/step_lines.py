@@ -10,9 +10,9 @@ steps (``step_trends``).
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
-from math import isfinite
 from typing import Any
 
 _LONGEST = 1024
@@ -82,12 +82,15 @@ _NAMES: Mapping[str, str] = {
     "samples per second": "samples_per_s",
 }
 _TRAINING = frozenset(
-    "train training lm total avg average mean batch step running reduced info debug warning error log cur current"
-    " rank0 smoothed the".split()
+    ["train", "training", "lm", "total", "avg", "average", "mean", "batch", "step", "running", "reduced", "smoothed"]
+    + ["info", "debug", "warning", "error", "log", "cur", "current", "rank0", "the"]
 )
 """Words before `loss` that leave it the loss of the training."""
-_EVALUATION = frozenset("val valid validation eval evaluation test dev".split())
-_OTHER_TIME = frozenset("total elapsed eta remaining wall start end last max min data load queue compute gen".split())
+_EVALUATION = frozenset(["val", "valid", "validation", "eval", "evaluation", "test", "dev"])
+_OTHER_TIME = frozenset(
+    ["total", "elapsed", "eta", "remaining", "wall", "start", "end", "last", "max", "min", "data", "load", "queue"]
+    + ["compute", "gen"]
+)
 """Words before `time` that make it something else than the time of a step."""
 _COUNTERS = frozenset({"step", "epoch"})
 _SECONDS = frozenset({"step_s", "data_s"})
@@ -97,8 +100,8 @@ _TESTED = re.compile(
     r"\b(?:test|val|valid|validation|eval|evaluating|evaluation|inference|predict\w*)\b", re.IGNORECASE
 )
 _SETTING = re.compile(
-    r"--[a-z]|\b(?:usage|default|defaults|config\w*|argument\w*|args|hparams|hyper-?parameters?|namespace|threshold|target"
-    r"|best|lowest|help|example|expected|patience|early ?stopping)\b",
+    r"--[a-z]|\b(?:usage|default|defaults|config\w*|argument\w*|args|hparams|hyper-?parameters?|namespace|threshold"
+    r"|target|best|lowest|help|example|expected|patience|early ?stopping)\b",
     re.IGNORECASE,
 )
 """Words of lines that name a loss and report none: settings, help, and the best value so far."""
@@ -167,10 +170,10 @@ def _value(name: str, pair: re.Match[str]) -> float | int | None:
     if name in _SECONDS:
         # A time has a fraction or a unit; `batch 12` counts batches.
         unit = (pair["unit"] or pair["of"] or "").strip().lower()
-        if not isfinite(value) or not (unit or "." in number):
+        if not math.isfinite(value) or not (unit or "." in number):
             return None
         return value / 1000 if unit == "ms" else value
-    if name == "step" or (name == "epoch" and not isfinite(value)):
+    if name == "step" or (name == "epoch" and not math.isfinite(value)):
         return None
     return value
 
@@ -182,5 +185,5 @@ def _memory(memory: re.Match[str]) -> dict[str, Any]:
 
 
 def _bytes(number: str, unit: str) -> int:
-    base = 1024 if "i" in unit.lower() else 1000
-    return round(float(number) * base ** _BYTES[unit[0].lower()])
+    base = 1024.0 if "i" in unit.lower() else 1000.0
+    return round(float(number) * math.pow(base, _BYTES[unit[0].lower()]))

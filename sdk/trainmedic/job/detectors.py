@@ -87,13 +87,13 @@ class Detectors:
             reason = "there is one already" if name in self._names else f"a rank has at most {_MOST_DETECTORS}"
             raise ConfigurationError(f"the detector {name} cannot be registered: {reason}")
         try:
-            made = detector() if inspect.isclass(detector) else detector
+            made: Any = detector() if inspect.isclass(detector) else detector
         except Exception:  # the user's class: without it the training goes on
             log.exception("%s: the detector %s cannot be made and is left out", self._job, name)
             self._names.add(name)
             return
         has_method = callable(getattr(made, "feed", None))
-        if not has_method and not inspect.isroutine(made):
+        if not has_method and not callable(made):
             raise ConfigurationError(f"the detector {name} has no method feed(record), and is no function of a record")
         self._names.add(name)
         self._made[name] = made if has_method else _Function(made)

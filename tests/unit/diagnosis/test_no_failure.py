@@ -68,7 +68,7 @@ def test_a_loss_that_rises_is_a_hint(tmp_path: Path) -> None:
 
 
 def steps_of(rates: list[float], between: str = "") -> str:
-    """A log of steps with their throughput; `between` stands before the sixth of the last, which prove that it went on."""
+    """A log of steps with their throughput; `between` stands before the last six, which prove that it went on."""
     lines = [f"step {at}: loss=2.1, lr=1e-4, tok/sec: {rate}\n" for at, rate in enumerate(rates)]
     return "".join(lines[:-6]) + between + "".join(lines[-6:])
 

@@ -82,8 +82,8 @@ NOTHING = [
     "see the FAQ, for example NCCL timeout: unhandled system error",
     '    raise RuntimeError("possible deadlock")',
     '    logger.error("NCCL timeout: unhandled system error")',
-    'Traceback (most recent call last):\n  File "/app/train.py", line 9, in main\n    fail("nan loss encountered at step 5")'
-    "\nKeyError: 'x'",
+    'Traceback (most recent call last):\n  File "/app/train.py", line 9, in main\n'
+    "    fail(\"nan loss encountered at step 5\")\nKeyError: 'x'",
 ]
 
 

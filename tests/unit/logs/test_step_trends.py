@@ -20,15 +20,18 @@ from trainmedic_server.logs.step_trends import StepTrends
 from trainmedic_server.logs.tracker import FindingTracker
 
 LOADING = {
-    "the ImageNet example": "Epoch: [1][{0}/5005]\tTime  {1:.3f} ( 8.19)\tData  {2:.3f} ( 8.04)\tLoss 1.2e+00 (1.08e+00)",
+    "the ImageNet example": "Epoch: [1][{0}/5005]\tTime  {1:.3f} ( 8.19)\tData  {2:.3f} ( 8.04)"
+    "\tLoss 1.2e+00 (1.08e+00)",
     "timm": "Train: 3 [{0:>4}/9251 (  1%)]  Loss: 4.51 (4.61)  Time: {1:.3f}s, 416.9/s  (0.61s, 416.1/s)  LR: 1.000e-03"
     "  Data: {2:.3f} (0.013)",
     "mmengine": "10/30 11:02:02 - mmengine - INFO - Epoch(train) [1][{0}/9735]  lr: 1.9e-04  time: {1:.4f}"
     "  data_time: {2:.4f}  memory: 10762  loss: 2.7",
     "detectron2": "[02/06 11:36:02 d2.utils.events]:  eta: 2:51:19  iter: {0}  total_loss: 1.7  time: {1:.4f}"
     "  data_time: {2:.4f}  lr: 0.0015  max_mem: 5437M",
-    "torchvision": "Epoch: [0]  [{0:>4}/7329]  eta: 1:02:03  lr: 0.000058  loss: 2.3 (2.41)  time: {1:.4f}  data: {2:.4f}",
-    "open_clip": "Train Epoch: 0 [{0}/9999] Data (t): {2:.3f} Batch (t): {1:.3f}, 523.1/s LR: 0.000500 Loss: 1.31 (1.2)",
+    "torchvision": "Epoch: [0]  [{0:>4}/7329]  eta: 1:02:03  lr: 0.000058  loss: 2.3 (2.41)  time: {1:.4f}"
+    "  data: {2:.4f}",
+    "open_clip": "Train Epoch: 0 [{0}/9999] Data (t): {2:.3f} Batch (t): {1:.3f}, 523.1/s LR: 0.000500"
+    " Loss: 1.31 (1.2)",
     "PaddleClas": "[Train][Epoch 1/120][Iter: {0}/5004]lr: 0.10, loss: 6.9, avg_reader_cost: {2:.5f} sec,"
     " avg_batch_cost: {1:.5f} sec",
 }
