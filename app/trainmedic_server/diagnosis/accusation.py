@@ -126,9 +126,9 @@ def rank_of(finding: Finding) -> int | None:
     """The rank whose line began the finding; None where it is not known."""
     # A line about NaN, or about a rank that is stuck, names that rank, whichever rank has printed it.
     is_about = finding.cause is CauseClass.NUMERICS or (finding.cause is CauseClass.HANG and finding.role is Role.ROOT)
-    said = finding.fields.get("rank", "") if is_about else ""
-    if said.isdecimal() and len(said) <= _LONGEST_RANK:
-        return int(said)
+    number = finding.fields.get("rank", "") if is_about else ""
+    if number.isdecimal() and len(number) <= _LONGEST_RANK:
+        return int(number)
     if finding.origin.rank is not None:
         return finding.origin.rank
     return next(iter(finding.ranks)) if len(finding.ranks) == 1 else None

@@ -83,8 +83,8 @@ class SlowJobs:
         parts = await self._parts(job, now)
         if parts:
             verdict = slow.diagnose(parts)
-        elif (found := await self._by_log(job, now, has_dropped=has_dropped)) is not None:
-            verdict = found
+        elif (by_log := await self._by_log(job, now, has_dropped=has_dropped)) is not None:
+            verdict = by_log
         else:
             return
         plain = verdict.plain()
@@ -112,10 +112,10 @@ class SlowJobs:
     async def _by_log(self, job: str, now: datetime, *, has_dropped: bool) -> Verdict | None:
         """Return what findings of late say about a slow job. None if they say nothing and its throughput is not known
         to have dropped."""
-        known = await self._store.transact(lambda tx: tx.findings.all_open())
+        open_findings = await self._store.transact(lambda tx: tx.findings.all_open())
         findings = [
             each.as_finding
-            for each in known
+            for each in open_findings
             if job in (each.origin.job, each.target.job) and now - each.last_at <= _OF_LATE
         ]
         waits = [each for each in findings if each.rule == slow.WAITS_FOR_DATA]

@@ -161,15 +161,15 @@ def _braced(text: str) -> dict[str, Any] | None:
 def _metrics_in(value: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the first object with a loss or a gradient norm in the members of a logged object, at any of the next
     levels; None where the object has these itself, or none has them."""
-    level, seen = [value], 0
+    level, count = [value], 0
     for _ in range(_DEEPEST):
         inner: list[Mapping[str, Any]] = []
         for each in level:
             if any(_NAMES.get(name, name) in _STEP_MEMBERS for name in each if isinstance(name, str)):
                 return None if each is value else dict(each)
             inner += [member for member in list(each.values())[:MOST_MEMBERS] if isinstance(member, dict)]
-        seen += len(inner)
-        if not inner or seen > _MOST_OBJECTS:
+        count += len(inner)
+        if not inner or count > _MOST_OBJECTS:
             return None
         level = inner
     return None

@@ -82,14 +82,14 @@ _NAMES: Mapping[str, str] = {
     "samples per second": "samples_per_s",
 }
 _TRAINING = frozenset(
-    ["train", "training", "lm", "total", "avg", "average", "mean", "batch", "step", "running", "reduced", "smoothed"]
-    + ["info", "debug", "warning", "error", "log", "cur", "current", "rank0", "the"]
+    {"train", "training", "lm", "total", "avg", "average", "mean", "batch", "step", "running", "reduced", "smoothed"}
+    | {"info", "debug", "warning", "error", "log", "cur", "current", "rank0", "the"}
 )
 """Words before `loss` that leave it the loss of the training."""
 _EVALUATION = frozenset(["val", "valid", "validation", "eval", "evaluation", "test", "dev"])
 _OTHER_TIME = frozenset(
-    ["total", "elapsed", "eta", "remaining", "wall", "start", "end", "last", "max", "min", "data", "load", "queue"]
-    + ["compute", "gen"]
+    {"total", "elapsed", "eta", "remaining", "wall", "start", "end", "last", "max", "min", "data", "load", "queue"}
+    | {"compute", "gen"}
 )
 """Words before `time` that make it something else than the time of a step."""
 _COUNTERS = frozenset({"step", "epoch"})

@@ -156,15 +156,15 @@ class StepTrends:
             window = self._windows[key] = _Window(is_judged=window.is_judged)
         window.step = _number(record.get("step")) or window.step
         window.epoch = _number(record.get("epoch")) or window.epoch
-        seen: dict[str, float] = {}
+        trends: dict[str, float] = {}
         if data is not None and whole is not None and whole > 0:
             window.shares.append(min(data / whole, 1.0))
             if len(window.shares) == _STEPS:
-                seen["data_share"] = _short(median(window.shares))
+                trends["data_share"] = _short(median(window.shares))
         if loss is not None and window.is_judged:
             window.losses.add(loss, _number(record.get("learning_rate")))
-            seen |= window.losses.risen()
-        return seen
+            trends |= window.losses.risen()
+        return trends
 
 
 def _begins_anew(window: _Window, record: Mapping[str, Any]) -> bool:

@@ -2,8 +2,9 @@
 
 It rests on what each rank's step time goes into, as the SDK measures it. Where that was not measured, and the
 throughput is far below the usual one, NCCL timeouts in the log are a hint at communication, and their absence is a hint
-at the data. Such a bottleneck has severity ``low`` and is worded as a hint, because neither proves anything. The shares that count as much are those of a
-diagnosis (``diagnosis.slow``), which looks at each rank at one moment; here it is the median rank over a time.
+at the data. Such a bottleneck has severity ``low`` and is worded as a hint, because neither proves anything. The shares
+that count as much are those of a diagnosis (``diagnosis.slow``), which looks at each rank at one moment; here it is the
+median rank over a time.
 """
 
 from __future__ import annotations

@@ -82,18 +82,18 @@ def explain(file: BufferedIOBase, source: str, rules: RuleSet, now: datetime) ->
     """Yield an explanation of each physical line, in their order. Raises ValueError for a rule that is none."""
     matcher, assembler = LineMatcher(rules), LineAssembler(Origin(source))
     waiting: dict[int, Line] = {}
-    said: dict[int, _Said] = {}
+    statements: dict[int, _Said] = {}
     number = told = 0
     for number, physical in enumerate(lines_of(file), start=1):
-        said[number] = _said(physical, source)
+        statements[number] = _said(physical, source)
         for line in assembler.feed(physical, now, number):
             waiting[line.number] = line
         until = (assembler.oldest_place or number + 1) - 1
-        yield from _told(waiting, said, told, until, matcher)
+        yield from _told(waiting, statements, told, until, matcher)
         told = max(told, until)
     for line in assembler.flush():
         waiting[line.number] = line
-    yield from _told(waiting, said, told, number, matcher)
+    yield from _told(waiting, statements, told, number, matcher)
 
 
 class _Said(NamedTuple):
@@ -129,12 +129,12 @@ _NOTHING_SAID = _Said(LogLevel.INFO, None, {})
 
 
 def _told(
-    waiting: dict[int, Line], said: dict[int, _Said], after: int, until: int, matcher: LineMatcher
+    waiting: dict[int, Line], statements: dict[int, _Said], after: int, until: int, matcher: LineMatcher
 ) -> Iterator[LineExplanation]:
     for number in range(after + 1, until + 1):
         line = waiting.pop(number, None)
         match = matcher.match(line) if line else LineMatch()
-        yield LineExplanation(number, line.text if line else "", match, *said.pop(number, _NOTHING_SAID))
+        yield LineExplanation(number, line.text if line else "", match, *statements.pop(number, _NOTHING_SAID))
 
 
 def _plain(value: Any) -> Any:

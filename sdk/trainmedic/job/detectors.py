@@ -87,16 +87,16 @@ class Detectors:
             reason = "there is one already" if name in self._names else f"a rank has at most {_MOST_DETECTORS}"
             raise ConfigurationError(f"the detector {name} cannot be registered: {reason}")
         try:
-            made: Any = detector() if inspect.isclass(detector) else detector
+            instance: Any = detector() if inspect.isclass(detector) else detector
         except Exception:  # the user's class: without it the training goes on
             log.exception("%s: the detector %s cannot be made and is left out", self._job, name)
             self._names.add(name)
             return
-        has_method = callable(getattr(made, "feed", None))
-        if not has_method and not callable(made):
+        has_method = callable(getattr(instance, "feed", None))
+        if not has_method and not callable(instance):
             raise ConfigurationError(f"the detector {name} has no method feed(record), and is no function of a record")
         self._names.add(name)
-        self._made[name] = made if has_method else _Function(made)
+        self._made[name] = instance if has_method else _Function(instance)
         if not self._has_begun:
             self._has_begun = True
             self._thread.start()
@@ -130,8 +130,8 @@ class Detectors:
 
     def _try(self, name: str, record: Mapping[str, Any]) -> None:
         try:
-            for found in _each(self._made[name].feed(record)):
-                self._keep(name, {"message": found} if isinstance(found, str) else found)
+            for finding in _each(self._made[name].feed(record)):
+                self._keep(name, {"message": finding} if isinstance(finding, str) else finding)
             self._errors.pop(name, None)
         except Exception:  # code of the user or of another package: the training goes on
             self._failed(name)
@@ -186,7 +186,7 @@ def name_of(detector: Any) -> str:
     return str(getattr(detector, "__name__", type(detector).__name__))
 
 
-def _each(found: Findings) -> Iterable[Found]:
-    if found is None:
+def _each(findings: Findings) -> Iterable[Found]:
+    if findings is None:
         return ()
-    return (found,) if isinstance(found, (str, Mapping)) else found
+    return (findings,) if isinstance(findings, (str, Mapping)) else findings
