@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import queue
 import re
 import threading
@@ -160,10 +161,13 @@ class LineHandler(logging.Handler):
     def __init__(self, detectors: Detectors | None) -> None:
         super().__init__()
         self._detectors = detectors
+        self._pid = os.getpid()
 
     def emit(self, record: logging.LogRecord) -> None:
         if self._detectors is None or record.name.partition(".")[0] == log.name:
             return
+        if self._pid != os.getpid():
+            return  # a forked child, such as a loader worker: the queue's lock may have been held when it was forked
         try:
             message = record.getMessage()[:_LONGEST_LINE]
         except Exception:  # arguments that do not fit the format: other handlers report it

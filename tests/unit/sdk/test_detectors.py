@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -189,7 +190,9 @@ def test_without_records_a_detector_sees_nothing_and_the_log_says_so(caplog: pyt
     assert "the detector High sees nothing" in caplog.text
 
 
-def test_detectors_see_what_the_program_logs_where_its_handler_is_added(tmp_path: Path) -> None:
+def test_detectors_see_what_the_program_logs_where_its_handler_is_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As records of their own, which are written nowhere; and never what Trainmedic logs."""
     rank, logger = Rank(tmp_path, interval=1), logging.getLogger("acme.loader")
 
@@ -207,6 +210,9 @@ def test_detectors_see_what_the_program_logs_where_its_handler_is_added(tmp_path
     finally:
         for each in (logger, logging.getLogger("trainmedic")):
             each.removeHandler(handler)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "getpid", lambda: -1)
+        handler.handle(logging.LogRecord("acme", logging.WARNING, "", 1, "of a forked child", (), None))
     records = rank.written()
     assert [each["message"] for each in of_event(records, "detected")] == ["shard 7 took 9 s"]
     assert of_event(records, "log") == []
