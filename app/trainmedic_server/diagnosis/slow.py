@@ -62,10 +62,12 @@ class ThroughputDrop(Struct, frozen=True):
 
 
 def by_own_figures(evidence: Sequence[Evidence]) -> Verdict:
-    """Return the verdict on a job whose trainer itself states that its steps wait for data."""
+    """Return the verdict on a job whose trainer itself states that its steps wait for data.
+
+    It names no rank, because most trainers print the figures of rank 0 alone.
+    """
     summary = "By the trainer's own figures, more than half of each step is waiting for the batch."
-    ranks = tuple(sorted({each.rank for each in evidence if each.rank is not None}))
-    verdict = _verdict(CauseClass.DATA, summary, {}, ranks, evidence[0], missing=(_PARTS,))
+    verdict = _verdict(CauseClass.DATA, summary, {}, evidence=evidence[0], missing=(_PARTS,))
     return replace(verdict, evidence=tuple(evidence[:_MOST_SHOWN]), shares=None)
 
 

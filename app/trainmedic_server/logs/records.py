@@ -165,7 +165,7 @@ def _metrics_in(value: Mapping[str, Any]) -> dict[str, Any] | None:
     for _ in range(_DEEPEST):
         inner: list[Mapping[str, Any]] = []
         for each in level:
-            if any(_NAMES.get(name, name) in _STEP_MEMBERS for name in each if isinstance(name, str)):
+            if any(_NAMES.get(name, name) in _STEP_MEMBERS and _is_number(each[name]) for name in each):
                 return None if each is value else dict(each)
             inner += [member for member in list(each.values())[:MOST_MEMBERS] if isinstance(member, dict)]
         count += len(inner)
@@ -173,6 +173,10 @@ def _metrics_in(value: Mapping[str, Any]) -> dict[str, Any] | None:
             return None
         level = inner
     return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) or str(value).lower() in _UNFINITE
 
 
 def _exception(value: Mapping[str, Any]) -> dict[str, str]:

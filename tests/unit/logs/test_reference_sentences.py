@@ -189,6 +189,20 @@ def test_what_reports_no_step_is_no_record(text: str) -> None:
     assert step_lines.step_of(text) is None
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"config": {"model": {"loss": {"type": "CrossEntropy"}}, "training": {"loss": "mse"}}}',
+        '{"a": {"b": {"c": {"d": {"e": {"f": {"loss": 2.1}}}}}}}',
+        '{"a": [{"loss": 2.1}]}',
+    ],
+)
+def test_metrics_are_numbers_within_some_levels_of_objects(text: str) -> None:
+    """A configuration names a loss too, and a hostile line could be nested without end."""
+    (line,) = lines(text)
+    assert line.record is None
+
+
 def test_a_message_of_an_error_that_names_a_step_is_still_an_error() -> None:
     """Rules over text are tried on a step in words."""
     (match,) = matches("ERROR CUDA out of memory. Tried to allocate 2.00 GiB at step 100, loss=1.2")
