@@ -54,6 +54,29 @@ def test_each_physical_line_has_its_explanation() -> None:
     assert (told[1]["role"], told[1]["cause"], told[1]["fields"]) == ("root", "gpu_memory", {"wanted": "2.00 GiB"})
 
 
+def test_each_line_has_its_level_time_and_metrics() -> None:
+    """A time without a zone has none, and each line of a block has its own."""
+    log = (
+        b"2026-05-04T12:00:00+02:00 INFO Step 100: loss=1.234, lr=1e-4, time=0.5s\n"
+        b'{"level":"warn","msg":"x","run":{"metrics":{"loss":"NaN","lr":1e-4}}}\n'
+        b"2026/05/04 12:00:01,250 - ERROR - GPU 0: 22.1GB / 24.0GB\n"
+        b'Traceback (most recent call last):\n  File "a.py", line 1, in f\nKeyError: 1\n'
+        b"[default0]:just a line\n"
+    )
+    told = [(each["level"], each["time"], each["metrics"]) for each in explained(log)]
+    assert told[0] == (
+        "info",
+        "2026-05-04T10:00:00.000000Z",
+        {"step": 100, "loss": 1.234, "learning_rate": 0.0001, "step_s": 0.5},
+    )
+    assert told[1] == ("warning", None, {"loss": "nan", "learning_rate": 0.0001})
+    assert told[2][:2] == ("error", "2026-05-04T12:00:01.250")
+    assert told[2][2]["gpu_memory_ratio"] == 0.9208
+    assert [level for level, _, _ in told[3:]] == ["error", "info", "error", "info"]
+    shown = logs("explain", "-", "--rules", str(RULES), stdin=log).stdout.decode().splitlines()
+    assert "2026-05-04T10:00:00.000000Z info  - step=100 loss=1.234" in shown[0]
+
+
 def test_a_line_of_a_megabyte_is_cut_and_the_next_one_is_read() -> None:
     """A rule sees its beginning."""
     log = f"{OOM} {'b' * (1 << 20)}\n{'a' * (1 << 20)} {OOM}\n{OOM}\n".encode()

@@ -133,10 +133,10 @@ def _tested(files: Sequence[Path], results: list[suite.FileResult]) -> Iterator[
 @click.option("--matched", is_flag=True, help="Only lines that a rule takes, ends with, or nearly takes.")
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def explain(file: BufferedIOBase, source: str, paths: Sequence[Path], matched: bool, output: str) -> None:
-    """Say of each line of a log which rule takes it, with which fields, and which rules come near.
+    """Show the level, time and metrics of each line of a log, and which rule takes it, with which fields.
 
-    FILE is a log as its program wrote it; - reads standard input. A rule comes near where its literal is in the line
-    and its pattern is not. JSON is one object for each line.
+    FILE is a log as its program wrote it; - reads standard input. A time without a zone is shown without one. A rule
+    comes near where its literal is in the line and its pattern is not. JSON is one object for each line.
     """
     rules = loaded(paths)
     if not any(source in rule.sources for rule in rules.rules):
@@ -156,8 +156,10 @@ def _shown(line: LineExplanation) -> str:
         said += " " + json_text(line.as_data()["fields"])
     said += "".join(f" ends {rule.name}" for rule, _ in match.ended)
     said += f" near {', '.join(match.near)}" if match.near else ""
+    data = line.as_data()
+    said += "".join(f" {name}={value}" for name, value in data["metrics"].items())
     first = line.text.partition("\n")[0]
-    return visible(f"{line.number:>6}  {said}  | {first[:160]}")
+    return visible(f"{line.number:>6}  {data['time'] or '-'} {line.level.value}  {said}  | {first[:160]}")
 
 
 def loaded(paths: Sequence[Path]) -> RuleSet:

@@ -9,8 +9,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainmedic_server.diagnosis.verdict import Confidence, Evidence
-from trainmedic_server.domain.finding import CauseClass, Finding
+from trainmedic_server.domain.finding import CauseClass, Finding, Role
 
+_LONGEST_RANK = 6
+"""Digits of the number of a rank."""
 _USELESS = 86400.0
 RERUN = "rerun-result"
 """The shipped rule for the results of steps that were computed again."""
@@ -126,12 +128,12 @@ def evidence_of(finding: Finding, why: str) -> Evidence:
 
 def rank_of(finding: Finding) -> int | None:
     """The rank whose line began the finding; None where it is not known."""
+    # A line about NaN, a step that was computed again or a rank that is stuck names that rank, whichever has printed it.
+    is_stuck = finding.cause is CauseClass.HANG and finding.role is Role.ROOT
+    is_about = finding.cause is CauseClass.NUMERICS or finding.rule == RERUN or is_stuck
+    number = finding.fields.get("rank", "") if is_about else ""
+    if number.isdecimal() and len(number) <= _LONGEST_RANK:
+        return int(number)
     if finding.origin.rank is not None:
         return finding.origin.rank
-    if len(finding.ranks) == 1:
-        return next(iter(finding.ranks))
-    # A line about NaN or infinite values names their rank, whichever rank has printed it. So does a line about a step
-    # that was computed again.
-    names_rank = finding.cause is CauseClass.NUMERICS or finding.rule == RERUN
-    said = finding.fields.get("rank", "") if names_rank else ""
-    return int(said) if said.isdigit() else None
+    return next(iter(finding.ranks)) if len(finding.ranks) == 1 else None

@@ -85,7 +85,7 @@ class Aftermath(Struct):
         ids, reader = {finding.id for finding in findings}, ProgressReader()
         for later, is_timed, is_step in self._recent.get(line.origin.stream, ()) if findings else ():
             if later.place > line.place:
-                has_grown = later.record is None and reader.step_of(later.text) is not None
+                has_grown = (later.record is None or later.has_words) and reader.step_of(later.text) is not None
                 self._take(later, is_timed, is_step or has_grown, ids)
 
     def finished(self, stream: str) -> None:
@@ -101,7 +101,8 @@ class Aftermath(Struct):
         """Count the line for all waiting findings of its stream, or for `only` these, because others may have been
         added after it."""
         stream = line.origin.stream
-        if is_step or (line.record and line.record.get("event") == "step"):
+        # A step in words counts once its form is known to repeat: a message about an error may hold one.
+        if is_step or (line.record and not line.has_words and line.record.get("event") == "step"):
             if waiting := self._steps.get(stream):
                 waiting.update(waiting.keys() if only is None else waiting.keys() & only)
                 self._went_on(stream, {each for each, steps in waiting.items() if steps >= _STEPS})

@@ -10,7 +10,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from math import isfinite
 from typing import Any
 
 from msgspec.structs import replace
@@ -146,6 +145,7 @@ class Collector:
             kernel_read=frozenset(self._kernel_read),
             last_step_at=self._last_step_at,
             steps=self._steps(),
+            throughput_drop=next((drop for own in self._own_times.values() if (drop := own.drop())), None),
             loss_rise=next((own.rise for own in self._own_times.values() if own.rise), None),
             began_at=self._began_at,
             outlived=frozenset(self._aftermath.outlived),
@@ -222,7 +222,8 @@ class Collector:
 
     def _step_of(self, line: Line) -> int | None:
         """Return the step that a line reports in the trainer's own form. None for every other line."""
-        if line.record is not None or line.origin.source in KERNEL_SOURCES or "\n" in line.text:
+        has_form = line.record is None or line.has_words
+        if not has_form or line.origin.source in KERNEL_SOURCES or "\n" in line.text:
             return None
         # While no finding waits for a step, a sample of the lines is enough to learn the form.
         if line.number % _LEARN_FROM and not self._aftermath.is_waiting(line.origin.stream):
@@ -232,11 +233,9 @@ class Collector:
     def _of_job(self, line: Line, has_time: bool, learned_step: int | None) -> None:
         self._used_nccl = self._used_nccl or "NCCL" in line.text or "nccl" in line.text
         self._collectives.take(line.text, line.at if has_time else None)
-        if line.record is None:
-            self._own_times[line.origin.stream].line(line.text)
-        elif isinstance(loss := line.record.get("loss"), float) and isfinite(loss):
-            self._own_times[line.origin.stream].loss(loss, line.text)
         record = line.record or {}
+        if record.get("event") == "step":
+            self._own_times[line.origin.stream].step_record(record, line.text, has_words=line.has_words)
         rank = line.origin.rank if line.origin.rank is not None else _whole(record.get("rank"))
         seen = None
         if rank is None and line.origin.source != "launcher":
@@ -249,15 +248,17 @@ class Collector:
         if record.get("event") == "end" and not record.get("reason"):
             self._exits.append(Exit("training", code=0, rank=rank, node=line.origin.node))
             self._aftermath.finished(line.origin.stream)
-        step = _whole(record.get("step")) if learned_step is None else learned_step
-        # Of a line without a time nobody knows more than its place; `Aftermath` goes by that.
+        step = _whole(record.get("step"))
         is_step = learned_step is not None or (record.get("event") == "step" and step is not None)
+        is_step = is_step and not (line.has_words and learned_step is None)
+        step = learned_step if step is None else step
+        # Of a line without a time nobody knows more than its place; `Aftermath` goes by that.
         if is_step and has_time:
             self._last_step_at = max(line.at, self._last_step_at or line.at)
             if seen and step is not None:
                 seen.step(step, line.at)
                 seen.divided(record)
-        if not record:
+        if not record or line.has_words:
             for text in line.text.splitlines() if "\n" in line.text else (line.text,):
                 self._of_launcher(text, line)
 

@@ -11,7 +11,7 @@ from trainmedic_server.diagnosis.collectives import CollectiveLines
 from trainmedic_server.diagnosis.exits import Exit
 from trainmedic_server.diagnosis.flight_recorder.absentees import Reading
 from trainmedic_server.diagnosis.own_times import LossRise
-from trainmedic_server.diagnosis.slow import RankStep
+from trainmedic_server.diagnosis.slow import RankStep, ThroughputDrop
 from trainmedic_server.domain.finding import Finding
 from trainmedic_server.domain.pod_fault import PodReading
 
@@ -63,6 +63,8 @@ class Facts(Struct, frozen=True):
     """How each rank's steps divided at last, where it tells."""
     loss_rise: LossRise | None = None
     """Loss that was much lower before, by the log."""
+    throughput_drop: ThroughputDrop | None = None
+    """Throughput that is far below the usual one, by the log."""
     began_at: datetime | None = None
     """When the first line of the job with a time was printed; None where none is known, or trouble is all that is."""
     outlived: frozenset[str] = frozenset()

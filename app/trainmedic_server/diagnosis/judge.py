@@ -22,7 +22,7 @@ from trainmedic_server.diagnosis.facts import Facts
 from trainmedic_server.diagnosis.own_times import LossRise
 from trainmedic_server.diagnosis.verdict import Advice, Confidence, Evidence, Verdict
 from trainmedic_server.diagnosis.window import TRUSTED_SOURCES, Relevant, relevant
-from trainmedic_server.domain.finding import CauseClass
+from trainmedic_server.domain.finding import CauseClass, Role
 
 _VAGUE = frozenset({CauseClass.UNKNOWN, CauseClass.HANG})
 """Causes that say that something is, and not why: another witness of the same can say why."""
@@ -44,11 +44,19 @@ def diagnose(facts: Facts) -> Verdict:
         return slowness  # nothing has failed
     if not accusations and facts.loss_rise is not None and counting.ended is None:
         return _loss_rose(facts.loss_rise)
+    if not accusations and facts.throughput_drop is not None and not facts.steps and counting.ended is None:
+        return slow.by_throughput(facts.throughput_drop, _timeouts(facts))
     if not accusations:
         return _nobody(facts, counting)
     leader = _leader(accusations)
     leader, against = _weighed(leader, [other for other in accusations if other is not leader])
     return _verdict(leader, against, facts, counting)
+
+
+def _timeouts(facts: Facts) -> list[Evidence]:
+    """Return the NCCL timeouts of the job, also those after which it continued."""
+    timeouts = {f.rule: f for f in facts.findings if f.role is Role.CASCADE and f.cause is CauseClass.HANG}
+    return [evidence_of(finding, slow.WHY_TIMEOUT) for finding in timeouts.values()]
 
 
 def _all(facts: Facts, counting: Relevant) -> Iterable[Accusation]:

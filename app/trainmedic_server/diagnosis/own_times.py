@@ -1,19 +1,25 @@
-"""Step times, data waiting times and loss of a job, from its own log alone."""
+"""Step times, data waiting times, throughput and loss of a job, from its own log alone."""
 
 from __future__ import annotations
 
-import re
 from collections import deque
+from collections.abc import Mapping
+from math import isfinite
 from statistics import median
+from typing import Any
 
 from msgspec import Struct, field
 
-from trainmedic_server.diagnosis.slow import RankStep
+from trainmedic_server.diagnosis.slow import RankStep, ThroughputDrop
 
-_TIME = re.compile(r"\b(?:batch[ _]?)?[Tt]ime:? {1,3}(\d{1,6}\.\d{1,9})")
-_DATA = re.compile(r"\b[Dd]ata(?:[ _]time)?:? {1,3}(\d{1,6}\.\d{1,9})")
 _LAST = 5
 """Number of recent steps by which a job is called slow. Earlier steps may have been fast."""
+_USUAL, _FEWEST = 200, 20
+"""Steps before the last ones that are the usual throughput, at most and at least."""
+_DROPPED = 0.7
+"""Share of the usual throughput below which it has dropped."""
+_RATES = ("tokens_per_s", "samples_per_s", "throughput")
+_MOST_FORMS = 16
 _ROSE_BY, _ROSE_TIMES = 1.0, 2.0
 
 
@@ -27,22 +33,35 @@ class LossRise(Struct, frozen=True):
 
 
 class OwnTimes(Struct):
-    """Times and losses in the lines of one stream."""
+    """Times and losses in the steps of one stream."""
 
     parts: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_LAST))
     """Total seconds and data waiting seconds of the last steps."""
     lowest: float | None = None
     rise: LossRise | None = None
+    rates: dict[tuple[Any, ...], deque[float]] = field(default_factory=dict)
+    """Steps or samples per second of the last steps, by the form of their records."""
 
-    def line(self, text: str) -> None:
-        """Read a line, which may state the time of a step and its data waiting time."""
-        if "ata" in text and (data := _DATA.search(text)) and (whole := _TIME.search(text)):
-            self.parts.append((float(whole[1]), min(float(data[1]), float(whole[1]))))
+    def step_record(self, record: Mapping[str, Any], text: str, *, has_words: bool) -> None:
+        """Read the record of a step, `has_words` if the trainer's form is not known.
 
-    def loss(self, loss: float, text: str) -> None:
-        """Read the loss of a step. A rise is forgotten once the loss is down again."""
-        lowest = loss if self.lowest is None else min(self.lowest, loss)
-        self.lowest = lowest
+        A rise is forgotten once the loss is down again.
+        """
+        data, whole = _positive(record.get("data_s")), _positive(record.get("step_s"))
+        if data is not None and whole is not None:
+            self.parts.append((whole, min(data, whole)))
+        if (rate := _rate(record)) is not None:
+            form = tuple(name for name in record if name not in ("data_share", "loss_before", "loss_now", "loss_rise"))
+            if form in self.rates or len(self.rates) < _MOST_FORMS:
+                self.rates.setdefault(form, deque(maxlen=_USUAL + _LAST)).append(rate)
+        if "loss_rise" in record:
+            self.rise = LossRise(record["loss_before"], record["loss_now"], text[:500]) if record["loss_rise"] else None
+        elif isinstance(loss := record.get("loss"), float) and isfinite(loss) and not has_words:
+            self._compare(loss, text)
+
+    def _compare(self, loss: float, text: str) -> None:
+        """Compare the loss with the lowest one. This is all that a log of a few steps allows."""
+        lowest = self.lowest = loss if self.lowest is None else min(self.lowest, loss)
         has_risen = lowest >= 0 and loss > lowest + _ROSE_BY and loss > lowest * _ROSE_TIMES
         self.rise = LossRise(lowest, loss, text[:500]) if has_risen else None
 
@@ -52,3 +71,27 @@ class OwnTimes(Struct):
             return None
         whole, data = (median(part) for part in zip(*self.parts, strict=True))
         return RankStep(data, max(whole - data, 0.0), 0.0)
+
+    def drop(self) -> ThroughputDrop | None:
+        """Return how far the throughput of the last steps is below the usual one. None if it is not far below."""
+        for rates in self.rates.values():
+            if len(rates) < _FEWEST + _LAST:
+                continue
+            before, last = list(rates)[:-_LAST], list(rates)[-_LAST:]
+            usual, now = median(before), median(last)
+            if now < _DROPPED * usual and max(last) < usual:
+                return ThroughputDrop(now / usual)
+        return None
+
+
+def _rate(record: Mapping[str, Any]) -> float | None:
+    """Return what a step states of its throughput; where it states a time alone, steps per second."""
+    stated = next((value for name in _RATES if (value := _positive(record.get(name)))), None)
+    if stated is not None:
+        return stated
+    seconds = _positive(record.get("step_s")) or _positive(record.get("elapsed_time_per_iteration_(ms)"))
+    return 1 / seconds if seconds else None
+
+
+def _positive(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and 0 <= value < 1e15 else None

@@ -7,10 +7,11 @@ wait. A cause is named where it explains four fifths of the loss; else the share
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from trainmedic_server.diagnosis.verdict import Advice, Confidence, Evidence, Verdict
 from trainmedic_server.domain.finding import CauseClass
@@ -22,6 +23,12 @@ SLOW_RANK = 1.3
 """Times the median of all ranks' own time."""
 EXPLAINS = 0.8
 """Of the loss, to be called its cause."""
+_PARTS = "parts of the steps"
+_MOST_SHOWN = 5
+WAITS_FOR_DATA = "waits-for-data"
+"""Log rule for steps that wait for data, by the trainer's own figures."""
+WHY_WAITS = "the trainer states how long a step takes and how long it waits for data"
+WHY_TIMEOUT = "a timeout of a collective while the job was slow"
 FULL_MEMORY = 0.95
 """Of a card's memory: beyond it the allocator spends its time on freeing and asking again."""
 
@@ -47,6 +54,43 @@ class RankStep(Struct, frozen=True):
         return self.own + self.wait
 
 
+class ThroughputDrop(Struct, frozen=True):
+    """Throughput of a job that is far below its usual one."""
+
+    share: float | None = None
+    """Of the usual throughput, 0 to 1. None if only an alert states the drop."""
+
+
+def by_own_figures(evidence: Sequence[Evidence]) -> Verdict:
+    """Return the verdict on a job whose trainer itself states that its steps wait for data.
+
+    It names no rank, because most trainers print the figures of rank 0 alone.
+    """
+    summary = "By the trainer's own figures, more than half of each step is waiting for the batch."
+    verdict = _verdict(CauseClass.DATA, summary, {}, evidence=evidence[0], missing=(_PARTS,))
+    return replace(verdict, evidence=tuple(evidence[:_MOST_SHOWN]), shares=None)
+
+
+def by_throughput(drop: ThroughputDrop, timeouts: Sequence[Evidence] = ()) -> Verdict:
+    """Return a hint on a job whose throughput has dropped, where the parts of its steps are not known.
+
+    NCCL timeouts at that time suggest the network. Without them, slow loading of data is the most frequent reason. Both
+    are guesses from experience, so the confidence is always low.
+    """
+    fell = (
+        "The throughput has dropped" if drop.share is None else f"The throughput is {drop.share:.0%} of the usual one"
+    )
+    why = "the throughput has dropped, and the steps do not state what they wait for"
+    if timeouts:
+        cause = CauseClass.NETWORK
+        summary = f"{fell}, and NCCL reports timeouts: a hint at the network. Nothing of the network itself was seen."
+    else:
+        cause = CauseClass.DATA
+        summary = f"{fell}, and no NCCL timeout is known: a hint that loading the data is slow. Nothing proves it."
+    hint = _verdict(cause, summary, {}, evidence=Evidence(why, source="training"), missing=(_PARTS,), is_sure=False)
+    return replace(hint, evidence=(*hint.evidence, *timeouts[:_MOST_SHOWN]), shares=None)
+
+
 def diagnose(parts: Mapping[int, RankStep], baseline_s: float | None = None) -> Verdict:
     """What a job's steps lose their time with, from each rank's parts.
 
@@ -54,7 +98,7 @@ def diagnose(parts: Mapping[int, RankStep], baseline_s: float | None = None) -> 
     hint. No rank known, or steps that take no time, is `unknown` too.
     """
     if not parts or not (step := median(each.step for each in parts.values())) > 0:
-        return _verdict(CauseClass.UNKNOWN, "How the steps divide is not known.", {}, missing=("parts of the steps",))
+        return _verdict(CauseClass.UNKNOWN, "How the steps divide is not known.", {}, missing=(_PARTS,))
     shares = {
         "data": median(each.data for each in parts.values()) / step,
         "compute": median(each.compute for each in parts.values()) / step,

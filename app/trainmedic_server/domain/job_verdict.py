@@ -8,7 +8,8 @@ from typing import Any
 
 from msgspec import Struct
 
-SLOW_ALERTS = frozenset({"TrainingStraggler", "TrainingThroughputDrop"})
+THROUGHPUT_DROP = "TrainingThroughputDrop"
+SLOW_ALERTS = frozenset({"TrainingStraggler", THROUGHPUT_DROP})
 """The alerts that say of a job that it is slow, and not that it fails; each has lasted five minutes by then."""
 CURRENT_FOR = timedelta(hours=1)
 """After the first sign of the failure: later alerts of the job are of something else."""

@@ -1,7 +1,9 @@
 """The verdicts on jobs that go on, slower than they could: made while an alert says so, stored, and told.
 
-What a rank's step goes into is in Prometheus, so there is nothing to say without one. Of most ranks only the median is
-there, and of the slowest ones their own time: the others are taken for the median rank, as which no verdict names them.
+What a rank's step goes into is in Prometheus. Of most ranks only the median is there, and of the slowest ones their own
+time: the others are taken for the median rank, as which no verdict names them. Where Prometheus has no parts of the
+steps, the job's log counts: its own figures of waiting for data, or else a hint by its NCCL timeouts. A hint is stored
+and shown. It raises no alert and reaches no playbook.
 
 A verdict is made a while after the alert began, and anew every quarter of an hour while it fires. Where it names a
 cause it raises `TrainingSlow`, which the watch of failures tells as its own. Who calls it: ``wiring``.
@@ -9,17 +11,19 @@ cause it raises `TrainingSlow`, which the watch of failures tells as its own. Wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from trainmedic.wire import envelope
 from trainmedic_server import telemetry
 from trainmedic_server.diagnosis import slow, verdict_alert
-from trainmedic_server.diagnosis.slow import RankStep
+from trainmedic_server.diagnosis.accusation import evidence_of
+from trainmedic_server.diagnosis.slow import RankStep, ThroughputDrop
+from trainmedic_server.diagnosis.verdict import Confidence, Verdict
 from trainmedic_server.domain import promql
 from trainmedic_server.domain.alert import AlertRecord
-from trainmedic_server.domain.finding import CauseClass
-from trainmedic_server.domain.job_verdict import SLOW_ALERTS, JobVerdict
+from trainmedic_server.domain.finding import CauseClass, Role
+from trainmedic_server.domain.job_verdict import SLOW_ALERTS, THROUGHPUT_DROP, JobVerdict
 from trainmedic_server.domain.known_verdict import KnownVerdict
 from trainmedic_server.engine import loops
 from trainmedic_server.engine.job_verdicts import JobVerdicts
@@ -30,6 +34,8 @@ from trainmedic_server.ports.store import RunStore
 AGAIN_AFTER = timedelta(minutes=15)
 _LOOK_EVERY = timedelta(seconds=10)
 _OVER = timedelta(minutes=5)
+_OF_LATE = timedelta(minutes=30)
+"""Age of the last line of a finding that says something about a job which is slow now."""
 _MOST_FIRING, _MOST_JOBS, _MOST_EARLIER = 10_000, 20, 10
 _PARTS = ("data", "compute", "wait")
 
@@ -37,12 +43,13 @@ log = telemetry.logger(__name__)
 
 
 class SlowJobs:
-    """Watches for slow jobs. `verdicts` takes what playbooks are told; `ids` returns a new id each time."""
+    """Watches for slow jobs. `history` is None without a Prometheus. `verdicts` takes what playbooks are told; `ids`
+    returns a new id each time."""
 
     def __init__(
         self,
         store: RunStore,
-        history: MetricHistory,
+        history: MetricHistory | None,
         verdicts: JobVerdicts,
         clock: Clock,
         metrics: telemetry.Metrics,
@@ -62,22 +69,27 @@ class SlowJobs:
     async def look(self) -> None:
         """Make the verdicts that are due. Raises TrainmedicError."""
         firing = await self._store.transact(lambda tx: tx.firing(_MOST_FIRING))
-        for job in sorted(_slow(firing))[:_MOST_JOBS]:
+        dropped = _named_by(firing, {THROUGHPUT_DROP})
+        for job in sorted(_named_by(firing, SLOW_ALERTS))[:_MOST_JOBS]:
             now = self._clock.now()
             if await self._is_due(job, now):
-                await self._make(job, now)
+                await self._make(job, now, has_dropped=job in dropped)
 
     async def _is_due(self, job: str, now: datetime) -> bool:
         earlier = await self._store.transact(lambda tx: tx.verdicts.of_job(job, _MOST_EARLIER))
         return not any(verdict.is_slow and now - verdict.made_at < AGAIN_AFTER for verdict in earlier)
 
-    async def _make(self, job: str, now: datetime) -> None:
+    async def _make(self, job: str, now: datetime, *, has_dropped: bool) -> None:
         parts = await self._parts(job, now)
-        if not parts:
+        if parts:
+            verdict = slow.diagnose(parts)
+        elif (by_log := await self._by_log(job, now, has_dropped=has_dropped)) is not None:
+            verdict = by_log
+        else:
             return
-        verdict = slow.diagnose(parts)
         plain = verdict.plain()
-        is_named = verdict.cause is not CauseClass.UNKNOWN
+        is_hint = not parts and verdict.confidence is Confidence.LOW
+        is_named = verdict.cause is not CauseClass.UNKNOWN and not is_hint
         made = KnownVerdict(
             id=self._ids(),
             job=job,
@@ -93,8 +105,26 @@ class SlowJobs:
             tell_at=now if is_named else None,
         )
         await self._store.transact(lambda tx: tx.verdicts.save([made]))
-        self._verdicts.take(job, now, JobVerdict.of(plain), is_slow=True)
+        if not is_hint:
+            self._verdicts.take(job, now, JobVerdict.of(plain), is_slow=True)
         log.info("a job is slow", job=job, cause=made.cause, confidence=made.confidence, verdict=verdict.summary)
+
+    async def _by_log(self, job: str, now: datetime, *, has_dropped: bool) -> Verdict | None:
+        """Return what findings of late say about a slow job. None if they say nothing and its throughput is not known
+        to have dropped."""
+        open_findings = await self._store.transact(lambda tx: tx.findings.all_open())
+        findings = [
+            each.as_finding
+            for each in open_findings
+            if job in (each.origin.job, each.target.job) and now - each.last_at <= _OF_LATE
+        ]
+        waits = [each for each in findings if each.rule == slow.WAITS_FOR_DATA]
+        if waits:
+            return slow.by_own_figures([evidence_of(each, slow.WHY_WAITS) for each in waits])
+        timeouts = [each for each in findings if each.role is Role.CASCADE and each.cause is CauseClass.HANG]
+        if not has_dropped:
+            return None
+        return slow.by_throughput(ThroughputDrop(), [evidence_of(each, slow.WHY_TIMEOUT) for each in timeouts])
 
     async def _parts(self, job: str, now: datetime) -> dict[int, RankStep]:
         """What each rank's steps went into; empty where that is not measured. Raises MetricsUnavailable."""
@@ -116,13 +146,15 @@ class SlowJobs:
         return _all_ranks(medians, own, data, min(count, 100_000))
 
     async def _ask(self, query: str, job: str, now: datetime) -> Sequence[MetricSeries]:
+        if self._history is None:
+            return []
         text = query.replace("$job", f"job_name={promql.quoted(job)}").replace("$over", "5m")
         return [series for series in await self._history.read(text, now, now, _OVER) if series.points]
 
 
-def _slow(firing: Sequence[AlertRecord]) -> set[str]:
-    """The jobs that alerts say to be slow."""
-    named = {record.alert.labels.get("job_name", "") for record in firing if record.alert.name in SLOW_ALERTS}
+def _named_by(firing: Sequence[AlertRecord], names: Collection[str]) -> set[str]:
+    """Return the jobs of the alerts with these names."""
+    named = {record.alert.labels.get("job_name", "") for record in firing if record.alert.name in names}
     return named - {""}
 
 

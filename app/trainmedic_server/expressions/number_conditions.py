@@ -16,13 +16,18 @@ from jinja2 import nodes
 from trainmedic_server.expressions import template_syntax
 
 Condition = Callable[[Mapping[str, Any]], bool | None]
-"""Says whether it holds; None where the sandbox must be asked."""
+"""Says whether it holds; None where the sandbox must be asked. Raises `MissingMember` where the sandbox would say that
+a member is missing."""
 
 _Value = Callable[[Mapping[str, Any]], Any]
 _COMPARED: Mapping[str, Callable[[Any, Any], Any]] = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "lteq": operator.le, "gt": operator.gt, "gteq": operator.ge
 }  # fmt: skip
 _LARGEST = 1 << 63
+
+
+class MissingMember(Exception):
+    """The mapping has no member that the condition compares."""
 
 
 class _NotPlain(Exception):
@@ -45,6 +50,8 @@ def _answer(value: _Value) -> Condition:
     def condition(fields: Mapping[str, Any]) -> bool | None:
         try:
             return bool(value(fields))
+        except MissingMember:
+            raise
         except Exception:  # the sandbox tells what is wrong, if anything is
             return None
 
@@ -86,7 +93,7 @@ class _Compiler:
     def _member(self, node: nodes.Node) -> _Value:
         match node:
             case nodes.Getattr(node=nodes.Name(name=self._name), attr=member):
-                return lambda fields: _number(fields[member])
+                return lambda fields: _required(fields, member)
             case nodes.Call(
                 node=nodes.Getattr(node=nodes.Name(name=self._name), attr="get"),
                 args=[nodes.Const(value=str() as asked)],
@@ -96,6 +103,12 @@ class _Compiler:
             ):
                 return lambda fields: _optional(fields, asked)
         raise _NotPlain
+
+
+def _required(fields: Mapping[str, Any], name: str) -> float:
+    if name in fields:
+        return _number(fields[name])
+    raise _NotPlain if hasattr(fields, name) else MissingMember  # methods come after members
 
 
 def _optional(fields: Mapping[str, Any], name: str) -> Any:

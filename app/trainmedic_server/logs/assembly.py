@@ -18,6 +18,7 @@ from trainmedic_server.logs.blocks import HEADING, ORIGINAL, TRACEBACK, BlockKin
 from trainmedic_server.logs.learned_prefixes import LearnedPrefixes
 from trainmedic_server.logs.line import LONGEST, Line
 from trainmedic_server.logs.prefilter import Prefilter
+from trainmedic_server.logs.step_trends import StepTrends
 
 PATIENCE = timedelta(seconds=5)
 """How long a block waits for its next line."""
@@ -86,6 +87,7 @@ class LineAssembler:
         self._open: dict[str, _OpenBlock] = {}
         self._divided: dict[str, _DividedLine] = {}
         self._learned = LearnedPrefixes()
+        self._trends = StepTrends()
 
     @property
     def oldest_place(self) -> int | None:
@@ -190,13 +192,18 @@ class LineAssembler:
         is_cut: bool,
         number: int | None = None,
     ) -> Line:
-        record = None if self._is_kernel else records.record_of(text)
-        at = at or times.said_by(text, record)
+        report = None if self._is_kernel else records.report_of(text)
+        record = report.record if report is not None else None
+        if record is not None and record["event"] == "step":
+            record = {**record, **self._trends.add(origin.rank, record, text)}
+        at = at or times.said_by(text, record if text.startswith("{") else None)
         if at is None or at > arrived + _FUTURE:
             at, source = arrived, TimeSource.ARRIVAL
         else:
             source = TimeSource.LINE
-        return Line(origin, at, text, source, place, self._number if number is None else number, record, is_cut)
+        number = self._number if number is None else number
+        has_words = report is not None and report.has_words
+        return Line(origin, at, text, source, place, number, record, is_cut, has_words)
 
     def _joined(self, line: Line, key: str, arrived: datetime, places: list[int]) -> list[Line]:
         done: list[Line] = []

@@ -20,6 +20,13 @@ _RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)
 _WARNED = re.compile(r"\b[A-Z]\w*Warning: ")
 _KERNEL = re.compile(r"<(\d{1,3})>|(\d{1,4}),\d{1,20},\d{1,20},[^;]{0,40};|kern +:([a-z]{3,6}) *:")
 _KERNEL_NAMES = {"emerg": 0, "alert": 1, "crit": 2, "err": 3, "warn": 4, "notice": 5, "info": 6, "debug": 7}
+_NAMED = re.compile(r'"(?:level|levelname|log\.level|severity|lvl)" ?: ?"([A-Za-z]{1,10})"')
+_NAMES: Mapping[str, LogLevel] = {
+    **dict.fromkeys(("error", "err", "critical", "fatal", "panic", "exception", "emergency", "alert"), LogLevel.ERROR),
+    **dict.fromkeys(("warning", "warn"), LogLevel.WARNING),
+    **dict.fromkeys(("debug", "trace"), LogLevel.DEBUG),
+}
+"""Names of levels in JSON. Every other name is a level of information."""
 _BEGINNING = 200
 """Characters in which a program's own level stands; a word further on is a part of what it says."""
 _OF_GLOG = {"E": LogLevel.ERROR, "F": LogLevel.ERROR, "W": LogLevel.WARNING, "I": LogLevel.INFO}
@@ -28,8 +35,10 @@ _OF_GLOG = {"E": LogLevel.ERROR, "F": LogLevel.ERROR, "W": LogLevel.WARNING, "I"
 def level_of(text: str, record: Mapping[str, Any] | None = None) -> LogLevel:
     """Of a line without its prefixes; ``record`` is what it reports, where it does."""
     if record is not None:
-        named = str(record.get("level", "")).lower()
-        return LogLevel(named) if named in list(LogLevel) else LogLevel.INFO
+        named = next((record[name] for name in ("level", "levelname", "severity") if name in record), "")
+        return _NAMES.get(str(named).lower(), LogLevel.INFO)
+    if text.startswith("{") and (match := _NAMED.search(text[:4096])):
+        return _NAMES.get(match[1].lower(), LogLevel.INFO)
     beginning = text[:_BEGINNING]
     if match := _GLOG.match(beginning):
         return _OF_GLOG[match[1]]

@@ -21,7 +21,7 @@ from trainmedic_server import errors
 from trainmedic_server.domain.finding import CauseClass, Role
 from trainmedic_server.domain.xids import xid
 from trainmedic_server.expressions.evaluation import compile_expression
-from trainmedic_server.expressions.number_conditions import number_condition
+from trainmedic_server.expressions.number_conditions import MissingMember, number_condition
 from trainmedic_server.expressions.regexes import Found, LiteralSet, SearchPattern
 from trainmedic_server.expressions.sandbox import PlainFunction
 from trainmedic_server.logs import exception_causes, records, shown_source
@@ -107,7 +107,10 @@ class _ReadyRule:
         """Return whether the condition holds; None where the fields that it asks about are not there, or no numbers."""
         if self.when is None:
             return True
-        told = self._of_numbers(fields) if self._of_numbers is not None else None
+        try:
+            told = self._of_numbers(fields) if self._of_numbers is not None else None
+        except MissingMember:
+            return None
         if told is not None:
             return told
         try:
@@ -164,7 +167,7 @@ class LineMatcher:
         """Return which rule takes the line, and what it took from it; as if it were of `source`, if one is given."""
         source = line.origin.source if source is None else source
         rules = self._of_sources((source,))
-        words = line.text if line.record is None else records.words_of(line.record)
+        words = records.words_of(line.record) if line.record is not None and not line.has_words else line.text
         match = self._match_words(rules, words, source) if words else _NOTHING
         if line.record is None or match.rule is not None:
             return match
@@ -176,7 +179,7 @@ class LineMatcher:
         rules = self._of_sources(sources)
         if line.record is not None and str(line.record.get("event")) in rules.over_records:
             return False
-        words = line.text if line.record is None else records.words_of(line.record)
+        words = records.words_of(line.record) if line.record is not None and not line.has_words else line.text
         return not words or not rules.has_literal(words.encode(errors="replace")[:LONGEST])
 
     def prefilter(self, sources: tuple[str, ...]) -> Prefilter:

@@ -1,7 +1,8 @@
 """Lines that report a step or an event, read into one form, whoever wrote them.
 
-Ours (the SDK's JSON), Hugging Face's dictionaries, the JSON of LLaMA-Factory and ms-swift, Megatron-LM's and
-torchtitan's step lines; and whatever logs JSON with a traceback in it is read as an exception. The members have the
+Ours (the SDK's JSON), Hugging Face's dictionaries, the JSON of LLaMA-Factory and ms-swift, JSON with an object of
+metrics in it, Megatron-LM's and torchtitan's step lines, and every other trainer's by names and numbers
+(``step_lines``); and whatever logs JSON with a traceback in it is read as an exception. The members have the
 names of the SDK's records: ``event, step, epoch, loss, grad_norm, learning_rate, eval_loss`` and so on; what has no
 such name keeps its own. Numbers that are not finite are read as such, also where they are written as text, so that a
 rule can ask ``is_finite(fields.loss)``.
@@ -13,9 +14,9 @@ import ast
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from trainmedic_server.logs import blocks
+from trainmedic_server.logs import blocks, step_lines
 from trainmedic_server.logs.blocks import HEADING, TRACEBACK
 
 EVENTS = (
@@ -74,8 +75,31 @@ _TITAN = re.compile(
 )
 _TITAN_PART = re.compile(r"(grad_norm|memory|tps|tflops|mfu): *(-?[0-9][0-9.,]{0,30}(?:[eE][+-]?\d{1,4})?|-?nan|-?inf)")
 
-REPORTS = (rb"\{[\"']", rb"iteration +\d+ */ *\d+ \|", rb"step: *\d+ +loss:")
+_DEEPEST, _MOST_OBJECTS = 5, 64
+"""Levels and objects of one line of JSON in which metrics are looked for."""
+_SENTENCES = ("msg", "message", "text", "error")
+"""Members of a logger's JSON in which a program says something."""
+
+REPORTS = (rb"\{[\"']", rb"iteration +\d+ */ *\d+ \|", rb"step: *\d+ +loss:", *step_lines.HINTS)
 """Patterns over bytes, of which one is in each line that is a record."""
+
+
+class Report(NamedTuple):
+    """The record of a line."""
+
+    record: dict[str, Any]
+    has_words: bool = False
+    """The line says more than its record: rules over text are tried on it as on every other line."""
+
+
+def report_of(text: str) -> Report | None:
+    """Return the record of a line, also of one that reports its step in words; None for every other line."""
+    record = record_of(text)
+    if record is None:
+        step = step_lines.step_of(text)
+        return None if step is None else Report(step, has_words=True)
+    has_words = record["event"] in _NO_WORDS and any(isinstance(record.get(name), str) for name in _SENTENCES)
+    return Report(record, has_words and record["event"] != "detected")
 
 
 def record_of(text: str) -> dict[str, Any] | None:
@@ -88,6 +112,16 @@ def record_of(text: str) -> dict[str, Any] | None:
     if "step:" in text[:80] and "loss:" in text and (match := _TITAN.search(text[:1024])):
         return _titan(match)
     return None
+
+
+def metrics_of(text: str) -> dict[str, Any]:
+    """Return the numbers that a line reports, by the names of records; empty for a line without any."""
+    report = report_of(text)
+    if report is None:
+        return step_lines.metrics_of(text)
+    metrics = {} if not report.has_words or text.startswith("{") else step_lines.metrics_of(text)
+    numbers = {name: value for name, value in report.record.items() if type(value) in (int, float)}
+    return {**metrics, **numbers}
 
 
 def words_of(record: Mapping[str, Any]) -> str:
@@ -118,7 +152,31 @@ def _braced(text: str) -> dict[str, Any] | None:
             value = _plain_dictionary(text) or ast.literal_eval(_PYTHON_WORD.sub(r"'\g<1>\g<2>'", text))
     except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
         return None
-    return _named(value) if isinstance(value, dict) else None
+    if not isinstance(value, dict):
+        return None
+    metrics = _metrics_in(value)
+    return _named(value if metrics is None else {**metrics, **value})
+
+
+def _metrics_in(value: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the first object with a loss or a gradient norm in the members of a logged object, at any of the next
+    levels; None where the object has these itself, or none has them."""
+    level, count = [value], 0
+    for _ in range(_DEEPEST):
+        inner: list[Mapping[str, Any]] = []
+        for each in level:
+            if any(_NAMES.get(name, name) in _STEP_MEMBERS and _is_number(each[name]) for name in each):
+                return None if each is value else dict(each)
+            inner += [member for member in list(each.values())[:MOST_MEMBERS] if isinstance(member, dict)]
+        count += len(inner)
+        if not inner or count > _MOST_OBJECTS:
+            return None
+        level = inner
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) or str(value).lower() in _UNFINITE
 
 
 def _exception(value: Mapping[str, Any]) -> dict[str, str]:

@@ -48,6 +48,8 @@ class _Followed(Struct):
     is_told: bool = False
     has_changed: bool = False
     told_at: datetime | None = None
+    refused: int = 0
+    """Records in a row that could have been taken and were not, since the last one that was."""
 
     @property
     def is_counted(self) -> bool:
@@ -56,7 +58,11 @@ class _Followed(Struct):
     @property
     def is_row(self) -> bool:
         """Whether its first lines are counted, in a row."""
-        return bool(self.waiting) and self.rule.count is not None and self.rule.count.in_a_row
+        return bool(self.waiting) and self.counts_in_a_row
+
+    @property
+    def counts_in_a_row(self) -> bool:
+        return self.rule.count is not None and self.rule.count.in_a_row
 
 
 def _no_gpu(_: str) -> str | None:
@@ -72,6 +78,8 @@ class FindingTracker:
         self._followed: dict[_Key, _Followed] = {}
         self._rows: set[_Key] = set()
         """Those whose first lines are counted in a row."""
+        self._stretches: set[_Key] = set()
+        """Those that were counted in a row, and end after as many records in a row that are not taken."""
         self.lines_taken: Counter[str] = Counter()
         """Lines by the rule that took them."""
         self.lines_near: Counter[str] = Counter()
@@ -87,8 +95,8 @@ class FindingTracker:
 
     @property
     def counts_rows(self) -> bool:
-        """Whether lines are counted in a row just now, which one that a rule refuses would break."""
-        return bool(self._rows)
+        """Whether lines are counted in a row just now, which one that a rule refuses would break or end."""
+        return bool(self._rows or self._stretches)
 
     @property
     def rule_set(self) -> RuleSet:
@@ -108,6 +116,8 @@ class FindingTracker:
         kept = ((key, followed) for key, followed in self._followed.items() if followed.rule.name in rules)
         self._followed = {key: replace(followed, rule=rules[followed.rule.name]) for key, followed in kept}
         self._rows = {key for key, followed in self._followed.items() if followed.is_row}
+        counted = ((key, each) for key, each in self._followed.items() if each.is_counted)
+        self._stretches = {key for key, each in counted if each.counts_in_a_row}
 
     def feed(self, line: Line) -> list[Finding]:
         """Take the next line; return findings that begin with it, and those that it ends. Repeats are told by
@@ -122,6 +132,7 @@ class FindingTracker:
         done = [over for rule, fields in match.ended for over in self._end(line, rule, fields)]
         if match.refused:
             self._break_rows(line, match.refused)
+            done += self._end_stretches(line, match.refused)
         if match.rule is not None:
             self.lines_taken[match.rule.name] += 1
             began = self._take(line, match, match.rule)
@@ -166,6 +177,7 @@ class FindingTracker:
             # A flood of one line costs little: of a repeat nothing is kept but that it came.
             followed.finding = _repeated(followed.finding, line)
             followed.has_changed = True
+            followed.refused = 0
             return None
         new = observation.seen(line, match, whose)
         if followed is None:
@@ -179,6 +191,8 @@ class FindingTracker:
                 self._rows.add(key)
             return None
         self._rows.discard(key)
+        if followed.counts_in_a_row:
+            self._stretches.add(key)
         if rule.lasting:
             self.begun.append(followed.finding)
             return None
@@ -194,6 +208,7 @@ class FindingTracker:
     def _forget(self, key: _Key) -> None:
         del self._followed[key]
         self._rows.discard(key)
+        self._stretches.discard(key)
 
     def _break_rows(self, line: Line, names: tuple[str, ...]) -> None:
         if not self._rows:
@@ -203,6 +218,24 @@ class FindingTracker:
             self._forget(key)
 
     # --- ending ---------------------------------------------------------------------------------
+
+    def _end_stretches(self, line: Line, names: tuple[str, ...]) -> list[Finding]:
+        """End findings of which as many records in a row are not taken as began them. Records of other ranks in the
+        same stream say nothing about them."""
+        if not self._stretches:
+            return []
+        stream, ranks, done = observation.stream_key(line.origin), observation.ranks_of(line), []
+        for key in [key for key in self._stretches if key[0] == stream and key[1] in names]:
+            followed = self._followed[key]
+            if ranks and not ranks <= followed.finding.ranks:
+                continue
+            followed.refused += 1
+            assert followed.rule.count is not None
+            if followed.refused >= followed.rule.count.at_least:
+                self._forget(key)
+                if followed.is_told:
+                    done.append(replace(followed.finding, is_over=True))
+        return done
 
     def _end(self, line: Line, rule: LogRule, fields: Mapping[str, str]) -> list[Finding]:
         """End the findings of the rule in this stream of whose fields the end says nothing else."""
@@ -239,6 +272,8 @@ class FindingTracker:
                 self._followed[key] = followed
                 if followed.is_row:
                     self._rows.add(key)
+                elif followed.counts_in_a_row:
+                    self._stretches.add(key)
 
 
 def _key(

@@ -1,8 +1,10 @@
 """What a job's steps wait for: data, other ranks, memory, or nothing but computing. Pure.
 
-It rests on what each rank's step time goes into, as the SDK measures it. Where that was not measured, nothing is
-guessed: a drop with NCCL lines in the log is no proof of a slow network. The shares that count as much are those of a
-diagnosis (``diagnosis.slow``), which looks at each rank at one moment; here it is the median rank over a time.
+It rests on what each rank's step time goes into, as the SDK measures it. Where that was not measured, and the
+throughput is far below the usual one, NCCL timeouts in the log are a hint at communication, and their absence is a hint
+at the data. Such a bottleneck has severity ``low`` and is worded as a hint, because neither proves anything. The shares
+that count as much are those of a diagnosis (``diagnosis.slow``), which looks at each rank at one moment; here it is the
+median rank over a time.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainmedic_server.diagnosis.slow import EXPLAINS, SLOW_RANK, WORTH_NAMING
+from trainmedic_server.diagnosis.slow import EXPLAINS, SLOW_RANK, WAITS_FOR_DATA, WORTH_NAMING
+from trainmedic_server.domain.finding import CauseClass, Role
+from trainmedic_server.domain.known_finding import KnownFinding
 
 _VERY_LARGE = 0.5
 """A share of the step from which waiting for data or for others is a severe bottleneck."""
@@ -89,18 +93,39 @@ def step_shares(data: float | None, compute: float | None, wait: float | None, s
     return StepShares(*(None if part is None else round(part, 4) for part in parts))
 
 
-def bottleneck(
-    shares: StepShares | None, straggler: Straggler | None, memory: MemoryUse, throughput_share: float | None
-) -> Bottleneck | None:
-    """What holds the job up most; None where its shares are not known and its memory is not short.
+@dataclass(frozen=True, slots=True)
+class LogHints:
+    """What a job's log says that bears on its pace."""
 
-    ``throughput_share`` is its throughput by its baseline, None where either is not known.
+    timeouts: int = 0
+    """Findings about timeouts of collectives."""
+    waits_for_data: bool = False
+    """The trainer itself states that its steps wait for data."""
+
+
+def log_hints(findings: Sequence[KnownFinding]) -> LogHints:
+    """Return the hints in the findings of a job."""
+    timeouts = [each for each in findings if each.role is Role.CASCADE and each.cause is CauseClass.HANG]
+    return LogHints(len(timeouts), any(each.rule == WAITS_FOR_DATA for each in findings))
+
+
+def bottleneck(
+    shares: StepShares | None,
+    straggler: Straggler | None,
+    memory: MemoryUse,
+    throughput_share: float | None,
+    hints: LogHints = LogHints(),
+) -> Bottleneck | None:
+    """What holds the job up most; None where its shares are not known, its memory is not short, and it is not slow.
+
+    ``throughput_share`` is its throughput by its baseline, None where either is not known. ``hints`` count only where
+    the shares are not known.
     """
     short = _memory(memory, throughput_share)
     if short is not None:
         return short
     if shares is None:
-        return None
+        return _by_log(throughput_share, hints)
     data, wait = shares.data or 0.0, shares.wait or 0.0
     lost = data + wait
     if max(data, wait) <= WORTH_NAMING:
@@ -116,6 +141,20 @@ def bottleneck(
         alike = "no rank stands out" if straggler is not None else "whether a rank stands out was not measured"
         return _made("communication", severity, said, alike)
     return Bottleneck("mixed", severity, (said, "neither explains four fifths of it"), ())
+
+
+def _by_log(throughput_share: float | None, hints: LogHints) -> Bottleneck | None:
+    """A guess from experience, and a measurement only where the trainer states one."""
+    if hints.waits_for_data:
+        return _made(
+            "data", "medium", "by the trainer's own figures, more than half of a step is waiting for the batch"
+        )
+    if throughput_share is None or throughput_share >= _SLOW:
+        return None
+    slow = f"a hint, not measured: the throughput is at {throughput_share:.0%} of what it was"
+    if hints.timeouts:
+        return _made("communication", "low", slow, "NCCL reported timeouts in that time")
+    return _made("data", "low", slow, "no NCCL timeout is known, and slow loading of data is the most frequent reason")
 
 
 def _memory(memory: MemoryUse, throughput_share: float | None) -> Bottleneck | None:

@@ -137,7 +137,8 @@ def job_report(
     score = None
     if figures.utilisation and figures.throughput and usual:
         score = efficiency.efficiency(figures.utilisation.average, figures.throughput.average, usual.value)
-    held_up = bottleneck.bottleneck(figures.shares, figures.straggler, figures.memory_use, share)
+    hints = bottleneck.log_hints(records.findings)
+    held_up = bottleneck.bottleneck(figures.shares, figures.straggler, figures.memory_use, share, hints)
     failures = failures_of(records.events, [verdict for verdict in records.verdicts if not verdict.is_slow])
     report: dict[str, object] = {
         "gpus": figures.gpus,

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from io import BufferedIOBase
-from typing import Any
+from typing import Any, NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, field
 
+from trainmedic.wire.envelope import write_time
 from trainmedic_server.domain.finding import Origin
+from trainmedic_server.domain.log_search import LogLevel
+from trainmedic_server.logs import kernel_text, levels, raw_text, records, told_line
 from trainmedic_server.logs.assembly import LineAssembler
 from trainmedic_server.logs.line import LONGEST, Line
 from trainmedic_server.logs.matcher import LineMatch, LineMatcher
@@ -25,12 +29,20 @@ class LineExplanation(Struct, frozen=True):
     text: str
     """The line; of a block, all of it, at its first."""
     match: LineMatch
+    level: LogLevel = LogLevel.INFO
+    at: str | None = None
+    """Time that the line states, as ISO 8601: in UTC, or without a zone if the line names none. None without a date."""
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    """Numbers that the line reports, by the names of records."""
 
     def as_data(self) -> dict[str, Any]:
         """Return it for JSON."""
         rule = self.match.rule
         return {
             "line": self.number,
+            "level": self.level.value,
+            "time": self.at,
+            "metrics": {name: _plain(value) for name, value in self.metrics.items()},
             "rule": rule.name if rule else None,
             "role": str(self.match.role) if rule else None,
             "cause": str(self.match.cause) if rule else None,
@@ -41,6 +53,10 @@ class LineExplanation(Struct, frozen=True):
 
 
 _PIECE = 256 * 1024
+_LOCAL = re.compile(r"\b(\d{4})[-/](\d\d)[-/](\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?")
+_BEGINNING = 120
+_UNKNOWN = datetime(2000, 1, 1, tzinfo=UTC)
+"""In place of the time of the boot, which only lines of the kernel need."""
 
 
 def lines_of(file: BufferedIOBase) -> Iterator[bytes]:
@@ -66,22 +82,59 @@ def explain(file: BufferedIOBase, source: str, rules: RuleSet, now: datetime) ->
     """Yield an explanation of each physical line, in their order. Raises ValueError for a rule that is none."""
     matcher, assembler = LineMatcher(rules), LineAssembler(Origin(source))
     waiting: dict[int, Line] = {}
+    statements: dict[int, _Said] = {}
     number = told = 0
     for number, physical in enumerate(lines_of(file), start=1):
+        statements[number] = _said(physical, source)
         for line in assembler.feed(physical, now, number):
             waiting[line.number] = line
         until = (assembler.oldest_place or number + 1) - 1
-        yield from _told(waiting, told, until, matcher)
+        yield from _told(waiting, statements, told, until, matcher)
         told = max(told, until)
     for line in assembler.flush():
         waiting[line.number] = line
-    yield from _told(waiting, told, number, matcher)
+    yield from _told(waiting, statements, told, number, matcher)
 
 
-def _told(waiting: dict[int, Line], after: int, until: int, matcher: LineMatcher) -> Iterator[LineExplanation]:
+class _Said(NamedTuple):
+    """What a physical line states by itself."""
+
+    level: LogLevel
+    at: str | None
+    metrics: Mapping[str, Any]
+
+
+def _said(physical: bytes, source: str) -> _Said:
+    if source == "kernel":
+        text, _ = raw_text.text_of(physical)
+        return _Said(levels.level_of_kernel(text), _written(kernel_text.split(text, None).at, text), {})
+    line = told_line.told(physical, source, _UNKNOWN)
+    if line is None:
+        return _NOTHING_SAID
+    return _Said(line.level, _written(line.at, line.text), records.metrics_of(line.text))
+
+
+def _written(at: datetime | None, text: str) -> str | None:
+    """Return a time with a zone, or else the local time near the beginning of the line, whose zone is not known."""
+    if at is not None:
+        return write_time(at)
+    match = _LOCAL.search(text[:_BEGINNING])
+    if match is None:
+        return None
+    year, month, day, clock, fraction = match.groups()
+    return f"{year}-{month}-{day}T{clock}" + (f".{fraction}" if fraction else "")
+
+
+_NOTHING_SAID = _Said(LogLevel.INFO, None, {})
+
+
+def _told(
+    waiting: dict[int, Line], statements: dict[int, _Said], after: int, until: int, matcher: LineMatcher
+) -> Iterator[LineExplanation]:
     for number in range(after + 1, until + 1):
         line = waiting.pop(number, None)
-        yield LineExplanation(number, line.text if line else "", matcher.match(line) if line else LineMatch())
+        match = matcher.match(line) if line else LineMatch()
+        yield LineExplanation(number, line.text if line else "", match, *statements.pop(number, _NOTHING_SAID))
 
 
 def _plain(value: Any) -> Any:

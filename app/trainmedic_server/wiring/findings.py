@@ -92,9 +92,9 @@ class FindingParts(Struct, frozen=True):
         diagnoses = JobDiagnoses(
             store, presences, self._taker(), clock, metrics, self._again_after(), verdicts=verdicts, pods=self.pods
         )
-        slow_jobs = self._slow_jobs()
+        slow_jobs = SlowJobs(store, self.metric_history, verdicts, clock, metrics)
         loops = (
-            *([slow_jobs.watch()] if slow_jobs is not None else []),
+            slow_jobs.watch(),
             diagnoses.watch(),
             nodes.watch(),
             intake.watch(),
@@ -110,11 +110,6 @@ class FindingParts(Struct, frozen=True):
             await end_tasks(tasks)
             await findings.close()
             await handing_out.close()
-
-    def _slow_jobs(self) -> SlowJobs | None:
-        if self.metric_history is None:
-            return None
-        return SlowJobs(self.store, self.metric_history, self.topology.verdicts, self.clock, self.metrics)
 
     def _taker(self) -> AlertTeller:
         return self.alertmanager or IntakeTeller(self.engine.admit, self.clock)

@@ -1,60 +1,110 @@
-"""Detectors: classes of other packages that find in a rank's records what a log rule cannot say, such as a comparison
-of many steps.
+"""Detectors: classes and functions that find in a rank's records what a log rule cannot say, such as a comparison of
+many steps.
 
-They are found by the entry point group ``trainmedic.detectors``, and run in a thread of their own beside the records:
-a detector that is slow or stuck holds up neither the training nor its records, and one that raises is left out from
-then on. What it finds becomes a record of the event ``detected``, which the shipped log rule of that name takes.
+A detector comes from an installed package, by the entry point group ``trainmedic.detectors``, or from the training
+script, by ``Medic.detector``. All of them run in a thread of their own, so a detector that is slow or stuck delays
+neither the training nor its records. An error in a detector is logged once. After several errors in a row the detector
+is left out. A finding becomes a record of the event ``detected``, which the shipped log rule of that name takes.
 
 Who calls it: ``record_log``.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
+import os
 import queue
+import re
 import threading
 import time
 from importlib import metadata
 from typing import Any, Callable, Iterable, Mapping, Protocol, Union
+
+from trainmedic.errors import ConfigurationError
 
 log = logging.getLogger("trainmedic")
 
 GROUP = "trainmedic.detectors"
 DETECTED = "detected"
 """The event of the records that detectors make."""
+LINE = "log"
+"""The event of what `LineHandler` hands on: a line that the program logs. It is written to no file."""
 _MOST_WAITING = 1000
 _MOST_IN_AN_HOUR = 20
 """Records that one detector may make; what it finds beyond them is left out."""
+_MOST_MEMBERS = 32
+"""Members of one finding."""
+_MOST_ERRORS = 5
+"""Errors in a row after which a detector is left out."""
+_MOST_DETECTORS = 32
+_LONGEST_LINE = 1000
 _HOUR = 3600.0
+_NAME = re.compile(r"[A-Za-z_][\w.-]{0,59}\Z", re.ASCII)
 
 Found = Union[str, Mapping[str, Any]]
 """What a detector has found: a sentence, or a mapping with ``message`` and whatever else the record is to say."""
+Findings = Union[None, Found, Iterable[Found]]
 
 
 class Detector(Protocol):
     """What a detector has. It is made once for each rank, without arguments."""
 
-    def feed(self, record: Mapping[str, Any]) -> Iterable[Found]:
+    def feed(self, record: Mapping[str, Any]) -> Findings:
         """Take the next record of the rank, as it stands in the file, and return what is found by now."""
         ...
 
 
-class Detectors:
-    """The detectors that are installed, fed in the order of the records."""
+class _Function:
+    """A function of a record as a detector."""
 
-    def __init__(self, made: Mapping[str, Detector], tell: Callable[[str, Mapping[str, Any]], None], job: str) -> None:
+    def __init__(self, function: Callable[[Mapping[str, Any]], Findings]) -> None:
+        self.feed = function
+
+
+class Detectors:
+    """The detectors of one rank, fed in the order of the records."""
+
+    def __init__(self, tell: Callable[[str, Mapping[str, Any]], None], job: str) -> None:
         """``tell`` takes a detector's name and the members of a record."""
-        self._made = dict(made)
         self._tell = tell
         self._job = job
+        self._made: dict[str, Detector] = {}
+        self._names: set[str] = set()
         self._times: dict[str, list[float]] = {}
+        self._errors: dict[str, int] = {}  # in a row
+        self.error_count = 0
+        """Errors of all detectors since the beginning."""
         self._waiting: queue.Queue[Mapping[str, Any] | None] = queue.Queue(_MOST_WAITING)
         self._thread = threading.Thread(target=self._run, name="trainmedic-detectors", daemon=True)
-        self._thread.start()
+        self._has_begun = False
+
+    def add(self, name: str, detector: Any) -> None:
+        """Feed another detector from the next record on: a class, an object with ``feed``, or a function. A class that
+        cannot be made is left out. Raises ConfigurationError."""
+        if not _NAME.match(name):
+            raise ConfigurationError(f"{name!r} cannot name a detector; give it a name of ASCII letters, digits, _.-")
+        if name in self._names or len(self._names) >= _MOST_DETECTORS:
+            reason = "there is one already" if name in self._names else f"a rank has at most {_MOST_DETECTORS}"
+            raise ConfigurationError(f"the detector {name} cannot be registered: {reason}")
+        try:
+            instance: Any = detector() if inspect.isclass(detector) else detector
+        except Exception:  # the user's class: without it the training goes on
+            log.exception("%s: the detector %s cannot be made and is left out", self._job, name)
+            self._names.add(name)
+            return
+        has_method = callable(getattr(instance, "feed", None))
+        if not has_method and not callable(instance):
+            raise ConfigurationError(f"the detector {name} has no method feed(record), and is no function of a record")
+        self._names.add(name)
+        self._made[name] = instance if has_method else _Function(instance)
+        if not self._has_begun:
+            self._has_begun = True
+            self._thread.start()
 
     def feed(self, record: Mapping[str, Any]) -> None:
         """Hand a record on; where the detectors do not keep up it is left out."""
-        if record.get("event") != DETECTED:
+        if self._made and record.get("event") != DETECTED:
             try:
                 self._waiting.put_nowait(record)
             except queue.Full:
@@ -62,6 +112,8 @@ class Detectors:
 
     def close(self, seconds: float) -> None:
         """Let them see the records that wait, for so long at most."""
+        if not self._has_begun:
+            return
         until = time.monotonic() + seconds
         try:
             self._waiting.put(None, timeout=seconds)
@@ -79,10 +131,19 @@ class Detectors:
 
     def _try(self, name: str, record: Mapping[str, Any]) -> None:
         try:
-            for found in self._made[name].feed(record):
-                self._keep(name, {"message": found} if isinstance(found, str) else dict(found))
-        except Exception:  # a class of another package: it is left out, and the training goes on
-            log.exception("%s: the detector %s failed and is left out", self._job, name)
+            for finding in _each(self._made[name].feed(record)):
+                self._keep(name, {"message": finding} if isinstance(finding, str) else finding)
+            self._errors.pop(name, None)
+        except Exception:  # code of the user or of another package: the training goes on
+            self._failed(name)
+
+    def _failed(self, name: str) -> None:
+        self.error_count += 1
+        count = self._errors[name] = self._errors.get(name, 0) + 1
+        if count == 1:
+            log.exception("%s: the detector %s failed; it is tried again", self._job, name)
+        if count >= _MOST_ERRORS:
+            log.error("%s: the detector %s failed %d times in a row and is left out", self._job, name, count)
             del self._made[name]
 
     def _keep(self, name: str, fields: Mapping[str, Any]) -> None:
@@ -90,15 +151,46 @@ class Detectors:
         times = [at for at in self._times.get(name, []) if now - at < _HOUR]
         self._times[name] = [*times, now]
         if len(times) < _MOST_IN_AN_HOUR:
-            self._tell(name, fields)
+            self._tell(name, {str(key)[:60]: value for key, value in list(fields.items())[:_MOST_MEMBERS]})
 
 
-def installed(tell: Callable[[str, Mapping[str, Any]], None], job: str) -> Detectors | None:
-    """Make the detectors that are installed; None where there are none. One that cannot be made is left out."""
-    made: dict[str, Detector] = {}
+class LineHandler(logging.Handler):
+    """Hands what a program logs to its detectors, as records of the event ``log`` with ``level``, ``logger`` and
+    ``message``. It waits for nothing, and leaves out what Trainmedic logs itself."""
+
+    def __init__(self, detectors: Detectors | None) -> None:
+        super().__init__()
+        self._detectors = detectors
+        self._pid = os.getpid()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._detectors is None or record.name.partition(".")[0] == log.name:
+            return
+        if self._pid != os.getpid():
+            return  # a forked child, such as a loader worker: the queue's lock may have been held when it was forked
+        try:
+            message = record.getMessage()[:_LONGEST_LINE]
+        except Exception:  # arguments that do not fit the format: other handlers report it
+            return
+        level = record.levelname.lower()
+        self._detectors.feed({"event": LINE, "level": level, "logger": record.name, "message": message})
+
+
+def add_installed(detectors: Detectors) -> None:
+    """Add the detectors of installed packages. One that cannot be loaded is left out."""
     for point in sorted(metadata.entry_points(group=GROUP), key=lambda point: point.name):
         try:
-            made[point.name] = point.load()()
+            detectors.add(point.name, point.load())
         except Exception:  # a class of another package: without it the training goes on
-            log.exception("%s: the detector %s cannot be made and is left out", job, point.name)
-    return Detectors(made, tell, job) if made else None
+            log.exception("the detector %s cannot be loaded and is left out", point.name)
+
+
+def name_of(detector: Any) -> str:
+    """Return the name of a detector that is registered without one: that of its function or class."""
+    return str(getattr(detector, "__name__", type(detector).__name__))
+
+
+def _each(findings: Findings) -> Iterable[Found]:
+    if findings is None:
+        return ()
+    return (findings,) if isinstance(findings, (str, Mapping)) else findings

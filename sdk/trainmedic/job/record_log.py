@@ -94,7 +94,9 @@ class RecordLog:
         self._loss_step = -1
         self._wake = threading.Event()
         self._is_closing = False
-        self._detectors = detectors.installed(self._note_detected, settings.job)
+        self.detectors = detectors.Detectors(self._note_detected, settings.job)
+        """Where a detector can be added; any thread may."""
+        detectors.add_installed(self.detectors)
         if logs.attempt > 1 or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0"):
             self.note(RESTART)
         self._thread = threading.Thread(target=self._run, name="trainmedic-records", daemon=True)
@@ -142,7 +144,8 @@ class RecordLog:
     def close(self, error: BaseException | None, seconds: float) -> None:
         """Put down that the job ends, by this error if any, and write all there is, for so long at most."""
         reason = ending.failure(error)
-        self.note(END, INFO if reason is None else ERROR, reason=reason)
+        errors = self.detectors.error_count or None
+        self.note(END, INFO if reason is None else ERROR, reason=reason, detector_errors=errors)
         self._is_closing = True
         self._wake.set()
         self._thread.join(seconds)
@@ -173,8 +176,8 @@ class RecordLog:
                 self._look_at_devices()
                 self._write_sources()
                 self._write_notes(file)
-                if is_last and self._detectors is not None:
-                    self._detectors.close(_DETECTORS_END)
+                if is_last:
+                    self.detectors.close(_DETECTORS_END)
                     self._write_notes(file)
             except Exception:  # the thread's boundary: a record costs no training, and the next ones are tried
                 log.exception("%s: a record could not be made", self._who["job"])
@@ -206,8 +209,7 @@ class RecordLog:
         who = {name: value for name, value in self._who.items() if value is not None}
         record = {"ts": at, **who, "level": note.level, "event": note.event}
         record = {**members, **record} if note.event == detectors.DETECTED else {**record, **members}
-        if self._detectors is not None:
-            self._detectors.feed(record)
+        self.detectors.feed(record)
         return json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
     def _of_pace(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmedic.job import record_log
+from trainmedic.job.detectors import LineHandler, name_of
 from trainmedic.job.progress import Progress, Stall, Window
 from trainmedic.job.record_log import RecordLog
 from trainmedic.job.reported_values import whole
@@ -124,6 +125,29 @@ class JobReports:
         reads it where its policy allows that. ``source`` is what log rules call it."""
         if self.records is not None:
             self.records.add_file(str(Path(path).absolute()), source)
+
+    def detector(self, detector: Any = None, *, name: str | None = None) -> Any:
+        """Register a detector: ``@medic.detector`` above a function of a record or above a class with
+        ``feed(record)``, or ``medic.detector(MyDetector(5_000), name="plateau")``. Returns what it was given.
+
+        It sees the records of this rank from now on, as they stand in the file, in a thread of its own. What it
+        returns or yields (a sentence, or a mapping with ``message``) becomes a record of the event ``detected``. An
+        error in it is logged, and never reaches the training. Without a ``log_dir`` there are no records, and it sees
+        nothing. Raises ConfigurationError for a name that is taken, and for what is no detector.
+        """
+        if detector is None:
+            return lambda given: self.detector(given, name=name)
+        name = name if name is not None else name_of(detector)
+        if self.records is None:
+            log.warning("the detector %s sees nothing: no records are kept; set log_dir or TRAINMEDIC_LOG_DIR", name)
+        else:
+            self.records.detectors.add(name, detector)
+        return detector
+
+    def line_handler(self) -> logging.Handler:
+        """Return a handler that shows detectors what the program logs, as records of the event ``log``:
+        ``logging.getLogger().addHandler(medic.line_handler())``. These are written to no file."""
+        return LineHandler(self.records.detectors if self.records is not None else None)
 
     def stall(self) -> Stall:
         """The time since the last completed step, without windows, and how long a time counts as a hang."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from tests.conftest import RedisServer
 from tests.support.agent_node import KEY
@@ -54,3 +55,30 @@ def test_an_xid_in_the_kernels_log_becomes_one_run_for_its_gpu(tmp_path: Path, r
         assert findings.keys() == {card.uuid for card in node.driver.cards}
         old = findings[node.driver.cards[1].uuid]
         assert "before the node was booted" in old["no_alert_because"]
+
+
+def test_steps_that_wait_for_data_are_one_finding_that_ends(tmp_path: Path, redis_server: RedisServer) -> None:
+    """Without the SDK, by the trainer's own figures; while it lasts its alert fires."""
+    log = tmp_path / "logs" / "train.log"
+    log.parent.mkdir()
+    step = "Epoch: [1][{0}/5005]\tTime  {1:.2f} ( 8.1)\tData  {2:.2f} ( 8.0)\tLoss 1.2e+00 (1.0e+00)\n"
+    options = ("--redis", redis_server.url)
+    with (
+        Server(tmp_path / "server", PLAYBOOK, *options, environment={"TRAINMEDIC_SIGNING_KEY": KEY}) as server,
+        LogNode(tmp_path / "node", redis_server.url, files=[str(log)]) as node,
+    ):
+        eventually(lambda: 'rules_info{version=""}' not in node.metrics(), 30, "rules from the server")
+        log.write_text("".join(step.format(at, 8.7, 8.6) for at in range(60)))
+
+        def waits() -> list[dict[str, Any]]:
+            items = server.ask("/findings").body["items"]
+            return [item for item in items if item["rule"] == "waits-for-data"]
+
+        (item,) = eventually(waits, 30, "a finding")
+        assert (item["cause"], item["role"], item["ended_at"]) == ("data", "confirmation", None)
+        assert item["alert"]["labels"]["alertname"] == "TrainingWaitsForData"
+        assert item["alert"]["labels"]["needs"] == "people"
+        with log.open("a") as file:
+            file.write("".join(step.format(60 + at, 0.5, 0.01) for at in range(60)))
+        eventually(lambda: [item for item in waits() if item["ended_at"]], 30, "the end of the finding")
+        assert len(waits()) == 1

@@ -228,3 +228,13 @@ def test_one_of_a_kind_is_told_as_one() -> None:
     }
     assert "  before      1 earlier failure was the same" in list(shown({**verdict, "same_before": 1}))
     assert "  before      2 earlier failures were the same" in list(shown({**verdict, "same_before": 2}))
+
+
+def test_a_line_about_a_stuck_rank_names_that_rank(tmp_path: Path) -> None:
+    """Whichever rank printed it; and nobody is sure of it."""
+    place = write(
+        tmp_path, **{"rank0.log": "step 4, loss 2.1\nrank 3 is stuck in all_reduce\n", "rank3.log": "step 4\n"}
+    )
+    verdict = diagnosed(place).attempts[-1].verdict
+    assert (verdict.cause, verdict.ranks) == (CauseClass.HANG, (3,))
+    assert verdict.confidence in ("medium", "low")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.unit.diagnosis.test_folder import RAISED, diagnosed, write
 from trainmedic_server.domain.finding import CauseClass
 
@@ -63,3 +65,46 @@ def test_a_loss_that_rises_is_a_hint(tmp_path: Path) -> None:
     down = form.format(4, 2)
     verdict = diagnosed(write(tmp_path, **{"train.log": "".join(steps) + down})).attempts[-1].verdict
     assert verdict.cause is CauseClass.UNKNOWN
+
+
+def steps_of(rates: list[float], between: str = "") -> str:
+    """A log of steps with their throughput; `between` stands before the last six, which prove that it went on."""
+    lines = [f"step {at}: loss=2.1, lr=1e-4, tok/sec: {rate}\n" for at, rate in enumerate(rates)]
+    return "".join(lines[:-6]) + between + "".join(lines[-6:])
+
+
+@pytest.mark.parametrize(
+    ("between", "cause"),
+    [("", CauseClass.DATA), ("NCCL timeout: unhandled system error\n", CauseClass.NETWORK)],
+)
+def test_a_drop_of_the_throughput_is_a_hint_by_timeouts(tmp_path: Path, between: str, cause: CauseClass) -> None:
+    """Of a job that continues. Never more than a hint, because neither proves anything."""
+    log = steps_of([5000.0 + at % 7 for at in range(60)] + [2100.0] * 8, between)
+    verdict = diagnosed(write(tmp_path, **{"train.log": log})).attempts[-1].verdict
+    assert (verdict.cause, verdict.confidence, verdict.advice) == (cause, "low", "ask")
+    assert "a hint" in verdict.summary
+    assert verdict.fingerprint.startswith("slow:")
+
+
+@pytest.mark.parametrize(
+    "rates",
+    [
+        [5000.0 + at % 7 for at in range(60)],
+        [5000.0] * 60 + [2100.0] * 3 + [5000.0] * 5,
+        [2000.0] * 5 + [5000.0] * 60,
+        [5000.0 if at % 2 else 2000.0 for at in range(60)],
+        [5000.0] * 8,
+    ],
+)
+def test_a_throughput_that_did_not_drop_is_no_hint(tmp_path: Path, rates: list[float]) -> None:
+    """Steady, recovered, slow at its beginning, noisy, or too short to say."""
+    verdict = diagnosed(write(tmp_path, **{"train.log": steps_of(rates)})).attempts[-1].verdict
+    assert (verdict.cause, verdict.advice) == (CauseClass.UNKNOWN, "none")
+
+
+def test_own_figures_of_waiting_win_over_timeouts(tmp_path: Path) -> None:
+    """A trainer that states how long it waits for data says more than a timeout next to it."""
+    slow = "".join(f"Epoch: [1][{at}/99] Time  8.70 ( 8.2) Data  8.60 ( 8.1) Loss 1.2 (1.1)\n" for at in range(30))
+    log = slow + "NCCL timeout: unhandled system error\n" + slow.replace("Epoch: [1]", "Epoch: [2]")
+    verdict = diagnosed(write(tmp_path, **{"train.log": log})).attempts[-1].verdict
+    assert (verdict.cause, verdict.confidence) == (CauseClass.DATA, "medium")

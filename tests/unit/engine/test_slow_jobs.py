@@ -11,6 +11,7 @@ import pytest
 from tests.support.clocks import ManualClock
 from tests.unit.diagnosis.test_job_diagnoses import World
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus
+from trainmedic_server.domain.finding import CauseClass, Role
 from trainmedic_server.domain.job_verdict import JobVerdict, VerdictsOnJob
 from trainmedic_server.domain.known_verdict import KnownVerdict
 from trainmedic_server.engine.job_verdicts import JobVerdicts
@@ -51,7 +52,7 @@ class Prometheus:
 class Slow:
     """A job whose throughput drops, in a world that tells what verdicts raise."""
 
-    def __init__(self, prometheus: Prometheus) -> None:
+    def __init__(self, prometheus: Prometheus | None) -> None:
         self.world = World()
         self.clock: ManualClock = self.world.clock
         self.verdicts = JobVerdicts(self.clock)
@@ -112,12 +113,52 @@ async def test_nothing_is_made_of_what_is_not_measured_or_not_slow() -> None:
     slow = Slow(prometheus)
     assert await slow.made() == []
     assert prometheus.asked == 0
-    await slow.fire()
+    await slow.fire("TrainingStraggler")
     del prometheus.values["wait"]
     assert await slow.made() == []
     prometheus.is_away = True
     with pytest.raises(MetricsUnavailable):
         await slow.made()
+
+
+@pytest.mark.parametrize(("has_timeouts", "cause"), [(True, "network"), (False, "data")])
+async def test_without_parts_of_the_steps_timeouts_decide_and_it_stays_a_hint(
+    *, has_timeouts: bool, cause: str
+) -> None:
+    """A server without a Prometheus says it too. Nobody is told, and no playbook sees it."""
+    slow = Slow(None)
+    if has_timeouts:
+        await slow.world.time_out("f1", frozenset({3}))
+    await slow.fire()
+    (verdict,) = await slow.made()
+    assert (verdict.cause, verdict.confidence, verdict.node) == (cause, "low", None)
+    assert "a hint" in verdict.plain["summary"]
+    assert verdict.plain["missing"] == ["parts of the steps"]
+    assert len(verdict.plain["evidence"]) == 1 + has_timeouts
+    assert (verdict.labels, verdict.tell_at, slow.verdicts.current()) == (None, None, {})
+
+
+async def test_parts_of_the_steps_win_over_timeouts() -> None:
+    """What was measured says more."""
+    slow = Slow(Prometheus(0.5, 0.45, 0.05))
+    await slow.world.time_out("f1", frozenset({3}))
+    await slow.fire()
+    (verdict,) = await slow.made()
+    assert (verdict.cause, verdict.confidence) == ("data", "medium")
+
+
+async def test_the_trainers_own_figures_are_evidence() -> None:
+    """Its log states how long it waits for data, so a timeout next to it is beside the matter."""
+    slow = Slow(None)
+    await slow.world.time_out("f1", frozenset({3}))
+    line = "time: 8.7000 data: 8.6000"
+    await slow.world.find("f2", rule="waits-for-data", role=Role.CONFIRMATION, cause=CauseClass.DATA, line=line)
+    await slow.fire()
+    (verdict,) = await slow.made()
+    assert (verdict.cause, verdict.confidence) == ("data", "medium")
+    assert verdict.plain["evidence"][0]["line"] == line
+    assert verdict.labels is not None
+    assert verdict.labels["alertname"] == "TrainingSlow"
 
 
 async def test_a_verdict_is_made_anew_each_quarter_of_an_hour_and_hides_no_failure() -> None:

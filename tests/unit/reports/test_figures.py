@@ -9,7 +9,7 @@ import pytest
 from trainmedic_server.ports.metric_history import Points
 from trainmedic_server.reports import points as figures
 from trainmedic_server.reports.anomalies import BOUNDS, anomalies
-from trainmedic_server.reports.bottleneck import MemoryUse, StepShares, Straggler, bottleneck, step_shares
+from trainmedic_server.reports.bottleneck import LogHints, MemoryUse, StepShares, Straggler, bottleneck, step_shares
 from trainmedic_server.reports.efficiency import baseline, efficiency
 
 BOUND = {bound.kind: bound for bound in BOUNDS}
@@ -90,7 +90,32 @@ def test_a_step_is_held_up_by_what_it_waits_for(shares, straggler, kind: str, se
 def test_where_waiting_is_not_measured_nothing_is_guessed() -> None:
     """Computing and communication look alike then; and without any shares all is unknown."""
     assert bottleneck(StepShares(0.1, None, None), None, FREE, 0.5) is None
-    assert bottleneck(None, None, FREE, 0.5) is None
+    assert bottleneck(None, None, FREE, None) is None
+    assert bottleneck(None, None, FREE, 0.9) is None
+
+
+@pytest.mark.parametrize(("timeouts", "kind"), [(2, "communication"), (0, "data")])
+def test_a_slow_job_without_shares_has_a_hint(timeouts: int, kind: str) -> None:
+    """By the NCCL timeouts in its log, and never more than a hint."""
+    made = bottleneck(None, None, FREE, 0.5, LogHints(timeouts))
+    assert made is not None
+    assert (made.kind, made.severity) == (kind, "low")
+    assert "a hint" in made.reasons[0]
+
+
+def test_shares_win_over_what_the_log_says() -> None:
+    """They were measured."""
+    made = bottleneck(StepShares(0.6, 0.3, 0.1), None, FREE, 0.5, LogHints(timeouts=3))
+    assert made is not None
+    assert made.kind == "data"
+    assert bottleneck(StepShares(0.1, None, None), None, FREE, 0.5, LogHints(timeouts=3)) is None
+
+
+def test_a_trainers_own_figures_count_without_shares() -> None:
+    """Its log states how long it waits for data."""
+    made = bottleneck(None, None, FREE, None, LogHints(timeouts=3, waits_for_data=True))
+    assert made is not None
+    assert (made.kind, made.severity) == ("data", "medium")
 
 
 def test_memory_holds_up_a_job_that_is_slow_or_has_to_search_for_it() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -11,7 +14,10 @@ from typing import Any
 import pytest
 
 from tests.unit.sdk.test_record_log import Rank, of_event
+from trainmedic.errors import ConfigurationError
 from trainmedic.job import detectors
+from trainmedic.job.progress import Progress
+from trainmedic.job.reports import JobReports
 
 
 class High:
@@ -73,23 +79,143 @@ def test_what_a_detector_finds_becomes_a_record(tmp_path: Path, monkeypatch: pyt
     assert (second["message"], second["loss"], second["event"]) == ("again", 50.0, "detected")
 
 
-def test_one_that_fails_is_left_out_and_the_others_go_on(
+def test_one_that_fails_again_and_again_is_left_out_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The job's log says which, once."""
+    """The job's log says which, once, and that it was left out; the last record counts the errors."""
+    Broken.fed = 0
     install(monkeypatch, broken=Broken, high=High, unmade=Unmade)
     rank = Rank(tmp_path, interval=1)
-    for step in range(3):
+    for step in range(9):
         rank.reports.report(step, loss=50.0)
+    deadline = time.monotonic() + 10
+    while rank.records.detectors.error_count < 5 and time.monotonic() < deadline:
+        time.sleep(0.01)
     records = rank.written()
-    assert len(of_event(records, "detected")) == 6
-    assert len(of_event(records, "step")) == 3
-    assert Broken.fed == 1
+    assert len(of_event(records, "detected")) == 18
+    assert len(of_event(records, "step")) == 9
+    assert Broken.fed == 5
+    assert of_event(records, "end")[0]["detector_errors"] == 5
     told = [record.getMessage() for record in caplog.records if "detector" in record.getMessage()]
     assert told == [
         "llm-1: the detector unmade cannot be made and is left out",
-        "llm-1: the detector broken failed and is left out",
+        "llm-1: the detector broken failed; it is tried again",
+        "llm-1: the detector broken failed 5 times in a row and is left out",
     ]
+
+
+def test_the_script_registers_a_function_a_class_and_an_object(tmp_path: Path) -> None:
+    """By a decorator or a call, and each says what it finds as one from a package does."""
+    rank = Rank(tmp_path, interval=1)
+
+    @rank.reports.detector
+    def spike(record: Mapping[str, Any]) -> str | None:
+        return f"a spike at step {record['step']}" if record["event"] == "step" and record["loss"] > 10 else None
+
+    @rank.reports.detector(name="high-again")
+    class Again(High):
+        """The decorator returns it as it is."""
+
+    class Limit:
+        def __init__(self, most: float) -> None:
+            self.most = most
+
+        def feed(self, record: Mapping[str, Any]) -> Mapping[str, Any] | None:
+            is_over = record["event"] == "step" and record["loss"] > self.most
+            return {"message": "over", "limit": self.most} if is_over else None
+
+    assert isinstance(rank.reports.detector(Limit(5.0), name="limit"), Limit)
+    assert issubclass(Again, High)
+    assert spike({"event": "step", "step": 1, "loss": 11.0}) == "a spike at step 1"
+    for step, loss in enumerate([1.0, 50.0, 2.0]):
+        rank.reports.report(step, loss=loss)
+    found = of_event(rank.written(), "detected")
+    assert [(each["detector"], each["message"], each["rank"]) for each in found] == [
+        ("spike", "a spike at step 1", 7),
+        ("high-again", "the loss is high", 7),
+        ("high-again", "again", 7),
+        ("limit", "over", 7),
+    ]
+    assert found[3]["limit"] == 5.0
+
+
+def test_an_error_now_and_then_leaves_nothing_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Only errors in a row count."""
+    rank = Rank(tmp_path, interval=1)
+
+    @rank.reports.detector
+    def moody(record: Mapping[str, Any]) -> str:
+        if record["event"] != "step" or record["step"] % 2:
+            raise KeyError("no")
+        return "even"
+
+    for step in range(20):
+        rank.reports.report(step, loss=1.0)
+    assert len(of_event(rank.written(), "detected")) == 10
+    assert "left out" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("detector", "name"),
+    [(lambda record: None, None), (lambda record: None, "a b"), (5, "five"), (object, "empty"), (High, "taken")],
+)
+def test_what_is_no_detector_is_refused_at_once(tmp_path: Path, detector: Any, name: str | None) -> None:
+    """The script is wrong, and its author is there to see it."""
+    rank = Rank(tmp_path)
+    rank.reports.detector(High, name="taken")
+    with pytest.raises(ConfigurationError):
+        rank.reports.detector(detector, name=name)
+    rank.written()
+
+
+def test_what_a_detector_finds_is_bounded(tmp_path: Path) -> None:
+    """In members, and in the length of each."""
+    rank = Rank(tmp_path, interval=1)
+    rank.reports.detector(
+        lambda record: {"message": "x" * 5000} | {f"m{at}": at for at in range(500)}, name="talkative"
+    )
+    rank.reports.report(1, loss=1.0)
+    found = of_event(rank.written(), "detected")[0]
+    assert len(found["message"]) == 1000
+    assert len(found) < 50
+
+
+def test_without_records_a_detector_sees_nothing_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """A script is the same with and without a directory for records."""
+    reports = JobReports(Progress())
+    reports.detector(High)
+    logging.getLogger("acme").addHandler(handler := reports.line_handler())
+    logging.getLogger("acme").warning("hello")
+    logging.getLogger("acme").removeHandler(handler)
+    assert "the detector High sees nothing" in caplog.text
+
+
+def test_detectors_see_what_the_program_logs_where_its_handler_is_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As records of their own, which are written nowhere; and never what Trainmedic logs."""
+    rank, logger = Rank(tmp_path, interval=1), logging.getLogger("acme.loader")
+
+    @rank.reports.detector
+    def slow_shard(record: Mapping[str, Any]) -> str | None:
+        return record["message"] if record["event"] == "log" and record["level"] == "warning" else None
+
+    handler = rank.reports.line_handler()
+    for each in (logger, logging.getLogger("trainmedic")):
+        each.addHandler(handler)
+    try:
+        logger.warning("shard %d took %s", 7, "9 s")
+        handler.handle(logging.LogRecord("acme", logging.WARNING, "", 1, "%d does not fit", ("text",), None))
+        logging.getLogger("trainmedic").warning("ours")
+    finally:
+        for each in (logger, logging.getLogger("trainmedic")):
+            each.removeHandler(handler)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "getpid", lambda: -1)
+        handler.handle(logging.LogRecord("acme", logging.WARNING, "", 1, "of a forked child", (), None))
+    records = rank.written()
+    assert [each["message"] for each in of_event(records, "detected")] == ["shard 7 took 9 s"]
+    assert of_event(records, "log") == []
 
 
 def test_one_that_is_stuck_holds_up_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,187 @@
+"""Statistics over the last steps of one stream: the share of a step that waits for data, and a loss that has risen.
+
+Each step's record gets what its window shows, so that log rules can ask for it: `data_share`, `loss_before`, `loss_now`
+and `loss_rise`. A window belongs to one rank and one form of lines, and is bounded. It is empty after a restart of the
+agent, and after a step number that is smaller than the one before.
+
+A loss has risen where nearly all of the last lines are far above the lowest level before, by the noise of that level
+and by the progress made until then, and do not fall. A learning rate that was raised, as by a warm restart, begins a
+new baseline. Precision comes before recall: lines of adversarial or reinforcement learning are not judged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Mapping
+from math import inf, isfinite
+from statistics import median
+from typing import Any
+
+from msgspec import Struct, field
+
+_MOST_WINDOWS = 64
+"""Windows of one stream. Lines of further ranks and forms are not judged."""
+_STEPS = 10
+"""Steps whose medians count."""
+_RECENT = 2 * _STEPS
+_FEWEST = 2 * _RECENT
+"""Losses before the first judgement."""
+_FEW = _RECENT // 5
+"""Of the last losses, as many may be below the limit."""
+_MARGIN, _SPREADS, _TIMES, _OF_PROGRESS = 1.0, 6.0, 1.5, 0.25
+"""A risen loss is above the lowest level by the margin, by so many spreads, by this factor, and by this part of the
+progress since the first level."""
+_RECOVERED, _SWINGS = 0.3, 1.2
+"""A rise is over once so much of it is left. The next one has to be larger by this factor."""
+_STILL = 0.95
+"""A loss that falls by more within the window recovers by itself."""
+_RATE_RAISED = 2.0
+_SETTLING = 5
+_OTHER_LOSSES = re.compile(
+    r"(?i)loss[ _]?(?:d|g|dis\w*|gen\w*|adv\w*|actor|critic|policy|value|kl|pg|vf)\b"
+    r"|\b(?:d|g|dis\w*|gen\w*|adv\w*|actor|critic|policy|value|kl|pg|vf)[ _/-]?loss|reward|\bkl\b|entropy|advantage"
+)
+"""Words of lines in which a loss that rises is no fault."""
+_OF_SDK = "attempt"
+"""A member of the SDK's records. Its jobs report loss and waiting time as metrics, which have alerts of their own."""
+
+
+_LEVEL: Mapping[str, float] = {"loss_rise": 0.0}
+"""What the record gets of a loss that has not risen."""
+
+
+class _Level(Struct, frozen=True):
+    """The losses of some steps in a row."""
+
+    loss: float
+    spread: float
+    """Standard deviation, by the median absolute deviation."""
+    rate: float | None
+
+
+class _Losses(Struct):
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    rates: deque[float] = field(default_factory=lambda: deque(maxlen=_STEPS))
+    block: list[float] = field(default_factory=list)
+    count: int = 0
+    settling: int = 0
+    """Levels of steps that are no baseline yet, because the learning rate was raised."""
+    first: _Level | None = None
+    best: _Level | None = None
+    peak: float = 0.0
+    swing: float = 0.0
+    """Largest rise from which the loss has come back by itself."""
+    limit: float = inf
+    """Above it a loss is far from the lowest level."""
+
+    def add(self, loss: float, rate: float | None) -> None:
+        self.count += 1
+        self.recent.append(loss)
+        self.block.append(loss)
+        if rate is not None:
+            self.rates.append(rate)
+        if len(self.block) < _STEPS:
+            return
+        middle = median(self.block)
+        spread = 1.4826 * median(abs(each - middle) for each in self.block)
+        level = _Level(middle, spread, median(self.rates) if self.rates else None)
+        self.block.clear()
+        self.first = self.first or level
+        if self.best is not None and _was_raised(self.best.rate, level.rate):
+            self.settling = _SETTLING
+        if self.settling:
+            self.settling, self.count, self.best = self.settling - 1, 0, level
+        elif self.best is None or level.loss < self.best.loss:
+            self.best = level
+        if self.best is None:
+            return
+        above = level.loss - self.best.loss
+        self.peak = max(self.peak, above)
+        if above < self.peak * _RECOVERED:
+            self.swing, self.peak = max(self.swing, self.peak), 0.0
+        self.limit = max(_limit(self.first, self.best), self.best.loss + _SWINGS * self.swing)
+
+    def risen(self) -> Mapping[str, float]:
+        """Return the members of a record. Empty until there are enough losses."""
+        best, limit = self.best, self.limit
+        if best is None or self.count < _FEWEST or best.loss <= 0:
+            return {}
+        if sum(loss <= limit for loss in self.recent) > _FEW:
+            return _LEVEL
+        losses = list(self.recent)
+        now, before = median(losses[_STEPS:]), median(losses[:_STEPS])
+        if now < _STILL * before:
+            return _LEVEL
+        return {"loss_before": _short(best.loss), "loss_now": _short(now), "loss_rise": _short(now - best.loss)}
+
+
+def _limit(first: _Level, best: _Level) -> float:
+    return max(
+        best.loss + max(_MARGIN, _SPREADS * best.spread),
+        best.loss * _TIMES,
+        best.loss + _OF_PROGRESS * (first.loss - best.loss),
+    )
+
+
+class _Window(Struct):
+    losses: _Losses = field(default_factory=_Losses)
+    shares: deque[float] = field(default_factory=lambda: deque(maxlen=_STEPS))
+    step: float = -1
+    epoch: float = -1
+    is_judged: bool = True
+    """Its loss is one that falls in a training that is well."""
+
+
+class StepTrends:
+    """The windows of one stream's ranks."""
+
+    def __init__(self) -> None:
+        self._windows: dict[tuple[Any, ...], _Window] = {}
+
+    def add(self, rank: int | None, record: Mapping[str, Any], text: str) -> dict[str, float]:
+        """Take the record of the next step, and return what it gets."""
+        if _OF_SDK in record:
+            return {}
+        loss, data, whole = (_number(record.get(name)) for name in ("loss", "data_s", "step_s"))
+        if loss is None and (data is None or whole is None):
+            return {}
+        key = (rank, *record)
+        window = self._windows.get(key)
+        if window is None:
+            if len(self._windows) >= _MOST_WINDOWS:
+                return {}
+            window = self._windows[key] = _Window(is_judged=not _OTHER_LOSSES.search(text[:1024]))
+        if _begins_anew(window, record):
+            window = self._windows[key] = _Window(is_judged=window.is_judged)
+        window.step = _number(record.get("step")) or window.step
+        window.epoch = _number(record.get("epoch")) or window.epoch
+        trends: dict[str, float] = {}
+        if data is not None and whole is not None and whole > 0:
+            window.shares.append(min(data / whole, 1.0))
+            if len(window.shares) == _STEPS:
+                trends["data_share"] = _short(median(window.shares))
+        if loss is not None and window.is_judged:
+            window.losses.add(loss, _number(record.get("learning_rate")))
+            trends |= window.losses.risen()
+        return trends
+
+
+def _begins_anew(window: _Window, record: Mapping[str, Any]) -> bool:
+    """Return whether the training was started again, or went back: its step is smaller, and its epoch not greater."""
+    step, epoch = _number(record.get("step")), _number(record.get("epoch"))
+    if step is None:
+        return epoch is not None and epoch < window.epoch
+    return step < window.step and (epoch is None or epoch <= window.epoch)
+
+
+def _was_raised(before: float | None, now: float | None) -> bool:
+    return before is not None and now is not None and now > before * _RATE_RAISED
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and isfinite(value) else None
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
