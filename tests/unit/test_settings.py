@@ -176,7 +176,7 @@ def test_a_misspelt_variable_is_noticed() -> None:
 def _row(name: str) -> str:
     source = settings.SOURCES[name]
     flag = f"`{source.flag} {source.value}`" if source.flag else ""
-    variable = f"`{source.variable}{'…' if source.family else ''}`" + (", `_FILE`" if source.secret else "")
+    variable = f"`{source.variable}{'…' if source.family else ''}`" + (", `_FILE`" if source.can_be_a_file else "")
     description = settings.ServerSettings.model_fields[name].description
     return f"| {flag} | {variable} | `{server_defaults.default_of(name)}` | {description} |"
 
@@ -243,7 +243,7 @@ def test_the_documentation_lists_every_setting_with_its_default() -> None:
 def _agent_row(setting: agent.AgentSetting) -> str:
     source = setting.source
     flag = f"`{source.flag} {source.value}`" if source.flag else ""
-    variable = f"`{source.variable}`" + (", `_FILE`" if source.secret else "")
+    variable = f"`{source.variable}`" + (", `_FILE`" if source.can_be_a_file else "")
     return f"| {flag} | {variable} | `{source.shown_default}` | {setting.description} |"
 
 

@@ -323,6 +323,7 @@ class TrainmedicServer:
             http=http,
             notifier=telling.notifier_of(settings),
             external_url=settings.external_url,
+            routes=settings.routes,
             alertmanager=alertmanager,
             cluster=cluster,
             cluster_topology=cluster_topology,

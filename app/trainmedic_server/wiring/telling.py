@@ -28,7 +28,7 @@ log = telemetry.logger(__name__)
 
 def notifier_of(settings: ServerSettings) -> AppriseNotifier | None:
     """The channels that are set; None where there is none. Raises ConfigurationError."""
-    settings.message_rules  # noqa: B018  # read for its check
+    settings.message_rules, settings.routes  # noqa: B018  # read for their checks
     channels = {name: tuple(url.get_secret_value() for url in urls) for name, urls in settings.notify_urls.items()}
     return AppriseNotifier(channels) if channels else None
 
@@ -36,7 +36,7 @@ def notifier_of(settings: ServerSettings) -> AppriseNotifier | None:
 def channels_of(settings: ServerSettings, store: SqlStore, notifier: Notifier | None, clock: Clock) -> ChannelsApi:
     """What people may see of the channels: their names, and of each URL no more than its kind."""
     services = {name: [_kind(url.get_secret_value()) for url in urls] for name, urls in settings.notify_urls.items()}
-    return ChannelsApi(store, clock, services, settings.message_rules, notifier)
+    return ChannelsApi(store, clock, services, settings.message_rules, notifier, settings.routes)
 
 
 def _kind(url: str) -> str:
@@ -56,6 +56,8 @@ def warn_of_missing_channels(settings: ServerSettings, catalog: Catalog) -> None
     unheard = untold((compiled.definition for compiled in catalog.all()), settings.notify_urls)
     if unheard:
         log.warning("people are not notified", why=unheard)
+    if caveat := settings.routes.caveat:
+        log.warning("no default channel for messages", why=caveat)
 
 
 @contextlib.asynccontextmanager
@@ -81,7 +83,7 @@ async def telling(
         clock,
         metrics,
         settings.message_rules,
-        settings.notify_urls,
+        settings.routes,
         external_url=settings.external_url,
         problems=problems,
         fence=store.fence,
