@@ -215,7 +215,14 @@ def all_labels() -> dict[str, dict[str, str]]:
 
 
 def routed(amtool: Path, config: Path, labels: dict[str, str]) -> list[str]:
-    argv = (amtool, "config", "routes", "test", f"--config.file={config}", *(f"{k}={v}" for k, v in labels.items() if v))
+    argv = (
+        amtool,
+        "config",
+        "routes",
+        "test",
+        f"--config.file={config}",
+        *(f"{k}={v}" for k, v in labels.items() if v),
+    )
     return output_of(*argv).strip().split(",")
 
 
