@@ -35,7 +35,7 @@ class RouteField(StrEnum):
     KIND = "kind"
 
 
-class Route(Struct, frozen=True):
+class MessageRoute(Struct, frozen=True):
     """A description of messages. Each part is empty where anything goes."""
 
     components: frozenset[Component] = frozenset()
@@ -76,7 +76,7 @@ class MessageRoutes(Struct, frozen=True):
 
     channels: tuple[str, ...] = ()
     """The names of all notification channels, sorted."""
-    routes: Mapping[str, tuple[Route, ...]] = field(default_factory=dict)
+    routes: Mapping[str, tuple[MessageRoute, ...]] = field(default_factory=dict)
     """By the channel's name. A channel that only is a default has none."""
     defaults: tuple[str, ...] = ()
     """The channels for what no other channel takes, sorted."""
@@ -121,7 +121,7 @@ class MessageRoutes(Struct, frozen=True):
 
 
 def _has_no_condition(routes: MessageRoutes, name: str) -> bool:
-    return name not in routes.routes or Route() in routes.routes[name]
+    return name not in routes.routes or MessageRoute() in routes.routes[name]
 
 
 def parse_routes(text: str) -> MessageRoutes:
@@ -132,7 +132,7 @@ def parse_routes(text: str) -> MessageRoutes:
 
     Raises ValueError, which names the pair, the channel and the field.
     """
-    routes: dict[str, list[Route]] = {}
+    routes: dict[str, list[MessageRoute]] = {}
     defaults: set[str] = set()
     for number, pair in enumerate(text.split(), 1):
         name, equals, conditions = pair.partition("=")
@@ -158,9 +158,9 @@ def routes_of(text: str, channels: Collection[str]) -> MessageRoutes:
     return replace(parsed, channels=tuple(sorted(channels)))
 
 
-def _route(conditions: str, where: str) -> Route:
+def _route(conditions: str, where: str) -> MessageRoute:
     if conditions == _ALL:
-        return Route()
+        return MessageRoute()
     asked: dict[RouteField, str] = {}
     for condition in conditions.split(";"):
         name, _, values = condition.partition(":")
@@ -170,7 +170,7 @@ def _route(conditions: str, where: str) -> Route:
         if name in asked:
             raise ValueError(f"{where}, field {name}: is given twice; join the values by commas")
         asked[RouteField(name)] = values
-    return Route(
+    return MessageRoute(
         _values(asked.get(RouteField.COMPONENT), Component, Component, f"{where}, field component"),
         _values(asked.get(RouteField.SEVERITY), Severity, Severity, f"{where}, field severity"),
         _values(asked.get(RouteField.KIND), KINDS, str, f"{where}, field kind"),
