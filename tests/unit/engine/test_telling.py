@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -16,7 +16,7 @@ from trainmedic_server.domain.message import DEFAULT_RULES, Severity, parse_rule
 from trainmedic_server.domain.message_routes import routes_of
 from trainmedic_server.domain.pause import PauseOrder, Scope
 from trainmedic_server.domain.problems import FileProblem
-from trainmedic_server.domain.run import OrderKind
+from trainmedic_server.domain.run import Event, OrderKind
 from trainmedic_server.engine import telling
 from trainmedic_server.engine.telling import MessageTeller
 
@@ -75,16 +75,17 @@ class Telling:
         self.problems: list[FileProblem] = []
         self._rules = parse_rules(rules)
         self.routes = routes
+        self.teller: MessageTeller | None = None
         self._names = names
         self._task: asyncio.Task[None] | None = None
 
     async def begin(self) -> Telling:
-        teller = MessageTeller(
+        self.teller = MessageTeller(
             self.world.store, self.world.store, self.channels, self.world.clock, self.world.metrics,
             self._rules, routes_of(self.routes, self._names), external_url="https://medic.example",
             problems=lambda: self.problems,
         )  # fmt: skip
-        self._task = asyncio.create_task(teller.run())
+        self._task = asyncio.create_task(self.teller.run())
         await asyncio.sleep(0.001)
         return self
 
@@ -764,25 +765,56 @@ async def test_what_is_set_for_a_kind_or_a_question_goes_before_the_routes(begin
     assert receivers(t) == [("page", "capping on node:n1 failed"), ("train", "node:n4: Cap?")]
 
 
-@pytest.mark.parametrize(("before", "after"), [("", TEAMS), (TEAMS, "gpu=kind:pause rest=default"), (TEAMS, "")])
-@pytest.mark.parametrize("seconds", [5, 15])
-async def test_other_routes_tell_nothing_again(begin: Any, before: str, after: str, seconds: float) -> None:
-    """Also where the alert is repeated, and what waits when the server is stopped goes where it was to go."""
-    guarded = CAPPING.replace("steps:", "guards: {max_concurrent: 1}\nsteps:")
-    t = await begin(guarded, names=TEAM_NAMES, routes=before)
-    t.world.actions["cap"].outcomes += [errors.PermanentFailure("no agent"), "hang"]
+CHANGES = pytest.mark.parametrize(
+    ("before", "after"), [("", TEAMS), (TEAMS, "gpu=kind:pause rest=default"), (TEAMS, "")]
+)
+
+
+@CHANGES
+async def test_other_routes_tell_nothing_again(begin: Any, before: str, after: str) -> None:
+    """A refusal that was told is told to no other channel when the alert begins anew."""
+    t = await begin(CAPPING.replace("steps:", "guards: {max_concurrent: 1}\nsteps:"), names=TEAM_NAMES, routes=before)
+    t.world.actions["cap"].outcomes.append(timedelta(minutes=10))
     await t.world.post(t.world.alert(node="n1", component="gpu"))
     await t.world.post(t.world.alert(node="n2", component="gpu"))
-    refused = t.world.alert(node="n3", component="gpu")
-    await t.world.post(refused)
-    await t.world.pass_time(seconds)
+    await t.world.pass_time(15)
+    expected = ["gpu"] if before else list(TEAM_NAMES)
+    assert [to for to, _ in receivers(t)] == expected
     await t.kill()
     t.routes = after
     await t.begin()
-    await t.world.pass_time(8)
-    await t.world.post(refused)
+    await t.world.post(t.world.alert(node="n2", component="gpu", status="resolved"))
+    await t.world.pass_time(1)
+    before_again = len(await t.world.runs())
+    await t.world.post(t.world.alert(node="n2", component="gpu"))
+    assert len(await t.world.runs()) == before_again + 1, "it is refused anew"
+    await t.world.pass_time(14)
+    refusals = [to for to, title in receivers(t) if "did not start" in title and not title.startswith("Re: ")]
+    assert refusals == expected
+
+
+@CHANGES
+async def test_events_that_are_taken_again_by_other_routes_make_no_other_messages(
+    begin: Any, monkeypatch: pytest.MonkeyPatch, before: str, after: str
+) -> None:
+    """The server was killed after the messages were kept and before that was on record; they go where they were to."""
+    taken: list[Event] = []
+    take = MessageTeller.take
+
+    async def recording(teller: MessageTeller, events: Sequence[Event]) -> None:
+        taken.extend(events)
+        await take(teller, events)
+
+    monkeypatch.setattr(MessageTeller, "take", recording)
+    t = await begin(CAPPING, names=TEAM_NAMES, routes=before)
+    t.world.actions["cap"].outcomes.append(errors.PermanentFailure("no agent"))
+    await t.world.post(t.world.alert(node="n1", component="gpu"))
+    await t.world.pass_time(5)
+    assert t.channels.sent == []
+    await t.kill()
+    t.routes = after
+    await t.begin()
+    assert t.teller is not None
+    await take(t.teller, taken)
     await t.world.pass_time(15)
-    expected = ["gpu"] if before else list(TEAM_NAMES)
-    failed = [to for to, title in receivers(t) if title == "capping on node:n1 failed"]
-    not_started = [to for to, title in receivers(t) if title.startswith("capping on node:n3 did not start")]
-    assert (failed, not_started) == (expected, expected)
+    assert [to for to, _ in receivers(t)] == (["gpu"] if before else list(TEAM_NAMES))
