@@ -197,7 +197,7 @@ class TrainmedicServer:
                 runs=store,
                 sums=ReportCompiler(store, prometheus, store, clock),
                 alerts=store,
-                standing=NowApi(store, store, engine, clock, settings.external_url),
+                standing=NowApi(store, store, engine, clock, settings.external_url, telling.missing_channels(settings)),
                 found=FindingsApi(store, KeptJobs(store, clock), store, whereabouts),
                 lines=LogLinesApi(log_source(settings.log_store, stack, bus, clock), whereabouts),
                 store=store,

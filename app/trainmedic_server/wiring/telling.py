@@ -14,6 +14,7 @@ from trainmedic_server import telemetry
 from trainmedic_server.adapters.apprise_notifier import AppriseNotifier
 from trainmedic_server.adapters.sql_store import postgresql
 from trainmedic_server.adapters.sql_store.store import SqlStore
+from trainmedic_server.domain.message import NO_CHANNEL
 from trainmedic_server.domain.problems import FileProblem
 from trainmedic_server.domain.untold import untold
 from trainmedic_server.engine.telling import MessageTeller
@@ -49,6 +50,11 @@ def name_among_several(settings: ServerSettings) -> str | None:
     if not postgresql.names_postgresql(settings.database_url):
         return None
     return settings.advertise or platform.node()
+
+
+def missing_channels(settings: ServerSettings) -> str:
+    """Return, for a person, that there is no channel, or no default one where routes need it. Empty for neither."""
+    return settings.routes.caveat if settings.notify_urls else NO_CHANNEL
 
 
 def warn_of_missing_channels(settings: ServerSettings, catalog: Catalog) -> None:
