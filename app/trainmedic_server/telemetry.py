@@ -179,6 +179,11 @@ class Metrics:
             "Updates of findings whose claimed job was left out, because the node's files name too many.",
         )
         self.messages = counter("trainmedic_messages", "Messages to people, by kind and outcome.", ["kind", "outcome"])
+        self.messages_unrouted = counter(
+            "trainmedic_messages_unrouted",
+            "Messages that no route takes and a default channel gets, by kind.",
+            ["kind"],
+        )
         self.message_errors = counter("trainmedic_message_errors", "Failed tries to send a message.", ["channel"])
         self.finding_alert_errors = counter(
             "trainmedic_finding_alert_errors", "Failed tries to tell the alerts of findings."

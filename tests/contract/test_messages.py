@@ -71,3 +71,14 @@ async def test_an_earlier_release_can_read_every_message(store: SqlStore, kind: 
     assert await store.transact(lambda tx: tx.messages.kinds_told(["run-1"])) == {"run-1": {kind}}
     await store.transact(lambda tx: tx.messages.forget_sent(kind))
     assert await store.transact(lambda tx: tx.messages.kinds_told(["run-1"])) == {}
+
+
+async def test_it_is_known_which_channels_have_a_message(store: SqlStore) -> None:
+    """By run, sent or not; and of single messages, whether they were sent."""
+    first, second, other = made(1), made(1, "chat"), made(2)
+    await store.transact(lambda tx: tx.messages.add([first, second, other]))
+    await store.transact(lambda tx: tx.messages.note_sent([first.id], NOW))
+    told = await store.transact(lambda tx: tx.messages.channels_told(["run-1", "run-3"]))
+    assert told == {"run-1": {"oncall", "chat"}}
+    kept = await store.transact(lambda tx: tx.messages.kept([first.id, second.id, "9/oncall"]))
+    assert kept == {first.id: True, second.id: False}

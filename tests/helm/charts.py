@@ -91,6 +91,14 @@ COMBINATIONS: Mapping[str, Values] = {
             },
             "grafana": {"url": "http://grafana.monitoring.svc", "existingSecret": "grafana", "key": "writer"},
             "logStore": "loki+http://loki-gateway.logs?tenant=training",
+            "messages": {
+                "routes": {
+                    "gpu-team": [{"component": ["gpu", "network"]}],
+                    "on-call": [{"severity": ["critical"], "kind": ["run_failed", "notify"]}, {"kind": ["approval"]}],
+                    "log": [{}],
+                },
+                "defaults": ["people"],
+            },
             "alertmanagerUrl": "http://alertmanager-operated.monitoring.svc:9093",
             "persistence": {"storageClass": "ssd", "size": "20Gi"},
             "service": {"type": "LoadBalancer", "annotations": {"example.com/internal": "true"}},
@@ -142,7 +150,11 @@ COMBINATIONS: Mapping[str, Values] = {
         },
     },
     "postgresql": {
-        "server": {"replicas": 3, "database": {"existingSecret": "trainmedic-database"}},
+        "server": {
+            "replicas": 3,
+            "database": {"existingSecret": "trainmedic-database"},
+            "messages": {"existingSecret": "trainmedic-channels"},
+        },
         "redis": {"enabled": False, "external": {"existingSecret": "trainmedic-redis-url", "agentKey": "agent-url"}},
     },
     "own-secrets": {

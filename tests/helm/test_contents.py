@@ -56,15 +56,28 @@ def environment(combination: str, kind: str) -> dict[str, str]:
     }
 
 
+_ROUTES = {
+    "gpu-team": ["component:gpu,network"],
+    "on-call": ["severity:critical;kind:run_failed,notify", "kind:approval"],
+    "log": ["all"],
+    "people": ["default"],
+}
+"""Of the combination ``everything``, as the server says them."""
+
+
 @pytest.mark.parametrize("combination", COMBINATIONS)
 def test_the_servers_variables_are_settings_that_it_takes(combination: str) -> None:
     """Each is known, and has a value that the server starts with."""
     given = environment(combination, "Deployment")
+    messages = COMBINATIONS[combination].get("server", {}).get("messages", {})
+    names = [*messages.get("routes", {}), *messages.get("defaults", [])]
+    given |= {"TRAINMEDIC_NOTIFY_URLS": " ".join(f"{name}=json://h" for name in names)} if names else {}
     made = server_settings.load({}, given)
     assert server_settings.misspelt(given) == []
     known = {source.variable for source in server_settings.SOURCES.values()}
     assert given.keys() <= known
     assert (made.host, made.port) == ("0.0.0.0", 8080)
+    assert {name: made.routes.described(name) for name in names} == (_ROUTES if names else {})
     assert made.kubernetes == ("in-cluster" if COMBINATIONS[combination].get("kubernetes") else "off")
 
 

@@ -61,6 +61,22 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"redis": {"users": {"jobs": ["llm-1", "llm-1"]}}},
         "'/redis/users/jobs': items at 0 and 1 are equal",
     ),
+    "a component that there is not": (
+        {"server": {"messages": {"routes": {"gpu": [{"component": ["gpus"]}]}}}},
+        "'/server/messages/routes/gpu/0/component/0': value must be one of 'gpu', 'network'",
+    ),
+    "a field that no route has": (
+        {"server": {"messages": {"routes": {"gpu": [{"team": ["gpu"]}]}}}},
+        "'/server/messages/routes/gpu/0': additional properties 'team' not allowed",
+    ),
+    "routes twice": (
+        {"server": {"settings": {"TRAINMEDIC_MESSAGE_ROUTES": "a=all"}, "messages": {"defaults": ["a"]}}},
+        "server.messages.routes: TRAINMEDIC_MESSAGE_ROUTES is set in server.settings",
+    ),
+    "channels twice": (
+        {"server": {"extraEnv": [{"name": "TRAINMEDIC_NOTIFY_URLS"}], "messages": {"existingSecret": "channels"}}},
+        "server.messages.existingSecret: TRAINMEDIC_NOTIFY_URLS is set in server.settings or server.extraEnv",
+    ),
     "no playbooks": ({"playbooks": {"shipped": False}}, "playbooks: there are none"),
     "a setting of the chart's own": (
         {"server": {"settings": {"TRAINMEDIC_MODE": "enforce"}}},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import re
@@ -10,6 +11,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,6 +61,9 @@ def serving() -> Iterator[Sink]:
     made.server.shutdown()
     serving.join()
     made.server.server_close()
+
+
+sink_served = contextlib.contextmanager(serving)
 
 
 def counted_as_sent(server: Server) -> float:
@@ -172,3 +177,93 @@ def test_a_question_reaches_people_once_though_the_server_is_killed(
     logs = "".join(path.read_text() for path in tmp_path.glob("server-*.log"))
     assert "a background loop is held up" in logs
     assert SECRET not in logs
+
+
+TEAMS = """
+playbook: fails
+on: {alert: Broken}
+target: job
+steps:
+  - {id: call, action: http.request, with: {method: POST, url: "http://127.0.0.1:1/"}}
+---
+playbook: tells
+on: {alert: Spike}
+target: job
+steps:
+  - {id: tell, action: notify, with: {message: "a spike of {{ target.job }}"}}
+---
+playbook: asks
+on: {alert: Question}
+target: job
+steps:
+  - {id: ask, approve: "May {{ target.job }} go back?"}
+"""
+ROUTES = (
+    "gpu=component:gpu,network training=component:training "
+    "on-call=severity:critical;kind:notify on-call=kind:approval rest=default"
+)
+
+
+def test_each_team_gets_its_own_messages_and_no_others(tmp_path: Path, redis_url: str) -> None:
+    """By component, severity and kind, of failures, questions and what playbooks tell; other routes tell nothing
+    again after a kill."""
+    with contextlib.ExitStack() as stack:
+        sinks = {name: stack.enter_context(sink_served()) for name in ("gpu", "training", "on-call", "rest")}
+        urls = " ".join(f"{name}=json://127.0.0.1:{each.port}" for name, each in sinks.items())
+        environment = {"TRAINMEDIC_NOTIFY_URLS": urls, "TRAINMEDIC_MESSAGE_ROUTES": ROUTES}
+        server = stack.enter_context(Server(tmp_path, TEAMS, "--redis", redis_url, environment=environment))
+        posted = [of_component("Broken", each) for each in ("gpu", "network", "storage", "node", "training")]
+        posted += [of_component("Spike", each) for each in ("gpu", "storage")]
+        posted += [of_component("Question", each) for each in ("training", "node")]
+        for alert in posted:
+            assert server.ask("/webhook", alert).status == 200
+
+        def told() -> dict[str, list[str]]:
+            """The jobs that each channel was told of, with what it was about."""
+            said = {name: "\n".join(f"{title}\n{text}" for title, text in each.taken) for name, each in sinks.items()}
+            return {
+                name: sorted(set(re.findall(r"[a-z]+-(?:broken|spike|question)", each))) for name, each in said.items()
+            }
+
+        expected = {
+            "gpu": ["gpu-broken", "gpu-spike", "network-broken"],
+            "training": ["training-broken", "training-question"],
+            "on-call": ["gpu-spike", "node-question", "storage-spike", "training-question"],
+            "rest": ["node-broken", "storage-broken"],
+        }
+        eventually(lambda: told() == expected, 60, "the messages of all teams")
+        assert {each["name"]: each["routes"] for each in server.ask("/channels").body["items"]} == {
+            "gpu": ["component:gpu,network"],
+            "training": ["component:training"],
+            "on-call": ["severity:critical;kind:notify", "kind:approval"],
+            "rest": ["default"],
+        }
+        counts = {name: len(each.taken) for name, each in sinks.items()}
+        server.kill()
+        server.start(TRAINMEDIC_MESSAGE_ROUTES="training=all gpu=kind:pause on-call=kind:pause rest=kind:pause")
+        for alert in posted:
+            assert server.ask("/webhook", alert).status == 200
+        time.sleep(4)  # what is due when a server starts is sent at once
+        assert {name: len(each.taken) for name, each in sinks.items()} == counts
+
+
+def test_routes_that_are_wrong_stop_the_start(tmp_path: Path, redis_url: str) -> None:
+    """With the setting, the channel, the field, and what there is."""
+    environment = {
+        "TRAINMEDIC_NOTIFY_URLS": "gpu=json://127.0.0.1:1",
+        "TRAINMEDIC_MESSAGE_ROUTES": "gpu=component:gpus",
+    }
+    server = Server(tmp_path, TELLS, "--redis", redis_url, environment=environment)
+    server.start(wait=False)
+    assert server.program is not None
+    assert server.program.process.wait(30) == 2
+    said = (tmp_path / "server-1.log").read_text()
+    assert "TRAINMEDIC_MESSAGE_ROUTES" in said
+    assert "pair 1, channel 'gpu', field component: 'gpus' is none of gpu, network" in said
+
+
+def of_component(alertname: str, component: str) -> dict[str, Any]:
+    """A delivery of one critical alert about a job that is named after both."""
+    posted = delivery(alertname, f"{component}-{alertname.lower()}")
+    posted["alerts"][0]["labels"] |= {"component": component, "severity": "critical"}
+    return posted

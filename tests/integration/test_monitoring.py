@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 from collections.abc import Iterator
@@ -14,7 +15,11 @@ import pytest
 
 from tests.support import programs
 from trainmedic_server.catalog import yaml_text
+from trainmedic_server.diagnosis import verdict_alert
+from trainmedic_server.diagnosis.verdict import Confidence
 from trainmedic_server.domain.alert import SHIPPED_RULE, SHIPPED_RULE_LABEL
+from trainmedic_server.domain.component import Component, component_of
+from trainmedic_server.domain.finding import CauseClass
 
 MONITORING = programs.ROOT / "monitoring"
 RULES = sorted((MONITORING / "rules").glob("*.yaml"))
@@ -197,15 +202,81 @@ def test_alertmanager_accepts_the_configuration_with_and_without_a_token(alertma
     output_of(amtool, "check-config", with_token)
 
 
-def test_every_alert_is_routed_to_trainmedic_at_once_and_its_end_too(alertmanager: Path) -> None:
-    """Each alert reaches the receiver `trainmedic`, within seconds, resolved included; some reach people as well."""
-    config = MONITORING / "alertmanager.yml"
-    amtool = alertmanager.with_name("amtool")
-    for name, rule in shipped_alerts().items():
-        labels = [f"{key}={value}" for key, value in {"alertname": name, "node": "node-1", **rule["labels"]}.items()]
-        expected = "people,trainmedic" if "needs" in rule["labels"] else "trainmedic"
-        assert output_of(amtool, "config", "routes", "test", f"--config.file={config}", *labels).strip() == expected
-    loaded = load(config)
+def all_labels() -> dict[str, dict[str, str]]:
+    """The labels of every alert that the shipped rules, the shipped log rules and the server's diagnosis raise."""
+    every = {name: {"alertname": name, **rule["labels"]} for name, rule in shipped_alerts().items()}
+    for rule in (rule["alert"] for rule in shipped_log_rules() if "alert" in rule):
+        severity = rule.get("severity", "warning")
+        for grave in (severity,) if severity in ("warning", "critical") else ("warning", "critical"):
+            said = {"alertname": rule["name"], "severity": grave, "component": rule.get("component", "training")}
+            every[f"{rule['name']} {grave}"] = {**said, "source": "log", **rule.get("labels", {})}
+    for cause, confidence in itertools.product(CauseClass, Confidence):
+        said = {"cause": cause, "confidence": confidence, "node": "", "fingerprint": ""}
+        every[f"TrainingFailed {cause} {confidence}"] = verdict_alert.labels_of("llm-7", said)
+    return every | {"NodeSuspect": verdict_alert.labels_of_suspect("gpu-07")}
+
+
+def routed(amtool: Path, config: Path, labels: dict[str, str]) -> list[str]:
+    argv = (
+        amtool,
+        "config",
+        "routes",
+        "test",
+        f"--config.file={config}",
+        *(f"{k}={v}" for k, v in labels.items() if v),
+    )
+    return output_of(*argv).strip().split(",")
+
+
+ROUTED_BY = ("component", "severity", "needs", "source", "cause", "confidence")
+
+
+def receivers_of_all(amtool: Path, config: Path) -> dict[str, list[str]]:
+    """Where each alert goes; those that are alike to every route are asked for once."""
+    asked: dict[tuple[str, ...], list[str]] = {}
+    receivers = {}
+    for name, labels in all_labels().items():
+        alike = tuple(labels.get(each, "") for each in ROUTED_BY)
+        if alike not in asked:
+            asked[alike] = routed(amtool, config, dict(zip(ROUTED_BY, alike, strict=True)))
+        receivers[name] = asked[alike]
+    return receivers
+
+
+def documented_receivers() -> dict[str, str]:
+    """The team of each component, as the documentation's table has it."""
+    page = (programs.ROOT / "docs/how-to/monitoring.md").read_text().partition("### Who is told")[2]
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| `([\w-]+)` \|", page.partition("\n### ")[0], re.MULTILINE)
+    return {each.strip("`"): receiver for components, receiver in rows for each in components.split(", ")}
+
+
+def test_every_alert_is_routed_as_the_documentation_says(alertmanager: Path) -> None:
+    """To Trainmedic, always; what nobody repairs to the team of its component, by which the server routes as well,
+    and what is critical of it to on call."""
+    team_of = documented_receivers()
+    assert team_of.keys() == set(Component)
+    receivers = receivers_of_all(alertmanager.with_name("amtool"), MONITORING / "alertmanager.yml")
+    for name, labels in all_labels().items():
+        on_call = ["on-call"] if labels["severity"] == "critical" else []
+        people = [*on_call, team_of[component_of(labels)]] if labels.get("needs") == "people" else []
+        assert receivers[name] == ["trainmedic", *people], name
+
+
+def test_teams_get_every_alert_where_the_matcher_is_taken_away(alertmanager: Path, tmp_path: Path) -> None:
+    """As the file says; a verdict goes to the team of its cause there, too."""
+    config = tmp_path / "alertmanager.yml"
+    config.write_text((MONITORING / "alertmanager.yml").read_text().replace("- matchers: [needs = people]\n     ", "-"))
+    team_of = documented_receivers()
+    receivers = receivers_of_all(alertmanager.with_name("amtool"), config)
+    for name, labels in all_labels().items():
+        on_call = ["on-call"] if labels["severity"] == "critical" else []
+        assert receivers[name] == ["trainmedic", *on_call, team_of[component_of(labels)]], name
+
+
+def test_alerts_reach_trainmedic_at_once_and_their_ends_too() -> None:
+    """Within seconds, resolved included."""
+    loaded = load(MONITORING / "alertmanager.yml")
+    assert loaded["route"]["routes"][0] == {"receiver": "trainmedic", "continue": True}
     receiver = loaded["receivers"][0]["webhook_configs"][0]
     assert (receiver["url"], receiver["send_resolved"]) == ("http://127.0.0.1:8080/webhook", True)
     assert int(loaded["route"]["group_wait"].rstrip("s")) <= 5

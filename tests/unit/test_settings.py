@@ -176,7 +176,7 @@ def test_a_misspelt_variable_is_noticed() -> None:
 def _row(name: str) -> str:
     source = settings.SOURCES[name]
     flag = f"`{source.flag} {source.value}`" if source.flag else ""
-    variable = f"`{source.variable}{'…' if source.family else ''}`" + (", `_FILE`" if source.secret else "")
+    variable = f"`{source.variable}{'…' if source.family else ''}`" + (", `_FILE`" if source.can_be_a_file else "")
     description = settings.ServerSettings.model_fields[name].description
     return f"| {flag} | {variable} | `{server_defaults.default_of(name)}` | {description} |"
 
@@ -243,7 +243,7 @@ def test_the_documentation_lists_every_setting_with_its_default() -> None:
 def _agent_row(setting: agent.AgentSetting) -> str:
     source = setting.source
     flag = f"`{source.flag} {source.value}`" if source.flag else ""
-    variable = f"`{source.variable}`" + (", `_FILE`" if source.secret else "")
+    variable = f"`{source.variable}`" + (", `_FILE`" if source.can_be_a_file else "")
     return f"| {flag} | {variable} | `{source.shown_default}` | {setting.description} |"
 
 
@@ -303,3 +303,24 @@ def test_a_misspelt_variable_of_an_agent_is_noticed() -> None:
     assert agent.misspelt({"TRAINMEDIC_POLCY": "p", "TRAINMEDIC_JOB": "j"}) == [
         ("TRAINMEDIC_POLCY", "TRAINMEDIC_POLICY")
     ]
+
+
+def test_message_routes_come_from_a_file_too(tmp_path: Path) -> None:
+    """One route to a line; they are no secret, so the message of a wrong one shows them."""
+    file = tmp_path / "routes"
+    file.write_text("gpu=component:gpu\nchat=default\n")
+    environ = {"TRAINMEDIC_NOTIFY_URLS": "gpu=json://h chat=json://h", "TRAINMEDIC_MESSAGE_ROUTES_FILE": str(file)}
+    assert settings.load({}, environ).routes.described("gpu") == ["component:gpu"]
+    file.write_text("gpu=component:gpus")
+    with pytest.raises(
+        ConfigurationError, match=r"TRAINMEDIC_MESSAGE_ROUTES_FILE.*channel 'gpu', field component: 'gpus'"
+    ):
+        settings.load({}, environ)
+    assert not settings.load({}, {"TRAINMEDIC_NOTIFY_URLS": "gpu=json://h"}).routes.are_set
+
+
+def test_a_route_of_a_channel_that_is_not_set_is_refused() -> None:
+    """Both come from settings of their own, so it is seen when both are known."""
+    loaded = settings.load({"message_routes": "ops=all"}, {"TRAINMEDIC_NOTIFY_URLS": "gpu=json://h"})
+    with pytest.raises(ConfigurationError, match=r"TRAINMEDIC_MESSAGE_ROUTES: channel 'ops' is not set; .* set: gpu"):
+        _ = loaded.routes

@@ -15,7 +15,9 @@ from pydantic import BaseModel, Field
 from trainmedic_server.actions.base import ActionParams, BasicAction, Irreversible
 from trainmedic_server.domain import links
 from trainmedic_server.domain.alert import Alert
+from trainmedic_server.domain.component import component_of
 from trainmedic_server.domain.message import NO_CHANNEL, Severity
+from trainmedic_server.domain.message_routes import NOTIFY
 from trainmedic_server.errors import ChannelMissing, NotSetUp, OutcomeUnknown
 from trainmedic_server.ports.actions import Action, Call
 
@@ -32,7 +34,11 @@ class NotifyParams(ActionParams):
     severity: Severity | None = Field(
         None, description="How it looks; without it as the label severity of the alert says, else warning."
     )
-    to: str | None = Field(None, description="The name of a notification channel; all channels without it.")
+    to: str | None = Field(
+        None,
+        description="The name of a notification channel. Without it, the channels whose routes take the message; all "
+        "channels where no routes are set.",
+    )
 
 
 class Notify(Irreversible, BasicAction):
@@ -53,16 +59,25 @@ class Notify(Irreversible, BasicAction):
         if call.resumed:
             raise OutcomeUnknown("the message may or may not have been sent before the server stopped")
         severity = params.severity or _severity_of(call.alert)
+        to = params.to or self._routed(call, severity)
         try:
             async with asyncio.timeout((call.deadline - self.services.clock.now()).total_seconds()):
                 await notifier.notify(
-                    _cut(params.title, TITLE_LIMIT), self._with_handle(params.message, call), params.to, severity
+                    _cut(params.title, TITLE_LIMIT), self._with_handle(params.message, call), to, severity
                 )
         except ChannelMissing as error:
             raise NotSetUp(f"not sent: {error}") from error
         except TimeoutError as error:
             raise OutcomeUnknown("sending the message took too long; it may or may not have been sent") from error
-        return {"to": params.to or "all"}
+        return {"to": (to if isinstance(to, str) else ", ".join(to)) if to else "all"}
+
+    def _routed(self, call: Call, severity: Severity) -> tuple[str, ...] | None:
+        """Return the channels that take the message by their routes; None for all, where no routes are set."""
+        routes = self.services.routes
+        if not routes.are_set:
+            return None
+        component = component_of(call.alert.every_label, call.playbook, call.target)
+        return routes.choose(component, severity, NOTIFY).names
 
     def _with_handle(self, message: str, call: Call) -> str:
         """The message, and by what people find the run: its short id, and its address where one is known."""

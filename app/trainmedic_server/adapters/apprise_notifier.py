@@ -25,7 +25,7 @@ _TYPES = {Severity.INFO: "info", Severity.WARNING: "warning", Severity.CRITICAL:
 
 
 class AppriseNotifier:
-    """Sends to one channel, or to all.
+    """Sends to one channel, to several, or to all.
 
     What reached only some is not sent again, since those would get it twice; the failure is then a
     permanent one, and names the channels that missed it.
@@ -40,12 +40,15 @@ class AppriseNotifier:
         self._loading = threading.Lock()
         self._loaded: dict[str, tuple[Apprise, ...]] = {}
 
-    async def notify(self, title: str, message: str, to: str | None, severity: Severity = Severity.INFO) -> None:
+    async def notify(
+        self, title: str, message: str, to: str | Sequence[str] | None, severity: Severity = Severity.INFO
+    ) -> None:
         if not self._channels:
             raise ChannelMissing(NO_CHANNEL)
-        if to is not None and to not in self._channels:
-            raise ChannelMissing(f"there is no channel {to!r}; there are: {', '.join(sorted(self._channels))}")
-        names = sorted(self._channels) if to is None else [to]
+        names = sorted(self._channels if to is None else [to] if isinstance(to, str) else to)
+        missing = [name for name in names if name not in self._channels]
+        if missing:
+            raise ChannelMissing(f"there is no channel {missing[0]!r}; there are: {', '.join(sorted(self._channels))}")
         await asyncio.to_thread(self._send, title, message, names, _TYPES[severity])
 
     def _send(self, title: str, message: str, names: Sequence[str], notify_type: str) -> None:

@@ -86,6 +86,8 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {'clock':<11}NOT OK: {table.plain(ready['clock'].get('detail'))}"
     if not ready.get("notifications", {}).get("ok", True):
         yield f"  {'messages':<11}NOT SENT: {table.plain(ready['notifications'].get('detail'))}"
+    elif not isinstance(now, str) and now.get("notifications"):
+        yield f"  {'messages':<11}{table.plain(now['notifications'])}"
     yield f"{'switches':<11}{f'unknown: {table.plain(now)}' if isinstance(now, str) else switches(now, now['at'])}"
     described_by: Mapping[str, Callable[[Any], str]] = {
         "open_runs": _counts,

@@ -23,6 +23,7 @@ from trainmedic_server.domain import duration, links
 from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.alert_labels import Label
 from trainmedic_server.domain.approval import Terms
+from trainmedic_server.domain.component import Component, component_of_run
 from trainmedic_server.domain.message import Message, MessageKind, Severity, minute
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.node_evidence import LISTING, UNKNOWN, host_of
@@ -64,6 +65,8 @@ class Draft(Struct, frozen=True):
     """What is told once only, however many events say it; empty where each event is told."""
     to: str | None = None
     """The one channel for it, where the playbook names it."""
+    component: Component = Component.TRAINMEDIC
+    """What it is about: that of its run, or Trainmedic itself."""
 
 
 Told = Mapping[str, set[MessageKind]]
@@ -76,7 +79,8 @@ def written(event: Event, run: Run | None, kinds_told: Told) -> Draft | None:
         write_of_server = _OF_SERVER.get(event.kind)
         return write_of_server(event) if write_of_server is not None else None
     write = _OF_RUN.get(event.kind)
-    return write(event, run, kinds_told.get(run.id, set())) if write is not None and run is not None else None
+    draft = write(event, run, kinds_told.get(run.id, set())) if write is not None and run is not None else None
+    return replace(draft, component=component_of_run(run)) if draft is not None and run is not None else None
 
 
 KINDS = frozenset(
@@ -206,6 +210,16 @@ def has_told_people(run: Run) -> bool:
         step.phase == "on_failure" and step.action == "notify" and step.status is StepStatus.SUCCEEDED
         for step in run.steps
     )
+
+
+def channels_told_by(run: Run) -> set[str]:
+    """Return the channels that the run's own ``notify`` steps have reached, as their outputs name them."""
+    outputs = (
+        str(step.output.get("to", ""))
+        for step in run.steps
+        if step.action == "notify" and step.status is StepStatus.SUCCEEDED
+    )
+    return {name for output in outputs for name in output.split(", ") if name}
 
 
 def _story(run: Run) -> str:

@@ -23,12 +23,13 @@ from trainmedic.wire.backoff import Backoff
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain import links
 from trainmedic_server.domain.message import Message, MessageKind, MessageRule
+from trainmedic_server.domain.message_routes import MessageRoutes
 from trainmedic_server.domain.problems import FileProblem
 from trainmedic_server.domain.run import Event
 from trainmedic_server.engine import loops, message_texts
 from trainmedic_server.engine.event_teller import EventSource, EventTeller
 from trainmedic_server.engine.loops import by_clock
-from trainmedic_server.engine.message_texts import Draft
+from trainmedic_server.engine.message_texts import Draft, channels_told_by
 from trainmedic_server.ports.fence import Fence, no_fence
 from trainmedic_server.ports.outside import Clock, Notifier
 from trainmedic_server.ports.store import RunStore, Transaction
@@ -52,8 +53,7 @@ log = telemetry.logger(__name__)
 
 
 class MessageTeller:
-    """Sends what `rules` ask for to `channels`, the names of all channels that there are; implements
-    `event_teller.EventListener`."""
+    """Sends what `rules` ask for to the channels that `routes` choose; implements `event_teller.EventListener`."""
 
     name = "messages"
     kinds = message_texts.KINDS
@@ -67,7 +67,7 @@ class MessageTeller:
         clock: Clock,
         metrics: telemetry.Metrics,
         rules: Mapping[MessageKind, MessageRule],
-        channels: Collection[str],
+        routes: MessageRoutes,
         *,
         external_url: str = "",
         problems: Callable[[], Sequence[FileProblem]] = tuple,
@@ -78,7 +78,8 @@ class MessageTeller:
         self._clock = clock
         self._metrics = metrics
         self._rules = rules
-        self._channels = sorted(channels)
+        self._routes = routes
+        self._channels = routes.channels
         self._external_url = external_url
         self._broken = _BrokenPlaybooks(problems)
         self._fence = fence
@@ -118,7 +119,9 @@ class MessageTeller:
         if problems:
             digest = hashlib.sha256("\n".join(problems).encode()).hexdigest()[:32]
             draft = message_texts.of_broken_playbooks(problems)
-            await self._add(lambda tx: self._addressed(draft, f"playbooks/{digest}", now))
+            await self._add(
+                lambda tx: self._untold(tx, self._addressed(draft, f"playbooks/{digest}", now), only_sent=True)
+            )
             self._broken.note_told(problems)
 
     async def _add(self, make: Callable[[Transaction], Sequence[Message]]) -> None:
@@ -132,23 +135,56 @@ class MessageTeller:
         run_ids = {event.run_id for event in events if event.run_id is not None}
         runs = {run.id: run for run in tx.runs(run_ids)} if run_ids else {}
         told = dict(tx.messages.kinds_told(run_ids)) if run_ids else {}
+        channels = dict(tx.messages.channels_told(run_ids)) if run_ids and self._routes.are_set else {}
         made: list[Message] = []
         for event in events:
             draft = message_texts.written(event, runs.get(event.run_id or ""), told)
             if draft is None:
                 continue
-            messages = self._addressed(draft, draft.once or f"{event.seq}", event.at)
+            run = runs.get(event.run_id or "")
+            before = channels.get(event.run_id or "", set()) | (channels_told_by(run) if run is not None else set())
+            messages = self._addressed(draft, draft.once or f"{event.seq}", event.at, before)
             made += messages
             if messages and draft.run_id is not None and draft.kind is MessageKind.RUN_FAILED:
                 # It will be told. So what follows is the same if these events are taken again.
                 told.setdefault(draft.run_id, set()).add(draft.kind)
-        return made
+                channels.setdefault(draft.run_id, set()).update(message.channel for message in messages)
+        return self._untold(tx, made)
 
-    def _addressed(self, draft: Draft, name: str, at: datetime) -> list[Message]:
+    def _untold(self, tx: Transaction, made: Sequence[Message], *, only_sent: bool = False) -> list[Message]:
+        """Return the messages without those that any channel has already, so that new routes tell nothing again.
+
+        With `only_sent` those that wait do not count.
+        """
+        names = {message.id: message.id.removesuffix(message.channel) for message in made}
+        if not names:
+            return []
+        kept = tx.messages.kept([f"{name}{channel}" for name in set(names.values()) for channel in self._channels])
+        known = {
+            message_id.rpartition("/")[0] + "/" for message_id, is_sent in kept.items() if is_sent or not only_sent
+        }
+        return [message for message in made if names[message.id] not in known]
+
+    def _chosen(self, draft: Draft, rule: MessageRule, before: Collection[str]) -> Sequence[str]:
+        """Return the channels of a message. `before` are those that know of its run."""
+        if draft.to is not None and draft.to in self._channels:
+            return [draft.to]
+        if rule.channels:
+            return rule.channels
+        chosen = self._routes.choose(draft.component, rule.severity, draft.kind)
+        # A follow-up goes where its news is about something; its own severity would lead elsewhere.
+        asked = set(before) & set(self._channels) if draft.kind is MessageKind.FOLLOW_UP else set()
+        if asked:
+            return sorted(asked | set(chosen.names if chosen.is_taken else ()))
+        if not chosen.is_taken:
+            self._metrics.messages_unrouted.labels(draft.kind).inc()
+        return chosen.names
+
+    def _addressed(self, draft: Draft, name: str, at: datetime, before: Collection[str] = ()) -> list[Message]:
         rule = self._rules[draft.kind]
         if not rule.is_on:
             return []
-        channels = (draft.to,) if draft.to in self._channels else rule.channels or self._channels
+        channels = self._chosen(draft, rule, before)
         link = links.run_link(self._external_url, draft.run_id) if draft.run_id else self._external_url
         return [
             Message(

@@ -13,6 +13,7 @@ from msgspec import Struct, field
 from pydantic import BaseModel
 
 from trainmedic_server.domain.alert import Alert
+from trainmedic_server.domain.message_routes import MessageRoutes
 from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.domain.topology import ClusterTopology
 from trainmedic_server.ports.cluster import Cluster
@@ -86,6 +87,8 @@ class Services(Struct, frozen=True):
     """The Prometheus that the server asks."""
     external_url: str = ""
     """Where people reach the server, without a slash at its end; empty where that is not set."""
+    routes: MessageRoutes = field(default_factory=MessageRoutes)
+    """Which channels take a message for which a playbook names none."""
 
 
 class Action(Protocol):

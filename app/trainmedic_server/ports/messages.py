@@ -34,6 +34,14 @@ class StoredMessages(Protocol):
         """Return of which kinds messages about each run were sent, or, of its failure, wait to be sent."""
         ...
 
+    def channels_told(self, run_ids: Collection[str]) -> Mapping[str, set[str]]:
+        """Return the channels for which messages about each run were kept, sent or not."""
+        ...
+
+    def kept(self, ids: Collection[str]) -> Mapping[str, bool]:
+        """Return which of these messages are kept, and whether each was sent."""
+        ...
+
     def forget_sent(self, kind: MessageKind) -> None:
         """Forget what was sent of this kind, so that the same may be told again."""
         ...

@@ -114,8 +114,10 @@ class CommandBus(Protocol):
 class Notifier(Protocol):
     """Sends messages to people."""
 
-    async def notify(self, title: str, message: str, to: str | None, severity: Severity = Severity.INFO) -> None:
-        """Send to the channel named `to`, or to all, in the look that the severity has there.
+    async def notify(
+        self, title: str, message: str, to: str | Sequence[str] | None, severity: Severity = Severity.INFO
+    ) -> None:
+        """Send to the channel or channels named `to`, or to all, in the look that the severity has there.
 
         Raises TemporaryFailure where nobody has it, so that another try does no harm, else PermanentFailure.
         """

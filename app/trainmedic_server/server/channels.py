@@ -14,6 +14,7 @@ from msgspec import Struct, field
 from pydantic import ConfigDict, Field
 
 from trainmedic_server.domain.message import MessageKind, MessageRule
+from trainmedic_server.domain.message_routes import MessageRoutes
 from trainmedic_server.domain.run import Event
 from trainmedic_server.errors import ActionFailure, Conflict, NotFound
 from trainmedic_server.ports.outside import Clock, Notifier
@@ -45,6 +46,7 @@ class ChannelsApi(Struct, frozen=True):
     services: Mapping[str, Sequence[str]] = field(default_factory=dict)
     rules: Mapping[MessageKind, MessageRule] = field(default_factory=dict)
     notifier: Notifier | None = None
+    routes: MessageRoutes = field(default_factory=MessageRoutes)
 
 
 class ChannelView(View):
@@ -53,6 +55,11 @@ class ChannelView(View):
     name: str
     services: list[str] = Field(description="The kind of each service behind it, as its URL begins.")
     messages: list[MessageKind] = Field(description="What is told there without being asked for by a playbook.")
+    routes: list[str] = Field(
+        default_factory=list,
+        description="The messages that the channel takes: field:value,value;field:value, `all`, or `default` for "
+        "those that no other channel takes. Empty where no routes are set.",
+    )
 
 
 class ChannelList(View):
@@ -91,7 +98,12 @@ def router(messaging: ChannelsApi, auth: Authenticator, bodies: BodyReader) -> A
     async def listed() -> ChannelList:
         """Each with the kinds of services behind it and of what is told there; no addresses, as they hold secrets."""
         items = [
-            ChannelView(name=name, services=list(services), messages=_told_at(name, messaging.rules))
+            ChannelView(
+                name=name,
+                services=list(services),
+                messages=_told_at(name, messaging),
+                routes=messaging.routes.described(name),
+            )
             for name, services in sorted(messaging.services.items())
         ]
         return ChannelList(items=items)
@@ -121,8 +133,16 @@ def router(messaging: ChannelsApi, auth: Authenticator, bodies: BodyReader) -> A
     return routes
 
 
-def _told_at(name: str, rules: Mapping[MessageKind, MessageRule]) -> list[MessageKind]:
-    return [kind for kind, rule in rules.items() if rule.is_on and (not rule.channels or name in rule.channels)]
+def _told_at(name: str, messaging: ChannelsApi) -> list[MessageKind]:
+    """Return the kinds of which some message can go there."""
+    return [kind for kind, rule in messaging.rules.items() if rule.is_on and _may_go(name, kind, rule, messaging)]
+
+
+def _may_go(name: str, kind: MessageKind, rule: MessageRule, messaging: ChannelsApi) -> bool:
+    routes = messaging.routes
+    if rule.channels:
+        return name in rule.channels
+    return not routes.are_set or routes.may_get(name, kind)
 
 
 async def _sent(notifier: Notifier, name: str, actor: str, note: str) -> str:

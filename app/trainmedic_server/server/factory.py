@@ -143,6 +143,7 @@ def create_app(
             redis_caveat,
             unheard,
             alert_map,
+            messaging.routes.caveat,
         ),
     ):
         app.router.routes.extend(routes.routes)  # to include them would be to build each a second time

@@ -141,19 +141,31 @@ class NowView(View):
     lost: list[LostView] = Field(description="Within the last day, and not come back.")
     last_hour: HourView
     counts: CountsView
+    notifications: str = Field(
+        "",
+        description="What is missing for messages to people: a notification channel, or a default one for messages "
+        "that no route takes. Empty where nothing is.",
+    )
 
 
 class NowApi:
     """Answers how things stand."""
 
     def __init__(
-        self, present: Present, history: History, engine: EnginePort, clock: Clock, external_url: str = ""
+        self,
+        present: Present,
+        history: History,
+        engine: EnginePort,
+        clock: Clock,
+        external_url: str = "",
+        notifications: str = "",
     ) -> None:
         self.present = present
         self._history = history
         self._engine = engine
         self._clock = clock
         self.external_url = external_url
+        self._notifications = notifications
 
     async def view(self) -> NowView:
         """How things stand now. Raises StoreUnavailable."""
@@ -185,6 +197,7 @@ class NowApi:
                 owing=counts.owing,
                 left_out=max(sum(counts.by_status.values()) + counts.owing - len(open_runs) - len(owing), 0),
             ),
+            notifications=self._notifications,
         )
 
     async def _ended_runs(self, now: datetime) -> tuple[list[Run], datetime]:

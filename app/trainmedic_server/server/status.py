@@ -103,6 +103,7 @@ def router(
     redis_caveat: Callable[[], str],
     untold: Callable[[], str] = str,
     alert_map: AlertMapPort | None = None,
+    routing_caveat: str = "",
 ) -> ApiRoutes:
     """Return the routes of this module. `untold` returns which playbooks notify channels that are not set; empty for
     none."""
@@ -130,6 +131,8 @@ def router(
         readiness = await _readiness(
             engine, store, bus, catalog, log_rules, watch, seconds, redis_caveat(), now, alert_map
         )
+        if routing_caveat:
+            readiness.notifications = Dependency(ok=True, detail=routing_caveat)
         if unheard := untold():
             readiness.notifications = Dependency(ok=False, detail=unheard)
         if not readiness.ready:

@@ -26,7 +26,8 @@ class SettingSource(Struct, frozen=True):
     from the file that ``<variable>_FILE`` names. A ``repeatable`` setting takes several values: its flag can
     be repeated, and its variable separates them by a colon, as ``PATH`` does. A ``family`` takes every variable
     that begins with ``variable``. One that ``can_be_withdrawn`` is not set where its file is gone or empty.
-    ``shown_default`` is the default in the documentation, where it is not the field's own.
+    ``shown_default`` is the default in the documentation, where it is not the field's own. A setting that
+    ``has_file`` can be read from a file as a secret can, and is shown.
     """
 
     variable: str
@@ -37,6 +38,12 @@ class SettingSource(Struct, frozen=True):
     family: bool = False
     shown_default: str | None = None
     can_be_withdrawn: bool = False
+    has_file: bool = False
+
+    @property
+    def can_be_a_file(self) -> bool:
+        """Whether ``<variable>_FILE`` may name a file that holds the value."""
+        return self.secret or self.has_file
 
 
 def read(source: SettingSource, flag: Any, environ: Mapping[str, str]) -> tuple[Any, str] | None:
@@ -51,13 +58,13 @@ def read(source: SettingSource, flag: Any, environ: Mapping[str, str]) -> tuple[
         return (members, source.variable) if members else None
     if flag is not None and flag != ():
         return flag, source.flag or source.variable
-    text, file = environ.get(source.variable), environ.get(f"{source.variable}_FILE") if source.secret else None
+    text, file = environ.get(source.variable), environ.get(f"{source.variable}_FILE") if source.can_be_a_file else None
     if text and file:
         raise ConfigurationError(f"{source.variable} and {source.variable}_FILE are both set; keep one of them")
     if file and source.can_be_withdrawn and is_withdrawn(file):
         return None
     if file:
-        return _read_secret(f"{source.variable}_FILE", file), f"{source.variable}_FILE"
+        return _read_file(f"{source.variable}_FILE", file), f"{source.variable}_FILE"
     if not text:
         return None
     if source.variable == "TRAINMEDIC_PORT" and text.startswith("tcp://"):
@@ -71,7 +78,7 @@ def without_empty(environ: Mapping[str, str]) -> Mapping[str, str]:
     return {name: value for name, value in environ.items() if value}
 
 
-def _read_secret(variable: str, file: str) -> str:
+def _read_file(variable: str, file: str) -> str:
     try:
         text = Path(file).expanduser().read_text(encoding="utf-8").strip(" \t\r\n\f\v")
     except (OSError, UnicodeDecodeError) as error:
@@ -87,7 +94,7 @@ def misspelt(
 ) -> list[tuple[str, str]]:
     """Variables with our prefix that are never read, each with the most similar one that is."""
     variables = {source.variable for source in sources} | set(of_other_programs)
-    variables |= {f"{source.variable}_FILE" for source in sources if source.secret}
+    variables |= {f"{source.variable}_FILE" for source in sources if source.can_be_a_file}
     families = tuple(source.variable for source in sources if source.family)
     unread = sorted(
         name for name in environ if name.startswith(PREFIX) and name not in variables and not name.startswith(families)

@@ -11,9 +11,10 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainmedic_server.domain.message import MessageKind, MessageRule, parse_rules
+from trainmedic_server.domain.message_routes import VARIABLE, MessageRoutes, routes_of
 from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.settings.sources import SettingSource
-from trainmedic_server.settings.values import Channels, ExternalUrl, MessageRules
+from trainmedic_server.settings.values import Channels, ExternalUrl, MessageRules, RoutesText
 
 
 class TellingSettings(BaseModel):
@@ -33,6 +34,15 @@ class TellingSettings(BaseModel):
         description="What the server tells people by itself, and where: kind=severity@channel,channel pairs with "
         "white space between, such as run_failed=critical@oncall repaired=on. None by default: the kinds that are "
         "on go to all notification channels.",
+    )
+    message_routes: Annotated[
+        RoutesText,
+        SettingSource(VARIABLE, "--message-routes", "ROUTES", shown_default="none", has_file=True),
+    ] = Field(
+        "",
+        description="Which messages each channel takes: channel=field:value,value;field:value pairs with white space "
+        "between, by component, severity and kind, such as gpu=component:gpu oncall=severity:critical chat=default. "
+        "None by default: every channel takes every message.",
     )
     external_url: Annotated[
         ExternalUrl, SettingSource("TRAINMEDIC_EXTERNAL_URL", "--external-url", "URL", shown_default="none")
@@ -55,3 +65,11 @@ class TellingSettings(BaseModel):
                 f"TRAINMEDIC_MESSAGES names {wrong}; the channels of TRAINMEDIC_NOTIFY_URLS: {there}"
             )
         return rules
+
+    @property
+    def routes(self) -> MessageRoutes:
+        """The routes of messages. Raises ConfigurationError where a channel is named that is not there."""
+        try:
+            return routes_of(self.message_routes, self.notify_urls)
+        except ValueError as error:
+            raise ConfigurationError(f"{VARIABLE}: {error}") from error

@@ -18,6 +18,7 @@ from trainmedic.wire.connection import open_client
 from trainmedic_server.domain.fields import Duration
 from trainmedic_server.domain.http_url import ESCAPES, check_http_url
 from trainmedic_server.domain.message import parse_rules
+from trainmedic_server.domain.message_routes import parse_routes
 from trainmedic_server.domain.playbook import Mode
 
 
@@ -165,7 +166,13 @@ def _message_rules(value: str) -> str:
     return value
 
 
+def _routes_text(value: str) -> str:
+    parse_routes(value)
+    return value
+
+
 MessageRules = Annotated[str, AfterValidator(_message_rules)]
+RoutesText = Annotated[str, AfterValidator(_routes_text)]
 ExternalUrl = Annotated[str, AfterValidator(_external_url)]
 HostAndPort = Annotated[str, AfterValidator(_host_and_port)]
 HostName = Annotated[str, AfterValidator(_host_name)]

@@ -14,6 +14,7 @@ from trainmedic_server import telemetry
 from trainmedic_server.adapters.apprise_notifier import AppriseNotifier
 from trainmedic_server.adapters.sql_store import postgresql
 from trainmedic_server.adapters.sql_store.store import SqlStore
+from trainmedic_server.domain.message import NO_CHANNEL
 from trainmedic_server.domain.problems import FileProblem
 from trainmedic_server.domain.untold import untold
 from trainmedic_server.engine.telling import MessageTeller
@@ -28,7 +29,7 @@ log = telemetry.logger(__name__)
 
 def notifier_of(settings: ServerSettings) -> AppriseNotifier | None:
     """The channels that are set; None where there is none. Raises ConfigurationError."""
-    settings.message_rules  # noqa: B018  # read for its check
+    settings.message_rules, settings.routes  # noqa: B018  # read for their checks
     channels = {name: tuple(url.get_secret_value() for url in urls) for name, urls in settings.notify_urls.items()}
     return AppriseNotifier(channels) if channels else None
 
@@ -36,7 +37,7 @@ def notifier_of(settings: ServerSettings) -> AppriseNotifier | None:
 def channels_of(settings: ServerSettings, store: SqlStore, notifier: Notifier | None, clock: Clock) -> ChannelsApi:
     """What people may see of the channels: their names, and of each URL no more than its kind."""
     services = {name: [_kind(url.get_secret_value()) for url in urls] for name, urls in settings.notify_urls.items()}
-    return ChannelsApi(store, clock, services, settings.message_rules, notifier)
+    return ChannelsApi(store, clock, services, settings.message_rules, notifier, settings.routes)
 
 
 def _kind(url: str) -> str:
@@ -51,11 +52,18 @@ def name_among_several(settings: ServerSettings) -> str | None:
     return settings.advertise or platform.node()
 
 
+def missing_channels(settings: ServerSettings) -> str:
+    """Return, for a person, that there is no channel, or no default one where routes need it. Empty for neither."""
+    return settings.routes.caveat if settings.notify_urls else NO_CHANNEL
+
+
 def warn_of_missing_channels(settings: ServerSettings, catalog: Catalog) -> None:
     """Log which playbooks notify channels that are not set."""
     unheard = untold((compiled.definition for compiled in catalog.all()), settings.notify_urls)
     if unheard:
         log.warning("people are not notified", why=unheard)
+    if caveat := settings.routes.caveat:
+        log.warning("no default channel for messages", why=caveat)
 
 
 @contextlib.asynccontextmanager
@@ -81,7 +89,7 @@ async def telling(
         clock,
         metrics,
         settings.message_rules,
-        settings.notify_urls,
+        settings.routes,
         external_url=settings.external_url,
         problems=problems,
         fence=store.fence,

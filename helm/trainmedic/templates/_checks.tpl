@@ -10,6 +10,16 @@
 {{- if and .Values.server.ingress.enabled (not .Values.server.ingress.host) -}}
 {{- fail "server.ingress.host: the name by which browsers ask for the console is needed, such as trainmedic.example.org" -}}
 {{- end -}}
+{{- $messages := .Values.server.messages -}}
+{{- $given := dict -}}
+{{- range $name, $_ := .Values.server.settings -}}{{- $_ := set $given $name true -}}{{- end -}}
+{{- range .Values.server.extraEnv -}}{{- $_ := set $given .name true -}}{{- end -}}
+{{- if and $messages.existingSecret (hasKey $given "TRAINMEDIC_NOTIFY_URLS") -}}
+{{- fail "server.messages.existingSecret: TRAINMEDIC_NOTIFY_URLS is set in server.settings or server.extraEnv as well; leave one of them" -}}
+{{- end -}}
+{{- if and (or $messages.routes $messages.defaults) (hasKey $given "TRAINMEDIC_MESSAGE_ROUTES") -}}
+{{- fail "server.messages.routes: TRAINMEDIC_MESSAGE_ROUTES is set in server.settings or server.extraEnv as well; leave one of them" -}}
+{{- end -}}
 {{- if and (not .Values.redis.enabled) (not .Values.redis.external.existingSecret) -}}
 {{- fail "redis: either redis.enabled is true, or redis.external.existingSecret names a Secret with the URL of a Redis of your own" -}}
 {{- end -}}

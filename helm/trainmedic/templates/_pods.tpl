@@ -35,6 +35,22 @@
 {{- end }}
 {{- end -}}
 
+{{/* The routes of messages, as TRAINMEDIC_MESSAGE_ROUTES has them: takes server.messages. */}}
+{{- define "trainmedic.messageRoutes" -}}
+{{- $pairs := list -}}
+{{- range $channel, $routes := .routes -}}
+{{- range $route := $routes -}}
+{{- $conditions := list -}}
+{{- range $field := list "component" "severity" "kind" -}}
+{{- with get $route $field -}}{{- $conditions = append $conditions (printf "%s:%s" $field (join "," .)) -}}{{- end -}}
+{{- end -}}
+{{- $pairs = append $pairs (printf "%s=%s" $channel (default "all" (join ";" $conditions))) -}}
+{{- end -}}
+{{- end -}}
+{{- range .defaults -}}{{- $pairs = append $pairs (printf "%s=default" .) -}}{{- end -}}
+{{- join " " $pairs -}}
+{{- end -}}
+
 {{/* Where a pod runs, and with which images: takes the component's values and the pull secrets. */}}
 {{- define "trainmedic.placement" -}}
 {{- with .pullSecrets }}

@@ -15,6 +15,7 @@ from trainmedic_server.adapters.alertmanager_api import AlertmanagerApi
 from trainmedic_server.adapters.apprise_notifier import AppriseNotifier
 from trainmedic_server.adapters.httpx_caller import HttpxCaller
 from trainmedic_server.domain.alert import Alert, AlertStatus
+from trainmedic_server.domain.message_routes import routes_of
 from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.errors import NotSetUp, OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Call, Services
@@ -110,6 +111,22 @@ async def test_notify_to_a_channel_that_is_not_set_is_skipped_and_names_those_th
     with pytest.raises(NotSetUp, match=r"^not sent: there is no channel 'ops'; there are: oncall$"):
         await _do(actions, "notify", {"message": "hot", "to": "ops"})
     assert peer.requests == []
+
+
+async def test_notify_without_a_name_goes_to_the_channels_whose_routes_take_it(clock, peer):
+    """By the alert's component and the message's severity; the output says which. A named channel needs no route."""
+    names = ("gpu", "page", "rest")
+    notifier = AppriseNotifier({name: [f"json://127.0.0.1:{peer.port}/{name}"] for name in names})
+    routes = routes_of("gpu=component:gpu page=severity:critical;kind:notify rest=default", names)
+    actions = registry.build(Services(clock, None, HttpxCaller(), notifier, routes=routes))
+    sent = {}
+    for component, severity in (("gpu", "critical"), ("gpu", "warning"), ("storage", "info")):
+        alert = replace(ALERT, labels={**ALERT.labels, "component": component, "severity": severity})
+        sent[component, severity] = (await _do(actions, "notify", {"message": "m"}, alert=alert))["to"]
+    assert sent == {("gpu", "critical"): "gpu, page", ("gpu", "warning"): "gpu", ("storage", "info"): "rest"}
+    assert (await _do(actions, "notify", {"message": "m", "to": "rest"}))["to"] == "rest"
+    received = [request.path.strip("/") for request in peer.requests]
+    assert received == ["gpu", "page", "gpu", "rest", "rest"]
 
 
 async def test_notify_ends_by_its_deadline(clock, peer):

@@ -2,12 +2,17 @@
 
 It refuses what OpenSearch refuses by default: more than 10,000 hits, an unknown kind of query, sorting by a text field,
 a time that is none, an index name with characters that cannot be.
+
+Documents also come by ``_bulk``, through the pipeline where one is given (``ingest_pipeline`` says what of it is
+modelled). Not modelled: index templates and mappings, data streams, life-cycles, several indexes, access control.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.applications import Starlette
@@ -15,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from tests.support.log_stores import ingest_pipeline
 from trainmedic_server.adapters.log_stores.store_times import nanoseconds_of, rfc3339
 
 LARGEST_WINDOW = 10_000
@@ -25,6 +31,8 @@ class OpenSearchStandIn:
     """One index."""
 
     documents: list[dict[str, Any]] = field(default_factory=list)
+    pipeline: Mapping[str, Any] | None = None
+    """What documents of ``_bulk`` go through."""
 
     @property
     def app(self) -> Starlette:
@@ -32,8 +40,19 @@ class OpenSearchStandIn:
             routes=[
                 Route("/{index}/_doc", self.index, methods=["POST"]),
                 Route("/{index}/_search", self.search, methods=["POST"]),
+                Route("/_bulk", self.bulk, methods=["POST"]),
             ]
         )
+
+    async def bulk(self, request: Request) -> Response:
+        lines = [json.loads(line) for line in (await request.body()).decode().splitlines() if line]
+        for action, document in zip(lines[::2], lines[1::2], strict=True):
+            assert action.keys() == {"create"}, "a data stream takes no other action"
+            made = ingest_pipeline.run(self.pipeline, document, datetime.now(UTC)) if self.pipeline else document
+            nanoseconds_of(made["@timestamp"])
+            self.documents.append(made)
+        items = [{"create": {"status": 201, "result": "created"}} for _ in lines[::2]]
+        return JSONResponse({"took": 1, "errors": False, "items": items})
 
     async def index(self, request: Request) -> Response:
         document = await request.json()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -15,6 +16,8 @@ from trainmedic_server.domain.agent_life import AgentLife
 from trainmedic_server.domain.job_life import JobLife, LifeState
 from trainmedic_server.domain.run import OrderKind
 from trainmedic_server.server.now import NEVER_GIVEN_BACK_FOR, NowApi, NowView
+from trainmedic_server.settings.server import load
+from trainmedic_server.wiring.telling import missing_channels
 
 ASK = CAP.replace("playbook: cap", "playbook: ask\nmode: approve").replace("Hot", "Warm")
 
@@ -153,3 +156,16 @@ async def test_an_id_may_be_shortened_to_a_part_that_one_run_has(call: str) -> N
         unknown = await client.request(method, "/" + path.format("ffff-none"))
         assert unknown.status_code == 404
     await world.engine.stop()
+
+
+async def test_what_is_missing_for_messages_is_told(world: Callable[..., EngineWorld]) -> None:
+    """No channel at all, or none for what no route takes."""
+    made = world()
+    await made.engine.start()
+    urls = {"TRAINMEDIC_NOTIFY_URLS": "a=json://h b=json://h"}
+    told = []
+    for environ in ({}, urls, urls | {"TRAINMEDIC_MESSAGE_ROUTES": "a=kind:pause b=kind:approval"}):
+        missing = missing_channels(load({}, environ))
+        told.append((await NowApi(made.store, made.store, made.engine, made.clock, "", missing).view()).notifications)
+    assert told[:2] == ["no notification channel is configured", ""]
+    assert told[2].startswith("no default channel is set")

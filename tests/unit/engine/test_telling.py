@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -13,9 +13,10 @@ from msgspec.structs import replace
 from tests.unit.engine.world import World
 from trainmedic_server import errors
 from trainmedic_server.domain.message import DEFAULT_RULES, Severity, parse_rules
+from trainmedic_server.domain.message_routes import routes_of
 from trainmedic_server.domain.pause import PauseOrder, Scope
 from trainmedic_server.domain.problems import FileProblem
-from trainmedic_server.domain.run import OrderKind
+from trainmedic_server.domain.run import Event, OrderKind
 from trainmedic_server.engine import telling
 from trainmedic_server.engine.telling import MessageTeller
 
@@ -61,20 +62,30 @@ class Channels:
 class Telling:
     """A teller over a world's store, which can be killed and begun again."""
 
-    def __init__(self, world: World, channels: Channels, rules: str = "", names: tuple[str, ...] = ("oncall",)) -> None:
+    def __init__(
+        self,
+        world: World,
+        channels: Channels,
+        rules: str = "",
+        names: tuple[str, ...] = ("oncall",),
+        routes: str = "",
+    ) -> None:
         self.world = world
         self.channels = channels
         self.problems: list[FileProblem] = []
         self._rules = parse_rules(rules)
+        self.routes = routes
+        self.teller: MessageTeller | None = None
         self._names = names
         self._task: asyncio.Task[None] | None = None
 
     async def begin(self) -> Telling:
-        teller = MessageTeller(
+        self.teller = MessageTeller(
             self.world.store, self.world.store, self.channels, self.world.clock, self.world.metrics,
-            self._rules, self._names, external_url="https://medic.example", problems=lambda: self.problems,
+            self._rules, routes_of(self.routes, self._names), external_url="https://medic.example",
+            problems=lambda: self.problems,
         )  # fmt: skip
-        self._task = asyncio.create_task(teller.run())
+        self._task = asyncio.create_task(self.teller.run())
         await asyncio.sleep(0.001)
         return self
 
@@ -89,8 +100,10 @@ async def begin(world: MakeWorld) -> Any:
     """Makes a world whose server tells people."""
     begun: list[Telling] = []
 
-    async def make(*playbooks: str, rules: str = "", names: tuple[str, ...] = ("oncall",), **limits: Any) -> Telling:
-        one = Telling(world(*playbooks, **limits), Channels(), rules, names)
+    async def make(
+        *playbooks: str, rules: str = "", names: tuple[str, ...] = ("oncall",), routes: str = "", **limits: Any
+    ) -> Telling:
+        one = Telling(world(*playbooks, **limits), Channels(), rules, names, routes)
         await one.world.engine.start()
         begun.append(await one.begin())
         return one
@@ -690,3 +703,118 @@ async def test_a_command_in_a_message_is_one_that_can_be_pasted(begin: Any) -> N
     (_, refused, _, _), (_, untargeted, _, _) = t.channels.sent
     assert "trainmedic runs start capping --target 'job:llm; reboot'." in refused
     assert 'Labels that name something: job_name="llm", training_job="$(id)".' in untargeted
+
+
+TEAMS = "gpu=component:gpu train=component:training page=severity:critical page=kind:approval rest=default"
+TEAM_NAMES = ("gpu", "page", "rest", "train")
+
+
+def receivers(t: Telling) -> list[tuple[str | None, str]]:
+    """To whom what was told, without the severity."""
+    return sorted((to, title.partition("] ")[2]) for title, _, to, _ in t.channels.sent)
+
+
+async def test_each_message_goes_to_the_channels_whose_routes_take_it(begin: Any) -> None:
+    """By component, severity and kind; what is about the server itself and nobody takes is for the default one."""
+    t = await begin(CAPPING, ASKING.replace("Hot", "Warm"), names=TEAM_NAMES, routes=TEAMS)
+    t.world.actions["cap"].outcomes += [errors.PermanentFailure("no agent")] * 3
+    for component, node in (("gpu", "n1"), ("training", "n2"), ("storage", "n3")):
+        await t.world.post(t.world.alert(node=node, component=component))
+    await t.world.post(t.world.alert("Warm", node="n4", component="gpu"))
+    await t.world.engine.pause("ann")
+    await t.world.pass_time(15)
+    assert receivers(t) == [
+        ("gpu", "capping on node:n1 failed"),
+        ("gpu", "node:n4: Cap n4?"),
+        ("page", "node:n4: Cap n4?"),
+        ("rest", "Paused by ann (everything)"),
+        ("rest", "capping on node:n3 failed"),
+        ("train", "capping on node:n2 failed"),
+    ]
+    unrouted = {
+        kind: metric(t.world, "trainmedic_messages_unrouted_total", kind=kind)
+        for kind in ("pause", "run_failed", "approval")
+    }
+    assert unrouted == {"pause": 1, "run_failed": 1, "approval": 0}
+
+
+async def test_a_follow_up_reaches_those_who_know_of_its_beginning(begin: Any) -> None:
+    """Whatever its own severity: who was paged has to hear that it is over."""
+    t = await begin(CAPPING, names=TEAM_NAMES, routes=TEAMS, rules="run_failed=critical")
+    t.world.actions["cap"].outcomes.append(errors.PermanentFailure("no agent"))
+    await t.world.post(t.world.alert(node="n1", component="gpu"))
+    await t.world.pass_time(15)
+    await t.world.post(t.world.alert(node="n1", component="gpu", status="resolved"))
+    await t.world.pass_time(70)
+    assert receivers(t) == [
+        ("gpu", "Re: capping on node:n1: Hot has resolved"),
+        ("gpu", "capping on node:n1 failed"),
+        ("page", "Re: capping on node:n1: Hot has resolved"),
+        ("page", "capping on node:n1 failed"),
+    ]
+
+
+async def test_what_is_set_for_a_kind_or_a_question_goes_before_the_routes(begin: Any) -> None:
+    """``--messages`` names channels of a kind, and a playbook the channel of its question."""
+    asks = ASKING.replace('"Cap {{ target.node }}?", timeout: 30m', '{message: "Cap?", to: train}, timeout: 30m')
+    t = await begin(CAPPING, asks.replace("Hot", "Warm"), names=TEAM_NAMES, routes=TEAMS, rules="run_failed=on@page")
+    t.world.actions["cap"].outcomes.append(errors.PermanentFailure("no agent"))
+    await t.world.post(t.world.alert(node="n1", component="gpu"))
+    await t.world.post(t.world.alert("Warm", node="n4", component="gpu"))
+    await t.world.pass_time(15)
+    assert receivers(t) == [("page", "capping on node:n1 failed"), ("train", "node:n4: Cap?")]
+
+
+CHANGES = pytest.mark.parametrize(
+    ("before", "after"), [("", TEAMS), (TEAMS, "gpu=kind:pause rest=default"), (TEAMS, "")]
+)
+
+
+@CHANGES
+async def test_other_routes_tell_nothing_again(begin: Any, before: str, after: str) -> None:
+    """A refusal that was told is told to no other channel when the alert begins anew."""
+    t = await begin(CAPPING.replace("steps:", "guards: {max_concurrent: 1}\nsteps:"), names=TEAM_NAMES, routes=before)
+    t.world.actions["cap"].outcomes.append(timedelta(minutes=10))
+    await t.world.post(t.world.alert(node="n1", component="gpu"))
+    await t.world.post(t.world.alert(node="n2", component="gpu"))
+    await t.world.pass_time(15)
+    expected = ["gpu"] if before else list(TEAM_NAMES)
+    assert [to for to, _ in receivers(t)] == expected
+    await t.kill()
+    t.routes = after
+    await t.begin()
+    await t.world.post(t.world.alert(node="n2", component="gpu", status="resolved"))
+    await t.world.pass_time(1)
+    before_again = len(await t.world.runs())
+    await t.world.post(t.world.alert(node="n2", component="gpu"))
+    assert len(await t.world.runs()) == before_again + 1, "it is refused anew"
+    await t.world.pass_time(14)
+    refusals = [to for to, title in receivers(t) if "did not start" in title and not title.startswith("Re: ")]
+    assert refusals == expected
+
+
+@CHANGES
+async def test_events_that_are_taken_again_by_other_routes_make_no_other_messages(
+    begin: Any, monkeypatch: pytest.MonkeyPatch, before: str, after: str
+) -> None:
+    """The server was killed after the messages were kept and before that was on record; they go where they were to."""
+    taken: list[Event] = []
+    take = MessageTeller.take
+
+    async def recording(teller: MessageTeller, events: Sequence[Event]) -> None:
+        taken.extend(events)
+        await take(teller, events)
+
+    monkeypatch.setattr(MessageTeller, "take", recording)
+    t = await begin(CAPPING, names=TEAM_NAMES, routes=before)
+    t.world.actions["cap"].outcomes.append(errors.PermanentFailure("no agent"))
+    await t.world.post(t.world.alert(node="n1", component="gpu"))
+    await t.world.pass_time(5)
+    assert t.channels.sent == []
+    await t.kill()
+    t.routes = after
+    await t.begin()
+    assert t.teller is not None
+    await take(t.teller, taken)
+    await t.world.pass_time(15)
+    assert [to for to, _ in receivers(t)] == (["gpu"] if before else list(TEAM_NAMES))

@@ -10,6 +10,7 @@ from tests.unit.server.test_console_access import TOKENS
 from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.domain.message import DEFAULT_RULES, Severity
+from trainmedic_server.domain.message_routes import routes_of
 from trainmedic_server.ports.store import ActFilter
 from trainmedic_server.server.auth import Authenticator
 from trainmedic_server.server.channels import ChannelsApi
@@ -62,3 +63,18 @@ def test_nothing_of_a_channels_address_is_shown_but_its_kind() -> None:
     settings = load({}, {"TRAINMEDIC_NOTIFY_URLS": urls})
     told = channels_of(settings, InMemoryStore(), None, StoppedClock())
     assert dict(told.services) == {"ops": ["slack", "mailto"], "odd": ["json"]}
+
+
+async def test_routes_are_shown_and_a_missing_default_is_told() -> None:
+    """A kind that no route of a channel takes is not among what is told there; the lack of a default is no fault."""
+    names = ("gpu", "ops")
+    services = {name: ["slack"] for name in names}
+    for text, caveat in (("gpu=kind:pause ops=kind:approval", True), ("gpu=kind:pause ops=default", False)):
+        told = ChannelsApi(InMemoryStore(), StoppedClock(), services, DEFAULT_RULES, None, routes_of(text, names))
+        async with World(channels=told).client() as client:
+            gpu, ops = (await client.get("/channels")).json()["items"]
+            notifications = (await client.get("/ready")).json()["notifications"]
+        assert (gpu["routes"], ops["routes"]) == (["kind:pause"], ["kind:approval" if caveat else "default"])
+        assert ("breaker" in gpu["messages"], "breaker" in ops["messages"]) == (caveat, True)
+        assert notifications["ok"]
+        assert ("no default channel is set" in notifications["detail"]) is caveat

@@ -95,6 +95,17 @@ class SqlMessages(StoredMessages):
             told.setdefault(run_id, set()).add(MessageKind(kind))
         return told
 
+    def channels_told(self, run_ids: Collection[str]) -> Mapping[str, set[str]]:
+        chosen = sa.select(messages.c.run_id, messages.c.channel).where(messages.c.run_id.in_(run_ids)).distinct()
+        told: dict[str, set[str]] = {}
+        for run_id, channel in self._connection().execute(chosen):
+            told.setdefault(run_id, set()).add(channel)
+        return told
+
+    def kept(self, ids: Collection[str]) -> Mapping[str, bool]:
+        chosen = sa.select(messages.c.id, messages.c.sent_at.is_not(None)).where(messages.c.id.in_(ids))
+        return {message_id: bool(is_sent) for message_id, is_sent in self._connection().execute(chosen)}
+
     def forget_sent(self, kind: MessageKind) -> None:
         statement = sa.delete(messages).where(messages.c.sent_at.is_not(None), _KIND.in_([kind]))
         self._connection().execute(statement)

@@ -1,0 +1,94 @@
+"""The component that an alert, a run, a finding or a verdict is about, by which messages are routed to teams. Pure.
+
+Shipped alerts and log rules say theirs in the label ``component``. `component_of` reads it, and derives it where it is
+absent or a word of the user's own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+
+from trainmedic_server.domain.finding import CauseClass
+from trainmedic_server.domain.own_source import DIAGNOSIS, SOURCE
+from trainmedic_server.domain.run import Run
+from trainmedic_server.domain.target import Target, TargetKind
+
+LABEL = "component"
+
+
+class Component(StrEnum):
+    """What a message is about."""
+
+    GPU = "gpu"
+    """A GPU or another accelerator, its driver, and what connects the GPUs of a node."""
+    NETWORK = "network"
+    """The network between nodes, and services that are reached over it."""
+    STORAGE = "storage"
+    """File systems that nodes share, and object stores."""
+    NODE = "node"
+    """A machine with its disks, memory and processors, and the cluster that places pods on it."""
+    TRAINING = "training"
+    """A training job: its program, its data, its numbers and its pace."""
+    TRAINMEDIC = "trainmedic"
+    """Trainmedic itself, its agents, playbooks and rules."""
+
+
+_OF_CAUSE: Mapping[str, Component] = {
+    CauseClass.GPU: Component.GPU,
+    CauseClass.NETWORK: Component.NETWORK,
+    CauseClass.STORAGE: Component.STORAGE,
+    CauseClass.NODE: Component.NODE,
+}
+"""What a job failed of. The other causes are the job's own, or not known: its team looks first."""
+
+_OF_WORD: Mapping[str, Component] = {
+    **dict.fromkeys(("gpu", "nv", "nvidia", "nvlink", "dcgm", "xid", "accelerator", "amd", "npu"), Component.GPU),
+    **dict.fromkeys(("network", "nccl", "infiniband", "rdma", "roce", "ethernet"), Component.NETWORK),
+    **dict.fromkeys(("storage", "filesystem", "volume", "nfs", "lustre", "ceph"), Component.STORAGE),
+    **dict.fromkeys(("node", "host", "disk", "memory", "cpu", "hardware", "kubelet", "machine"), Component.NODE),
+    **dict.fromkeys(("training", "gradient", "loss", "job", "rank", "learning"), Component.TRAINING),
+    "trainmedic": Component.TRAINMEDIC,
+}
+"""By a word of the alert's or the playbook's name; the first word that is here counts."""
+
+_OF_TARGET: Mapping[TargetKind, Component] = {
+    TargetKind.GPU: Component.GPU,
+    TargetKind.NODE: Component.NODE,
+    TargetKind.JOB: Component.TRAINING,
+    TargetKind.CLUSTER: Component.NODE,
+}
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_LONGEST_NAME = 200
+
+
+def component_of(labels: Mapping[str, str], playbook: str = "", target: Target | None = None) -> Component:
+    """Return the component of an alert with these labels, or of the run that it led to.
+
+    A verdict's is that of its cause, unless its confidence is low. Then, and where nothing says more, it is the job's.
+    """
+    if labels.get(SOURCE) == DIAGNOSIS and labels.get("cause"):
+        is_low = labels.get("confidence", "low") == "low"
+        return Component.TRAINING if is_low else _OF_CAUSE.get(labels["cause"], Component.TRAINING)
+    label = labels.get(LABEL, "").strip().lower()
+    if label in list(Component):
+        return Component(label)
+    named = _by_name(labels.get("alertname", "")) or _by_name(playbook)
+    if named is not None:
+        return named
+    if target is not None:
+        return _OF_TARGET[target.kind]
+    if labels.get("job_name"):
+        return Component.TRAINING
+    return Component.NODE if labels.get("node") else Component.TRAINMEDIC
+
+
+def component_of_run(run: Run) -> Component:
+    """Return the component of a run: that of its alert, or else of its playbook or target."""
+    return component_of(run.every_label, run.playbook, run.target)
+
+
+def _by_name(name: str) -> Component | None:
+    words = (word.lower() for word in _WORD.findall(name[:_LONGEST_NAME]))
+    return next((_OF_WORD[word] for word in words if word in _OF_WORD), None)

@@ -1,0 +1,189 @@
+"""Routing of messages to channels by component, severity and kind. Pure.
+
+Without routes every channel takes every message. With routes a channel takes what one of its routes describes, and a
+channel without a route still takes everything. A message that no channel takes goes to the default channels, or to all
+channels if none is a default: a message never gets lost by its routing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from trainmedic_server.domain.component import Component
+from trainmedic_server.domain.message import MessageKind, Severity
+from trainmedic_server.domain.problems import did_you_mean
+
+VARIABLE = "TRAINMEDIC_MESSAGE_ROUTES"
+NOTIFY = "notify"
+"""The kind of what a playbook tells by ``notify``."""
+KINDS: tuple[str, ...] = (*MessageKind, NOTIFY)
+_ALL, _DEFAULT = "all", "default"
+_EXAMPLE = "gpu=component:gpu,node;severity:warning,critical"
+_Choice = TypeVar("_Choice")
+
+
+class RouteField(StrEnum):
+    """What a route can ask of a message."""
+
+    COMPONENT = "component"
+    SEVERITY = "severity"
+    KIND = "kind"
+
+
+class MessageRoute(Struct, frozen=True):
+    """A description of messages. Each part is empty where anything goes."""
+
+    components: frozenset[Component] = frozenset()
+    severities: frozenset[Severity] = frozenset()
+    kinds: frozenset[str] = frozenset()
+    """Of `KINDS`."""
+
+    def takes(self, component: Component, severity: Severity, kind: str) -> bool:
+        return (
+            (not self.components or component in self.components)
+            and (not self.severities or severity in self.severities)
+            and (not self.kinds or kind in self.kinds)
+        )
+
+    def __str__(self) -> str:
+        """Return the route as it is written."""
+        asked: tuple[tuple[RouteField, Collection[str], Iterable[str]], ...] = (
+            (RouteField.COMPONENT, self.components, Component),
+            (RouteField.SEVERITY, self.severities, Severity),
+            (RouteField.KIND, self.kinds, KINDS),
+        )
+        said = [
+            f"{name}:{','.join(each for each in order if each in chosen)}" for name, chosen, order in asked if chosen
+        ]
+        return ";".join(said) or _ALL
+
+
+class ChosenChannels(Struct, frozen=True):
+    """Where a message goes."""
+
+    names: tuple[str, ...]
+    is_taken: bool = True
+    """False where no channel takes it, so that it goes to the default channels."""
+
+
+class MessageRoutes(Struct, frozen=True):
+    """The routes of all channels."""
+
+    channels: tuple[str, ...] = ()
+    """The names of all notification channels, sorted."""
+    routes: Mapping[str, tuple[MessageRoute, ...]] = field(default_factory=dict)
+    """By the channel's name. A channel that only is a default has none."""
+    defaults: tuple[str, ...] = ()
+    """The channels for what no other channel takes, sorted."""
+
+    @property
+    def are_set(self) -> bool:
+        return bool(self.routes or self.defaults)
+
+    def choose(self, component: Component, severity: Severity, kind: str) -> ChosenChannels:
+        """Return the channels for a message; all there are, where no channel takes it and none is a default."""
+        names = tuple(name for name in self.channels if self._takes(name, component, severity, kind))
+        if names or not self.channels:
+            return ChosenChannels(names)
+        return ChosenChannels(self.defaults or self.channels, is_taken=False)
+
+    def may_get(self, name: str, kind: str) -> bool:
+        """Return whether the channel gets some message of the kind: by its routes, or as a default."""
+        return any(name in self.choose(each, severity, kind).names for each in Component for severity in Severity)
+
+    def described(self, name: str) -> list[str]:
+        """Return the routes of a channel as they are written. None where no routes are set."""
+        if not self.are_set:
+            return []
+        said = [str(route) for route in self.routes.get(name, ())]
+        said += [_DEFAULT] if name in self.defaults else []
+        return said or [_ALL]
+
+    @property
+    def caveat(self) -> str:
+        """Return, for a person, that no channel is the default one where a message may need one; else empty."""
+        if not self.are_set or self.defaults or any(_has_no_condition(self, name) for name in self.channels):
+            return ""
+        return (
+            "no default channel is set, so a message that no route takes goes to all channels; "
+            f"add CHANNEL={_DEFAULT} to {VARIABLE}"
+        )
+
+    def _takes(self, name: str, component: Component, severity: Severity, kind: str) -> bool:
+        if name not in self.routes:
+            return name not in self.defaults
+        return any(route.takes(component, severity, kind) for route in self.routes[name])
+
+
+def _has_no_condition(routes: MessageRoutes, name: str) -> bool:
+    return name not in routes.routes or MessageRoute() in routes.routes[name]
+
+
+def parse_routes(text: str) -> MessageRoutes:
+    """Return the routes of a text such as ``gpu=component:gpu,node;severity:critical chat=default``.
+
+    Pairs have white space between; conditions of a pair are separated by semicolons and must all hold. A channel that
+    is given again takes what one of its pairs describes. The channels are those that the text names.
+
+    Raises ValueError, which names the pair, the channel and the field.
+    """
+    routes: dict[str, list[MessageRoute]] = {}
+    defaults: set[str] = set()
+    for number, pair in enumerate(text.split(), 1):
+        name, equals, conditions = pair.partition("=")
+        if not equals or not name or not conditions:
+            raise ValueError(f"pair {number}, {pair!r}, is not channel=conditions, such as {_EXAMPLE}")
+        if conditions == _DEFAULT:
+            defaults.add(name)
+        else:
+            routes.setdefault(name, []).append(_route(conditions, f"pair {number}, channel {name!r}"))
+    every = {name: tuple(dict.fromkeys(each)) for name, each in routes.items()}
+    return MessageRoutes(tuple(sorted({*every, *defaults})), every, tuple(sorted(defaults)))
+
+
+def routes_of(text: str, channels: Collection[str]) -> MessageRoutes:
+    """Return the routes of a text for the channels that there are. Raises ValueError where it names another one."""
+    parsed = parse_routes(text)
+    unknown = sorted(set(parsed.channels) - set(channels))
+    if unknown:
+        there = ", ".join(sorted(channels)) or "none"
+        raise ValueError(
+            f"channel {unknown[0]!r} is not set; add it to TRAINMEDIC_NOTIFY_URLS or use one that is set: {there}"
+        )
+    return replace(parsed, channels=tuple(sorted(channels)))
+
+
+def _route(conditions: str, where: str) -> MessageRoute:
+    if conditions == _ALL:
+        return MessageRoute()
+    asked: dict[RouteField, str] = {}
+    for condition in conditions.split(";"):
+        name, _, values = condition.partition(":")
+        if name not in list(RouteField):
+            hint = did_you_mean(name, RouteField) or f"; use {', '.join(RouteField)}, or {_ALL} or {_DEFAULT} alone"
+            raise ValueError(f"{where}: {name!r} is no field of a message{hint}")
+        if name in asked:
+            raise ValueError(f"{where}, field {name}: is given twice; join the values by commas")
+        asked[RouteField(name)] = values
+    return MessageRoute(
+        _values(asked.get(RouteField.COMPONENT), Component, Component, f"{where}, field component"),
+        _values(asked.get(RouteField.SEVERITY), Severity, Severity, f"{where}, field severity"),
+        _values(asked.get(RouteField.KIND), KINDS, str, f"{where}, field kind"),
+    )
+
+
+def _values(text: str | None, there: Iterable[str], make: Callable[[str], _Choice], where: str) -> frozenset[_Choice]:
+    """Return the values of a field; empty where it is not asked for. Raises ValueError."""
+    if text is None:
+        return frozenset()
+    known: Sequence[str] = list(there)
+    for value in text.split(","):
+        if value not in known:
+            hint = did_you_mean(value, known) if value else ""
+            raise ValueError(f"{where}: {value!r} is none of {', '.join(known)}{hint}")
+    return frozenset(map(make, text.split(",")))
