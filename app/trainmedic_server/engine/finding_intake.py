@@ -158,10 +158,15 @@ class FindingIntake:
         known = work.known.get(before.finding_id) if before is not None else None
         if known is None or before is None or _begins_anew(known, before, finding):
             open_id = work.open_ids.get(known_finding.identity(finding))
-            known = work.known[open_id] if open_id is not None else self._begun(work, finding, now)
+            known = work.known[open_id] if open_id is not None else None
+            earlier = known if known is not None and known_finding.is_of_later_attempt(finding, known) else None
+            if known is None or earlier is not None:
+                known = self._begun(work, finding, now)
             if known is None:
                 work.dropped += 1
                 return
+            if earlier is not None:
+                known = self._take_over(work, earlier, known, now)
         merged, episode = known_finding.taken(known, before, key, finding, now)
         if merged is not known:
             work.put(self._decided(merged, rule, update, now) if merged.is_open else merged)
@@ -173,6 +178,12 @@ class FindingIntake:
             work.excerpts[merged.id, key] = KnownExcerpt(
                 merged.id, key, origin.source, origin.stream, origin.rank, finding.first_at, update.excerpt
             )
+
+    def _take_over(self, work: _Work, earlier: KnownFinding, known: KnownFinding, now: datetime) -> KnownFinding:
+        """End what an earlier attempt showed, because a later one shows the same. Its alert goes on with the new one:
+        it is the same alert, and nobody has to hear that it ended."""
+        work.put(replace(_over(earlier, FindingEnd.ATTEMPT, now), tell_at=None))
+        return replace(known, alert=earlier.alert, no_alert_because=earlier.no_alert_because, tell_at=earlier.tell_at)
 
     def _begun(self, work: _Work, finding: Finding, now: datetime) -> KnownFinding | None:
         """A finding of which nothing was heard before; None where its node has begun too many."""

@@ -1,30 +1,34 @@
 """The verdicts on jobs of a server: when a job fails or hangs, they are made, stored, and told as an alert.
 
-Every few seconds the findings that are open, and the jobs that are gone, are looked at. Five seconds after the first
-sign of a failure its verdict is made, and told as `TrainingFailed`; for two minutes it is made anew with what comes
-late. Everything durable is in the run store, so a restart goes on where it was.
+Every few seconds the findings that are open, the jobs that are gone, and the failures that launchers reported are
+looked at. Five seconds after the first sign of a failure its verdict is made, and told as `TrainingFailed`; for two
+minutes it is made again with what comes late. While a launcher says that an attempt runs, what the job prints is no
+failure: the launcher reports one. Everything durable is in the run store, so a restart goes on where it was.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Any, Protocol
 
 from msgspec.structs import replace
 
 from trainmedic.wire import envelope
 from trainmedic_server import telemetry
-from trainmedic_server.diagnosis import job_failure, verdict_alert
+from trainmedic_server.diagnosis import job_failure, reported_end, verdict_alert
 from trainmedic_server.diagnosis.facts import RankFacts
 from trainmedic_server.diagnosis.job_failure import Sign, Stepping
 from trainmedic_server.diagnosis.judge import diagnose
+from trainmedic_server.diagnosis.reported_end import ReportedEnd
 from trainmedic_server.domain.alert import Alert, AlertStatus, fingerprint
 from trainmedic_server.domain.job_life import JobLife, LifeState
 from trainmedic_server.domain.job_verdict import JobVerdict
 from trainmedic_server.domain.known_finding import KnownExcerpt, KnownFinding
 from trainmedic_server.domain.known_verdict import KnownVerdict
+from trainmedic_server.domain.run import Event
 from trainmedic_server.domain.topology import ranks_in
 from trainmedic_server.engine import loops
 from trainmedic_server.engine.job_verdicts import JobVerdicts
@@ -47,6 +51,9 @@ _LOOK_EVERY = timedelta(seconds=2)
 _PRESENCES_EVERY = timedelta(seconds=5)
 """As often as they are written."""
 _GONE_AFTER = timedelta(seconds=30)
+_LAUNCHER_LASTS = timedelta(seconds=20)
+"""How long a launcher counts as there after it was last seen: its report of an end is read every few seconds."""
+_MOST_REPORTS = 2000
 _AT_ONCE, _MOST_EARLIER, _MOST_EXCERPTS, _MOST_PAST, _MOST_PROCESSES = 50, 50, 16, 500, 8
 _MOST_RANKS = 100_000
 """Of a job that says to have more it is not known how many there are."""
@@ -55,7 +62,11 @@ log = telemetry.logger(__name__)
 
 
 class DiagnosisStore(RunStore, FindingHistory, VerdictSource, Protocol):
-    """The run store, with the findings' excerpts."""
+    """The run store, with the findings' excerpts, and the events of jobs."""
+
+    async def events_of_jobs(
+        self, kinds: Collection[str], since: datetime, until: datetime, limit: int, job: str | None = None
+    ) -> list[Event]: ...
 
 
 class JobDiagnoses:
@@ -98,6 +109,12 @@ class JobDiagnoses:
         """When each job was last there."""
         self._agents: dict[str, datetime] = {}
         """When each node's agent was last there."""
+        self._launchers: dict[str, datetime] = {}
+        """By job, when a launcher of it that reports how each attempt ends was last there."""
+        self._states: list[tuple[str, LifeState, datetime, int]] | None = None
+        self._reports: dict[str, list[ReportedEnd]] = {}
+        self._launched_on: dict[str, frozenset[str]] = {}
+        """By job, the nodes of its launchers, as they say."""
 
     async def watch(self) -> None:
         """Look until cancelled."""
@@ -117,11 +134,38 @@ class JobDiagnoses:
                 by_job.setdefault(str(name), []).append(known)
         self._note_processes(lives)
         gone = {life.name: life for life in lives if life.state is LifeState.GONE}
-        for job in sorted(by_job.keys() | gone.keys()):
-            signs = job_failure.signs(by_job.get(job, ()), gone.get(job))
-            if signs:
-                await self._look_at(job, signs, findings)
+        reports = await self._reported_ends(lives)
+        for job in sorted(by_job.keys() | gone.keys() | reports.keys()):
+            signs = self._signs(job, by_job.get(job, ()), gone.get(job), reports.get(job, ()))
+            if signs or job in reports:
+                await self._look_at(job, signs, reports.get(job, ()), findings)
         await self._tell()
+
+    async def _reported_ends(self, lives: Sequence[JobLife]) -> dict[str, list[ReportedEnd]]:
+        """Return what jobs and launchers reported of their ends in the last hour, by job. Each report changes the
+        record of the job's life, so the events are read again only after such a change."""
+        now, states = self._clock.now(), [(life.name, life.state, life.since, life.failures) for life in lives]
+        if states != self._states:
+            until = now + timedelta(seconds=1)
+            events = await self._store.events_of_jobs(reported_end.KINDS, now - OLDEST, until, _MOST_REPORTS)
+            self._reports, self._states = reported_end.by_job(events), states
+        recent = {job: [each for each in told if now - each.at <= OLDEST] for job, told in self._reports.items()}
+        return {job: told for job, told in recent.items() if told}
+
+    def _signs(
+        self, job: str, findings: Sequence[KnownFinding], life: JobLife | None, reports: Sequence[ReportedEnd]
+    ) -> list[Sign]:
+        """Return the signs of a failure that nobody reported."""
+        now, stepping, seen_at = self._clock.now(), self._stepping.get(job), self._launchers.get(job)
+        is_watched = seen_at is not None and now - seen_at <= _LAUNCHER_LASTS
+        return [
+            sign
+            for sign in job_failure.signs(findings, life)
+            if not job_failure.is_disproved(sign, stepping)
+            and not reported_end.is_answered(sign.at, sign.attempt, reports)
+            # A launcher that is there reports each end. Only a job whose steps are known to have stopped hangs.
+            and not (is_watched and not (sign.is_wait and stepping is not None and stepping.usual))
+        ]
 
     async def _look_where_jobs_are(self) -> None:
         jobs, agents, launchers = await asyncio.gather(
@@ -141,11 +185,14 @@ class JobDiagnoses:
         self._agents |= {agent.name: now for agent in agents}
         self._seen |= {job.name: now for job in jobs}
         for launcher in (each for each in launchers if each.doubt is None):
-            self._note_process(launcher.name, str(launcher.details.get("instance")))
+            self._note_launcher(launcher, now)
         for job in [job for job, seen_at in self._seen.items() if now - seen_at > _REMEMBERED]:
             for known in (self._seen, self._ranks, self._placements, self._sizes):
                 known.pop(job, None)
             self._stepping.pop(job, None)
+        for job in [job for job, seen_at in self._launchers.items() if now - seen_at > _REMEMBERED]:
+            del self._launchers[job]
+            self._launched_on.pop(job, None)
         for node in [node for node, seen_at in self._agents.items() if now - seen_at > _REMEMBERED]:
             del self._agents[node]
 
@@ -163,41 +210,79 @@ class JobDiagnoses:
             names = {life.name for life in lives}
             self._processes = {name: self._processes[name] for name in self._processes.keys() & names}
 
+    def _note_launcher(self, launcher: Presence, now: datetime) -> None:
+        job, node = launcher.name, launcher.details.get("node")
+        self._note_process(job, str(launcher.details.get("instance")))
+        if isinstance(node, str) and node:
+            self._launched_on[job] = self._launched_on.get(job, frozenset()) | {node}
+        if launcher.details.get("reports_ends") is True:
+            self._launchers[job] = now
+
     def _note_process(self, job: str, instance: str) -> None:
         instances = self._processes.get(job, ())
         if instance not in instances:
             self._processes[job] = (*instances, instance)[-_MOST_PROCESSES:]
 
-    async def _look_at(self, job: str, signs: Sequence[Sign], findings: Sequence[KnownFinding]) -> None:
+    async def _look_at(
+        self, job: str, signs: Sequence[Sign], reports: Sequence[ReportedEnd], findings: Sequence[KnownFinding]
+    ) -> None:
+        """Make the verdicts that are due, and those of the last minutes again. `reports` are those of the last hour."""
         now, stepping = self._clock.now(), self._stepping.get(job)
-        signs = [sign for sign in signs if not job_failure.is_disproved(sign, stepping)]
         earlier = await self._store.transact(lambda tx: tx.verdicts.of_job(job, _MOST_EARLIER))
         earlier = [verdict for verdict in earlier if not verdict.is_slow]
         latest = earlier[0] if earlier else None
+        reported: set[str] = set()
+        """Ids of verdicts on reported failures."""
+        for before, report in pairwise((None, *reports)):
+            if report is None or not report.is_failure or now - report.at < SETTLING:
+                continue
+            stepped_at = stepping.since if stepping is not None and stepping.usual else None
+            known = reported_end.verdict_of(report, before, earlier, TAKEN_IN, stepped_at)
+            if known is None:
+                known = KnownVerdict(self._ids(), job, report.attempt, report.at, now, "", "", None, "", {})
+                latest = await self._make(job, known, findings, _before(known, earlier), report, reports)
+                earlier.insert(0, latest)
+            elif now - report.at <= TAKEN_IN:
+                known = replace(known, attempt=report.attempt if known.attempt is None else known.attempt)
+                await self._make(job, known, findings, _before(known, earlier), report, reports)
+            reported.add(known.id)
         new = [sign for sign in signs if latest is None or job_failure.is_of_another(sign, latest, TAKEN_IN)]
         is_due = any(job_failure.is_settled(sign, stepping, now, SETTLING) for sign in new)
         # What happened while no server was there to see it is diagnosed for an hour, as alerts of findings are.
         if is_due and now - new[0].at <= OLDEST:
-            began = KnownVerdict(self._ids(), job, None, new[0].at, now, "", "", None, "", {})
-            await self._make(job, began, findings, earlier)
-        elif latest is not None and len(new) < len(signs) and now - latest.began_at <= TAKEN_IN:
-            await self._make(job, latest, job_failure.of_attempt(findings, latest.attempt), earlier[1:])
+            began = KnownVerdict(self._ids(), job, new[0].attempt, new[0].at, now, "", "", None, "", {})
+            await self._make(job, began, findings, earlier, None, reports)
+        elif latest is not None and latest.id not in reported and len(new) < len(signs):
+            if now - latest.began_at > TAKEN_IN:
+                return
+            await self._make(job, latest, findings, earlier[1:], None, reports)
 
     async def _make(
-        self, job: str, known: KnownVerdict, findings: Sequence[KnownFinding], earlier: Sequence[KnownVerdict]
-    ) -> None:
-        """Make the verdict, or make it anew; store it where it says something else."""
+        self,
+        job: str,
+        known: KnownVerdict,
+        open_findings: Sequence[KnownFinding],
+        earlier: Sequence[KnownVerdict],
+        report: ReportedEnd | None,
+        reports: Sequence[ReportedEnd],
+    ) -> KnownVerdict:
+        """Make the verdict, or make it again; store it where it says something else. Return it as it is then."""
         now = self._clock.now()
         ranks = self._ranks.get(job, {})
-        nodes = {rank.node for rank in ranks.values()}
-        nodes |= {node for known in findings if known.origin.job == job for node in known.nodes}
+        nodes = {rank.node for rank in ranks.values()} | self._launched_on.get(job, frozenset())
+        nodes |= {report.node} - {""} if report is not None else set()
+        past = await self._past(job)
+        # What a later attempt showed again is over, and still says what this one ended by.
+        findings = job_failure.of_attempt({each.id: each for each in (*past, *open_findings)}.values(), known.attempt)
+        if known.attempt is None:
+            findings = job_failure.of_newest_attempt(open_findings, job)
+        nodes |= {node for each in findings if each.origin.job == job for node in each.nodes}
         own = [finding for finding in findings if job_failure.is_of(finding, job, nodes)]
         excerpts = await self._excerpts([each for each in own if each.rule in job_failure.TELLS_ENDS])
         digests = await self._excerpts([each for each in own if job_failure.tells_dumps(each)])
         gone = {node: at for node in nodes if (at := self._agents.get(node)) and now - at > _GONE_AFTER}
-        facts = job_failure.facts(job, own, excerpts, ranks, gone, earlier)
-        past, _ = await self._store.findings_page(FindingFilter(job=job), _MOST_PAST, None)
-        healthy = job_failure.healthy_shapes(past, facts.attempt, earlier)
+        facts = job_failure.facts(job, own, excerpts, ranks, gone, earlier, known.attempt, report)
+        healthy = job_failure.healthy_shapes(past, facts.attempt, earlier, reports)
         began_at = job_failure.began_at(self._processes.get(job, ()), known.began_at)
         facts = replace(facts, healthy_shapes=healthy, world_size=self._sizes.get(job), began_at=began_at)
         kills = [each for each in own if job_failure.tells_kills(each)]
@@ -208,7 +293,7 @@ class JobDiagnoses:
         verdict = diagnose(facts)
         plain = verdict.plain()
         if plain == known.plain:
-            return
+            return known
         made = replace(
             known,
             attempt=facts.attempt,
@@ -226,6 +311,13 @@ class JobDiagnoses:
         log.info("a job failed", job=job, cause=made.cause, confidence=made.confidence, verdict=verdict.summary)
         if made.node and made.node != known.node:
             await self._suspect(made.node, now)
+        return made
+
+    async def _past(self, job: str) -> list[KnownFinding]:
+        """Return the newest findings of the job, those that are over too, and those whose file names it."""
+        known, _ = await self._store.findings_page(FindingFilter(job=job), _MOST_PAST, None)
+        claimed, _ = await self._store.findings_page(FindingFilter(claimed_job=job), _MOST_PAST, None)
+        return [*known, *claimed]
 
     async def _excerpts(self, findings: Sequence[KnownFinding]) -> list[KnownExcerpt]:
         records = [await self._store.finding(known.id) for known in findings[:_MOST_EXCERPTS]]
@@ -256,6 +348,12 @@ class JobDiagnoses:
         if _is_over(verdict, now):
             return None
         return min(now + self._repeat_every, verdict.began_at + ALERT_LASTS)
+
+
+def _before(known: KnownVerdict, verdicts: Sequence[KnownVerdict]) -> list[KnownVerdict]:
+    """Return the verdicts on earlier failures, the newest first."""
+    at = (known.began_at, known.attempt or 0)
+    return [each for each in verdicts if each.id != known.id and (each.began_at, each.attempt or 0) < at]
 
 
 def _is_over(verdict: KnownVerdict, now: datetime) -> bool:

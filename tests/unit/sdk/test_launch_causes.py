@@ -57,7 +57,7 @@ def test_the_last_error_that_was_printed_is_known_by_its_kind(printed: str, kind
 
 def test_the_rank_that_failed_first_is_the_cause() -> None:
     """By torchrun's own summary, which has it last."""
-    assert causes.rank_ends(SUMMARY) == [RankEnd(3, -9), RankEnd(0, 1)]
+    assert causes.rank_ends(SUMMARY) == [RankEnd(3, -9, 3, 4714), RankEnd(0, 1, 0, 4711)]
     assert causes.rank_ends("no summary") == []
 
 
