@@ -27,6 +27,7 @@ from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import finding_alerts, finding_claims, finding_ends, loops
 from trainmedic_server.engine.finding_ends import EndFacts
 from trainmedic_server.engine.node_watch import NodeWatch
+from trainmedic_server.logs.exception_causes import PROOF
 from trainmedic_server.logs.rule import LogRule, RuleSet
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import RunStore, Transaction
@@ -167,7 +168,7 @@ class FindingIntake:
                 return
             if earlier is not None:
                 known = self._take_over(work, earlier, known, now)
-        merged, episode = known_finding.taken(known, before, key, finding, now)
+        merged, episode = known_finding.taken(_with_proof(known, finding), before, key, finding, now)
         if merged is not known:
             work.put(self._decided(merged, rule, update, now) if merged.is_open else merged)
         if episode != before:
@@ -299,6 +300,14 @@ def _begins_anew(known: KnownFinding, before: Episode, finding: Finding) -> bool
     if known.ended_at is None or finding.is_over or finding.count <= before.count:
         return False
     return finding.last_at > known.ended_at
+
+
+def _with_proof(known: KnownFinding, finding: Finding) -> KnownFinding:
+    """The finding with the proof that another stream of the same line adds. A rank's record of an exception has no
+    frames, and its output has."""
+    if finding.line != known.line or PROOF not in finding.fields or PROOF in known.fields:
+        return known
+    return replace(known, fields={**known.fields, PROOF: finding.fields[PROOF]})
 
 
 def _over(known: KnownFinding, because: FindingEnd, now: datetime) -> KnownFinding:

@@ -217,15 +217,18 @@ def _reports_of(file: FolderFile, attempt: int | None) -> Iterator[ReportedEnd]:
     for raw in log_folder.lines_of(file):
         try:
             row: Any = json.loads(raw[:_LARGEST_DOCUMENT])
-            number, status, rank = row["attempt"], row["status"], row.get("rank")
-            words = {"error": str(row.get("error") or ""), "reason": str(row.get("cause", ""))[:_LONGEST_REASON]}
+            number, status = row["attempt"], row["status"]
+            numbers = {name: value if isinstance(value := row.get(name), int) else None for name in ("rank", "pid")}
+            words = {
+                "error": str(row.get("error") or ""),
+                "node": str(row.get("node") or ""),
+                "reason": str(row.get("cause", ""))[:_LONGEST_REASON],
+            }
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue
         if number == attempt and isinstance(status, int):
-            whole = rank if isinstance(rank, int) else None
-            yield ReportedEnd(
-                file.origin.job or "", file.written, is_failure=True, attempt=number, status=status, rank=whole, **words
-            )
+            job, written = file.origin.job or "", file.written
+            yield ReportedEnd(job, written, is_failure=True, attempt=number, status=status, **numbers, **words)
 
 
 def _status_of(file: FolderFile) -> int | None:

@@ -18,7 +18,7 @@ from trainmedic.job.kept_file import KeptFile
 from trainmedic.launch import causes, guard, output
 from trainmedic.launch.causes import HANG, AttemptRecord, Cause, RankEnd, Reached
 from trainmedic.launch.job_status import StatusReader
-from trainmedic.launch.output import OutputCopy
+from trainmedic.launch.output import OutputCopies
 from trainmedic.wire.log_layout import AttemptLogs
 
 log = logging.getLogger("trainmedic")
@@ -108,10 +108,8 @@ class JobAttempt:
         assert process.stderr is not None
         logs = self._plan.logs
         kept = KeptFile(logs.launcher(self._plan.node) if logs is not None else None, self._plan.most_output)
-        copies = [
-            OutputCopy(os.dup(process.stdout.fileno()), 1, kept),
-            OutputCopy(os.dup(process.stderr.fileno()), 2, kept),
-        ]
+        pipes = [(os.dup(process.stdout.fileno()), 1), (os.dup(process.stderr.fileno()), 2)]
+        copies = OutputCopies(pipes, kept)
         process.stdout.close()
         process.stderr.close()
         try:
@@ -122,10 +120,9 @@ class JobAttempt:
             os.close(report)
             process.wait()
             self._end_orphans()
-            for copy in copies:
-                copy.finish(_OUTPUT_SECONDS)
+            copies.finish(_OUTPUT_SECONDS)
             kept.close()
-        return self._end(copies[1].tail())
+        return self._end(copies.tail(1))
 
     def _watch(self, report: int, while_running: Callable[[], None]) -> None:
         """Until the guard has said how the command ended, or is gone."""

@@ -225,14 +225,16 @@ def refusal(failed: Sequence[AttemptRecord], retries: int) -> str | None:
     return None
 
 
-def as_plain(record: AttemptRecord) -> Mapping[str, object]:
-    """The record for ``attempts.jsonl``."""
+def as_plain(record: AttemptRecord, node: str) -> Mapping[str, object]:
+    """The record for ``attempts.jsonl``, of the launcher on `node`."""
     return {
         "attempt": record.number,
         "cause": str(record.cause),
         "status": record.cause.status,
         "error": record.cause.kind,
         "rank": record.cause.rank,
+        "node": node,
+        "pid": record.cause.pid,
         "step": record.reached.step if record.reached.step >= 0 else None,
         "checkpoint": record.reached.checkpoint if record.reached.checkpoint >= 0 else None,
         "ranks": {str(end.rank): end.status for end in record.ranks},

@@ -214,7 +214,7 @@ class Supervisor:
         try:
             job = log_layout.job_directory(self._options.log_dir, self._options.job)
             with (job / "attempts.jsonl").open("a") as file:
-                file.write(json.dumps(causes.as_plain(record)) + "\n")
+                file.write(json.dumps(causes.as_plain(record, self._membership.node)) + "\n")
         except OSError as error:
             log.warning("how the attempt ended is not kept: %s", error.strerror)
 
