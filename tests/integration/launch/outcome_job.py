@@ -118,7 +118,10 @@ def cascade() -> None:
         print(f"step: {step} loss: {3.0 / step:.4f}", flush=True)
         if step == 10:
             print(CASCADE, file=sys.stderr, flush=True)
-            for error in (RuntimeError("CUDA error: an illegal memory access was encountered"), ConnectionError("lost")):
+            for error in (
+                RuntimeError("CUDA error: an illegal memory access was encountered"),
+                ConnectionError("lost"),
+            ):
                 try:
                     raise error
                 except (RuntimeError, ConnectionError):
