@@ -54,6 +54,8 @@ _GONE_AFTER = timedelta(seconds=30)
 _LAUNCHER_LASTS = timedelta(seconds=20)
 """How long a launcher counts as there after it was last seen: its report of an end is read every few seconds."""
 _MOST_REPORTS = 2000
+_MOST_ENDED = 200
+"""Alerts that are looked through for those of jobs that have ended as they should."""
 _AT_ONCE, _MOST_EARLIER, _MOST_EXCERPTS, _MOST_PAST, _MOST_PROCESSES = 50, 50, 16, 500, 8
 _MOST_RANKS = 100_000
 """Of a job that says to have more it is not known how many there are."""
@@ -113,6 +115,8 @@ class JobDiagnoses:
         """By job, when a launcher of it that reports how each attempt ends was last there."""
         self._states: list[tuple[str, LifeState, datetime, int]] | None = None
         self._reports: dict[str, list[ReportedEnd]] = {}
+        self._ended: dict[str, datetime] = {}
+        """By job, when it ended as it should, where that is the last that was reported of it."""
         self._launched_on: dict[str, frozenset[str]] = {}
         """By job, the nodes of its launchers, as they say."""
 
@@ -139,6 +143,7 @@ class JobDiagnoses:
             signs = self._signs(job, by_job.get(job, ()), gone.get(job), reports.get(job, ()))
             if signs or job in reports:
                 await self._look_at(job, signs, reports.get(job, ()), findings)
+        self._ended = {job: told[-1].at for job, told in reports.items() if not told[-1].is_failure}
         await self._tell()
 
     async def _reported_ends(self, lives: Sequence[JobLife]) -> dict[str, list[ReportedEnd]]:
@@ -338,14 +343,31 @@ class JobDiagnoses:
     async def _tell(self) -> None:
         now = self._clock.now()
         due = await self._store.transact(lambda tx: tx.verdicts.to_tell(now, _AT_ONCE))
+        due += await self._of_ended(due, now)
         if not due:
             return
-        await self._teller.tell([written(verdict, now) for verdict in due])
+        await self._teller.tell([written(verdict, now, self._over_at(verdict, now)) for verdict in due])
         noted = [replace(verdict, tell_at=self._next_telling(verdict, now)) for verdict in due]
         await self._store.transact(lambda tx: tx.verdicts.save(noted))
 
+    async def _of_ended(self, due: Sequence[KnownVerdict], now: datetime) -> list[KnownVerdict]:
+        """Return the verdicts that are told until later, though their job has ended as it should meanwhile."""
+        if not self._ended:
+            return []
+        later = await self._store.transact(lambda tx: tx.verdicts.to_tell(now + self._repeat_every, _MOST_ENDED))
+        known = {verdict.id for verdict in due}
+        return [each for each in later if each.id not in known and self._over_at(each, now) is not None]
+
+    def _over_at(self, verdict: KnownVerdict, now: datetime) -> datetime | None:
+        """Return when the alert of a verdict ended: a quarter of an hour after it began, or when the job ended as it
+        should. None if it fires."""
+        lasts_until, ended_at = verdict.began_at + ALERT_LASTS, self._ended.get(verdict.job)
+        if ended_at is not None and verdict.began_at < ended_at < lasts_until:
+            return ended_at
+        return lasts_until if now >= lasts_until else None
+
     def _next_telling(self, verdict: KnownVerdict, now: datetime) -> datetime | None:
-        if _is_over(verdict, now):
+        if self._over_at(verdict, now) is not None:
             return None
         return min(now + self._repeat_every, verdict.began_at + ALERT_LASTS)
 
@@ -356,21 +378,16 @@ def _before(known: KnownVerdict, verdicts: Sequence[KnownVerdict]) -> list[Known
     return [each for each in verdicts if each.id != known.id and (each.began_at, each.attempt or 0) < at]
 
 
-def _is_over(verdict: KnownVerdict, now: datetime) -> bool:
-    return now - verdict.began_at >= ALERT_LASTS
-
-
-def written(verdict: KnownVerdict, now: datetime) -> Alert:
-    """The alert of a verdict, which fires for a quarter of an hour."""
+def written(verdict: KnownVerdict, now: datetime, over_at: datetime | None) -> Alert:
+    """The alert of a verdict, which fires until ``over_at``."""
     labels = dict(verdict.labels or {})
-    is_over = _is_over(verdict, now)
     return Alert(
         fingerprint=fingerprint(labels),
-        status=AlertStatus.RESOLVED if is_over else AlertStatus.FIRING,
+        status=AlertStatus.RESOLVED if over_at is not None else AlertStatus.FIRING,
         labels=labels,
         annotations={**verdict_alert.annotations_of(verdict.plain), "verdict": verdict.id},
         starts_at=verdict.began_at,
-        ends_at=verdict.began_at + ALERT_LASTS if is_over else None,
+        ends_at=over_at,
     )
 
 

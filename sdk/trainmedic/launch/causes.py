@@ -22,7 +22,7 @@ _EXIT_CODE = re.compile(r"^\s*exitcode\s*: (-?\d+) \(pid: (\d+)\)")
 _ROOT_CAUSE = "Root Cause"
 _TOLD_TO_END = re.compile(r"Sending process (\d+) closing signal|Closing process (\d+) via signal")
 """What torchrun prints of each process that still ran when another one had failed."""
-_SPEAKER = re.compile(r"^(?:\[[A-Za-z_-]{1,40}(\d{1,6})\]:)? ?(?:\[rank(\d{1,6})\]:)?")
+_SPEAKER = re.compile(r"^(?:\[(?!rank\d)[A-Za-z_-]{1,40}(\d{1,6})\]:)? ?(?:\[rank(\d{1,6})\]:)?")
 """The local rank before a line by torchrun's ``--tee``, and the rank by PyTorch."""
 _TRACEBACK = "Traceback (most recent call last)"
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")

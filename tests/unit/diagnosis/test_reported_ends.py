@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from tests.unit.diagnosis.test_job_diagnoses import World, stepping
 from trainmedic_server.diagnosis import reported_end
+from trainmedic_server.domain.alert import AlertStatus
 from trainmedic_server.domain.finding import CauseClass, Origin, Role
 from trainmedic_server.domain.job_life import JobLife, LifeState
 from trainmedic_server.domain.known_finding import CLAIMED_JOB
@@ -231,6 +232,21 @@ async def test_a_report_that_says_no_status_is_a_failure_too(attempt: int | None
     (verdict,) = await reports.world.store.verdicts_of("mt-5", 5)
     (evidence,) = verdict.plain["evidence"]
     assert (evidence["line"], evidence["why"]) == ("its process ended by OSError", f"{who} reported it")
+
+
+async def test_the_alert_of_a_failure_ends_when_the_job_has_ended_well() -> None:
+    """Its next attempt did. A failure after that fires again."""
+    reports = Reports()
+    await reports.say("job_failed", 1, **KILLED)
+    await reports.world.look(6)
+    await reports.say("job_ended", 2)
+    await reports.world.look(2)
+    assert [alert.status for alert in reports.world.told] == [AlertStatus.FIRING, AlertStatus.RESOLVED]
+    await reports.world.look(120)
+    assert len(reports.world.told) == 2
+    await reports.say("job_failed", 3, **KILLED)
+    await reports.world.look(6)
+    assert reports.world.told[-1].status is AlertStatus.FIRING
 
 
 async def test_a_report_of_hours_ago_is_not_diagnosed() -> None:
