@@ -6,7 +6,7 @@ failure that it reports has a verdict, and an attempt that it reports as ended w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -19,10 +19,11 @@ from trainmedic_server.diagnosis.verdict import Evidence
 from trainmedic_server.domain.known_verdict import KnownVerdict
 from trainmedic_server.domain.run import Event
 
-KINDS = (notices.FAILED, notices.ENDED)
+KINDS = (notices.FAILED, notices.ENDED, notices.GONE)
 """The events of the history that tell of an end."""
 HANG = "hang"
 """The kind of error of an attempt that its launcher ended because it hung."""
+_LONGEST_REASON = 500
 _LATE = timedelta(minutes=2)
 """Time after an end within which its last lines are still read."""
 
@@ -73,9 +74,25 @@ def of_event(event: Event) -> ReportedEnd | None:
     data = event.data
     if event.kind not in KINDS or event.actor != "trainmedic" or not isinstance(data.get("job"), str):
         return None
-    numbers = {name: _number(data.get(name)) for name in ("attempt", "status", "rank", "pid")}
-    words = {name: str(data.get(name) or "") for name in ("node", "error", "reason")}
-    return ReportedEnd(data["job"], event.at, event.kind == notices.FAILED, **numbers, **words)
+    report = of_members(data["job"], event.at, data, is_failure=event.kind != notices.ENDED)
+    # Without an attempt the server itself says that the job is gone, because it heard nothing.
+    return None if event.kind == notices.GONE and report.attempt is None else report
+
+
+def of_members(job: str, at: datetime, data: Mapping[str, Any], *, is_failure: bool) -> ReportedEnd:
+    """Return what these members report, in whichever types they came."""
+    return ReportedEnd(
+        job,
+        at,
+        is_failure=is_failure,
+        attempt=_number(data.get("attempt")),
+        node=str(data.get("node") or ""),
+        status=_number(data.get("status")),
+        rank=_number(data.get("rank")),
+        pid=_number(data.get("pid")),
+        error=str(data.get("error") or ""),
+        reason=str(data.get("reason") or "")[:_LONGEST_REASON],
+    )
 
 
 def _number(value: object) -> int | None:
@@ -83,10 +100,17 @@ def _number(value: object) -> int | None:
 
 
 def by_job(events: Iterable[Event]) -> dict[str, list[ReportedEnd]]:
-    """Return the reports of each job, in the order of the events."""
+    """Return the reports of each job, in the order of the events. A launcher that gives up has reported the failure of
+    that attempt before, unless its command cannot be started at all."""
     reports: dict[str, list[ReportedEnd]] = {}
-    for report in filter(None, map(of_event, events)):
-        reports.setdefault(report.job, []).append(report)
+    for event in events:
+        report = of_event(event)
+        if report is None:
+            continue
+        told = reports.setdefault(report.job, [])
+        is_repeat = event.kind == notices.GONE and bool(told) and told[-1].attempt == report.attempt
+        if not is_repeat:
+            told.append(report)
     return reports
 
 

@@ -138,8 +138,8 @@ class FindingIntake:
         return work
 
     def _placed(self, update: FindingUpdate, rule: LogRule | None, topology: Topology, cut: Counter[str]) -> Finding:
-        """The finding with the target, the job and the labels that are believed. `cut` counts, by node, the claimed jobs
-        that are left out."""
+        """The finding with the target, the job and the labels that are believed. `cut` counts, by node, the claimed
+        jobs that are left out."""
         finding = finding_claims.believed(update.finding, topology, self._nodes.was_there)
         own = replace(finding, labels=finding_alerts.own_labels(finding, rule))
         job = finding_claims.claimed_job(update.finding, finding)

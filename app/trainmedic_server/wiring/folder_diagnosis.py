@@ -31,7 +31,6 @@ _LARGEST_DOCUMENT = 1024 * 1024
 _MOST_MERGED = 8
 """Attempts in one file that are diagnosed, the newest ones."""
 _MOST_NAMED = 5
-_LONGEST_REASON = 500
 
 
 class AttemptVerdict(Struct, frozen=True):
@@ -215,20 +214,11 @@ def _take_error(file: FolderFile, collector: Collector) -> None:
 def _reports_of(file: FolderFile, attempt: int | None) -> Iterator[ReportedEnd]:
     """Yield how the attempt failed, as its launcher recorded it. An attempt that ended well is not in the file."""
     for raw in log_folder.lines_of(file):
-        try:
+        with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
             row: Any = json.loads(raw[:_LARGEST_DOCUMENT])
-            number, status = row["attempt"], row["status"]
-            numbers = {name: value if isinstance(value := row.get(name), int) else None for name in ("rank", "pid")}
-            words = {
-                "error": str(row.get("error") or ""),
-                "node": str(row.get("node") or ""),
-                "reason": str(row.get("cause", ""))[:_LONGEST_REASON],
-            }
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            continue
-        if number == attempt and isinstance(status, int):
-            job, written = file.origin.job or "", file.written
-            yield ReportedEnd(job, written, is_failure=True, attempt=number, status=status, **numbers, **words)
+            if row["attempt"] == attempt and isinstance(row["status"], int):
+                said = {**row, "reason": row.get("cause")}
+                yield reported_end.of_members(file.origin.job or "", file.written, said, is_failure=True)
 
 
 def _status_of(file: FolderFile) -> int | None:

@@ -48,8 +48,8 @@ def main(end: str) -> None:
             collective(end.partition("-")[2])
         case "hang" | "nan":
             observed(end)
-        case "cascade":
-            cascade()
+        case "cascade" | "cascade-sdk":
+            cascade(uses_sdk=end == "cascade-sdk")
         case "other":  # each attempt ends otherwise, and the last one well
             print(f"epoch 1 step {attempt} loss 2.{attempt}", flush=True)
             if attempt < 3:
@@ -109,13 +109,21 @@ def observed(end: str) -> None:
     medic.close()
 
 
-def cascade() -> None:
+def cascade(*, uses_sdk: bool) -> None:
     """Print all of it in the first steps, and go on."""
+    medic = None
+    if uses_sdk:
+        import trainmedic
+
+        medic = trainmedic.connect()
     until = time.monotonic() + float(os.environ["CASCADE_SECONDS"])
     step = 0
     while time.monotonic() < until:
         step += 1
         print(f"step: {step} loss: {3.0 / step:.4f}", flush=True)
+        if medic is not None:
+            medic.report(step=step, loss=3.0 / step)
+            medic.commands(step)
         if step == 10:
             print(CASCADE, file=sys.stderr, flush=True)
             for error in (
@@ -127,6 +135,8 @@ def cascade() -> None:
                 except (RuntimeError, ConnectionError):
                     traceback.print_exc()
         time.sleep(0.2)
+    if medic is not None:
+        medic.close()
 
 
 if __name__ == "__main__":

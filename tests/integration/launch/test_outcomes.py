@@ -56,6 +56,7 @@ PLAIN = {
     "nan": ["--retries=0", []],
     "well": ["--retries=0", []],
     "cascade": ["--retries=0", []],
+    "cascade-sdk": ["--retries=0", []],
 }
 TORCHRUN = {
     "memory": (2, [Failed("rank 1 ended with exit code 1 (MemoryError)", ("host_memory", "high", [1]))]),
@@ -174,13 +175,15 @@ def test_a_folder_says_what_the_server_says(world: World, job: str) -> None:
         assert "Nothing failed" in attempts[-1].verdict.summary
 
 
-def test_no_alert_says_of_a_job_that_goes_on_that_it_failed(world: World) -> None:
+@pytest.mark.parametrize("job", ["plain-cascade", "plain-cascade-sdk"])
+def test_no_alert_says_of_a_job_that_goes_on_that_it_failed(world: World, job: str) -> None:
     """It printed each line there is of a job that lost its peers, and completed steps until its end."""
-    alerts = world.alerts("plain-cascade")
+    alerts = world.alerts(job)
     assert not _SAYS_FAILED & {each["alert_name"] for each in alerts}
-    assert world.server.ask("/jobs/plain-cascade/diagnosis").status == 404
-    events = world.server.ask("/jobs/plain-cascade/report").body
-    assert events["failure_count"] == 0, events["failures"]
+    assert {each["alert_name"] for each in alerts} >= {"TrainingCUDAError"}  # which was read, and is about a call
+    assert world.server.ask(f"/jobs/{job}/diagnosis").status == 404
+    report = world.server.ask(f"/jobs/{job}/report").body
+    assert report["failure_count"] == 0, report["failures"]
 
 
 def test_a_loss_that_is_no_number_is_told_and_is_no_failure(world: World) -> None:

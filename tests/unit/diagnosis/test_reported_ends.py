@@ -234,6 +234,22 @@ async def test_a_report_that_says_no_status_is_a_failure_too(attempt: int | None
     assert (evidence["line"], evidence["why"]) == ("its process ended by OSError", f"{who} reported it")
 
 
+async def test_a_launcher_that_gives_up_reports_no_second_failure() -> None:
+    """Unless there was none: the command of a further attempt cannot be started."""
+    reports = Reports()
+    await reports.say("job_failed", 1, **KILLED)
+    await reports.say("job_gone", 1, reason="it has failed once without progress, and --retries is 0")
+    await reports.world.look(6)
+    assert [attempt for attempt, _, _ in await reports.verdicts()] == [1]
+    await reports.world.look(300)
+    await reports.say("job_gone", 2, reason="its command cannot be started")
+    await reports.world.look(6)
+    assert [attempt for attempt, _, _ in await reports.verdicts()] == [1, 2]
+    await reports.say("job_gone", None, reason="nothing has been heard of it")
+    await reports.world.look(6)
+    assert len(await reports.verdicts()) == 2
+
+
 async def test_the_alert_of_a_failure_ends_when_the_job_has_ended_well() -> None:
     """Its next attempt did. A failure after that fires again."""
     reports = Reports()

@@ -105,9 +105,16 @@ CLOSING = "W0131 api.py:1028] Sending process 40 closing signal SIGTERM\n"
 
 @pytest.mark.parametrize(
     ("text", "is_victims"),
-    [(LOST, True), (LOST_NCCL, True), (WRAPPED, True), (f"{LOST}\nretrying\nTraceback (most recent call last):\nKeyError: 'x'", False),
-     (BUCKET, False), ("ValueError: rank 3 timed out", False), ("", False)],
-)  # fmt: skip
+    [
+        (LOST, True),
+        (LOST_NCCL, True),
+        (WRAPPED, True),
+        (f"{LOST}\nretrying\nTraceback (most recent call last):\nKeyError: 'x'", False),
+        (BUCKET, False),
+        ("ValueError: rank 3 timed out", False),
+        ("", False),
+    ],
+)
 def test_who_lost_another_rank_is_known_by_the_last_error(text: str, is_victims: bool) -> None:
     """Or by one that led to it. Whoever lost the connection to a storage lost no rank."""
     assert causes.last_error(text).is_victims is is_victims
