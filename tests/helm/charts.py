@@ -29,7 +29,7 @@ Values = Mapping[str, Any]
 helm_python.disable_logging()
 
 PERMISSIONS: dict[str, Any] = yaml.safe_load((CHART / "files" / "permissions.yaml").read_text())
-ACTIONS = sorted(PERMISSIONS.keys() - {"identity"})
+ACTIONS = sorted(PERMISSIONS.keys() - {"identity", "pod_events"})
 
 _CLEANING = {
     "rules": {

@@ -20,7 +20,9 @@ from trainmedic_server.actions import registry
 from trainmedic_server.actions.kubernetes.base import ClusterAction
 from trainmedic_server.actions.kubernetes.kinds import KNOWN, field_at
 from trainmedic_server.adapters.kubernetes_cluster import KubernetesCluster
+from trainmedic_server.adapters.kubernetes_pods import KubernetesPods
 from trainmedic_server.adapters.kubernetes_topology import KubernetesTopology
+from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.errors import ClusterRefused
 from trainmedic_server.ports.cluster import JOBS, Ref, Resource
 
@@ -29,17 +31,20 @@ GUIDE = charts.ROOT / "docs" / "how-to" / "kubernetes.md"
 ACTIONS = {one.name: one for one in registry.BUILT_IN if isinstance(one, type) and issubclass(one, ClusterAction)}
 IDENTITY = [("", "nodes", ("list", "watch")), ("", "pods", ("list", "watch"))]
 """What `KubernetesTopology` needs."""
+POD_EVENTS = [("", "events", ("list",))]
+"""What `KubernetesPods` needs."""
 
 
 def written() -> str:
     """The table of permissions, from what the actions declare."""
     lines = [
-        "# What each action needs of the Kubernetes API, and what `identity` does. Written from what the actions",
-        "# declare: WRITE_GOLDEN=1 pytest tests/helm. Actions of scope cluster work on nodes, the others on what is",
-        "# in a namespace.",
+        "# What each action needs of the Kubernetes API, and what `identity` does, with the events of pods "
+        "(`pod_events`).",
+        "# Written from what the actions declare: WRITE_GOLDEN=1 pytest tests/helm. Actions of scope cluster work on",
+        "# nodes, the others on what is in a namespace.",
     ]
     needs = {name: [(p.group, p.resource, p.verbs) for p in ACTIONS[name].permissions] for name in sorted(ACTIONS)}
-    for name, permissions in {**needs, "identity": IDENTITY}.items():
+    for name, permissions in {**needs, "identity": IDENTITY, "pod_events": POD_EVENTS}.items():
         is_cluster = any(resource == "nodes" for _, resource, _ in permissions)
         lines += [f"{name}:", f"  scope: {'cluster' if is_cluster else 'namespace'}", "  rules:"]
         for group, resource, verbs in permissions:
@@ -201,19 +206,35 @@ async def test_an_action_uses_all_that_it_is_granted_and_nothing_else(
 async def test_identity_uses_all_that_it_is_granted_and_nothing_else(
     world: World, stand_in: ApiServer, tmp_path: Path
 ) -> None:
-    """Nodes and pods are listed and watched."""
+    """Nodes and pods are listed and watched, and events of pods listed."""
     rules = charts.rules({"kubernetes": {"identity": True}})
     node = await world.node()
+    await world.pod("rank-0", node, labels={"jobset.sigs.k8s.io/jobset-name": "llm-1"})
     async with client(stand_in, "identity", rules, tmp_path) as cluster:
-        cluster_watch = KubernetesTopology(cluster, telemetry.Metrics())
+        pods = KubernetesPods(cluster, SystemClock(), telemetry.Metrics())
+        cluster_watch = KubernetesTopology(cluster, telemetry.Metrics(), pods)
         watching = asyncio.create_task(cluster_watch.watch())
         async with asyncio.timeout(10):
             while used(stand_in, "identity") != granted(rules):
+                await pods.reading("llm-1", lambda *_: True)
                 await asyncio.sleep(0.02)
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watching
     assert node.name
+
+
+def test_events_are_read_in_the_namespaces_that_are_named() -> None:
+    """Where none is named, in the whole cluster. What an action needs of events beside it stays granted."""
+
+    def verbs(**values: Any) -> dict[str | None, set[str]]:
+        rules = charts.rules({"kubernetes": {"identity": True, **values}})
+        return {rule.namespace: set(rule.verbs) for rule in rules if rule.resource == "events"}
+
+    assert verbs() == {None: {"list"}}
+    assert verbs(namespaces=["team-a"]) == {"team-a": {"list"}}
+    assert verbs(actions=["k8s.cordon"]) == {None: {"list"}, "default": {"create"}}
+    assert verbs(actions=["k8s.cordon", "k8s.delete_pod"]) == {None: {"create", "list"}}
 
 
 async def test_other_namespaces_are_out_of_reach(world: World, stand_in: ApiServer, tmp_path: Path) -> None:
@@ -249,7 +270,7 @@ def rows(page: str) -> Iterator[tuple[str, str, str]]:
     """Action, resource and verbs, of the table in the guide."""
     for line in page.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 3 and cells[0].startswith(("`k8s.", "`identity`")):
+        if len(cells) == 3 and cells[0].startswith(("`k8s.", "`identity`", "`pod_events`")):
             for action in cells[0].replace("`", "").split(", "):
                 for resource in cells[1].replace("`", "").split(", "):
                     yield action, resource, cells[2]

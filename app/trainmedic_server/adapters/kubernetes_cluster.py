@@ -112,6 +112,15 @@ class KubernetesCluster:
             if not query["continue"]:
                 return objects, str(page["metadata"].get("resourceVersion") or "")
 
+    async def list_some(
+        self, resource: Resource, namespace: str, fields: str, most: int
+    ) -> tuple[Sequence[Object], bool]:
+        """Return the objects of one page, `most` of them, and whether there are more."""
+        page = await self._call(
+            "GET", collection_of(resource, namespace), {"fieldSelector": fields, "limit": str(most)}
+        )
+        return page.get("items") or (), bool(page["metadata"].get("continue"))
+
     async def watch(self, resource: Resource, version: str, seconds: int) -> AsyncIterator[tuple[str, Object]]:
         """Changes after `version`, for at most `seconds`: (ADDED, MODIFIED, DELETED or BOOKMARK, object).
 

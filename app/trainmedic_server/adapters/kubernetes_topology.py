@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from trainmedic.wire.backoff import Backoff
@@ -44,11 +44,23 @@ class Watched(Protocol):
     def watch(self, resource: Resource, version: str, seconds: int) -> AsyncIterator[tuple[str, Object]]: ...
 
 
+class ObjectListener(Protocol):
+    """Whoever needs more of a pod and a node than the topology keeps."""
+
+    answers: bool
+
+    def pods_listed(self, pods: Iterable[Object], job_of: Callable[[Object], str | None]) -> None: ...
+    def pod_changed(self, pod: Object, job: str | None, *, is_deleted: bool = False) -> None: ...
+    def node_changed(self, node: Object, *, is_deleted: bool = False) -> None: ...
+
+
 class KubernetesTopology:
     """Run `watch` in the background; ask at any time, in any thread."""
 
-    def __init__(self, cluster: Watched, metrics: telemetry.Metrics) -> None:
+    def __init__(self, cluster: Watched, metrics: telemetry.Metrics, pods: ObjectListener | None = None) -> None:
+        """`pods` is handed every pod and node as the API writes it."""
         self._cluster = cluster
+        self._listener = pods
         self._metrics = metrics
         self._nodes: dict[str, ClusterNode] = {}
         self._pods: dict[str, Pod] = {}
@@ -87,6 +99,7 @@ class KubernetesTopology:
         while True:
             try:
                 objects, version = await self._cluster.list_at(resource)
+                self._tell_list(resource, objects)
                 fresh = {listed["metadata"]["uid"]: value for listed in objects if (value := read(listed)) is not None}
                 with self._lock:
                     kept.clear()
@@ -115,6 +128,7 @@ class KubernetesTopology:
             version = changed["metadata"]["resourceVersion"]
             if change == "BOOKMARK":
                 continue
+            self._tell(resource, changed, is_deleted=change == "DELETED")
             value = None if change == "DELETED" else read(changed)
             uid = changed["metadata"]["uid"]
             with self._lock:
@@ -127,6 +141,20 @@ class KubernetesTopology:
                 self._changed(resource)
         return version
 
+    def _tell_list(self, resource: Resource, objects: Sequence[Object]) -> None:
+        if self._listener is not None and resource == PODS:
+            self._listener.pods_listed(objects, job_of)
+        for node in objects if resource == NODES else ():
+            self._tell(resource, node)
+
+    def _tell(self, resource: Resource, changed: Object, *, is_deleted: bool = False) -> None:
+        if self._listener is None:
+            return
+        if resource == PODS:
+            self._listener.pod_changed(changed, job_of(changed), is_deleted=is_deleted)
+        else:
+            self._listener.node_changed(changed, is_deleted=is_deleted)
+
     def _changed(self, resource: Resource) -> None:
         """Discard the computed topology. The caller holds the lock."""
         self._topology = None
@@ -137,6 +165,8 @@ class KubernetesTopology:
         with self._lock:
             (self._unanswered.discard if answers else self._unanswered.add)(resource)
             self._topology = None
+        if self._listener is not None:
+            self._listener.answers = not self._unanswered
         if not self._unanswered:
             self.filled.set()
 
@@ -154,19 +184,24 @@ def _pod(pod: Object) -> Pod | None:
     status = pod.get("status") or {}
     if not node or status.get("phase") in ("Succeeded", "Failed"):
         return None
-    labels = pod["metadata"].get("labels") or {}
     addresses = tuple(entry["ip"] for entry in status.get("podIPs") or () if entry.get("ip"))
     return Pod(
         uid=pod["metadata"]["uid"],
         namespace=pod["metadata"]["namespace"],
         name=pod["metadata"]["name"],
         node=node,
-        job=next((labels[name] for name in JOB_LABELS if labels.get(name)), None),
+        job=job_of(pod),
         addresses=addresses or ((status["podIP"],) if status.get("podIP") else ()),
         gpus=_gpus(pod["spec"]),
         is_per_node=_is_per_node(pod["metadata"].get("ownerReferences") or ()),
         is_ending=bool(pod["metadata"].get("deletionTimestamp")),
     )
+
+
+def job_of(pod: Object) -> str | None:
+    """Return the job that the labels of a pod name. None where they name none."""
+    labels = pod["metadata"].get("labels") or {}
+    return next((str(labels[name]) for name in JOB_LABELS if labels.get(name)), None)
 
 
 def _is_per_node(owners: Sequence[Mapping[str, Any]]) -> bool | None:

@@ -67,13 +67,15 @@ def findings(client: Client, limit: int, output: str, open_: str | None, **filte
 
 @findings.command()
 @click.argument("finding_id", metavar="FINDING")
+@click.option("--job", metavar="NAME", help="The finding's job. A token that is bounded to jobs needs it.")
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @server_options
-def show(client: Client, finding_id: str, output: str) -> None:
+def show(client: Client, finding_id: str, output: str, job: str | None) -> None:
     """Show one finding, and the lines around it in each stream."""
     if not finding_id.isascii() or not all(letter.isalnum() or letter in "-_" for letter in finding_id):
         raise click.UsageError(f"{finding_id!r} is not the id of a finding")
-    finding = client.get(f"findings/{finding_id}")
+    path = f"findings/{finding_id}"
+    finding = client.get(listing.job_path(job, path) if job else path)
     if output == "json":
         click.echo(json_text(finding, indent=2))
         return

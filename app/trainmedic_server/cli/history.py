@@ -126,11 +126,15 @@ def history(
 
 @history.command()
 @click.argument("run_id", metavar="RUN")
+@click.option(
+    "--job", metavar="NAME", help="The run's job, with the whole RUN. A token that is bounded to jobs needs it."
+)
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @server_options
-def show(client: Client, run_id: str, output: str) -> None:
+def show(client: Client, run_id: str, output: str, job: str | None) -> None:
     """Tell the whole story of one run: alerts, decision, steps, undo, and what happened when."""
-    run = client.get(f"history/{run_path(run_id)}")
+    path = f"history/{run_path(run_id)}"
+    run = client.get(listing.job_path(job, path) if job else path)
     if output == "json":
         click.echo(json_text(run, indent=2))
         return

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import click
 
+from trainmedic_server.cli import exits
 from trainmedic_server.cli.client import Client
 from trainmedic_server.domain.plain_text import csv_cell, json_text
 
@@ -20,20 +22,54 @@ PAGE = 1000
 
 Item = Mapping[str, Any]
 
+_TAKES: Mapping[str, Collection[str]] = {
+    "findings": ("node", "rule", "role", "since", "suspected", "open"),
+    "history": ("alertname", "playbook", "status", "decision", "node", "by", "since", "until", "open", "owes_undo"),
+}
+"""The conditions that the lists below a job's own path take."""
+
 
 def items(
     client: Client, path: str, conditions: Mapping[str, Any], limit: int | None, page_size: int = PAGE
 ) -> Iterator[Item]:
-    """The newest items that meet the conditions, page by page; all of them where `limit` is None."""
+    """The newest items that meet the conditions, page by page; all of them where `limit` is None.
+
+    Where the token may not read all jobs' items, those of the one job in the conditions are read below its own path.
+    """
     cursor, left = None, limit
     while left is None or left > 0:
         size = page_size if left is None else min(left, page_size)
-        page = client.get(path, {**conditions, "limit": size} | ({"cursor": cursor} if cursor else {}))
+        asked: dict[str, Any] = {"limit": size} | ({"cursor": cursor} if cursor else {})
+        try:
+            page = client.get(path, {**conditions, **asked})
+        except exits.NotAllowed:
+            own = _of_job(path, conditions)
+            if own is None:
+                raise
+            path, conditions = own
+            page = client.get(path, {**conditions, **asked})
         yield from page["items"]
         cursor = page["next"]
         left = None if left is None else left - len(page["items"])
         if not cursor:
             return
+
+
+def _of_job(path: str, conditions: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
+    """Return the path of one job's items, and the conditions without the job. None if there is no such path, or it does
+    not take the conditions."""
+    if path not in _TAKES or not conditions.keys() <= {"job", *_TAKES[path]}:
+        return None
+    job = conditions.get("job")
+    names = [job] if isinstance(job, str) else list(job or ())
+    if len(names) != 1:
+        return None
+    return job_path(names[0], path), {name: value for name, value in conditions.items() if name != "job"}
+
+
+def job_path(job: str, path: str) -> str:
+    """Return the path of a list, or of one of its items, below a job."""
+    return f"jobs/{quote(job)}/{path}"
 
 
 def write_json(listed: Iterator[Item]) -> None:

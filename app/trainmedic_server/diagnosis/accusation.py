@@ -81,6 +81,8 @@ class Accusation(Struct, frozen=True):
     is_provable: bool = True
     """True if the cause is certain, so that another evidence source for the same place gives high confidence. False if
     a message only makes the cause likely: the way in which the process ended does not confirm it."""
+    has_started: bool = True
+    """False if the fault kept the job, or a part of it, from starting: another attempt without a change ends alike."""
     fingerprint: str = ""
 
     def with_confidence(self, confidence: Confidence) -> Accusation:

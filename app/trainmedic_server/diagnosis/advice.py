@@ -30,10 +30,15 @@ MEANS = {
 """What each says to do, for people."""
 
 
-def what_to_do(cause: CauseClass, confidence: Confidence, before: int, *, names_node: bool) -> Advice:
-    """The next step, where the job ended so `before` times already."""
+def what_to_do(
+    cause: CauseClass, confidence: Confidence, before: int, *, names_node: bool, has_started: bool = True
+) -> Advice:
+    """The next step, where the job ended so `before` times already. A job that did not start has no checkpoint to go on
+    from, and Kubernetes itself tries again."""
     if names_node:
         return Advice.ISOLATE_NODE
+    if not has_started:
+        return Advice.ASK
     if before >= _RETRIES or (before and cause is CauseClass.CODE and confidence is Confidence.HIGH):
         is_sure = confidence is Confidence.HIGH and cause in (CauseClass.CODE, CauseClass.GPU_MEMORY)
         return Advice.STOP if is_sure else Advice.ASK

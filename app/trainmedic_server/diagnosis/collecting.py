@@ -38,6 +38,7 @@ _RAISED = re.compile(r" {2,4}(?:\w{1,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception|
 _EXIT_LINE = re.compile(
     r"exitcode:|exits with return code|srun: error:|exited on signal|CalledProcessError|exits successfully"
     r"|successfully finished|`Trainer\.fit` stopped|raining (?:is done|completed)|train metrics|done training"
+    r"|Exit Code:|terminated with exit code|\"exitCode\""
 )
 _MOMENT = timedelta(microseconds=1)
 _MOST_EXITS = 100_000

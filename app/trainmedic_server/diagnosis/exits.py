@@ -191,6 +191,8 @@ _ACCELERATE = re.compile(
     r"CalledProcessError: Command .* (?:returned non-zero exit status (\d+)|died with <Signals\.(\w+))"
 )
 _MPI = re.compile(r"process rank (\d{1,6}) with PID (\d{1,10}) on node (\S{1,255}) exited on signal (\d{1,2})\b")
+_CONTAINER = re.compile(r"^\s*Exit Code:\s+(1\d\d)\s*$|terminated with exit code (1\d\d)\b|\"exitCode\": ?(1\d\d)\b")
+"""A container that a signal ended, as kubectl prints it: by `describe`, `exec`, and as JSON."""
 _SLURM = re.compile(r"srun: error: (\S+): tasks? ([\d,\-]+): (.+?)\s*$")
 _SLURM_WORDS = {
     "killed": signal.SIGKILL,
@@ -205,8 +207,8 @@ _SLURM_WORDS = {
 
 
 def launcher_line(text: str, node: str = "") -> list[Exit]:
-    """The processes whose end one line tells: of torchrun's agent, DeepSpeed, accelerate, mpirun, or Slurm's srun; or
-    of a training that says that it is done.
+    """The processes whose end one line tells: of torchrun's agent, DeepSpeed, accelerate, mpirun, kubectl, or
+    Slurm's srun; or of a training that says that it is done.
 
     Slurm counts tasks, which are ranks where each rank is a task of its own; they are given as ranks.
     """
@@ -226,6 +228,10 @@ def launcher_line(text: str, node: str = "") -> list[Exit]:
         # It tells of the first that ended so, and often knows no process id.
         ended = Exit("mpirun", signal=int(match[4]), rank=int(match[1]), node=match[3], pid=int(match[2]) or None)
         return [replace(ended, is_first=True, line=text[:500])]
+    if match := _CONTAINER.search(text):
+        code, by_signal = of_code(int(next(filter(None, match.groups()))))
+        if by_signal is not None:
+            return [Exit("kubernetes", code, by_signal, node=node, line=text[:500])]
     if match := _FINISHED.search(text):
         return [Exit("training", code=0, node=node, pid=int(match["pid"]) if match["pid"] else None, line=text[:500])]
     if match := _SLURM.search(text):

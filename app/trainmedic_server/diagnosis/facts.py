@@ -14,6 +14,7 @@ from trainmedic_server.diagnosis.own_times import LossRise
 from trainmedic_server.diagnosis.slow import RankStep
 from trainmedic_server.diagnosis.verdict import Evidence
 from trainmedic_server.domain.finding import Finding
+from trainmedic_server.domain.pod_fault import PodReading
 
 
 class RankFacts(Struct, frozen=True):
@@ -88,6 +89,8 @@ class Facts(Struct, frozen=True):
     """The report of its launcher, or of the job itself, that it failed."""
     is_reported_hang: bool = False
     """The launcher ended it because it hung. How its processes ended then says nothing."""
+    pods: PodReading = field(default_factory=PodReading)
+    """What Kubernetes states about the job's pods."""
     is_known_to_fail: bool = False
     """Whether who watches the job says that it failed; of a folder nobody does."""
 
@@ -104,9 +107,9 @@ class Facts(Struct, frozen=True):
     def has_ended_well(self) -> bool:
         """True if its launcher saw it end with exit code 0, or each rank that was read states that it finished and no
         process failed."""
-        told = [each for each in self.exits if each.teller == LAUNCHER]
-        if told and not self.is_reported_hang:
-            return not any(each.is_failure for each in told)
+        by_launcher = [each for each in self.exits if each.teller == LAUNCHER]
+        if by_launcher and not self.is_reported_hang:
+            return not any(each.is_failure for each in by_launcher)
         ended = {each.rank for each in self.exits if each.code == 0 and each.rank is not None}
         return bool(ended) and self.ranks.keys() <= ended and not any(each.is_failure for each in self.exits)
 
@@ -116,8 +119,8 @@ class Facts(Struct, frozen=True):
         rank counts as read if a launcher on its node told of its end: all output passes through the launcher."""
         if self.knows_what_was_read:
             return self.silent_ranks
-        told = {each.rank for each in self.exits if each.teller == "torchrun"}
-        return tuple(rank for rank in self.silent_ranks if rank not in told)
+        ended = {each.rank for each in self.exits if each.teller == "torchrun"}
+        return tuple(rank for rank in self.silent_ranks if rank not in ended)
 
     @property
     def silent_ranks(self) -> tuple[int, ...]:

@@ -37,6 +37,8 @@ _HARDWARE = re.compile(r"uncorrectable (?:ECC|NVLink) error|GPU is lost|HBM mult
 """Words of the driver, passed on by CUDA, for faults that no program causes."""
 _COMPARES = re.compile(r"Duplicate GPU detected|Detected mismatch between collectives")
 """Words that are printed after all ranks have been compared. A silent rank adds nothing to them."""
+_KEEPS_FROM_STARTING = frozenset({"pod-not-started", "image-not-pulled"})
+"""Rules for what happens before the program starts: images, volumes, containers, launches of a scheduler."""
 _TOGETHER = 30.0
 """Seconds within which all ranks come to the same error, where all of them do."""
 _RIGHT_AFTER = 1.0
@@ -89,6 +91,7 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
         facts.node_of(rank_of(leading)) or leading.origin.node,
         moment=moment_of(leading),
         is_provable=_is_proven(leading) and GUESS not in leading.fields,
+        has_started=leading.rule not in _KEEPS_FROM_STARTING,
         fingerprint=f"{leading.cause}:{leading.rule}:{leading.shape}",
     )
 

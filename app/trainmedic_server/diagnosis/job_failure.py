@@ -197,17 +197,19 @@ def is_of_another(sign: Sign, verdict: KnownVerdict, taken_in: timedelta) -> boo
     return sign.at - verdict.began_at > taken_in
 
 
-def of_attempt(findings: Iterable[KnownFinding], attempt: int | None) -> list[KnownFinding]:
-    """The findings that can be of this attempt: those of it, and those that name none. All where it is not known."""
-    return [known for known in findings if attempt is None or known.origin.attempt in (None, attempt)]
-
-
-def of_newest_attempt(findings: Iterable[KnownFinding], job: str) -> list[KnownFinding]:
-    """The findings that can be of the newest attempt of the job that any of them names."""
+def of_attempt(findings: Iterable[KnownFinding], job: str, attempt: int | None) -> list[KnownFinding]:
+    """The findings that can be of this attempt of the job: those of it, those that name none, and those of no job.
+    Where the attempt is not each, it is the newest of which something open was found."""
     findings = list(findings)
-    attempts = [known.origin.attempt for known in findings if known.origin.job == job]
-    newest = max((attempt for attempt in attempts if attempt is not None), default=None)
-    return [known for known in findings if known.origin.job != job or known.origin.attempt in (None, newest)]
+    if attempt is None:
+        findings = [each for each in findings if each.is_open]
+        attempts = [each.origin.attempt or 0 for each in findings if _names(each, job)]
+        attempt = max(attempts, default=0)
+    return [each for each in findings if not _names(each, job) or each.origin.attempt in (None, attempt)]
+
+
+def _names(each: KnownFinding, job: str) -> bool:
+    return job in (each.origin.job, each.target.job, each.claimed_job)
 
 
 def healthy_shapes(

@@ -6,7 +6,17 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from trainmedic_server.diagnosis import advice, collectives, first_lines, slow, stops, stragglers, witnesses, wording
+from trainmedic_server.diagnosis import (
+    advice,
+    collectives,
+    first_lines,
+    pods,
+    slow,
+    stops,
+    stragglers,
+    witnesses,
+    wording,
+)
 from trainmedic_server.diagnosis.accusation import Accusation, Witness, evidence_of
 from trainmedic_server.diagnosis.exits import LAUNCHER
 from trainmedic_server.diagnosis.facts import Facts
@@ -45,6 +55,7 @@ def diagnose(facts: Facts) -> Verdict:
 
 def _all(facts: Facts, counting: Relevant) -> Iterable[Accusation]:
     yield from witnesses.kernel(facts, counting)
+    yield from pods.accusations(facts)
     yield from witnesses.recorder(facts)
     if any(finding.cause is CauseClass.HANG for finding in counting.cascades):
         yield from collectives.differing(facts.collectives)
@@ -260,7 +271,9 @@ def _verdict(leader: Accusation, against: Sequence[Evidence], facts: Facts, coun
         cause=leader.cause,
         confidence=confidence,
         summary=wording.summary(leader, facts),
-        advice=advice.what_to_do(leader.cause, leader.confidence, before, names_node=node is not None),
+        advice=advice.what_to_do(
+            leader.cause, leader.confidence, before, names_node=node is not None, has_started=leader.has_started
+        ),
         ranks=tuple(sorted(leader.ranks)),
         node=node,
         gpu=leader.gpu if node else None,

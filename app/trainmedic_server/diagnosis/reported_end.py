@@ -107,10 +107,10 @@ def by_job(events: Iterable[Event]) -> dict[str, list[ReportedEnd]]:
         report = of_event(event)
         if report is None:
             continue
-        told = reports.setdefault(report.job, [])
-        is_repeat = event.kind == notices.GONE and bool(told) and told[-1].attempt == report.attempt
+        earlier = reports.setdefault(report.job, [])
+        is_repeat = event.kind == notices.GONE and bool(earlier) and earlier[-1].attempt == report.attempt
         if not is_repeat:
-            told.append(report)
+            earlier.append(report)
     return reports
 
 

@@ -38,9 +38,11 @@ def summary(leader: Accusation, facts: Facts) -> str:
     on = f" ({few(nodes)})" if nodes else ""
     first = leader.evidence[0]
     # Of a process that ended a launcher's line says less than what that means.
-    is_told_better = first.source == "exit" or first.line.startswith("{")
+    is_told_better = first.source in ("exit", "kubernetes") or first.line.startswith("{")
     words = first.why if is_told_better or not first.line else _PROGRESS_BAR.sub("", first.line).partition("\n")[0]
     words = words[:_LONGEST_WORDS].rstrip(". ")
+    if not leader.has_started:
+        return f"The job did not start{f' on {few(nodes)}' if nodes else ''}: {words}."
     if leader.cause is CauseClass.UNKNOWN and named and words.startswith("it "):
         return f"Why it failed is not known; {ranks(named)}{on} {words.removeprefix('it ')}."
     if leader.cause is CauseClass.HANG and named:
@@ -84,6 +86,7 @@ def missing(facts: Facts, *, is_sure: bool) -> Iterator[str]:
     """What would have told more. To a verdict that is sure only what nobody could read would add anything."""
     for name, reason in list(facts.refused_dumps.items())[:_MOST_NAMED]:
         yield f"the dump {name} was not read: {reason}"
+    yield from facts.pods.unread
     if is_sure:
         return
     if facts.recorder is not None and facts.recorder.silent:

@@ -122,7 +122,7 @@ def _applied(life: JobLife, notice: Notice, now: datetime) -> LifeChange:
 
 def _details(notice: Notice) -> dict[str, Any]:
     """What a launcher says of an attempt, as far as it says it."""
-    said: dict[str, Any] = {
+    members: dict[str, Any] = {
         "attempt": notice.attempt,
         "node": notice.node or None,
         "status": notice.status,
@@ -130,7 +130,7 @@ def _details(notice: Notice) -> dict[str, Any]:
         "pid": notice.pid,
         "error": notice.error or None,
     }
-    return {name: value for name, value in said.items() if value is not None}
+    return {name: value for name, value in members.items() if value is not None}
 
 
 def _changed(life: JobLife, notice: Notice, now: datetime) -> LifeChange:

@@ -138,8 +138,8 @@ class FindingIntake:
         return work
 
     def _placed(self, update: FindingUpdate, rule: LogRule | None, topology: Topology, cut: Counter[str]) -> Finding:
-        """The finding with the target, the job and the labels that are believed. `cut` counts, by node, the claimed
-        jobs that are left out."""
+        """The finding with the target, the job and the labels that are believed. `cut` counts the claimed jobs that are
+        left out, by node."""
         finding = finding_claims.believed(update.finding, topology, self._nodes.was_there)
         own = replace(finding, labels=finding_alerts.own_labels(finding, rule))
         job = finding_claims.claimed_job(update.finding, finding)
@@ -159,15 +159,14 @@ class FindingIntake:
         known = work.known.get(before.finding_id) if before is not None else None
         if known is None or before is None or _begins_anew(known, before, finding):
             open_id = work.open_ids.get(known_finding.identity(finding))
-            known = work.known[open_id] if open_id is not None else None
-            earlier = known if known is not None and known_finding.is_of_later_attempt(finding, known) else None
-            if known is None or earlier is not None:
-                known = self._begun(work, finding, now)
+            current = work.known[open_id] if open_id is not None else None
+            is_later = current is not None and known_finding.is_of_later_attempt(finding, current)
+            known = self._begun(work, finding, now) if current is None or is_later else current
             if known is None:
                 work.dropped += 1
                 return
-            if earlier is not None:
-                known = self._take_over(work, earlier, known, now)
+            if current is not None and is_later:
+                known = self._take_over(work, current, known, now)
         merged, episode = known_finding.taken(_with_proof(known, finding), before, key, finding, now)
         if merged is not known:
             work.put(self._decided(merged, rule, update, now) if merged.is_open else merged)
@@ -180,11 +179,11 @@ class FindingIntake:
                 merged.id, key, origin.source, origin.stream, origin.rank, finding.first_at, update.excerpt
             )
 
-    def _take_over(self, work: _Work, earlier: KnownFinding, known: KnownFinding, now: datetime) -> KnownFinding:
+    def _take_over(self, work: _Work, earlier: KnownFinding, later: KnownFinding, now: datetime) -> KnownFinding:
         """End what an earlier attempt showed, because a later one shows the same. Its alert goes on with the new one:
         it is the same alert, and nobody has to hear that it ended."""
         work.put(replace(_over(earlier, FindingEnd.ATTEMPT, now), tell_at=None))
-        return replace(known, alert=earlier.alert, no_alert_because=earlier.no_alert_because, tell_at=earlier.tell_at)
+        return replace(later, alert=earlier.alert, no_alert_because=earlier.no_alert_because, tell_at=earlier.tell_at)
 
     def _begun(self, work: _Work, finding: Finding, now: datetime) -> KnownFinding | None:
         """A finding of which nothing was heard before; None where its node has begun too many."""
@@ -302,12 +301,12 @@ def _begins_anew(known: KnownFinding, before: Episode, finding: Finding) -> bool
     return finding.last_at > known.ended_at
 
 
-def _with_proof(known: KnownFinding, finding: Finding) -> KnownFinding:
+def _with_proof(before: KnownFinding, finding: Finding) -> KnownFinding:
     """The finding with the proof that another stream of the same line adds. A rank's record of an exception has no
     frames, and its output has."""
-    if finding.line != known.line or PROOF not in finding.fields or PROOF in known.fields:
-        return known
-    return replace(known, fields={**known.fields, PROOF: finding.fields[PROOF]})
+    if finding.line != before.line or PROOF not in finding.fields or PROOF in before.fields:
+        return before
+    return replace(before, fields={**before.fields, PROOF: finding.fields[PROOF]})
 
 
 def _over(known: KnownFinding, because: FindingEnd, now: datetime) -> KnownFinding:

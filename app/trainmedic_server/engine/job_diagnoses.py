@@ -18,8 +18,8 @@ from msgspec.structs import replace
 
 from trainmedic.wire import envelope
 from trainmedic_server import telemetry
-from trainmedic_server.diagnosis import job_failure, reported_end, verdict_alert
-from trainmedic_server.diagnosis.facts import RankFacts
+from trainmedic_server.diagnosis import job_failure, pods, reported_end, verdict_alert
+from trainmedic_server.diagnosis.facts import Facts, RankFacts
 from trainmedic_server.diagnosis.job_failure import Sign, Stepping
 from trainmedic_server.diagnosis.judge import diagnose
 from trainmedic_server.diagnosis.reported_end import ReportedEnd
@@ -34,6 +34,7 @@ from trainmedic_server.engine import loops
 from trainmedic_server.engine.job_verdicts import JobVerdicts
 from trainmedic_server.engine.node_watch import PresenceSource
 from trainmedic_server.ports.findings import AlertTeller, FindingFilter, FindingHistory
+from trainmedic_server.ports.job_pods import IsOwn, JobPods, NoPods
 from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.ports.verdicts import VerdictSource
@@ -56,6 +57,8 @@ _LAUNCHER_LASTS = timedelta(seconds=20)
 _MOST_REPORTS = 2000
 _MOST_ENDED = 200
 """Alerts that are looked through for those of jobs that have ended as they should."""
+_PODS_END = timedelta(seconds=5)
+"""A container ends about when its job says that it has ended."""
 _AT_ONCE, _MOST_EARLIER, _MOST_EXCERPTS, _MOST_PAST, _MOST_PROCESSES = 50, 50, 16, 500, 8
 _MOST_RANKS = 100_000
 """Of a job that says to have more it is not known how many there are."""
@@ -85,6 +88,7 @@ class JobDiagnoses:
         repeat_every: timedelta,
         ids: Callable[[], str] = envelope.new_id,
         verdicts: JobVerdicts | None = None,
+        pods: JobPods = NoPods(),
     ) -> None:
         self._store = store
         self._source = source
@@ -93,6 +97,9 @@ class JobDiagnoses:
         self._metrics = metrics
         self._repeat_every = repeat_every
         self._verdicts = verdicts or JobVerdicts(clock)
+        self._pods = pods
+        self._namespaces: dict[str, str | None] = {}
+        """Kubernetes namespace by job, of those that were there. None where it says none."""
         self._has_loaded = False
         self._ids = ids
         self._looked_at: datetime | None = None
@@ -137,13 +144,17 @@ class JobDiagnoses:
             for name in {known.origin.job, known.target.job} - {None}:
                 by_job.setdefault(str(name), []).append(known)
         self._note_processes(lives)
-        gone = {life.name: life for life in lives if life.state is LifeState.GONE}
+        by_name = {life.name: life for life in lives}
+        gone = {name: life for name, life in by_name.items() if life.state is LifeState.GONE}
+        of_pods = await self._pod_signs(by_name)
         reports = await self._reported_ends(lives)
-        for job in sorted(by_job.keys() | gone.keys() | reports.keys()):
-            signs = self._signs(job, by_job.get(job, ()), gone.get(job), reports.get(job, ()))
-            if signs or job in reports:
-                await self._look_at(job, signs, reports.get(job, ()), findings)
-        self._ended = {job: told[-1].at for job, told in reports.items() if not told[-1].is_failure}
+        for job in sorted(by_job.keys() | gone.keys() | of_pods.keys() | reports.keys()):
+            ends = reports.get(job, ())
+            own = self._unwatched(job, job_failure.signs(by_job.get(job, ()), gone.get(job)))
+            signs = self._unreported(job, [*own, *of_pods.get(job, ())], ends)
+            if signs or ends:
+                await self._look_at(job, signs, ends, findings)
+        self._ended = {job: ends[-1].at for job, ends in reports.items() if not ends[-1].is_failure}
         await self._tell()
 
     async def _reported_ends(self, lives: Sequence[JobLife]) -> dict[str, list[ReportedEnd]]:
@@ -154,23 +165,23 @@ class JobDiagnoses:
             until = now + timedelta(seconds=1)
             events = await self._store.events_of_jobs(reported_end.KINDS, now - OLDEST, until, _MOST_REPORTS)
             self._reports, self._states = reported_end.by_job(events), states
-        recent = {job: [each for each in told if now - each.at <= OLDEST] for job, told in self._reports.items()}
-        return {job: told for job, told in recent.items() if told}
+        recent = {job: [each for each in ends if now - each.at <= OLDEST] for job, ends in self._reports.items()}
+        return {job: ends for job, ends in recent.items() if ends}
 
-    def _signs(
-        self, job: str, findings: Sequence[KnownFinding], life: JobLife | None, reports: Sequence[ReportedEnd]
-    ) -> list[Sign]:
-        """Return the signs of a failure that nobody reported."""
-        now, stepping, seen_at = self._clock.now(), self._stepping.get(job), self._launchers.get(job)
-        is_watched = seen_at is not None and now - seen_at <= _LAUNCHER_LASTS
-        return [
-            sign
-            for sign in job_failure.signs(findings, life)
-            if not job_failure.is_disproved(sign, stepping)
-            and not reported_end.is_answered(sign.at, sign.attempt, reports)
-            # A launcher that is there reports each end. Only a job whose steps are known to have stopped hangs.
-            and not (is_watched and not (sign.is_wait and stepping is not None and stepping.usual))
-        ]
+    def _unwatched(self, job: str, signs: Sequence[Sign]) -> list[Sign]:
+        """Return the signs that count. A launcher that is there reports each end, so what the job prints under it is no
+        failure; only a job whose steps are known to have stopped hangs."""
+        seen_at, stepping = self._launchers.get(job), self._stepping.get(job)
+        if seen_at is None or self._clock.now() - seen_at > _LAUNCHER_LASTS:
+            return list(signs)
+        return [sign for sign in signs if sign.is_wait and stepping is not None and stepping.usual]
+
+    def _unreported(self, job: str, signs: Sequence[Sign], reports: Sequence[ReportedEnd]) -> list[Sign]:
+        """Return the signs of a failure that nobody reported, the earliest first."""
+        stepping = self._stepping.get(job)
+        left = (sign for sign in signs if not job_failure.is_disproved(sign, stepping))
+        left = (sign for sign in left if not reported_end.is_answered(sign.at, sign.attempt, reports))
+        return sorted(left, key=lambda sign: sign.at)
 
     async def _look_where_jobs_are(self) -> None:
         jobs, agents, launchers = await asyncio.gather(
@@ -185,6 +196,7 @@ class JobDiagnoses:
         }
         self._ranks |= await asyncio.to_thread(_ranks_of, changed)
         self._placements |= {name: details.get("placement", ()) for name, details in changed.items()}
+        self._namespaces |= {job.name: _namespace_of(job.details) for job in jobs if job.doubt is None}
         self._sizes |= {job.name: size for job in jobs if job.doubt is None and (size := _size_of(job.details))}
         self._note_steps(jobs, now)
         self._agents |= {agent.name: now for agent in agents}
@@ -192,7 +204,7 @@ class JobDiagnoses:
         for launcher in (each for each in launchers if each.doubt is None):
             self._note_launcher(launcher, now)
         for job in [job for job, seen_at in self._seen.items() if now - seen_at > _REMEMBERED]:
-            for known in (self._seen, self._ranks, self._placements, self._sizes):
+            for known in (self._seen, self._ranks, self._placements, self._sizes, self._namespaces):
                 known.pop(job, None)
             self._stepping.pop(job, None)
         for job in [job for job, seen_at in self._launchers.items() if now - seen_at > _REMEMBERED]:
@@ -234,23 +246,23 @@ class JobDiagnoses:
         """Make the verdicts that are due, and those of the last minutes again. `reports` are those of the last hour."""
         now, stepping = self._clock.now(), self._stepping.get(job)
         earlier = await self._store.transact(lambda tx: tx.verdicts.of_job(job, _MOST_EARLIER))
-        earlier = [verdict for verdict in earlier if not verdict.is_slow]
-        latest = earlier[0] if earlier else None
+        earlier = [each for each in earlier if not each.is_slow]
         reported: set[str] = set()
         """Ids of verdicts on reported failures."""
         for before, report in pairwise((None, *reports)):
             if report is None or not report.is_failure or now - report.at < SETTLING:
                 continue
             stepped_at = stepping.since if stepping is not None and stepping.usual else None
-            known = reported_end.verdict_of(report, before, earlier, TAKEN_IN, stepped_at)
-            if known is None:
-                known = KnownVerdict(self._ids(), job, report.attempt, report.at, now, "", "", None, "", {})
-                latest = await self._make(job, known, findings, _before(known, earlier), report, reports)
-                earlier.insert(0, latest)
+            verdict = reported_end.verdict_of(report, before, earlier, TAKEN_IN, stepped_at)
+            if verdict is None:
+                verdict = KnownVerdict(self._ids(), job, report.attempt, report.at, now, "", "", None, "", {})
+                made = await self._make(job, verdict, findings, _before(verdict, earlier), report, reports)
+                earlier.insert(0, made)
             elif now - report.at <= TAKEN_IN:
-                known = replace(known, attempt=report.attempt if known.attempt is None else known.attempt)
-                await self._make(job, known, findings, _before(known, earlier), report, reports)
-            reported.add(known.id)
+                verdict = replace(verdict, attempt=report.attempt if verdict.attempt is None else verdict.attempt)
+                await self._make(job, verdict, findings, _before(verdict, earlier), report, reports)
+            reported.add(verdict.id)
+        latest = max(earlier, key=lambda each: each.began_at, default=None)
         new = [sign for sign in signs if latest is None or job_failure.is_of_another(sign, latest, TAKEN_IN)]
         is_due = any(job_failure.is_settled(sign, stepping, now, SETTLING) for sign in new)
         # What happened while no server was there to see it is diagnosed for an hour, as alerts of findings are.
@@ -265,7 +277,7 @@ class JobDiagnoses:
     async def _make(
         self,
         job: str,
-        known: KnownVerdict,
+        stored: KnownVerdict,
         open_findings: Sequence[KnownFinding],
         earlier: Sequence[KnownVerdict],
         report: ReportedEnd | None,
@@ -278,29 +290,30 @@ class JobDiagnoses:
         nodes |= {report.node} - {""} if report is not None else set()
         past = await self._past(job)
         # What a later attempt showed again is over, and still says what this one ended by.
-        findings = job_failure.of_attempt({each.id: each for each in (*past, *open_findings)}.values(), known.attempt)
-        if known.attempt is None:
-            findings = job_failure.of_newest_attempt(open_findings, job)
+        since = stored.began_at - OLDEST
+        over = [each for each in past if not each.is_open and each.origin.attempt and each.heard_at >= since]
+        findings = job_failure.of_attempt([*over, *open_findings], job, stored.attempt)
         nodes |= {node for each in findings if each.origin.job == job for node in each.nodes}
         own = [finding for finding in findings if job_failure.is_of(finding, job, nodes)]
         excerpts = await self._excerpts([each for each in own if each.rule in job_failure.TELLS_ENDS])
         digests = await self._excerpts([each for each in own if job_failure.tells_dumps(each)])
         gone = {node: at for node in nodes if (at := self._agents.get(node)) and now - at > _GONE_AFTER}
-        facts = job_failure.facts(job, own, excerpts, ranks, gone, earlier, known.attempt, report)
+        facts = job_failure.facts(job, own, excerpts, ranks, gone, earlier, stored.attempt, report)
         healthy = job_failure.healthy_shapes(past, facts.attempt, earlier, reports)
-        began_at = job_failure.began_at(self._processes.get(job, ()), known.began_at)
+        began_at = job_failure.began_at(self._processes.get(job, ()), stored.began_at)
         facts = replace(facts, healthy_shapes=healthy, world_size=self._sizes.get(job), began_at=began_at)
         kills = [each for each in own if job_failure.tells_kills(each)]
-        others = job_failure.lost_processes(findings, job)
+        others = job_failure.lost_processes(open_findings, job)
         facts = job_failure.with_kills(facts, kills, await self._excerpts(kills), earlier, others)
+        facts = await self._with_pods(facts, job, stored, earlier)
         # Those of a large job take tenths of a second.
         facts = await asyncio.to_thread(job_failure.with_dumps, facts, digests, earlier, TAKEN_IN)
         verdict = diagnose(facts)
         plain = verdict.plain()
-        if plain == known.plain:
-            return known
+        if plain == stored.plain:
+            return stored
         made = replace(
-            known,
+            stored,
             attempt=facts.attempt,
             made_at=now,
             cause=verdict.cause.value,
@@ -308,21 +321,50 @@ class JobDiagnoses:
             node=verdict.node,
             fingerprint=verdict.fingerprint,
             plain=plain,
-            labels=known.labels or verdict_alert.labels_of(job, plain),
-            tell_at=known.tell_at or now,
+            labels=stored.labels or verdict_alert.labels_of(job, plain),
+            tell_at=stored.tell_at or now,
         )
         await self._store.transact(lambda tx: tx.verdicts.save([made]))
         self._verdicts.take(job, made.began_at, JobVerdict.of(plain))
         log.info("a job failed", job=job, cause=made.cause, confidence=made.confidence, verdict=verdict.summary)
-        if made.node and made.node != known.node:
+        if made.node and made.node != stored.node:
             await self._suspect(made.node, now)
         return made
 
     async def _past(self, job: str) -> list[KnownFinding]:
         """Return the newest findings of the job, those that are over too, and those whose file names it."""
-        known, _ = await self._store.findings_page(FindingFilter(job=job), _MOST_PAST, None)
+        own, _ = await self._store.findings_page(FindingFilter(job=job), _MOST_PAST, None)
         claimed, _ = await self._store.findings_page(FindingFilter(claimed_job=job), _MOST_PAST, None)
-        return [*known, *claimed]
+        return [*own, *claimed]
+
+    async def _pod_signs(self, lives: Mapping[str, JobLife]) -> dict[str, list[Sign]]:
+        """What the statuses of pods say of their jobs' failures. What ends with a job that has ended well is none."""
+        now, found = self._clock.now(), {}
+        for job, faults in self._pods.faults().items():
+            life = lives.get(job)
+            ended_at = life.since - _PODS_END if life is not None and life.state is LifeState.ENDED else None
+            is_own = await self._own_pods(job)
+            own = [fault for fault in faults if is_own(fault.namespace, fault.pod, fault.node)]
+            signs = pods.signs([fault for fault in own if ended_at is None or fault.at < ended_at], now)
+            if signs:
+                found[job] = signs
+        return found
+
+    async def _own_pods(self, job: str) -> IsOwn:
+        namespace = self._namespaces.get(job)
+        places = {rank.node for rank in self._ranks.get(job, {}).values()}
+        is_known = job in self._seen or job in self._processes
+        if is_known and namespace is None:
+            seen = await self._store.transact(lambda tx: dict(tx.findings.job_places()))
+            places |= {place.node for place in seen if place.job == job}
+        return pods.are_own(namespace, is_known, places, self._pods.namespaces_of(job))
+
+    async def _with_pods(self, facts: Facts, job: str, known: KnownVerdict, earlier: Sequence[KnownVerdict]) -> Facts:
+        """The facts with what Kubernetes states about the job's pods."""
+        reading = await self._pods.reading(job, await self._own_pods(job))
+        after = max((verdict.began_at + TAKEN_IN for verdict in earlier), default=None)
+        facts = replace(facts, pods=pods.of_failure(reading, known.began_at, TAKEN_IN, after))
+        return replace(facts, exits=[*facts.exits, *pods.ends(facts)])
 
     async def _excerpts(self, findings: Sequence[KnownFinding]) -> list[KnownExcerpt]:
         records = [await self._store.finding(known.id) for known in findings[:_MOST_EXCERPTS]]
@@ -355,8 +397,8 @@ class JobDiagnoses:
         if not self._ended:
             return []
         later = await self._store.transact(lambda tx: tx.verdicts.to_tell(now + self._repeat_every, _MOST_ENDED))
-        known = {verdict.id for verdict in due}
-        return [each for each in later if each.id not in known and self._over_at(each, now) is not None]
+        due_ids = {verdict.id for verdict in due}
+        return [each for each in later if each.id not in due_ids and self._over_at(each, now) is not None]
 
     def _over_at(self, verdict: KnownVerdict, now: datetime) -> datetime | None:
         """Return when the alert of a verdict ended: a quarter of an hour after it began, or when the job ended as it
@@ -372,10 +414,10 @@ class JobDiagnoses:
         return min(now + self._repeat_every, verdict.began_at + ALERT_LASTS)
 
 
-def _before(known: KnownVerdict, verdicts: Sequence[KnownVerdict]) -> list[KnownVerdict]:
+def _before(verdict: KnownVerdict, verdicts: Sequence[KnownVerdict]) -> list[KnownVerdict]:
     """Return the verdicts on earlier failures, the newest first."""
-    at = (known.began_at, known.attempt or 0)
-    return [each for each in verdicts if each.id != known.id and (each.began_at, each.attempt or 0) < at]
+    at = (verdict.began_at, verdict.attempt or 0)
+    return [each for each in verdicts if each.id != verdict.id and (each.began_at, each.attempt or 0) < at]
 
 
 def written(verdict: KnownVerdict, now: datetime, over_at: datetime | None) -> Alert:
@@ -389,6 +431,12 @@ def written(verdict: KnownVerdict, now: datetime, over_at: datetime | None) -> A
         starts_at=verdict.began_at,
         ends_at=over_at,
     )
+
+
+def _namespace_of(details: Mapping[str, Any]) -> str | None:
+    """The Kubernetes namespace that a job's presence names; None where it names none."""
+    namespace = details.get("namespace")
+    return namespace if isinstance(namespace, str) and namespace else None
 
 
 def _size_of(details: Mapping[str, Any]) -> int | None:

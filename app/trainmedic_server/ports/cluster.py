@@ -43,6 +43,8 @@ JOBS = Resource("batch/v1", "jobs", "Job")
 DEPLOYMENTS = Resource("apps/v1", "deployments", "Deployment")
 STATEFUL_SETS = Resource("apps/v1", "statefulsets", "StatefulSet")
 DAEMON_SETS = Resource("apps/v1", "daemonsets", "DaemonSet")
+OF_RUN = "trainmedic.io/run"
+"""The annotation of Jobs and pods that a run has made, with the run's id."""
 
 
 class Cluster(Protocol):

@@ -41,7 +41,7 @@ class FindingView(View):
     gpu: str | None = Field(description="The target's GPU.")
     job: str | None = Field(description="The target's job, else the job in whose log it stands.")
     claimed_job: str | None = Field(
-        description="The job that only the log file names: nothing proves that it runs on the node. No playbook uses it."
+        description="The job that only the log file names. Nothing proves that it runs there, and no playbook uses it."
     )
     attempt: int | None = Field(description="Which attempt of the job it was, counted from 1.")
     source: str = Field(description="training, launcher, kernel, slurm, fabric-manager, or a name of the agent's.")

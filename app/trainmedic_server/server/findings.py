@@ -8,6 +8,7 @@ from typing import Annotated
 
 from fastapi import Depends, Header, Path, Query, Request, Response
 from msgspec import Struct
+from msgspec.structs import replace
 from pydantic import ConfigDict, Field
 
 from trainmedic_server.domain.finding import Role
@@ -22,6 +23,7 @@ from trainmedic_server.server.ascii_json import AsciiJson
 from trainmedic_server.server.auth import Authenticator, Principal, requires
 from trainmedic_server.server.bodies import body_schema, read_body
 from trainmedic_server.server.body import BodyReader
+from trainmedic_server.server.diagnoses import JobName
 from trainmedic_server.server.engine import KeptJobsPort
 from trainmedic_server.server.exports import AS_STREAM, CSV, NDJSON, Exports
 from trainmedic_server.server.limits import ServerLimits
@@ -137,7 +139,48 @@ def reading(
                 raise NotFound(f"There is no finding {finding_id}.")
             return AsciiJson.of(finding_views.detail(record))
 
+    _read_of_job(routes, history, clock, reads)
     return routes
+
+
+def _read_of_job(routes: ApiRoutes, history: FindingHistory, clock: Clock, reads: ReadTurns) -> None:
+    """Add the routes below a job's own path, which a token that is bounded to jobs may read too."""
+
+    @routes.get(
+        "/jobs/{job:path}/findings",
+        summary="What log rules have found in one job, newest first",
+        response_model=finding_views.FindingPage,
+        responses=responses(401, 403, 422, 503),
+    )
+    async def page(
+        job: JobName,
+        conditions: FindingFilter = Depends(_filter_of_job(clock)),
+        limit: PageLimit = 100,
+        cursor: PageCursor = None,
+    ) -> Response:
+        """A page of the findings that are known to be the job's: what a log file only claims is none of them. A token
+        with `jobs` may read it."""
+        async with reads.take():
+            try:
+                newest_first, next_cursor = await history.findings_page(replace(conditions, job=job), limit, cursor)
+            except ValueError:
+                raise wrong_cursor() from None
+            return AsciiJson.of(finding_views.page(newest_first, next_cursor))
+
+    @routes.get(
+        "/jobs/{job:path}/findings/{finding_id}",
+        summary="One finding of one job with the lines around it",
+        response_model=finding_views.FindingDetail,
+        responses=responses(401, 403, 404, 422, 503),
+    )
+    async def one(job: JobName, finding_id: FindingId) -> Response:
+        """As `GET /findings/{finding_id}`, for a finding that is known to be the job's."""
+        async with reads.take():
+            record = await history.finding(finding_id)
+            if record is None or job != (record.finding.target.job or record.finding.origin.job):
+                # The same answer for a finding of another job: whether there is one is not for this caller.
+                raise NotFound(f"There is no finding {finding_id} of {job}.")
+            return AsciiJson.of(finding_views.detail(record))
 
 
 async def _all(history: FindingHistory, conditions: FindingFilter) -> AsyncGenerator[KnownFinding, None]:
@@ -214,5 +257,22 @@ def _filter(clock: Clock) -> Callable[..., FindingFilter]:
     ) -> FindingFilter:
         begin = time_of(since, clock.now()) if since else None
         return FindingFilter(job, node, rule, role, begin, suspected, open, claimed_job)
+
+    return conditions  # type: ignore[return-value]
+
+
+def _filter_of_job(clock: Clock) -> Callable[..., FindingFilter]:
+    """The same without what names a job."""
+
+    async def conditions(
+        node: Annotated[Name | None, Query(description="A line was read there.")] = None,
+        rule: Name | None = None,
+        role: Role | None = None,
+        since: TimeText | None = None,
+        suspected: Annotated[bool | None, Query(description="Whether it waits, or has waited in vain.")] = None,
+        open: Annotated[bool | None, Query(description="Whether it is not over.")] = None,
+    ) -> FindingFilter:
+        begin = time_of(since, clock.now()) if since else None
+        return FindingFilter(None, node, rule, role, begin, suspected, open)
 
     return conditions  # type: ignore[return-value]

@@ -1,4 +1,6 @@
-"""``GET /history``: runs as pages or as one long stream (``exports``), and single runs in full."""
+"""``GET /history``: runs as pages or as one long stream (``exports``), and single runs in full.
+
+``GET /jobs/{job}/history`` is the same of one job, which a token that is bounded to jobs may read too."""
 
 from __future__ import annotations
 
@@ -7,17 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
-from fastapi import Depends, Header, Query, Response
+from fastapi import Depends, Header, Path, Query, Response
+from msgspec.structs import replace
 
 from trainmedic_server.domain.run import Decision, Run, Status
 from trainmedic_server.errors import NotFound, PayloadError
 from trainmedic_server.ports.findings import FindingHistory
 from trainmedic_server.ports.outside import Clock
-from trainmedic_server.ports.store import History, HistoryFilter
+from trainmedic_server.ports.store import History, HistoryFilter, RunRecord
 from trainmedic_server.server import finding_views, run_ids, views
 from trainmedic_server.server.api_routes import ApiRoutes
 from trainmedic_server.server.ascii_json import AsciiJson
 from trainmedic_server.server.auth import Authenticator, requires
+from trainmedic_server.server.diagnoses import JobName
 from trainmedic_server.server.exports import AS_STREAM, CSV, NDJSON, Exports
 from trainmedic_server.server.limits import ServerLimits
 from trainmedic_server.server.negotiation import preferred
@@ -32,6 +36,7 @@ from trainmedic_server.server.tokens import TokenRole
 
 _TARGET = re.compile(r"cluster\Z|(job|node|gpu):.")
 _OF_PAGES = {**AS_STREAM, **responses(401, 403, 422, 503)}
+WholeRunId = Annotated[str, Path(pattern=r"^[0-9A-Za-z_-]{1,64}$", description="The run's whole id.")]
 _PIECE = 100  # runs that are read at one go for a page
 
 _NEVER_RUNS = (Decision.JOINED, Decision.DUPLICATE)
@@ -52,7 +57,9 @@ def routers(
 ) -> tuple[ApiRoutes, ...]:
     """The routes of this module, and that of how things stand."""
     of_runs = _router_of_runs(history, auth, clock, limits, reads)
-    return of_runs, _router_of_one(history, findings, now, auth, reads, are_measured), router_of_now(now, auth, reads)
+    of_one = _router_of_one(history, findings, now, auth, reads, are_measured)
+    of_job = _router_of_job(history, findings, now, auth, clock, limits, reads, are_measured)
+    return of_runs, of_one, of_job, router_of_now(now, auth, reads)
 
 
 def _router_of_runs(
@@ -108,9 +115,66 @@ def _router_of_one(
             record = await history.record(await run_ids.whole(now.present, run_id))
             if record is None:
                 raise NotFound(f"There is no run {run_id}.")
-            of_alerts = await finding_views.of_run(findings, record.alerts)
-            upcoming = await now.next_of(record.run, record.alerts, record.orders)
-            return AsciiJson.of(views.record(record, of_alerts, are_measured, upcoming))
+            return await _in_full(record, findings, now, are_measured)
+
+    return routes
+
+
+async def _in_full(record: RunRecord, findings: FindingHistory, now: NowApi, are_measured: bool) -> Response:
+    of_alerts = await finding_views.of_run(findings, record.alerts)
+    upcoming = await now.next_of(record.run, record.alerts, record.orders)
+    return AsciiJson.of(views.record(record, of_alerts, are_measured, upcoming))
+
+
+def _router_of_job(
+    history: History,
+    findings: FindingHistory,
+    now: NowApi,
+    auth: Authenticator,
+    clock: Clock,
+    limits: ServerLimits,
+    reads: ReadTurns,
+    are_measured: bool,
+) -> ApiRoutes:
+    """The routes below a job's own path."""
+    routes = ApiRoutes("history", [Depends(requires(auth, TokenRole.VIEWER))])
+
+    @routes.get(
+        "/jobs/{job:path}/history",
+        summary="The runs on one job, newest first",
+        response_model=views.HistoryPage,
+        responses=responses(401, 403, 422, 503),
+    )
+    async def runs(
+        job: JobName,
+        conditions: HistoryFilter = Depends(_filter_of_job(clock)),
+        limit: PageLimit = 100,
+        cursor: PageCursor = None,
+    ) -> Response:
+        """A page of the runs whose target is the job. A token with `jobs` may read it."""
+        own = replace(conditions, job=(job,))
+        async with reads.take():
+            try:
+                newest_first, next_cursor = await _page(history, own, limit, cursor, limits.page_bytes)
+            except ValueError:
+                raise wrong_cursor() from None
+            return AsciiJson.of(views.page(newest_first, next_cursor))
+
+    @routes.get(
+        "/jobs/{job:path}/history/{run_id}",
+        summary="One run on one job, in full",
+        response_model=views.RunView,
+        responses=responses(401, 403, 404, 422, 503),
+    )
+    async def run(job: JobName, run_id: WholeRunId) -> Response:
+        """As `GET /history/{run_id}`, for a run whose target is the job. The id is whole here."""
+        async with reads.take():
+            record = await history.record(run_id)
+            target = record.run.target if record is not None else None
+            if record is None or target is None or target.job != job:
+                # The same answer for a run of another job: whether there is one is not for this caller.
+                raise NotFound(f"There is no run {run_id} on {job}.")
+            return await _in_full(record, findings, now, are_measured)
 
     return routes
 
@@ -150,6 +214,38 @@ def _filter(clock: Clock) -> Callable[..., HistoryFilter]:
             gpu=_several(gpu),
             job=_several(job),
             target=_several(target),
+            by=_several(by),
+            since=since_then,
+            until=until_then,
+            is_open=is_open,
+            owes_undo=owes_undo,
+        )
+
+    return conditions  # type: ignore[return-value]
+
+
+def _filter_of_job(clock: Clock) -> Callable[..., HistoryFilter]:
+    """The same without what names a job."""
+
+    async def conditions(
+        alertname: Names = None,
+        playbook: Names = None,
+        status: Annotated[list[Status] | None, _SEVERAL] = None,
+        decision: Annotated[list[FindableDecision] | None, _SEVERAL] = None,
+        node: Annotated[list[Name] | None, Query(description="One that the run touched.")] = None,
+        by: Annotated[list[Name] | None, Query(description="Who approved, rejected, cancelled or undid it.")] = None,
+        since: TimeText | None = None,
+        until: TimeText | None = None,
+        is_open: Annotated[bool | None, Query(alias="open", description="Runs that are not closed.")] = None,
+        owes_undo: Annotated[bool | None, Query(description="Closed runs with a pending undo.")] = None,
+    ) -> HistoryFilter:
+        since_then, until_then = span_of(since, until, clock.now())
+        return HistoryFilter(
+            alertname=_several(alertname),
+            playbook=_several(playbook),
+            status=_several(status),
+            decision=_several(decision),
+            node=_several(node),
             by=_several(by),
             since=since_then,
             until=until_then,

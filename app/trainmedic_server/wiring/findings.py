@@ -28,6 +28,7 @@ from trainmedic_server.engine.topology_watch import TopologyWatch
 from trainmedic_server.errors import BusUnavailable
 from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.findings import AlertTeller
+from trainmedic_server.ports.job_pods import JobPods, NoPods
 from trainmedic_server.ports.metric_history import MetricHistory
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.settings.server import ServerSettings
@@ -60,6 +61,7 @@ class FindingParts(Struct, frozen=True):
     signer: Signer | None
     metric_history: MetricHistory | None = None
     """A Prometheus, without which no slow job is diagnosed."""
+    pods: JobPods = NoPods()
 
     @contextlib.asynccontextmanager
     async def started(self) -> AsyncIterator[None]:
@@ -88,7 +90,7 @@ class FindingParts(Struct, frozen=True):
         )
         presences, verdicts = self.topology.presences, self.topology.verdicts
         diagnoses = JobDiagnoses(
-            store, presences, self._taker(), clock, metrics, self._again_after(), verdicts=verdicts
+            store, presences, self._taker(), clock, metrics, self._again_after(), verdicts=verdicts, pods=self.pods
         )
         slow_jobs = self._slow_jobs()
         loops = (

@@ -217,15 +217,15 @@ def _reports_of(file: FolderFile, attempt: int | None) -> Iterator[ReportedEnd]:
         with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
             row: Any = json.loads(raw[:_LARGEST_DOCUMENT])
             if row["attempt"] == attempt and isinstance(row["status"], int):
-                said = {**row, "reason": row.get("cause")}
-                yield reported_end.of_members(file.origin.job or "", file.written, said, is_failure=True)
+                members = {**row, "reason": row.get("cause")}
+                yield reported_end.of_members(file.origin.job or "", file.written, members, is_failure=True)
 
 
 def _status_of(file: FolderFile) -> int | None:
     """Return the exit status that a launcher recorded for the attempt; None if the file is not such a record."""
     try:
-        said: Any = json.loads(b"\n".join(log_folder.lines_of(file))[:_LARGEST_DOCUMENT])
-        return said["status"] if isinstance(said["status"], int) else None
+        record: Any = json.loads(b"\n".join(log_folder.lines_of(file))[:_LARGEST_DOCUMENT])
+        return record["status"] if isinstance(record["status"], int) else None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
 

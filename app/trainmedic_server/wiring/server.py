@@ -24,6 +24,7 @@ from trainmedic_server.actions import registry
 from trainmedic_server.adapters import file_inventory
 from trainmedic_server.adapters.alertmanager_api import SETTLES_AFTER, AlertmanagerApi
 from trainmedic_server.adapters.httpx_caller import HttpxCaller
+from trainmedic_server.adapters.kubernetes_pods import KubernetesPods
 from trainmedic_server.adapters.kubernetes_topology import KubernetesTopology
 from trainmedic_server.adapters.playbook_test_process import PlaybookTestProcess
 from trainmedic_server.adapters.prometheus_api import PrometheusApi
@@ -49,6 +50,7 @@ from trainmedic_server.ports.actions import Actions, Services
 from trainmedic_server.ports.archive import RunArchive
 from trainmedic_server.ports.cluster import Cluster
 from trainmedic_server.ports.fence import Fence
+from trainmedic_server.ports.job_pods import JobPods, NoPods
 from trainmedic_server.ports.outside import Notifier
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.reports.compiling import ReportCompiler
@@ -176,7 +178,7 @@ class TrainmedicServer:
             # The engine is made below, because it needs the bus; replies come once both have started.
             late: LateReply = lambda reply: engine.record_late_reply(reply)  # noqa: E731
             bus = RedisBus(redis_url, clock, metrics, signer, on_late_reply=late, fence=store.fence)
-            cluster, cluster_topology = await self._cluster(stack, store.fence)
+            cluster, cluster_topology, pods = await self._cluster(stack, store.fence)
             services = await self._services(stack, bus, alerts, cluster, cluster_topology)
             prometheus = opened_prometheus(settings, stack, metrics.prometheus_errors.inc)
             catalog, rules, alert_map = await self._loaded(actions := registry.build(services))
@@ -188,7 +190,7 @@ class TrainmedicServer:
             engine = Engine(*served, lambda: alert_map.current, watch.renew)
             job_lives = await self._start_work(stack, bus, store, watch, engine)
             shared = (settings, redis_url, store, engine, rules, watch, alerts, clock, metrics, signer, prometheus)
-            await stack.enter_async_context(FindingParts(*shared).started())
+            await stack.enter_async_context(FindingParts(*shared, pods).started())
             await self._start_upkeep(stack, catalog, store, engine, services.notifier, prometheus)
             await stack.enter_async_context(background(alert_map.watch(), "alert map"))
             yield factory.create_app(
@@ -341,20 +343,22 @@ class TrainmedicServer:
 
     async def _cluster(
         self, stack: contextlib.AsyncExitStack, fence: Fence
-    ) -> tuple[Cluster | None, Callable[[], ClusterTopology]]:
+    ) -> tuple[Cluster | None, Callable[[], ClusterTopology], JobPods]:
         """The Kubernetes cluster that is set, and what its watch knows."""
         if self._settings.kubernetes == "off":
-            return None, ClusterTopology
+            return None, ClusterTopology, NoPods()
         # Imported here, because its client takes a third of a second to import, and few servers have a cluster.
         from trainmedic_server.adapters.kubernetes_cluster import KubernetesCluster
 
         cluster = await KubernetesCluster.opened(self._settings.kubeconfig, fence=fence)
         stack.push_async_callback(cluster.close)
         if not self._settings.kubernetes_watch:
-            return cluster, ClusterTopology
-        watched = KubernetesTopology(cluster, self._metrics)
+            return cluster, ClusterTopology, NoPods()
+        pods = KubernetesPods(cluster, self._clock, self._metrics)
+        watched = KubernetesTopology(cluster, self._metrics, pods)
         await stack.enter_async_context(background(watched.watch(), "cluster"))
+        await stack.enter_async_context(background(pods.watch(), "pods"))
         with contextlib.suppress(TimeoutError):  # Until it answers, no node counts as unknown.
             async with asyncio.timeout(_FIRST_LOOK_SECONDS):
                 await watched.filled.wait()
-        return cluster, watched.topology
+        return cluster, watched.topology, pods

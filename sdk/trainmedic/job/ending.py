@@ -65,12 +65,12 @@ def is_lost_peer(text: str) -> bool:
 
 def _is_victims(error: BaseException) -> bool:
     """Return whether the error, or one that led to it, is that of a rank that lost another one."""
-    seen: list[BaseException] = []
+    chain: list[BaseException] = []
     led: BaseException | None = error
-    while led is not None and led not in seen and len(seen) < _LONGEST_CHAIN:
+    while led is not None and led not in chain and len(chain) < _LONGEST_CHAIN:
         if is_lost_peer("".join(traceback.format_exception_only(type(led), led))):
             return True
-        seen.append(led)
+        chain.append(led)
         led = led.__cause__ or (None if led.__suppress_context__ else led.__context__)
     return False
 

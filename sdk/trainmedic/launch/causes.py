@@ -112,17 +112,17 @@ class PrintedError:
 def last_error(text: str) -> PrintedError:
     """Return the last error that the text of a process tells."""
     lines = [_PREFIX.sub("", line.rstrip()) for line in text.splitlines()]
-    found, is_chained = PrintedError(), False
+    last, is_chained = PrintedError(), False
     for number, line in enumerate(lines):
         if line.startswith(_CHAINED):
             is_chained = True
         elif line.startswith(_TRACEBACK) and not is_chained:
-            found = PrintedError(found.kind)
+            last = PrintedError(last.kind)
         match = _ERROR.match(line) or _WORDS.match(line)
         if match is not None and not match[1].endswith(_CHILD_FAILED):
             is_lost = is_lost_peer("\n".join(lines[number : number + _WORDS_OF_ERROR]))
-            found, is_chained = PrintedError(match[1], is_lost or found.is_victims), False
-    return found
+            last, is_chained = PrintedError(match[1], is_lost or last.is_victims), False
+    return last
 
 
 def error_kind(text: str) -> str:
@@ -172,21 +172,21 @@ def cause_of(status: int, ends: Sequence[RankEnd], own: Mapping[int, str], print
     if not ends:
         kind = "" if status < 0 or status in _SIGNALS_OF_SHELL else error_kind(printed)
         return Cause(status, kind or _word(printed), pid=pid)
-    told = {int(match[1] or match[2]) for match in _TOLD_TO_END.finditer(printed)}
-    first = next((end for end in ends if not _is_victim(end, own, told)), ends[0])
+    stopped = {int(match[1] or match[2]) for match in _TOLD_TO_END.finditer(printed)}
+    first = next((end for end in ends if not _is_victim(end, own, stopped)), ends[0])
     if first.status < 0:
         return Cause(first.status, rank=first.rank, pid=first.pid)
     text = own.get(first.rank)
     return Cause(first.status, error_kind(text) if text is not None else "", first.rank, first.pid)
 
 
-def _is_victim(end: RankEnd, own: Mapping[int, str], told: Collection[int]) -> bool:
+def _is_victim(end: RankEnd, own: Mapping[int, str], stopped: Collection[int]) -> bool:
     """Return whether a rank ended because another one had: torchrun ended it, or it lost its peer."""
-    if end.pid in told:
+    if end.pid in stopped:
         return True
     if end.status < 0:
         # A torchrun that prints nothing of those that it ends ends them by SIGTERM.
-        return not told and -end.status == signal.SIGTERM
+        return not stopped and -end.status == signal.SIGTERM
     return last_error(own.get(end.rank, "")).is_victims
 
 

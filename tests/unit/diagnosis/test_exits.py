@@ -190,3 +190,22 @@ def test_a_launcher_that_was_told_to_end_is_no_failure_of_its_own(number: int, i
     """torchrun gives back 1 then, and leaves what ended it in its error file."""
     said = f"SignalException: Process 7931 got signal: {number}"
     assert Exit("error file", code=1, said=said).is_victims is is_victims
+
+
+@pytest.mark.parametrize(
+    ("line", "ended_by"),
+    [
+        ("      Exit Code:    137", [9]),
+        ("command terminated with exit code 139", [11]),
+        ('  "terminated": {"exitCode": 137, "reason": "Error", "finishedAt": "2025-06-24T01:18:28Z"}', [9]),
+        ('{"exitCode":134}', [6]),
+        # an exit code that is no signal, success, and a policy that only names one
+        ("      Exit Code:    1", []),
+        ("      Exit Code:    0", []),
+        ("      Exit Code:    137 is retried", []),
+        ("onExitCodes: {operator: In, values: [137]}", []),
+    ],
+)
+def test_a_container_that_a_signal_ended_is_read_from_kubectl(line: str, ended_by: list[int]) -> None:
+    """As `describe`, `exec` and the status as JSON print it; only where the code means a signal."""
+    assert [ended.signal for ended in launcher_line(line)] == ended_by

@@ -18,7 +18,7 @@ from trainmedic_server.actions.kubernetes.base import (
 )
 from trainmedic_server.errors import ObjectExists, ObjectMissing, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Action, Call
-from trainmedic_server.ports.cluster import JOBS, Object, Ref
+from trainmedic_server.ports.cluster import JOBS, OF_RUN, Object, Ref
 
 COMMAND = "trainmedic.io/command"
 """The annotation by which a repeat finds the Job that it has made."""
@@ -113,6 +113,16 @@ def _without_none(value: Any) -> Any:
     return [_without_none(inner) for inner in value] if isinstance(value, list) else value
 
 
+def _marked(spec: Mapping[str, Any], run_id: str) -> dict[str, Any]:
+    """Return the template of the Job's pods with the run in its annotations: these pods are no training."""
+    template = spec.get("template")
+    if not isinstance(template, Mapping):
+        return {}
+    metadata = template.get("metadata") or {}
+    annotations = {**(metadata.get("annotations") or {}), OF_RUN: run_id}
+    return {"template": {**template, "metadata": {**metadata, "annotations": annotations}}}
+
+
 def _job(call: Call, params: CreateJobParams) -> tuple[dict[str, Any], Ref]:
     """Return the Job of this command, and its name: always the same for the same command."""
     manifest = params.manifest or {}
@@ -123,9 +133,9 @@ def _job(call: Call, params: CreateJobParams) -> tuple[dict[str, Any], Ref]:
         raise PermanentFailure("the Job has no namespace: give one in the step, or in the manifest's metadata")
     stem = str(metadata.pop("generateName", None) or metadata.get("name") or "trainmedic").rstrip("-")
     name = f"{stem[:_LONGEST_NAME].rstrip('-.')}-{hashlib.sha256(call.command_id.encode()).hexdigest()[:10]}"
-    annotations = {**(metadata.get("annotations") or {}), COMMAND: call.command_id, "trainmedic.io/run": call.run_id}
+    annotations = {**(metadata.get("annotations") or {}), COMMAND: call.command_id, OF_RUN: call.run_id}
     metadata |= {"name": name, "namespace": namespace, "annotations": annotations}
-    spec = {"ttlSecondsAfterFinished": _KEPT_SECONDS, **manifest["spec"]}
+    spec = {"ttlSecondsAfterFinished": _KEPT_SECONDS, **manifest["spec"], **_marked(manifest["spec"], call.run_id)}
     body = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
     return body, Ref(JOBS, name, str(namespace))
 

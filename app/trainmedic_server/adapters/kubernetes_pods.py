@@ -1,0 +1,303 @@
+"""Faults of the pods of jobs; implements `ports.job_pods.JobPods`.
+
+Statuses come from the watch that ``kubernetes_topology`` has anyway, and cost no request. Events are only asked for
+when a job's verdict is made, and of pods that do not start: of few pods, in so many requests a minute. Everything is in
+memory and bounded. A server that starts reads again what the API still has.
+
+One event loop uses it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Final, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from trainmedic_server import telemetry
+from trainmedic_server.adapters import kubernetes_pod_status as pod_status
+from trainmedic_server.adapters.kubernetes_pod_status import PodOutline
+from trainmedic_server.domain.pod_fault import PENDING, NodeNotReady, PodFault, PodFaultKind, PodReading
+from trainmedic_server.errors import ActionFailure
+from trainmedic_server.ports.cluster import Object, Resource
+from trainmedic_server.ports.job_pods import IsOwn, JobPods
+from trainmedic_server.ports.outside import Clock
+
+EVENTS: Final = Resource("v1", "events", "Event")
+KEPT_FOR: Final = timedelta(hours=2)
+MOST_PODS: Final = 20_000
+"""Pods of jobs that are looked at. Of more, those that come later are passed over, and logged."""
+MOST_WITH_FAULTS: Final = 2000
+"""Pods whose faults are kept. Of more, the oldest go."""
+MOST_FAULTS: Final = 8
+"""Faults of one pod."""
+MOST_READ: Final = 8
+"""Pods of one job whose events are read."""
+MOST_EVENTS: Final = 200
+"""Events of one pod. Kubernetes counts repeated ones together, and keeps them for an hour."""
+MOST_REQUESTS: Final = 60
+"""Requests for events within `_WINDOW`."""
+_WINDOW: Final = timedelta(minutes=1)
+_FRESH: Final = timedelta(seconds=15)
+_FRESH_FAILURE: Final = timedelta(seconds=30)
+_PATIENCE_SECONDS: Final = 5.0
+"""For the events of a job together. A verdict waits no longer for them."""
+_EVENTS_FROM: Final = timedelta(minutes=15)
+_SLOW_START: Final = timedelta(minutes=2)
+"""A pod that was placed so long ago, and whose containers do not exist yet, has its events read."""
+_SLOW_AGAIN: Final = timedelta(minutes=1)
+_SLOW_AT_ONCE: Final = 4
+_SLOW_EVERY_SECONDS: Final = 10.0
+_STILL_HAPPENS: Final = timedelta(minutes=5)
+
+log = telemetry.logger(__name__)
+
+
+class EventLister(Protocol):
+    """The part of the cluster's adapter that is needed here."""
+
+    async def list_some(
+        self, resource: Resource, namespace: str, fields: str, most: int
+    ) -> tuple[Sequence[Object], bool]: ...
+
+
+class _PodFaults(Struct, frozen=True):
+    outline: PodOutline
+    faults: tuple[PodFault, ...]
+    noted_at: datetime
+
+
+class _EventsRead(Struct, frozen=True):
+    at: datetime
+    faults: tuple[PodFault, ...] = ()
+    unread: str = ""
+    """Why they could not be read, or not all of them."""
+
+
+class KubernetesPods(JobPods):
+    """Hand it every change of pods and nodes; run `watch` in the background."""
+
+    def __init__(self, cluster: EventLister, clock: Clock, metrics: telemetry.Metrics) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._metrics = metrics
+        self._present: dict[str, PodOutline] = {}
+        """Pods of jobs that exist, by uid."""
+        self._faults: dict[str, _PodFaults] = {}
+        """By uid, also of pods that are gone. The one noted last is last."""
+        self._not_ready: dict[str, NodeNotReady] = {}
+        self._events: dict[str, _EventsRead] = {}
+        self._requests: deque[datetime] = deque()
+        self._slow_read: dict[str, datetime] = {}
+        """When events were read last of pods that do not start, by uid."""
+        self._has_said_full = False
+        self.answers = True
+        """False while the pods cannot be watched, so that their statuses may be old."""
+
+    # --- changes, from the watch ------------------------------------------------------------------
+
+    def pods_listed(self, pods: Iterable[Object], job_of: Callable[[Object], str | None]) -> None:
+        """Take a list of all pods. What is not in it is gone."""
+        self._present.clear()
+        for pod in pods:
+            self.pod_changed(pod, job_of(pod))
+
+    def pod_changed(self, pod: Object, job: str | None, *, is_deleted: bool = False) -> None:
+        """Take a pod as it is, or as it was when it was deleted."""
+        try:
+            outline = pod_status.outline_of(pod, job)
+        except (AttributeError, KeyError, TypeError):
+            return  # an object of another form than any release writes
+        if outline is None:
+            return
+        if is_deleted:
+            self._present.pop(outline.uid, None)
+            self._slow_read.pop(outline.uid, None)
+        elif outline.uid in self._present or len(self._present) < MOST_PODS:
+            self._present[outline.uid] = outline
+        elif not self._has_said_full:
+            self._has_said_full = True
+            log.warning("passing over pods: too many have a job's label", most=MOST_PODS)
+        self._keep(outline, _read(pod, outline), is_deleted)
+
+    def node_changed(self, node: Object, *, is_deleted: bool = False) -> None:
+        """Take a node as it is."""
+        name = node["metadata"]["name"]
+        not_ready = None if is_deleted else pod_status.not_ready(node)
+        if not_ready is None:
+            self._not_ready.pop(name, None)
+        else:
+            self._not_ready[name] = not_ready
+
+    def _keep(self, outline: PodOutline, faults: Sequence[PodFault], is_deleted: bool) -> None:
+        now = self._clock.now()
+        before = self._faults.pop(outline.uid, None)
+        kept = _merged(before.faults if before else (), faults, outline, is_deleted=is_deleted)
+        recent = tuple(fault for fault in kept if now - fault.at < KEPT_FOR)
+        if recent:
+            self._faults[outline.uid] = _PodFaults(outline, recent[-MOST_FAULTS:], now)
+        while len(self._faults) > MOST_WITH_FAULTS:
+            self._faults.pop(next(iter(self._faults)))
+
+    # --- JobPods ----------------------------------------------------------------------------------
+
+    def faults(self) -> Mapping[str, Sequence[PodFault]]:
+        oldest = self._clock.now() - KEPT_FOR
+        by_job: dict[str, list[PodFault]] = {}
+        for uid, known in list(self._faults.items()):
+            recent = [fault for fault in known.faults if fault.at >= oldest]
+            if not recent:
+                del self._faults[uid]
+            for fault in recent:
+                by_job.setdefault(fault.job, []).append(fault)
+        return by_job
+
+    def namespaces_of(self, job: str) -> Collection[str]:
+        outlines = (*self._present.values(), *(known.outline for known in self._faults.values()))
+        return {outline.namespace for outline in outlines if outline.job == job}
+
+    async def reading(self, job: str, is_own: IsOwn) -> PodReading:
+        own = [known for known in self._faults.values() if _is_of(known.outline, job, is_own)]
+        present = [outline for outline in self._present.values() if _is_of(outline, job, is_own)]
+        outlines = {known.outline.uid: known.outline for known in reversed(own)}
+        outlines |= {outline.uid: outline for outline in present if outline.uid not in outlines}
+        if not outlines:
+            return PodReading()
+        chosen = list(outlines.values())[:MOST_READ]
+        read = await self._read_together(chosen)
+        stated = [fault for known in own for fault in known.faults]
+        known = {(fault.uid, fault.kind) for fault in stated}
+        added = [fault for each in read for fault in each.faults if (fault.uid, fault.kind) not in known]
+        nodes = [outline.node for outline in outlines.values() if outline.node]
+        return PodReading(
+            faults=tuple(sorted([*stated, *added], key=lambda fault: fault.at)),
+            not_ready=tuple(self._not_ready[node] for node in sorted(set(nodes)) if node in self._not_ready),
+            shared_nodes=frozenset(node for node in nodes if nodes.count(node) > 1),
+            unread=tuple(self._unread(chosen, read, len(outlines))),
+        )
+
+    def _unread(self, chosen: Sequence[PodOutline], read: Sequence[_EventsRead], count: int) -> Iterable[str]:
+        if not self.answers:
+            yield "the newest status of the pods: Kubernetes does not answer"
+        by_reason: dict[str, list[str]] = {}
+        for outline, each in zip(chosen, read, strict=True):
+            if each.unread:
+                by_reason.setdefault(each.unread, []).append(outline.name)
+        for reason, names in by_reason.items():
+            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            yield f"the events of {shown}: {reason}"
+        if count > MOST_READ:
+            yield f"the events of {count - MOST_READ} more pods: those of {MOST_READ} at most are read"
+
+    # --- events -----------------------------------------------------------------------------------
+
+    async def _read_together(self, outlines: Sequence[PodOutline]) -> list[_EventsRead]:
+        """The events of each pod. After some seconds what has not come counts as unread."""
+        tasks = [asyncio.create_task(self._events_of(outline)) for outline in outlines]
+        try:
+            await asyncio.wait(tasks, timeout=_PATIENCE_SECONDS)
+        finally:
+            for task in tasks:
+                task.cancel()
+        late = _EventsRead(self._clock.now(), unread=f"Kubernetes did not answer within {_PATIENCE_SECONDS:.0f} s")
+        done = [task.done() and not task.cancelled() for task in tasks]
+        return [task.result() if is_done else late for task, is_done in zip(tasks, done, strict=True)]
+
+    async def _events_of(self, outline: PodOutline) -> _EventsRead:
+        now = self._clock.now()
+        known = self._events.get(outline.uid)
+        if known is not None and now - known.at < (_FRESH_FAILURE if known.unread else _FRESH):
+            return known
+        if not self._may_ask(now):
+            return _EventsRead(now, unread=f"{MOST_REQUESTS} requests were sent within a minute")
+        read = await self._asked(outline, now)
+        self._events[outline.uid] = read
+        self._events = {uid: each for uid, each in self._events.items() if now - each.at < _FRESH_FAILURE}
+        return read
+
+    async def _asked(self, outline: PodOutline, now: datetime) -> _EventsRead:
+        fields = f"involvedObject.uid={outline.uid}"
+        try:
+            events, has_more = await self._cluster.list_some(EVENTS, outline.namespace, fields, MOST_EVENTS)
+            faults = pod_status.faults_in_events(events, outline, now - _EVENTS_FROM)
+        except ActionFailure as error:
+            return _EventsRead(now, unread=" ".join(str(error).split())[:200])
+        except (AttributeError, KeyError, TypeError):
+            return _EventsRead(now, unread="they have a form that this version does not read")
+        return _EventsRead(now, faults, f"there are more than {MOST_EVENTS}" if has_more else "")
+
+    def _may_ask(self, now: datetime) -> bool:
+        while self._requests and now - self._requests[0] >= _WINDOW:
+            self._requests.popleft()
+        if len(self._requests) >= MOST_REQUESTS:
+            return False
+        self._requests.append(now)
+        return True
+
+    # --- pods that do not start -------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """Read the events of pods that do not start, until cancelled."""
+        while True:
+            try:
+                await self.look_at_slow_starts()
+            except Exception:  # the loop's boundary
+                self._metrics.loop_errors.labels("pods").inc()
+                log.exception("reading the events of pods failed; trying again")
+            await asyncio.sleep(_SLOW_EVERY_SECONDS)
+
+    async def look_at_slow_starts(self) -> None:
+        """Read the events of some pods whose containers do not exist long after they were placed: one of each job."""
+        now = self._clock.now()
+        chosen: dict[str, PodOutline] = {}
+        for outline in self._present.values():
+            is_slow = outline.trains and outline.is_waiting and outline.placed_at is not None
+            if is_slow and _SLOW_START <= now - (outline.placed_at or now) < KEPT_FOR:
+                chosen.setdefault(outline.job, outline)
+        self._slow_read = {uid: at for uid, at in self._slow_read.items() if uid in self._present}
+        due = [each for each in chosen.values() if now - self._slow_read.get(each.uid, now - KEPT_FOR) >= _SLOW_AGAIN]
+        for outline in due[:_SLOW_AT_ONCE]:
+            self._slow_read[outline.uid] = now
+            read = await self._events_of(outline)
+            still = [fault for fault in read.faults if fault.kind in PENDING and now - fault.at < _STILL_HAPPENS]
+            placed = [replace(fault, at=outline.placed_at or fault.at) for fault in still]
+            if outline.uid in self._present:
+                self._keep(self._present[outline.uid], placed, is_deleted=False)
+
+
+def _read(pod: Object, outline: PodOutline) -> Sequence[PodFault]:
+    try:
+        return pod_status.faults_in(pod, outline)
+    except (AttributeError, KeyError, TypeError):
+        return ()  # an object of another form than any release writes
+
+
+def _is_of(outline: PodOutline, job: str, is_own: IsOwn) -> bool:
+    return outline.job == job and is_own(outline.namespace, outline.name, outline.node)
+
+
+def _merged(
+    before: Sequence[PodFault], new: Sequence[PodFault], outline: PodOutline, *, is_deleted: bool
+) -> list[PodFault]:
+    """What happened stays known. What can pass by itself counts only while it lasts."""
+    known = {(fault.kind, fault.container, fault.at) for fault in new}
+    kept = [
+        fault
+        for fault in before
+        if (fault.kind, fault.container, fault.at) not in known
+        and (fault.kind not in PENDING or (fault.is_event and outline.is_waiting and not is_deleted))
+    ]
+    told = {fault.container: fault for fault in before if fault.kind is PodFaultKind.IMAGE}
+    # The back-off between two tries has no reason of its own in older releases: that of the try stays.
+    new = [
+        replace(fault, message=told[fault.container].message)
+        if fault.reason == "ImagePullBackOff" and ": " not in fault.message and fault.container in told
+        else fault
+        for fault in new
+        if not (is_deleted and fault.kind in PENDING)
+    ]
+    return sorted([*kept, *new], key=lambda fault: fault.at)

@@ -1,0 +1,303 @@
+"""What Kubernetes states about a job's pods: signs of a failure, and accusations.
+
+A pod's status is written by the kubelet and the controllers of the cluster, and by no job. So it proves what it names.
+An event can be written by accounts of the pod's namespace, and proves nothing.
+
+Pure. Who calls it: ``engine.job_diagnoses`` and `judge`.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
+
+from msgspec.structs import replace
+
+from trainmedic_server.diagnosis import exits
+from trainmedic_server.diagnosis.accusation import Accusation, Moment, Witness
+from trainmedic_server.diagnosis.exits import Exit
+from trainmedic_server.diagnosis.facts import Facts
+from trainmedic_server.diagnosis.job_failure import Sign
+from trainmedic_server.diagnosis.verdict import Confidence, Evidence
+from trainmedic_server.domain.finding import CauseClass
+from trainmedic_server.domain.pod_fault import NOT_STARTED, PENDING, NodeNotReady, PodFault, PodFaultKind, PodReading
+from trainmedic_server.logs import message_causes
+
+SOURCE = "kubernetes"
+"""Of the evidence."""
+_PASSES_WITHIN = timedelta(minutes=1)
+"""Kubernetes retries what keeps a pod from starting, and it often passes. From then on it is a sign of a failure."""
+_BEFORE = timedelta(minutes=10)
+"""A fault so long before the first sign of a failure can belong to it."""
+_NODE_BEFORE = timedelta(hours=1)
+"""A node that became unready so long before can be why others timed out."""
+_ERROR = 2.0
+"""Seconds by which Kubernetes' times may differ: they are whole seconds, by the clocks of several machines."""
+_MOST_EVIDENCE = 4
+_ASKED_TO_END = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+
+_RESOURCE = (
+    (re.compile(r"low on resource: (?:memory)\b|MemoryPressure"), CauseClass.HOST_MEMORY, "memory"),
+    (
+        re.compile(r"(?i)ephemeral[- ](?:local )?storage"),
+        CauseClass.STORAGE,
+        "ephemeral storage (the node's local disk)",
+    ),
+    (re.compile(r"EmptyDir volume"), CauseClass.STORAGE, "the size limit of an emptyDir volume"),
+    (re.compile(r"\binodes"), CauseClass.STORAGE, "inodes of the node's local disk"),
+    (re.compile(r"DiskPressure|nodefs|imagefs"), CauseClass.STORAGE, "the node's local disk"),
+    (re.compile(r"low on resource: pids\b|PIDPressure"), CauseClass.NODE, "process IDs of the node"),
+)
+"""By an eviction's message: the resource that was used up, and what that is in words."""
+_NO_SUCH_IMAGE = re.compile(
+    r"(?i)not found|manifest unknown|does not exist|denied|unauthorized|authorization failed|authentication required"
+    r"|invalid reference format|couldn't parse image|no match for platform|no matching manifest"
+)
+_SPECIFICATION = re.compile(
+    r"(?i)(?:secrets?|configmaps?) ?\S* not found|couldn't find key|runAsNonRoot|executable file not found"
+    r"|exec:.{0,100}(?:no such file or directory|permission denied)"
+)
+_QUOTED = re.compile(r'"[^"]*"')
+_OUTSIDE = re.compile(
+    r"(?i)timeout|timed out|toomanyrequests|too many requests|\b429\b|refused|reset by peer|no such host|\b50[0234]\b"
+    r"|deadline exceeded|unexpected EOF|TLS handshake|x509|temporar"
+)
+_DEVICE = re.compile(r"(?i)nvidia-container-cli|nvml|driver|failed to (?:inject|allocate)|device plugin|cdi\b")
+_ALWAYS_SPECIFICATION = frozenset({"InvalidImageName", "ErrImageNeverPull"})
+
+
+def signs(faults: Iterable[PodFault], now: datetime) -> list[Sign]:
+    """Return what says that the job failed, or does not start. Steps that follow show that nothing failed: a job can
+    survive the loss of a pod."""
+    return [Sign(fault.at, None, is_wait=True) for fault in faults if _is_sign(fault, now)]
+
+
+def _is_sign(fault: PodFault, now: datetime) -> bool:
+    if not fault.is_training:
+        return False
+    if fault.kind in PENDING:
+        return now - fault.at >= _PASSES_WITHIN
+    if fault.kind is PodFaultKind.EXITED:
+        return _exit_of(fault).signal not in _ASKED_TO_END
+    return not fault.is_event
+
+
+def of_failure(reading: PodReading, began_at: datetime, taken_in: timedelta, after: datetime | None) -> PodReading:
+    """Return the reading with those faults that can belong to the failure which began then. `after` is when the failure
+    before it was over."""
+    first = began_at - _BEFORE if after is None else max(began_at - _BEFORE, after)
+    faults = tuple(fault for fault in reading.faults if first <= fault.at <= began_at + taken_in)
+    earliest = began_at - _NODE_BEFORE
+    not_ready = tuple(each for each in reading.not_ready if earliest <= each.since <= began_at + taken_in)
+    return replace(reading, faults=faults, not_ready=not_ready)
+
+
+def are_own(
+    namespace: str | None, is_known: bool, places: Collection[str], namespaces: Collection[str]
+) -> Callable[[str, str, str], bool]:
+    """Return the test whether a pod with the job's label is the job's. Any account that may create pods can set it.
+
+    A job that is connected says its namespace. One that is known and says none is only believed to be in pods where it
+    was, by node or pod name (`places`). Of a job that only pods name, all must be in one of the `namespaces`.
+    """
+    if namespace is not None:
+        return lambda of_pod, _, __: of_pod == namespace
+    if is_known:
+        return lambda _, name, node: name in places or node in places
+    is_one = len(set(namespaces)) == 1
+    return lambda _, __, ___: is_one
+
+
+def ends(facts: Facts) -> Sequence[Exit]:
+    """Return how the containers that train ended, if nobody else says how a process ended, and no fault says why."""
+    reading = facts.pods
+    if facts.exits or any(_is_why(fault) for fault in reading.faults):
+        return ()
+    ended = [fault for fault in reading.faults if fault.kind is PodFaultKind.EXITED and fault.is_training]
+    return [
+        replace(_exit_of(fault), rank=next(iter(ranks)) if len(ranks := _ranks_of(fault, facts)) == 1 else None)
+        for fault in ended
+    ]
+
+
+def accusations(facts: Facts) -> Iterator[Accusation]:
+    """What the pods' statuses and events, and the conditions of their nodes, say."""
+    alike: dict[tuple[PodFaultKind, CauseClass, bool], list[PodFault]] = {}
+    for fault in facts.pods.faults:
+        if fault.kind is not PodFaultKind.EXITED and (fault.is_training or fault.kind is PodFaultKind.OUT_OF_MEMORY):
+            cause, _ = _meaning(fault)
+            alike.setdefault((fault.kind, cause, fault.is_event), []).append(fault)
+    for (kind, cause, _), faults in alike.items():
+        yield _accusation(kind, cause, faults, facts)
+    for not_ready in facts.pods.not_ready:
+        yield _of_node(not_ready, facts)
+
+
+def _accusation(kind: PodFaultKind, cause: CauseClass, faults: Sequence[PodFault], facts: Facts) -> Accusation:
+    first = faults[0]
+    worth = min((_worth(fault) for fault in faults), key=list(Confidence).index)
+    nodes = {fault.node for fault in faults}
+    return Accusation(
+        Witness.KERNEL if not first.is_event else Witness.EXIT,
+        cause,
+        worth,
+        tuple(_evidence(fault) for fault in faults[:_MOST_EVIDENCE]),
+        frozenset().union(*(_ranks_of(fault, facts) for fault in faults)),
+        nodes.pop() if len(nodes) == 1 else "",
+        moment=Moment(first.at, _ERROR, SOURCE),
+        is_trusted=not first.is_event,
+        is_proven=not first.is_event and worth is Confidence.HIGH,
+        names_node=kind is PodFaultKind.NODE_LOST and first.reason == "NodeLost" and not first.is_event,
+        has_started=kind not in NOT_STARTED,
+        fingerprint=f"{cause}:pod:{kind}",
+    )
+
+
+def _worth(fault: PodFault) -> Confidence:
+    """A status that states the reason leaves no other reading. Where the reason has several causes, or only an event
+    states it, one is the likeliest."""
+    if not fault.is_training:
+        return Confidence.LOW
+    cause, is_stated = _meaning(fault)
+    if cause is CauseClass.UNKNOWN:
+        return Confidence.LOW
+    return Confidence.HIGH if is_stated and not fault.is_event else Confidence.MEDIUM
+
+
+def _meaning(fault: PodFault) -> tuple[CauseClass, bool]:
+    """The cause of a fault, and whether Kubernetes states it rather than something that makes it likely."""
+    match fault.kind:
+        case PodFaultKind.OUT_OF_MEMORY:
+            return CauseClass.HOST_MEMORY, True
+        case PodFaultKind.EVICTED:
+            found = next(((cause, True) for words, cause, _ in _RESOURCE if words.search(fault.message)), None)
+            return found or (CauseClass.NODE, False)
+        case PodFaultKind.PREEMPTED | PodFaultKind.API_EVICTED | PodFaultKind.DEADLINE:
+            return CauseClass.PREEMPTION, True
+        case PodFaultKind.NODE_LOST | PodFaultKind.NODE_SHUTDOWN:
+            return CauseClass.NODE, fault.reason != "DeletionByPodGC"
+        case PodFaultKind.TAINTED | PodFaultKind.REJECTED | PodFaultKind.NO_SANDBOX | PodFaultKind.NODE_NOT_READY:
+            return CauseClass.NODE, False
+        case PodFaultKind.NOT_MOUNTED:
+            is_specified = _SPECIFICATION.search(_QUOTED.sub("", fault.message))
+            return (CauseClass.CODE if is_specified else CauseClass.STORAGE), False
+        case PodFaultKind.IMAGE | PodFaultKind.NOT_CREATED:
+            return _of_start(fault)
+    return CauseClass.UNKNOWN, False
+
+
+def _of_start(fault: PodFault) -> tuple[CauseClass, bool]:
+    """Why an image cannot be pulled or a container not be created, by the words of the registry or the runtime."""
+    text = _QUOTED.sub("", fault.message)  # names of images and files may have any words in them
+    is_image = fault.kind is PodFaultKind.IMAGE
+    if fault.reason in _ALWAYS_SPECIFICATION:
+        return CauseClass.CODE, True
+    if "no space left on device" in text:
+        return CauseClass.STORAGE, True
+    if not is_image and _DEVICE.search(text):
+        return CauseClass.NODE, False
+    if _OUTSIDE.search(text):
+        return CauseClass.NETWORK, False
+    if (_NO_SUCH_IMAGE if is_image else _SPECIFICATION).search(text):
+        return CauseClass.CODE, True
+    return message_causes.cause_of("", text) or CauseClass.UNKNOWN, False
+
+
+def _is_why(fault: PodFault) -> bool:
+    """Whether the fault says why its pod ended."""
+    return fault.is_training and fault.kind not in (PodFaultKind.EXITED, PodFaultKind.PROBE_FAILED)
+
+
+def _ranks_of(fault: PodFault, facts: Facts) -> frozenset[int]:
+    """The ranks in a pod. Ranks report their pod's name as their node where they do not know the node's."""
+    in_pod = facts.ranks_on(fault.pod)
+    if in_pod or fault.node in facts.pods.shared_nodes:
+        return frozenset(in_pod)
+    return frozenset(facts.ranks_on(fault.node))
+
+
+def _exit_of(fault: PodFault) -> Exit:
+    code, by_signal = exits.of_code(fault.exit_code) if fault.exit_code is not None else (None, None)
+    by_signal = fault.signal or by_signal
+    said = f"container {fault.container} of pod {fault.full_name}"
+    return Exit(
+        SOURCE,
+        code=None if by_signal else code,
+        signal=by_signal,
+        node=fault.node,
+        is_node_sure=bool(fault.node),
+        at=fault.at,
+        said=f"{said} says: {fault.message}" if fault.message else f"Kubernetes states no reason for {said}",
+        line=f"{said}: {fault.reason} exit code {fault.exit_code}",
+    )
+
+
+def _evidence(fault: PodFault) -> Evidence:
+    return Evidence(_why(fault), fault.message, SOURCE, fault.node, at=fault.at, rule=fault.reason)
+
+
+def _why(fault: PodFault) -> str:
+    """A sentence for people, with what to look at where the job has not started."""
+    pod, said = f"pod {fault.full_name}", f": {fault.message}" if fault.message else ""
+    stated = "an event says that " if fault.is_event else ""
+    match fault.kind:
+        case PodFaultKind.OUT_OF_MEMORY:
+            code = f", exit code {fault.exit_code}" if fault.exit_code is not None else ""
+            return f"container {fault.container} of {pod} was killed, out of memory ({fault.reason}{code})"
+        case PodFaultKind.EVICTED:
+            what = next((words for match, _, words in _RESOURCE if match.search(fault.message)), "")
+            lack = f", out of {what}" if what and "limit" not in what else f", over {what}" if what else ""
+            return f"{stated}the kubelet evicted {pod}{lack}{said}"
+        case PodFaultKind.PREEMPTED:
+            return f"{stated}{pod} was preempted for another pod{said}"
+        case PodFaultKind.API_EVICTED:
+            return f"{pod} was evicted by a request, as a drain sends it{said}"
+        case PodFaultKind.DEADLINE:
+            return f"{pod} ran for longer than its deadline allows{said}"
+        case PodFaultKind.NODE_SHUTDOWN:
+            return f"{stated}{pod} was ended because its node shuts down{said}"
+        case PodFaultKind.NODE_LOST:
+            return f"{pod} was given up, because its node is lost{said}"
+        case PodFaultKind.TAINTED:
+            return f"{stated}{pod} was deleted because of a taint of its node, as of one that is not ready{said}"
+        case PodFaultKind.NODE_NOT_READY:
+            return f"{stated}the node of {pod} is not ready{said}"
+        case PodFaultKind.REJECTED:
+            return f"the node did not admit {pod} ({fault.reason}){said}"
+        case PodFaultKind.IMAGE:
+            check = (
+                "; check the image's name, its tag and the pull secret" if _meaning(fault)[0] is CauseClass.CODE else ""
+            )
+            return f"{stated}an image of {pod} cannot be pulled ({fault.reason}{check}){said}"
+        case PodFaultKind.NOT_CREATED:
+            check = "; check the job's specification" if _meaning(fault)[0] is CauseClass.CODE else ""
+            return f"a container of {pod} cannot be created ({fault.reason}{check}){said}"
+        case PodFaultKind.NOT_MOUNTED:
+            return f"{stated}a volume of {pod} cannot be mounted ({fault.reason}; check the volume and its claim){said}"
+        case PodFaultKind.NO_SANDBOX:
+            return f"{stated}the node cannot set up {pod}, such as its network{said}"
+    return f"{stated}the kubelet restarts a container of {pod}, because a probe of it failed{said}"
+
+
+def _of_node(not_ready: NodeNotReady, facts: Facts) -> Accusation:
+    """A kubelet that is silent is as an agent that is: the machine is lost. One that says itself that it is not ready
+    can have many reasons, some of which harm no pod."""
+    what = "has stopped reporting to Kubernetes" if not_ready.is_silent else "is not ready, says its kubelet"
+    said = f" ({not_ready.reason}: {not_ready.message})" if not_ready.reason else ""
+    why = f"node {not_ready.node} {what}{said}"
+    is_the_jobs = not facts.nodes or not_ready.node in facts.nodes
+    likely = Confidence.MEDIUM if is_the_jobs else Confidence.LOW
+    return Accusation(
+        Witness.NODE,
+        CauseClass.NODE,
+        Confidence.HIGH if not_ready.is_silent and is_the_jobs else likely,
+        (Evidence(why, source=SOURCE, node=not_ready.node, at=not_ready.since),),
+        frozenset(facts.ranks_on(not_ready.node)),
+        not_ready.node,
+        moment=Moment(not_ready.since, 60.0),
+        is_trusted=True,
+        names_node=not_ready.is_silent and is_the_jobs,
+        fingerprint="node:not-ready",
+    )
