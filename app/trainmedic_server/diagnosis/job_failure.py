@@ -208,6 +208,22 @@ def of_attempt(findings: Iterable[KnownFinding], job: str, attempt: int | None) 
     return [each for each in findings if not _names(each, job) or each.origin.attempt in (None, attempt)]
 
 
+def settled_at(
+    report: ReportedEnd, findings: Iterable[KnownFinding], settling: timedelta, unread: timedelta
+) -> datetime:
+    """Return when enough time has passed for the verdict on a reported failure: after the first line of that attempt
+    that can tell why, or else after the report."""
+    heard = [
+        finding.heard_first_at
+        for finding in findings
+        if _names(finding, report.job) and finding.is_printed and finding.origin.attempt == report.attempt
+        if finding.role is Role.ROOT or _tells_failure(finding)
+    ]
+    if heard:
+        return min(heard) + settling
+    return report.at + (unread if report.error and not report.is_hang else settling)
+
+
 def _names(each: KnownFinding, job: str) -> bool:
     return job in (each.origin.job, each.target.job, each.claimed_job)
 

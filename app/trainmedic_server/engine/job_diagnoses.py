@@ -41,6 +41,9 @@ from trainmedic_server.ports.verdicts import VerdictSource
 
 SETTLING = timedelta(seconds=5)
 """Between the first sign of a failure and its verdict: what all nodes printed has to arrive."""
+UNREAD_SETTLING = timedelta(seconds=15)
+"""The same where the report names an error of which nothing was read yet: the alert keeps the cause that it begins
+with."""
 TAKEN_IN = timedelta(minutes=2)
 """After the first sign: what comes within it belongs to the same failure."""
 ALERT_LASTS = timedelta(minutes=15)
@@ -204,8 +207,8 @@ class JobDiagnoses:
         for launcher in (each for each in launchers if each.doubt is None):
             self._note_launcher(launcher, now)
         for job in [job for job, seen_at in self._seen.items() if now - seen_at > _REMEMBERED]:
-            for known in (self._seen, self._ranks, self._placements, self._sizes, self._namespaces):
-                known.pop(job, None)
+            for facts in (self._seen, self._ranks, self._placements, self._sizes, self._namespaces):
+                facts.pop(job, None)
             self._stepping.pop(job, None)
         for job in [job for job, seen_at in self._launchers.items() if now - seen_at > _REMEMBERED]:
             del self._launchers[job]
@@ -250,7 +253,9 @@ class JobDiagnoses:
         reported: set[str] = set()
         """Ids of verdicts on reported failures."""
         for before, report in pairwise((None, *reports)):
-            if report is None or not report.is_failure or now - report.at < SETTLING:
+            if report is None or not report.is_failure:
+                continue
+            if now < job_failure.settled_at(report, findings, SETTLING, UNREAD_SETTLING):
                 continue
             stepped_at = stepping.since if stepping is not None and stepping.usual else None
             verdict = reported_end.verdict_of(report, before, earlier, TAKEN_IN, stepped_at)

@@ -84,6 +84,21 @@ async def test_a_failure_of_which_nothing_was_read_has_a_verdict() -> None:
     assert "node-1" in alert.annotations["summary"]
 
 
+async def test_a_reported_error_of_which_nothing_was_read_is_waited_for() -> None:
+    """The alert keeps the cause that it begins with, and an agent on a busy node reads late."""
+    reports = Reports()
+    await reports.say("job_failed", 1, status=1, error="KeyError", reason="the job ended with exit code 1 (KeyError)")
+    await reports.world.look(8)
+    assert await reports.verdicts() == []
+    await reports.raise_(1)
+    await reports.world.look(6)
+    (alert,) = reports.world.told
+    assert alert.labels["cause"] == "code"
+    await reports.say("job_failed", 2, status=1, error="KeyError", reason="the job ended with exit code 1 (KeyError)")
+    await reports.world.look(16)
+    assert [cause for _, cause, _ in await reports.verdicts()] == ["code", "unknown"]
+
+
 async def test_each_attempt_has_its_own_verdict_from_its_own_lines() -> None:
     """Three within seconds, of which one printed nothing; and a server that starts anew makes none twice."""
     reports = Reports()
