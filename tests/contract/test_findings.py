@@ -14,6 +14,7 @@ from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.finding import CauseClass, Excerpt, Origin, Role, TimeSource
 from trainmedic_server.domain.known_finding import (
+    CLAIMED_JOB,
     Episode,
     EpisodeKey,
     FindingAlert,
@@ -295,3 +296,18 @@ async def test_where_jobs_were_is_remembered_until_it_is_old(store: SqlStore) ->
     assert await store.transact(lambda tx: tx.findings.job_places()) == {old: at(0), young: at(900)}
     await store.prune(at(600))
     assert await store.transact(lambda tx: tx.findings.job_places()) == {young: at(900)}
+
+
+async def test_findings_with_a_claimed_job_are_found_by_its_whole_name(store: SqlStore) -> None:
+    """With its case, and whatever characters it has; one that is known to be of the job is none of them."""
+    names = ("llm-9", "LLM-9", "llm-90", 'odd%_"\\name', "größe")
+    claimed = [
+        finding(f"c{number}", number, target=Target(TargetKind.NODE, "node-1"), labels={CLAIMED_JOB: name})
+        for number, name in enumerate(names)
+    ]
+    own = [replace(each, origin=replace(each.origin, job=None), is_printed=True) for each in claimed]
+    await keep(store, *own, finding("0009", target=Target(TargetKind.JOB, job="llm-9")))
+    for number, name in enumerate(names):
+        assert await of_page(store, claimed_job=name) == [f"c{number}"]
+    assert await of_page(store, claimed_job="llm") == []
+    assert await of_page(store, job="llm-9") == ["0009"]

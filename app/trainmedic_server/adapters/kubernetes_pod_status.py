@@ -116,8 +116,8 @@ def outline_of(pod: Object, job: str | None) -> PodOutline | None:
 def faults_in(pod: Object, outline: PodOutline) -> tuple[PodFault, ...]:
     """Return the faults that a pod's status states, the earliest first."""
     status = pod.get("status") or {}
-    found = [*_of_pod(status, outline), *_of_containers(pod, status, outline)]
-    return tuple(sorted(found, key=lambda fault: fault.at)[-_MOST_FAULTS:])
+    faults = [*_of_pod(status, outline), *_of_containers(pod, status, outline)]
+    return tuple(sorted(faults, key=lambda fault: fault.at)[-_MOST_FAULTS:])
 
 
 def faults_in_events(events: Iterable[Object], outline: PodOutline, since: datetime) -> tuple[PodFault, ...]:
@@ -237,13 +237,13 @@ def _training_containers(spec: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _with_accelerator(spec: Mapping[str, Any]) -> frozenset[str]:
-    found = set()
+    names = set()
     for container in _mappings(spec.get("containers")):
         resources = container.get("resources")
         limits = resources.get("limits") if isinstance(resources, Mapping) else None
         if isinstance(limits, Mapping) and any(_ACCELERATOR.match(str(name)) for name in limits):
-            found.add(_text(container.get("name")))
-    return frozenset(found)
+            names.add(_text(container.get("name")))
+    return frozenset(names)
 
 
 def _asked_to_end(metadata: Mapping[str, Any]) -> datetime | None:

@@ -105,6 +105,8 @@ class KubernetesPods(JobPods):
         self._present.clear()
         for pod in pods:
             self.pod_changed(pod, job_of(pod))
+        for absent in [each for uid, each in self._faults.items() if uid not in self._present]:
+            self._keep(absent.outline, (), is_deleted=True)  # it was deleted while nobody watched
 
     def pod_changed(self, pod: Object, job: str | None, *, is_deleted: bool = False) -> None:
         """Take a pod as it is, or as it was when it was deleted."""
@@ -148,8 +150,8 @@ class KubernetesPods(JobPods):
     def faults(self) -> Mapping[str, Sequence[PodFault]]:
         oldest = self._clock.now() - KEPT_FOR
         by_job: dict[str, list[PodFault]] = {}
-        for uid, known in list(self._faults.items()):
-            recent = [fault for fault in known.faults if fault.at >= oldest]
+        for uid, of_pod in list(self._faults.items()):
+            recent = [fault for fault in of_pod.faults if fault.at >= oldest]
             if not recent:
                 del self._faults[uid]
             for fault in recent:
@@ -157,21 +159,21 @@ class KubernetesPods(JobPods):
         return by_job
 
     def namespaces_of(self, job: str) -> Collection[str]:
-        outlines = (*self._present.values(), *(known.outline for known in self._faults.values()))
+        outlines = (*self._present.values(), *(each.outline for each in self._faults.values()))
         return {outline.namespace for outline in outlines if outline.job == job}
 
     async def reading(self, job: str, is_own: IsOwn) -> PodReading:
-        own = [known for known in self._faults.values() if _is_of(known.outline, job, is_own)]
+        faulty = [each for each in self._faults.values() if _is_of(each.outline, job, is_own)]
         present = [outline for outline in self._present.values() if _is_of(outline, job, is_own)]
-        outlines = {known.outline.uid: known.outline for known in reversed(own)}
+        outlines = {each.outline.uid: each.outline for each in reversed(faulty)}
         outlines |= {outline.uid: outline for outline in present if outline.uid not in outlines}
         if not outlines:
             return PodReading()
         chosen = list(outlines.values())[:MOST_READ]
         read = await self._read_together(chosen)
-        stated = [fault for known in own for fault in known.faults]
-        known = {(fault.uid, fault.kind) for fault in stated}
-        added = [fault for each in read for fault in each.faults if (fault.uid, fault.kind) not in known]
+        stated = [fault for each in faulty for fault in each.faults]
+        kinds = {(fault.uid, fault.kind) for fault in stated}
+        added = [fault for each in read for fault in each.faults if (fault.uid, fault.kind) not in kinds]
         nodes = [outline.node for outline in outlines.values() if outline.node]
         return PodReading(
             faults=tuple(sorted([*stated, *added], key=lambda fault: fault.at)),
@@ -209,9 +211,9 @@ class KubernetesPods(JobPods):
 
     async def _events_of(self, outline: PodOutline) -> _EventsRead:
         now = self._clock.now()
-        known = self._events.get(outline.uid)
-        if known is not None and now - known.at < (_FRESH_FAILURE if known.unread else _FRESH):
-            return known
+        cached = self._events.get(outline.uid)
+        if cached is not None and now - cached.at < (_FRESH_FAILURE if cached.unread else _FRESH):
+            return cached
         if not self._may_ask(now):
             return _EventsRead(now, unread=f"{MOST_REQUESTS} requests were sent within a minute")
         read = await self._asked(outline, now)
@@ -284,18 +286,18 @@ def _merged(
     before: Sequence[PodFault], new: Sequence[PodFault], outline: PodOutline, *, is_deleted: bool
 ) -> list[PodFault]:
     """What happened stays known. What can pass by itself counts only while it lasts."""
-    known = {(fault.kind, fault.container, fault.at) for fault in new}
+    repeated = {(fault.kind, fault.container, fault.at) for fault in new}
     kept = [
         fault
         for fault in before
-        if (fault.kind, fault.container, fault.at) not in known
+        if (fault.kind, fault.container, fault.at) not in repeated
         and (fault.kind not in PENDING or (fault.is_event and outline.is_waiting and not is_deleted))
     ]
-    told = {fault.container: fault for fault in before if fault.kind is PodFaultKind.IMAGE}
+    pulls = {fault.container: fault for fault in before if fault.kind is PodFaultKind.IMAGE}
     # The back-off between two tries has no reason of its own in older releases: that of the try stays.
     new = [
-        replace(fault, message=told[fault.container].message)
-        if fault.reason == "ImagePullBackOff" and ": " not in fault.message and fault.container in told
+        replace(fault, message=pulls[fault.container].message)
+        if fault.reason == "ImagePullBackOff" and ": " not in fault.message and fault.container in pulls
         else fault
         for fault in new
         if not (is_deleted and fault.kind in PENDING)

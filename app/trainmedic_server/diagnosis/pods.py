@@ -172,8 +172,8 @@ def _meaning(fault: PodFault) -> tuple[CauseClass, bool]:
         case PodFaultKind.OUT_OF_MEMORY:
             return CauseClass.HOST_MEMORY, True
         case PodFaultKind.EVICTED:
-            found = next(((cause, True) for words, cause, _ in _RESOURCE if words.search(fault.message)), None)
-            return found or (CauseClass.NODE, False)
+            stated = next(((cause, True) for words, cause, _ in _RESOURCE if words.search(fault.message)), None)
+            return stated or (CauseClass.NODE, False)
         case PodFaultKind.PREEMPTED | PodFaultKind.API_EVICTED | PodFaultKind.DEADLINE:
             return CauseClass.PREEMPTION, True
         case PodFaultKind.NODE_LOST | PodFaultKind.NODE_SHUTDOWN:
@@ -221,7 +221,7 @@ def _ranks_of(fault: PodFault, facts: Facts) -> frozenset[int]:
 def _exit_of(fault: PodFault) -> Exit:
     code, by_signal = exits.of_code(fault.exit_code) if fault.exit_code is not None else (None, None)
     by_signal = fault.signal or by_signal
-    said = f"container {fault.container} of pod {fault.full_name}"
+    name = f"container {fault.container} of pod {fault.full_name}"
     return Exit(
         SOURCE,
         code=None if by_signal else code,
@@ -229,8 +229,8 @@ def _exit_of(fault: PodFault) -> Exit:
         node=fault.node,
         is_node_sure=bool(fault.node),
         at=fault.at,
-        said=f"{said} says: {fault.message}" if fault.message else f"Kubernetes states no reason for {said}",
-        line=f"{said}: {fault.reason} exit code {fault.exit_code}",
+        said=f"{name} says: {fault.message}" if fault.message else f"Kubernetes states no reason for {name}",
+        line=f"{name}: {fault.reason} exit code {fault.exit_code}",
     )
 
 
@@ -240,53 +240,55 @@ def _evidence(fault: PodFault) -> Evidence:
 
 def _why(fault: PodFault) -> str:
     """A sentence for people, with what to look at where the job has not started."""
-    pod, said = f"pod {fault.full_name}", f": {fault.message}" if fault.message else ""
+    pod, words = f"pod {fault.full_name}", f": {fault.message}" if fault.message else ""
     stated = "an event says that " if fault.is_event else ""
     match fault.kind:
         case PodFaultKind.OUT_OF_MEMORY:
             code = f", exit code {fault.exit_code}" if fault.exit_code is not None else ""
             return f"container {fault.container} of {pod} was killed, out of memory ({fault.reason}{code})"
         case PodFaultKind.EVICTED:
-            what = next((words for match, _, words in _RESOURCE if match.search(fault.message)), "")
+            what = next((name for match, _, name in _RESOURCE if match.search(fault.message)), "")
             lack = f", out of {what}" if what and "limit" not in what else f", over {what}" if what else ""
-            return f"{stated}the kubelet evicted {pod}{lack}{said}"
+            return f"{stated}the kubelet evicted {pod}{lack}{words}"
         case PodFaultKind.PREEMPTED:
-            return f"{stated}{pod} was preempted for another pod{said}"
+            return f"{stated}{pod} was preempted for another pod{words}"
         case PodFaultKind.API_EVICTED:
-            return f"{pod} was evicted by a request, as a drain sends it{said}"
+            return f"{pod} was evicted by a request, as a drain sends it{words}"
         case PodFaultKind.DEADLINE:
-            return f"{pod} ran for longer than its deadline allows{said}"
+            return f"{pod} ran for longer than its deadline allows{words}"
         case PodFaultKind.NODE_SHUTDOWN:
-            return f"{stated}{pod} was ended because its node shuts down{said}"
+            return f"{stated}{pod} was ended because its node shuts down{words}"
         case PodFaultKind.NODE_LOST:
-            return f"{pod} was given up, because its node is lost{said}"
+            return f"{pod} was given up, because its node is lost{words}"
         case PodFaultKind.TAINTED:
-            return f"{stated}{pod} was deleted because of a taint of its node, as of one that is not ready{said}"
+            return f"{stated}{pod} was deleted because of a taint of its node, as of one that is not ready{words}"
         case PodFaultKind.NODE_NOT_READY:
-            return f"{stated}the node of {pod} is not ready{said}"
+            return f"{stated}the node of {pod} is not ready{words}"
         case PodFaultKind.REJECTED:
-            return f"the node did not admit {pod} ({fault.reason}){said}"
+            return f"the node did not admit {pod} ({fault.reason}){words}"
         case PodFaultKind.IMAGE:
             check = (
                 "; check the image's name, its tag and the pull secret" if _meaning(fault)[0] is CauseClass.CODE else ""
             )
-            return f"{stated}an image of {pod} cannot be pulled ({fault.reason}{check}){said}"
+            return f"{stated}an image of {pod} cannot be pulled ({fault.reason}{check}){words}"
         case PodFaultKind.NOT_CREATED:
             check = "; check the job's specification" if _meaning(fault)[0] is CauseClass.CODE else ""
-            return f"a container of {pod} cannot be created ({fault.reason}{check}){said}"
+            return f"a container of {pod} cannot be created ({fault.reason}{check}){words}"
         case PodFaultKind.NOT_MOUNTED:
-            return f"{stated}a volume of {pod} cannot be mounted ({fault.reason}; check the volume and its claim){said}"
+            return (
+                f"{stated}a volume of {pod} cannot be mounted ({fault.reason}; check the volume and its claim){words}"
+            )
         case PodFaultKind.NO_SANDBOX:
-            return f"{stated}the node cannot set up {pod}, such as its network{said}"
-    return f"{stated}the kubelet restarts a container of {pod}, because a probe of it failed{said}"
+            return f"{stated}the node cannot set up {pod}, such as its network{words}"
+    return f"{stated}the kubelet restarts a container of {pod}, because a probe of it failed{words}"
 
 
 def _of_node(not_ready: NodeNotReady, facts: Facts) -> Accusation:
     """A kubelet that is silent is as an agent that is: the machine is lost. One that says itself that it is not ready
     can have many reasons, some of which harm no pod."""
     what = "has stopped reporting to Kubernetes" if not_ready.is_silent else "is not ready, says its kubelet"
-    said = f" ({not_ready.reason}: {not_ready.message})" if not_ready.reason else ""
-    why = f"node {not_ready.node} {what}{said}"
+    words = f" ({not_ready.reason}: {not_ready.message})" if not_ready.reason else ""
+    why = f"node {not_ready.node} {what}{words}"
     is_the_jobs = not facts.nodes or not_ready.node in facts.nodes
     likely = Confidence.MEDIUM if is_the_jobs else Confidence.LOW
     return Accusation(

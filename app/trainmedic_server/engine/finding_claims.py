@@ -73,18 +73,18 @@ class ClaimedFindings:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[str, dict[str, datetime]] = {}
+        self._times: dict[str, dict[str, datetime]] = {}
 
     def admits(self, node: str, key: str, now: datetime) -> bool:
         """Return whether the node may have this finding with its claim. `key` is the finding's identity."""
-        seen = self._seen.setdefault(node, {})
-        if key not in seen and len(seen) >= MOST_CLAIMED_OF_NODE:
-            self._seen[node] = seen = {known: at for known, at in seen.items() if now - at < COUNTED}
-        if key not in seen and len(seen) >= MOST_CLAIMED_OF_NODE:
+        times = self._times.setdefault(node, {})
+        if key not in times and len(times) >= MOST_CLAIMED_OF_NODE:
+            self._times[node] = times = {each: at for each, at in times.items() if now - at < COUNTED}
+        if key not in times and len(times) >= MOST_CLAIMED_OF_NODE:
             return False
-        seen[key] = now
+        times[key] = now
         return True
 
     def keep(self, node: str, key: str, now: datetime) -> None:
         """Count a finding that is open as seen now."""
-        self._seen.setdefault(node, {})[key] = now
+        self._times.setdefault(node, {})[key] = now

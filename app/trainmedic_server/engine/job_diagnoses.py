@@ -344,7 +344,7 @@ class JobDiagnoses:
 
     async def _pod_signs(self, lives: Mapping[str, JobLife]) -> dict[str, list[Sign]]:
         """What the statuses of pods say of their jobs' failures. What ends with a job that has ended well is none."""
-        now, found = self._clock.now(), {}
+        now, by_job = self._clock.now(), dict[str, list[Sign]]()
         for job, faults in self._pods.faults().items():
             life = lives.get(job)
             ended_at = life.since - _PODS_END if life is not None and life.state is LifeState.ENDED else None
@@ -352,16 +352,16 @@ class JobDiagnoses:
             own = [fault for fault in faults if is_own(fault.namespace, fault.pod, fault.node)]
             signs = pods.signs([fault for fault in own if ended_at is None or fault.at < ended_at], now)
             if signs:
-                found[job] = signs
-        return found
+                by_job[job] = signs
+        return by_job
 
     async def _own_pods(self, job: str) -> IsOwn:
         namespace = self._namespaces.get(job)
         places = {rank.node for rank in self._ranks.get(job, {}).values()}
         is_known = job in self._seen or job in self._processes
         if is_known and namespace is None:
-            seen = await self._store.transact(lambda tx: dict(tx.findings.job_places()))
-            places |= {place.node for place in seen if place.job == job}
+            stays = await self._store.transact(lambda tx: dict(tx.findings.job_places()))
+            places |= {place.node for place in stays if place.job == job}
         return pods.are_own(namespace, is_known, places, self._pods.namespaces_of(job))
 
     async def _with_pods(self, facts: Facts, job: str, known: KnownVerdict, earlier: Sequence[KnownVerdict]) -> Facts:

@@ -279,7 +279,7 @@ class ServerSettings(DoorSettings, SlackSettings, TellingSettings, AccessSetting
     kubernetes_watch: Annotated[bool, SettingSource("TRAINMEDIC_KUBERNETES_WATCH", value="BOOLEAN")] = Field(
         True,
         description="Where there is a cluster: watch its nodes and pods, to find the node behind an address and the "
-        "job of a pod. false where the account may not list pods.",
+        "job of a pod, and to use what it states about pods in verdicts. false where the account may not list pods.",
     )
     log_level: Annotated[AnyCaseLogLevel, SettingSource("TRAINMEDIC_LOG_LEVEL", "--log-level", "LEVEL")] = Field(
         "info", description="Least level of the log lines on standard error: debug, info, warning, error."

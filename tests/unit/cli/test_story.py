@@ -65,3 +65,13 @@ def test_a_run_that_waits_says_what_it_waits_for_how_long_and_since_when() -> No
         "waits for node:n1, which run f06b8a6f has; that run of cap waits for Hot to resolve, "
         "until 03:12Z (in 12 min) at the latest; waiting 3 min"
     )
+
+
+def test_a_claimed_job_is_told_as_a_claim() -> None:
+    """Beside the node that the finding is about, and never as its job."""
+    finding = {"id": "f", "target": "node:gpu-9", "claimed_job": "llm-2", "node": "gpu-9", "job": None}
+    told = [line.strip() for line in story.finding_lines(finding)]
+    assert "claim     a log file that names job llm-2" in told
+    assert not any(line.startswith("job ") for line in told)
+    assert story.finding_target(finding) == "node:gpu-9 (a log file that names job llm-2)"
+    assert story.finding_target({"target": "job:llm-1", "claimed_job": None}) == "job:llm-1"

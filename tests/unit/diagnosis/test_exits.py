@@ -208,4 +208,4 @@ def test_a_launcher_that_was_told_to_end_is_no_failure_of_its_own(number: int, i
 )
 def test_a_container_that_a_signal_ended_is_read_from_kubectl(line: str, ended_by: list[int]) -> None:
     """As `describe`, `exec` and the status as JSON print it; only where the code means a signal."""
-    assert [ended.signal for ended in launcher_line(line)] == ended_by
+    assert [ended.signal for ended in exits.launcher_line(line)] == ended_by

@@ -192,6 +192,16 @@ async def test_an_image_that_comes_after_all_is_no_failure() -> None:
     assert await cluster.verdicts() == []
 
 
+async def test_a_pod_that_went_while_nobody_watched_does_not_wait_any_more() -> None:
+    """What happened to another one stays known."""
+    cluster = Cluster()
+    cluster.change(pod(AT, phase="Pending", containerStatuses=[waiting("ErrImagePull", "llm:v9: not found")]))
+    cluster.change(pod(START, name="other", containerStatuses=[ended(AT, 137, "OOMKilled")]))
+    cluster.pods.pods_listed([], job_of)
+    [faults] = cluster.pods.faults().values()
+    assert [fault.pod for fault in faults] == ["other"]
+
+
 async def test_the_back_off_keeps_what_the_pull_said() -> None:
     """Releases before 1.31 do not repeat it."""
     cluster = Cluster()

@@ -160,15 +160,6 @@ async def test_claims_are_counted_for_a_day() -> None:
     assert claims.admits("node-1", "one more", later)
 
 
-async def test_findings_of_a_claimed_job_can_be_listed(world: FindingWorld) -> None:
-    """By the whole name, with its case, whatever characters it has."""
-    for job in ("gpt-6", "GPT-6", "gpt-60", 'odd%_"name'):
-        await world.tell(out_of_memory(world, job))
-    for job in ("gpt-6", 'odd%_"name'):
-        page, _ = await world.store.findings_page(FindingFilter(claimed_job=job), 10, None)
-        assert [known.claimed_job for known in page] == [job]
-
-
 async def test_a_name_with_hidden_characters_is_shown_by_their_numbers(world: FindingWorld) -> None:
     """It ends in messages, and steers no terminal there."""
     await world.tell(out_of_memory(world, "gpt\x1b[2J\n6"))

@@ -14,7 +14,8 @@ from tests.contract.test_findings import EVERYTHING, finding
 from tests.support.api_world import World
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus
 from trainmedic_server.domain.finding import Excerpt
-from trainmedic_server.domain.known_finding import EpisodeKey, FindingAlert, KnownExcerpt
+from trainmedic_server.domain.known_finding import CLAIMED_JOB, EpisodeKey, FindingAlert, KnownExcerpt
+from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.ports.store import RunRecord
 
 
@@ -166,3 +167,20 @@ async def test_what_nobody_can_keep_is_refused(path: str, body: dict[str, object
     """With the reason."""
     async with World().client() as client:
         assert (await client.post(path, json=body)).status_code == status
+
+
+async def test_a_claimed_job_is_told_apart_from_a_known_one() -> None:
+    """By a member of its own; the alert alone has it as a label."""
+    world = World()
+    node = Target(TargetKind.NODE, "node-1")
+    labels = {CLAIMED_JOB: "llm-9", "kind": "x"}
+    claimed = finding("0004", target=node, labels=labels, is_printed=True)
+    claimed = replace(claimed, origin=replace(claimed.origin, job=None))
+    await world.findings.transact(lambda tx: tx.findings.save([claimed, finding("0005", target=node)]))
+    async with world.client() as client:
+        [item] = (await client.get("/findings?claimed_job=llm-9")).json()["items"]
+        others = [
+            (await client.get(f"/findings?{query}")).json()["items"] for query in ("job=llm-9", "claimed_job=llm")
+        ]
+    assert (item["id"], item["job"], item["claimed_job"], item["labels"]) == ("0004", None, "llm-9", {"kind": "x"})
+    assert others == [[], []]
