@@ -54,6 +54,8 @@ class Kind(StrEnum):
     """Whose the logs of a rank are, as the SDK says it."""
     ATTEMPTS = "attempts"
     """How each attempt failed, as ``trainmedic-run`` keeps it."""
+    ENDED = "ended"
+    """That an attempt ended with exit code 0, as ``trainmedic-run`` keeps it."""
 
 
 class FolderFile(Struct, frozen=True):
@@ -219,6 +221,7 @@ _KINDS = {
     log_layout.FLIGHT_RECORDER: Kind.DUMP,
     log_layout.ERROR: Kind.ERROR,
     log_layout.SOURCES: Kind.SOURCES,
+    log_layout.ENDED: Kind.ENDED,
 }
 
 
@@ -239,7 +242,7 @@ def _of_our_layout(path: Path) -> tuple[Kind, Origin] | None:
         found = log_layout.file_at(PurePath(*parts[place - 1 :]))
         if found is None:
             return None
-        source = "launcher" if found.kind == log_layout.LAUNCHER else "training"
+        source = "launcher" if found.kind in (log_layout.LAUNCHER, log_layout.ENDED) else "training"
         origin = Origin(
             source,
             node=found.node or "",

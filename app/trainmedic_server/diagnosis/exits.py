@@ -14,6 +14,8 @@ from msgspec.structs import replace
 
 from trainmedic_server.domain.finding import CauseClass
 
+LAUNCHER = "trainmedic-run"
+"""The teller that saw an attempt end from above all of its processes."""
 _TOLD_TO_END = re.compile(r"SignalException: Process \d{1,10} got signal: (?:1|2|15|SIGHUP|SIGINT|SIGTERM)\b")
 """What a torchrun leaves that was ended by a signal itself, with exit code 1."""
 _VICTIMS = {signal.SIGABRT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
@@ -72,6 +74,12 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def reported(status: int, rank: int | None, line: str, node: str = "", pid: int | None = None) -> Exit:
+    """Return the end of the process that failed first, as the launcher that is above all of them saw it."""
+    code, by_signal = of_code(status)
+    return Exit(LAUNCHER, code, by_signal, rank=rank, node=node, pid=pid, is_first=True, line=line[:500])
 
 
 def meaning(ended: Exit) -> tuple[CauseClass, str]:

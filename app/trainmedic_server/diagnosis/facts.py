@@ -8,10 +8,11 @@ from datetime import datetime
 from msgspec import Struct, field
 
 from trainmedic_server.diagnosis.collectives import CollectiveLines
-from trainmedic_server.diagnosis.exits import Exit
+from trainmedic_server.diagnosis.exits import LAUNCHER, Exit
 from trainmedic_server.diagnosis.flight_recorder.absentees import Reading
 from trainmedic_server.diagnosis.own_times import LossRise
 from trainmedic_server.diagnosis.slow import RankStep, ThroughputDrop
+from trainmedic_server.diagnosis.verdict import Evidence
 from trainmedic_server.domain.finding import Finding
 from trainmedic_server.domain.pod_fault import PodReading
 
@@ -86,6 +87,10 @@ class Facts(Struct, frozen=True):
     """Collectives in which ranks timed out, by their watchdogs."""
     used_nccl: bool = True
     """True if any line is about NCCL. Without NCCL there are no dumps of its flight recorder."""
+    reported: Evidence | None = None
+    """The report of its launcher, or of the job itself, that it failed."""
+    is_reported_hang: bool = False
+    """The launcher ended it because it hung. How its processes ended then says nothing."""
     pods: PodReading = field(default_factory=PodReading)
     """What Kubernetes states about the job's pods."""
     is_known_to_fail: bool = False
@@ -102,9 +107,22 @@ class Facts(Struct, frozen=True):
 
     @property
     def has_ended_well(self) -> bool:
-        """True if each rank that was read states that it finished, and no process failed."""
+        """True if its launcher saw it end with exit code 0, or each rank that was read states that it finished and no
+        process failed."""
+        by_launcher = [each for each in self.exits if each.teller == LAUNCHER]
+        if by_launcher and not self.is_reported_hang:
+            return not any(each.is_failure for each in by_launcher)
         ended = {each.rank for each in self.exits if each.code == 0 and each.rank is not None}
         return bool(ended) and self.ranks.keys() <= ended and not any(each.is_failure for each in self.exits)
+
+    @property
+    def unread_ranks(self) -> tuple[int, ...]:
+        """The ranks that may have printed something decisive that nobody read. Where it is not known what was read, a
+        rank counts as read if a launcher on its node told of its end: all output passes through the launcher."""
+        if self.knows_what_was_read:
+            return self.silent_ranks
+        ended = {each.rank for each in self.exits if each.teller == "torchrun"}
+        return tuple(rank for rank in self.silent_ranks if rank not in ended)
 
     @property
     def silent_ranks(self) -> tuple[int, ...]:

@@ -86,7 +86,7 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     is_sure = is_sure and not _were_ended_with_others(ranks, facts)
     # An exception can be what became of another one, on a rank of which nothing was read.
     is_of_one = leading.cause is CauseClass.CODE and not _COMPARES.search(leading.line)
-    is_sure = is_sure and not (is_of_one and facts.silent_ranks)
+    is_sure = is_sure and not (is_of_one and facts.unread_ranks)
     yield Accusation(
         Witness.LINE,
         _cause_of_line(leading, facts),

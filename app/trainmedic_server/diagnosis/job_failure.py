@@ -20,6 +20,7 @@ from trainmedic_server.diagnosis.exits import Exit
 from trainmedic_server.diagnosis.facts import Earlier, Facts, RankFacts
 from trainmedic_server.diagnosis.flight_recorder import absentees, digest
 from trainmedic_server.diagnosis.flight_recorder.dump import Dump
+from trainmedic_server.diagnosis.reported_end import ReportedEnd
 from trainmedic_server.domain.finding import CauseClass, Finding, Role
 from trainmedic_server.domain.job_life import JobLife, LifeState
 from trainmedic_server.domain.known_finding import KnownExcerpt, KnownFinding
@@ -38,9 +39,12 @@ _SHORTEST_WATCH = timedelta(seconds=22)
 
 
 def is_of(known: KnownFinding, job: str, nodes: Collection[str]) -> bool:
-    """Whether a finding is about a job, or is what the kernel of one of its nodes says."""
+    """Whether a finding is about a job, or is what the kernel of one of its nodes says. A log file that names the job
+    counts on the job's own nodes: the server may read the file before it knows that the job is there."""
     if job in (known.origin.job, known.target.job):
         return True
+    if known.claimed_job == job:
+        return known.origin.node in nodes
     return not known.is_printed and (known.target.node or known.origin.node) in nodes
 
 
@@ -193,20 +197,48 @@ def is_of_another(sign: Sign, verdict: KnownVerdict, taken_in: timedelta) -> boo
     return sign.at - verdict.began_at > taken_in
 
 
-def of_attempt(findings: Iterable[KnownFinding], attempt: int | None) -> list[KnownFinding]:
-    """The findings without those of attempts after this one; all where it is not known."""
-    return [known for known in findings if attempt is None or (known.origin.attempt or 0) <= attempt]
+def of_attempt(findings: Iterable[KnownFinding], job: str, attempt: int | None) -> list[KnownFinding]:
+    """The findings that can be of this attempt of the job: those of it, those that name none, and those of no job.
+    Where the attempt is not each, it is the newest of which something open was found."""
+    findings = list(findings)
+    if attempt is None:
+        findings = [each for each in findings if each.is_open]
+        attempts = [each.origin.attempt or 0 for each in findings if _names(each, job)]
+        attempt = max(attempts, default=0)
+    return [each for each in findings if not _names(each, job) or each.origin.attempt in (None, attempt)]
+
+
+def settled_at(
+    report: ReportedEnd, findings: Iterable[KnownFinding], settling: timedelta, unread: timedelta
+) -> datetime:
+    """Return when enough time has passed for the verdict on a reported failure: after the first line of that attempt
+    that can tell why, or else after the report."""
+    heard = [
+        finding.heard_first_at
+        for finding in findings
+        if _names(finding, report.job) and finding.is_printed and finding.origin.attempt == report.attempt
+        if finding.role is Role.ROOT or _tells_failure(finding)
+    ]
+    if heard:
+        return min(heard) + settling
+    return report.at + (unread if report.error and not report.is_hang else settling)
+
+
+def _names(each: KnownFinding, job: str) -> bool:
+    return job in (each.origin.job, each.target.job, each.claimed_job)
 
 
 def healthy_shapes(
-    past: Iterable[KnownFinding], attempt: int | None, failures: Iterable[KnownVerdict]
+    past: Iterable[KnownFinding],
+    attempt: int | None,
+    failures: Iterable[KnownVerdict],
+    reports: Iterable[ReportedEnd] = (),
 ) -> frozenset[str]:
     """The shapes of what earlier attempts of the job printed that did not fail: whatever a rule says, it means nothing
-    in this job. `past` are the job's findings, `failures` its verdicts."""
+    in this job. `past` are the job's findings, `failures` its verdicts, `reports` what its launcher reported."""
     past = list(past)
-    failed = {verdict.attempt for verdict in failures} | {
-        known.origin.attempt for known in past if _tells_failure(known)
-    }
+    failed = {verdict.attempt for verdict in failures} | {each.attempt for each in reports if each.is_failure}
+    failed |= {known.origin.attempt for known in past if _tells_failure(known)}
     numbered = ((known.origin.attempt, known) for known in past if known.is_printed and known.shape)
     return frozenset(
         known.shape
@@ -222,8 +254,11 @@ def facts(
     ranks: Mapping[int, RankFacts],
     gone_nodes: Mapping[str, datetime],
     earlier: Sequence[KnownVerdict],
+    attempt: int | None = None,
+    report: ReportedEnd | None = None,
 ) -> Facts:
-    """The facts of a job's failure: `findings` are those that are about it, `excerpts` those of `TELLS_ENDS`."""
+    """The facts of a job's failure: `findings` are those that are about it, `excerpts` those of `TELLS_ENDS`, `attempt`
+    is the one that failed where it is known, and `report` what its launcher says of its end."""
     findings = [known for known in findings if not tells_dumps(known)]
     attempts = [known.origin.attempt for known in findings if known.origin.attempt is not None]
     known_ranks = dict(ranks)
@@ -232,12 +267,16 @@ def facts(
         if rank is not None and rank not in known_ranks and known.origin.node:
             known_ranks[rank] = RankFacts(node=known.origin.node)
     ended = _exits(findings, excerpts)
+    if report is not None and report.exit is not None:
+        ended.append(report.exit)
     return Facts(
+        reported=report.evidence if report is not None else None,
+        is_reported_hang=report is not None and report.is_hang,
         is_known_to_fail=True,
         collectives=_collectives(findings),
         used_nccl=any("NCCL" in finding.line or "nccl" in finding.rule for finding in findings),
         job=job,
-        attempt=max(attempts, default=None),
+        attempt=attempt if attempt is not None else max(attempts, default=None),
         findings=_with_ranks([known.as_finding for known in findings], ended),
         exits=ended,
         ranks=known_ranks,

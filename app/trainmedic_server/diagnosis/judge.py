@@ -18,6 +18,7 @@ from trainmedic_server.diagnosis import (
     wording,
 )
 from trainmedic_server.diagnosis.accusation import Accusation, Witness, evidence_of
+from trainmedic_server.diagnosis.exits import LAUNCHER
 from trainmedic_server.diagnosis.facts import Facts
 from trainmedic_server.diagnosis.own_times import LossRise
 from trainmedic_server.diagnosis.verdict import Advice, Confidence, Evidence, Verdict
@@ -34,7 +35,8 @@ _MOST_EVIDENCE = 20
 def diagnose(facts: Facts) -> Verdict:
     """The verdict on one attempt of a job."""
     if facts.has_ended_well and not facts.is_known_to_fail:
-        return _ended_well(facts)
+        slowness = slow.diagnose(facts.steps) if facts.steps else None
+        return slowness if slowness is not None and slowness.cause is not CauseClass.UNKNOWN else _ended_well(facts)
     counting = relevant(facts)
     accusations = sorted(_all(facts, counting), key=lambda accusation: accusation.witness)
     if not accusations and counting.ended is None and _has_finished(facts):
@@ -67,6 +69,11 @@ def _all(facts: Facts, counting: Relevant) -> Iterable[Accusation]:
         yield from collectives.differing(facts.collectives)
     yield from first_lines.first_line(facts, counting)
     yield from witnesses.gone_nodes(facts, counting)
+    if facts.is_reported_hang:
+        # Its launcher ended the processes, so their ends say nothing of the hang.
+        yield from stragglers.not_timed_out(facts, counting)
+        yield from stragglers.left_behind(facts, counting)
+        return
     stopped = list(stops.on_purpose(facts, counting))
     # A scheduler also ends what is left of a step of which a process was killed, and then says no reason.
     is_told_why = any(accusation.confidence is Confidence.HIGH for accusation in stopped)
@@ -211,8 +218,11 @@ def _has_finished(facts: Facts) -> bool:
 
 
 def _ended_well(facts: Facts) -> Verdict:
-    done = next(each for each in facts.exits if each.code == 0)
+    ended = [each for each in facts.exits if each.code == 0]
+    done = next((each for each in ended if each.teller == LAUNCHER), ended[0])
     why = "a process states that it has finished"
+    if done.teller == LAUNCHER:
+        why = "its launcher saw it end with exit code 0"
     return Verdict(
         cause=CauseClass.UNKNOWN,
         confidence=Confidence.LOW,
@@ -235,10 +245,17 @@ def _nobody(facts: Facts, counting: Relevant) -> Verdict:
         came = f"all {len(wait.waiting)} ranks with a dump came to {wait.operation} number {wait.number}"
         why = f"{came}, and it did not end"
         evidence.insert(0, Evidence(why, source="flight recorder", at=wait.since))
-    is_hang = hang is not None or bool(facts.recorder and facts.recorder.waits)
+    if facts.reported is not None:
+        evidence.insert(0, facts.reported)
+    is_hang = hang is not None or facts.is_reported_hang or bool(facts.recorder and facts.recorder.waits)
     cause = CauseClass.HANG if is_hang else CauseClass.UNKNOWN
     before = sum(1 for earlier in facts.earlier if earlier.fingerprint == str(cause))
-    has_signs = is_hang or bool(counting.roots or counting.cascades) or any(ended.is_failure for ended in facts.exits)
+    has_signs = (
+        is_hang
+        or facts.reported is not None
+        or bool(counting.roots or counting.cascades)
+        or any(ended.is_failure for ended in facts.exits)
+    )
     waited = next((f.fields for f in counting.cascades if f.fields.get("joined")), {})
     next_step = advice.what_to_do(cause, Confidence.LOW, before, names_node=False)
     return Verdict(

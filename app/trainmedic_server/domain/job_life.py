@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -61,6 +62,8 @@ class LifeChange(Struct, frozen=True):
     life: JobLife
     event: str | None = None
     reason: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """What else the history says of it: members of the notice."""
 
 
 def heard(life: JobLife | None, name: str, instance: str, now: datetime) -> LifeChange | None:
@@ -114,6 +117,23 @@ def _counted(numbers: Mapping[str, int], notice: Notice) -> dict[str, int] | Non
 
 
 def _applied(life: JobLife, notice: Notice, now: datetime) -> LifeChange:
+    return replace(_changed(life, notice, now), details=_details(notice))
+
+
+def _details(notice: Notice) -> dict[str, Any]:
+    """What a launcher says of an attempt, as far as it says it."""
+    members: dict[str, Any] = {
+        "attempt": notice.attempt,
+        "node": notice.node or None,
+        "status": notice.status,
+        "rank": notice.rank,
+        "pid": notice.pid,
+        "error": notice.error or None,
+    }
+    return {name: value for name, value in members.items() if value is not None}
+
+
+def _changed(life: JobLife, notice: Notice, now: datetime) -> LifeChange:
     match notice.kind:
         case notices.ENDED:
             ended = replace(life, state=LifeState.ENDED, since=now, reason="")

@@ -204,6 +204,13 @@ def identity(finding: Finding) -> str:
     return identity_of(finding.rule, finding.target, finding.labels, is_printed=is_printed(finding))
 
 
+def is_of_later_attempt(finding: Finding, earlier: KnownFinding) -> bool:
+    """Whether the finding is of a later attempt of the same job than `earlier`, which that attempt therefore ended."""
+    attempt, before = finding.origin.attempt, earlier.origin.attempt
+    is_same_job = finding.origin.job == earlier.origin.job and bool(earlier.origin.job or earlier.claimed_job)
+    return is_same_job and attempt is not None and before is not None and attempt > before
+
+
 def is_printed(finding: Finding) -> bool:
     """Whether whoever trains could have printed its lines."""
     return finding.origin.source not in KERNEL_SOURCES

@@ -33,7 +33,8 @@ def believed(finding: Finding, topology: Topology, was_there: WasThere) -> Findi
     """The finding with the target and the job that are believed."""
     origin = finding.origin
     job = _job_of(origin, topology, was_there)
-    placed = replace(origin, job=job, attempt=origin.attempt if job else None)
+    # The attempt is kept for a claimed job too: it says which of the findings with this claim belong together.
+    placed = replace(origin, job=job, attempt=origin.attempt if job or is_printed(finding) else None)
     return replace(finding, origin=placed, target=_target(finding, job))
 
 

@@ -27,6 +27,7 @@ from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import finding_alerts, finding_claims, finding_ends, loops
 from trainmedic_server.engine.finding_ends import EndFacts
 from trainmedic_server.engine.node_watch import NodeWatch
+from trainmedic_server.logs.exception_causes import PROOF
 from trainmedic_server.logs.rule import LogRule, RuleSet
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import RunStore, Transaction
@@ -158,11 +159,15 @@ class FindingIntake:
         known = work.known.get(before.finding_id) if before is not None else None
         if known is None or before is None or _begins_anew(known, before, finding):
             open_id = work.open_ids.get(known_finding.identity(finding))
-            known = work.known[open_id] if open_id is not None else self._begun(work, finding, now)
+            current = work.known[open_id] if open_id is not None else None
+            is_later = current is not None and known_finding.is_of_later_attempt(finding, current)
+            known = self._begun(work, finding, now) if current is None or is_later else current
             if known is None:
                 work.dropped += 1
                 return
-        merged, episode = known_finding.taken(known, before, key, finding, now)
+            if current is not None and is_later:
+                known = self._take_over(work, current, known, now)
+        merged, episode = known_finding.taken(_with_proof(known, finding), before, key, finding, now)
         if merged is not known:
             work.put(self._decided(merged, rule, update, now) if merged.is_open else merged)
         if episode != before:
@@ -173,6 +178,12 @@ class FindingIntake:
             work.excerpts[merged.id, key] = KnownExcerpt(
                 merged.id, key, origin.source, origin.stream, origin.rank, finding.first_at, update.excerpt
             )
+
+    def _take_over(self, work: _Work, earlier: KnownFinding, later: KnownFinding, now: datetime) -> KnownFinding:
+        """End what an earlier attempt showed, because a later one shows the same. Its alert goes on with the new one:
+        it is the same alert, and nobody has to hear that it ended."""
+        work.put(replace(_over(earlier, FindingEnd.ATTEMPT, now), tell_at=None))
+        return replace(later, alert=earlier.alert, no_alert_because=earlier.no_alert_because, tell_at=earlier.tell_at)
 
     def _begun(self, work: _Work, finding: Finding, now: datetime) -> KnownFinding | None:
         """A finding of which nothing was heard before; None where its node has begun too many."""
@@ -288,6 +299,14 @@ def _begins_anew(known: KnownFinding, before: Episode, finding: Finding) -> bool
     if known.ended_at is None or finding.is_over or finding.count <= before.count:
         return False
     return finding.last_at > known.ended_at
+
+
+def _with_proof(before: KnownFinding, finding: Finding) -> KnownFinding:
+    """The finding with the proof that another stream of the same line adds. A rank's record of an exception has no
+    frames, and its output has."""
+    if finding.line != before.line or PROOF not in finding.fields or PROOF in before.fields:
+        return before
+    return replace(before, fields={**before.fields, PROOF: finding.fields[PROOF]})
 
 
 def _over(known: KnownFinding, because: FindingEnd, now: datetime) -> KnownFinding:

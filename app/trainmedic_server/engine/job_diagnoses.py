@@ -1,30 +1,34 @@
 """The verdicts on jobs of a server: when a job fails or hangs, they are made, stored, and told as an alert.
 
-Every few seconds the findings that are open, and the jobs that are gone, are looked at. Five seconds after the first
-sign of a failure its verdict is made, and told as `TrainingFailed`; for two minutes it is made anew with what comes
-late. Everything durable is in the run store, so a restart goes on where it was.
+Every few seconds the findings that are open, the jobs that are gone, and the failures that launchers reported are
+looked at. Five seconds after the first sign of a failure its verdict is made, and told as `TrainingFailed`; for two
+minutes it is made again with what comes late. While a launcher says that an attempt runs, what the job prints is no
+failure: the launcher reports one. Everything durable is in the run store, so a restart goes on where it was.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Any, Protocol
 
 from msgspec.structs import replace
 
 from trainmedic.wire import envelope
 from trainmedic_server import telemetry
-from trainmedic_server.diagnosis import job_failure, pods, verdict_alert
+from trainmedic_server.diagnosis import job_failure, pods, reported_end, verdict_alert
 from trainmedic_server.diagnosis.facts import Facts, RankFacts
 from trainmedic_server.diagnosis.job_failure import Sign, Stepping
 from trainmedic_server.diagnosis.judge import diagnose
+from trainmedic_server.diagnosis.reported_end import ReportedEnd
 from trainmedic_server.domain.alert import Alert, AlertStatus, fingerprint
 from trainmedic_server.domain.job_life import JobLife, LifeState
 from trainmedic_server.domain.job_verdict import JobVerdict
 from trainmedic_server.domain.known_finding import KnownExcerpt, KnownFinding
 from trainmedic_server.domain.known_verdict import KnownVerdict
+from trainmedic_server.domain.run import Event
 from trainmedic_server.domain.topology import ranks_in
 from trainmedic_server.engine import loops
 from trainmedic_server.engine.job_verdicts import JobVerdicts
@@ -37,6 +41,9 @@ from trainmedic_server.ports.verdicts import VerdictSource
 
 SETTLING = timedelta(seconds=5)
 """Between the first sign of a failure and its verdict: what all nodes printed has to arrive."""
+UNREAD_SETTLING = timedelta(seconds=15)
+"""The same where the report names an error of which nothing was read yet: the alert keeps the cause that it begins
+with."""
 TAKEN_IN = timedelta(minutes=2)
 """After the first sign: what comes within it belongs to the same failure."""
 ALERT_LASTS = timedelta(minutes=15)
@@ -48,6 +55,11 @@ _LOOK_EVERY = timedelta(seconds=2)
 _PRESENCES_EVERY = timedelta(seconds=5)
 """As often as they are written."""
 _GONE_AFTER = timedelta(seconds=30)
+_LAUNCHER_LASTS = timedelta(seconds=20)
+"""How long a launcher counts as there after it was last seen: its report of an end is read every few seconds."""
+_MOST_REPORTS = 2000
+_MOST_ENDED = 200
+"""Alerts that are looked through for those of jobs that have ended as they should."""
 _PODS_END = timedelta(seconds=5)
 """A container ends about when its job says that it has ended."""
 _AT_ONCE, _MOST_EARLIER, _MOST_EXCERPTS, _MOST_PAST, _MOST_PROCESSES = 50, 50, 16, 500, 8
@@ -58,7 +70,11 @@ log = telemetry.logger(__name__)
 
 
 class DiagnosisStore(RunStore, FindingHistory, VerdictSource, Protocol):
-    """The run store, with the findings' excerpts."""
+    """The run store, with the findings' excerpts, and the events of jobs."""
+
+    async def events_of_jobs(
+        self, kinds: Collection[str], since: datetime, until: datetime, limit: int, job: str | None = None
+    ) -> list[Event]: ...
 
 
 class JobDiagnoses:
@@ -105,6 +121,14 @@ class JobDiagnoses:
         """When each job was last there."""
         self._agents: dict[str, datetime] = {}
         """When each node's agent was last there."""
+        self._launchers: dict[str, datetime] = {}
+        """By job, when a launcher of it that reports how each attempt ends was last there."""
+        self._states: list[tuple[str, LifeState, datetime, int]] | None = None
+        self._reports: dict[str, list[ReportedEnd]] = {}
+        self._ended: dict[str, datetime] = {}
+        """By job, when it ended as it should, where that is the last that was reported of it."""
+        self._launched_on: dict[str, frozenset[str]] = {}
+        """By job, the nodes of its launchers, as they say."""
 
     async def watch(self) -> None:
         """Look until cancelled."""
@@ -126,12 +150,41 @@ class JobDiagnoses:
         by_name = {life.name: life for life in lives}
         gone = {name: life for name, life in by_name.items() if life.state is LifeState.GONE}
         of_pods = await self._pod_signs(by_name)
-        for job in sorted(by_job.keys() | gone.keys() | of_pods.keys()):
-            signs = [*job_failure.signs(by_job.get(job, ()), gone.get(job)), *of_pods.get(job, ())]
-            signs.sort(key=lambda sign: sign.at)
-            if signs:
-                await self._look_at(job, signs, findings)
+        reports = await self._reported_ends(lives)
+        for job in sorted(by_job.keys() | gone.keys() | of_pods.keys() | reports.keys()):
+            ends = reports.get(job, ())
+            own = self._unwatched(job, job_failure.signs(by_job.get(job, ()), gone.get(job)))
+            signs = self._unreported(job, [*own, *of_pods.get(job, ())], ends)
+            if signs or ends:
+                await self._look_at(job, signs, ends, findings)
+        self._ended = {job: ends[-1].at for job, ends in reports.items() if not ends[-1].is_failure}
         await self._tell()
+
+    async def _reported_ends(self, lives: Sequence[JobLife]) -> dict[str, list[ReportedEnd]]:
+        """Return what jobs and launchers reported of their ends in the last hour, by job. Each report changes the
+        record of the job's life, so the events are read again only after such a change."""
+        now, states = self._clock.now(), [(life.name, life.state, life.since, life.failures) for life in lives]
+        if states != self._states:
+            until = now + timedelta(seconds=1)
+            events = await self._store.events_of_jobs(reported_end.KINDS, now - OLDEST, until, _MOST_REPORTS)
+            self._reports, self._states = reported_end.by_job(events), states
+        recent = {job: [each for each in ends if now - each.at <= OLDEST] for job, ends in self._reports.items()}
+        return {job: ends for job, ends in recent.items() if ends}
+
+    def _unwatched(self, job: str, signs: Sequence[Sign]) -> list[Sign]:
+        """Return the signs that count. A launcher that is there reports each end, so what the job prints under it is no
+        failure; only a job whose steps are known to have stopped hangs."""
+        seen_at, stepping = self._launchers.get(job), self._stepping.get(job)
+        if seen_at is None or self._clock.now() - seen_at > _LAUNCHER_LASTS:
+            return list(signs)
+        return [sign for sign in signs if sign.is_wait and stepping is not None and stepping.usual]
+
+    def _unreported(self, job: str, signs: Sequence[Sign], reports: Sequence[ReportedEnd]) -> list[Sign]:
+        """Return the signs of a failure that nobody reported, the earliest first."""
+        stepping = self._stepping.get(job)
+        left = (sign for sign in signs if not job_failure.is_disproved(sign, stepping))
+        left = (sign for sign in left if not reported_end.is_answered(sign.at, sign.attempt, reports))
+        return sorted(left, key=lambda sign: sign.at)
 
     async def _look_where_jobs_are(self) -> None:
         jobs, agents, launchers = await asyncio.gather(
@@ -152,11 +205,14 @@ class JobDiagnoses:
         self._agents |= {agent.name: now for agent in agents}
         self._seen |= {job.name: now for job in jobs}
         for launcher in (each for each in launchers if each.doubt is None):
-            self._note_process(launcher.name, str(launcher.details.get("instance")))
+            self._note_launcher(launcher, now)
         for job in [job for job, seen_at in self._seen.items() if now - seen_at > _REMEMBERED]:
-            for known in (self._seen, self._ranks, self._placements, self._sizes, self._namespaces):
-                known.pop(job, None)
+            for facts in (self._seen, self._ranks, self._placements, self._sizes, self._namespaces):
+                facts.pop(job, None)
             self._stepping.pop(job, None)
+        for job in [job for job, seen_at in self._launchers.items() if now - seen_at > _REMEMBERED]:
+            del self._launchers[job]
+            self._launched_on.pop(job, None)
         for node in [node for node, seen_at in self._agents.items() if now - seen_at > _REMEMBERED]:
             del self._agents[node]
 
@@ -174,55 +230,95 @@ class JobDiagnoses:
             names = {life.name for life in lives}
             self._processes = {name: self._processes[name] for name in self._processes.keys() & names}
 
+    def _note_launcher(self, launcher: Presence, now: datetime) -> None:
+        job, node = launcher.name, launcher.details.get("node")
+        self._note_process(job, str(launcher.details.get("instance")))
+        if isinstance(node, str) and node:
+            self._launched_on[job] = self._launched_on.get(job, frozenset()) | {node}
+        if launcher.details.get("reports_ends") is True:
+            self._launchers[job] = now
+
     def _note_process(self, job: str, instance: str) -> None:
         instances = self._processes.get(job, ())
         if instance not in instances:
             self._processes[job] = (*instances, instance)[-_MOST_PROCESSES:]
 
-    async def _look_at(self, job: str, signs: Sequence[Sign], findings: Sequence[KnownFinding]) -> None:
+    async def _look_at(
+        self, job: str, signs: Sequence[Sign], reports: Sequence[ReportedEnd], findings: Sequence[KnownFinding]
+    ) -> None:
+        """Make the verdicts that are due, and those of the last minutes again. `reports` are those of the last hour."""
         now, stepping = self._clock.now(), self._stepping.get(job)
-        signs = [sign for sign in signs if not job_failure.is_disproved(sign, stepping)]
         earlier = await self._store.transact(lambda tx: tx.verdicts.of_job(job, _MOST_EARLIER))
-        earlier = [verdict for verdict in earlier if not verdict.is_slow]
-        latest = earlier[0] if earlier else None
+        earlier = [each for each in earlier if not each.is_slow]
+        reported: set[str] = set()
+        """Ids of verdicts on reported failures."""
+        for before, report in pairwise((None, *reports)):
+            if report is None or not report.is_failure:
+                continue
+            if now < job_failure.settled_at(report, findings, SETTLING, UNREAD_SETTLING):
+                continue
+            stepped_at = stepping.since if stepping is not None and stepping.usual else None
+            verdict = reported_end.verdict_of(report, before, earlier, TAKEN_IN, stepped_at)
+            if verdict is None:
+                verdict = KnownVerdict(self._ids(), job, report.attempt, report.at, now, "", "", None, "", {})
+                made = await self._make(job, verdict, findings, _before(verdict, earlier), report, reports)
+                earlier.insert(0, made)
+            elif now - report.at <= TAKEN_IN:
+                verdict = replace(verdict, attempt=report.attempt if verdict.attempt is None else verdict.attempt)
+                await self._make(job, verdict, findings, _before(verdict, earlier), report, reports)
+            reported.add(verdict.id)
+        latest = max(earlier, key=lambda each: each.began_at, default=None)
         new = [sign for sign in signs if latest is None or job_failure.is_of_another(sign, latest, TAKEN_IN)]
         is_due = any(job_failure.is_settled(sign, stepping, now, SETTLING) for sign in new)
         # What happened while no server was there to see it is diagnosed for an hour, as alerts of findings are.
         if is_due and now - new[0].at <= OLDEST:
-            began = KnownVerdict(self._ids(), job, None, new[0].at, now, "", "", None, "", {})
-            await self._make(job, began, findings, earlier)
-        elif latest is not None and len(new) < len(signs) and now - latest.began_at <= TAKEN_IN:
-            await self._make(job, latest, job_failure.of_attempt(findings, latest.attempt), earlier[1:])
+            began = KnownVerdict(self._ids(), job, new[0].attempt, new[0].at, now, "", "", None, "", {})
+            await self._make(job, began, findings, earlier, None, reports)
+        elif latest is not None and latest.id not in reported and len(new) < len(signs):
+            if now - latest.began_at > TAKEN_IN:
+                return
+            await self._make(job, latest, findings, earlier[1:], None, reports)
 
     async def _make(
-        self, job: str, known: KnownVerdict, findings: Sequence[KnownFinding], earlier: Sequence[KnownVerdict]
-    ) -> None:
-        """Make the verdict, or make it anew; store it where it says something else."""
+        self,
+        job: str,
+        stored: KnownVerdict,
+        open_findings: Sequence[KnownFinding],
+        earlier: Sequence[KnownVerdict],
+        report: ReportedEnd | None,
+        reports: Sequence[ReportedEnd],
+    ) -> KnownVerdict:
+        """Make the verdict, or make it again; store it where it says something else. Return it as it is then."""
         now = self._clock.now()
         ranks = self._ranks.get(job, {})
-        nodes = {rank.node for rank in ranks.values()}
-        nodes |= {node for known in findings if known.origin.job == job for node in known.nodes}
+        nodes = {rank.node for rank in ranks.values()} | self._launched_on.get(job, frozenset())
+        nodes |= {report.node} - {""} if report is not None else set()
+        past = await self._past(job)
+        # What a later attempt showed again is over, and still says what this one ended by.
+        since = stored.began_at - OLDEST
+        over = [each for each in past if not each.is_open and each.origin.attempt and each.heard_at >= since]
+        findings = job_failure.of_attempt([*over, *open_findings], job, stored.attempt)
+        nodes |= {node for each in findings if each.origin.job == job for node in each.nodes}
         own = [finding for finding in findings if job_failure.is_of(finding, job, nodes)]
         excerpts = await self._excerpts([each for each in own if each.rule in job_failure.TELLS_ENDS])
         digests = await self._excerpts([each for each in own if job_failure.tells_dumps(each)])
         gone = {node: at for node in nodes if (at := self._agents.get(node)) and now - at > _GONE_AFTER}
-        facts = job_failure.facts(job, own, excerpts, ranks, gone, earlier)
-        past, _ = await self._store.findings_page(FindingFilter(job=job), _MOST_PAST, None)
-        healthy = job_failure.healthy_shapes(past, facts.attempt, earlier)
-        began_at = job_failure.began_at(self._processes.get(job, ()), known.began_at)
+        facts = job_failure.facts(job, own, excerpts, ranks, gone, earlier, stored.attempt, report)
+        healthy = job_failure.healthy_shapes(past, facts.attempt, earlier, reports)
+        began_at = job_failure.began_at(self._processes.get(job, ()), stored.began_at)
         facts = replace(facts, healthy_shapes=healthy, world_size=self._sizes.get(job), began_at=began_at)
         kills = [each for each in own if job_failure.tells_kills(each)]
-        others = job_failure.lost_processes(findings, job)
+        others = job_failure.lost_processes(open_findings, job)
         facts = job_failure.with_kills(facts, kills, await self._excerpts(kills), earlier, others)
-        facts = await self._with_pods(facts, job, known, earlier)
+        facts = await self._with_pods(facts, job, stored, earlier)
         # Those of a large job take tenths of a second.
         facts = await asyncio.to_thread(job_failure.with_dumps, facts, digests, earlier, TAKEN_IN)
         verdict = diagnose(facts)
         plain = verdict.plain()
-        if plain == known.plain:
-            return
+        if plain == stored.plain:
+            return stored
         made = replace(
-            known,
+            stored,
             attempt=facts.attempt,
             made_at=now,
             cause=verdict.cause.value,
@@ -230,14 +326,21 @@ class JobDiagnoses:
             node=verdict.node,
             fingerprint=verdict.fingerprint,
             plain=plain,
-            labels=known.labels or verdict_alert.labels_of(job, plain),
-            tell_at=known.tell_at or now,
+            labels=stored.labels or verdict_alert.labels_of(job, plain),
+            tell_at=stored.tell_at or now,
         )
         await self._store.transact(lambda tx: tx.verdicts.save([made]))
         self._verdicts.take(job, made.began_at, JobVerdict.of(plain))
         log.info("a job failed", job=job, cause=made.cause, confidence=made.confidence, verdict=verdict.summary)
-        if made.node and made.node != known.node:
+        if made.node and made.node != stored.node:
             await self._suspect(made.node, now)
+        return made
+
+    async def _past(self, job: str) -> list[KnownFinding]:
+        """Return the newest findings of the job, those that are over too, and those whose file names it."""
+        own, _ = await self._store.findings_page(FindingFilter(job=job), _MOST_PAST, None)
+        claimed, _ = await self._store.findings_page(FindingFilter(claimed_job=job), _MOST_PAST, None)
+        return [*own, *claimed]
 
     async def _pod_signs(self, lives: Mapping[str, JobLife]) -> dict[str, list[Sign]]:
         """What the statuses of pods say of their jobs' failures. What ends with a job that has ended well is none."""
@@ -287,33 +390,51 @@ class JobDiagnoses:
     async def _tell(self) -> None:
         now = self._clock.now()
         due = await self._store.transact(lambda tx: tx.verdicts.to_tell(now, _AT_ONCE))
+        due += await self._of_ended(due, now)
         if not due:
             return
-        await self._teller.tell([written(verdict, now) for verdict in due])
+        await self._teller.tell([written(verdict, now, self._over_at(verdict, now)) for verdict in due])
         noted = [replace(verdict, tell_at=self._next_telling(verdict, now)) for verdict in due]
         await self._store.transact(lambda tx: tx.verdicts.save(noted))
 
+    async def _of_ended(self, due: Sequence[KnownVerdict], now: datetime) -> list[KnownVerdict]:
+        """Return the verdicts that are told until later, though their job has ended as it should meanwhile."""
+        if not self._ended:
+            return []
+        later = await self._store.transact(lambda tx: tx.verdicts.to_tell(now + self._repeat_every, _MOST_ENDED))
+        due_ids = {verdict.id for verdict in due}
+        return [each for each in later if each.id not in due_ids and self._over_at(each, now) is not None]
+
+    def _over_at(self, verdict: KnownVerdict, now: datetime) -> datetime | None:
+        """Return when the alert of a verdict ended: a quarter of an hour after it began, or when the job ended as it
+        should. None if it fires."""
+        lasts_until, ended_at = verdict.began_at + ALERT_LASTS, self._ended.get(verdict.job)
+        if ended_at is not None and verdict.began_at < ended_at < lasts_until:
+            return ended_at
+        return lasts_until if now >= lasts_until else None
+
     def _next_telling(self, verdict: KnownVerdict, now: datetime) -> datetime | None:
-        if _is_over(verdict, now):
+        if self._over_at(verdict, now) is not None:
             return None
         return min(now + self._repeat_every, verdict.began_at + ALERT_LASTS)
 
 
-def _is_over(verdict: KnownVerdict, now: datetime) -> bool:
-    return now - verdict.began_at >= ALERT_LASTS
+def _before(verdict: KnownVerdict, verdicts: Sequence[KnownVerdict]) -> list[KnownVerdict]:
+    """Return the verdicts on earlier failures, the newest first."""
+    at = (verdict.began_at, verdict.attempt or 0)
+    return [each for each in verdicts if each.id != verdict.id and (each.began_at, each.attempt or 0) < at]
 
 
-def written(verdict: KnownVerdict, now: datetime) -> Alert:
-    """The alert of a verdict, which fires for a quarter of an hour."""
+def written(verdict: KnownVerdict, now: datetime, over_at: datetime | None) -> Alert:
+    """The alert of a verdict, which fires until ``over_at``."""
     labels = dict(verdict.labels or {})
-    is_over = _is_over(verdict, now)
     return Alert(
         fingerprint=fingerprint(labels),
-        status=AlertStatus.RESOLVED if is_over else AlertStatus.FIRING,
+        status=AlertStatus.RESOLVED if over_at is not None else AlertStatus.FIRING,
         labels=labels,
         annotations={**verdict_alert.annotations_of(verdict.plain), "verdict": verdict.id},
         starts_at=verdict.began_at,
-        ends_at=verdict.began_at + ALERT_LASTS if is_over else None,
+        ends_at=over_at,
     )
 
 

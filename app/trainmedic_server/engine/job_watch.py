@@ -247,7 +247,8 @@ def _taken(lives: dict[str, JobLife], change: LifeChange | None) -> Iterator[Lif
 
 
 def _event(change: LifeChange, now: datetime, actor: str, ranks: int | None) -> Event:
-    data: dict[str, Any] = {"job": change.life.name, **({"reason": change.reason} if change.reason else {})}
+    reason = {"reason": change.reason} if change.reason else {}
+    data: dict[str, Any] = {"job": change.life.name, **reason, **change.details}
     if ranks is not None:
         data["ranks"] = ranks
     return Event(str(change.event), now, actor=actor, data=data)

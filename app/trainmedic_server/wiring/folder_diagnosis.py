@@ -15,12 +15,13 @@ from msgspec.structs import replace
 
 from trainmedic_server.adapters import dump_reader, log_folder
 from trainmedic_server.adapters.log_folder import FolderFile, Kind
-from trainmedic_server.diagnosis import exits, merged_attempts, wording
+from trainmedic_server.diagnosis import exits, merged_attempts, reported_end, wording
 from trainmedic_server.diagnosis.collecting import Collector
-from trainmedic_server.diagnosis.exits import Exit
+from trainmedic_server.diagnosis.exits import LAUNCHER, Exit
 from trainmedic_server.diagnosis.facts import Earlier
 from trainmedic_server.diagnosis.flight_recorder import absentees
 from trainmedic_server.diagnosis.judge import diagnose
+from trainmedic_server.diagnosis.reported_end import ReportedEnd
 from trainmedic_server.diagnosis.verdict import Verdict
 from trainmedic_server.domain.log_sources import KERNEL_SOURCES
 from trainmedic_server.errors import ConfigurationError
@@ -170,7 +171,13 @@ def _attempt(
     names = {file.path: file.origin.stream for file in files}
     reading = absentees.read_together(dumps) if dumps else None
     refused_dumps = {names[path]: reason for path, reason in refused.items()}
-    return diagnose(collector.facts(recorder=reading, refused_dumps=refused_dumps, earlier=earlier))
+    reports = [report for file in files if file.kind is Kind.ATTEMPTS for report in _reports_of(file, attempt)]
+    for ended in filter(None, (report.exit for report in reports)):
+        collector.exit(ended)
+    more = reported_end.facts_of(reports[-1]) if reports else {}
+    if reports:  # the file's own time is that of its newest attempt
+        more["reported"] = replace(reports[-1].evidence, at=None)
+    return diagnose(collector.facts(recorder=reading, refused_dumps=refused_dumps, earlier=earlier, **more))
 
 
 def _take(part: _Part, collector: Collector, attempt: int | None) -> None:
@@ -183,8 +190,11 @@ def _take(part: _Part, collector: Collector, attempt: int | None) -> None:
         case Kind.SOURCES:
             _take_sources(file, collector)
         case Kind.ATTEMPTS:
-            for ended in _ends_of(file, attempt):
-                collector.exit(ended)
+            pass  # read before, by `_reported`
+        case Kind.ENDED:
+            code = _status_of(file)
+            if code == 0:
+                collector.exit(Exit(LAUNCHER, code=0, node=file.origin.node, line="exit code 0"))
         case Kind.DUMP:
             pass
 
@@ -201,26 +211,23 @@ def _take_error(file: FolderFile, collector: Collector) -> None:
     collector.stream(replace(origin, source="training"), stack.encode(errors="replace").split(b"\n"), written)
 
 
-def _ends_of(file: FolderFile, attempt: int | None) -> Iterator[Exit]:
-    """Yield how the attempt ended, as its launcher recorded it. An attempt that ended well is not in the file."""
+def _reports_of(file: FolderFile, attempt: int | None) -> Iterator[ReportedEnd]:
+    """Yield how the attempt failed, as its launcher recorded it. An attempt that ended well is not in the file."""
     for raw in log_folder.lines_of(file):
-        try:
+        with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
             row: Any = json.loads(raw[:_LARGEST_DOCUMENT])
-            number, status, error = row["attempt"], row["status"], str(row.get("error") or "")
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            continue
-        # A launcher that has ended a hung job has ended its ranks too: their ends say nothing.
-        if number != attempt or not isinstance(status, int) or not status or error == "hang":
-            continue
-        code, by_signal = exits.of_code(status)
-        rank = row.get("rank")
-        yield Exit(
-            "trainmedic-run",
-            code,
-            by_signal,
-            rank=rank if isinstance(rank, int) else None,
-            line=str(row.get("cause", ""))[:500],
-        )
+            if row["attempt"] == attempt and isinstance(row["status"], int):
+                members = {**row, "reason": row.get("cause")}
+                yield reported_end.of_members(file.origin.job or "", file.written, members, is_failure=True)
+
+
+def _status_of(file: FolderFile) -> int | None:
+    """Return the exit status that a launcher recorded for the attempt; None if the file is not such a record."""
+    try:
+        record: Any = json.loads(b"\n".join(log_folder.lines_of(file))[:_LARGEST_DOCUMENT])
+        return record["status"] if isinstance(record["status"], int) else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 def _take_sources(file: FolderFile, collector: Collector) -> None:

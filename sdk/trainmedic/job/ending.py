@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 import time
 import traceback
@@ -17,6 +18,15 @@ import traceback
 log = logging.getLogger("trainmedic")
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+_COMMUNICATION = re.compile(
+    r"gloo/|\bDist(?:Backend|Network|Store)?Error\b|[NRH]CCL|[nrh]ccl|ProcessGroup|TCPStore|c10d|\bUCC\b|MPI_"
+)
+_LOSS = re.compile(
+    r"(?i)connection (?:\w+ )?(?:closed|reset|refused|aborted)|reset by peer|broken pipe|remote (?:process|peer|error)"
+    r"|ncclRemoteError|pair closure|was aborted|timed? ?out|recvValue failed|failed to (?:recv|receive)|socket closed"
+)
+_SEARCHED = 4000
+_LONGEST_CHAIN = 8
 
 
 def fatal_error() -> BaseException | None:
@@ -43,17 +53,43 @@ def kind_of(error: BaseException) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
+def is_lost_peer(text: str) -> bool:
+    """Return whether an error's text says that a rank lost another rank, or waited for it in vain.
+
+    Such a rank is a victim. The words of the communication library are required as well, because a program can also
+    lose the connection to its storage.
+    """
+    text = text[:_SEARCHED]
+    return _COMMUNICATION.search(text) is not None and _LOSS.search(text) is not None
+
+
+def _is_victims(error: BaseException) -> bool:
+    """Return whether the error, or one that led to it, is that of a rank that lost another one."""
+    chain: list[BaseException] = []
+    led: BaseException | None = error
+    while led is not None and led not in chain and len(chain) < _LONGEST_CHAIN:
+        if is_lost_peer("".join(traceback.format_exception_only(type(led), led))):
+            return True
+        chain.append(led)
+        led = led.__cause__ or (None if led.__suppress_context__ else led.__context__)
+    return False
+
+
 def write_error_file(error: BaseException | None) -> None:
     """Leave an error that ends the process for its launcher, in the file that torchrun names in
     TORCHELASTIC_ERROR_FILE.
 
     With it torchrun's summary has the time of the error and the error itself, by which it tells the rank that failed
-    first. A file that is there already, as by PyTorch's own ``record``, stays.
+    first. The error of a rank that lost another one is not left: torchrun takes the earliest time for the root cause,
+    and a rank that was killed, or that called ``sys.exit``, leaves none. A file that is there already, as by PyTorch's
+    own ``record``, stays.
     """
     path = os.environ.get(ERROR_FILE)
     if not path or error is None or isinstance(error, SystemExit) or failure(error) is None:
         return
     try:
+        if _is_victims(error):
+            return
         lines = traceback.format_exception(type(error), error, error.__traceback__)
         extra = {"py_callstack": "".join(lines), "timestamp": str(int(time.time()))}
         content = json.dumps({"message": {"message": lines[-1].rstrip("\n"), "extraInfo": extra}})

@@ -16,9 +16,9 @@ from typing import Callable, Mapping, Sequence
 from trainmedic.job import status_file
 from trainmedic.job.kept_file import KeptFile
 from trainmedic.launch import causes, guard, output
-from trainmedic.launch.causes import HANG, AttemptRecord, Cause, Reached
+from trainmedic.launch.causes import HANG, AttemptRecord, Cause, RankEnd, Reached
 from trainmedic.launch.job_status import StatusReader
-from trainmedic.launch.output import OutputCopy
+from trainmedic.launch.output import OutputCopies
 from trainmedic.wire.log_layout import AttemptLogs
 
 log = logging.getLogger("trainmedic")
@@ -108,10 +108,8 @@ class JobAttempt:
         assert process.stderr is not None
         logs = self._plan.logs
         kept = KeptFile(logs.launcher(self._plan.node) if logs is not None else None, self._plan.most_output)
-        copies = [
-            OutputCopy(os.dup(process.stdout.fileno()), 1, kept),
-            OutputCopy(os.dup(process.stderr.fileno()), 2, kept),
-        ]
+        pipes = [(os.dup(process.stdout.fileno()), 1), (os.dup(process.stderr.fileno()), 2)]
+        copies = OutputCopies(pipes, kept)
         process.stdout.close()
         process.stderr.close()
         try:
@@ -122,10 +120,9 @@ class JobAttempt:
             os.close(report)
             process.wait()
             self._end_orphans()
-            for copy in copies:
-                copy.finish(_OUTPUT_SECONDS)
+            copies.finish(_OUTPUT_SECONDS)
             kept.close()
-        return self._end(copies[1].tail())
+        return self._end(copies.tail(1))
 
     def _watch(self, report: int, while_running: Callable[[], None]) -> None:
         """Until the guard has said how the command ended, or is gone."""
@@ -164,13 +161,9 @@ class JobAttempt:
         # Without a status the guard was killed, and everything with it.
         status = os.waitstatus_to_exitcode(int(fields["status"])) if "status" in fields else -9
         ranks = causes.rank_ends(printed)
-        kind = causes.error_kind(self._stderr_of(ranks[0].rank) or printed if ranks else printed)
-        if self._hung:
-            cause = Cause(0, HANG)
-        elif ranks:
-            cause = Cause(ranks[0].status, kind, ranks[0].rank)
-        else:
-            cause = Cause(status, kind)
+        own = {end.rank: text for end in ranks if (text := self._printed_by(end, printed)) is not None}
+        pid = int(fields["pid"]) if "pid" in fields else None
+        cause = Cause(0, HANG) if self._hung else causes.cause_of(status, ranks, own, printed, pid)
         record = AttemptRecord(self._plan.number, cause, self._reached, ranks)
         return AttemptEnd(status if status >= 0 else 128 - status, record, self._waiting)
 
@@ -186,13 +179,14 @@ class JobAttempt:
                     pass
             time.sleep(_LOOK_SECONDS)
 
-    def _stderr_of(self, rank: int) -> str:
-        """The end of what a rank of this node has printed, where torchrun has kept that."""
-        files = sorted(self._rank_files(f"{rank}/stderr.log"))
+    def _printed_by(self, end: RankEnd, printed: str) -> str | None:
+        """Return the end of what a rank of this node printed: by the file that torchrun keeps of it, or by the marks of
+        the lines. None where neither tells."""
+        files = sorted(self._rank_files(f"{end.local_rank}/stderr.log"))
         try:
-            return output.end_of(files[-1]) if files else ""
+            return output.end_of(files[-1]) if files else causes.lines_of(end, printed)
         except OSError:
-            return ""
+            return None
 
     def _rank_logs(self) -> list[Path]:
         """The files that torchrun has the ranks write."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import signal
 from dataclasses import dataclass, field
-from typing import Mapping, Sequence
+from typing import Collection, Mapping, Sequence
+
+from trainmedic.job.ending import is_lost_peer
 
 SAME_CAUSE = 3
 """Attempts that end by the same cause without progress, after which there is none more."""
@@ -15,9 +17,18 @@ _ERROR = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|
 _WORDS = re.compile(r"^(Killed|Segmentation fault|Bus error|Aborted|Illegal instruction)\b")
 _CHILD_FAILED = "ChildFailedError"
 """What torchrun ends by when a rank has failed: it says nothing of why."""
-_RANK = re.compile(r"^\s*rank\s*: (\d+) \(local_rank: \d+\)")
-_EXIT_CODE = re.compile(r"^\s*exitcode\s*: (-?\d+) \(pid: \d+\)")
+_RANK = re.compile(r"^\s*rank\s*: (\d+) \(local_rank: (\d+)\)")
+_EXIT_CODE = re.compile(r"^\s*exitcode\s*: (-?\d+) \(pid: (\d+)\)")
 _ROOT_CAUSE = "Root Cause"
+_TOLD_TO_END = re.compile(r"Sending process (\d+) closing signal|Closing process (\d+) via signal")
+"""What torchrun prints of each process that still ran when another one had failed."""
+_SPEAKER = re.compile(r"^(?:\[(?!rank\d)[A-Za-z_-]{1,40}(\d{1,6})\]:)? ?(?:\[rank(\d{1,6})\]:)?")
+"""The local rank before a line by torchrun's ``--tee``, and the rank by PyTorch."""
+_TRACEBACK = "Traceback (most recent call last)"
+_CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
+_SIGNALS_OF_SHELL = range(128 + 1, 128 + 32)
+_WORDS_OF_ERROR = 3
+"""Lines of an error's message that are looked at: NCCL says in the second what its first means."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +38,8 @@ class RankEnd:
     rank: int
     status: int
     """Its exit code; less than 0 for a signal."""
+    local_rank: int | None = None
+    pid: int | None = None
 
 
 @dataclass(frozen=True)
@@ -36,8 +49,11 @@ class Cause:
     status: int
     """The exit code of the rank that failed first, else of the launcher; less than 0 for a signal."""
     kind: str = ""
-    """The kind of the last error that was printed, such as ``ValueError``; or ``hang``."""
+    """The kind of the last error that it printed itself, such as ``ValueError``; or ``hang``. Empty for a signal,
+    because no exception sends one."""
     rank: int | None = None
+    pid: int | None = field(default=None, compare=False)
+    """Its process, where it is known. Another attempt has another one."""
 
     def __str__(self) -> str:
         who = "the job" if self.rank is None else f"rank {self.rank}"
@@ -83,32 +99,102 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+@dataclass(frozen=True)
+class PrintedError:
+    """The last error in what a process has printed."""
+
+    kind: str = ""
+    """Such as ``ValueError``; empty where no error is to be seen."""
+    is_victims: bool = False
+    """True if it, or an error that led to it, is that of a rank that lost another one."""
+
+
+def last_error(text: str) -> PrintedError:
+    """Return the last error that the text of a process tells."""
+    lines = [_PREFIX.sub("", line.rstrip()) for line in text.splitlines()]
+    last, is_chained = PrintedError(), False
+    for number, line in enumerate(lines):
+        if line.startswith(_CHAINED):
+            is_chained = True
+        elif line.startswith(_TRACEBACK) and not is_chained:
+            last = PrintedError(last.kind)
+        match = _ERROR.match(line) or _WORDS.match(line)
+        if match is not None and not match[1].endswith(_CHILD_FAILED):
+            is_lost = is_lost_peer("\n".join(lines[number : number + _WORDS_OF_ERROR]))
+            last, is_chained = PrintedError(match[1], is_lost or last.is_victims), False
+    return last
+
+
 def error_kind(text: str) -> str:
     """The kind of the last error in what a process has printed; empty where none is to be seen."""
-    kind = ""
-    for line in text.splitlines():
-        bare = _PREFIX.sub("", line.rstrip())
-        match = _ERROR.match(bare) or _WORDS.match(bare)
-        if match is not None and not match[1].endswith(_CHILD_FAILED):
-            kind = match[1]
-    return kind
+    return last_error(text).kind
 
 
 def rank_ends(text: str) -> list[RankEnd]:
     """The ranks that have failed by torchrun's own summary, the one that failed first at the beginning."""
     ends: list[RankEnd] = []
     first = 0
-    rank: int | None = None
+    rank: tuple[int, int] | None = None
     for line in text.splitlines():
         bare = _PREFIX.sub("", line)
         if bare.startswith(_ROOT_CAUSE):
             first = len(ends)
         elif (match := _RANK.match(bare)) is not None:
-            rank = int(match[1])
+            rank = int(match[1]), int(match[2])
         elif (match := _EXIT_CODE.match(bare)) is not None and rank is not None:
-            ends.append(RankEnd(rank, int(match[1])))
+            ends.append(RankEnd(rank[0], int(match[1]), rank[1], int(match[2])))
             rank = None
     return [*ends[first:], *ends[:first]]
+
+
+def lines_of(end: RankEnd, text: str) -> str | None:
+    """Return what a rank printed, out of what all ranks printed; None where the lines do not say of which rank."""
+    own: list[str] = []
+    is_told = False
+    for line in text.splitlines():
+        match = _SPEAKER.match(line)
+        local_rank, rank = (match[1], match[2]) if match is not None else (None, None)
+        if local_rank is None and rank is None:
+            continue
+        is_told = True
+        if rank == str(end.rank) if rank is not None else local_rank == str(end.local_rank):
+            own.append(line)
+    return "\n".join(own) if is_told else None
+
+
+def cause_of(status: int, ends: Sequence[RankEnd], own: Mapping[int, str], printed: str, pid: int | None) -> Cause:
+    """Return what an attempt ended by.
+
+    `ends` are the ranks' ends in torchrun's order, `own` what each of them printed as far as that is known, `printed`
+    what the launcher printed, and `status` and `pid` the launcher's own. Torchrun's first one is the cause, unless
+    another one shows that it is a victim: by the time in its error file the first can be a rank that lost its peer.
+    """
+    if not ends:
+        kind = "" if status < 0 or status in _SIGNALS_OF_SHELL else error_kind(printed)
+        return Cause(status, kind or _word(printed), pid=pid)
+    stopped = {int(match[1] or match[2]) for match in _TOLD_TO_END.finditer(printed)}
+    first = next((end for end in ends if not _is_victim(end, own, stopped)), ends[0])
+    if first.status < 0:
+        return Cause(first.status, rank=first.rank, pid=first.pid)
+    text = own.get(first.rank)
+    return Cause(first.status, error_kind(text) if text is not None else "", first.rank, first.pid)
+
+
+def _is_victim(end: RankEnd, own: Mapping[int, str], stopped: Collection[int]) -> bool:
+    """Return whether a rank ended because another one had: torchrun ended it, or it lost its peer."""
+    if end.pid in stopped:
+        return True
+    if end.status < 0:
+        # A torchrun that prints nothing of those that it ends ends them by SIGTERM.
+        return not stopped and -end.status == signal.SIGTERM
+    return last_error(own.get(end.rank, "")).is_victims
+
+
+def _word(printed: str) -> str:
+    """Return the word by which a shell told of a signal, in the last line; empty where there is none."""
+    last = printed.rstrip().rpartition("\n")[2]
+    match = _WORDS.match(_PREFIX.sub("", last))
+    return match[1] if match is not None else ""
 
 
 def refusal(failed: Sequence[AttemptRecord], retries: int) -> str | None:
@@ -139,14 +225,16 @@ def refusal(failed: Sequence[AttemptRecord], retries: int) -> str | None:
     return None
 
 
-def as_plain(record: AttemptRecord) -> Mapping[str, object]:
-    """The record for ``attempts.jsonl``."""
+def as_plain(record: AttemptRecord, node: str) -> Mapping[str, object]:
+    """The record for ``attempts.jsonl``, of the launcher on `node`."""
     return {
         "attempt": record.number,
         "cause": str(record.cause),
         "status": record.cause.status,
         "error": record.cause.kind,
         "rank": record.cause.rank,
+        "node": node,
+        "pid": record.cause.pid,
         "step": record.reached.step if record.reached.step >= 0 else None,
         "checkpoint": record.reached.checkpoint if record.reached.checkpoint >= 0 else None,
         "ranks": {str(end.rank): end.status for end in record.ranks},

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import threading
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Sequence
 
 from trainmedic.job.kept_file import KeptFile
 
@@ -16,40 +19,64 @@ _PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 _HEAD = 1024 * 1024
 
 
-class OutputCopy:
-    """A thread that passes on what comes from a pipe, keeps it, and remembers its end."""
+class OutputCopies:
+    """A thread that passes on what comes from pipes, keeps it, and remembers the end of each.
 
-    def __init__(self, source: int, sink: int, kept: KeptFile) -> None:
-        self._source = source
-        self._sink: int | None = sink
+    If several have something at once, the first is read first. A program that fails prints its last words to standard
+    error, after all that it printed to standard output: in another order it would seem to go on.
+    """
+
+    def __init__(self, pipes: Sequence[tuple[int, int]], kept: KeptFile) -> None:
+        """`pipes` are sources, each with the file descriptor to which it is passed on."""
+        self._pipes = [_Pipe(source, sink) for source, sink in pipes]
         self._kept = kept
-        self._tail = b""
         self._thread = threading.Thread(target=self._run, name="trainmedic-output", daemon=True)
         self._thread.start()
 
-    def tail(self) -> str:
-        """The last that was printed."""
-        return self._tail.decode(errors="replace")
+    def tail(self, number: int) -> str:
+        """The last that came from a pipe, by its number."""
+        return self._pipes[number].tail.decode(errors="replace")
 
     def finish(self, timeout: float) -> None:
         """Wait until everything has been passed on; a reader that does not read is waited for no longer than this."""
         self._thread.join(timeout)
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError):
-            while chunk := os.read(self._source, _CHUNK):
-                self._kept.add(chunk)
-                self._tail = (self._tail + chunk)[-_LONGEST_TAIL:]
-                self._pass_on(chunk)
-        os.close(self._source)
+        open_ = list(self._pipes)
+        while open_:
+            select.select([pipe.source for pipe in open_], [], [])
+            # Looked at again one after the other: what came meanwhile to the first is older than what is in the next.
+            for pipe in list(open_):
+                if select.select([pipe.source], [], [], 0)[0] and not self._copy(pipe):
+                    open_.remove(pipe)
+                    os.close(pipe.source)
 
-    def _pass_on(self, chunk: bytes) -> None:
+    def _copy(self, pipe: _Pipe) -> bool:
+        """Take what is in a pipe; return whether more can come."""
+        try:
+            chunk = os.read(pipe.source, _CHUNK)
+        except OSError:
+            return False
+        if not chunk:
+            return False
+        self._kept.add(chunk)
+        pipe.tail = (pipe.tail + chunk)[-_LONGEST_TAIL:]
         view = memoryview(chunk)
-        while self._sink is not None and view:
+        while pipe.sink is not None and view:
             try:
-                view = view[os.write(self._sink, view) :]
+                view = view[os.write(pipe.sink, view) :]
             except OSError:  # nobody reads any more; the job goes on
-                self._sink = None
+                pipe.sink = None
+        return True
+
+
+@dataclass
+class _Pipe:
+    """A pipe from the job's processes."""
+
+    source: int
+    sink: int | None
+    tail: bytes = b""
 
 
 def end_of(path: Path) -> str:

@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     node = re.sub(r"[/\s]", "-", os.environ.get("TRAINMEDIC_NODE") or socket.gethostname())
     membership = NodeExclusions(node, line.starts_all_nodes)
     bounds = {} if nodes is None else {"min_nodes": nodes[0], "max_nodes": nodes[1]}
-    link = open_link(options.job, membership, bounds)
+    link = open_link(options.job, membership, bounds, reports_ends=nodes is None and not line.is_one_of_several)
     launch = LaunchOptions(
         line=line,
         retries=options.retries,

@@ -17,6 +17,7 @@ from trainmedic.job.command import JobCommand
 from trainmedic.job.connect_options import check_url
 from trainmedic.job.handlers import LIVE, HandlerRegistry, as_it_was
 from trainmedic.job.queue import CommandQueue
+from trainmedic.launch.causes import Cause
 from trainmedic.launch.membership import EXCLUDE, INCLUDE, NodeExclusions
 from trainmedic.settings import Settings, resolve
 from trainmedic.version import __version__
@@ -36,7 +37,9 @@ _STOP_SECONDS = 5.0
 class ServerLink:
     """One launcher's words to the server, and what the server orders."""
 
-    def __init__(self, settings: Settings, membership: NodeExclusions, bounds: Mapping[str, int]) -> None:
+    def __init__(
+        self, settings: Settings, membership: NodeExclusions, bounds: Mapping[str, int], reports_ends: bool = False
+    ) -> None:
         job, name = settings.job, launcher_name(settings.job, membership.node)
         signer = Signer(settings.read_keys) if settings.read_keys is not None else None
         outage = OutageLog(job, "the job runs on")
@@ -47,7 +50,12 @@ class ServerLink:
         self._instance = envelope.new_id()
         self._number = 0
         self._state: dict[str, Any] = {"attempt": 0, "state": "starting"}
-        self._said = {"node": membership.node, "starts_all_nodes": membership.starts_all_nodes, **bounds}
+        self._said = {
+            "node": membership.node,
+            "starts_all_nodes": membership.starts_all_nodes,
+            "reports_ends": reports_ends,
+            **bounds,
+        }
         stream = launcher_commands(name)
         memory = CommandMemory(f"launcher:{name}", self._instance, signer)
         presence = PresenceKey(launcher_presence(name), job, self._describe, _log_conflict)
@@ -67,11 +75,23 @@ class ServerLink:
         self._state = {"attempt": attempt, "state": state}
         self._writer.announce()
 
-    def tell(self, kind: str, attempt: int, reason: str = "") -> None:
-        """Send a notice."""
+    def tell(self, kind: str, attempt: int, reason: str = "", cause: Cause | None = None) -> None:
+        """Send a notice, with what the attempt ended by where it failed."""
         self._number += 1
-        at = envelope.utc_now()
-        notice = Notice(self.job, kind, self._instance, self._number, at, attempt=max(attempt, 1), reason=reason)
+        notice = Notice(
+            self.job,
+            kind,
+            self._instance,
+            self._number,
+            envelope.utc_now(),
+            attempt=max(attempt, 1),
+            reason=reason,
+            node=self._membership.node,
+            status=cause.status if cause is not None else None,
+            rank=cause.rank if cause is not None else None,
+            pid=cause.pid if cause is not None else None,
+            error=cause.kind if cause is not None else "",
+        )
         self._writer.put(OutgoingReplies(notice=notice))
 
     def carry_out(self) -> None:
@@ -98,10 +118,13 @@ class ServerLink:
         return {"job": self.job, **self._said, **process, **self._state, **left_out}
 
 
-def open_link(job: str | None, membership: NodeExclusions, bounds: Mapping[str, int]) -> ServerLink | None:
+def open_link(
+    job: str | None, membership: NodeExclusions, bounds: Mapping[str, int], reports_ends: bool = False
+) -> ServerLink | None:
     """The link of the job of this name, else of TRAINMEDIC_JOB; None, with a line that says why, where there is none.
 
-    Raises nothing: a job is launched whatever is wrong with its settings.
+    `reports_ends` is whether this launcher tells how each attempt ends, whatever the job uses. Raises nothing: a job is
+    launched whatever is wrong with its settings.
     """
     if not job and not os.environ.get("TRAINMEDIC_JOB"):
         log.warning("no job name is set (--job, or TRAINMEDIC_JOB), so the server is told nothing")
@@ -109,7 +132,7 @@ def open_link(job: str | None, membership: NodeExclusions, bounds: Mapping[str, 
     try:
         settings = resolve(job, None, None, rank=0, world_size=1)
         check_url(settings)
-        return ServerLink(settings, membership, bounds)
+        return ServerLink(settings, membership, bounds, reports_ends)
     except (ConfigurationError, ValueError) as error:
         log.warning("the server is told nothing: %s", error)
         return None

@@ -16,7 +16,7 @@ from trainmedic.job import status_file
 from trainmedic.job.server_connection import TOLD_BY_LAUNCHER
 from trainmedic.launch import attempt_logs, causes
 from trainmedic.launch.attempt import AttemptEnd, AttemptPlan, JobAttempt
-from trainmedic.launch.causes import AttemptRecord, signal_name
+from trainmedic.launch.causes import AttemptRecord, Cause, signal_name
 from trainmedic.launch.command_line import LaunchLine
 from trainmedic.launch.membership import NodeExclusions
 from trainmedic.launch.server_link import ServerLink
@@ -88,6 +88,7 @@ class Supervisor:
                 self._tell(notice.ENDED, number, f"ended by {signal_name(self._stopped_by)}")
                 return end.exit_code or (0 if end.record.cause.status == 0 else 128 + self._stopped_by)
             if end.is_success and not self._membership.has_changed:
+                self._keep_success(number)
                 self._tell(notice.ENDED, number)
                 return 0
             if not self._membership.has_changed and not self._wait_for_next(end, number):
@@ -141,12 +142,15 @@ class Supervisor:
                 is_ending = True
                 attempt.stop(signal.SIGTERM)
 
+        self._had_rank_0 = False
         try:
             end = attempt.run(look_around)
             self._waiting = end.waiting
+            self._had_rank_0 = any(each.rank == 0 for each in end.record.ranks)
             return end
         finally:
-            self._had_rank_0 = logs is not None and (logs.path / status_file.FILE_NAME).exists()
+            if logs is not None and (logs.path / status_file.FILE_NAME).exists():
+                self._had_rank_0 = True
 
     def _environment(self, number: int, logs: AttemptLogs | None) -> dict[str, str]:
         environment = {**os.environ, ATTEMPT: str(number), status_file.WAITING: ",".join(self._waiting)}
@@ -164,7 +168,7 @@ class Supervisor:
         self._failed.append(end.record)
         self._keep(end.record)
         reason = str(end.record.cause)
-        self._tell(notice.FAILED, number, reason)
+        self._tell(notice.FAILED, number, reason, end.record.cause)
         refusal = causes.refusal(self._failed, self._options.retries)
         if refusal is not None:
             log.error("attempt %d failed: %s. There is no other attempt", number, refusal)
@@ -210,7 +214,17 @@ class Supervisor:
         try:
             job = log_layout.job_directory(self._options.log_dir, self._options.job)
             with (job / "attempts.jsonl").open("a") as file:
-                file.write(json.dumps(causes.as_plain(record)) + "\n")
+                file.write(json.dumps(causes.as_plain(record, self._membership.node)) + "\n")
+        except OSError as error:
+            log.warning("how the attempt ended is not kept: %s", error.strerror)
+
+    def _keep_success(self, number: int) -> None:
+        """Record that the attempt ended with exit code 0: whatever its logs say, nothing failed."""
+        if self._options.log_dir is None:
+            return
+        logs = AttemptLogs.of(self._options.log_dir, self._options.job, number)
+        try:
+            logs.ended(self._membership.node).write_text(json.dumps({"attempt": number, "status": 0}) + "\n")
         except OSError as error:
             log.warning("how the attempt ended is not kept: %s", error.strerror)
 
@@ -218,9 +232,9 @@ class Supervisor:
         if self._link is not None:
             self._link.show(state, number)
 
-    def _tell(self, kind: str, number: int, reason: str = "") -> None:
+    def _tell(self, kind: str, number: int, reason: str = "", cause: Cause | None = None) -> None:
         if self._link is not None and (kind == notice.GONE or self._speaks_for_job()):
-            self._link.tell(kind, number, reason)
+            self._link.tell(kind, number, reason, cause)
 
     def _speaks_for_job(self) -> bool:
         """Of the launchers of several nodes, that with rank 0 speaks: else each failure would count several times."""

@@ -8,6 +8,7 @@
         sources-<node>-<local rank>.json                      whose they are, and what else the rank writes
         launcher-<node>.log                                   all that the launcher and its ranks print there
         error-<node>.json                                     the first error there, as torchelastic writes it
+        ended-<node>.json                                     that it ended with exit code 0, by trainmedic-run
         ranks-<node>/…/attempt_<k>/<local rank>/stdout.log    of one rank, by torchrun; stderr.log, error.json
         flight-recorder/rank-<r>                              what a rank has recorded of its collectives
 
@@ -30,6 +31,7 @@ STDOUT = "stdout"
 STDERR = "stderr"
 ERROR = "error"
 SOURCES = "sources"
+ENDED = "ended"
 FLIGHT_RECORDER = "flight-recorder"
 ROTATED = ".1"
 """What is behind the name of the older half of a file."""
@@ -39,7 +41,7 @@ _LONGEST = 180
 """Bytes of an encoded name; file systems take 255, of which prefixes and endings need some."""
 _ATTEMPT = re.compile(r"attempt-([1-9]\d{0,8})\Z")
 _OF_RANK = re.compile(r"rank-(\d{1,9})(?:\.jsonl(?:\.1)?)?\Z")
-_OF_NODE = re.compile(r"(launcher|error)-(.+?)\.(?:log(?:\.1)?|json)\Z")
+_OF_NODE = re.compile(r"(launcher|error|ended)-(.+?)\.(?:log(?:\.1)?|json)\Z")
 _SOURCES = re.compile(r"sources-(.+)-(\d{1,9})\.json\Z")
 _RANKS = re.compile(r"ranks-(.+)\Z")
 _STREAMS = {"stdout.log": STDOUT, "stderr.log": STDERR, "error.json": ERROR}
@@ -97,6 +99,9 @@ class AttemptLogs:
     def error(self, node: str) -> Path:
         return self.path / f"error-{encoded(node)}.json"
 
+    def ended(self, node: str) -> Path:
+        return self.path / f"ended-{encoded(node)}.json"
+
     def ranks(self, node: str) -> Path:
         """What torchrun gets as its ``--log-dir``."""
         return self.path / f"ranks-{encoded(node)}"
@@ -125,7 +130,7 @@ class LogFile:
     """What the path of a file says."""
 
     kind: str
-    """`RECORDS`, `LAUNCHER`, `STDOUT`, `STDERR`, `ERROR`, `SOURCES` or `FLIGHT_RECORDER`."""
+    """`RECORDS`, `LAUNCHER`, `STDOUT`, `STDERR`, `ERROR`, `SOURCES`, `ENDED` or `FLIGHT_RECORDER`."""
     job: str | None
     """None where its name was too long for a path; then the job is the one whose `encoded` name is `directory`."""
     directory: str
@@ -157,7 +162,7 @@ def _place(parts: tuple[str, ...]) -> dict[str, Any] | None:
         if (match := _OF_RANK.match(name)) is not None and ".jsonl" in name:
             return {"kind": RECORDS, "rank": int(match[1])}
         if (match := _OF_NODE.match(name)) is not None:
-            return {"kind": LAUNCHER if match[1] == "launcher" else ERROR, "node": decoded(match[2])}
+            return {"kind": match[1], "node": decoded(match[2])}
         if (match := _SOURCES.match(name)) is not None:
             return {"kind": SOURCES, "node": decoded(match[1]), "local_rank": int(match[2])}
         return None

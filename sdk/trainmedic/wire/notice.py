@@ -31,6 +31,7 @@ LONGEST_REASON = 500
 NAME = re.compile(r"^[^\s\x00-\x1f\x7f\ud800-\udfff]{1,253}\Z")
 """The name of a job."""
 _MOST_NUMBER = 1_000_000_000
+_LONGEST_WORD = 253
 _INSTANCE = re.compile(r"^[0-9a-f-]{36}\Z")
 
 
@@ -71,6 +72,16 @@ class Notice:
     """Which attempt of the job it is about, counted from 1; None where no launcher counts them."""
     reason: str = ""
     """Why, for a person; never what a training printed."""
+    node: str = ""
+    """The launcher's node. Empty where no launcher says so, as for all that follows."""
+    status: int | None = None
+    """How the process ended that failed first: its exit code, or less than 0 for a signal."""
+    rank: int | None = None
+    """That process's rank, where it is known."""
+    pid: int | None = None
+    """That process's number on the node."""
+    error: str = ""
+    """The kind of its last error, such as ``ValueError``; ``hang`` where the launcher ended a hang."""
 
     def encode(self) -> bytes:
         """The exact bytes that are sent and signed."""
@@ -82,8 +93,15 @@ class Notice:
             "at": envelope.write_time(self.at),
             "reason": self.reason[:LONGEST_REASON],
         }
-        if self.attempt is not None:
-            fields["attempt"] = self.attempt
+        more = {
+            "attempt": self.attempt,
+            "node": self.node[:_LONGEST_WORD] or None,
+            "status": self.status,
+            "rank": self.rank,
+            "pid": self.pid,
+            "error": self.error[:_LONGEST_WORD] or None,
+        }
+        fields |= {name: value for name, value in more.items() if value is not None}
         return json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
@@ -112,9 +130,22 @@ class Notice:
             at=envelope.read_time(str(fields.get("at"))),
             attempt=_count(fields.get("attempt")),
             reason=str(without_nul(reason))[:LONGEST_REASON] if isinstance(reason, str) else "",
+            node=_word(fields.get("node")),
+            status=_whole(fields.get("status")),
+            rank=_whole(fields.get("rank"), least=0),
+            pid=_count(fields.get("pid")),
+            error=_word(fields.get("error")),
         )
 
 
 def _count(value: object) -> int | None:
-    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST_NUMBER
-    return value if is_count and isinstance(value, int) else None
+    return _whole(value, least=1)
+
+
+def _whole(value: object, least: int = -_MOST_NUMBER) -> int | None:
+    is_whole = isinstance(value, int) and not isinstance(value, bool) and least <= value <= _MOST_NUMBER
+    return value if is_whole and isinstance(value, int) else None
+
+
+def _word(value: object) -> str:
+    return value if isinstance(value, str) and NAME.match(value) else ""

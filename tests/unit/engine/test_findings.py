@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from tests.support.findings import GPU, RULES, of_kernel, of_training, told
 from tests.unit.engine.finding_world import FindingWorld
-from trainmedic_server.domain.alert import fingerprint
+from trainmedic_server.domain.alert import AlertStatus, fingerprint
+from trainmedic_server.domain.job_life import JobLife, LifeState
 from trainmedic_server.domain.known_finding import JobPlace
 from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.domain.topology import ClusterTopology, Pod, Topology
@@ -48,6 +49,39 @@ async def test_512_victims_are_one_finding_and_one_alert(world: FindingWorld) ->
         "job_name": "llm-1",
     }
     assert alert.fingerprint == fingerprint(dict(alert.labels))
+
+
+async def test_what_a_later_attempt_shows_again_is_a_finding_of_its_own(world: FindingWorld) -> None:
+    """Each is of its attempt alone; the alert goes on, so nobody hears that it ended. What an earlier attempt's stream
+    says late is still that one's."""
+    first = of_training("cuda-oom", "node-1", "llm-1", 0, world.clock.now(), line="first")
+    await world.tell(first)
+    await world.pass_by(seconds=20)
+    origin = replace(first.origin, attempt=2, stream="/logs/llm-1/attempt-2/rank-0")
+    now = world.clock.now()
+    await world.tell(replace(first, id="again", origin=origin, line="second", first_at=now, last_at=now))
+    await world.tell(replace(first, count=3))
+    shown = [(each.origin.attempt, each.line, each.count, each.is_open) for each in await world.findings()]
+    assert shown == [(1, "first", 3, False), (2, "second", 1, True)]
+    assert {alert.status for alert in world.taker.told} == {AlertStatus.FIRING}
+    assert len({(alert.fingerprint, alert.starts_at) for alert in world.taker.told}) == 1
+    await world.store.transact(
+        lambda tx: tx.save_job_lives([JobLife("llm-1", LifeState.ENDED, now + timedelta(hours=1))])
+    )
+    await world.pass_by(hours=1)
+    assert [alert.status for alert in world.taker.told][-1:] == [AlertStatus.RESOLVED]
+
+
+async def test_a_stream_that_proves_the_cause_adds_its_proof(world: FindingWorld) -> None:
+    """A rank's record of an exception has no frames, which its output has. Another exception's proof says nothing."""
+    now = world.clock.now()
+    record = of_training("python-exception", "node-1", "llm-1", 0, now, line="KeyError: 'mask'")
+    printed = replace(record, id="printed", fields={"proof": "program"})
+    other = replace(printed, id="other", line="ValueError: no such axis")
+    await world.tell(record, other)
+    assert "proof" not in (await world.only()).fields
+    await world.tell(printed, record)
+    assert (await world.only()).fields["proof"] == "program"
 
 
 async def test_an_update_that_comes_twice_late_or_in_another_order_changes_nothing(world: FindingWorld) -> None:

@@ -50,6 +50,18 @@ def test_what_is_no_error_leaves_nothing(file: Path, error: BaseException | None
     assert not file.exists()
 
 
+def test_the_error_of_a_rank_that_lost_another_one_is_not_left(file: Path) -> None:
+    """Torchrun would take it for the root cause: by its time it is earlier than the end of a rank that leaves none."""
+    lost = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.7]:6549")
+    wrapped = ValueError("the step failed")
+    wrapped.__cause__ = lost
+    for error in (lost, wrapped):
+        ending.write_error_file(raised(error))
+        assert not file.exists()
+    ending.write_error_file(raised(ConnectionResetError("Connection reset by peer")))  # a storage's, as far as is known
+    assert file.exists()
+
+
 class Unreadable(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text")

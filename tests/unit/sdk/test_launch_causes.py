@@ -57,7 +57,7 @@ def test_the_last_error_that_was_printed_is_known_by_its_kind(printed: str, kind
 
 def test_the_rank_that_failed_first_is_the_cause() -> None:
     """By torchrun's own summary, which has it last."""
-    assert causes.rank_ends(SUMMARY) == [RankEnd(3, -9), RankEnd(0, 1)]
+    assert causes.rank_ends(SUMMARY) == [RankEnd(3, -9, 3, 4714), RankEnd(0, 1, 0, 4711)]
     assert causes.rank_ends("no summary") == []
 
 
@@ -87,3 +87,82 @@ def test_a_cause_is_told_in_words() -> None:
     assert str(KILLED) == "rank 1 was ended by SIGKILL"
     assert str(RAISED) == "rank 0 ended with exit code 1 (ValueError)"
     assert str(Cause(0, causes.HANG)) == "the job hung"
+
+
+LOST = (
+    "Traceback (most recent call last):\n"
+    "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:4471"
+)
+LOST_NCCL = (
+    "torch.distributed.DistBackendError: NCCL error in: ../ProcessGroupNCCL.cpp:1691, NCCL version 2.20.5\n"
+    "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely."
+)
+LED = "The above exception was the direct cause of the following exception:"
+WRAPPED = f"{LOST}\n\n{LED}\n\nTraceback (most recent call last):\nTrainingError: step 7"
+BUCKET = "botocore.exceptions.ConnectionClosedError: Connection was closed: Connection reset by peer"
+CLOSING = "W0131 api.py:1028] Sending process 40 closing signal SIGTERM\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_victims"),
+    [
+        (LOST, True),
+        (LOST_NCCL, True),
+        (WRAPPED, True),
+        (f"{LOST}\nretrying\nTraceback (most recent call last):\nKeyError: 'x'", False),
+        (BUCKET, False),
+        ("ValueError: rank 3 timed out", False),
+        ("", False),
+    ],
+)
+def test_who_lost_another_rank_is_known_by_the_last_error(text: str, is_victims: bool) -> None:
+    """Or by one that led to it. Whoever lost the connection to a storage lost no rank."""
+    assert causes.last_error(text).is_victims is is_victims
+
+
+@pytest.mark.parametrize(
+    ("ends", "own", "printed", "cause"),
+    [
+        # By its error file's time the first is a rank that lost its peer, and torchrun ended it.
+        ([RankEnd(0, -15, 0, 40), RankEnd(1, 7, 1, 41)], {0: LOST, 1: ""}, CLOSING, Cause(7, "", 1)),
+        # It ended by itself, before torchrun looked.
+        ([RankEnd(0, 1, 0, 42), RankEnd(1, 7, 1, 41)], {0: LOST, 1: ""}, "", Cause(7, "", 1)),
+        ([RankEnd(0, 1, 0, 42), RankEnd(2, -9, 2, 43)], {0: LOST_NCCL, 2: "ValueError: caught"}, "", Cause(-9, "", 2)),
+        ([RankEnd(3, -11, 3, 43)], {3: LOST}, CLOSING, Cause(-11, "", 3)),
+        # An older torchrun prints nothing of whom it ends.
+        ([RankEnd(0, -15, 0, 40), RankEnd(1, 1, 1, 41)], {1: "KeyError: 1"}, "", Cause(1, "KeyError", 1)),
+        # Somebody ended a rank by SIGTERM, and torchrun the others.
+        ([RankEnd(1, -15, 1, 41), RankEnd(0, -15, 0, 40)], {}, CLOSING, Cause(-15, "", 1)),
+        # All lost their peer, which may be on another node: torchrun's first one.
+        ([RankEnd(5, 1, 1, 42), RankEnd(4, 1, 0, 43)], {5: LOST, 4: LOST}, "", Cause(1, "RuntimeError", 5)),
+        # What a rank printed is not known: no other one's error is told for its.
+        ([RankEnd(1, 7, 1, 41)], {}, LOST, Cause(7, "", 1)),
+    ],
+)
+def test_torchruns_first_failure_is_the_cause_unless_it_is_a_victim(
+    ends: list[RankEnd], own: dict[int, str], printed: str, cause: Cause
+) -> None:
+    """And no signal is told with an exception, which sends none."""
+    assert causes.cause_of(1, ends, own, printed, 30) == cause
+
+
+@pytest.mark.parametrize(
+    ("status", "printed", "cause"),
+    [
+        (1, "ValueError: bad", Cause(1, "ValueError")),
+        (-9, "ValueError: caught\nstep 9", Cause(-9, "")),
+        (137, "ValueError: caught\nstep 9", Cause(137, "")),
+        (139, "run.sh: Segmentation fault\nSegmentation fault", Cause(139, "Segmentation fault")),
+    ],
+)
+def test_a_plain_programs_cause_is_its_own_end(status: int, printed: str, cause: Cause) -> None:
+    """Of a signal the word that a shell prints, at most."""
+    assert causes.cause_of(status, [], {}, printed, 30) == cause
+
+
+def test_the_lines_of_a_rank_are_known_by_their_marks() -> None:
+    """By PyTorch's, or else by torchrun's, which counts the ranks of its node."""
+    text = "[default1]:[rank5]: KeyError: 1\n[default0]:LostError: x\n[default1]:Killed\nplain\n[rank9]: other"
+    assert causes.lines_of(RankEnd(5, 1, 1), text) == "[default1]:[rank5]: KeyError: 1\n[default1]:Killed"
+    assert causes.lines_of(RankEnd(9, 1, 7), text) == "[rank9]: other"
+    assert causes.lines_of(RankEnd(9, 1, 7), "no marks") is None

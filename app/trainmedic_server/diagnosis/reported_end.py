@@ -1,0 +1,152 @@
+"""What a job or its launcher reports of its own end: that an attempt failed, and how, or that it ended well. Pure.
+
+A launcher is above the processes and sees how the first one ended, whatever the program uses and prints. So each
+failure that it reports has a verdict, and an attempt that it reports as ended well has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from msgspec import Struct
+
+from trainmedic.wire import notice as notices
+from trainmedic_server.diagnosis import exits
+from trainmedic_server.diagnosis.exits import Exit
+from trainmedic_server.diagnosis.verdict import Evidence
+from trainmedic_server.domain.known_verdict import KnownVerdict
+from trainmedic_server.domain.run import Event
+
+KINDS = (notices.FAILED, notices.ENDED, notices.GONE)
+"""The events of the history that tell of an end."""
+HANG = "hang"
+"""The kind of error of an attempt that its launcher ended because it hung."""
+_LONGEST_REASON = 500
+_LATE = timedelta(minutes=2)
+"""Time after an end within which its last lines are still read."""
+
+
+class ReportedEnd(Struct, frozen=True):
+    """One report."""
+
+    job: str
+    at: datetime
+    """When the server took it (aware UTC)."""
+    is_failure: bool
+    attempt: int | None = None
+    """None where no launcher counts attempts."""
+    node: str = ""
+    status: int | None = None
+    """How the process ended that failed first: its exit code, or less than 0 for a signal."""
+    rank: int | None = None
+    pid: int | None = None
+    error: str = ""
+    """The kind of its last error, or `HANG`."""
+    reason: str = ""
+    """In a sentence, as it was reported."""
+
+    @property
+    def is_hang(self) -> bool:
+        """Whether the launcher ended the attempt because it hung."""
+        return self.error == HANG
+
+    @property
+    def evidence(self) -> Evidence:
+        """The report as evidence."""
+        who = "its launcher" if self.attempt is not None else "the job"
+        why = f"{who} reported it"
+        if self.is_hang:
+            why = f"{who} ended it, because no step was completed for longer than the job's own limit"
+        return Evidence(why, self.reason, "exit", self.node, self.rank, self.at)
+
+    @property
+    def exit(self) -> Exit | None:
+        """How its first process ended; None where nobody says it. A hang has none: the launcher ended the ranks."""
+        if self.status is None or self.is_hang or not self.is_failure:
+            return None
+        return exits.reported(self.status, self.rank, self.reason, self.node, self.pid)
+
+
+def of_event(event: Event) -> ReportedEnd | None:
+    """Return what an event of the history reports; None for an end that a person stated, or that names no job."""
+    data = event.data
+    if event.kind not in KINDS or event.actor != "trainmedic" or not isinstance(data.get("job"), str):
+        return None
+    report = of_members(data["job"], event.at, data, is_failure=event.kind != notices.ENDED)
+    # Without an attempt the server itself says that the job is gone, because it heard nothing.
+    return None if event.kind == notices.GONE and report.attempt is None else report
+
+
+def of_members(job: str, at: datetime, data: Mapping[str, Any], *, is_failure: bool) -> ReportedEnd:
+    """Return what these members report, in whichever types they came."""
+    return ReportedEnd(
+        job,
+        at,
+        is_failure=is_failure,
+        attempt=_number(data.get("attempt")),
+        node=str(data.get("node") or ""),
+        status=_number(data.get("status")),
+        rank=_number(data.get("rank")),
+        pid=_number(data.get("pid")),
+        error=str(data.get("error") or ""),
+        reason=str(data.get("reason") or "")[:_LONGEST_REASON],
+    )
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def by_job(events: Iterable[Event]) -> dict[str, list[ReportedEnd]]:
+    """Return the reports of each job, in the order of the events. A launcher that gives up has reported the failure of
+    that attempt before, unless its command cannot be started at all."""
+    reports: dict[str, list[ReportedEnd]] = {}
+    for event in events:
+        report = of_event(event)
+        if report is None:
+            continue
+        earlier = reports.setdefault(report.job, [])
+        is_repeat = event.kind == notices.GONE and bool(earlier) and earlier[-1].attempt == report.attempt
+        if not is_repeat:
+            earlier.append(report)
+    return reports
+
+
+def verdict_of(
+    report: ReportedEnd,
+    before: ReportedEnd | None,
+    verdicts: Sequence[KnownVerdict],
+    taken_in: timedelta,
+    stepped_at: datetime | None,
+) -> KnownVerdict | None:
+    """Return the verdict on a reported failure; None where it has none yet.
+
+    `before` is the report before this one, and `stepped_at` when the job was last seen to advance. A hang is diagnosed
+    long before the launcher ends it, so a verdict on the same attempt counts for as long as no step was completed.
+    """
+    for verdict in verdicts:
+        is_other = None not in (verdict.attempt, report.attempt) and verdict.attempt != report.attempt
+        if is_other or verdict.began_at > report.at or (before is not None and verdict.began_at < before.at):
+            continue
+        has_stepped = stepped_at is not None and stepped_at > verdict.began_at
+        is_same = verdict.attempt is not None and verdict.attempt == report.attempt and not has_stepped
+        if is_same or report.at - verdict.began_at <= taken_in:
+            return verdict
+    return None
+
+
+def is_answered(at: datetime, attempt: int | None, reports: Iterable[ReportedEnd]) -> bool:
+    """Return whether a sign of a failure belongs to an end that was reported: of a failure that has its own verdict,
+    or of an attempt that ended well. `at` is when the sign was heard."""
+    for report in reports:
+        is_known = attempt is not None and report.attempt is not None
+        if (attempt == report.attempt) if is_known else at <= report.at + _LATE:
+            return True
+    return False
+
+
+def facts_of(report: ReportedEnd) -> dict[str, Any]:
+    """Return the members of `Facts` that a reported failure tells."""
+    return {"reported": report.evidence, "is_reported_hang": report.is_hang, "is_known_to_fail": True}
