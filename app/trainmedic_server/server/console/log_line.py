@@ -1,0 +1,138 @@
+"""A line of a log as the console shows it: without colours of terminals, folded where it is long, matches marked.
+
+Lines are text from outside. Every character is escaped, and what cannot be seen or turns the direction of text is
+written by its number. Pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any, Self
+
+from markupsafe import Markup
+from msgspec import Struct
+
+from trainmedic_server.domain.log_search import LogLevel, read_time
+from trainmedic_server.domain.plain_text import visible
+from trainmedic_server.expressions.regexes import SearchPattern
+from trainmedic_server.logs.raw_text import text_of
+
+LONGEST_SHOWN = 8000
+"""Characters of a line that a page has; the API's answer has the whole."""
+FOLDED_FROM = 600
+_BEFORE_FOLD = 400
+_MOST_MATCHES = 50
+_LONGEST_NAME = 253
+_LEAST_OF_FINDING = 6
+"""Characters that a finding's line must have to be told from others."""
+_MARK = Markup("<mark>{}</mark>")
+_TIMES = {"guessed": "The line has no time of its own: this is that of the line before it, or of its file."}
+
+
+class ShownLine(Struct, frozen=True):
+    """A line that the API answered. What it does not say is empty."""
+
+    at: datetime
+    text: str
+    left_out: int = 0
+    """Characters at its end that are not shown."""
+    node: str = ""
+    source: str = ""
+    file: str = ""
+    level: str = ""
+    rank: str = ""
+    attempt: str = ""
+    time_note: str = ""
+    """Why its time is not its own; empty where the line says it."""
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Self:
+        """Raises ValueError where it is no line."""
+        raw = document.get("line")
+        if not isinstance(raw, str):
+            raise ValueError("it has no line")
+        kept = raw[:LONGEST_SHOWN]
+        text, _ = text_of(kept.encode("utf-8", "replace"), 4 * LONGEST_SHOWN)
+        clock = document.get("clock")
+        return cls(
+            at=read_time(document.get("at")),
+            text=text,
+            left_out=len(raw) - len(kept),
+            node=_name(document.get("node")),
+            source=_name(document.get("source")),
+            file=_name(document.get("file") or document.get("stream")),
+            level=_name(document.get("level")),
+            rank=_name(document.get("rank")),
+            attempt=_name(document.get("attempt")),
+            time_note=_TIMES.get(str(clock), f"How its time is known: {clock}") if clock else "",
+        )
+
+    @property
+    def is_bad(self) -> bool:
+        return self.level == LogLevel.ERROR
+
+    def body(self, pattern: SearchPattern | None = None) -> Markup:
+        """The text, with what `pattern` takes marked."""
+        return line_body(self.text, self.left_out, pattern)
+
+
+def line_body(text: str, left_out: int = 0, pattern: SearchPattern | None = None) -> Markup:
+    """The text of a line as HTML. What is long is folded after its first part, and open where a match is in the rest;
+    `left_out` is how many characters more it has."""
+    spans = _spans(text, pattern)
+    if len(text) <= FOLDED_FROM and not left_out:
+        return _marked(text, spans, 0, len(text))
+    fold = min(_BEFORE_FOLD, len(text))
+    rest = _marked(text, spans, fold, len(text))
+    if left_out:
+        rest += Markup('<span class="dim"> … and {} characters that this page does not show</span>').format(
+            f"{left_out:,}"
+        )
+    is_open = Markup(" open") if any(end > fold for _, end in spans) else Markup("")
+    return Markup(
+        '<details class="long"{}><summary>{}<span class="dim"> … {} more characters</span></summary>{}</details>'
+    ).format(is_open, _marked(text, spans, 0, fold), f"{len(text) - fold + left_out:,}", rest)
+
+
+def finding_of(line: ShownLine, findings: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The finding that begins with this line; None where none does, as far as text and node tell."""
+    for finding in findings:
+        text = str(finding.get("line") or "").strip()
+        if len(text) >= _LEAST_OF_FINDING and text in line.text and line.node in (finding.get("nodes") or ()):
+            return finding
+    return None
+
+
+def _spans(text: str, pattern: SearchPattern | None) -> list[tuple[int, int]]:
+    """Where the pattern is found, in characters."""
+    if pattern is None:
+        return []
+    data = text.encode("utf-8", "replace")
+    spans, at, count = [], 0, 0
+    for start, end in pattern.spans(data, _MOST_MATCHES):
+        count += len(data[at:start].decode("utf-8", "replace"))
+        length = len(data[start:end].decode("utf-8", "replace"))
+        spans.append((count, count + length))
+        at, count = end, count + length
+    return spans
+
+
+def _marked(text: str, spans: Iterable[tuple[int, int]], begin: int, end: int) -> Markup:
+    """The characters from `begin` to `end`, with those in `spans` marked."""
+    pieces, at = [], begin
+    for start, stop in spans:
+        start, stop = max(start, begin), min(stop, end)
+        if start >= stop:
+            continue
+        pieces += [Markup.escape(_plain(text[at:start])), _MARK.format(_plain(text[start:stop]))]
+        at = stop
+    return Markup("").join([*pieces, Markup.escape(_plain(text[at:end]))])
+
+
+def _plain(text: str) -> str:
+    return visible(text, keep="\t")
+
+
+def _name(value: Any) -> str:
+    return str(value)[:_LONGEST_NAME] if isinstance(value, str | int) and not isinstance(value, bool) else ""
