@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
 from starlette.requests import Request
@@ -77,8 +77,11 @@ def console(
         )
 
     follower = LogFollower(auth, limits, lambda request, parts: pages.page_request(request, parts))
-    raw = {("GET", "/console/live"): live, ("GET", "/console/log"): follower.take}
-    raw |= {("GET", "/login"): _nobody_signs_in}
+    raw: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
+        ("GET", "/console/live"): live,
+        ("GET", "/console/log"): follower.take,
+        ("GET", "/login"): _nobody_signs_in,
+    }
     if auth.sessions is not None:
         sign_in = SignIn(auth, auth.sessions, renderer, bodies)
         raw |= {("GET", "/login"): sign_in.show, ("HEAD", "/login"): sign_in.show}

@@ -131,6 +131,11 @@ def local_field(value: Any, up: bool = False) -> str:
     return at.strftime("%Y-%m-%dT%H:%M:%S")
 
 
+def loss(value: Any) -> str:
+    """A loss with five digits; what is no number as it is."""
+    return f"{value:.5g}" if isinstance(value, int | float) and not isinstance(value, bool) else plain(value)
+
+
 def cut(value: Any, limit: int) -> str:
     """A text up to `limit` characters."""
     return _cut(str(value), limit)

@@ -149,7 +149,7 @@ class LogFollower:
             note = (
                 f"The lines from {written(since)} until {written(now - _LONGEST_GAP)} are not loaded: search for them."
             )
-            yield _event("note", {"html": page.renderer.part("log_parts.html", "log_note", note)})
+            yield _message("note", {"html": page.renderer.part("log_parts.html", "log_note", note)})
             since, place = now - _LONGEST_GAP, None
         query = {**view.asked(since), "follow": "true"}
         query.pop("until", None)
@@ -168,10 +168,10 @@ class LogFollower:
                     yield _written(page, view, arrived, findings)
                 if is_last:
                     error = incoming.reading.exception()
-                    yield _event("over", {"why": _ENDED if error is None else _why(error)})
+                    yield _message("over", {"why": _ENDED if error is None else _why(error)})
                     return
                 await asyncio.sleep(_BETWEEN_SECONDS)
-            yield _event("over", {"why": _OVER})
+            yield _message("over", {"why": _OVER})
         finally:
             incoming.reading.cancel()
             await asyncio.wait({incoming.reading})
@@ -190,12 +190,12 @@ def _written(page: PageRequest, view: LogView, arrived: _Arrived, findings: list
         "notes": "".join(part("log_parts.html", "log_note", note) for note in notes),
         "count": len(arrived.lines),
     }
-    return _event("lines", pieces, str(arrived.place) if arrived.place is not None else "")
+    return _message("lines", pieces, str(arrived.place) if arrived.place is not None else "")
 
 
 async def _refused(most: int) -> AsyncGenerator[bytes, None]:
     """The stream of a page for which there is no room."""
-    yield _event("over", {"why": _FULL.format(most=most)})
+    yield _message("over", {"why": _FULL.format(most=most)})
 
 
 async def _is_woken(event: asyncio.Event, seconds: float) -> bool:
@@ -208,7 +208,7 @@ async def _is_woken(event: asyncio.Event, seconds: float) -> bool:
     return True
 
 
-def _event(kind: str, data: Mapping[str, Any], number: str = "") -> bytes:
+def _message(kind: str, data: Mapping[str, Any], number: str = "") -> bytes:
     named = f"id: {number}\n" if number else ""
     return f"{named}event: {kind}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
 

@@ -21,7 +21,8 @@ from trainmedic_server.logs.raw_text import text_of
 LONGEST_SHOWN = 8000
 """Characters of a line that a page has; the API's answer has the whole."""
 FOLDED_FROM = 600
-_BEFORE_FOLD = 400
+_BEFORE_FOLD = 300
+_AROUND_MATCH = 100
 _MOST_MATCHES = 50
 _LONGEST_NAME = 253
 _LEAST_OF_FINDING = 6
@@ -78,21 +79,25 @@ class ShownLine(Struct, frozen=True):
 
 
 def line_body(text: str, left_out: int = 0, pattern: SearchPattern | None = None) -> Markup:
-    """The text of a line as HTML. What is long is folded after its first part, and open where a match is in the rest;
-    `left_out` is how many characters more it has."""
+    """The text of a line as HTML. A long one is folded to its first part, and to the first match where that is in the
+    rest; `left_out` is how many characters more it has than `text`."""
     spans = _spans(text, pattern)
+    whole = _marked(text, spans, 0, len(text))
     if len(text) <= FOLDED_FROM and not left_out:
-        return _marked(text, spans, 0, len(text))
-    fold = min(_BEFORE_FOLD, len(text))
-    rest = _marked(text, spans, fold, len(text))
+        return whole
+    first = next((span for span in spans if span[1] > _BEFORE_FOLD), None)
+    brief = _marked(text, spans, 0, _BEFORE_FOLD)
+    shown = min(_BEFORE_FOLD, len(text))
+    if first is not None:
+        begin, end = max(_BEFORE_FOLD, first[0] - _AROUND_MATCH), min(first[1] + _AROUND_MATCH, len(text))
+        brief += Markup('<span class="dim"> … </span>') + _marked(text, spans, begin, end)
+        shown += end - begin
     if left_out:
-        rest += Markup('<span class="dim"> … and {} characters that this page does not show</span>').format(
+        whole += Markup('<span class="dim"> … and {} characters that this page does not show</span>').format(
             f"{left_out:,}"
         )
-    is_open = Markup(" open") if any(end > fold for _, end in spans) else Markup("")
-    return Markup(
-        '<details class="long"{}><summary>{}<span class="dim"> … {} more characters</span></summary>{}</details>'
-    ).format(is_open, _marked(text, spans, 0, fold), f"{len(text) - fold + left_out:,}", rest)
+    more = Markup('<span class="dim"> … {} more characters</span>').format(f"{len(text) + left_out - shown:,}")
+    return Markup('<details class="long"><summary>{}</summary>{}</details>').format(brief + more, whole)
 
 
 def finding_of(line: ShownLine, findings: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:

@@ -30,7 +30,7 @@ _COMPRESSED_FROM = 600
 _FILTERS = (
     *("span", "words", "tail", "pairs", "plain", "day", "segment", "lines"),
     *("shell", "as_json", "status_mark", "safe_link", "without", "coded"),
-    *("cut", "local_field"),
+    *("cut", "local_field", "loss"),
 )
 _LINK = re.compile(r"""(?<=[\s"'])(href|action|src|hx-get|hx-post)="(?=/)""")
 
