@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import http.client
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -49,6 +50,13 @@ class Lab:
             f"{self.url}/webhook", json=payload(entry), headers={"authorization": "Bearer hook"}, timeout=10
         )
         return str(answer.json()["runs"][0]["run_id"])
+
+    def open_stream(self, path: str, secret: str) -> http.client.HTTPConnection:
+        """Ask for a stream, and read none of it but its head."""
+        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=10)
+        connection.request("GET", path, headers={"authorization": f"Bearer {secret}"})
+        connection.getresponse()
+        return connection
 
     def ask(self, node: str) -> str:
         """Deliver an alert whose run then waits for a person; the run's id."""

@@ -71,14 +71,14 @@ class InnerApi:
                     elif line.removeprefix(b"data: ").startswith(b"{"):
                         yield json.loads(line.removeprefix(b"data: "))
             await asyncio.wait({serving})
-            if serving.exception() is not None:  # after its head was sent, which then says that all is well
-                raise HttpProblem(HTTPStatus.BAD_GATEWAY, _BROKEN_OFF) from serving.exception()
+            if not answer.is_whole:  # its head was sent before, and says that all is well
+                raise HttpProblem(HTTPStatus.BAD_GATEWAY, _BROKEN_OFF)
             if answer.status >= 400:
                 raise _problem(answer.status, json.loads(rest) if rest else None)
         finally:
             answer.leave()
             serving.cancel()
-            await asyncio.wait({serving})
+            await asyncio.gather(serving, return_exceptions=True)
 
     async def _exchange(self, scope: dict[str, Any], content: bytes) -> tuple[int, bytes]:
         status, parts, sent = 500, [], False
@@ -106,6 +106,8 @@ class _StreamedAnswer:
 
     def __init__(self) -> None:
         self.status = 500
+        self.is_whole = False
+        """Whether its end has come."""
         self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue(_STREAMED_CHUNKS)
         self._left = asyncio.Event()
 
@@ -131,7 +133,9 @@ class _StreamedAnswer:
     async def _send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-        elif message.get("body"):
+            return
+        self.is_whole = not message.get("more_body", False)
+        if message.get("body"):
             await self._chunks.put(message["body"])
 
 

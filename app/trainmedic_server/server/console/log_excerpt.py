@@ -19,6 +19,7 @@ from trainmedic_server.domain.log_search import written
 from trainmedic_server.server.console.log_line import ShownLine
 from trainmedic_server.server.console.log_view import NEWEST, LogPlace, LogView
 from trainmedic_server.server.log_lines import MOST_LINES
+from trainmedic_server.server.problems import HttpProblem
 
 Ask = Callable[[dict[str, Any]], AsyncGenerator[dict[str, Any] | None, None]]
 """Asks the API for the lines of the view's job by these parameters. Raises HttpProblem."""
@@ -119,27 +120,39 @@ async def _search(
     window = _Window(deque(maxlen=kept))
     count = characters = 0
     limit = min(most, MOST_LINES)
-    async with aclosing(ask(view.asked(since, until, limit=limit))) as documents:
-        async for document in documents:
-            if document is None:
-                continue
-            if "note" in document:
-                window.notes.append(str(document["note"]))
-                continue
-            try:
-                line = ShownLine.of(document)
-            except ValueError:  # something that is no line, of a newer part of the API
-                continue
-            window.lines.append(line)
-            count, characters = count + 1, characters + len(line.text)
-            if kept is None and characters > _WINDOW_CHARACTERS:
-                window.is_full = True
-                break
+    try:
+        async with aclosing(ask(view.asked(since, until, limit=limit))) as documents:
+            async for document in documents:
+                line = _taken(document, window.notes)
+                if line is None:
+                    continue
+                window.lines.append(line)
+                count, characters = count + 1, characters + len(line.text)
+                if kept is None and characters > _WINDOW_CHARACTERS:
+                    window.is_full = True
+                    break
+    except HttpProblem as problem:
+        if not window.lines:
+            raise
+        window.notes.append(problem.detail)  # the answer broke off: what has come is shown
     window.is_full = window.is_full or count >= limit
     # This page has a bound of its own, and says itself how to see more.
     is_ours = f"more than {limit} lines answer"
     window.notes = [note for note in window.notes if kept is not None or not note.startswith(is_ours)]
     return window
+
+
+def _taken(document: dict[str, Any] | None, notes: list[str]) -> ShownLine | None:
+    """The line of a document; None for a sign of life, a note, which goes to `notes`, and for what is no line."""
+    if document is None:
+        return None
+    if "note" in document:
+        notes.append(str(document["note"]))
+        return None
+    try:
+        return ShownLine.of(document)
+    except ValueError:  # of a newer part of the API
+        return None
 
 
 def _before(shown: list[ShownLine], place: LogPlace | None) -> LogPlace:

@@ -71,6 +71,7 @@ class _Incoming:
         self._place = place
         self._to_pass = place
         self.reading = asyncio.create_task(self._read(documents), name="log-follower")
+        self.reading.add_done_callback(lambda _: self.woken.set())
 
     def take(self) -> _Arrived | None:
         """What has arrived since it was called last; None where nothing has."""
@@ -82,13 +83,10 @@ class _Incoming:
         return arrived
 
     async def _read(self, documents: AsyncGenerator[dict[str, Any] | None, None]) -> None:
-        try:
-            async with aclosing(documents):
-                async for document in documents:
-                    if document is not None:
-                        self._add(document)
-        finally:
-            self.woken.set()
+        async with aclosing(documents):
+            async for document in documents:
+                if document is not None:
+                    self._add(document)
 
     def _add(self, document: Mapping[str, Any]) -> None:
         if "note" in document:
