@@ -59,8 +59,8 @@ class OwnLoss:
             is_tensor = callable(getattr(loss, "detach", None))
             # Of a tensor that is spread over ranks, this rank's part, where that is the whole.
             value = detached(loss) if hasattr(loss, "placements") else loss.detach() if is_tensor else loss
-            if value is None or (callable(getattr(value, "detach", None)) and not value.is_cpu):
-                self._copy = _begun_copy(step, value) if value is not None else None
+            if is_tensor and type(value) is not float and not getattr(value, "is_cpu", False):
+                self._copy = _begun_copy(step, value)
             else:
                 self.latest = (step, float(value))
         # It has several numbers or none, its device has failed, or its library has no such copy: nothing is known then.
