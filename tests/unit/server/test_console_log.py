@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import re
 import shlex
 from collections.abc import AsyncGenerator
@@ -18,6 +19,7 @@ from tests.support.api_world import World
 from tests.support.clocks import START
 from tests.support.filed_logs import FiledLogs
 from tests.support.job_log_scene import FAILED_AT, JOB, OOM, arrange, line, moment, presence
+from trainmedic.job.loss_spread import loss_spread
 from trainmedic_server import errors
 from trainmedic_server.domain.log_search import FoundLine, LogQuery, read_time
 from trainmedic_server.expressions.regexes import SearchPattern
@@ -389,7 +391,18 @@ async def test_the_loss_of_each_rank_is_shown_by_extremes_and_exceptions() -> No
     assert re.search(r"lowest 2\.31 0 gpu-00 .* highest, differs from the others 7\.25 5 gpu-02", shown)
     assert "As 8 of 8 ranks reported it, for step 560." in shown
     assert shown.count("7.25") == 1
+    assert "1 rank differs from the others." in shown
     assert re.search(r'data-name="Loss"[^>]*>2\.314 <span class="bad">NaN</span>', listed)
+
+
+async def test_of_few_ranks_none_is_said_to_differ() -> None:
+    """There is nothing that it could differ from."""
+    world = World()
+    spread = loss_spread({0: {"loss": 2.0}, 1: {"loss": 2.1}, 2: {"loss": 9.0}, 3: {"loss": math.inf}})
+    world.bus.present = [presence(spread)]
+    page = await _page(world, f"/jobs/{JOB}")
+    assert "Loss is infinite</b> on rank 3." in re.sub(r"\s+", " ", page)
+    assert "Of fewer than four ranks with a finite loss, none is said to differ." in page
 
 
 @pytest.mark.parametrize(
