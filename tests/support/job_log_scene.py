@@ -54,7 +54,7 @@ def log_lines(steps: int = 560) -> list[FoundLine]:
         line(200, SCRIPT, 1),
         line(199, ANSI, 1, LogLevel.WARNING),
         line(198, LONG, 2, LogLevel.WARNING),
-        line(197, "a line without a time of its own", 2, is_sure=False),
+        FoundLine.of_json({**line(197, "a line without a time of its own", 2).to_json(), "clock": "guessed"}),
         line(196, "NVRM: Xid (PCI:0000:9b:00): 79", None, LogLevel.ERROR, node="gpu-01", source="kernel"),
     ]
     return lines

@@ -25,7 +25,7 @@ from trainmedic_server.domain.log_search import FoundLine, LogQuery, read_time
 from trainmedic_server.expressions.regexes import SearchPattern
 from trainmedic_server.ports.logs import LogBatch
 from trainmedic_server.server.console import log_excerpt
-from trainmedic_server.server.console.log_line import LONGEST_SHOWN, line_body
+from trainmedic_server.server.console.log_line import LONGEST_SHOWN, ShownLine, line_body
 from trainmedic_server.server.console.log_view import LogPlace, LogView, around
 
 HTML = {"accept": "text/html"}
@@ -74,7 +74,7 @@ async def test_a_line_is_shown_with_its_time_rank_node_and_source() -> None:
         page = (await client.get(LOG, params={"last": "1h", "text": "without a time"}, headers=HTML)).text
     (row,) = re.findall(r'<tr class="lv-.*?</tr>', page, re.DOTALL)
     assert "11:56:43.000</time>" in row
-    assert "The line has no time of its own" in row
+    assert "The line states no time" in row
     assert re.search(r'href="/jobs/vision-7b/logs\?[^"]*rank=2[^"]*" title="Only rank 2">2</a>', row)
     assert ">gpu-01</a>" in row
     assert ">training<" in row
@@ -304,6 +304,23 @@ def test_matches_are_marked_by_character_and_not_by_byte() -> None:
     assert line_body("z" * LONGEST_SHOWN, 12).endswith(
         " … and 12 characters that this page does not show</span></details>"
     )
+
+
+@pytest.mark.parametrize(
+    ("members", "note"),
+    [
+        ({}, ""),
+        ({"time_source": "node_zone"}, ""),
+        ({"clock": "guessed", "time_source": "arrival", "time_error": 2.5}, "at the latest. It may be off by 2.5 s."),
+        ({"time_source": "file"}, "when the file was last written."),
+        ({"time_source": "tea <leaves>", "time_error": "x"}, "does not state its time itself."),
+    ],
+)
+def test_how_a_time_is_known_is_said_where_the_line_does_not_state_it(members: dict[str, Any], note: str) -> None:
+    """Also in ways that this page has no words for."""
+    shown = ShownLine.of({"line": "x", "at": moment(START), **members})
+    assert shown.time_note.endswith(note)
+    assert bool(shown.time_note) == bool(note)
 
 
 async def test_a_page_that_follows_is_sent_rows_and_told_why_it_ends() -> None:

@@ -28,7 +28,15 @@ _LONGEST_NAME = 253
 _LEAST_OF_FINDING = 6
 """Characters that a finding's line must have to be told from others."""
 _MARK = Markup("<mark>{}</mark>")
-_TIMES = {"guessed": "The line has no time of its own: this is that of the line before it, or of its file."}
+_TIMES = {
+    "guessed": "The line states no time: this is that of the line before it, or of its file.",
+    "arrival": "The line states no time: this is when it arrived in its file, at the latest.",
+    "neighbours": "The line states no time: this is between those of the lines before and after it.",
+    "file": "Nothing in the file states a time: this is when the file was last written.",
+}
+"""Why a line's time is not its own, by how the API says that it is known."""
+_STATED = (None, "line", "node_zone", "arrival_zone")
+"""Ways in which the line states its time itself."""
 
 
 class ShownLine(Struct, frozen=True):
@@ -55,7 +63,6 @@ class ShownLine(Struct, frozen=True):
             raise ValueError("it has no line")
         kept = raw[:LONGEST_SHOWN]
         text, _ = text_of(kept.encode("utf-8", "replace"), 4 * LONGEST_SHOWN)
-        clock = document.get("clock")
         return cls(
             at=read_time(document.get("at")),
             text=text,
@@ -66,7 +73,7 @@ class ShownLine(Struct, frozen=True):
             level=_name(document.get("level")),
             rank=_name(document.get("rank")),
             attempt=_name(document.get("attempt")),
-            time_note=_TIMES.get(str(clock), f"How its time is known: {clock}") if clock else "",
+            time_note=_time_note(document),
         )
 
     @property
@@ -137,6 +144,15 @@ def _marked(text: str, spans: Iterable[tuple[int, int]], begin: int, end: int) -
 
 def _plain(text: str) -> str:
     return visible(text, keep="\t")
+
+
+def _time_note(document: Mapping[str, Any]) -> str:
+    known_by = document.get("time_source", document.get("clock"))
+    if known_by in _STATED:
+        return ""
+    error = document.get("time_error")
+    bound = f" It may be off by {error:g} s." if isinstance(error, int | float) and not isinstance(error, bool) else ""
+    return _TIMES.get(_name(known_by), "The line does not state its time itself.") + bound
 
 
 def _name(value: Any) -> str:

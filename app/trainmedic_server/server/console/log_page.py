@@ -11,7 +11,7 @@ from starlette.responses import RedirectResponse, Response
 
 from trainmedic_server.domain.log_search import LogLevel
 from trainmedic_server.expressions.regexes import SearchPattern
-from trainmedic_server.server.console import log_excerpt, log_line
+from trainmedic_server.server.console import log_excerpt, log_line, log_view
 from trainmedic_server.server.console.log_excerpt import LogExcerpt
 from trainmedic_server.server.console.log_view import LogPlace, LogView
 from trainmedic_server.server.console.page_request import PageRequest
@@ -56,6 +56,7 @@ async def log(page: PageRequest) -> Response:
         todo=todo,
         findings=findings,
         diagnosis=diagnosis,
+        filters=log_view.FILTERS,
         levels=[level.value for level in LogLevel],
         permanent=view.permanent(now),
         behind=excerpt.end or LogPlace(now),

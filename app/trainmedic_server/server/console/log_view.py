@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 from msgspec import Struct, field
 
-from trainmedic_server.domain.log_search import read_time, written
+from trainmedic_server.domain.log_search import LogQuery, read_time, written
 from trainmedic_server.server.console.formats import moment
 from trainmedic_server.server.log_lines import LONGEST_SINCE
 from trainmedic_server.server.times import time_of
@@ -26,7 +26,12 @@ LASTS = ("1m", "5m", "10m", "1h", "24h")
 USUAL_LAST = "10m"
 AROUND = timedelta(minutes=1)
 """How far a view of a moment reaches, before it and after it."""
-_FILTERS = ("rank", "node_rank", "node", "attempt", "level", "kernel")
+FILTERS = tuple(
+    name
+    for name in ("rank", "local_rank", "node_rank", "node", "attempt", "level", "kernel")
+    if name in LogQuery.__struct_fields__
+)
+"""Those that the API's query has."""
 _MOST_PASSED = 50_000
 _PLACE = re.compile(r"(?P<at>.{1,40})~(?P<passed>\d{1,6})")
 
@@ -107,7 +112,7 @@ class LogView(Struct, frozen=True):
             job=job,
             since=since,
             until=until,
-            filters={name: query[name].strip() for name in _FILTERS if query.get(name, "").strip()},
+            filters={name: query[name].strip() for name in FILTERS if query.get(name, "").strip()},
             text=query.get("text") or query.get("grep", ""),
             is_pattern=bool(query.get("pattern")) or ("grep" in query and not query.get("text")),
             last=last,
