@@ -11,6 +11,7 @@ from starlette.responses import RedirectResponse, Response
 
 from trainmedic_server.domain.log_search import LogLevel
 from trainmedic_server.expressions.regexes import SearchPattern
+from trainmedic_server.ports.findings import FindingFilter
 from trainmedic_server.server.console import log_excerpt, log_line, log_view
 from trainmedic_server.server.console.log_excerpt import LogExcerpt
 from trainmedic_server.server.console.log_view import LogPlace, LogView
@@ -18,6 +19,8 @@ from trainmedic_server.server.console.page_request import PageRequest
 from trainmedic_server.server.problems import HttpProblem
 
 MOST_FINDINGS = 50
+_OF_JOB = tuple(name for name in ("job", "claimed_job") if name in FindingFilter.__struct_fields__)
+"""Filters by which findings are a job's, of those that the API has."""
 _WHAT_TO_DO = {
     HTTPStatus.FORBIDDEN: "Take away the filter that it names, or sign in with a token that may do it.",
     HTTPStatus.NOT_FOUND: "Name the node that it ran on under Node: its agent is then asked for the lines.",
@@ -82,9 +85,13 @@ def pattern_of(view: LogView) -> SearchPattern | None:
 
 
 async def findings_of(page: PageRequest, job: str, most: int = MOST_FINDINGS) -> list[Mapping[str, Any]]:
-    """The newest findings of a job; none where they cannot be had."""
-    answer = await _or_none(page, "/findings", {"job": job, "limit": most})
-    return list(answer["items"]) if answer else []
+    """The newest findings of a job, and of log files that only name it, newest first; none where they cannot be
+    had."""
+    findings: list[Mapping[str, Any]] = []
+    for name in _OF_JOB:
+        answer = await _or_none(page, "/findings", {name: job, "limit": most})
+        findings += answer["items"] if answer else ()
+    return sorted(findings, key=lambda each: str(each["heard_first_at"]), reverse=True)[:most]
 
 
 async def opened(page: PageRequest) -> Response:
