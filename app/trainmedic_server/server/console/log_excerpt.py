@@ -85,7 +85,9 @@ async def _newest(view: LogView, ask: Ask, now: datetime, count: int) -> LogExce
         lower = max(view.since, top - span)
         window = await _search(view, ask, lower, ceiling, max(_WINDOW_LINES, wanted))
         if window.is_full and top - lower > _LEAST_WINDOW:
-            span, is_narrowed = (top - lower) / _GROWTH, True
+            # What it did not answer is newer than what it did.
+            span = max(min((top - lower) / _GROWTH, top - window.lines[-1].at), _LEAST_WINDOW)
+            is_narrowed = True
             continue
         if window.is_full:  # so many lines share a time
             window = await _search(view, ask, lower, ceiling, MOST_LINES, kept=wanted)
