@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import math
 import re
@@ -24,9 +25,11 @@ from trainmedic_server import errors
 from trainmedic_server.domain.log_search import FoundLine, LogQuery, read_time
 from trainmedic_server.expressions.regexes import SearchPattern
 from trainmedic_server.ports.logs import LogBatch
+from trainmedic_server.server.auth import Authenticator
 from trainmedic_server.server.console import log_excerpt
 from trainmedic_server.server.console.log_line import LONGEST_SHOWN, ShownLine, line_body
 from trainmedic_server.server.console.log_view import LogPlace, LogView, around
+from trainmedic_server.server.tokens import Token, TokenRole
 
 HTML = {"accept": "text/html"}
 LOG = f"/jobs/{JOB}/logs"
@@ -385,6 +388,31 @@ def _event(text: str) -> tuple[str, str, dict[str, Any]]:
     """Kind, number and data of a server-sent event."""
     fields = dict(line.split(": ", 1) for line in text.split("\n") if ": " in line)
     return fields.get("event", ""), fields.get("id", ""), json.loads(fields.get("data", "{}"))
+
+
+async def test_lines_are_for_who_may_have_them_of_the_api() -> None:
+    """A viewer may. A token for deliveries may not, nor one for certain jobs, which has the API."""
+    tokens = [
+        Token(name, hashlib.sha256(name.encode()).digest(), frozenset({role}), jobs)
+        for name, role, jobs in (
+            ("look", TokenRole.VIEWER, None),
+            ("hook", TokenRole.WEBHOOK, None),
+            ("team", TokenRole.VIEWER, (JOB,)),
+        )
+    ]
+    logs = FiledLogs([line(5, "for some")])
+    world = World(auth=Authenticator(tokens), logs=logs)
+    async with world.client() as client:
+
+        async def status(path: str, token: str = "") -> int:
+            headers = {**HTML, **({"authorization": f"Bearer {token}"} if token else {})}
+            return (await client.get(path, params={"job": JOB}, headers=headers)).status_code
+
+        assert [await status(LOG, token) for token in ("", "hook", "team")] == [303, 403, 403]
+        assert [await status("/console/log", token) for token in ("", "hook", "team")] == [401, 403, 403]
+        assert logs.asked == []
+        assert await status(LOG, "look") == 200
+        assert {query.job for query, _ in logs.asked} == {JOB}
 
 
 async def test_the_log_of_any_name_can_be_opened() -> None:
