@@ -24,6 +24,7 @@ from trainmedic.job.command import JobCommand
 from trainmedic.job.connect_options import check_numbers, check_options, check_targets, check_url
 from trainmedic.job.group import Group, SingleRankGroup
 from trainmedic.job.handlers import LIVE, RESTART, HandlerRegistry, InForce
+from trainmedic.job.loss_spread import loss_spread
 from trainmedic.job.metrics import MetricsEndpoint
 from trainmedic.job.parameters import LARGEST_LR_SCALE, Rollback
 from trainmedic.job.pod_namespace import pod_namespace
@@ -322,6 +323,11 @@ class Medic(JobReports):
     def _ranks(self) -> Mapping[int, Mapping[str, Any]]:
         return {**(self.gather() if self.gather is not None else {}), self.rank: self.stats()}
 
+    def _losses(self) -> dict[str, Any] | None:
+        """The losses of all ranks that are known, in short."""
+        others = self.gather() if self.gather is not None else {}
+        return loss_spread({**others, self.rank: self._stats.own_loss()})
+
     # --- what other threads and the ranks call --------------------------------------------------------
 
     def _begin_receiving(self) -> None:
@@ -358,4 +364,5 @@ class Medic(JobReports):
             **({"namespace": self._namespace} if self._namespace is not None else {}),
             **({evaluations.FIELD: evaluations.as_plain(shown)} if (shown := self._evaluated()) else {}),
             "step": self.progress.step if self.progress.step is not None else self.step,
+            **({"losses": losses} if (losses := self._losses()) is not None else {}),
         }

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import redis
+import torch
 from redis.asyncio import Redis
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
@@ -123,3 +124,28 @@ async def test_a_restarted_job_answers_for_all_of_its_ranks(bus: RedisBus, redis
             medic.close()
     assert {rank: reply.status for rank, reply in replies.items()} == {0: envelope.FAILED, 1: envelope.FAILED}
     assert "interrupted" in replies[1].output["reason"]
+
+
+async def test_the_job_says_the_loss_of_each_of_its_ranks(bus: RedisBus, redis_server: Any) -> None:
+    """Each rank's own, without a call between their training threads; NaN by the rank that has it."""
+    ranks = [
+        trainmedic.connect(job="llm-1", redis_url=redis_server.url, rank=rank, world_size=2, signing_key=KEY)
+        for rank in range(2)
+    ]
+    try:
+        ranks[0].report(step=40, loss=2.5)
+        ranks[1].report(step=41, loss=torch.tensor(float("nan")))
+        store = HashStore()
+        for medic in ranks:
+            trainmedic.distributed.share(medic, store=store)
+        said: Any = None
+        async with asyncio.timeout(20):
+            while said is None or said["ranks"] < 2:
+                ranks[0]._announce()
+                await asyncio.sleep(0.1)
+                said = next((job.details.get("losses") for job in await bus.jobs() if job.name == "llm-1"), None)
+    finally:
+        for medic in reversed(ranks):
+            medic.close()
+    assert said["nan"] == {"count": 1, "ranks": "1"}
+    assert (said["lowest"]["loss"], said["lowest"]["rank"], said["steps"]) == (2.5, 0, [40, 41])

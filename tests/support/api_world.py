@@ -51,7 +51,7 @@ class World:
     catalog: MemoryCatalog = field(default_factory=MemoryCatalog)
     store: Dependency = field(default_factory=Dependency)
     bus: Dependency = field(default_factory=Dependency)
-    logs: MemoryLogs = field(default_factory=MemoryLogs)
+    logs: Any = field(default_factory=MemoryLogs)
     metrics: Metrics = field(default_factory=Metrics)
     allowed_hosts: tuple[str, ...] = ()
     metric_history: Any = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import http.client
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -14,8 +15,10 @@ from typing import Any
 import httpx
 from msgspec.structs import replace
 
+from tests.support import job_log_scene
 from tests.support.api_world import World, alert, payload
 from tests.support.clocks import START, StoppedClock
+from tests.support.filed_logs import FiledLogs
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.domain.run import Status, StepState, StepStatus
 from trainmedic_server.ports.outside import Presence
@@ -33,6 +36,7 @@ class Lab:
 
     url: str
     world: World
+    logs: FiledLogs
 
     def fire(self, node: str = "node-1", **labels: str) -> str:
         """Deliver an alert; the id of its run."""
@@ -47,6 +51,13 @@ class Lab:
         )
         return str(answer.json()["runs"][0]["run_id"])
 
+    def open_stream(self, path: str, secret: str) -> http.client.HTTPConnection:
+        """Ask for a stream, and read none of it but its head."""
+        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=10)
+        connection.request("GET", path, headers={"authorization": f"Bearer {secret}"})
+        connection.getresponse()
+        return connection
+
     def ask(self, node: str) -> str:
         """Deliver an alert whose run then waits for a person; the run's id."""
         run_id = self.fire(node)
@@ -58,14 +69,14 @@ class Lab:
         return run_id
 
 
-def _world(external_url: str) -> World:
+def _world(external_url: str, logs: FiledLogs) -> World:
     tokens = [
         Token(role.value, hashlib.sha256(secret.encode()).digest(), frozenset({role}))
         for secret, role in TOKENS.items()
     ]
     auth = Authenticator(tokens)
     auth.sessions = Sessions(InMemoryStore(), StoppedClock())
-    world = World(auth=auth, external_url=external_url)
+    world = World(auth=auth, external_url=external_url, logs=logs)
     gpus: list[dict[str, Any]] = [{"index": number, "uuid": f"GPU-{number}"} for number in range(8)]
     world.bus.present = [Presence("node-1", START, {"gpus": gpus, "version": HOSTILE})]
     return world
@@ -78,9 +89,11 @@ def console_lab(external_url: str = "") -> Iterator[Lab]:
     stop: Future[None] = Future()
 
     async def run() -> None:
-        world = _world(external_url)
+        logs = FiledLogs()
+        world = _world(external_url, logs)
+        await job_log_scene.arrange(world, logs)
         async with world.served() as address:
-            started.set_result(Lab(address.url, world))
+            started.set_result(Lab(address.url, world, logs))
             await asyncio.wrap_future(stop)
 
     thread = threading.Thread(daemon=True, target=asyncio.run, args=(run(),))

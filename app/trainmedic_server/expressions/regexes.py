@@ -7,6 +7,7 @@ pattern. Both are bounded here, so that no pattern and no label can hold up the 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -66,6 +67,11 @@ class SearchPattern:
         if match is None:
             return None
         return Found(match.start(), {name: _text(took) for name, at in self._numbers if (took := match.group(at))})
+
+    def spans(self, line: bytes, most: int) -> list[tuple[int, int]]:
+        """Return where it is found, as bytes from and to: the first `most` places, without those that are empty."""
+        places = ((match.start(), match.end()) for match in self._compiled.finditer(line))
+        return list(itertools.islice(((start, end) for start, end in places if end > start), most))
 
 
 class LiteralSet:

@@ -14,8 +14,21 @@ from urllib.parse import quote, unquote, urlsplit
 OWN_NAMES = frozenset(
     {
         *("agents", "alerts", "approvals", "audit", "channels", "console", "docs", "events", "explain", "findings"),
-        *("health", "history", "jobs", "kept", "login", "logout", "metrics", "nodes", "now", "openapi", "pause"),
-        *("pauses", "playbooks", "r", "ready", "report", "resume", "runs", "sessions", "settings", "static", "webhook"),
+        *("health", "history", "jobs", "kept", "login", "logout", "logs", "metrics", "nodes", "now", "openapi"),
+        *(
+            "pause",
+            "pauses",
+            "playbooks",
+            "r",
+            "ready",
+            "report",
+            "resume",
+            "runs",
+            "sessions",
+            "settings",
+            "static",
+            "webhook",
+        ),
     }
 )
 """First segments of the server's own paths."""

@@ -14,6 +14,7 @@ from datetime import datetime, timezone
 from types import TracebackType
 from typing import Any, Mapping, NamedTuple
 
+from trainmedic.job.own_loss import OwnLoss
 from trainmedic.job.pace import Interval, Pace
 from trainmedic.job.reported_values import ReportRecord, detached, deviation, kept, number, whole
 from trainmedic.wire import evaluations
@@ -100,6 +101,7 @@ class Progress:
         "memory_bytes",
         "most_layers",
         "off_schedule_since",
+        "own_loss",
         "pace",
         "ranks_differing",
         "reached",
@@ -128,6 +130,7 @@ class Progress:
         self.reached: tuple[int, int | None] = (0, None)
         """`steps` and the step of the last report. Replaced whole, so that a reader has both of one moment."""
         self.loss: Any = None
+        self.own_loss = OwnLoss()
         self.grad_norm: Any = None
         self.learning_rate: Any = None
         self.expected_learning_rate: Any = None
@@ -212,6 +215,7 @@ class Progress:
         if takes_tensors:
             self.tensors_due_at = now + TENSOR_INTERVAL
         if loss is not None:
+            self.own_loss.note(step, loss, now)
             if type(loss) is float:
                 self.loss = loss
             elif takes_tensors or not hasattr(loss, "detach"):
@@ -227,6 +231,7 @@ class Progress:
     def add_late_values(self, loss: Any, grad_norm: Any) -> None:
         """Add values of the last reported step that were not known yet when it was reported."""
         if loss is not None:
+            self.own_loss.note(self._reported_step, loss, time.perf_counter())
             self.loss = detached(loss)
         if grad_norm is not None:
             self.grad_norm = detached(grad_norm)
@@ -252,12 +257,14 @@ class Progress:
         self.loss = self.grad_norm = self.learning_rate = self.expected_learning_rate = self.off_schedule_since = None
         self.layer_norms = {}
         self.evaluated = {}
+        self.own_loss.forget()
         self.tensors_due_at = self.report_due_at = now
 
     def go_back(self, step: int, loss: float | None) -> None:
         """Training went back to `step`, after which its loss was so much, as far as that is known. What was reported
         later is of another course; the next report is taken whole, however soon it comes."""
         self.record.forget_after(step)
+        self.own_loss.forget()
         self.loss, self.grad_norm, self.tensors_due_at = loss, None, 0.0
 
     def add_evaluation(

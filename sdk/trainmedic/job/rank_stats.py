@@ -47,8 +47,8 @@ class RankStats:
         self._lock = threading.Lock()
 
     def measure(self, now: float) -> dict[str, Any]:
-        """The figures that are known, by name. All are numbers but ``node``."""
-        figures: dict[str, Any] = {"node": self._node, "step": self._progress.step}
+        """The figures that are known, by name. All are numbers but ``node``; ``loss`` may be NaN or infinite."""
+        figures: dict[str, Any] = {"step": self._progress.step, **self.own_loss()}
         for part, seconds in self._progress.pace.parts()._asdict().items():
             figures[f"{part}_seconds"] = seconds
         resident, host = memory_usage.resident_bytes(), memory_usage.host_memory()
@@ -69,6 +69,13 @@ class RankStats:
                     self._growth[memory].add_sample(self._progress.steps, size, now)
                     figures[f"{memory}_growth"] = self._growth[memory].per_step()
         return {name: value for name, value in figures.items() if value is not None}
+
+    def own_loss(self) -> dict[str, Any]:
+        """This rank's node, and its own loss with the step that it is of, as far as they are known. It measures
+        nothing."""
+        latest = self._progress.own_loss.latest
+        own: dict[str, Any] = {"node": self._node}
+        return own if latest is None else {**own, "loss": latest[1], "loss_step": latest[0]}
 
 
 def prometheus_samples(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:

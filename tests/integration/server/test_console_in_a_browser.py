@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,13 @@ import pytest
 from playwright.sync_api import Browser, Page, Playwright, expect, sync_playwright
 
 from tests.support.console_lab import Lab, console_lab
+from tests.support.job_log_scene import JOB, OOM, line
 from trainmedic_server.domain.run import Status
 
 AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
 PAGES = ("/", "/runs", "/approvals", "/alerts", "/explain", "/playbooks", "/playbooks/cool", "/jobs", "/nodes")
-MORE = ("/nodes/node-1", "/audit", "/settings", "/report", "/docs")
+OF_A_JOB = (f"/jobs/{JOB}", f"/jobs/{JOB}/logs?last=1h&kernel=true", f"/jobs/{JOB}/logs?last=1h&level=warning&text=e")
+MORE = ("/nodes/node-1", "/audit", "/settings", "/report", "/docs", *OF_A_JOB)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +99,8 @@ def test_nobody_is_kept_from_reading_a_page(browser: Browser, lab: Lab, scheme: 
     run = lab.fire(node="node-2")
     watched = Watched(browser, lab, "op", color_scheme=scheme)
     try:
-        for path in (*PAGES, "/audit", "/settings", "/report", f"/runs/{run}"):
+        of_a_job = (OF_A_JOB[0], OF_A_JOB[-1])  # a few lines of each kind: many would take a minute
+        for path in (*PAGES, *of_a_job, "/audit", "/settings", "/report", f"/runs/{run}"):
             watched.page.goto(lab.url + path)
             # By the debugger, which the page's policy does not bind.
             watched.page.evaluate(AXE)
@@ -180,6 +183,7 @@ def test_a_phone_shows_every_page_whole_and_answers_a_question(browser: Browser,
     try:
         for path in (
             *PAGES,
+            *OF_A_JOB,
             "/nodes/node-1",
             "/audit",
             "/settings",
@@ -338,3 +342,131 @@ def test_without_script_pages_say_the_same(browser: Browser, lab: Lab) -> None:
         expect(page.locator(".notice")).to_contain_text("Cancelled")
     finally:
         context.close()
+
+
+@pytest.mark.parametrize("width", [768, 1024, 1280])
+def test_the_pages_of_a_job_fit_every_width(browser: Browser, lab: Lab, width: int) -> None:
+    """Lines wrap, and nothing is to be scrolled sideways."""
+    watched = Watched(browser, lab, "look", viewport={"width": width, "height": 900})
+    try:
+        for path in OF_A_JOB:
+            watched.page.goto(lab.url + path)
+            wider = watched.page.locator("html, main, .wide").evaluate_all(
+                "all => all.filter((each) => each.scrollWidth > each.clientWidth).map((each) => each.className)"
+            )
+            assert (path, wider) == (path, [])
+    finally:
+        watched.context.close()
+    assert (watched.complaints, watched.elsewhere) == ([], [])
+
+
+def test_a_log_is_searched_filtered_and_paged_by_keyboard(seen: Watched, lab: Lab) -> None:
+    """Older lines join those that are there; each view has an address."""
+    page = seen.page
+    page.goto(f"{lab.url}/jobs/{JOB}")
+    page.get_by_role("link", name="Log", exact=True).click()
+    rows = page.locator("#log-rows tr")
+    expect(rows).to_have_count(200)
+    first = rows.first.inner_text()
+    page.get_by_role("link", name="Older").focus()
+    page.keyboard.press("Enter")
+    expect(rows).to_have_count(400)
+    assert rows.first.inner_text() == first
+    page.get_by_role("link", name="Older").click()
+    expect(rows).to_have_count(566)
+    expect(page.get_by_role("link", name="Older")).to_have_count(0)
+    page.keyboard.press("/")
+    page.keyboard.type("OUT OF MEMORY")
+    page.get_by_label("Rank", exact=True).fill("3")
+    page.get_by_label("Level").select_option("error")
+    page.keyboard.press("Tab")
+    page.get_by_role("button", name="Search").press("Enter")
+    expect(rows).to_have_count(1)
+    expect(rows.locator("mark")).to_have_text("out of memory")
+    assert all(part in page.url for part in ("text=OUT+OF+MEMORY", "rank=3", "level=error"))
+    rows.get_by_role("link", name="cuda-oom").click()
+    expect(page.locator("#finding-01f0:target")).to_contain_text("critical")
+    page.locator("#finding-01f0").get_by_role("link", name="in the log").click()
+    expect(page.locator("#moment")).to_contain_text(OOM)
+    expect(page.locator("#moment")).to_be_in_viewport()
+    page.get_by_role("link", name="Newest").or_(page.get_by_role("link", name="Failing moment")).first.click()
+    expect(page.locator("#moment")).to_contain_text(OOM)
+
+
+def test_a_log_is_followed_paused_and_left_to_others(seen: Watched, lab: Lab) -> None:
+    """New lines stand above the others, without script in them; a tab that nobody looks at follows nothing."""
+    page = seen.page
+    page.goto(f"{lab.url}/jobs/{JOB}/logs?text=live")
+    page.get_by_role("button", name="Follow").click()
+    expect(page.locator("#log-state")).to_have_text("following")
+    lab.logs.lines.append(line(-1, "live <script>document.title='taken'</script> \u202e", 2))
+    expect(page.locator("#log-rows tr").first).to_contain_text("live <script>document.title='taken'</script> \\u202e")
+    expect(page.locator("#log-state")).to_have_text("following: 1 new line")
+    assert "live=1" in page.url
+    lab.logs.lines.append(line(-2, "nobody asked for this", 2))
+    lab.logs.lines.append(line(-3, "live again", 2))
+    expect(page.locator("#log-state")).to_have_text("following: 2 new lines")
+    page.get_by_role("button", name="Pause").click()
+    expect(page.locator("#log-state")).to_have_text("paused")
+    assert "live=1" not in page.url
+    _until(lambda: lab.logs.followers == 0)
+    lab.logs.lines.append(line(-4, "live while paused", 2))
+    page.get_by_role("button", name="Follow").click()
+    expect(page.locator("#log-rows tr").first).to_contain_text("live while paused")
+    assert page.locator("#log-rows tr").count() == 3
+    hide = "Object.defineProperty(document, 'hidden', {value: %s, configurable: true});"
+    told = "document.dispatchEvent(new Event('visibilitychange'))"
+    page.evaluate(hide % "true" + told)
+    expect(page.locator("#log-state")).to_have_text("paused while nobody looks", timeout=10_000)
+    _until(lambda: lab.logs.followers == 0)
+    lab.logs.lines.append(line(-5, "live while hidden", 2))
+    page.evaluate(hide % "false" + told)
+    expect(page.locator("#log-rows tr").first).to_contain_text("live while hidden")
+    assert "taken" not in page.title()
+
+
+def test_no_more_pages_follow_logs_than_are_allowed(seen: Watched, lab: Lab) -> None:
+    """The next is told so, and is let in when another has gone."""
+    most = lab.world.limits.followed_logs
+    lines = [lab.open_stream(f"/console/log?job={JOB}", "look") for _ in range(most)]
+    try:
+        _until(lambda: lab.logs.followers == most)
+        seen.page.goto(f"{lab.url}/jobs/{JOB}/logs?live=1")
+        expect(seen.page.locator("#log-state")).to_contain_text(f"As many pages as are allowed ({most})")
+        expect(seen.page.get_by_role("button", name="Follow")).to_be_visible()
+    finally:
+        for each in lines:
+            each.close()
+    _until(lambda: lab.logs.followers == 0)
+    seen.page.get_by_role("button", name="Follow").click()
+    expect(seen.page.locator("#log-state")).to_contain_text("following")
+
+
+def test_a_log_is_searched_without_script(browser: Browser, lab: Lab) -> None:
+    """All but following: search, times, and older lines."""
+    context = browser.new_context(java_script_enabled=False)
+    try:
+        page: Page = context.new_page()
+        page.goto(f"{lab.url}/login?next=/jobs/{JOB}/logs")
+        page.fill("#token", "look")
+        page.click("button.primary")
+        page.click("text=Older")
+        expect(page.locator("#log-rows tr")).to_have_count(200)
+        expect(page.get_by_role("button", name="Follow")).to_have_count(0)
+        page.fill("#log-text", "without a time")
+        page.select_option("[name=last]", "own")
+        page.fill("[name=since]", "2026-01-31T11:50:05")
+        page.fill("[name=until]", "2026-01-31T11:59:00")
+        page.get_by_role("button", name="Search").click()
+        expect(page.locator("#log-rows tr")).to_have_count(1)
+        expect(page.locator("[name=since]")).to_have_value("2026-01-31T11:50:05")
+    finally:
+        context.close()
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    """Wait until it holds, ten seconds at most."""
+    end = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < end, "it did not come about in ten seconds"
+        time.sleep(0.02)

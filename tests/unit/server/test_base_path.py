@@ -77,7 +77,18 @@ async def test_every_link_of_every_page_leads_below_the_base() -> None:
     async with world.client() as client:
         answer = await client.post(f"{BASE}/webhook", json=payload(alert()))
         run = answer.json()["runs"][0]["run_id"]
-        for path in ("/", "/runs", f"/runs/{run}", "/alerts", "/explain", "/settings", "/docs", "/audit", "/nowhere"):
+        for path in (
+            "/",
+            "/runs",
+            f"/runs/{run}",
+            "/alerts",
+            "/explain",
+            "/settings",
+            "/docs",
+            "/audit",
+            "/jobs/a/logs",
+            "/nowhere",
+        ):
             bare = await client.get(path, headers=HTML)
             below = await client.get(BASE + path, headers=HTML)
             assert bare.status_code == below.status_code

@@ -31,7 +31,8 @@ _SOURCES = ("training", "launcher")
 
 class _RankSources(Struct, frozen=True):
     rank: int
-    local_rank: int
+    local_rank: int | None
+    """None where nothing told the process, which was started by hand or by a launcher that does not say it."""
     origin: Origin
     files: tuple[tuple[str, str], ...]
     """Path and source of each further file that the policy allows."""
@@ -136,7 +137,7 @@ class JobSources:
             _number(values.get(name)) for name in ("attempt", "rank", "local_rank", "node_rank")
         )
         job = values["job"]
-        if rank is None or local_rank is None or not isinstance(job, str) or not 0 < len(job) <= _LONGEST_NAME:
+        if rank is None or not isinstance(job, str) or not 0 < len(job) <= _LONGEST_NAME:
             return None
         origin = Origin("training", self._node, job, attempt, rank, local_rank, node_rank)
         named = [(each["path"], each.get("source", "training")) for each in values.get("files", ())][:_MOST_FILES]

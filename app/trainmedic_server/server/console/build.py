@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
 from starlette.requests import Request
@@ -21,6 +21,7 @@ from trainmedic_server.server.console.forms import Forms
 from trainmedic_server.server.console.fragments import Fragments
 from trainmedic_server.server.console.inner_api import InnerApi
 from trainmedic_server.server.console.live import MOST_TOPICS, LiveBoard
+from trainmedic_server.server.console.log_follower import LogFollower
 from trainmedic_server.server.console.page_forms import PageForms
 from trainmedic_server.server.console.page_request import last_event
 from trainmedic_server.server.console.rendering import Renderer
@@ -75,7 +76,12 @@ def console(
             on_close=lambda: board.leave(topics),
         )
 
-    raw = {("GET", "/console/live"): live, ("GET", "/login"): _nobody_signs_in}
+    follower = LogFollower(auth, limits, lambda request, parts: pages.page_request(request, parts))
+    raw: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
+        ("GET", "/console/live"): live,
+        ("GET", "/console/log"): follower.take,
+        ("GET", "/login"): _nobody_signs_in,
+    }
     if auth.sessions is not None:
         sign_in = SignIn(auth, auth.sessions, renderer, bodies)
         raw |= {("GET", "/login"): sign_in.show, ("HEAD", "/login"): sign_in.show}

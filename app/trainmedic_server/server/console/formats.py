@@ -107,6 +107,40 @@ def clock_time(value: Any, now: datetime | None = None) -> str:
     return at.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M")
 
 
+def precise(value: Any, now: datetime) -> Markup:
+    """The time of day in UTC with milliseconds, with the day where it is another one than `now`'s."""
+    at = moment(value)
+    if at is None:
+        return Markup("–")
+    at = at.astimezone(UTC)
+    shown = f"{at:%H:%M:%S}.{at.microsecond // 1000:03d}"
+    text = shown if at.date() == now.astimezone(UTC).date() else f"{at:%Y-%m-%d} {shown}"
+    return Markup('<time datetime="{}" title="{} {} UTC">{}</time>').format(
+        at.isoformat(), f"{at:%Y-%m-%d}", shown, text
+    )
+
+
+def local_field(value: Any, up: bool = False) -> str:
+    """A time as a field for date and time takes it, in UTC and whole seconds; `up` for one that ends a window."""
+    at = moment(value)
+    if at is None:
+        return ""
+    at = at.astimezone(UTC)
+    if up and at.microsecond:
+        at += timedelta(seconds=1)
+    return at.strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def loss(value: Any) -> str:
+    """A loss with five digits; what is no number as it is."""
+    return f"{value:.5g}" if isinstance(value, int | float) and not isinstance(value, bool) else plain(value)
+
+
+def cut(value: Any, limit: int) -> str:
+    """A text up to `limit` characters."""
+    return _cut(str(value), limit)
+
+
 def day(value: Any) -> str:
     """The day and the minute in UTC."""
     at = moment(value)

@@ -5,8 +5,10 @@ So a page shows exactly what the API answers, by the same checks and bounds, and
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -15,6 +17,9 @@ from starlette.types import ASGIApp, Message
 from trainmedic_server.server.auth import Principal, vouched
 from trainmedic_server.server.problems import HttpProblem
 
+_STREAMED_CHUNKS = 8
+"""Chunks of a streamed answer that wait for their reader."""
+_BROKEN_OFF = "The answer broke off before its end; the server's log says why. Ask again."
 Query = Mapping[str, Any] | list[tuple[str, Any]]
 
 
@@ -46,10 +51,34 @@ class InnerApi:
         document = json.loads(answer) if answer else None
         # That the server is not ready is what its status says, and no error of the call.
         if status >= 400 and path != "/ready":
-            answered = document if isinstance(document, dict) else {}
-            problems = [(str(each["field"]), str(each["message"])) for each in answered.get("errors", [])]
-            raise HttpProblem(status, str(answered.get("detail", "")), problems=problems)
+            raise _problem(status, document)
         return document
+
+    async def documents(
+        self, principal: Principal, path: str, query: Query | None = None
+    ) -> AsyncGenerator[dict[str, Any] | None, None]:
+        """Yield the documents of a streamed answer as they come, of NDJSON or of server-sent events; None for a sign
+        of life. Raises HttpProblem where it is an error. Whoever stops reading closes the generator."""
+        answer = _StreamedAnswer()
+        serving = asyncio.create_task(answer.serve(self._app, _scope(principal, "GET", path, query, b"")))
+        try:
+            rest = b""
+            async for chunk in answer.chunks():
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    if line.startswith(b":"):
+                        yield None
+                    elif line.removeprefix(b"data: ").startswith(b"{"):
+                        yield json.loads(line.removeprefix(b"data: "))
+            await asyncio.wait({serving})
+            if not answer.is_whole:  # its head was sent before, and says that all is well
+                raise HttpProblem(HTTPStatus.BAD_GATEWAY, _BROKEN_OFF)
+            if answer.status >= 400:
+                raise _problem(answer.status, json.loads(rest) if rest else None)
+        finally:
+            answer.leave()
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
 
     async def _exchange(self, scope: dict[str, Any], content: bytes) -> tuple[int, bytes]:
         status, parts, sent = 500, [], False
@@ -70,6 +99,50 @@ class InnerApi:
 
         await self._app(scope, receive, send)
         return status, b"".join(parts)
+
+
+class _StreamedAnswer:
+    """An answer that is read while the application still writes it; it waits for its reader."""
+
+    def __init__(self) -> None:
+        self.status = 500
+        self.is_whole = False
+        """Whether its end has come."""
+        self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue(_STREAMED_CHUNKS)
+        self._left = asyncio.Event()
+
+    def leave(self) -> None:
+        """Tell the application that its client has left."""
+        self._left.set()
+
+    async def serve(self, app: ASGIApp, scope: dict[str, Any]) -> None:
+        try:
+            await app(scope, self._receive, self._send)
+        finally:
+            if not self._left.is_set():
+                await self._chunks.put(None)
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        while (chunk := await self._chunks.get()) is not None:
+            yield chunk
+
+    async def _receive(self) -> Message:
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            return
+        self.is_whole = not message.get("more_body", False)
+        if message.get("body"):
+            await self._chunks.put(message["body"])
+
+
+def _problem(status: int, document: Any) -> HttpProblem:
+    answered = document if isinstance(document, dict) else {}
+    problems = [(str(each["field"]), str(each["message"])) for each in answered.get("errors", [])]
+    return HttpProblem(status, str(answered.get("detail", "")), problems=problems)
 
 
 def _scope(principal: Principal, method: str, path: str, query: Query | None, content: bytes) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from msgspec import Struct, field
@@ -41,6 +41,10 @@ class PageRequest(Struct, frozen=True):
 
     async def get_or(self, default: Any, path: str, query: Query | None = None) -> Any:
         return await self.api.get_or(default, self.principal, path, query)
+
+    def documents(self, path: str, query: Query | None = None) -> AsyncGenerator[dict[str, Any] | None, None]:
+        """What the API streams at `path`, document by document. Raises HttpProblem."""
+        return self.api.documents(self.principal, path, query)
 
     @property
     def is_operator(self) -> bool:

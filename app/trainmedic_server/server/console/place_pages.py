@@ -10,10 +10,12 @@ from typing import Any
 from starlette.responses import Response
 
 from trainmedic_server.diagnosis.advice import MEANS
-from trainmedic_server.server.console import run_rows
+from trainmedic_server.server.console import log_page, run_rows
 from trainmedic_server.server.console.page_request import PageRequest
+from trainmedic_server.server.console.rank_losses import losses_of
 from trainmedic_server.server.problems import HttpProblem
 
+_MOST_FINDINGS = 20
 _RACK = re.compile(r"(?P<rack>.+?)[-_.]?\d+$")
 
 
@@ -26,6 +28,7 @@ async def jobs(page: PageRequest) -> Response:
         title="Jobs",
         jobs=sorted(listed, key=lambda each: _natural(each["name"])),
         changed=_changed(present.document),
+        losses_of=losses_of,
         lost=_lost(present.document, "job"),
     )
 
@@ -36,8 +39,13 @@ async def job(page: PageRequest) -> Response:
     shown = await _named(page, "/jobs", name)
     runs, more = await run_rows.read(page, {"job": name})
     diagnosis = await page.get_or(None, f"/jobs/{name}/diagnosis")
-    if shown is None and not runs and diagnosis is None:
-        raise HttpProblem(404, f"No job {name} is connected, and neither a run nor a verdict was on one of that name.")
+    findings = await log_page.findings_of(page, name, _MOST_FINDINGS)
+    if shown is None and not runs and diagnosis is None and not findings:
+        raise HttpProblem(
+            404,
+            f"No job {name} is connected, and neither a run, a verdict nor a finding was on one of that name. "
+            "Its log can be searched all the same: open it on the page Jobs.",
+        )
     return await page.page(
         "job.html",
         title=f"Job {name}",
@@ -48,6 +56,9 @@ async def job(page: PageRequest) -> Response:
         alike=partial(run_rows.alike, {"job": name}),
         diagnosis=diagnosis,
         advice_means=MEANS,
+        findings=findings,
+        most_findings=_MOST_FINDINGS,
+        losses=losses_of(shown),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any
 
 from jinja2 import ChainableUndefined, Environment, FileSystemBytecodeCache, PackageLoader
@@ -13,7 +14,7 @@ from starlette.responses import Response
 from trainmedic_server import __version__
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.server.base_path import BasePath
-from trainmedic_server.server.console import formats
+from trainmedic_server.server.console import formats, log_view
 from trainmedic_server.server.console.assets import Assets
 
 CONTENT_POLICY = (
@@ -29,6 +30,7 @@ _COMPRESSED_FROM = 600
 _FILTERS = (
     *("span", "words", "tail", "pairs", "plain", "day", "segment", "lines"),
     *("shell", "as_json", "status_mark", "safe_link", "without", "coded"),
+    *("cut", "local_field", "loss"),
 )
 _LINK = re.compile(r"""(?<=[\s"'])(href|action|src|hx-get|hx-post)="(?=/)""")
 
@@ -67,6 +69,7 @@ class Renderer:
             self._environment.filters[name] = getattr(formats, name)
         self._environment.filters["when"] = lambda value: formats.when(value, clock.now())
         self._environment.filters["clock"] = lambda value: formats.clock_time(value, clock.now())
+        self._environment.filters["precise"] = lambda value: formats.precise(value, clock.now())
         self._environment.filters["moment"] = formats.moment
         self._environment.filters["linked_runs"] = lambda value: formats.linked_runs(value, base.link)
         self._environment.globals.update(
@@ -75,7 +78,12 @@ class Renderer:
             version=__version__,
             share=formats.share,
             moment_of=formats.moment,
+            log_around=log_view.around,
         )
+
+    def now(self) -> datetime:
+        """The time by which pages say how long ago something was."""
+        return self._clock.now()
 
     def text(self, template: str, **names: Any) -> str:
         """The template, filled in."""

@@ -8,6 +8,7 @@ from trainmedic_server.server.console import (
     alert_pages,
     api_page,
     book_pages,
+    log_page,
     now_page,
     place_pages,
     run_pages,
@@ -30,6 +31,8 @@ ROUTES = (
     _route(r"/playbooks", book_pages.playbooks),
     _route(r"/playbooks/(?P<playbook>[^/]{1,200})", book_pages.playbook),
     _route(r"/jobs", place_pages.jobs),
+    _route(r"/logs", log_page.opened, always=True),
+    _route(r"/jobs/(?P<job>.{1,253})/logs", log_page.log),
     # The names of jobs and nodes may hold slashes, which arrive as such however a link has written them.
     _route(r"/jobs/(?P<job>.{1,253})", place_pages.job, gives_way=True),
     _route(r"/nodes", place_pages.nodes),

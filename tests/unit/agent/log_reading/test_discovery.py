@@ -67,6 +67,16 @@ def test_the_layout_says_job_attempt_and_rank(tmp_path: Path, attempt: AttemptLo
     assert found["stdout.log"].stream.endswith("/ranks-n1/none_x/attempt_0/0/stdout.log")
 
 
+def test_a_rank_that_was_told_no_local_rank_has_its_records(tmp_path: Path, attempt: AttemptLogs) -> None:
+    """A process that was started by hand, with RANK alone. What torchrun keeps by local rank is not taken for its."""
+    touch(attempt.sources(NODE, 5), json.dumps({"version": 1, "job": "llm-1", "attempt": 2, "rank": 5, "node": NODE}))
+    touch(attempt.records(5))
+    touch(attempt.ranks(NODE) / "none_x" / "attempt_0" / "5" / "stdout.log")
+    found = origins(scan(Discovery(policy_of(roots=[str(tmp_path / "logs")]), NODE)))
+    assert (found["rank-5.jsonl"].rank, found["rank-5.jsonl"].local_rank) == (5, None)
+    assert (found["stdout.log"].rank, found["stdout.log"].local_rank) == (None, 5)
+
+
 def test_without_a_sources_file_a_rank_is_not_guessed(tmp_path: Path, attempt: AttemptLogs) -> None:
     """Its records may be those of another node; of torchrun's files the local rank is known."""
     touch(attempt.records(8))

@@ -58,7 +58,7 @@ function put(/** @type {string} */ id, /** @type {string} */ html) {
 /** Ask for the page again, with all in it that this one was told of; `gently`, no more than whether a person has to
  * sign in, where it is a list of runs. */
 async function look(gently = false) {
-  const answer = await fetch(here(), { headers: { Accept: "text/html", "Last-Event-ID": newest || "0" } });
+  const answer = await fetch(body.dataset.look || here(), { headers: { Accept: "text/html", "Last-Event-ID": newest || "0" } });
   if (answer.redirected && new URL(answer.url).pathname === `${base}/login`) return location.reload();
   if (!answer.ok || (gently && body.dataset.live === "runs")) return;
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");

@@ -1,0 +1,229 @@
+"""The view of a job's log that a page's address names, and the addresses of its other views. Pure values.
+
+The names of the filters are those of ``GET /jobs/{job}/logs``, so that an address of the API, opened in a browser, is
+the page of the same lines. Times without a zone are UTC, as everywhere in the console.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Self
+from urllib.parse import urlencode
+
+from msgspec import Struct, field
+
+from trainmedic_server.domain.log_search import LogQuery, read_time, written
+from trainmedic_server.server.console.formats import moment
+from trainmedic_server.server.log_lines import LONGEST_SINCE
+from trainmedic_server.server.times import time_of
+
+NEWEST, OLDEST = "newest", "oldest"
+OWN = "own"
+LASTS = ("1m", "5m", "10m", "1h", "24h")
+USUAL_LAST = "10m"
+AROUND = timedelta(minutes=1)
+"""How far a view of a moment reaches, before it and after it."""
+FILTERS = tuple(
+    name
+    for name in ("rank", "local_rank", "node_rank", "node", "attempt", "level", "kernel")
+    if name in LogQuery.__struct_fields__
+)
+"""Those that the API's query has."""
+_MOST_PASSED = 50_000
+_PLACE = re.compile(r"(?P<at>.{1,40})~(?P<passed>\d{1,6})")
+
+
+class LogPlace(Struct, frozen=True):
+    """A place between two lines of a log."""
+
+    at: datetime
+    passed: int = 0
+    """Lines of just that time that are on the near side: many lines can share a time."""
+
+    def __str__(self) -> str:
+        return f"{written(self.at)}~{self.passed}"
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """Raises ValueError."""
+        match = _PLACE.fullmatch(text)
+        if match is None or int(match["passed"]) > _MOST_PASSED:
+            raise ValueError("is no place in a log; begin with the newest lines")
+        return cls(read_time(match["at"]), int(match["passed"]))
+
+
+class LogView(Struct, frozen=True):
+    """Which lines of which job, and in which order."""
+
+    job: str
+    since: datetime
+    until: datetime | None = None
+    filters: Mapping[str, str] = field(default_factory=dict)
+    """As the API takes them."""
+    text: str = ""
+    """What is searched for."""
+    is_pattern: bool = False
+    """Whether it is a regular expression."""
+    last: str = USUAL_LAST
+    """The window as a time up to now; `OWN` where it has bounds of its own."""
+    order: str = NEWEST
+    before: LogPlace | None = None
+    after: LogPlace | None = None
+    moment: datetime | None = None
+    """The time that the view is about."""
+    is_followed: bool = False
+
+    @classmethod
+    def read(cls, job: str, query: Mapping[str, str], now: datetime) -> tuple[Self, str]:
+        """The view that a page's parameters name, and what is wrong with them, empty where nothing is. What is wrong
+        is left at its default."""
+        wrong: list[str] = []
+
+        def of(name: str, read: Any, default: Any = None) -> Any:
+            value = query.get(name, "").strip()
+            try:
+                return read(value) if value else default
+            except ValueError as error:
+                wrong.append(f"{name}: {error}")
+                return default
+
+        point = of("at", _point)
+        last = query.get("last", "")
+        is_own = last == OWN or (not last and any(query.get(name) for name in ("since", "until", "attempt", "at")))
+        if is_own:
+            usual = now - LONGEST_SINCE if query.get("attempt") else now - timedelta(minutes=10)
+            usual = point - AROUND if point else usual
+            since = of("since", lambda text: _time(text, now), usual)
+            until = of("until", lambda text: _time(text, now), point + AROUND if point else None)
+            last = OWN
+        else:
+            if last and last not in LASTS:
+                wrong.append(f"last: must be one of {', '.join(LASTS)}, or {OWN}")
+            last = last if last in LASTS else USUAL_LAST
+            since, until = time_of(last, now), None
+        if until is not None and until <= since:
+            wrong.append("until: must be later than since")
+            until = None
+        usual_order = OLDEST if point else NEWEST
+        view = cls(
+            job=job,
+            since=since,
+            until=until,
+            filters={name: query[name].strip() for name in FILTERS if query.get(name, "").strip()},
+            text=query.get("text") or query.get("grep", ""),
+            is_pattern=bool(query.get("pattern")) or ("grep" in query and not query.get("text")),
+            last=last,
+            order=query.get("order", "") if query.get("order") in (NEWEST, OLDEST) else usual_order,
+            before=of("before", LogPlace.read),
+            after=of("after", LogPlace.read),
+            moment=point,
+            is_followed=bool(query.get("live")) and until is None,
+        )
+        return view, "; ".join(wrong)
+
+    @property
+    def grep(self) -> str:
+        """The regular expression of RE2 by which the API finds the text."""
+        if not self.text or self.is_pattern:
+            return self.text
+        return f"(?i){re.escape(self.text)}"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether lines that are printed from now on belong to it."""
+        return self.until is None and self.before is None
+
+    def asked(self, since: datetime | None = None, until: datetime | None = None, **others: Any) -> dict[str, Any]:
+        """The API's parameters for the lines from `since` until `until`, or those of the whole view."""
+        names: dict[str, Any] = {**self.filters, "since": written(since or self.since)}
+        end = until or self.until
+        if end is not None:
+            names["until"] = written(end)
+        if self.grep:
+            names["grep"] = self.grep
+        return {**names, **others}
+
+    @property
+    def command(self) -> str:
+        """The command that shows these lines in a terminal."""
+        words = ["trainmedic", "logs", "--job", self.job]
+        for name, value in self.asked().items():
+            words += ["--kernel"] if name == "kernel" else [f"--{name.replace('_', '-')}", str(value)]
+        return shlex.join(words)
+
+    def query(self, **changes: Any) -> str:
+        """The page's query for this view with `changes`; None takes a parameter off. It begins at the view's own
+        first line, unless the changes say where."""
+        names: dict[str, Any] = {"text": self.text, "pattern": "1" if self.is_pattern else "", **self.filters}
+        if self.last == OWN:
+            names |= {"last": OWN, "since": written(self.since), "until": self.until and written(self.until)}
+        elif self.last != USUAL_LAST:
+            names["last"] = self.last
+        names["at"] = self.moment and written(self.moment)
+        names["order"] = self.order if self.order != (OLDEST if self.moment else NEWEST) else ""
+        names["live"] = "1" if self.is_followed else ""
+        names |= changes
+        return urlencode({name: str(value) for name, value in names.items() if value not in (None, "")})
+
+    def older(self, place: LogPlace) -> str:
+        """The query of the lines before `place`. It has fixed times, so that it says the same tomorrow."""
+        return self.query(**self._fixed(), before=place)
+
+    def newer(self, place: LogPlace) -> str:
+        """The query of the lines after `place`."""
+        return self.query(**self._fixed(), after=place)
+
+    def permanent(self, now: datetime) -> str:
+        """The query that shows the same lines whenever it is opened."""
+        fixed = {**self._fixed(), "until": written(self.until or now)}
+        return self.query(**fixed, before=self.before, after=self.after)
+
+    def _fixed(self) -> dict[str, Any]:
+        until = written(self.until) if self.until is not None else None
+        return {"last": OWN, "since": written(self.since), "until": until, "live": None}
+
+
+def around(at: Any, rank: Any = None, node: Any = None, source: Any = None) -> str:
+    """The query of the lines around a moment of a rank, or of a node where no rank is named; empty without a time.
+    What a kernel said is among the kernel's lines."""
+    point = moment(at)
+    if point is None:
+        return ""
+    names: dict[str, Any] = {"at": written(_aware(point))}
+    if source == "kernel":
+        names |= {"node": node, "kernel": "true"}
+    elif rank is not None:
+        names["rank"] = rank
+    else:
+        names["node"] = node
+    return urlencode({name: value for name, value in names.items() if value not in (None, "")})
+
+
+def _point(text: str) -> datetime:
+    point = moment(text)
+    if point is None:
+        raise ValueError("must be a time, such as 2026-01-31T12:00:05Z")
+    return _aware(point)
+
+
+def _time(text: str, now: datetime) -> datetime:
+    """A time with a zone, one in UTC without it, or how long ago."""
+    try:
+        return time_of(text, now)
+    except ValueError:
+        point = moment(text)
+        if point is None:
+            raise ValueError(
+                "must be a time in UTC (2026-01-31 12:00:05), one with a zone, or how long ago (90m)"
+            ) from None
+        return _aware(point)
+
+
+def _aware(point: datetime) -> datetime:
+    try:
+        return (point if point.tzinfo is not None else point.replace(tzinfo=UTC)).astimezone(UTC)
+    except OverflowError:
+        raise ValueError("is out of the range of times") from None

@@ -1,0 +1,95 @@
+"""The losses of a job's ranks, in the few figures that the job's presence has room for.
+
+However many ranks there are, the form has the same size: the extremes, the median, a curve of all from the lowest to
+the highest, the ranks that differ most from the others, and those whose loss is no number. Pure functions.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any, Iterable, Mapping, Sequence
+
+_MOST_APART = 12
+_MOST_SPANS = 20
+_CURVE_POINTS = 33
+_APART_FACTOR = 8.0
+"""Times the median distance from the median: of a normal spread, one rank in millions is as far."""
+_APART_LEAST = 0.01
+"""Part of the median that a rank must differ by: where all ranks report one mean, rounding makes none differ."""
+_NOT_FINITE = ("nan", "inf", "-inf")
+
+
+def loss_spread(ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The form of the losses among the ranks' figures (`trainmedic.Medic.stats`); None where no rank has one. It is
+    JSON, which has no NaN: those are named by kind."""
+    losses = {
+        rank: float(value)
+        for rank, figures in ranks.items()
+        if isinstance(value := figures.get("loss"), (int, float)) and not isinstance(value, bool)
+    }
+    if not losses:
+        return None
+    finite = {rank: value for rank, value in losses.items() if math.isfinite(value)}
+    spread: dict[str, Any] = {"ranks": len(losses), "steps": _steps(ranks[rank].get("loss_step") for rank in losses)}
+    for kind in _NOT_FINITE:
+        odd = [rank for rank, value in losses.items() if not math.isfinite(value) and str(value) == kind]
+        if odd:
+            spread[kind] = {"count": len(odd), "ranks": rank_spans(odd)}
+    if not finite:
+        return spread
+
+    def entry(rank: int) -> dict[str, Any]:
+        return {"rank": rank, "node": str(ranks[rank].get("node", "")), "loss": finite[rank]}
+
+    ordered = sorted(finite, key=lambda rank: finite[rank])
+    values = [finite[rank] for rank in ordered]
+    median = statistics.median(values)
+    apart = _apart(finite, median)
+    return {
+        **spread,
+        "lowest": entry(ordered[0]),
+        "median": median,
+        "highest": entry(ordered[-1]),
+        "curve": _curve(values),
+        "apart": [entry(rank) for rank in apart[:_MOST_APART]],
+        "apart_count": len(apart),
+    }
+
+
+def rank_spans(ranks: Sequence[int]) -> str:
+    """``0-3, 7``, and how many spans more there are where there are many."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    shown = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans[:_MOST_SPANS])
+    left = sum(last - first + 1 for first, last in spans[_MOST_SPANS:])
+    return f"{shown} and {left} more" if left else shown
+
+
+def _apart(finite: Mapping[int, float], median: float) -> list[int]:
+    """The ranks that are far from the others, the farthest first. Of two or three ranks none is: there are no
+    others."""
+    if len(finite) < 4:
+        return []
+    distances = {rank: abs(value - median) for rank, value in finite.items()}
+    usual = statistics.median(distances.values())
+    limit = max(_APART_FACTOR * usual, _APART_LEAST * abs(median))
+    return sorted((rank for rank, far in distances.items() if far > limit), key=lambda rank: -distances[rank])
+
+
+def _curve(values: Sequence[float]) -> list[float]:
+    """All values from the lowest to the highest, or so many of them at equal distances."""
+    if len(values) <= _CURVE_POINTS:
+        return list(values)
+    last = len(values) - 1
+    return [values[round(point * last / (_CURVE_POINTS - 1))] for point in range(_CURVE_POINTS)]
+
+
+def _steps(steps: Iterable[Any]) -> list[int] | None:
+    """The first and the last step that the losses are of; None where no rank says it."""
+    numbers = [step for step in steps if isinstance(step, int) and not isinstance(step, bool)]
+    return [min(numbers), max(numbers)] if numbers else None

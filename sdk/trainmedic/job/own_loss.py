@@ -1,0 +1,92 @@
+"""This rank's own loss as a number that other threads can read at once.
+
+A loss on an accelerator cannot be read without a wait for the device, and a thread that waits for a device that hangs
+would no longer tell the other ranks that this one lives. So the training thread queues a copy into main memory about
+once a second, and takes the number once the device has passed it. Nothing here waits. Who calls it: ``progress``.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+from trainmedic.job.reported_values import detached
+
+COPY_INTERVAL = 1.0
+"""Seconds between two copies. A copy costs the training thread some tens of microseconds."""
+
+
+class _Copy(NamedTuple):
+    """A number on its way from an accelerator."""
+
+    step: int | None
+    tensor: Any
+    event: Any
+    """What the device passes after the copy."""
+
+
+class OwnLoss:
+    """The newest known loss of this rank. Only the training thread changes it; any thread may read ``latest``."""
+
+    __slots__ = ("_copy", "_due_at", "latest")
+
+    def __init__(self) -> None:
+        self.latest: tuple[int | None, float] | None = None
+        """The step, and what was reported for it, which may be NaN or infinite. Replaced whole."""
+        self._copy: _Copy | None = None
+        self._due_at = float("-inf")
+
+    def note(self, step: int | None, loss: Any, now: float) -> None:
+        """Take the loss of a report: a number at once, a tensor of an accelerator once its copy has come."""
+        if type(loss) is float:
+            self.latest = (step, loss)
+            return
+        if now < self._due_at:
+            return
+        if self._copy is not None:
+            self._take_copy(self._copy)
+        if self._copy is None:
+            self._due_at = now + COPY_INTERVAL
+            self._read(step, loss)
+
+    def forget(self) -> None:
+        """Forget what is known: training went back, or another one begins."""
+        self.latest = self._copy = None
+        self._due_at = float("-inf")
+
+    def _read(self, step: int | None, loss: Any) -> None:
+        try:
+            is_tensor = callable(getattr(loss, "detach", None))
+            # Of a tensor that is spread over ranks, this rank's part, where that is the whole.
+            value = detached(loss) if hasattr(loss, "placements") else loss.detach() if is_tensor else loss
+            if is_tensor and type(value) is not float and not getattr(value, "is_cpu", False):
+                self._copy = _begun_copy(step, value)
+            else:
+                self.latest = (step, float(value))
+        # It has several numbers or none, its device has failed, or its library has no such copy: nothing is known then.
+        except (AttributeError, OverflowError, RuntimeError, TypeError, ValueError):
+            self._copy = None
+
+    def _take_copy(self, copy: _Copy) -> None:
+        """Take the number if the device has passed the copy."""
+        try:
+            if copy.event.query():
+                self.latest = (copy.step, float(copy.tensor))
+                self._copy = None
+        except (RuntimeError, TypeError, ValueError):  # as above
+            self._copy = None
+
+
+def _begun_copy(step: int | None, tensor: Any) -> _Copy | None:
+    """A copy that the tensor's device makes when it comes to it; None for a device that cannot say when it has, and
+    while the work of the device is captured for a graph."""
+    library = getattr(sys.modules.get("torch"), tensor.device.type, None)
+    if library is None or not hasattr(library, "Event") or not hasattr(library, "current_stream"):
+        return None
+    is_capturing = getattr(library, "is_current_stream_capturing", None)
+    if is_capturing is not None and is_capturing():
+        return None
+    copied = tensor.to("cpu", non_blocking=True)
+    event = library.Event()
+    event.record(library.current_stream(tensor.device))
+    return _Copy(step, copied, event)
