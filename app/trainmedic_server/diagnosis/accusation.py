@@ -128,7 +128,7 @@ def evidence_of(finding: Finding, why: str) -> Evidence:
 
 def rank_of(finding: Finding) -> int | None:
     """The rank whose line began the finding; None where it is not known."""
-    # A line about NaN, a step that was computed again or a rank that is stuck names that rank, whichever has printed it.
+    # A line about NaN, a step that was computed again or a rank that is stuck names that rank, whichever printed it.
     is_stuck = finding.cause is CauseClass.HANG and finding.role is Role.ROOT
     is_about = finding.cause is CauseClass.NUMERICS or finding.rule == RERUN or is_stuck
     number = finding.fields.get("rank", "") if is_about else ""

@@ -226,12 +226,12 @@ def _filter_of_job(clock: Clock) -> Callable[..., HistoryFilter]:
     """The same without what names a job."""
 
     async def conditions(
-        alertname: Names = None,
-        playbook: Names = None,
-        status: Annotated[list[Status] | None, _SEVERAL] = None,
-        decision: Annotated[list[FindableDecision] | None, _SEVERAL] = None,
-        node: Annotated[list[Name] | None, Query(description="One that the run touched.")] = None,
-        by: Annotated[list[Name] | None, Query(description="Who approved, rejected, cancelled or undid it.")] = None,
+        alertname: Annotated[Names, _SEVERAL] = None,
+        playbook: Annotated[Names, _SEVERAL] = None,
+        status: Annotated[Annotated[list[Status], _FEW] | None, _SEVERAL] = None,
+        decision: Annotated[Annotated[list[FindableDecision], _FEW] | None, _SEVERAL] = None,
+        node: Annotated[Names, Query(description="One that the run touched.")] = None,
+        by: Annotated[Names, Query(description="Who approved, rejected, cancelled or undid it.")] = None,
         since: TimeText | None = None,
         until: TimeText | None = None,
         is_open: Annotated[bool | None, Query(alias="open", description="Runs that are not closed.")] = None,
