@@ -119,6 +119,17 @@ def test_who_follows_over_rotations_gets_each_line_once(rotate: Any, seed: int, 
     assert found == list(range(node.count))
 
 
+def test_what_was_written_after_the_last_scan_is_in_a_short_window(node: SearchedNode) -> None:
+    """A log that was quiet, and the scan that a search a moment ago has made of it."""
+    node.write(1)
+    os.utime(node.log, (time.time() - 600,) * 2)
+    assert node.search.page(replace(QUERY, since=datetime.now(UTC) - timedelta(seconds=2)), {}).lines == []
+    with node.log.open("a") as file:
+        file.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S.%f} NCCL timeout\n")
+    page = node.search.page(replace(QUERY, since=datetime.now(UTC) - timedelta(seconds=2)), {})
+    assert [line.text.rpartition(" ")[2] for line in page.lines] == ["timeout"]
+
+
 def test_a_file_that_was_truncated_and_has_grown_beyond_its_place_is_read_from_its_beginning(
     node: SearchedNode,
 ) -> None:

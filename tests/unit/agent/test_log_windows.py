@@ -68,6 +68,20 @@ def test_a_window_in_the_past_has_its_lines_and_no_others(form: str, log: TimedL
     assert abs(line.at - (BEGAN + 404 * SECOND)) <= SECOND
 
 
+def test_a_file_that_came_at_once_is_not_read_from_its_beginning(log: TimedLog) -> None:
+    """Such as one that was copied to the node. A second process, whose clock is an hour behind, hides no line."""
+    log.wait(7200)
+    lines = []
+    for number in range(70_000):
+        at = log.now - timedelta(seconds=(70_000 - number) / 10)
+        behind = timedelta(hours=1) if number % 3 == 0 else timedelta(0)
+        lines.append(f"{at - behind:%Y-%m-%d %H:%M:%S.%f} {'padding ' * 10}{number}")
+    log.write(*lines)
+    found, file = log.answer(window(7190), UTC)
+    assert texts(found) == [str(number) for number in range(69_900, 70_000) if number % 3]
+    assert file._budget._left > (1 << 32) - file._size // 2
+
+
 def test_each_answer_says_how_a_time_is_known(log: TimedLog) -> None:
     """And how far it may be wrong."""
     log.wait(10)

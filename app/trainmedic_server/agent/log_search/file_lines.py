@@ -17,7 +17,7 @@ from trainmedic_server.agent.log_reading.arrivals import ArrivalIndex
 from trainmedic_server.agent.log_reading.birth import born_at
 from trainmedic_server.agent.log_reading.line_cutter import LineCutter
 from trainmedic_server.agent.log_reading.log_files import open_log
-from trainmedic_server.agent.log_search.line_clock import BEGINNING, LineClock
+from trainmedic_server.agent.log_search.line_clock import BEGINNING, SLACK, LineClock
 from trainmedic_server.agent.log_search.line_filter import LineFilter
 from trainmedic_server.agent.log_search.wanted_lines import FilePlace, ReadBudget, WantedLines
 from trainmedic_server.domain.finding import Origin
@@ -27,6 +27,8 @@ PIECE = 256 * 1024
 UNTIMED_BYTES = 1024 * 1024
 """So much of the end is read of a file whose lines say no times, where it is not known when they arrived."""
 _NEAR = 256 * 1024
+_MUCH = 4 * 1024 * 1024
+"""Of more bytes than this that came in time it is looked at which state times of long ago."""
 _BEFORE = 64 * 1024
 """Bytes before the first that can be wanted, in which a line before it may state its time."""
 _PROBE = 64 * 1024
@@ -150,6 +152,8 @@ class FileLines(WantedLines):
             arrival = arrivals.of(low, wanted) if low < self._size else None
             is_wide = arrival is not None and (arrival.after is None or arrival.at - arrival.after > AHEAD)
             high = min(arrival.until, self._size) if arrival is not None and is_wide else low
+            if not is_wide and self._size - low > _MUCH:
+                low = high = self._after_old(low, since - SLACK)
         while high - low > _NEAR:
             middle = (low + high) // 2
             if self._data_at(middle) >= high:  # nothing but a hole
@@ -164,16 +168,34 @@ class FileLines(WantedLines):
         low = max(low - _BEFORE, 0)
         return FilePlace(low, low > 0, BEGINNING)
 
-    def _time_at(self, offset: int, before: int) -> datetime | None:
-        """The time that the first line after `offset` states which states one."""
+    def _after_old(self, low: int, since: datetime) -> int:
+        """A place from `low` on before which lines state times before `since`. What came late can be old, as in a file
+        that was copied here. All lines at a place have to be old, for several processes can write a file."""
+        high = self._size
+        while high - low > _NEAR:
+            middle = (low + high) // 2
+            at = self._time_at(middle, high, is_latest=True)
+            if at is None:
+                break
+            low, high = (low, middle) if at >= since else (middle, high)
+        return low
+
+    def _time_at(self, offset: int, before: int, *, is_latest: bool = False) -> datetime | None:
+        """The time that the first line after `offset` states which states one; or the latest time of the lines there
+        of which one does."""
         for _ in range(_PROBES):
             offset = self._data_at(offset)
             if offset >= before:
                 return None
             raw = os.pread(self._fd, _PROBE, offset)
             self._budget.take(len(raw))
+            latest: datetime | None = None
             for place, line in LineCutter(offset, True).feed(raw)[:1000]:
                 if (at := self._stated_by(place, line)) is not None:
-                    return at
+                    latest = at if latest is None else max(at, latest)
+                    if not is_latest:
+                        break
+            if latest is not None:
+                return latest
             offset += _PROBE
         return None

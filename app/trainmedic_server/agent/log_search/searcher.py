@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -178,7 +179,7 @@ class LogSearcher:
         files = [file for file in self._files if query.kernel and file.origin.source in KERNEL_SOURCES]
         for file in job_files:
             missing = unknown_of_file(file.origin, query)
-            if missing is None or file.written_at < query.since.timestamp():
+            if missing is None or not _is_written_since(file, query.since.timestamp()):
                 continue
             if missing:
                 left_out[missing] = left_out.get(missing, LeftOut()) + LeftOut(files=1)
@@ -254,6 +255,17 @@ def _with_node_ranks(files: Sequence[LogFileFound]) -> list[LogFileFound]:
         else:
             shown.append(file)
     return shown
+
+
+def _is_written_since(file: LogFileFound, since: float) -> bool:
+    """Whether the file was written at `since` or later. A scan is some seconds old, so it does not know of what was
+    written after it."""
+    if file.written_at >= since:
+        return True
+    try:
+        return os.stat(file.path, follow_symlinks=False).st_mtime >= since  # noqa: PTH116
+    except OSError:
+        return False
 
 
 def _is_of_job(file: LogFileFound, query: LogQuery) -> bool:
