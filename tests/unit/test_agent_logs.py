@@ -136,6 +136,15 @@ async def test_who_follows_is_told_once_who_stops_answering_and_once_who_answers
     await batches.aclose()
 
 
+async def test_who_follows_until_a_time_is_not_kept_waiting_after_it(node: LogNode) -> None:
+    """Nor who names one that has passed."""
+    for until in (NOW + timedelta(minutes=1), NOW - timedelta(minutes=1)):
+        clock = ManualClock(NOW)
+        query = replace(QUERY, until=until)
+        async for _ in AgentLogs(BusOfNodes(names([node])), clock).follow(query, ["gpu-01"]):
+            assert clock.now() <= max(until, NOW) + timedelta(seconds=20)
+
+
 async def test_nobody_waits_for_nodes_that_have_stopped_answering(node: LogNode, tmp_path: Path) -> None:
     """An agent is given many seconds to answer; the lines of the others come meanwhile, however many are silent."""
     other = LogNode(tmp_path, "gpu-02")

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.clocks import START, ManualClock
 from trainmedic_server.adapters.log_stores.paging import StoredLine, StoredLogs, nanoseconds
@@ -73,3 +74,17 @@ async def test_who_searches_is_told_where_the_answer_breaks_off() -> None:
     for answer in (logs.search(QUERY, (), 100), logs.follow(QUERY, ())):
         with pytest.raises(LogsUnavailable):
             await anext(answer)
+
+
+async def test_who_follows_until_a_time_is_not_kept_waiting_after_it() -> None:
+    """What comes late is still shown."""
+    store, clock = Store(), ManualClock()
+    store.put(START, "before")
+    until = START + timedelta(minutes=1)
+    texts = []
+    async for batch in StoredLogs(store, clock).follow(replace(QUERY, until=until), ()):
+        texts += [line.text for line in batch.lines]
+        if clock.now() == until + timedelta(seconds=10):
+            store.put(until - timedelta(seconds=1), "late")
+    assert texts == ["before", "late"]
+    assert clock.now() <= until + timedelta(seconds=20)

@@ -100,7 +100,7 @@ class AgentLogs:
             answers = [answer for answer in answers if answer.job_files != 0]
         asking: dict[str, asyncio.Task[list[str]]] = {}
         try:
-            while True:
+            while not query.is_over(self._clock.now()):
                 pause = max(_POLL_SECONDS, _POLL_SECONDS_PER_NODE * len(answers))
                 await self._clock.sleep_until(self._clock.now() + timedelta(seconds=pause))
                 asked, notes = self._due(query, answers, asking)

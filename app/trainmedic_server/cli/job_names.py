@@ -13,4 +13,4 @@ def doubt(client: Client, job: str) -> str:
     connected = [str(item["name"]) for item in client.get("jobs")["items"]]
     if job in connected or any(client.get(path, {"job": job, "limit": 1})["items"] for path in ("history", "findings")):
         return ""
-    return visible(f"no job {job!r} is connected, and nothing is known of one{did_you_mean(job, connected)}")
+    return visible(f"no job {job!r} is connected, and no run and no finding is of one{did_you_mean(job, connected)}")

@@ -83,13 +83,16 @@ def show_lines(client: Client, job: str, output: str, follow: bool, kernel: bool
         raise exits.NoAnswerYet(f"{error.message} {_ASK_FOR_LESS}") from error
     if not count:
         usual = "no lines answer; --since says from when on, and the lines of a node are kept by its agent"
-        click.echo(job_names.doubt(client, job) or usual, err=True)
+        doubt = job_names.doubt(client, job)
+        click.echo(f"{usual}; {doubt}" if doubt else usual, err=True)
 
 
 def _followed(client: Client, path: str, params: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for event in client.events(None, path, {**params, "follow": "true"}):
         if event.data:
             yield json.loads(event.data)
+    if "until" in params:
+        return  # it ends some seconds after that
     raise exits.Unreachable("the server has ended the stream")
 
 

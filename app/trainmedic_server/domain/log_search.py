@@ -7,7 +7,7 @@ and for programs that count; rules see blocks of lines (``logs.line``).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Self
 
@@ -78,6 +78,10 @@ class LeftOut(Struct, frozen=True):
         )
 
 
+LATEST_ARRIVAL = timedelta(seconds=15)
+"""Lines come so late to where they are searched."""
+
+
 class LogQuery(Struct, frozen=True):
     """Which lines are wanted. None, and an empty text, is no condition.
 
@@ -104,6 +108,10 @@ class LogQuery(Struct, frozen=True):
     local_rank: int | None = None
     is_search: bool = False
     """It is not known where the job ran, so all nodes are asked: only one that has files of the job is to answer."""
+
+    def is_over(self, now: datetime) -> bool:
+        """Whether no line that answers can still come."""
+        return self.until is not None and now >= self.until + LATEST_ARRIVAL
 
     def to_wire(self) -> dict[str, Any]:
         """For a command to an agent. ``node`` is who is asked, and is left out."""

@@ -114,6 +114,8 @@ class StoredLogs:
                 is_away, holds_until = True, now + _CATCHES_UP
             while len(order) > _MOST_KNOWN:
                 shown.discard(order.popleft())
+            if query.is_over(now):
+                return
             if now > holds_until:
                 begin = max(begin, now - timedelta(seconds=_LATE_SECONDS))
             await self._clock.sleep_until(now + timedelta(seconds=_POLL_SECONDS))
