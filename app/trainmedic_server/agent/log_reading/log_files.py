@@ -311,4 +311,7 @@ class GrowingFile:
         if size < self._cutter.offset:
             return False
         tail = os.pread(self._fd, len(start.tail), start.offset - len(start.tail))
-        return tail == start.tail and os.pread(self._fd, len(start.head), 0) == start.head
+        head = os.pread(self._fd, len(start.head), 0)
+        # A log that was shrunk has a hole for its beginning, and its end as it was.
+        is_shrunk = not head.strip(b"\0") and bool(tail.strip(b"\0"))
+        return tail == start.tail and (head == start.head or is_shrunk)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.agent.log_reading.reading import Reading, policy_of
+from trainmedic_server.agent.disk import removal
 from trainmedic_server.agent.log_reading import files, followed_file, log_files, log_store, rule_runner
 from trainmedic_server.agent.log_reading.streams import BYTES_AROUND
 from trainmedic_server.errors import JournalUnavailable
@@ -135,6 +136,24 @@ def test_the_hole_that_a_program_leaves_after_a_truncation_is_not_read(reading: 
         reading.step()
     assert sorted(reading.marks()) == ["1", "3"]
     assert reading.counters.bytes_left_out == 0
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_log_that_was_shrunk_is_read_on(is_killed: bool, reading: Reading, logs: Path) -> None:
+    """A rule with ``do: shrink`` makes a hole of its beginning. What is left was read already."""
+    log = logs / "a.log"
+    log.write_text("MARK 1\n" + "padding\n" * 4000 + "MARK 2\n" + "padding\n" * 20)
+    reading.step()
+    assert reading.marks() == ["1", "2"]
+    if is_killed:
+        reading.kill()
+        reading.start()
+    with log.open("r+b") as file:
+        removal._punch_hole(file.fileno(), 16384)
+    write(log, 3)
+    reading.step()
+    reading.step()
+    assert reading.marks() == ["1", "2", "3"]
 
 
 def test_a_deleted_file_is_read_to_its_end_and_then_let_go(reading: Reading, logs: Path) -> None:
