@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,3 +70,39 @@ async def test_a_read_that_nobody_waits_for_is_ended(engine: sa.Engine) -> None:
     assert time.monotonic() - began < 10
     assert all(read.cancelled() for read in reads)
     history.stop_reading()
+
+
+async def test_a_read_that_was_cancelled_before_it_had_a_connection_does_not_begin(engine: sa.Engine) -> None:
+    """A pool, or a database that is slow to connect to, can hold it up that long."""
+    read = BoundedRead()
+    read.cancel()
+    with pytest.raises(errors.StoreUnavailable), engine.begin() as connection, read.bounded(connection):
+        endless(connection)
+    engine.dispose()
+
+
+async def test_a_database_that_cannot_be_told_to_end_a_read_holds_up_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests to cancel wait for it apart from the threads that others use; and one that fails is no error."""
+    told, used = threading.Event(), []
+
+    def cancel(_: BoundedRead) -> None:
+        used.append(threading.current_thread().name)
+        told.wait(5)
+
+    monkeypatch.setattr(BoundedRead, "cancel", cancel)
+    history = SqlHistory(
+        database.reader_engine(database.parse(f"sqlite:///{tmp_path}/history.db"), postgresql.TAKEOVER)
+    )
+    reads = [asyncio.create_task(history._read(lambda _: told.wait(5))) for _ in range(database.READERS)]
+    await asyncio.sleep(0.2)
+    for each in reads:
+        each.cancel()
+    await asyncio.wait(reads)
+    began = time.monotonic()
+    await asyncio.gather(*(asyncio.to_thread(int) for _ in range(40)))
+    assert time.monotonic() - began < 2
+    told.set()
+    history.stop_reading()
+    assert {name.rpartition("_")[0] for name in used} == {"run-store-canceller"}

@@ -7,6 +7,7 @@ log from being taken back into the database.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -55,6 +56,8 @@ class SqlHistory(History, TallySource):
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
         self._threads = ThreadPoolExecutor(database.READERS, thread_name_prefix="run-store-reader")
+        # Its own: a request to cancel can take seconds, and the usual threads have deliveries to read.
+        self._canceller = ThreadPoolExecutor(1, thread_name_prefix="run-store-canceller")
         self._closed = False
 
     async def page(self, matching: HistoryFilter, limit: int, cursor: str | None) -> tuple[list[Run], str | None]:
@@ -125,6 +128,7 @@ class SqlHistory(History, TallySource):
         """Let the reads that run end, then close the connections. Blocks until then."""
         self._closed = True
         self._threads.shutdown()
+        self._canceller.shutdown(cancel_futures=True)
         self._engine.dispose()
 
     async def _read(self, work: Callable[[sa.Connection], T]) -> T:
@@ -135,7 +139,8 @@ class SqlHistory(History, TallySource):
             return await loop.run_in_executor(self._threads, self._answer, work, reading)
         except asyncio.CancelledError:
             # Nobody waits for it any more; the thread is wanted for others.
-            loop.run_in_executor(None, reading.cancel)
+            with contextlib.suppress(RuntimeError):  # the store was closed, and all reads have ended
+                self._canceller.submit(reading.cancel)
             raise
 
     def _answer(self, work: Callable[[sa.Connection], T], reading: BoundedRead) -> T:

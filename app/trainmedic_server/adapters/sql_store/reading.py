@@ -7,6 +7,7 @@ cancelled is closed, and no later read on it can be hit. Who calls it: ``history
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,8 +20,12 @@ from sqlalchemy import exc
 from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store import database
 
+log = logging.getLogger(__name__)
+
 SECONDS = 30.0
 """How long a read may take: a page of the longest history took half a second, a report of a year three."""
+_CANCEL_SECONDS = 5.0
+"""How long a request to cancel may take, as where the database's machine is away."""
 _STEPS = 20_000
 """Of SQLite's virtual machine between two questions: about a millisecond, so that asking costs nothing."""
 _CANCELLED = "57014"
@@ -39,11 +44,14 @@ class BoundedRead:
         self._is_cancelled = False
 
     def cancel(self) -> None:
-        """End the read, if it has not ended. Blocks for as long as PostgreSQL takes to hear it."""
+        """End the read, if it has not ended. Blocks until PostgreSQL has heard it, for a few seconds at most."""
         with self._lock:
             self._is_cancelled = True
-            if self._driver is not None and hasattr(self._driver, "cancel"):
-                self._driver.cancel()
+            if self._driver is not None and hasattr(self._driver, "cancel_safe"):
+                try:
+                    self._driver.cancel_safe(timeout=_CANCEL_SECONDS)
+                except self._driver.Error as error:  # a database that is away; the read ends by its time limit
+                    log.info("a read of the history cannot be cancelled", extra={"reason": type(error).__name__})
 
     @contextmanager
     def bounded(self, connection: sa.Connection) -> Iterator[None]:
@@ -51,6 +59,8 @@ class BoundedRead:
         driver = connection.connection.driver_connection
         is_sqlite = connection.dialect.name == "sqlite"
         with self._lock:
+            if self._is_cancelled:  # while it waited for its connection
+                raise errors.StoreUnavailable("nobody waits for this read of the history any more")
             self._driver = driver
         if is_sqlite:
             driver.set_progress_handler(self._must_end, _STEPS)  # type: ignore[union-attr]
