@@ -22,6 +22,8 @@ log = logging.getLogger("trainmedic")
 
 _LOSSES = ("loss", "perplexity")
 """Members of a record of their own; other metrics are in the member ``metrics``."""
+_MOST_TOLD_METRICS = 100
+"""Names of metrics that are left out, after which no more are logged."""
 
 
 class JobReports:
@@ -31,7 +33,7 @@ class JobReports:
         self.progress = progress
         self.records = records
         """Where what is reported is written; None without a directory for it."""
-        self._has_told_of_metrics = False
+        self._told_metrics: set[str] = set()
 
     def report(
         self,
@@ -87,9 +89,10 @@ class JobReports:
         """
         named = {name: value for name, value in metrics.items() if evaluations.NAME.match(name)}
         at, taken = self.progress.add_evaluation(loss, perplexity, whole(step), named)
-        left_out = [name for name, value in metrics.items() if value is not None and name not in taken]
-        if left_out and not self._has_told_of_metrics:
-            self._has_told_of_metrics = True
+        refused = [name for name, value in metrics.items() if value is not None and name not in taken]
+        left_out = [name for name in refused if name not in self._told_metrics]
+        if left_out and len(self._told_metrics) < _MOST_TOLD_METRICS:
+            self._told_metrics.update(left_out)
             log.warning(
                 "report_evaluation() leaves out %s: a name has 1 to 100 letters, digits and _./@:+-, and a job has "
                 "%d names at most",

@@ -14,9 +14,10 @@ Nothing is forced. The engine itself refuses to remove what is in use by then, a
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from msgspec import Struct, field
@@ -82,7 +83,7 @@ class LeftoverRemover(Struct):
         if self.dry_run:
             self.pruning.leave("not_known_in_advance", "build cache")
             return
-        hours = int(self.policy.min_age.total_seconds() // 3600)
+        hours = math.ceil(self.policy.min_age / timedelta(hours=1))  # so that nothing younger goes
         try:
             self.pruning.cache_bytes = self.engine.prune_build_cache(hours, self.seconds_left())
         except EngineAnswer as answer:
