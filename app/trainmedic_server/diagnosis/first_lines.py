@@ -84,6 +84,7 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     is_sure = is_sure and not _was_killed(leading)
     is_sure = is_sure and _DOUBTFUL.isdisjoint(leading.fields) and _is_proven(leading)
     is_sure = is_sure and not _were_ended_with_others(ranks, facts)
+    is_sure = is_sure and not _ran_until_stopped(leading, facts, relevant)
     # An exception can be what became of another one, on a rank of which nothing was read.
     is_of_one = leading.cause is CauseClass.CODE and not _COMPARES.search(leading.line)
     is_sure = is_sure and not (is_of_one and facts.unread_ranks)
@@ -195,6 +196,14 @@ def _were_ended_with_others(ranks: frozenset[int], facts: Facts) -> bool:
     own = [ended for ended in facts.exits if ended.rank in ranks]
     hard = any(each.signal is not None and not each.is_victims and each.rank not in ranks for each in facts.exits)
     return hard and bool(own) and all(ended.signal == signal.SIGTERM for ended in own)
+
+
+def _ran_until_stopped(leading: Finding, facts: Facts, relevant: Relevant) -> bool:
+    """Return whether a scheduler states why it ended the job, and no process is known to have failed before: the line
+    ended nothing, or left others waiting, and which of the two is not known."""
+    if leading.cause is CauseClass.PREEMPTION or any(each.is_failure and not each.is_victims for each in facts.exits):
+        return False
+    return any(finding.fields.get("why", "").strip() for finding in relevant.stopped)
 
 
 def _cause_of_line(leading: Finding, facts: Facts) -> CauseClass:
