@@ -126,6 +126,7 @@ class Aftermath(Struct):
         loss = line.record.get("loss") if line.record else None
         unwell = self._unwell.get(line.origin.stream)
         if unwell and isinstance(loss, float) and isfinite(loss):
+            self.followed.update(unwell.keys())  # a step with a number says at least that the training went on
             over = {each for each, at in unwell.items() if line.at - at >= _WHILE}
             self.outlived |= over
             self._chapters[line.origin.stream, line.origin.rank] += bool(over)

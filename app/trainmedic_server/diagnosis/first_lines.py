@@ -43,8 +43,14 @@ _PROOF = re.compile(
 """Words that name the cause itself: the kernel's answer, CUDA's check of the program, or a kubelet's reason."""
 _HARDWARE = re.compile(r"uncorrectable (?:ECC|NVLink) error|GPU is lost|HBM multi-bit")
 """Words of the driver, passed on by CUDA, for faults that no program causes."""
+_QUOTED = re.compile(
+    r"""['"`](?:[\w.]{1,80}(?:Error|Exception): )?(?:CUDA|HIP) error|['"`][\w.]{1,80}(?:Error|Exception): """
+)
+"""What a line quotes of an error, such as a text that a model has written, happened elsewhere or not at all."""
 _COMPARES = re.compile(r"Duplicate GPU detected|Detected mismatch between collectives")
 """Words that are printed after all ranks have been compared. A silent rank adds nothing to them."""
+_FINITE = re.compile(r"[-+]?[\d.]")
+"""How a number that is finite begins."""
 _KEEPS_FROM_STARTING = frozenset({"pod-not-started", "image-not-pulled"})
 """Rules for what happens before the program starts: images, volumes, containers, launches of a scheduler."""
 _TOGETHER = 30.0
@@ -81,7 +87,7 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     has_both = leading.cause is CauseClass.NUMERICS and any(f.cause is not leading.cause for f in relevant.roots)
     is_devices = leading.cause is CauseClass.GPU and bool(_HARDWARE.search(leading.line))
     is_sure = is_sure and not has_both and (leading.cause not in _NEVER_SURE_BY_LINE or is_devices)
-    is_sure = is_sure and not _was_killed(leading)
+    is_sure = is_sure and not _was_killed(leading) and not _QUOTED.search(leading.line)
     is_sure = is_sure and _DOUBTFUL.isdisjoint(leading.fields) and _is_proven(leading)
     is_sure = is_sure and not _were_ended_with_others(ranks, facts)
     is_sure = is_sure and not _ran_until_stopped(leading, facts, relevant)
@@ -132,9 +138,18 @@ def _is_next(other: Finding, leading: Finding) -> bool:
 
 def _is_proven(finding: Finding) -> bool:
     """Return whether the line leaves no other reading of its cause, if it is where the failure began."""
+    if finding.cause is CauseClass.NUMERICS and _is_finite_loss(finding):
+        return False  # It may be a sum over many samples.
     if finding.cause in (CauseClass.NUMERICS, CauseClass.GPU_MEMORY, CauseClass.HANG):
         return True
     return PROOF in finding.fields or bool(_PROOF.search(finding.line) or _HARDWARE.search(finding.line))
+
+
+def _is_finite_loss(finding: Finding) -> bool:
+    """Return whether it is a step whose loss and gradient norm are numbers, however large."""
+    fields = finding.fields
+    told = [fields[key] for key in ("loss", "grad_norm") if fields.get(key)]
+    return fields.get("event") == "step" and bool(told) and all(_FINITE.match(str(each)) for each in told)
 
 
 def _was_cut(finding: Finding) -> bool:

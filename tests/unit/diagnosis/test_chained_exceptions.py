@@ -114,3 +114,16 @@ def test_an_assertion_about_the_program_is_proof(tmp_path: Path) -> None:
 )
 def test_an_error_that_follows_from_another_names_no_cause(line: str, tmp_path: Path) -> None:
     assert verdict_on(tmp_path, f"{OWN}{line}\n").cause is CauseClass.UNKNOWN
+
+
+def test_a_quoted_error_of_a_device_is_not_sure(tmp_path: Path) -> None:
+    """A model may have written it."""
+    line = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+    assert verdict_on(tmp_path, f"{OWN}{line}\n").confidence is Confidence.HIGH
+    assert verdict_on(tmp_path, f"answer 2: '{line}'\n").confidence is not Confidence.HIGH
+
+
+def test_a_large_loss_that_falls_is_not_sure(tmp_path: Path) -> None:
+    """It may be a sum over the samples."""
+    log = "".join(f"step {step} loss: {90000 - step * 30}.0\n" for step in range(30))
+    assert verdict_on(tmp_path, log).confidence is not Confidence.HIGH
