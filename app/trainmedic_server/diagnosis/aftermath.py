@@ -61,7 +61,7 @@ class Aftermath(Struct):
 
     def is_waiting(self, stream: str) -> bool:
         """Return whether the stream has a finding that steps may disprove."""
-        return bool(self._steps.get(stream))
+        return bool(self._steps.get(stream) or self._unwell.get(stream))
 
     def forgotten(self) -> set[str]:
         """Return the ids of findings after which the training went on, and forget them."""

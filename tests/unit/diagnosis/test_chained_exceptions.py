@@ -127,3 +127,11 @@ def test_a_large_loss_that_falls_is_not_sure(tmp_path: Path) -> None:
     """It may be a sum over the samples."""
     log = "".join(f"step {step} loss: {90000 - step * 30}.0\n" for step in range(30))
     assert verdict_on(tmp_path, log).confidence is not Confidence.HIGH
+
+
+def test_a_loss_that_is_a_number_again_makes_an_explosion_less_sure(tmp_path: Path) -> None:
+    """The trainer may have skipped the step."""
+    exploded = "step 8 loss 2.2\nstep 9 loss nan\n"
+    assert verdict_on(tmp_path, exploded).confidence is Confidence.HIGH
+    later = "".join(f"step {step} loss 2.1\n" for step in range(10, 30))
+    assert verdict_on(tmp_path, exploded + later).confidence is not Confidence.HIGH
