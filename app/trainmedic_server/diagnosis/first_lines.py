@@ -49,8 +49,8 @@ _QUOTED = re.compile(
 """What a line quotes of an error, such as a text that a model has written, happened elsewhere or not at all."""
 _COMPARES = re.compile(r"Duplicate GPU detected|Detected mismatch between collectives")
 """Words that are printed after all ranks have been compared. A silent rank adds nothing to them."""
-_FINITE = re.compile(r"[-+]?[\d.]")
-"""How a number that is finite begins."""
+_LARGE_LOSS = "loss-high"
+"""The shipped rule for losses that are far too large, and are numbers."""
 _KEEPS_FROM_STARTING = frozenset({"pod-not-started", "image-not-pulled"})
 """Rules for what happens before the program starts: images, volumes, containers, launches of a scheduler."""
 _TOGETHER = 30.0
@@ -138,18 +138,11 @@ def _is_next(other: Finding, leading: Finding) -> bool:
 
 def _is_proven(finding: Finding) -> bool:
     """Return whether the line leaves no other reading of its cause, if it is where the failure began."""
-    if finding.cause is CauseClass.NUMERICS and _is_finite_loss(finding):
+    if finding.rule == _LARGE_LOSS:
         return False  # It may be a sum over many samples.
     if finding.cause in (CauseClass.NUMERICS, CauseClass.GPU_MEMORY, CauseClass.HANG):
         return True
     return PROOF in finding.fields or bool(_PROOF.search(finding.line) or _HARDWARE.search(finding.line))
-
-
-def _is_finite_loss(finding: Finding) -> bool:
-    """Return whether it is a step whose loss and gradient norm are numbers, however large."""
-    fields = finding.fields
-    told = [fields[key] for key in ("loss", "grad_norm") if fields.get(key)]
-    return fields.get("event") == "step" and bool(told) and all(_FINITE.match(str(each)) for each in told)
 
 
 def _was_cut(finding: Finding) -> bool:
