@@ -61,7 +61,7 @@ class Aftermath(Struct):
 
     def is_waiting(self, stream: str) -> bool:
         """Return whether the stream has a finding that steps may disprove."""
-        return bool(self._steps.get(stream))
+        return bool(self._steps.get(stream) or self._unwell.get(stream))
 
     def forgotten(self) -> set[str]:
         """Return the ids of findings after which the training went on, and forget them."""
@@ -122,10 +122,13 @@ class Aftermath(Struct):
             self._went_on(stream, {each for each, at in open_.items() if line.at - at >= _WHILE})
 
     def _take_loss(self, line: Line) -> None:
-        """A loss that is a number again, minutes after one that was none, is well again."""
-        loss = line.record.get("loss") if line.record else None
+        """A loss that is a number again, minutes after one that was none, is well again, if its gradients are too."""
+        loss, norm = (line.record.get(name) if line.record else None for name in ("loss", "grad_norm"))
+        if isinstance(norm, float) and not isfinite(norm):
+            return
         unwell = self._unwell.get(line.origin.stream)
         if unwell and isinstance(loss, float) and isfinite(loss):
+            self.followed.update(unwell.keys())  # a step with a number says at least that the training went on
             over = {each for each, at in unwell.items() if line.at - at >= _WHILE}
             self.outlived |= over
             self._chapters[line.origin.stream, line.origin.rank] += bool(over)

@@ -43,8 +43,14 @@ _PROOF = re.compile(
 """Words that name the cause itself: the kernel's answer, CUDA's check of the program, or a kubelet's reason."""
 _HARDWARE = re.compile(r"uncorrectable (?:ECC|NVLink) error|GPU is lost|HBM multi-bit")
 """Words of the driver, passed on by CUDA, for faults that no program causes."""
+_QUOTED = re.compile(
+    r"""['"`](?:[\w.]{1,80}(?:Error|Exception): )?(?:CUDA|HIP) error|['"`][\w.]{1,80}(?:Error|Exception): """
+)
+"""What a line quotes of an error, such as a text that a model has written, happened elsewhere or not at all."""
 _COMPARES = re.compile(r"Duplicate GPU detected|Detected mismatch between collectives")
 """Words that are printed after all ranks have been compared. A silent rank adds nothing to them."""
+_LARGE_LOSS = "loss-high"
+"""The shipped rule for losses that are far too large, and are numbers."""
 _KEEPS_FROM_STARTING = frozenset({"pod-not-started", "image-not-pulled"})
 """Rules for what happens before the program starts: images, volumes, containers, launches of a scheduler."""
 _TOGETHER = 30.0
@@ -81,9 +87,10 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     has_both = leading.cause is CauseClass.NUMERICS and any(f.cause is not leading.cause for f in relevant.roots)
     is_devices = leading.cause is CauseClass.GPU and bool(_HARDWARE.search(leading.line))
     is_sure = is_sure and not has_both and (leading.cause not in _NEVER_SURE_BY_LINE or is_devices)
-    is_sure = is_sure and not _was_killed(leading)
+    is_sure = is_sure and not _was_killed(leading) and not _QUOTED.search(leading.line)
     is_sure = is_sure and _DOUBTFUL.isdisjoint(leading.fields) and _is_proven(leading)
     is_sure = is_sure and not _were_ended_with_others(ranks, facts)
+    is_sure = is_sure and not _ran_until_stopped(leading, facts, relevant)
     # An exception can be what became of another one, on a rank of which nothing was read.
     is_of_one = leading.cause is CauseClass.CODE and not _COMPARES.search(leading.line)
     is_sure = is_sure and not (is_of_one and facts.unread_ranks)
@@ -131,6 +138,8 @@ def _is_next(other: Finding, leading: Finding) -> bool:
 
 def _is_proven(finding: Finding) -> bool:
     """Return whether the line leaves no other reading of its cause, if it is where the failure began."""
+    if finding.rule == _LARGE_LOSS:
+        return False  # It may be a sum over many samples.
     if finding.cause in (CauseClass.NUMERICS, CauseClass.GPU_MEMORY, CauseClass.HANG):
         return True
     return PROOF in finding.fields or bool(_PROOF.search(finding.line) or _HARDWARE.search(finding.line))
@@ -195,6 +204,14 @@ def _were_ended_with_others(ranks: frozenset[int], facts: Facts) -> bool:
     own = [ended for ended in facts.exits if ended.rank in ranks]
     hard = any(each.signal is not None and not each.is_victims and each.rank not in ranks for each in facts.exits)
     return hard and bool(own) and all(ended.signal == signal.SIGTERM for ended in own)
+
+
+def _ran_until_stopped(leading: Finding, facts: Facts, relevant: Relevant) -> bool:
+    """Return whether a scheduler states why it ended the job, and no process is known to have failed before: the line
+    ended nothing, or left others waiting, and which of the two is not known."""
+    if leading.cause is CauseClass.PREEMPTION or any(each.is_failure and not each.is_victims for each in facts.exits):
+        return False
+    return any(finding.fields.get("why", "").strip() for finding in relevant.stopped)
 
 
 def _cause_of_line(leading: Finding, facts: Facts) -> CauseClass:

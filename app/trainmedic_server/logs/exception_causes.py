@@ -91,10 +91,26 @@ _NUMBERS = re.compile(r"\n\s*assert [^\n]*\b(?:is_?nan|is_?finite|is_?inf|nan|in
 """Check for finite numbers in the program's own source, as the traceback shows it."""
 _TAIL = 500
 _OF_PYTHON = ("TimeoutError", "asyncio.", "concurrent.", "multiprocessing.", "ray.")
-_COLLECTIVE = re.compile(r"\b(?:HCCL|[Hh]ccl\w*|XCCL|oneCCL|RCCL)\b.{0,80}(?i:error|fail|time ?out)")
-"""Messages of collectives libraries other than NCCL about a peer. NCCL's messages have rules."""
+_COLLECTIVE = re.compile(
+    r"\b(?:HCCL|[Hh]ccl\w*|XCCL|oneCCL|RCCL)\b.{0,80}(?i:error|fail|time ?out)"
+    r"|^NCCL error: (?:unhandled (?:cuda|system) error|internal error|remote process exited)"
+)
+"""Messages of collectives libraries about a peer. NCCL's other messages have rules."""
+_RUN_BY_EXEC = re.compile(r"<\w[\w -]{0,30}>$")
+"""Place of source that no file holds, such as an answer of a model that a reward function has executed."""
+_OF_GROUP = "Exception Group Traceback"
+"""Of several exceptions that tasks raised at the same time, none is proof by itself."""
+_SPAWNED = re.compile(r"/torch/multiprocessing/spawn\.py$")
+_OF_MACHINE = re.compile(
+    r"(?i)\b(?:[gnt]pus?|cuda|devices?|accelerators?|nodes?|hosts?|workers?|peers?|servers?|connect\w*|reachable"
+    r"|respon\w*|time[ds]?[ _]?out|path\.\w+|exists?|is_?file|is_?dir|not found|mount\w*|disk|free|memory)\b"
+    r"|is_available|_count\("
+)
+"""What an assertion of a program may check of everything around it."""
+_ASSERTED = re.compile(r"\n\s*assert ([^\n]*)")
 _SEE_ABOVE = re.compile(
     r"(?i)\bsee (?:the )?(?:root cause|stack trace|error|traceback|logs?) ?\(?above|\bis reported as above"
+    r"|^Executor failed\.$"
 )
 _SAYS_NOTHING = re.compile(r"\[Generic failure\]|Exception in Launch thread")
 """Messages of Gaudi's runtime for every kind of failure."""
@@ -116,17 +132,38 @@ class ExceptionReading(Struct, frozen=True):
     """True if it states that something else has failed."""
     is_guess: bool = False
     """True if neither its class nor its message is known."""
+    told_by: str = ""
+    """Class of the earlier exception of a chain that states the cause. Empty if the last one does."""
 
 
 def read(name: str, message: str, traceback: str = "") -> ExceptionReading:
-    """Return what the exception `name`, with `message`, at the end of `traceback` states."""
-    last = name.rpartition(".")[2]
-    if last in _WRAPPERS and (inner := _inner(traceback)):
+    """Return what the exception `name`, with `message`, at the end of `traceback` states.
+
+    A program's error while it handled another exception, or because of one, proves nothing, and that other exception
+    is the cause if it states one that is not the program's."""
+    inner = _inner(traceback)
+    if inner and name.rpartition(".")[2] in _WRAPPERS:
         return read(*inner)
+    reading = _read_last(name, message, traceback)
+    if not inner or reading.is_consequence or reading.cause is not CauseClass.CODE:
+        return reading
+    earlier = read(*inner)
+    if earlier.is_guess or earlier.is_consequence or earlier.cause in (CauseClass.CODE, CauseClass.UNKNOWN):
+        is_proof = reading.is_proof and earlier.cause is CauseClass.CODE
+        return ExceptionReading(reading.cause, is_proof=is_proof, is_guess=reading.is_guess)
+    return ExceptionReading(earlier.cause, told_by=earlier.told_by or inner[0])
+
+
+def _read_last(name: str, message: str, traceback: str) -> ExceptionReading:
+    last = name.rpartition(".")[2]
     if (caught := _CAUGHT.search(message)) and (inner_name := caught[1] or caught[2]) != last:
         return read(inner_name, "", traceback)
     calls = _CALL.findall(traceback)
     place = calls[-1] if calls else ""
+    if calls and all(_RUN_BY_EXEC.match(call) for call in calls):
+        return ExceptionReading(CauseClass.CODE, is_guess=True)
+    if last == "Exception" and not message.strip() and _SPAWNED.search(place):
+        return ExceptionReading(CauseClass.UNKNOWN, is_consequence=True)
     if _is_consequence(name, message, place):
         return ExceptionReading(CauseClass.UNKNOWN, is_consequence=True)
     if name == "requests.exceptions.JSONDecodeError":
@@ -141,8 +178,11 @@ def read(name: str, message: str, traceback: str = "") -> ExceptionReading:
         return ExceptionReading(CauseClass.UNKNOWN, is_guess=True)
     if last == "AssertionError" and _NUMBERS.search(traceback[-_TAIL:]):
         return ExceptionReading(CauseClass.NUMERICS)
+    if last == "AssertionError" and _is_of_machine(message, traceback):
+        return ExceptionReading(CauseClass.CODE)
     if is_programs:
-        return ExceptionReading(CauseClass.CODE, is_proof=_is_proof(last, message, place, calls))
+        is_proof = _is_proof(last, message, place, calls) and _OF_GROUP not in traceback
+        return ExceptionReading(CauseClass.CODE, is_proof=is_proof)
     return _by_class(name, last, message)
 
 
@@ -164,6 +204,12 @@ def _is_consequence(name: str, message: str, place: str) -> bool:
         return True
     of_processes = last in ("EOFError", "BrokenPipeError", "ConnectionResetError", "ConnectionRefusedError")
     return of_processes and bool(_PROCESSES.search(place))
+
+
+def _is_of_machine(message: str, traceback: str) -> bool:
+    """Return whether an assertion checked what the machine or another process has, or its message says so."""
+    asserted = _ASSERTED.findall(traceback[-_TAIL:])
+    return bool(_OF_MACHINE.search(message) or (asserted and _OF_MACHINE.search(asserted[-1])))
 
 
 def _is_proof(last: str, message: str, place: str, calls: Sequence[str]) -> bool:

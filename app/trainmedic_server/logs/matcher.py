@@ -194,7 +194,7 @@ class LineMatcher:
         if candidates and (said := shown_source.without_source(words)) != words:
             text = said.encode(errors="replace")[:LONGEST]
             candidates = rules.candidates(text)
-        return self._match_text(candidates, text, source) if candidates else _NOTHING
+        return self._match_text(candidates, text, source, words) if candidates else _NOTHING
 
     def _of_sources(self, sources: tuple[str, ...]) -> _SourceRules:
         rules = self._of.get(sources)
@@ -203,7 +203,8 @@ class LineMatcher:
             rules = self._of[sources] = _SourceRules(of_any)
         return rules
 
-    def _match_text(self, candidates: list[_ReadyRule], text: bytes, source: str) -> LineMatch:
+    def _match_text(self, candidates: list[_ReadyRule], text: bytes, source: str, words: str) -> LineMatch:
+        """Match `text`, which are the `words` of a line without the source that they show."""
         near, ended, taken, is_known = [], [], LineMatch(), False
         for ready in candidates:
             over = _ended(ready, text)
@@ -218,19 +219,21 @@ class LineMatcher:
                 continue
             is_known = True
             if not ready.is_excepted(text):
-                taken = self._taken(ready, *match, text, source)
+                taken = self._taken(ready, *match, text, source, words)
         if is_known or ended:
             near = []  # somebody knows the wording, also where it then does not count
         return replace(taken, near=tuple(near), ended=tuple(ended)) if near or ended else taken
 
-    def _taken(self, ready: _ReadyRule, found: Found, pattern: LinePattern, text: bytes, source: str) -> LineMatch:
+    def _taken(
+        self, ready: _ReadyRule, found: Found, pattern: LinePattern, text: bytes, source: str, words: str
+    ) -> LineMatch:
         fields = {name: value[:LONGEST_FIELD] for name, value in found.groups.items()}
         # Of a rule over records the condition is asked of those.
         if not (ready.rule.record or ready.holds(fields, source)):
             return _NOTHING
         role, cause = pattern.role or ready.rule.role, pattern.cause or ready.rule.cause
         if ready.rule.is_general and pattern.cause is None and pattern.role is None:
-            role, cause, fields = _of_exception(role, cause, fields, text)
+            role, cause, fields = _of_exception(role, cause, fields, words)
         # A pattern that begins with the end of a line was found in the next one.
         begin = found.start + (text[found.start : found.start + 1] == b"\n")
         return LineMatch(ready.rule, role, cause, fields, start=len(text[:begin].decode(errors="replace")))
@@ -246,17 +249,20 @@ class LineMatcher:
         return LineMatch(refused=tuple(refused)) if refused else _NOTHING
 
 
-def _of_exception(role: Role, cause: CauseClass, fields: dict[str, str], text: bytes) -> _Meaning:
-    """Return the meaning of a line whose rule has taken an exception, whichever library raised it."""
+def _of_exception(role: Role, cause: CauseClass, fields: dict[str, str], words: str) -> _Meaning:
+    """Return the meaning of a line whose rule has taken an exception, whichever library raised it. Of `words` also the
+    source counts that a traceback shows: what an assertion checked."""
     name = fields.get("exception") or fields.get("alone", "")
     if cause is not CauseClass.CODE or not name:
         return role, cause, fields
-    whole = text.decode(errors="replace")
-    reading = exception_causes.read(name, _whole_message(name, fields.get("message", ""), whole), whole)
+    words = words[:LONGEST]
+    reading = exception_causes.read(name, _whole_message(name, fields.get("message", ""), words), words)
     if reading.is_consequence:
         return Role.CASCADE, CauseClass.UNKNOWN, fields
     if reading.is_proof:
         fields = {**fields, exception_causes.PROOF: "program"}
+    if reading.told_by:
+        fields = {**fields, "exception": reading.told_by}
     if reading.is_guess:
         fields = {**fields, exception_causes.GUESS: "class"}
     return role, reading.cause, fields

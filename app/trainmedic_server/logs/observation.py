@@ -105,7 +105,11 @@ def _id(line: Line, rule: LogRule) -> str:
 def _start(text: str, match: LineMatch) -> int:
     """Return where the telling line of a block is: of a traceback, that of the exception which ended it."""
     exception = match.fields.get("exception")
-    at = text.rfind(f"\n{exception}") if isinstance(exception, str) and exception else -1
+    if not isinstance(exception, str) or not exception:
+        return match.start
+    at = text.rfind(f"\n{exception}")
+    if at < 0:
+        at = text.rfind(f"| {exception}") + 1  # of a group of exceptions, each behind its margin
     return match.start if at < match.start else at + 1
 
 
@@ -116,7 +120,7 @@ def _telling(text: str, start: int) -> str:
     line = text[begin : len(text) if end < 0 else end]
     at = start - begin
     if len(line) <= LONGEST_LINE or at < LONGEST_LINE // 2:
-        return line.strip()
+        return line.strip().removeprefix("| ")
     return "…" + line[max(at - _BEFORE, 0) :].strip()
 
 

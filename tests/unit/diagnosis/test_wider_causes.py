@@ -75,7 +75,7 @@ def test_an_exception_that_ray_passes_on_is_known_by_its_first_line(tmp_path: Pa
         (
             "nvidia-container-cli: mount error: failed to create user namespace: No space left on device\n",
             CauseClass.NODE,
-            "a machine, or its setup, refused what the job needs",
+            "The job did not start: nvidia-container-cli: mount error: failed to create user namespace",
         ),
         ("salloc: error: Node failure on gpu-3\n", CauseClass.NODE, "a machine failed"),
     ],
