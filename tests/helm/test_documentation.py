@@ -104,7 +104,7 @@ def test_the_values_files_of_the_page_open_what_the_page_says() -> None:
     assert files["inside.yaml"]["image"]["digest"]
 
 
-OTHER_PAGES = ("docs/how-to/probe.md", "docs/how-to/read-logs.md", "docs/how-to/slack.md")
+OTHER_PAGES = ("docs/how-to/messages.md", "docs/how-to/probe.md", "docs/how-to/read-logs.md", "docs/how-to/slack.md")
 
 
 def test_no_page_with_values_is_missing_here() -> None:

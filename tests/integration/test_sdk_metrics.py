@@ -55,9 +55,14 @@ def test_prometheus_gets_what_was_reported() -> None:
         "training_memory_growth_bytes_per_step",
         "training_layer_gradient_norm",
         "training_ranks_differing",
+        "training_target_samples_per_second",
+        "training_target_tokens_per_second",
         # Of more reports.
         "training_loss_lowest_of_five",
         "training_loss_spread",
+        # Of some seconds more.
+        "training_cpu_cores",
+        "training_rank_cpu_cores",
     }
     ours = {name: labels for name, (labels, _) in found.items() if not name.startswith("process_")}
     assert {labels.pop("job_name") for labels in ours.values()} == {"llm-1"}

@@ -17,14 +17,16 @@ from trainmedic_server.diagnosis import (
     witnesses,
     wording,
 )
-from trainmedic_server.diagnosis.accusation import Accusation, Witness, evidence_of
+from trainmedic_server.diagnosis.accusation import Accusation, Witness, evidence_of, rank_of
 from trainmedic_server.diagnosis.exits import LAUNCHER
 from trainmedic_server.diagnosis.facts import Facts
 from trainmedic_server.diagnosis.own_times import LossRise
 from trainmedic_server.diagnosis.verdict import Advice, Confidence, Evidence, Verdict
 from trainmedic_server.diagnosis.window import TRUSTED_SOURCES, Relevant, relevant
-from trainmedic_server.domain.finding import CauseClass, Role
+from trainmedic_server.domain.finding import CauseClass, Finding, Role
 
+_NOT_A_NUMBER = "loss-nan"
+"""The shipped rule for a loss that is not a number."""
 _VAGUE = frozenset({CauseClass.UNKNOWN, CauseClass.HANG})
 """Causes that say that something is, and not why: another witness of the same can say why."""
 _OFTEN_BESIDE = frozenset({CauseClass.NETWORK, CauseClass.STORAGE, CauseClass.HOST_MEMORY})
@@ -35,6 +37,9 @@ _MOST_EVIDENCE = 20
 def diagnose(facts: Facts) -> Verdict:
     """The verdict on one attempt of a job."""
     if facts.has_ended_well and not facts.is_known_to_fail:
+        not_numbers = [finding for finding in relevant(facts).roots if finding.cause is CauseClass.NUMERICS]
+        if not_numbers:
+            return _ended_without_numbers(facts, not_numbers[0])
         slowness = slow.diagnose(facts.steps) if facts.steps else None
         return slowness if slowness is not None and slowness.cause is not CauseClass.UNKNOWN else _ended_well(facts)
     counting = relevant(facts)
@@ -230,6 +235,22 @@ def _ended_well(facts: Facts) -> Verdict:
         advice=Advice.NONE,
         evidence=(Evidence(why, done.line, "exit", done.node, done.rank, done.at),),
         fingerprint=str(CauseClass.UNKNOWN),
+    )
+
+
+def _ended_without_numbers(facts: Facts, first: Finding) -> Verdict:
+    """Nothing failed, and what was trained is of no use."""
+    rank = rank_of(first)
+    where = f" on rank {rank}" if rank is not None else ""
+    well = _ended_well(facts)
+    return Verdict(
+        cause=CauseClass.NUMERICS,
+        confidence=Confidence.HIGH if first.rule == _NOT_A_NUMBER else Confidence.MEDIUM,
+        summary=f"The job ended without an error, but its numbers were wrong until its end{where}: {first.line[:200]}",
+        advice=Advice.ASK,
+        ranks=(rank,) if rank is not None else (),
+        evidence=(evidence_of(first, "the first such line"), *well.evidence),
+        fingerprint=f"{CauseClass.NUMERICS}:ended",
     )
 
 

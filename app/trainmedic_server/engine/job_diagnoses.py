@@ -63,6 +63,8 @@ _MOST_ENDED = 200
 _PODS_END = timedelta(seconds=5)
 """A container ends about when its job says that it has ended."""
 _AT_ONCE, _MOST_EARLIER, _MOST_EXCERPTS, _MOST_PAST, _MOST_PROCESSES = 50, 50, 16, 500, 8
+_MOST_PAGES = 10
+"""Of findings whose file names a job, in the search for those on its nodes."""
 _MOST_RANKS = 100_000
 """Of a job that says to have more it is not known how many there are."""
 
@@ -293,7 +295,7 @@ class JobDiagnoses:
         ranks = self._ranks.get(job, {})
         nodes = {rank.node for rank in ranks.values()} | self._launched_on.get(job, frozenset())
         nodes |= {report.node} - {""} if report is not None else set()
-        past = await self._past(job)
+        past = await self._past(job, nodes)
         # What a later attempt showed again is over, and still says what this one ended by.
         since = stored.began_at - OLDEST
         over = [each for each in past if not each.is_open and each.origin.attempt and each.heard_at >= since]
@@ -336,11 +338,21 @@ class JobDiagnoses:
             await self._suspect(made.node, now)
         return made
 
-    async def _past(self, job: str) -> list[KnownFinding]:
-        """Return the newest findings of the job, those that are over too, and those whose file names it."""
+    async def _past(self, job: str, nodes: Collection[str]) -> list[KnownFinding]:
+        """Return the newest findings of the job, those that are over too, and those on its nodes whose file names it.
+
+        Claims on other nodes are passed over page by page, so that nobody can push the job's own out by making many.
+        """
         own, _ = await self._store.findings_page(FindingFilter(job=job), _MOST_PAST, None)
-        claimed, _ = await self._store.findings_page(FindingFilter(claimed_job=job), _MOST_PAST, None)
-        return [*own, *claimed]
+        places = {*nodes, *(node for each in own if each.origin.job == job for node in each.nodes)}
+        claimed: list[KnownFinding] = []
+        cursor: str | None = None
+        for _ in range(_MOST_PAGES):
+            page, cursor = await self._store.findings_page(FindingFilter(claimed_job=job), _MOST_PAST, cursor)
+            claimed += [each for each in page if places.intersection(each.nodes)]
+            if cursor is None or len(claimed) >= _MOST_PAST:
+                break
+        return [*own, *claimed[:_MOST_PAST]]
 
     async def _pod_signs(self, lives: Mapping[str, JobLife]) -> dict[str, list[Sign]]:
         """What the statuses of pods say of their jobs' failures. What ends with a job that has ended well is none."""

@@ -98,6 +98,8 @@ _COLLECTIVE = re.compile(
 """Messages of collectives libraries about a peer. NCCL's other messages have rules."""
 _RUN_BY_EXEC = re.compile(r"<\w[\w -]{0,30}>$")
 """Place of source that no file holds, such as an answer of a model that a reward function has executed."""
+_TEMPORARY = re.compile(r"/tmp[a-z0-9_]{8}(?:/|\.py$)")  # noqa: S108
+"""Place of source in a file that Python's tempfile has named, as a model's answer that is tried out."""
 _OF_GROUP = "Exception Group Traceback"
 """Of several exceptions that tasks raised at the same time, none is proof by itself."""
 _SPAWNED = re.compile(r"/torch/multiprocessing/spawn\.py$")
@@ -214,6 +216,8 @@ def _is_of_machine(message: str, traceback: str) -> bool:
 
 def _is_proof(last: str, message: str, place: str, calls: Sequence[str]) -> bool:
     """Return whether only the program can have raised it there."""
+    if _TEMPORARY.search(place):
+        return False
     if _SIGNATURE.search(message) or _TENSORS.search(message):
         return True
     is_own = bool(place) and not _LIBRARY.search(place)

@@ -150,7 +150,7 @@ def _read_of_job(routes: ApiRoutes, history: FindingHistory, clock: Clock, reads
         "/jobs/{job:path}/findings",
         summary="What log rules have found in one job, newest first",
         response_model=finding_views.FindingPage,
-        responses=responses(401, 403, 422, 503),
+        responses=responses(401, 403, 404, 422, 503),
     )
     async def page(
         job: JobName,

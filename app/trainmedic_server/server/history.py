@@ -143,7 +143,7 @@ def _router_of_job(
         "/jobs/{job:path}/history",
         summary="The runs on one job, newest first",
         response_model=views.HistoryPage,
-        responses=responses(401, 403, 422, 503),
+        responses=responses(401, 403, 404, 422, 503),
     )
     async def runs(
         job: JobName,

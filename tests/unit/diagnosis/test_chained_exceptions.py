@@ -67,11 +67,17 @@ def test_what_a_task_of_a_group_raised_is_read(tmp_path: Path) -> None:
     )
 
 
-def test_code_that_was_executed_from_a_string_is_a_hint(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("path", "confidence"),
+    [("<string>", Confidence.LOW), ("/tmp/tmpx3k_9ab2/answer.py", Confidence.MEDIUM)],  # noqa: S108
+)
+def test_code_that_was_executed_from_a_string_or_a_file_of_a_moment_is_no_proof(
+    path: str, confidence: Confidence, tmp_path: Path
+) -> None:
     """Reward functions execute what a model has written; that it fails ends nothing."""
-    place = 'Traceback (most recent call last):\n  File "<string>", line 4, in <module>\n'
+    place = f'Traceback (most recent call last):\n  File "{path}", line 4, in <module>\n'
     answer = f"{place}NameError: name 'n' is not defined\n"
-    assert verdict_on(tmp_path, f"step 10 reward 0.1\n{answer}").confidence is Confidence.LOW
+    assert verdict_on(tmp_path, f"step 10 reward 0.1\n{answer}").confidence is confidence
 
 
 def test_a_job_that_ran_until_its_time_limit_is_no_sure_fault_of_the_program(tmp_path: Path) -> None:

@@ -108,3 +108,19 @@ def test_own_figures_of_waiting_win_over_timeouts(tmp_path: Path) -> None:
     log = slow + "NCCL timeout: unhandled system error\n" + slow.replace("Epoch: [1]", "Epoch: [2]")
     verdict = diagnosed(write(tmp_path, **{"train.log": log})).attempts[-1].verdict
     assert (verdict.cause, verdict.confidence) == (CauseClass.DATA, "medium")
+
+
+@pytest.mark.parametrize("is_well_again", [False, True])
+def test_a_job_that_ended_with_a_loss_that_is_no_number_says_so(tmp_path: Path, *, is_well_again: bool) -> None:
+    """Nothing failed, and what was trained is of no use. A loss that became a number again is not mentioned."""
+    lost = STEP.replace('"loss": 2.0', '"loss": "NaN"')
+    after = "".join(
+        STEP.replace("04:41:40", f"04:4{minute}:00").replace('"step": 5', f'"step": {minute}') for minute in range(2, 9)
+    )
+    records = STEP + lost * 3 + (after if is_well_again else "") + END.replace("04:41:50", "04:50:00")
+    verdict = diagnosed(write(tmp_path, **{"llm-1__attempt-1__rank-0.jsonl": records})).attempts[-1].verdict
+    if is_well_again:
+        assert verdict.summary.startswith("Nothing failed")
+    else:
+        assert (verdict.cause, verdict.ranks, verdict.advice) == (CauseClass.NUMERICS, (0,), "ask")
+        assert verdict.summary.startswith("The job ended without an error, but its numbers were wrong until its end")
