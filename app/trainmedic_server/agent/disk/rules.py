@@ -136,7 +136,7 @@ class CleaningRule(Struct, frozen=True):
     max_files: int | None = None
     max_bytes: int | None = None
     keep_tail: int | None = None
-    """Bytes at the end of a file that ``do: shrink`` leaves; None for every other rule."""
+    """Bytes at the end of a file that ``do: shrink`` keeps. None for every other rule."""
 
     def allows_size(self, stored: int) -> bool:
         """Whether an entry that takes so many bytes on the disk is neither too small nor too large."""

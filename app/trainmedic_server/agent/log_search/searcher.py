@@ -65,11 +65,11 @@ class LogPage(Struct, frozen=True):
     is_end: bool
     """There is nothing more now."""
     notes: Sequence[str] = field(default=())
-    """What a reader of the lines should know: files that were not searched, lines that are out of order."""
+    """Notes for the reader, such as files that were not searched, or lines that are out of order."""
     left_out: Mapping[str, LeftOut] = field(default_factory=dict)
-    """What does not answer because something of it is not known, by the name of that."""
+    """What was excluded because a requested attribute is unknown, by that attribute's name."""
     job_files: int = 0
-    """Files of the job on this node, whatever else is asked."""
+    """Files of the job on this node, before other filters."""
 
 
 class LogSearcher:
@@ -84,7 +84,7 @@ class LogSearcher:
         arrivals: ArrivalIndex | None = None,
         zone: tzinfo | None = None,
     ) -> None:
-        """`zone` is that of times that state none; None is this machine's."""
+        """`zone` is the zone of times without one. None is this machine's."""
         self._policy = policy
         self._arrivals = arrivals
         self._zone = zone
@@ -174,7 +174,7 @@ class LogSearcher:
     def _candidates(
         self, query: LogQuery, job_files: Sequence[LogFileFound], notes: list[str], left_out: dict[str, LeftOut]
     ) -> list[LogFileFound]:
-        """The files that can have lines that answer; what is not known of others is counted."""
+        """Return the files that can have matches. Count those whose requested attribute is unknown."""
         files = [file for file in self._files if query.kernel and file.origin.source in KERNEL_SOURCES]
         for file in job_files:
             missing = unknown_of_file(file.origin, query)
@@ -197,7 +197,7 @@ class LogSearcher:
         budget: ReadBudget,
         stack: ExitStack,
     ) -> Iterable[WantedLines]:
-        """The files that can be opened, each with its older parts."""
+        """Yield the files that can be opened, each with its older parts."""
         own_files = {(file.origin.job, file.origin.attempt) for file in files if "/ranks-" in file.path}
         rotations = Rotations()
         met: set[str] = set()
@@ -208,7 +208,7 @@ class LogSearcher:
             own_places = [places[lines.key] for lines in whole if lines.key in places]
             for lines in whole:
                 if lines.key in met or (places and lines.key not in places and isinstance(lines, PackedLines)):
-                    continue  # what was packed meanwhile was read before
+                    continue  # this part was read before it was compressed
                 met.add(lines.key)
                 lines.skips_ranks = (
                     file.origin.source == "launcher" and (file.origin.job, file.origin.attempt) in own_files
@@ -216,7 +216,7 @@ class LogSearcher:
                 try:
                     _begin(lines, places, own_places)
                 except OSError as error:
-                    log.warning("a log cannot be searched", extra={"reason": error.strerror})
+                    log.warning("cannot search a log", extra={"reason": error.strerror})
                     continue
                 yield lines
 
@@ -241,7 +241,7 @@ class LogSearcher:
 
 
 def _with_node_ranks(files: Sequence[LogFileFound]) -> list[LogFileFound]:
-    """The files, of which those that state no node rank have that of others of their attempt on this node."""
+    """Return the files, where those without a node rank have that of the same attempt's other files on this node."""
     stated: dict[tuple[str | None, int | None], set[int]] = {}
     for file in files:
         if file.origin.node_rank is not None and file.origin.job is not None:
@@ -264,8 +264,8 @@ def _is_of_job(file: LogFileFound, query: LogQuery) -> bool:
 
 
 def _begin(lines: FileLines | PackedLines, places: Places, own_places: Sequence[FilePlace]) -> None:
-    """Have a file read from where it was left. One that is new beside files that were read can be a copy of such a
-    one, which rotation has made before it truncated the file: its lines so far were read. Raises OSError."""
+    """Start or continue to read a file. A new file can be the copy that rotation makes before it truncates the
+    original. Then the lines that were read from the original are skipped. Raises OSError."""
     own = places.get(lines.key)
     if places and isinstance(lines, FileLines) and (own is None or not lines.has(own)):
         copied = [place for place in own_places if place.offset and place.mark and lines.has(place)]
@@ -276,7 +276,8 @@ def _begin(lines: FileLines | PackedLines, places: Places, own_places: Sequence[
 
 
 def _merged(files: Sequence[WantedLines], most: int) -> tuple[list[FoundLine], bool]:
-    """The next lines of all files by time, and whether there are more. Each file is left behind its last line."""
+    """Return the next lines of all files by time, and whether there are more. Each file's place is after its last
+    line."""
     heads: list[tuple[datetime, int, FoundLine]] = []
     latest: dict[int, datetime] = {}
 
@@ -295,7 +296,7 @@ def _merged(files: Sequence[WantedLines], most: int) -> tuple[list[FoundLine], b
     lines: list[FoundLine] = []
     characters = 0
     while heads and len(lines) < most and characters < MOST_TEXT:
-        # Of a file that was left for the next page, lines to come can be earlier than those of others.
+        # Coming lines of a file that is left for the next page can be earlier than those of the other files.
         waiting = {number for _, number, _ in heads}
         reached = [file.clock.latest for number, file in enumerate(files) if file.has_more and number not in waiting]
         if reached and heads[0][0] > min(reached):
