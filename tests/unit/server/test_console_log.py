@@ -138,7 +138,7 @@ async def test_a_finding_marks_its_line_and_the_verdict_leads_to_the_moment() ->
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (errors.NotFound("it is not known on which nodes it runs; name a node"), "Name the node that it ran on"),
+        (errors.NotFound("it is not known on which nodes it runs; name a node"), "Enter the job's node"),
         (errors.LogsUnavailable("no lines of 1 node are here: gpu-01: did not answer"), "gpu-01: did not answer"),
         (errors.LogQueryRefused("the store has no pattern of this kind"), "no pattern of this kind"),
     ],

@@ -111,9 +111,7 @@ async def _newest(view: LogView, ask: Ask, now: datetime, count: int) -> LogExce
     else:
         older = LogPlace(reached - _JUST_BEFORE) if reached > view.since else None
         if older is not None:
-            notes.append(
-                f"The search took too long and stopped at {written(reached)}. Older continues there."
-            )
+            notes.append(f"The search took too long and stopped at {written(reached)}. Older continues there.")
     return LogExcerpt(shown[::-1], _once(notes), older=older, end=_behind(shown, None))
 
 

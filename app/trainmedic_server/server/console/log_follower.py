@@ -180,9 +180,7 @@ def _written(page: PageRequest, view: LogView, arrived: _Arrived, findings: list
     notes = list(arrived.notes)
     left_out = arrived.count - len(arrived.lines)
     if left_out and arrived.first is not None:
-        notes.append(
-            f"{left_out:,} lines since {written(arrived.first)} came too fast to show. Search for them."
-        )
+        notes.append(f"{left_out:,} lines since {written(arrived.first)} came too fast to show. Search for them.")
     rows = log_page.rows(view, arrived.lines, findings)
     part = page.renderer.part
     pieces = {
