@@ -73,7 +73,7 @@ def _head(leader: Accusation, first: Evidence) -> str:
 def nobody(cause: CauseClass, *, has_signs: bool, joined: str = "", size: str = "") -> str:
     """Return the sentence for a failure without a rank to name. `joined` of `size` processes had started."""
     if cause is CauseClass.HANG and joined:
-        return f"It did not start: {joined} of {size} processes joined, and nothing that was read says why the others did not."
+        return f"It did not start: {joined} of {size} processes joined. Nothing that was read says why not all did."
     if cause is CauseClass.HANG:
         return "It hangs, and nothing that was read says who did not come: those that timed out are victims."
     if not has_signs:
