@@ -72,7 +72,7 @@ class Notify(Irreversible, BasicAction):
         return {"to": (to if isinstance(to, str) else ", ".join(to)) if to else "all"}
 
     def _routed(self, call: Call, severity: Severity) -> tuple[str, ...] | None:
-        """Return the channels that take the message by their routes; None for all, where no routes are set."""
+        """Return the channels whose routes take the message. None for all, if no routes are set."""
         routes = self.services.routes
         if not routes.are_set:
             return None

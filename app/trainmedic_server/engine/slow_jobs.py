@@ -35,7 +35,7 @@ AGAIN_AFTER = timedelta(minutes=15)
 _LOOK_EVERY = timedelta(seconds=10)
 _OVER = timedelta(minutes=5)
 _OF_LATE = timedelta(minutes=30)
-"""Age of the last line of a finding that says something about a job which is slow now."""
+"""Greatest age of a finding's last line for it to say something about a job that is slow now."""
 _MOST_FIRING, _MOST_JOBS, _MOST_EARLIER = 10_000, 20, 10
 _PARTS = ("data", "compute", "wait")
 
@@ -110,8 +110,8 @@ class SlowJobs:
         log.info("a job is slow", job=job, cause=made.cause, confidence=made.confidence, verdict=verdict.summary)
 
     async def _by_log(self, job: str, now: datetime, *, has_dropped: bool) -> Verdict | None:
-        """Return what findings of late say about a slow job. None if they say nothing and its throughput is not known
-        to have dropped."""
+        """Return a verdict from recent findings on a slow job. None if they show nothing and no alert states a
+        throughput drop."""
         open_findings = await self._store.transact(lambda tx: tx.findings.all_open())
         findings = [
             each.as_finding

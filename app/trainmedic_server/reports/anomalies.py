@@ -58,9 +58,9 @@ class Anomaly:
     """None where anything but a number is out of bounds."""
     summary: str
     gpus: tuple[AnomalousGpu, ...] = ()
-    """The worst GPUs, of an anomaly of single GPUs."""
+    """The worst GPUs, for an anomaly of single GPUs."""
     gpu_count: int | None = None
-    """The most GPUs that were out of bounds at one time; None of other anomalies."""
+    """The largest number of GPUs out of bounds at one time. None for other anomalies."""
 
 
 BOUNDS = (

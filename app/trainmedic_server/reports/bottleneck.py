@@ -95,12 +95,12 @@ def step_shares(data: float | None, compute: float | None, wait: float | None, s
 
 @dataclass(frozen=True, slots=True)
 class LogHints:
-    """What a job's log says that bears on its pace."""
+    """What a job's log says about its pace."""
 
     timeouts: int = 0
-    """Findings about timeouts of collectives."""
+    """Number of findings about collective timeouts."""
     waits_for_data: bool = False
-    """The trainer itself states that its steps wait for data."""
+    """True if the trainer itself states that its steps wait for data."""
 
 
 def log_hints(findings: Sequence[KnownFinding]) -> LogHints:
@@ -144,7 +144,7 @@ def bottleneck(
 
 
 def _by_log(throughput_share: float | None, hints: LogHints) -> Bottleneck | None:
-    """A guess from experience, and a measurement only where the trainer states one."""
+    """Return a guess from experience. It is a measurement only if the trainer states one."""
     if hints.waits_for_data:
         return _made(
             "data", "medium", "by the trainer's own figures, more than half of a step is waiting for the batch"
@@ -154,7 +154,7 @@ def _by_log(throughput_share: float | None, hints: LogHints) -> Bottleneck | Non
     slow = f"a hint, not measured: the throughput is at {throughput_share:.0%} of what it was"
     if hints.timeouts:
         return _made("communication", "low", slow, "NCCL reported timeouts in that time")
-    return _made("data", "low", slow, "no NCCL timeout is known, and slow loading of data is the most frequent reason")
+    return _made("data", "low", slow, "no NCCL timeout is known, and slow data loading is the most frequent reason")
 
 
 def _memory(memory: MemoryUse, throughput_share: float | None) -> Bottleneck | None:
@@ -171,7 +171,7 @@ def _memory(memory: MemoryUse, throughput_share: float | None) -> Bottleneck | N
 
 def _computing(shares: StepShares, throughput_share: float | None) -> Bottleneck | None:
     if shares.wait is None:
-        # Of what is left nobody knows how much is waiting, as with pipeline parallelism.
+        # The waiting time is unknown, as with pipeline parallelism.
         return None
     reasons = [f"{1 - (shares.data or 0.0) - shares.wait:.0%} of a step is computing"]
     if throughput_share is not None and throughput_share < _SLOW:

@@ -134,7 +134,7 @@ class SqlHistory(History, TallySource):
         try:
             return await loop.run_in_executor(self._threads, self._answer, work, reading)
         except asyncio.CancelledError:
-            # Nobody waits for it any more; the thread is wanted for others.
+            # No client waits for it any more, and other reads need the thread.
             loop.run_in_executor(None, reading.cancel)
             raise
 
