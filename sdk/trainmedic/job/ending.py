@@ -54,17 +54,17 @@ def kind_of(error: BaseException) -> str:
 
 
 def is_lost_peer(text: str) -> bool:
-    """Return whether an error's text says that a rank lost another rank, or waited for it in vain.
+    """Return whether an error's text states that a rank lost another rank, or that its wait for one timed out.
 
-    Such a rank is a victim. The words of the communication library are required as well, because a program can also
-    lose the connection to its storage.
+    Such a rank is a victim. Words of the communication library are required too, because a program can also lose the
+    connection to its storage.
     """
     text = text[:_SEARCHED]
     return _COMMUNICATION.search(text) is not None and _LOSS.search(text) is not None
 
 
 def _is_victims(error: BaseException) -> bool:
-    """Return whether the error, or one that led to it, is that of a rank that lost another one."""
+    """Return whether the error, or one that caused it, states that a rank lost another one."""
     chain: list[BaseException] = []
     led: BaseException | None = error
     while led is not None and led not in chain and len(chain) < _LONGEST_CHAIN:

@@ -65,7 +65,7 @@ HELP = {
     "training_cuda_memory_reserved_bytes": "CUDA memory that PyTorch holds, in use or cached, the largest.",
     "training_cuda_memory_retries_total": "How often CUDA memory was only found after the cache was emptied.",
     "training_cpu_cores": "Processor cores that a rank and its children keep busy, the median rank.",
-    "training_rank_cpu_cores": "The same for each of the ranks with the most and the fewest.",
+    "training_rank_cpu_cores": "Processor cores of each of the busiest and the least busy ranks.",
     "training_own_median_seconds": "Time per step that a rank works and does not wait for others, the median.",
     "training_rank_own_seconds": "The same for each of the slowest ranks.",
     "training_data_seconds": "Time per step that a rank waits for its batches, the median rank.",
@@ -76,8 +76,8 @@ HELP = {
 
 
 class JobCollector(Collector):
-    """Collects what `MetricsEndpoint` answers with. ``now`` is the clock, in seconds; ``evaluated`` gives the metrics
-    of evaluations, by default those of ``progress``."""
+    """Collector for `MetricsEndpoint`. ``now`` is the clock, in seconds. ``evaluated`` returns the metrics of
+    evaluations, by default those of ``progress``."""
 
     def __init__(
         self,

@@ -301,5 +301,5 @@ def test_metrics_of_evaluations_are_kept_by_name(caplog: pytest.LogCaptureFixtur
     assert len(shown) == evaluations.MOST
     assert (shown["loss"], shown["accuracy"], shown["bleu"], shown["m0"]) == ((2.0, 7), (None, 9), (None, 9), (0.0, 7))
     assert "'a b'" in caplog.text
-    assert caplog.text.count("report_evaluation() leaves out") == 1
+    assert caplog.text.count("report_evaluation() skips") == 1
     assert reports.progress.values(1.0)["training_evaluation_loss"] == 2.0  # of the evaluation that had one
