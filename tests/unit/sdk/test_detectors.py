@@ -187,7 +187,7 @@ def test_without_records_a_detector_sees_nothing_and_the_log_says_so(caplog: pyt
     logging.getLogger("acme").addHandler(handler := reports.line_handler())
     logging.getLogger("acme").warning("hello")
     logging.getLogger("acme").removeHandler(handler)
-    assert "the detector High sees nothing" in caplog.text
+    assert "detector High gets no records" in caplog.text
 
 
 def test_detectors_see_what_the_program_logs_where_its_handler_is_added(
