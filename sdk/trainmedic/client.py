@@ -87,8 +87,8 @@ def connect(
     ``log_dir``, else TRAINMEDIC_LOG_DIR: where each rank writes its records, a line of JSON every ``log_interval``
     steps and for each event; without it, nowhere.
 
-    ``target_samples_per_second``, ``target_tokens_per_second``: the throughput that all ranks together are to reach.
-    Reports hold the job against it instead of against its own beginning, and the alert TrainingBelowTarget needs it.
+    ``target_samples_per_second``, ``target_tokens_per_second``: the target throughput of all ranks together. Reports
+    compare the job with it instead of with its own beginning, and the alert TrainingBelowTarget needs it.
 
     Raises ConfigurationError.
     """

@@ -3,7 +3,7 @@
 A query goes as a command ``logs.read`` to each node, page by page, and the answers are merged by time. Clocks of nodes
 differ, so lines of different nodes that are closer than that may be in either order.
 
-Where it is not known on which nodes a job ran, all agents that read logs are asked, in bounded number and time
+If the nodes of a job are unknown, all agents that read logs are asked, in bounded number and time
 (`LogQuery.is_search`); only those that have files of the job answer with lines.
 """
 

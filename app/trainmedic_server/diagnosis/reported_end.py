@@ -1,6 +1,6 @@
 """A job's or launcher's report of an end: that an attempt failed and how, or that it ended well. Pure.
 
-A launcher is the parent of the processes and sees how the first one ended, whatever the program uses and prints. So
+A launcher is the parent of the processes and sees how the first one ended, independent of the program. So
 each failure that it reports has a verdict, and an attempt that it reports as ended well has none.
 """
 

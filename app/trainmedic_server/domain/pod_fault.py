@@ -120,4 +120,4 @@ class PodReading(Struct, frozen=True):
     shared_nodes: frozenset[str] = field(default_factory=frozenset)
     """Nodes with several pods of the job. There the node does not identify a pod's ranks."""
     unread: tuple[str, ...] = ()
-    """What could not be read, in sentences for people."""
+    """Unread data, in sentences for people."""

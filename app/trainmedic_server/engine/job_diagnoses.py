@@ -1,9 +1,10 @@
 """The verdicts on jobs of a server: when a job fails or hangs, they are made, stored, and told as an alert.
 
-Every few seconds the findings that are open, the jobs that are gone, and the failures that launchers reported are
-looked at. Five seconds after the first sign of a failure its verdict is made, and told as `TrainingFailed`; for two
-minutes it is made again with what comes late. While a launcher says that an attempt runs, what the job prints is no
-failure: the launcher reports one. Everything durable is in the run store, so a restart goes on where it was.
+Every few seconds the server checks the open findings, the jobs that are gone, and the failures that launchers reported.
+Five seconds after the first sign of a failure it makes the verdict, and raises the alert `TrainingFailed`. For two
+minutes it remakes the verdict with late data. While a launcher reports that an attempt runs, the job's output is no
+failure, because the launcher reports failures. All durable state is in the run store, so a restart continues where it
+was.
 """
 
 from __future__ import annotations
@@ -400,7 +401,7 @@ class JobDiagnoses:
         await self._store.transact(lambda tx: tx.verdicts.save(noted))
 
     async def _of_ended(self, due: Sequence[KnownVerdict], now: datetime) -> list[KnownVerdict]:
-        """Return the verdicts with a later telling time whose job has ended well in the meantime."""
+        """Return the verdicts whose alert is due later, but whose job has ended well."""
         if not self._ended:
             return []
         later = await self._store.transact(lambda tx: tx.verdicts.to_tell(now + self._repeat_every, _MOST_ENDED))

@@ -64,7 +64,7 @@ _LONGEST_RECORD = 64 * 1024
 
 
 class Lacks(StrEnum):
-    """What a time omits, besides the zone."""
+    """Part that a time omits, besides the zone."""
 
     NOTHING = "nothing"
     YEAR = "year"

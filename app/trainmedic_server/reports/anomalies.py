@@ -2,7 +2,7 @@
 
 The bounds are those of the shipped alert rules and of the reference design; what each is asked as stands beside it
 (``job_questions`` puts the job's name and the interval into it). Alerts come by other ways: a report finds what was out
-of bounds also where no rule was loaded. Not here: how busy and how full GPUs are (``gpu_anomalies``).
+of bounds also where no rule was loaded. Not here: utilisation and memory of GPUs (``gpu_anomalies``).
 """
 
 from __future__ import annotations

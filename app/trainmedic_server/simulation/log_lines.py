@@ -97,7 +97,7 @@ def explain(file: BufferedIOBase, source: str, rules: RuleSet, now: datetime) ->
 
 
 class _Said(NamedTuple):
-    """What a physical line itself states."""
+    """Statements of one physical line."""
 
     level: LogLevel
     at: str | None

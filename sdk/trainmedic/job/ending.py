@@ -80,9 +80,9 @@ def write_error_file(error: BaseException | None) -> None:
     TORCHELASTIC_ERROR_FILE.
 
     With it torchrun's summary has the time of the error and the error itself, by which it tells the rank that failed
-    first. The error of a rank that lost another one is not left: torchrun takes the earliest time for the root cause,
-    and a rank that was killed, or that called ``sys.exit``, leaves none. A file that is there already, as by PyTorch's
-    own ``record``, stays.
+    first. The error of a rank that lost another one is not written: torchrun takes the earliest error as the root
+    cause, and a rank that was killed, or that called ``sys.exit``, writes none. A file that is there already, as by
+    PyTorch's own ``record``, stays.
     """
     path = os.environ.get(ERROR_FILE)
     if not path or error is None or isinstance(error, SystemExit) or failure(error) is None:

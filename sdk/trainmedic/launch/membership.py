@@ -64,7 +64,7 @@ class NodeExclusions:
     def include(self, command: JobCommand) -> Mapping[str, Any] | None:
         """The handler of `INCLUDE`: of an undo, what its command has left out; else whoever has left the node out.
 
-        With ``for_load`` it takes back only a node that is left out for nothing but load.
+        With ``for_load`` it takes back only a node that is excluded only for load.
         """
         node = self._node_of(command)
         before = self.without

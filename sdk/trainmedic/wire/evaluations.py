@@ -17,7 +17,7 @@ from trainmedic.wire import envelope
 FIELD = "evaluations"
 """The member of the presence."""
 MOST = 32
-"""Metrics of a job, at most. Of more, the first reported ones are kept."""
+"""Metrics of a job, at most. The first reported ones are kept."""
 NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_./@:+-]{0,99}\Z")
 """Form of a metric's name."""
 NOT_FINITE = "NaN"

@@ -246,7 +246,7 @@ class ArrivalIndex:
         return FileArrivals([*(chunk for chunk in kept if chunk.begin < begun), *waiting], last, looked_at)
 
     def settle(self, monotonic: float, *, is_last: bool = False) -> None:
-        """Store what is new, every few seconds. What cannot be stored is tried again later."""
+        """Store new data, every few seconds. After a failure, try again later."""
         if monotonic - self._written_at < _WRITTEN_EVERY and not is_last:
             return
         self._written_at = monotonic

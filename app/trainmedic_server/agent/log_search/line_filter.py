@@ -24,7 +24,7 @@ _OF_LINES = ("rank", "local_rank")
 
 
 class Answers(StrEnum):
-    """Whether a line matches a query."""
+    """Result of matching a line with a query."""
 
     YES = "yes"
     NO = "no"

@@ -1,7 +1,7 @@
 """The lines of a gzip file that match a query. Offsets count uncompressed bytes.
 
-The file is decompressed in pieces from its beginning, up to `MOST_UNPACKED` bytes. So memory stays small whatever the
-file contains.
+The file is decompressed in pieces from its beginning, up to `MOST_UNPACKED` bytes. So memory stays small for any
+content.
 """
 
 from __future__ import annotations

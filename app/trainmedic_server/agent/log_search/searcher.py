@@ -67,7 +67,7 @@ class LogPage(Struct, frozen=True):
     notes: Sequence[str] = field(default=())
     """Notes for the reader, such as files that were not searched, or lines that are out of order."""
     left_out: Mapping[str, LeftOut] = field(default_factory=dict)
-    """What was excluded because a requested attribute is unknown, by that attribute's name."""
+    """Lines and files that were excluded because a requested attribute is unknown, by that attribute's name."""
     job_files: int = 0
     """Files of the job on this node, before other filters."""
 

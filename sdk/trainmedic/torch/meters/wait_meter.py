@@ -5,8 +5,8 @@ rank itself is done when the last of its own gradients is there. And where the m
 begins with those of rank 0. In both the rank waits for the slowest one, so that the time in between is not its own. The
 time that the sum itself takes counts as waiting as well; it is alike on all ranks.
 
-FSDP waits in every layer, and is measured there (``sharded_waits``); a DeepSpeed engine brings its own measure
-(`WaitMeter.add`). Tensor and pipeline parallelism wait where nothing can be seen of it, so nothing is told.
+FSDP waits in every layer, and ``sharded_waits`` measures it there. A DeepSpeed engine adds its own measurement
+(`WaitMeter.add`). Tensor and pipeline parallelism wait in places that cannot be observed, so nothing is reported.
 
 Who calls it: the integrations. Not here: what follows from it (``trainmedic.job.pace``).
 """
