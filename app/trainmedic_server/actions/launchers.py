@@ -58,7 +58,7 @@ class ExcludeNodeParams(LauncherNodeParams):
 
 
 class IncludeNodeParams(LauncherNodeParams):
-    for_load: bool = Field(False, description="Only if the node was left out for load alone; otherwise `rejected`.")
+    for_load: bool = Field(False, description="Only if the node was excluded only for load; otherwise `rejected`.")
     jobs: tuple[str, ...] | None = Field(None, description="Used by an undo: the jobs that did without the node.")
 
 

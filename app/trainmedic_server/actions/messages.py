@@ -37,7 +37,7 @@ class NotifyParams(ActionParams):
     to: str | None = Field(
         None,
         description="The name of a notification channel. Without it, the channels whose routes take the message; all "
-        "channels where no routes are set.",
+        "channels if no routes are set.",
     )
 
 

@@ -213,12 +213,12 @@ def sent_filesystems(params: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class PruneContainersParams(ActionParams):
-    dry_run: bool = Field(False, description="Only say what would be removed.")
+    dry_run: bool = Field(False, description="Only report what would be removed.")
     filesystems: tuple[AlertFilesystem, ...] = Field(
         (),
         max_length=10_000,
         description="File systems that need space. If the engine's storage is on none of them, the agent refuses. "
-        "Labels of alerts will do.",
+        "Labels of alerts can be used.",
     )
 
 

@@ -125,7 +125,7 @@ def parse(text: str, source: str) -> Policy:
         digest=hashlib.sha256(text.encode()).hexdigest()[:12],
     )
     if "disk.prune_containers" in policy.allow and policy.containers is None and not reader.faults:
-        reader.fault(("allow",), "disk.prune_containers needs the part containers, which says what may be removed")
+        reader.fault(("allow",), "disk.prune_containers needs the part containers, which states what may be removed")
     if reader.faults:
         raise ConfigurationError("\n".join(_placed(document, fault) for fault in reader.faults))
     return policy

@@ -66,7 +66,7 @@ def by_own_figures(evidence: Sequence[Evidence]) -> Verdict:
 
     It names no rank, because most trainers print the figures of rank 0 alone.
     """
-    summary = "By the trainer's own figures, more than half of each step is waiting for the batch."
+    summary = "By the trainer's own figures, more than half of each step is spent waiting for the batch."
     verdict = _verdict(CauseClass.DATA, summary, {}, evidence=evidence[0], missing=(_PARTS,))
     return replace(verdict, evidence=tuple(evidence[:_MOST_SHOWN]), shares=None)
 

@@ -84,16 +84,16 @@ class PruneContainersExecutor:
         try:
             storage = str(engine.info(seconds_left()).get("DockerRootDir") or "")
             if any(is_of_kubelet(container) for container in engine.containers(seconds_left())):
-                raise CommandRejected("the engine has containers of Kubernetes; the kubelet removes what they leave")
+                raise CommandRejected("the engine has containers of Kubernetes; its kubelet removes their leftovers")
         except EngineAnswer as answer:
-            raise CommandFailed(f"the container engine did not say what it has: {answer}") from answer
+            raise CommandFailed(f"the container engine did not list its objects: {answer}") from answer
         self._refuse_other_filesystem(storage, command.params.get("filesystems", ()))
         before = _free_bytes(storage)
         remover = LeftoverRemover(engine, self._policy, datetime.now(UTC), dry_run, seconds_left, may_continue)
         try:
             remover.remove()
         except EngineAnswer as answer:
-            raise CommandFailed(f"the container engine did not say what it has: {answer}") from answer
+            raise CommandFailed(f"the container engine did not list its objects: {answer}") from answer
         return {
             **remover.pruning.output(),
             "storage": storage,
@@ -111,7 +111,7 @@ class PruneContainersExecutor:
         clocks = Clocks()
         if not FileUsage(clocks, Throttle(clocks, math.inf, lambda: False), str(self._proc)).sees_every_process():
             raise CommandRejected(
-                "whether a kubelet runs here cannot be seen: the agent needs the machine's first PID namespace and a "
+                "cannot check whether a kubelet runs here: the agent needs the machine's first PID namespace and a "
                 "/proc without hidepid"
             )
 
@@ -124,7 +124,7 @@ class PruneContainersExecutor:
             fd = os.open(storage, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise CommandRejected(
-                f"whether the engine's storage {storage!r} lies on {', '.join(map(str, names))[:300]} cannot be seen: "
+                f"cannot check whether the engine's storage {storage!r} lies on {', '.join(map(str, names))[:300]}: "
                 f"{error.strerror}"
             ) from error
         try:

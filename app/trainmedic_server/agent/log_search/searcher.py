@@ -128,18 +128,18 @@ class LogSearcher:
         notes = []
         untimed = sum(file.is_untimed for file in opened)
         if untimed and is_first:
-            notes.append(f"{untimed} files on {self._node} say no times: of each only the last 1 MiB is searched")
+            notes.append(f"{untimed} files on {self._node} state no times; only the last 1 MiB of each is searched")
         cut = sum(isinstance(file, PackedLines) and file.is_cut for file in opened)
         if cut:
             most = packed_lines.MOST_UNPACKED >> 20
             notes.append(
-                f"{cut} packed files on {self._node} are larger than {most} MiB, or broken: the rest is not searched"
+                f"{cut} compressed files on {self._node} exceed {most} MiB or are damaged; the rest is not searched"
             )
         disordered = sum(file.clock.goes_back for file in opened)
         if disordered:
             notes.append(
-                f"{disordered} files on {self._node} state earlier times after later ones: lines are in the order of "
-                "the file, and some lines of the window may be missing"
+                f"{disordered} files on {self._node} have times out of order; lines are in the file's order, and some "
+                "lines of the window may be missing"
             )
         return notes
 
