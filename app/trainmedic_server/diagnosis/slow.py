@@ -83,10 +83,10 @@ def by_throughput(drop: ThroughputDrop, timeouts: Sequence[Evidence] = ()) -> Ve
     why = "the throughput has dropped, and the steps do not report what they wait for"
     if timeouts:
         cause = CauseClass.NETWORK
-        summary = f"{fell}, and NCCL reports timeouts. This hints at the network, which itself was not observed."
+        summary = f"{fell}, and NCCL reports timeouts. This is a hint at the network, which itself was not observed."
     else:
         cause = CauseClass.DATA
-        summary = f"{fell}, and no NCCL timeout is known. This hints at slow data loading, without proof."
+        summary = f"{fell}, and no NCCL timeout is known. This is a hint at slow data loading, without proof."
     hint = _verdict(cause, summary, {}, evidence=Evidence(why, source="training"), missing=(_PARTS,), is_sure=False)
     return replace(hint, evidence=(*hint.evidence, *timeouts[:_MOST_SHOWN]), shares=None)
 

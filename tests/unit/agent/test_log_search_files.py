@@ -147,7 +147,7 @@ def test_what_was_packed_is_searched_as_far_as_is_unpacked(node: SearchedNode, m
     assert len(page.lines) < 100
     assert page.notes[0].startswith("2 compressed files on n1 exceed")
     (node.attempt.path / "launcher-n1.log.1.gz").write_bytes(b"\x1f\x8b no gzip")
-    assert "broken" in node.page().notes[0]
+    assert "damaged" in node.page().notes[0]
 
 
 def test_a_file_that_would_unpack_to_anything_costs_little_memory(node: SearchedNode) -> None:
