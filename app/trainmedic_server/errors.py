@@ -126,7 +126,7 @@ class StoreUnavailable(TrainmedicError):
 
 
 class StoreSlow(StoreUnavailable):
-    """A read of the run store took longer than it may, and was ended. The store itself answers."""
+    """A read of the run store exceeded its time limit and was cancelled. The store itself responds."""
 
 
 class ArchiveUnavailable(TrainmedicError):

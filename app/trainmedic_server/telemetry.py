@@ -176,7 +176,7 @@ class Metrics:
         )
         self.finding_claims_cut = counter(
             "trainmedic_finding_claims_cut",
-            "Updates of findings whose claimed job was left out, because the node's files name too many.",
+            "Updates of findings whose claimed job was dropped, because the node's files name too many.",
         )
         self.messages = counter("trainmedic_messages", "Messages to people, by kind and outcome.", ["kind", "outcome"])
         self.messages_unrouted = counter(

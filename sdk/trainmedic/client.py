@@ -87,8 +87,8 @@ def connect(
     ``log_dir``, else TRAINMEDIC_LOG_DIR: where each rank writes its records, a line of JSON every ``log_interval``
     steps and for each event; without it, nowhere.
 
-    ``target_samples_per_second``, ``target_tokens_per_second``: the throughput that all ranks together are to reach.
-    Reports hold the job against it instead of against its own beginning, and the alert TrainingBelowTarget needs it.
+    ``target_samples_per_second``, ``target_tokens_per_second``: the target throughput of all ranks together. Reports
+    compare the job with it instead of with its own beginning, and the alert TrainingBelowTarget needs it.
 
     Raises ConfigurationError.
     """
@@ -168,7 +168,7 @@ class Medic(JobReports):
         """This rank's memory and pace, for rank 0 to show; takes about a millisecond, in any thread."""
         figures = self._stats.measure(time.perf_counter())
         if 0 < self.rank == self.world_size - 1 and self.progress.evaluated:
-            # With pipeline parallelism it is the last rank that knows the loss.
+            # With pipeline parallelism only the last rank knows the loss.
             figures[evaluations.FIELD] = evaluations.as_plain(self.progress.evaluated_metrics())
         return figures
 
@@ -314,7 +314,7 @@ class Medic(JobReports):
         self.close()
 
     def _evaluated(self) -> tuple[evaluations.EvaluatedMetric, ...]:
-        """The metrics of evaluations that the job shows: rank 0's, or the last rank's where rank 0 has none."""
+        """The evaluation metrics to show: rank 0's, or the last rank's if rank 0 has none."""
         own = self.progress.evaluated_metrics()
         if own or self.gather is None:
             return own
@@ -324,7 +324,7 @@ class Medic(JobReports):
         return {**(self.gather() if self.gather is not None else {}), self.rank: self.stats()}
 
     def _losses(self) -> dict[str, Any] | None:
-        """The losses of all ranks that are known, in short."""
+        """Return the known losses of all ranks, in short form."""
         others = self.gather() if self.gather is not None else {}
         return loss_spread({**others, self.rank: self._stats.own_loss()})
 

@@ -1,7 +1,7 @@
-"""How busy a job's GPUs are and how fast it trains, by Prometheus: ``job.load``.
+"""GPU utilisation and throughput of a job, from Prometheus: ``job.load``.
 
-A playbook that changes how many nodes a job has reads this before and after, and takes the change back if the job has
-become slower. Not here: the report of a job (``reports``), which is for people and over a long time.
+A playbook that changes a job's number of nodes reads both before and after, and reverts the change if the job became
+slower. Not here: the report of a job (``reports``), which is for people and covers a longer time.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from trainmedic_server.ports.metric_history import MetricHistory
 
 _LOOK_EVERY = timedelta(seconds=30)
 _NEARLY_ALL = 0.9
-"""The share of the looks at which the job was training, from which it trained all the time: a scrape may be missed."""
+"""Share of the samples in which a job must have trained to count as training without a break: a scrape may be
+missing."""
 _AMOUNTS = ("samples", "tokens")
 
 
 class JobLoadParams(ActionParams):
     over: Duration = Field(
         timedelta(minutes=10),
-        description="The time that the figures are means of.",
+        description="The time over which the figures are averaged.",
         ge=timedelta(minutes=1),
         le=timedelta(hours=6),
     )
     fresh: bool = Field(
-        False, description="First wait until the job has trained for so long, without a break, after the step began."
+        False,
+        description="Wait first until the job has trained for this time without a break since the step began.",
     )
-    least_throughput: float | None = Field(
-        None, ge=0, description="Fail if the throughput is under this, or is not known."
-    )
+    least_throughput: float | None = Field(None, ge=0, description="Fail if the throughput is below this, or unknown.")
 
 
 class JobLoad(BasicAction):
@@ -75,28 +75,28 @@ class JobLoad(BasicAction):
             if now >= ready and await _has_trained(metrics, str(call.target.job), over, now):
                 return
             if now >= call.deadline:
-                raise TemporaryFailure(f"the job has not trained for {duration.write(over)} without a break since then")
+                raise TemporaryFailure(f"the job has not trained for {duration.write(over)} without a break")
             check_wanted(await clearance_of(call))
             await clock.sleep_until(min(max(now + _LOOK_EVERY, min(ready, now + timedelta(minutes=5))), call.deadline))
 
 
 def _check(output: Mapping[str, Any], least: float) -> None:
-    """Raise PermanentFailure unless the throughput is at least so much."""
+    """Raise PermanentFailure if the throughput is below the limit, or unknown."""
     throughput = output["throughput"]
     if throughput is None:
-        raise PermanentFailure(f"the throughput is not known, so it is not shown to be {least:.4g} or more", output)
+        raise PermanentFailure(f"the throughput is unknown, and must be at least {least:.4g}", output)
     if throughput < least:
         raise PermanentFailure(f"the throughput is {throughput:.4g} {output['unit']}, under {least:.4g}", output)
 
 
 async def _has_trained(metrics: MetricHistory, job: str, over: timedelta, now: datetime) -> bool:
-    """Whether one process of the job has been past its first step for all of this time."""
+    """Return whether one process of the job has been past its first step for all of this time."""
     query = f"min(training_steps_total{_matcher(job)})"
     series = await metrics.read(query, now - over, now, _LOOK_EVERY)
     values = [value for _, value in series[0].points] if series else []
     if len(values) < _NEARLY_ALL * (over / _LOOK_EVERY):
         return False
-    # A counter that goes back is a process that has begun anew.
+    # A counter that goes back means that the process has restarted.
     return values[0] > 0 and all(after >= before for before, after in itertools.pairwise(values))
 
 
@@ -117,7 +117,7 @@ async def _figures(metrics: MetricHistory, job: str, over: timedelta, now: datet
         for amount, rate, target in zip(_AMOUNTS, others[:2], others[2:], strict=True)
         if rate is not None
     ]
-    # Of a job that reports both, that for which it declares a target.
+    # If a job reports both, use the one for which it declares a target.
     unit, throughput, target = next(
         (each for each in known if each[2] is not None), known[0] if known else (None, None, None)
     )

@@ -53,12 +53,12 @@ class ExcludeNodeParams(LauncherNodeParams):
         False, description="On a node: leave nothing out while its agent, or a launcher there, is heard."
     )
     for_load: bool = Field(
-        False, description="The node is sound, and the job needs fewer. `launcher.nodes` then offers it again."
+        False, description="The node is healthy, and the job needs fewer nodes. `launcher.nodes` then offers it again."
     )
 
 
 class IncludeNodeParams(LauncherNodeParams):
-    for_load: bool = Field(False, description="Only if the node was left out for load alone; otherwise `rejected`.")
+    for_load: bool = Field(False, description="Only if the node was excluded only for load; otherwise `rejected`.")
     jobs: tuple[str, ...] | None = Field(None, description="Used by an undo: the jobs that did without the node.")
 
 
@@ -106,7 +106,7 @@ class _LauncherAction(CommandAction, ABC):
 
     def wire_params(self, call: Call) -> Mapping[str, Any]:
         node = cast(LauncherNodeParams, call.params).node or call.target.node
-        # A launcher of an older SDK is not sent what it would ignore, unless it matters.
+        # Do not send a launcher of an older SDK a parameter that it would ignore, unless it matters.
         return {"node": node, **({"for_load": True} if getattr(call.params, "for_load", False) else {})}
 
     def outcome_saved(self, command_id: str) -> None:
@@ -271,7 +271,8 @@ class LauncherNodesParams(ActionParams):
 
 
 class LauncherNodes(BasicAction):
-    """Reads; which node leaves or comes back is on record before anything is done to it."""
+    """Reading of a job's nodes. The result, with the node that leaves or returns, is stored before the playbook changes
+    anything."""
 
     name: ClassVar[str] = "launcher.nodes"
     summary: ClassVar[str] = "Look up the nodes of an elastic job, and which one could leave it or come back."
@@ -307,11 +308,11 @@ class LauncherNodes(BasicAction):
 
 
 def _why_fixed(launchers: Sequence[Presence], most: int | None) -> str | None:
-    """Why the number of nodes cannot be changed now; None where it can."""
+    """Return why the number of nodes cannot change now. None if it can."""
     if not launchers:
-        return "no launcher of the job is connected: start it by trainmedic-run"
+        return "no launcher of the job is connected; start the job with trainmedic-run"
     if any(each.details.get("starts_all_nodes") is True for each in launchers):
-        return "one launcher starts all nodes of the job, so their number is not known here"
+        return "one launcher starts all nodes of the job, so their number is unknown"
     if most is None:
         return "the job is not elastic: its trainmedic-run has no --max-nodes"
     for each in launchers:
@@ -326,10 +327,10 @@ def _who_leaves(nodes: Sequence[str], keep: Collection[str], least: int, *, is_f
     if len(nodes) - 1 < least:
         return {"why_none_leaves": f"the job has {len(nodes)} nodes and needs {least}"}
     if not is_first_known:
-        return {"why_none_leaves": "the node of rank 0, which has to stay, is not known"}
+        return {"why_none_leaves": "the node of rank 0, which must stay, is unknown"}
     others = [node for node in nodes if node not in keep]
     if not others:
-        return {"why_none_leaves": "all of its nodes are to be kept"}
+        return {"why_none_leaves": "all of its nodes must stay"}
     return {"can_leave": others[-1]}
 
 
@@ -337,12 +338,12 @@ def _who_returns(nodes: Sequence[str], waiting: Sequence[str], most: int) -> dic
     if len(nodes) + 1 > most:
         return {"why_none_returns": f"the job has {len(nodes)} nodes and may have {most}"}
     if not waiting:
-        return {"why_none_returns": "no node waits that was left out for load"}
+        return {"why_none_returns": "no node that was excluded for load is waiting"}
     return {"can_return": waiting[0]}
 
 
 def _by_number(node: str) -> list[tuple[int, str]]:
-    """Sort key by which node-9 comes before node-10."""
+    """Return a sort key by which node-9 comes before node-10."""
     return [
         (int(part), "") if part.isascii() and part.isdigit() else (-1, part)
         for part in re.split(r"([0-9]{1,18})", node)

@@ -37,7 +37,7 @@ class NotifyParams(ActionParams):
     to: str | None = Field(
         None,
         description="The name of a notification channel. Without it, the channels whose routes take the message; all "
-        "channels where no routes are set.",
+        "channels if no routes are set.",
     )
 
 
@@ -72,7 +72,7 @@ class Notify(Irreversible, BasicAction):
         return {"to": (to if isinstance(to, str) else ", ".join(to)) if to else "all"}
 
     def _routed(self, call: Call, severity: Severity) -> tuple[str, ...] | None:
-        """Return the channels that take the message by their routes; None for all, where no routes are set."""
+        """Return the channels whose routes take the message. None for all, if no routes are set."""
         routes = self.services.routes
         if not routes.are_set:
             return None

@@ -197,14 +197,14 @@ class DiskClean(Irreversible, CommandAction):
     changes_disks_only: ClassVar[bool] = True
 
     def wire_params(self, call: Call) -> Mapping[str, Any]:
-        """Return the parameters as they are sent; see `sent_filesystems`."""
+        """Return the parameters in their wire form; see `sent_filesystems`."""
         return sent_filesystems(super().wire_params(call))
 
 
 def sent_filesystems(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return parameters with each file system once, up to `MOST_FILESYSTEMS`.
+    """Return the parameters with each file system once, up to `MOST_FILESYSTEMS`.
 
-    If one of them is not known, none is named, so that the agent does not refuse what may be meant.
+    If one of them is unknown, none is named, so that the agent does not refuse a file system that may be meant.
     """
     wire = dict(params)
     by_name = {(entry["mountpoint"], entry["device"]): entry for entry in wire.pop("filesystems")}
@@ -213,12 +213,12 @@ def sent_filesystems(params: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class PruneContainersParams(ActionParams):
-    dry_run: bool = Field(False, description="Only say what would be removed.")
+    dry_run: bool = Field(False, description="Only report what would be removed.")
     filesystems: tuple[AlertFilesystem, ...] = Field(
         (),
         max_length=10_000,
         description="File systems that need space. If the engine's storage is on none of them, the agent refuses. "
-        "Labels of alerts will do.",
+        "Labels of alerts can be used.",
     )
 
 
@@ -234,7 +234,7 @@ class DiskPruneContainers(Irreversible, CommandAction):
     changes_disks_only: ClassVar[bool] = True
 
     def wire_params(self, call: Call) -> Mapping[str, Any]:
-        """Return the parameters as they are sent; see `sent_filesystems`."""
+        """Return the parameters in their wire form; see `sent_filesystems`."""
         return sent_filesystems(super().wire_params(call))
 
 

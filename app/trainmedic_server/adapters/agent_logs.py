@@ -3,7 +3,7 @@
 A query goes as a command ``logs.read`` to each node, page by page, and the answers are merged by time. Clocks of nodes
 differ, so lines of different nodes that are closer than that may be in either order.
 
-Where it is not known on which nodes a job ran, all agents that read logs are asked, in bounded number and time
+If the nodes of a job are unknown, all agents that read logs are asked, in bounded number and time
 (`LogQuery.is_search`); only those that have files of the job answer with lines.
 """
 
@@ -36,9 +36,9 @@ _POLL_SECONDS = 2.0
 _POLL_SECONDS_PER_NODE = 0.02
 _MOST_NAMED = 5
 MOST_SEARCHED = 500
-"""Nodes that are asked where it is not known on which ones a job ran."""
+"""Nodes that are asked if the nodes of a job are unknown."""
 _SEARCH_TIME = timedelta(seconds=30)
-"""How long the first answers of all of them may take together."""
+"""Time limit for the first answers of all of them together."""
 
 
 class _NodeAnswer(Struct):
@@ -54,12 +54,12 @@ class _NodeAnswer(Struct):
     is_missed: bool = False
     """Whether the reader was told that its lines are not here."""
     deadline: datetime | None = None
-    """Until when it may be asked for its first page."""
+    """Latest time for the request of its first page."""
     job_files: int | None = None
-    """How many files of the job the node has; None where its agent does not say."""
+    """Number of the job's files on the node. None if its agent does not report it."""
     left_out: dict[str, LeftOut] = field(default_factory=dict)
     notes: set[str] = field(default_factory=set)
-    """Those that the reader was told."""
+    """Notes that the reader already has."""
 
     @property
     def wants_more(self) -> bool:
@@ -200,7 +200,8 @@ class AgentLogs:
                 lines = [replace(FoundLine.of_json(line), node=answer.node) for line in page["lines"]]
                 answer.job_files = page.get("job_files")
                 if query.is_search and answer.job_files is None:
-                    # An earlier agent does not know that it may have nothing to do with the job.
+                    # An earlier agent does not report whether it has files of the job, so its kernel lines may be
+                    # unrelated.
                     lines = [line for line in lines if line.source != "kernel"]
                 answer.waiting = lines[::-1]
                 answer.cursor, answer.is_end = page["cursor"], bool(page["end"])
@@ -251,14 +252,14 @@ def _checked(page: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("it has no cursor, notes or end")
     counts = page.get("left_out", {})
     if not isinstance(counts, dict) or not all(isinstance(each, dict) for each in counts.values()):
-        raise ValueError("it does not say what was left out")
+        raise ValueError("its counts of excluded lines are malformed")
     for each in counts.values():
         LeftOut.of_json(each)
     return page
 
 
 def _left_out_notes(answers: Sequence[_NodeAnswer]) -> list[str]:
-    """What all of them have left out, together."""
+    """Return the notes on the lines that all nodes together excluded."""
     counts: dict[str, LeftOut] = {}
     for answer in answers:
         for name, each in answer.left_out.items():

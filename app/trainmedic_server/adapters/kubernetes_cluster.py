@@ -115,7 +115,7 @@ class KubernetesCluster:
     async def list_some(
         self, resource: Resource, namespace: str, fields: str, most: int
     ) -> tuple[Sequence[Object], bool]:
-        """Return the objects of one page, `most` of them, and whether there are more."""
+        """Return up to `most` objects, and whether there are more."""
         page = await self._call(
             "GET", collection_of(resource, namespace), {"fieldSelector": fields, "limit": str(most)}
         )

@@ -1,7 +1,7 @@
 """Reading of faults from pods, their events and nodes, as the Kubernetes API writes these objects.
 
-Unknown reasons and members of another form are skipped: the objects are of every release of Kubernetes. Pure. Who calls
-it: ``kubernetes_pods``.
+Unknown reasons and members in another form are skipped, because any release of Kubernetes may have written the objects.
+Pure. Called by ``kubernetes_pods``.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _OPERATORS: Final = (
     "jobset.sigs.k8s.io/jobset-name",
     "trainer.kubeflow.org/trainjob-name",
 )
-"""Labels that only operators for training, or for jobs of several pods that belong together, set."""
+"""Labels that only operators for training, or for jobs of several cooperating pods, set."""
 _ACCELERATOR: Final = re.compile(r"[\w.-]+/\S*(?:gpu|gaudi|tpu|ascend|neuron|mlu|npu|mig-)", re.IGNORECASE)
 _MAIN: Final = frozenset({"pytorch", "tensorflow", "mpi", "jax", "xgboost", "paddle", "node", "trainer"})
-"""Names that training operators require or give to the container that trains."""
+"""Names that training operators require or use for the container that trains."""
 _MOST_FAULTS: Final = 8
-"""Faults of one pod."""
+"""Faults of one pod, at most."""
 _IMAGE: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",
      "RegistryUnavailable", "SignatureValidationFailed"}
@@ -76,7 +76,7 @@ _PROBE: Final = re.compile(r"failed (?:liveness|startup) probe")
 
 
 class PodOutline(Struct, frozen=True):
-    """The parts of a pod's metadata and spec that its faults need."""
+    """The parts of a pod's metadata and spec that reading its faults needs."""
 
     uid: str
     namespace: str
@@ -84,17 +84,17 @@ class PodOutline(Struct, frozen=True):
     node: str
     job: str
     trains: bool
-    """True if an operator for training made it, or it has an accelerator."""
+    """True if a training operator made it, or it has an accelerator."""
     placed_at: datetime | None
-    """When it was placed on its node; its creation where that is not known."""
+    """When it was assigned to its node, or its creation if that is unknown."""
     is_waiting: bool
-    """True if it is placed, and none of its containers was created, without a reason in its status."""
+    """True if it has a node, none of its containers was created, and its status states no reason."""
 
 
 def outline_of(pod: Object, job: str | None) -> PodOutline | None:
-    """Return the outline of a pod. None if its labels name no job, or the server's own Job made it."""
+    """Return the outline of a pod. None if its labels name no job, or if the server itself made its Job."""
     metadata, spec = pod["metadata"], pod.get("spec") or {}
-    if job is None or OF_RUN in (metadata.get("annotations") or {}):  # a health check of a node, and no training
+    if job is None or OF_RUN in (metadata.get("annotations") or {}):  # a node's health check, not a training
         return None
     labels = metadata.get("labels") or {}
     trains = any(labels.get(name) for name in _OPERATORS) or bool(_with_accelerator(spec))
@@ -121,7 +121,7 @@ def faults_in(pod: Object, outline: PodOutline) -> tuple[PodFault, ...]:
 
 
 def faults_in_events(events: Iterable[Object], outline: PodOutline, since: datetime) -> tuple[PodFault, ...]:
-    """Return the faults that events of a pod state, of each kind the newest. Events before `since` are skipped."""
+    """Return the faults that events of a pod state, the newest of each kind. Events before `since` are skipped."""
     newest: dict[tuple[PodFaultKind, str], PodFault] = {}
     for event in events:
         fault = _of_event(event, outline)
@@ -149,7 +149,7 @@ def not_ready(node: Object) -> NodeNotReady | None:
 
 
 def _of_pod(status: Mapping[str, Any], outline: PodOutline) -> Iterator[PodFault]:
-    """What became of the whole pod. The status has its reason, and since 1.26 a condition as well."""
+    """Return the fault of the whole pod. The status has its reason, and since Kubernetes 1.26 also a condition."""
     reason, message = _text(status.get("reason")), _message(status.get("message"))
     disruption = next((each for each in _conditions(status, "DisruptionTarget") if each.get("status") == "True"), {})
     at = _time(disruption.get("lastTransitionTime")) or _ended_at(status) or outline.placed_at
@@ -170,7 +170,7 @@ def _kind_of_pod(status: Mapping[str, Any], reason: str, message: str) -> PodFau
 
 
 def _kind_of_kubelet(reason: str, message: str) -> PodFaultKind | None:
-    """The kubelet gives one reason for all that it ends, and says more in the message."""
+    """Return the kind of an end by the kubelet, which has one reason for all and more in the message."""
     if reason != "TerminationByKubelet":
         return None
     if _SHUTS_DOWN.search(message):
@@ -208,7 +208,7 @@ def _of_ended(
     elif reason in _NOT_CREATED:
         kind, is_training = PodFaultKind.NOT_CREATED, True
     elif was_stopped or reason == "ContainerStatusUnknown":
-        return  # whoever deleted the pod ended it, or nobody saw how it ended
+        return  # whoever deleted the pod ended it, or its end was not observed
     else:
         kind = PodFaultKind.EXITED
     yield _fault(
@@ -231,7 +231,8 @@ def _of_waiting(container: Mapping[str, Any], outline: PodOutline, name: str) ->
 
 
 def _training_containers(spec: Mapping[str, Any]) -> frozenset[str]:
-    """The containers that train: those with an accelerator, else the only one, else those with an operator's name."""
+    """Return the containers that train: those with an accelerator, else the only one, else those with an operator's
+    name."""
     names = frozenset(_text(each.get("name")) for each in _mappings(spec.get("containers")))
     return _with_accelerator(spec) or (names if len(names) == 1 else names & _MAIN)
 
@@ -247,7 +248,7 @@ def _with_accelerator(spec: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _asked_to_end(metadata: Mapping[str, Any]) -> datetime | None:
-    """When the pod's deletion was asked for. The API writes when its grace is over."""
+    """Return when the pod's deletion was requested. The API states the end of its grace period."""
     over = _time(metadata.get("deletionTimestamp"))
     grace = metadata.get("deletionGracePeriodSeconds")
     seconds = grace if isinstance(grace, int) and 0 <= grace < 1_000_000 else 0
@@ -336,7 +337,7 @@ def _fault(
 
 
 def _message(value: Any) -> str:
-    """A message in one line, masked and cut: the kubelet copies what containers and registries said."""
+    """Return a message in one line, masked and cut, because the kubelet copies output of containers and registries."""
     return masked(" ".join(value[: 2 * LONGEST_MESSAGE].split()))[:LONGEST_MESSAGE] if isinstance(value, str) else ""
 
 

@@ -1,8 +1,8 @@
-"""Faults of the pods of jobs; implements `ports.job_pods.JobPods`.
+"""Faults of the pods of jobs. Implements `ports.job_pods.JobPods`.
 
-Statuses come from the watch that ``kubernetes_topology`` has anyway, and cost no request. Events are only asked for
-when a job's verdict is made, and of pods that do not start: of few pods, in so many requests a minute. Everything is in
-memory and bounded. A server that starts reads again what the API still has.
+Statuses come from the existing watch of ``kubernetes_topology``, without further requests. Events are read only when a
+job's verdict is made, and for pods that do not start: of few pods, with a bounded number of requests a minute. All data
+is in memory and bounded. After a start the server reads again what the API still has.
 
 One event loop uses it.
 """
@@ -30,25 +30,25 @@ from trainmedic_server.ports.outside import Clock
 EVENTS: Final = Resource("v1", "events", "Event")
 KEPT_FOR: Final = timedelta(hours=2)
 MOST_PODS: Final = 20_000
-"""Pods of jobs that are looked at. Of more, those that come later are passed over, and logged."""
+"""Pods of jobs that are watched. Later pods beyond this number are skipped, with a log message."""
 MOST_WITH_FAULTS: Final = 2000
-"""Pods whose faults are kept. Of more, the oldest go."""
+"""Pods whose faults are kept. Beyond this number the oldest are dropped."""
 MOST_FAULTS: Final = 8
-"""Faults of one pod."""
+"""Faults of one pod, at most."""
 MOST_READ: Final = 8
 """Pods of one job whose events are read."""
 MOST_EVENTS: Final = 200
-"""Events of one pod. Kubernetes counts repeated ones together, and keeps them for an hour."""
+"""Events of one pod. Kubernetes merges repeated ones, and keeps them for an hour."""
 MOST_REQUESTS: Final = 60
 """Requests for events within `_WINDOW`."""
 _WINDOW: Final = timedelta(minutes=1)
 _FRESH: Final = timedelta(seconds=15)
 _FRESH_FAILURE: Final = timedelta(seconds=30)
 _PATIENCE_SECONDS: Final = 5.0
-"""For the events of a job together. A verdict waits no longer for them."""
+"""Time limit for all events of a job. A verdict does not wait longer."""
 _EVENTS_FROM: Final = timedelta(minutes=15)
 _SLOW_START: Final = timedelta(minutes=2)
-"""A pod that was placed so long ago, and whose containers do not exist yet, has its events read."""
+"""The events of a pod are read if its containers do not exist so long after it got its node."""
 _SLOW_AGAIN: Final = timedelta(minutes=1)
 _SLOW_AT_ONCE: Final = 4
 _SLOW_EVERY_SECONDS: Final = 10.0
@@ -58,7 +58,7 @@ log = telemetry.logger(__name__)
 
 
 class EventLister(Protocol):
-    """The part of the cluster's adapter that is needed here."""
+    """The part of the cluster's adapter that is used here."""
 
     async def list_some(
         self, resource: Resource, namespace: str, fields: str, most: int
@@ -75,45 +75,45 @@ class _EventsRead(Struct, frozen=True):
     at: datetime
     faults: tuple[PodFault, ...] = ()
     unread: str = ""
-    """Why they could not be read, or not all of them."""
+    """Why the events could not be read completely."""
 
 
 class KubernetesPods(JobPods):
-    """Hand it every change of pods and nodes; run `watch` in the background."""
+    """Collection of faults. Pass it every change of pods and nodes, and run `watch` in the background."""
 
     def __init__(self, cluster: EventLister, clock: Clock, metrics: telemetry.Metrics) -> None:
         self._cluster = cluster
         self._clock = clock
         self._metrics = metrics
         self._present: dict[str, PodOutline] = {}
-        """Pods of jobs that exist, by uid."""
+        """Existing pods of jobs, by UID."""
         self._faults: dict[str, _PodFaults] = {}
-        """By uid, also of pods that are gone. The one noted last is last."""
+        """By UID, including deleted pods. The most recent entry is last."""
         self._not_ready: dict[str, NodeNotReady] = {}
         self._events: dict[str, _EventsRead] = {}
         self._requests: deque[datetime] = deque()
         self._slow_read: dict[str, datetime] = {}
-        """When events were read last of pods that do not start, by uid."""
+        """When the events of pods that do not start were last read, by UID."""
         self._has_said_full = False
         self.answers = True
-        """False while the pods cannot be watched, so that their statuses may be old."""
+        """False while the watch of pods fails, so that their statuses may be old."""
 
     # --- changes, from the watch ------------------------------------------------------------------
 
     def pods_listed(self, pods: Iterable[Object], job_of: Callable[[Object], str | None]) -> None:
-        """Take a list of all pods. What is not in it is gone."""
+        """Take a list of all pods. Pods that are not in it are gone."""
         self._present.clear()
         for pod in pods:
             self.pod_changed(pod, job_of(pod))
         for absent in [each for uid, each in self._faults.items() if uid not in self._present]:
-            self._keep(absent.outline, (), is_deleted=True)  # it was deleted while nobody watched
+            self._keep(absent.outline, (), is_deleted=True)  # it was deleted while the watch was down
 
     def pod_changed(self, pod: Object, job: str | None, *, is_deleted: bool = False) -> None:
-        """Take a pod as it is, or as it was when it was deleted."""
+        """Take a pod's current state, or its last one if it was deleted."""
         try:
             outline = pod_status.outline_of(pod, job)
         except (AttributeError, KeyError, TypeError):
-            return  # an object of another form than any release writes
+            return  # the object has a form that no release writes
         if outline is None:
             return
         if is_deleted:
@@ -123,11 +123,11 @@ class KubernetesPods(JobPods):
             self._present[outline.uid] = outline
         elif not self._has_said_full:
             self._has_said_full = True
-            log.warning("passing over pods: too many have a job's label", most=MOST_PODS)
+            log.warning("skipping pods: too many have a job's label", most=MOST_PODS)
         self._keep(outline, _read(pod, outline), is_deleted)
 
     def node_changed(self, node: Object, *, is_deleted: bool = False) -> None:
-        """Take a node as it is."""
+        """Take a node's current state."""
         name = node["metadata"]["name"]
         not_ready = None if is_deleted else pod_status.not_ready(node)
         if not_ready is None:
@@ -198,7 +198,7 @@ class KubernetesPods(JobPods):
     # --- events -----------------------------------------------------------------------------------
 
     async def _read_together(self, outlines: Sequence[PodOutline]) -> list[_EventsRead]:
-        """The events of each pod. After some seconds what has not come counts as unread."""
+        """Return the events of each pod. Events that do not arrive within some seconds count as unread."""
         tasks = [asyncio.create_task(self._events_of(outline)) for outline in outlines]
         try:
             await asyncio.wait(tasks, timeout=_PATIENCE_SECONDS)
@@ -247,13 +247,13 @@ class KubernetesPods(JobPods):
         while True:
             try:
                 await self.look_at_slow_starts()
-            except Exception:  # the loop's boundary
+            except Exception:  # the loop must survive any error
                 self._metrics.loop_errors.labels("pods").inc()
-                log.exception("reading the events of pods failed; trying again")
+                log.exception("cannot read pod events; trying again")
             await asyncio.sleep(_SLOW_EVERY_SECONDS)
 
     async def look_at_slow_starts(self) -> None:
-        """Read the events of some pods whose containers do not exist long after they were placed: one of each job."""
+        """Read the events of some pods that have a node for long but no containers: one pod of each job."""
         now = self._clock.now()
         chosen: dict[str, PodOutline] = {}
         for outline in self._present.values():
@@ -275,7 +275,7 @@ def _read(pod: Object, outline: PodOutline) -> Sequence[PodFault]:
     try:
         return pod_status.faults_in(pod, outline)
     except (AttributeError, KeyError, TypeError):
-        return ()  # an object of another form than any release writes
+        return ()  # the object has a form that no release writes
 
 
 def _is_of(outline: PodOutline, job: str, is_own: IsOwn) -> bool:
@@ -285,7 +285,7 @@ def _is_of(outline: PodOutline, job: str, is_own: IsOwn) -> bool:
 def _merged(
     before: Sequence[PodFault], new: Sequence[PodFault], outline: PodOutline, *, is_deleted: bool
 ) -> list[PodFault]:
-    """What happened stays known. What can pass by itself counts only while it lasts."""
+    """Merge faults. Past faults stay. Faults that can pass by themselves count only while they last."""
     repeated = {(fault.kind, fault.container, fault.at) for fault in new}
     kept = [
         fault
@@ -294,7 +294,7 @@ def _merged(
         and (fault.kind not in PENDING or (fault.is_event and outline.is_waiting and not is_deleted))
     ]
     pulls = {fault.container: fault for fault in before if fault.kind is PodFaultKind.IMAGE}
-    # The back-off between two tries has no reason of its own in older releases: that of the try stays.
+    # In older releases the back-off between two pulls has no reason of its own, so keep the pull's reason.
     new = [
         replace(fault, message=pulls[fault.container].message)
         if fault.reason == "ImagePullBackOff" and ": " not in fault.message and fault.container in pulls

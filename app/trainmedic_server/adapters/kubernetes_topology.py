@@ -45,7 +45,7 @@ class Watched(Protocol):
 
 
 class ObjectListener(Protocol):
-    """Whoever needs more of a pod and a node than the topology keeps."""
+    """A listener that needs more of a pod and a node than the topology keeps."""
 
     answers: bool
 
@@ -58,7 +58,7 @@ class KubernetesTopology:
     """Run `watch` in the background; ask at any time, in any thread."""
 
     def __init__(self, cluster: Watched, metrics: telemetry.Metrics, pods: ObjectListener | None = None) -> None:
-        """`pods` is handed every pod and node as the API writes it."""
+        """`pods` receives every pod and node as the API writes it."""
         self._cluster = cluster
         self._listener = pods
         self._metrics = metrics
@@ -199,7 +199,7 @@ def _pod(pod: Object) -> Pod | None:
 
 
 def job_of(pod: Object) -> str | None:
-    """Return the job that the labels of a pod name. None where they name none."""
+    """Return the job in the labels of a pod. None if they name none."""
     labels = pod["metadata"].get("labels") or {}
     return next((str(labels[name]) for name in JOB_LABELS if labels.get(name)), None)
 

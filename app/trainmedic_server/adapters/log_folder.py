@@ -55,7 +55,7 @@ class Kind(StrEnum):
     ATTEMPTS = "attempts"
     """How each attempt failed, as ``trainmedic-run`` keeps it."""
     ENDED = "ended"
-    """That an attempt ended with exit code 0, as ``trainmedic-run`` keeps it."""
+    """File that states that an attempt ended with exit code 0, written by ``trainmedic-run``."""
 
 
 class FolderFile(Struct, frozen=True):

@@ -1,8 +1,8 @@
 """The node's own policy: what any command, however valid, may do here at most.
 
 It is a YAML file of five parts: ``allow`` lists the actions that change something, ``power`` bounds power
-limits, ``cleaning`` holds the cleanup rules that a command can name (``disk.rules``), ``containers`` says which
-leftovers of a container engine may go (``containers.policy``), ``logs`` says which logs are read
+limits, ``cleaning`` holds the cleanup rules that a command can name (``disk.rules``), ``containers`` states which
+leftovers of a container engine may be removed (``containers.policy``), ``logs`` says which logs are read
 (``log_reading.log_policy``). Reading actions are always allowed. Without a file nothing else is: the agent then
 only answers what it is asked.
 
@@ -125,7 +125,7 @@ def parse(text: str, source: str) -> Policy:
         digest=hashlib.sha256(text.encode()).hexdigest()[:12],
     )
     if "disk.prune_containers" in policy.allow and policy.containers is None and not reader.faults:
-        reader.fault(("allow",), "disk.prune_containers needs the part containers, which says what may be removed")
+        reader.fault(("allow",), "disk.prune_containers needs the part containers, which states what may be removed")
     if reader.faults:
         raise ConfigurationError("\n".join(_placed(document, fault) for fault in reader.faults))
     return policy

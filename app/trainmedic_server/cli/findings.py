@@ -21,7 +21,7 @@ Document = Mapping[str, Any]
 
 _FILTERS: tuple[Callable[..., Any], ...] = (
     click.option("--job", metavar="NAME", help="About the job, or in its logs."),
-    click.option("--claimed-job", metavar="NAME", help="In a log file that names the job, which nothing proves."),
+    click.option("--claimed-job", metavar="NAME", help="In a log file that names this job, without proof."),
     click.option("--node", metavar="NAME", help="About the node, or read there."),
     click.option("--rule", metavar="NAME"),
     click.option("--role", type=click.Choice([role.value for role in Role]), metavar="ROLE",

@@ -127,7 +127,7 @@ def history(
 @history.command()
 @click.argument("run_id", metavar="RUN")
 @click.option(
-    "--job", metavar="NAME", help="The run's job, with the whole RUN. A token that is bounded to jobs needs it."
+    "--job", metavar="NAME", help="The run's job; RUN must then be complete. A token that is bounded to jobs needs it."
 )
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @server_options

@@ -26,15 +26,15 @@ _TAKES: Mapping[str, Collection[str]] = {
     "findings": ("node", "rule", "role", "since", "suspected", "open"),
     "history": ("alertname", "playbook", "status", "decision", "node", "by", "since", "until", "open", "owes_undo"),
 }
-"""The conditions that the lists below a job's own path take."""
+"""Conditions that the lists below a job's path take."""
 
 
 def items(
     client: Client, path: str, conditions: Mapping[str, Any], limit: int | None, page_size: int = PAGE
 ) -> Iterator[Item]:
-    """The newest items that meet the conditions, page by page; all of them where `limit` is None.
+    """Yield the newest items that meet the conditions, page by page. All of them if `limit` is None.
 
-    Where the token may not read all jobs' items, those of the one job in the conditions are read below its own path.
+    If the token may not read the items of all jobs, those of the one job in the conditions are read below its path.
     """
     cursor, left = None, limit
     while left is None or left > 0:
@@ -56,8 +56,8 @@ def items(
 
 
 def _of_job(path: str, conditions: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
-    """Return the path of one job's items, and the conditions without the job. None if there is no such path, or it does
-    not take the conditions."""
+    """Return the path of one job's items, and the conditions without the job. None if there is no such path, or if it
+    does not take the conditions."""
     if path not in _TAKES or not conditions.keys() <= {"job", *_TAKES[path]}:
         return None
     job = conditions.get("job")
@@ -68,7 +68,7 @@ def _of_job(path: str, conditions: Mapping[str, Any]) -> tuple[str, Mapping[str,
 
 
 def job_path(job: str, path: str) -> str:
-    """Return the path of a list, or of one of its items, below a job."""
+    """Return the path of a list below a job, or of one of its items."""
     return f"jobs/{quote(job)}/{path}"
 
 

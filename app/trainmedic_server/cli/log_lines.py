@@ -31,7 +31,7 @@ _OPTIONS = (
         "local_rank",
         type=click.IntRange(min=0),
         metavar="N",
-        help="Only of this rank on its node.",
+        help="Only lines of this local rank.",
     ),
     click.option("--node", metavar="NAME", help="Only of the node of this name."),
     click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Only of this attempt of the job."),

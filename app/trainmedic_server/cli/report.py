@@ -141,7 +141,7 @@ def _efficiency(score: Mapping[str, Any] | None) -> str | None:
     if score is None:
         return None
     share = score.get("throughput_share")
-    limit = f", for the throughput is {share:.0%} of the baseline" if score.get("limited_by") else ""
+    limit = f", because the throughput is {share:.0%} of the baseline" if score.get("limited_by") else ""
     return f"{score['score']:g} ({table.plain(score['rating'])}{limit})"
 
 
@@ -188,7 +188,7 @@ def _bottleneck_lines(bottleneck: Mapping[str, Any] | None, reason: str | None) 
 
 
 def _cpu_lines(cpu: Mapping[str, Any] | None, reason: str | None) -> Iterator[str]:
-    """The processors that the ranks use; of single ranks those that are far from the median."""
+    """Yield the CPU use of the ranks. Single ranks are listed if they are far from the median."""
     if cpu is None:
         yield _figure("CPU of a rank", None, reason)
         return
@@ -196,7 +196,7 @@ def _cpu_lines(cpu: Mapping[str, Any] | None, reason: str | None) -> Iterator[st
     span = (
         f", {min(each['cores'] for each in known):.3g} to {max(each['cores'] for each in known):.3g}" if known else ""
     )
-    yield _figure("CPU of a rank", f"{cpu['median_cores']:.3g} cores busy, the median{span}", None)
+    yield _figure("CPU of a rank", f"{cpu['median_cores']:.3g} cores busy (median){span}", None)
     for each in known:
         if each["is_outlier"]:
             yield f"{'':17}rank {table.plain(each['rank'])} on {table.plain(each['node'])}: {each['cores']:.3g} cores"
@@ -217,7 +217,7 @@ def _evaluation_lines(evaluations: Sequence[Mapping[str, Any]] | None, reason: s
 
 
 def _error_lines(name: str, errors: Mapping[str, Any] | None, reason: str | None) -> Iterator[str]:
-    """Events of one kind, as far as logs told of them."""
+    """Yield the events of one kind that the logs show."""
     if errors is None:
         yield _figure(name, None, reason)
         return
@@ -228,13 +228,13 @@ def _error_lines(name: str, errors: Mapping[str, Any] | None, reason: str | None
 def _error(event: Mapping[str, Any]) -> str:
     ranks = [str(rank) for rank in event["ranks"][:8]]
     more = event["rank_count"] - len(ranks)
-    who = f"rank(s) {', '.join(ranks)}{f' and {more} more' if more > 0 else ''}" if ranks else "ranks not known"
+    who = f"rank(s) {', '.join(ranks)}{f' and {more} more' if more > 0 else ''}" if ranks else "ranks unknown"
     ends = {
         True: "the job failed",
-        False: "the job told of no failure by it",
-        None: "whether the job failed by it is not known",
+        False: "the job reported no failure from it",
+        None: "unknown whether it ended the job",
     }
-    lines = f"{event['lines']} line(s)" if event["lines"] else "by the verdict alone"
+    lines = f"{event['lines']} line(s)" if event["lines"] else "only in the verdict"
     return f"{who}, {lines}; {ends[event['ended_job']]}"
 
 

@@ -141,7 +141,7 @@ def finding_lines(finding: Document) -> Iterator[str]:
 
 
 def finding_target(finding: Document) -> str:
-    """What a finding is about, with the job that only its file names."""
+    """Return the target of a finding, with the job that only its file names."""
     claim = _claim(finding)
     return f"{finding.get('target')} ({claim})" if claim else str(finding.get("target"))
 

@@ -12,10 +12,10 @@ from trainmedic_server.diagnosis.verdict import Confidence, Evidence
 from trainmedic_server.domain.finding import CauseClass, Finding, Role
 
 _LONGEST_RANK = 6
-"""Digits of the number of a rank."""
+"""Longest number of a rank, in digits."""
 _USELESS = 86400.0
 RERUN = "rerun-result"
-"""The shipped rule for the results of steps that were computed again."""
+"""Shipped rule for the results of recomputed steps."""
 
 
 class Witness(IntEnum):
@@ -86,7 +86,8 @@ class Accusation(Struct, frozen=True):
     """True if the cause is certain, so that another evidence source for the same place gives high confidence. False if
     a message only makes the cause likely: the way in which the process ended does not confirm it."""
     has_started: bool = True
-    """False if the fault kept the job, or a part of it, from starting: another attempt without a change ends alike."""
+    """False if the fault kept the job, or a part of it, from starting. Another attempt without a change then fails
+    alike."""
     fingerprint: str = ""
 
     def with_confidence(self, confidence: Confidence) -> Accusation:
@@ -128,7 +129,7 @@ def evidence_of(finding: Finding, why: str) -> Evidence:
 
 def rank_of(finding: Finding) -> int | None:
     """The rank whose line began the finding; None where it is not known."""
-    # A line about NaN, a step that was computed again or a rank that is stuck names that rank, whichever printed it.
+    # A line about NaN, a recomputed step or a stuck rank names that rank, whichever rank printed it.
     is_stuck = finding.cause is CauseClass.HANG and finding.role is Role.ROOT
     is_about = finding.cause is CauseClass.NUMERICS or finding.rule == RERUN or is_stuck
     number = finding.fields.get("rank", "") if is_about else ""

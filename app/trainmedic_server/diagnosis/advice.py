@@ -33,8 +33,8 @@ MEANS = {
 def what_to_do(
     cause: CauseClass, confidence: Confidence, before: int, *, names_node: bool, has_started: bool = True
 ) -> Advice:
-    """The next step, where the job ended so `before` times already. A job that did not start has no checkpoint to go on
-    from, and Kubernetes itself tries again."""
+    """Return the next step after the job ended alike `before` times already. A job that did not start has no checkpoint
+    to continue from, and Kubernetes itself retries."""
     if names_node:
         return Advice.ISOLATE_NODE
     if not has_started:

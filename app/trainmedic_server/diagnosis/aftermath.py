@@ -101,7 +101,7 @@ class Aftermath(Struct):
         """Count the line for all waiting findings of its stream, or for `only` these, because others may have been
         added after it."""
         stream = line.origin.stream
-        # A step in words counts once its form is known to repeat: a message about an error may hold one.
+        # A step in words counts only once its format has repeated: an error message may contain one.
         if is_step or (line.record and not line.has_words and line.record.get("event") == "step"):
             if waiting := self._steps.get(stream):
                 waiting.update(waiting.keys() if only is None else waiting.keys() & only)

@@ -252,7 +252,7 @@ class Collector:
         is_step = learned_step is not None or (record.get("event") == "step" and step is not None)
         is_step = is_step and not (line.has_words and learned_step is None)
         step = learned_step if step is None else step
-        # Of a line without a time nobody knows more than its place; `Aftermath` goes by that.
+        # A line without a time has only its place, which `Aftermath` uses.
         if is_step and has_time:
             self._last_step_at = max(line.at, self._last_step_at or line.at)
             if seen and step is not None:
@@ -263,7 +263,7 @@ class Collector:
                 self._of_launcher(text, line)
 
     def _of_launcher(self, text: str, line: Line) -> None:
-        """Take one text line of `line`, which may be part of a launcher's table or state how a process ended."""
+        """Read one text line of `line`. It may belong to a launcher's table, or state how a process ended."""
         row = text[:_LONGEST_TABLE_LINE]
         rows = self._tables.get(line.origin, []) if self._tables else []
         if (_TABLE_LINE.match(row) or _is_heading(row) or _is_raised(row, rows)) and len(rows) < _MOST_TABLE_LINES:

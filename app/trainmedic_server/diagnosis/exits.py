@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from trainmedic_server.domain.finding import CauseClass
 
 LAUNCHER = "trainmedic-run"
-"""The teller that saw an attempt end from above all of its processes."""
+"""Reporter that is the parent of all processes of an attempt."""
 _TOLD_TO_END = re.compile(r"SignalException: Process \d{1,10} got signal: (?:1|2|15|SIGHUP|SIGINT|SIGTERM)\b")
 """What a torchrun leaves that was ended by a signal itself, with exit code 1."""
 _VICTIMS = {signal.SIGABRT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
@@ -77,7 +77,7 @@ def signal_name(number: int) -> str:
 
 
 def reported(status: int, rank: int | None, line: str, node: str = "", pid: int | None = None) -> Exit:
-    """Return the end of the process that failed first, as the launcher that is above all of them saw it."""
+    """Return the end of the process that failed first, as its launcher saw it."""
     code, by_signal = of_code(status)
     return Exit(LAUNCHER, code, by_signal, rank=rank, node=node, pid=pid, is_first=True, line=line[:500])
 
@@ -192,7 +192,7 @@ _ACCELERATE = re.compile(
 )
 _MPI = re.compile(r"process rank (\d{1,6}) with PID (\d{1,10}) on node (\S{1,255}) exited on signal (\d{1,2})\b")
 _CONTAINER = re.compile(r"^\s*Exit Code:\s+(1\d\d)\s*$|terminated with exit code (1\d\d)\b|\"exitCode\": ?(1\d\d)\b")
-"""A container that a signal ended, as kubectl prints it: by `describe`, `exec`, and as JSON."""
+"""A container that a signal ended, as kubectl prints it in `describe`, in `exec` and as JSON."""
 _SLURM = re.compile(r"srun: error: (\S+): tasks? ([\d,\-]+): (.+?)\s*$")
 _SLURM_WORDS = {
     "killed": signal.SIGKILL,

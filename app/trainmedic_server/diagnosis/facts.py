@@ -65,7 +65,7 @@ class Facts(Struct, frozen=True):
     loss_rise: LossRise | None = None
     """Loss that was much lower before, by the log."""
     throughput_drop: ThroughputDrop | None = None
-    """Throughput that is far below the usual one, by the log."""
+    """Drop of the throughput far below the usual one, by the log."""
     began_at: datetime | None = None
     """When the first line of the job with a time was printed; None where none is known, or trouble is all that is."""
     outlived: frozenset[str] = frozenset()
@@ -88,11 +88,11 @@ class Facts(Struct, frozen=True):
     used_nccl: bool = True
     """True if any line is about NCCL. Without NCCL there are no dumps of its flight recorder."""
     reported: Evidence | None = None
-    """The report of its launcher, or of the job itself, that it failed."""
+    """Report by the launcher, or by the job itself, that it failed."""
     is_reported_hang: bool = False
-    """The launcher ended it because it hung. How its processes ended then says nothing."""
+    """True if the launcher ended it because it hung. Then the exit codes of its processes mean nothing."""
     pods: PodReading = field(default_factory=PodReading)
-    """What Kubernetes states about the job's pods."""
+    """Kubernetes' statements about the job's pods."""
     is_known_to_fail: bool = False
     """Whether who watches the job says that it failed; of a folder nobody does."""
 
@@ -107,8 +107,8 @@ class Facts(Struct, frozen=True):
 
     @property
     def has_ended_well(self) -> bool:
-        """True if its launcher saw it end with exit code 0, or each rank that was read states that it finished and no
-        process failed."""
+        """True if the launcher saw exit code 0, or if each rank that was read states that it finished and no process
+        failed."""
         by_launcher = [each for each in self.exits if each.teller == LAUNCHER]
         if by_launcher and not self.is_reported_hang:
             return not any(each.is_failure for each in by_launcher)
@@ -117,8 +117,8 @@ class Facts(Struct, frozen=True):
 
     @property
     def unread_ranks(self) -> tuple[int, ...]:
-        """The ranks that may have printed something decisive that nobody read. Where it is not known what was read, a
-        rank counts as read if a launcher on its node told of its end: all output passes through the launcher."""
+        """Ranks whose output may be decisive and was not read. If it is unknown what was read, a rank counts as read
+        when a launcher on its node reported its end, because all output passes through the launcher."""
         if self.knows_what_was_read:
             return self.silent_ranks
         ended = {each.rank for each in self.exits if each.teller == "torchrun"}

@@ -52,7 +52,7 @@ _COMPARES = re.compile(r"Duplicate GPU detected|Detected mismatch between collec
 _LARGE_LOSS = "loss-high"
 """The shipped rule for losses that are far too large, and are numbers."""
 _KEEPS_FROM_STARTING = frozenset({"pod-not-started", "image-not-pulled"})
-"""Rules for what happens before the program starts: images, volumes, containers, launches of a scheduler."""
+"""Rules for failures before the program starts: images, volumes, containers, launches by a scheduler."""
 _TOGETHER = 30.0
 """Seconds within which all ranks come to the same error, where all of them do."""
 _RIGHT_AFTER = 1.0
@@ -112,8 +112,8 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
 
 
 def _is_later_of_message(other: Finding, first: Finding) -> bool:
-    """Return whether the rule that took `first` took `other` too. Of one program's messages the first is the reason.
-    Exceptions are excluded, because their rules take those of every program."""
+    """Return whether the rule of `first` also matched `other`. The first message of a program is the reason. Exceptions
+    are excluded, because their rules match those of every program."""
     is_exception = bool(first.fields.keys() & {"exception", "alone"})
     return other.rule == first.rule and not is_exception and other.origin.stream == first.origin.stream
 
@@ -122,7 +122,7 @@ def _named_next(leading: Finding, roots: Sequence[Finding]) -> Finding | None:
     """Return the line that the same process prints right after an unspecific error, such as a device's own reason. None
     if it is not more exact."""
     if leading.cause is CauseClass.NUMERICS:
-        # A step that was computed again with another result shows that the numbers were the GPU's fault.
+        # A recomputed step with another result shows that the GPU computed wrong numbers.
         return next((other for other in roots if other.rule == RERUN and other.cause is CauseClass.GPU), None)
     if leading.cause is not CauseClass.CODE or PROOF in leading.fields or _PROOF.search(leading.line):
         return None

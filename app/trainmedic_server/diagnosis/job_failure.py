@@ -39,8 +39,8 @@ _SHORTEST_WATCH = timedelta(seconds=22)
 
 
 def is_of(known: KnownFinding, job: str, nodes: Collection[str]) -> bool:
-    """Whether a finding is about a job, or is what the kernel of one of its nodes says. A log file that names the job
-    counts on the job's own nodes: the server may read the file before it knows that the job is there."""
+    """Return whether a finding is about a job, or comes from the kernel of one of its nodes. A log file that names the
+    job counts on the job's own nodes, because the server may read the file before it knows that the job is there."""
     if job in (known.origin.job, known.target.job):
         return True
     if known.claimed_job == job:
@@ -198,8 +198,8 @@ def is_of_another(sign: Sign, verdict: KnownVerdict, taken_in: timedelta) -> boo
 
 
 def of_attempt(findings: Iterable[KnownFinding], job: str, attempt: int | None) -> list[KnownFinding]:
-    """The findings that can be of this attempt of the job: those of it, those that name none, and those of no job.
-    Where the attempt is not each, it is the newest of which something open was found."""
+    """Return the findings that can belong to this attempt of the job: its own, those without an attempt, and those
+    without a job. Without `attempt`, it is the newest attempt with an open finding."""
     findings = list(findings)
     if attempt is None:
         findings = [each for each in findings if each.is_open]
@@ -211,8 +211,8 @@ def of_attempt(findings: Iterable[KnownFinding], job: str, attempt: int | None) 
 def settled_at(
     report: ReportedEnd, findings: Iterable[KnownFinding], settling: timedelta, unread: timedelta
 ) -> datetime:
-    """Return when enough time has passed for the verdict on a reported failure: after the first line of that attempt
-    that can tell why, or else after the report."""
+    """Return when the verdict on a reported failure is due: some time after the first line of that attempt that can
+    explain it, or else after the report."""
     heard = [
         finding.heard_first_at
         for finding in findings
@@ -235,7 +235,7 @@ def healthy_shapes(
     reports: Iterable[ReportedEnd] = (),
 ) -> frozenset[str]:
     """The shapes of what earlier attempts of the job printed that did not fail: whatever a rule says, it means nothing
-    in this job. `past` are the job's findings, `failures` its verdicts, `reports` what its launcher reported."""
+    in this job. `past` are the job's findings, `failures` its verdicts, `reports` the reports of its launcher."""
     past = list(past)
     failed = {verdict.attempt for verdict in failures} | {each.attempt for each in reports if each.is_failure}
     failed |= {known.origin.attempt for known in past if _tells_failure(known)}
@@ -258,7 +258,7 @@ def facts(
     report: ReportedEnd | None = None,
 ) -> Facts:
     """The facts of a job's failure: `findings` are those that are about it, `excerpts` those of `TELLS_ENDS`, `attempt`
-    is the one that failed where it is known, and `report` what its launcher says of its end."""
+    is the failed one if known, and `report` its launcher's report of the end."""
     findings = [known for known in findings if not tells_dumps(known)]
     attempts = [known.origin.attempt for known in findings if known.origin.attempt is not None]
     known_ranks = dict(ranks)

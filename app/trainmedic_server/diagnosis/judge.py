@@ -61,7 +61,7 @@ def diagnose(facts: Facts) -> Verdict:
 
 
 def _timeouts(facts: Facts) -> list[Evidence]:
-    """Return the NCCL timeouts of the job, also those after which it continued."""
+    """Return the NCCL timeouts of the job, including those that it survived."""
     timeouts = {f.rule: f for f in facts.findings if f.role is Role.CASCADE and f.cause is CauseClass.HANG}
     return [evidence_of(finding, slow.WHY_TIMEOUT) for finding in timeouts.values()]
 
@@ -75,7 +75,7 @@ def _all(facts: Facts, counting: Relevant) -> Iterable[Accusation]:
     yield from first_lines.first_line(facts, counting)
     yield from witnesses.gone_nodes(facts, counting)
     if facts.is_reported_hang:
-        # Its launcher ended the processes, so their ends say nothing of the hang.
+        # Its launcher ended the processes, so their exit codes do not explain the hang.
         yield from stragglers.not_timed_out(facts, counting)
         yield from stragglers.left_behind(facts, counting)
         return

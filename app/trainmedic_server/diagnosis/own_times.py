@@ -15,9 +15,9 @@ from trainmedic_server.diagnosis.slow import RankStep, ThroughputDrop
 _LAST = 5
 """Number of recent steps by which a job is called slow. Earlier steps may have been fast."""
 _USUAL, _FEWEST = 200, 20
-"""Steps before the last ones that are the usual throughput, at most and at least."""
+"""Number of earlier steps that give the usual throughput: maximum and minimum."""
 _DROPPED = 0.7
-"""Share of the usual throughput below which it has dropped."""
+"""A throughput below this share of the usual one has dropped."""
 _RATES = ("tokens_per_s", "samples_per_s", "throughput")
 _MOST_FORMS = 16
 _ROSE_BY, _ROSE_TIMES = 1.0, 2.0
@@ -33,19 +33,19 @@ class LossRise(Struct, frozen=True):
 
 
 class OwnTimes(Struct):
-    """Times and losses in the steps of one stream."""
+    """Times and losses of the steps of one stream."""
 
     parts: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_LAST))
     """Total seconds and data waiting seconds of the last steps."""
     lowest: float | None = None
     rise: LossRise | None = None
     rates: dict[tuple[Any, ...], deque[float]] = field(default_factory=dict)
-    """Steps or samples per second of the last steps, by the form of their records."""
+    """Steps or samples per second of the last steps, by the format of their records."""
 
     def step_record(self, record: Mapping[str, Any], text: str, *, has_words: bool) -> None:
-        """Read the record of a step, `has_words` if the trainer's form is not known.
+        """Read the record of a step. `has_words` is True if the trainer's format is unknown.
 
-        A rise is forgotten once the loss is down again.
+        A rise is forgotten when the loss is down again.
         """
         data, whole = _positive(record.get("data_s")), _positive(record.get("step_s"))
         if data is not None and whole is not None:
@@ -60,7 +60,7 @@ class OwnTimes(Struct):
             self._compare(loss, text)
 
     def _compare(self, loss: float, text: str) -> None:
-        """Compare the loss with the lowest one. This is all that a log of a few steps allows."""
+        """Compare the loss with the lowest one. A log of a few steps allows no more than this."""
         lowest = self.lowest = loss if self.lowest is None else min(self.lowest, loss)
         has_risen = lowest >= 0 and loss > lowest + _ROSE_BY and loss > lowest * _ROSE_TIMES
         self.rise = LossRise(lowest, loss, text[:500]) if has_risen else None
@@ -85,7 +85,7 @@ class OwnTimes(Struct):
 
 
 def _rate(record: Mapping[str, Any]) -> float | None:
-    """Return what a step states of its throughput; where it states a time alone, steps per second."""
+    """Return the throughput that a step states. If it states only a time, return steps per second."""
     stated = next((value for name in _RATES if (value := _positive(record.get(name)))), None)
     if stated is not None:
         return stated

@@ -1,9 +1,9 @@
-"""What Kubernetes states about a job's pods: signs of a failure, and accusations.
+"""Signs of a failure, and accusations, from Kubernetes' statements about a job's pods.
 
-A pod's status is written by the kubelet and the controllers of the cluster, and by no job. So it proves what it names.
-An event can be written by accounts of the pod's namespace, and proves nothing.
+The kubelet and the controllers of the cluster write a pod's status; a job cannot. So a status proves what it states.
+Accounts of the pod's namespace can write events, so an event proves nothing.
 
-Pure. Who calls it: ``engine.job_diagnoses`` and `judge`.
+Pure. Called by ``engine.job_diagnoses`` and `judge`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from trainmedic_server.domain.pod_fault import NOT_STARTED, PENDING, NodeNotRead
 from trainmedic_server.logs import message_causes
 
 SOURCE = "kubernetes"
-"""Of the evidence."""
+"""The source in the evidence."""
 _PASSES_WITHIN = timedelta(minutes=1)
-"""Kubernetes retries what keeps a pod from starting, and it often passes. From then on it is a sign of a failure."""
+"""Kubernetes retries what keeps a pod from starting, often with success. A problem that lasts longer is a sign of a
+failure."""
 _BEFORE = timedelta(minutes=10)
-"""A fault so long before the first sign of a failure can belong to it."""
+"""A fault at most this long before the first sign of a failure can belong to it."""
 _NODE_BEFORE = timedelta(hours=1)
-"""A node that became unready so long before can be why others timed out."""
+"""A node that became unready at most this long before can be why others timed out."""
 _ERROR = 2.0
-"""Seconds by which Kubernetes' times may differ: they are whole seconds, by the clocks of several machines."""
+"""Error of Kubernetes' times in seconds: they are whole seconds, by the clocks of several machines."""
 _MOST_EVIDENCE = 4
 _ASKED_TO_END = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
@@ -50,7 +51,7 @@ _RESOURCE = (
     (re.compile(r"DiskPressure|nodefs|imagefs"), CauseClass.STORAGE, "the node's local disk"),
     (re.compile(r"low on resource: pids\b|PIDPressure"), CauseClass.NODE, "process IDs of the node"),
 )
-"""By an eviction's message: the resource that was used up, and what that is in words."""
+"""Exhausted resource by an eviction's message, with its description."""
 _NO_SUCH_IMAGE = re.compile(
     r"(?i)not found|manifest unknown|does not exist|denied|unauthorized|authorization failed|authentication required"
     r"|invalid reference format|couldn't parse image|no match for platform|no matching manifest"
@@ -69,8 +70,8 @@ _ALWAYS_SPECIFICATION = frozenset({"InvalidImageName", "ErrImageNeverPull"})
 
 
 def signs(faults: Iterable[PodFault], now: datetime) -> list[Sign]:
-    """Return what says that the job failed, or does not start. Steps that follow show that nothing failed: a job can
-    survive the loss of a pod."""
+    """Return the signs that the job failed, or does not start. Later steps of the job refute a sign: a job can survive
+    the loss of a pod."""
     return [Sign(fault.at, None, is_wait=True) for fault in faults if _is_sign(fault, now)]
 
 
@@ -85,8 +86,8 @@ def _is_sign(fault: PodFault, now: datetime) -> bool:
 
 
 def of_failure(reading: PodReading, began_at: datetime, taken_in: timedelta, after: datetime | None) -> PodReading:
-    """Return the reading with those faults that can belong to the failure which began then. `after` is when the failure
-    before it was over."""
+    """Return the reading with only the faults that can belong to the failure at that time. `after` is the end of the
+    previous failure."""
     first = began_at - _BEFORE if after is None else max(began_at - _BEFORE, after)
     faults = tuple(fault for fault in reading.faults if first <= fault.at <= began_at + taken_in)
     earliest = began_at - _NODE_BEFORE
@@ -97,10 +98,11 @@ def of_failure(reading: PodReading, began_at: datetime, taken_in: timedelta, aft
 def are_own(
     namespace: str | None, is_known: bool, places: Collection[str], namespaces: Collection[str]
 ) -> Callable[[str, str, str], bool]:
-    """Return the test whether a pod with the job's label is the job's. Any account that may create pods can set it.
+    """Return the test whether a pod with the job's label is really the job's. Any account that may create pods can set
+    the label.
 
-    A job that is connected says its namespace. One that is known and says none is only believed to be in pods where it
-    was, by node or pod name (`places`). Of a job that only pods name, all must be in one of the `namespaces`.
+    A connected job states its namespace. If a known job states none, only pods where it was, by node or pod name
+    (`places`), are trusted. If only pods name the job, all of them must be in one of the `namespaces`.
     """
     if namespace is not None:
         return lambda of_pod, _, __: of_pod == namespace
@@ -111,7 +113,8 @@ def are_own(
 
 
 def ends(facts: Facts) -> Sequence[Exit]:
-    """Return how the containers that train ended, if nobody else says how a process ended, and no fault says why."""
+    """Return how the training containers ended, if no other source states how a process ended, and no fault states
+    why."""
     reading = facts.pods
     if facts.exits or any(_is_why(fault) for fault in reading.faults):
         return ()
@@ -123,7 +126,7 @@ def ends(facts: Facts) -> Sequence[Exit]:
 
 
 def accusations(facts: Facts) -> Iterator[Accusation]:
-    """What the pods' statuses and events, and the conditions of their nodes, say."""
+    """Yield accusations from the pods' statuses and events, and from their nodes' conditions."""
     alike: dict[tuple[PodFaultKind, CauseClass, bool], list[PodFault]] = {}
     for fault in facts.pods.faults:
         if fault.kind is not PodFaultKind.EXITED and (fault.is_training or fault.kind is PodFaultKind.OUT_OF_MEMORY):
@@ -156,8 +159,8 @@ def _accusation(kind: PodFaultKind, cause: CauseClass, faults: Sequence[PodFault
 
 
 def _worth(fault: PodFault) -> Confidence:
-    """A status that states the reason leaves no other reading. Where the reason has several causes, or only an event
-    states it, one is the likeliest."""
+    """Return how much a fault proves. A status that states the reason leaves no doubt. If the reason has several
+    causes, or only an event states it, the cause is merely the likeliest."""
     if not fault.is_training:
         return Confidence.LOW
     cause, is_stated = _meaning(fault)
@@ -167,7 +170,8 @@ def _worth(fault: PodFault) -> Confidence:
 
 
 def _meaning(fault: PodFault) -> tuple[CauseClass, bool]:
-    """The cause of a fault, and whether Kubernetes states it rather than something that makes it likely."""
+    """Return the cause of a fault, and whether Kubernetes states it. Otherwise Kubernetes states something that makes
+    it likely."""
     match fault.kind:
         case PodFaultKind.OUT_OF_MEMORY:
             return CauseClass.HOST_MEMORY, True
@@ -189,8 +193,9 @@ def _meaning(fault: PodFault) -> tuple[CauseClass, bool]:
 
 
 def _of_start(fault: PodFault) -> tuple[CauseClass, bool]:
-    """Why an image cannot be pulled or a container not be created, by the words of the registry or the runtime."""
-    text = _QUOTED.sub("", fault.message)  # names of images and files may have any words in them
+    """Return why an image cannot be pulled or a container cannot be created, by the message of the registry or the
+    runtime."""
+    text = _QUOTED.sub("", fault.message)  # names of images and files may contain any words
     is_image = fault.kind is PodFaultKind.IMAGE
     if fault.reason in _ALWAYS_SPECIFICATION:
         return CauseClass.CODE, True
@@ -206,12 +211,12 @@ def _of_start(fault: PodFault) -> tuple[CauseClass, bool]:
 
 
 def _is_why(fault: PodFault) -> bool:
-    """Whether the fault says why its pod ended."""
+    """Return whether the fault explains why its pod ended."""
     return fault.is_training and fault.kind not in (PodFaultKind.EXITED, PodFaultKind.PROBE_FAILED)
 
 
 def _ranks_of(fault: PodFault, facts: Facts) -> frozenset[int]:
-    """The ranks in a pod. Ranks report their pod's name as their node where they do not know the node's."""
+    """Return the ranks in a pod. A rank that does not know its node's name reports the pod's name instead."""
     in_pod = facts.ranks_on(fault.pod)
     if in_pod or fault.node in facts.pods.shared_nodes:
         return frozenset(in_pod)
@@ -239,7 +244,7 @@ def _evidence(fault: PodFault) -> Evidence:
 
 
 def _why(fault: PodFault) -> str:
-    """A sentence for people, with what to look at where the job has not started."""
+    """Return a sentence for people. If the job has not started, it names what to check."""
     pod, words = f"pod {fault.full_name}", f": {fault.message}" if fault.message else ""
     stated = "an event says that " if fault.is_event else ""
     match fault.kind:
@@ -253,15 +258,15 @@ def _why(fault: PodFault) -> str:
         case PodFaultKind.PREEMPTED:
             return f"{stated}{pod} was preempted for another pod{words}"
         case PodFaultKind.API_EVICTED:
-            return f"{pod} was evicted by a request, as a drain sends it{words}"
+            return f"{pod} was evicted by a request, such as a drain{words}"
         case PodFaultKind.DEADLINE:
             return f"{pod} ran for longer than its deadline allows{words}"
         case PodFaultKind.NODE_SHUTDOWN:
             return f"{stated}{pod} was ended because its node shuts down{words}"
         case PodFaultKind.NODE_LOST:
-            return f"{pod} was given up, because its node is lost{words}"
+            return f"{pod} was abandoned, because its node is lost{words}"
         case PodFaultKind.TAINTED:
-            return f"{stated}{pod} was deleted because of a taint of its node, as of one that is not ready{words}"
+            return f"{stated}{pod} was deleted because of a taint of its node, such as not-ready{words}"
         case PodFaultKind.NODE_NOT_READY:
             return f"{stated}the node of {pod} is not ready{words}"
         case PodFaultKind.REJECTED:
@@ -279,14 +284,14 @@ def _why(fault: PodFault) -> str:
                 f"{stated}a volume of {pod} cannot be mounted ({fault.reason}; check the volume and its claim){words}"
             )
         case PodFaultKind.NO_SANDBOX:
-            return f"{stated}the node cannot set up {pod}, such as its network{words}"
-    return f"{stated}the kubelet restarts a container of {pod}, because a probe of it failed{words}"
+            return f"{stated}the node cannot set up {pod} (for example its network){words}"
+    return f"{stated}the kubelet restarts a container of {pod}, because its probe failed{words}"
 
 
 def _of_node(not_ready: NodeNotReady, facts: Facts) -> Accusation:
-    """A kubelet that is silent is as an agent that is: the machine is lost. One that says itself that it is not ready
-    can have many reasons, some of which harm no pod."""
-    what = "has stopped reporting to Kubernetes" if not_ready.is_silent else "is not ready, says its kubelet"
+    """Accuse a node that is not ready. A silent kubelet means, as a silent agent does, that the machine is lost. A
+    kubelet that itself reports not ready can have many reasons, some of which harm no pod."""
+    what = "has stopped reporting to Kubernetes" if not_ready.is_silent else "is not ready, as its kubelet reports"
     words = f" ({not_ready.reason}: {not_ready.message})" if not_ready.reason else ""
     why = f"node {not_ready.node} {what}{words}"
     is_the_jobs = not facts.nodes or not_ready.node in facts.nodes

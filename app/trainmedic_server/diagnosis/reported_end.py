@@ -1,7 +1,7 @@
-"""What a job or its launcher reports of its own end: that an attempt failed, and how, or that it ended well. Pure.
+"""A job's or launcher's report of an end: that an attempt failed and how, or that it ended well. Pure.
 
-A launcher is above the processes and sees how the first one ended, whatever the program uses and prints. So each
-failure that it reports has a verdict, and an attempt that it reports as ended well has none.
+A launcher is the parent of the processes and sees how the first one ended, independent of the program. So
+each failure that it reports has a verdict, and an attempt that it reports as ended well has none.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from trainmedic_server.domain.known_verdict import KnownVerdict
 from trainmedic_server.domain.run import Event
 
 KINDS = (notices.FAILED, notices.ENDED, notices.GONE)
-"""The events of the history that tell of an end."""
+"""The events of the history that report an end."""
 HANG = "hang"
-"""The kind of error of an attempt that its launcher ended because it hung."""
+"""Error kind of an attempt that its launcher ended because it hung."""
 _LONGEST_REASON = 500
 _LATE = timedelta(minutes=2)
 """Time after an end within which its last lines are still read."""
 
 
 class ReportedEnd(Struct, frozen=True):
-    """One report."""
+    """One report of an end."""
 
     job: str
     at: datetime
-    """When the server took it (aware UTC)."""
+    """When the server received it (aware UTC)."""
     is_failure: bool
     attempt: int | None = None
-    """None where no launcher counts attempts."""
+    """None if no launcher counts attempts."""
     node: str = ""
     status: int | None = None
-    """How the process ended that failed first: its exit code, or less than 0 for a signal."""
+    """End of the process that failed first: its exit code, or less than 0 for a signal."""
     rank: int | None = None
     pid: int | None = None
     error: str = ""
-    """The kind of its last error, or `HANG`."""
+    """Kind of the last error, or `HANG`."""
     reason: str = ""
-    """In a sentence, as it was reported."""
+    """The reported reason, as a sentence."""
 
     @property
     def is_hang(self) -> bool:
-        """Whether the launcher ended the attempt because it hung."""
+        """True if the launcher ended the attempt because it hung."""
         return self.error == HANG
 
     @property
@@ -63,24 +63,24 @@ class ReportedEnd(Struct, frozen=True):
 
     @property
     def exit(self) -> Exit | None:
-        """How its first process ended; None where nobody says it. A hang has none: the launcher ended the ranks."""
+        """End of the first process. None if unknown, and for a hang, because then the launcher ended the ranks."""
         if self.status is None or self.is_hang or not self.is_failure:
             return None
         return exits.reported(self.status, self.rank, self.reason, self.node, self.pid)
 
 
 def of_event(event: Event) -> ReportedEnd | None:
-    """Return what an event of the history reports; None for an end that a person stated, or that names no job."""
+    """Return the report in an event of the history. None for an end that a user stated, or without a job."""
     data = event.data
     if event.kind not in KINDS or event.actor != "trainmedic" or not isinstance(data.get("job"), str):
         return None
     report = of_members(data["job"], event.at, data, is_failure=event.kind != notices.ENDED)
-    # Without an attempt the server itself says that the job is gone, because it heard nothing.
+    # Without an attempt, the server itself declared the job gone, because of silence.
     return None if event.kind == notices.GONE and report.attempt is None else report
 
 
 def of_members(job: str, at: datetime, data: Mapping[str, Any], *, is_failure: bool) -> ReportedEnd:
-    """Return what these members report, in whichever types they came."""
+    """Return the report in these members. Members of other types are tolerated."""
     return ReportedEnd(
         job,
         at,
@@ -100,8 +100,8 @@ def _number(value: object) -> int | None:
 
 
 def by_job(events: Iterable[Event]) -> dict[str, list[ReportedEnd]]:
-    """Return the reports of each job, in the order of the events. A launcher that gives up has reported the failure of
-    that attempt before, unless its command cannot be started at all."""
+    """Return the reports of each job, in the order of the events. The failure of an attempt whose launcher then gives
+    up counts once."""
     reports: dict[str, list[ReportedEnd]] = {}
     for event in events:
         report = of_event(event)
@@ -121,10 +121,10 @@ def verdict_of(
     taken_in: timedelta,
     stepped_at: datetime | None,
 ) -> KnownVerdict | None:
-    """Return the verdict on a reported failure; None where it has none yet.
+    """Return the verdict on a reported failure. None if there is none yet.
 
-    `before` is the report before this one, and `stepped_at` when the job was last seen to advance. A hang is diagnosed
-    long before the launcher ends it, so a verdict on the same attempt counts for as long as no step was completed.
+    `before` is the previous report. `stepped_at` is when the job was last seen to advance. A hang is diagnosed long
+    before the launcher ends it, so a verdict on the same attempt counts as long as no step was completed.
     """
     for verdict in verdicts:
         is_other = None not in (verdict.attempt, report.attempt) and verdict.attempt != report.attempt
@@ -138,8 +138,8 @@ def verdict_of(
 
 
 def is_answered(at: datetime, attempt: int | None, reports: Iterable[ReportedEnd]) -> bool:
-    """Return whether a sign of a failure belongs to an end that was reported: of a failure that has its own verdict,
-    or of an attempt that ended well. `at` is when the sign was heard."""
+    """Return whether a sign of a failure belongs to a reported end: to a failure with its own verdict, or to an attempt
+    that ended well. `at` is when the sign was received."""
     for report in reports:
         is_known = attempt is not None and report.attempt is not None
         if (attempt == report.attempt) if is_known else at <= report.at + _LATE:
@@ -148,5 +148,5 @@ def is_answered(at: datetime, attempt: int | None, reports: Iterable[ReportedEnd
 
 
 def facts_of(report: ReportedEnd) -> dict[str, Any]:
-    """Return the members of `Facts` that a reported failure tells."""
+    """Return the members of `Facts` from a reported failure."""
     return {"reported": report.evidence, "is_reported_hang": report.is_hang, "is_known_to_fail": True}

@@ -55,10 +55,10 @@ class RankStep(Struct, frozen=True):
 
 
 class ThroughputDrop(Struct, frozen=True):
-    """Throughput of a job that is far below its usual one."""
+    """A throughput far below the job's usual one."""
 
     share: float | None = None
-    """Of the usual throughput, 0 to 1. None if only an alert states the drop."""
+    """Share of the usual throughput, 0 to 1. None if only an alert states the drop."""
 
 
 def by_own_figures(evidence: Sequence[Evidence]) -> Verdict:
@@ -66,27 +66,27 @@ def by_own_figures(evidence: Sequence[Evidence]) -> Verdict:
 
     It names no rank, because most trainers print the figures of rank 0 alone.
     """
-    summary = "By the trainer's own figures, more than half of each step is waiting for the batch."
+    summary = "By the trainer's own figures, more than half of each step is spent waiting for the batch."
     verdict = _verdict(CauseClass.DATA, summary, {}, evidence=evidence[0], missing=(_PARTS,))
     return replace(verdict, evidence=tuple(evidence[:_MOST_SHOWN]), shares=None)
 
 
 def by_throughput(drop: ThroughputDrop, timeouts: Sequence[Evidence] = ()) -> Verdict:
-    """Return a hint on a job whose throughput has dropped, where the parts of its steps are not known.
+    """Return a hint on a job whose throughput has dropped and whose step times are not broken down.
 
-    NCCL timeouts at that time suggest the network. Without them, slow loading of data is the most frequent reason. Both
+    NCCL timeouts at that time suggest the network. Without them, slow data loading is the most frequent reason. Both
     are guesses from experience, so the confidence is always low.
     """
     fell = (
         "The throughput has dropped" if drop.share is None else f"The throughput is {drop.share:.0%} of the usual one"
     )
-    why = "the throughput has dropped, and the steps do not state what they wait for"
+    why = "the throughput has dropped, and the steps do not report what they wait for"
     if timeouts:
         cause = CauseClass.NETWORK
-        summary = f"{fell}, and NCCL reports timeouts: a hint at the network. Nothing of the network itself was seen."
+        summary = f"{fell}, and NCCL reports timeouts. This is a hint at the network, which itself was not observed."
     else:
         cause = CauseClass.DATA
-        summary = f"{fell}, and no NCCL timeout is known: a hint that loading the data is slow. Nothing proves it."
+        summary = f"{fell}, and no NCCL timeout is known. This is a hint at slow data loading, without proof."
     hint = _verdict(cause, summary, {}, evidence=Evidence(why, source="training"), missing=(_PARTS,), is_sure=False)
     return replace(hint, evidence=(*hint.evidence, *timeouts[:_MOST_SHOWN]), shares=None)
 

@@ -40,9 +40,10 @@ def on_purpose(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
 
 
 def told_kills(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
-    """Yield what the scheduler states about a process that was killed, out of memory, if no exit is known.
+    """Yield the scheduler's statements about an OOM-killed process, if no exit is known.
 
-    A job that did all its steps and in which nothing failed did not need that process."""
+    A job that completed all its steps without a failure did not need that process.
+    """
     if any(ended.code == 0 for ended in facts.exits) and not relevant.cascades and not relevant.roots:
         return
     told = [

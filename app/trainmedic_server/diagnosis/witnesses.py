@@ -16,7 +16,7 @@ from trainmedic_server.diagnosis.window import TRUSTED_SOURCES, Relevant
 from trainmedic_server.domain.finding import CauseClass, Finding, Role
 
 _OWN_FAULTS = frozenset({CauseClass.GPU, CauseClass.NODE, CauseClass.NETWORK, CauseClass.STORAGE})
-"""Causes for which a node is at fault. Lack of memory is the fault of the job, or of what runs next to it."""
+"""Causes for which a node is at fault. Out of memory is the fault of the job, or of another process on the node."""
 _SURE_ALONE = frozenset({CauseClass.GPU, CauseClass.NODE})
 """A lost card or a panic ends a job; a link or a file system may have been one that the job does not use."""
 _OF_TRAININGS = re.compile(r"(?i)(?:i?python|pt_|ray|torch|deepspeed|accelerate|train)|^$")
@@ -192,7 +192,7 @@ def _was_just_then(finding: Finding, relevant: Relevant) -> bool:
 
 
 def _is_nobodys_kill(finding: Finding, relevant: Relevant) -> bool:
-    """Return whether the kernel states that memory ran out just as the job ends, and not which process it killed."""
+    """Return whether the kernel reports out of memory just as the job ends, without naming the killed process."""
     return "pid" not in finding.fields and finding in relevant.trusted and _was_just_then(finding, relevant)
 
 
@@ -204,7 +204,7 @@ def _is_anothers(finding: Finding, facts: Facts, relevant: Relevant) -> bool:
 
 
 def _killed_ours(finding: Finding, facts: Facts) -> bool:
-    """Return whether the kernel states that it killed a process, out of memory, that ended by SIGKILL in the job."""
+    """Return whether the kernel reports an OOM kill of a process that ended by SIGKILL in the job."""
     pid = finding.fields.get("pid")
     return finding.cause is CauseClass.HOST_MEMORY and any(
         ended.signal == signal.SIGKILL and str(ended.pid) == pid and _is_on(ended, finding.origin.node, facts)
@@ -334,7 +334,7 @@ def _worth_of_exit(is_only_one: bool, is_confirmed: bool) -> Confidence:
 
 
 def _told_out_of_memory(ended: Exit, facts: Facts, relevant: Relevant) -> list[Evidence]:
-    """Return what the scheduler or the container runtime states about a process that was killed, out of memory."""
+    """Return the statements of the scheduler or the container runtime about an OOM-killed process."""
     return [
         evidence_of(finding, _WHY_MEMORY.get(finding.rule, "a process was killed there, out of memory"))
         for finding in facts.findings

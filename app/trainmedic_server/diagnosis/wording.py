@@ -25,9 +25,9 @@ _CAUSES = {
     CauseClass.UNKNOWN: "Why it failed is not known",
 }
 _LOST_NODES = frozenset({"step-cancelled", "cluster-node-lost", "rank-failed"})
-"""Rules for lines by which a scheduler reports that a machine is lost. Others are about what a machine refuses."""
+"""Rules for lines in which a scheduler reports a lost machine. Other rules are about refused requests."""
 _REFUSED = "A machine, or its setup, refused what the job needs"
-_TOO_FEW = "Too few nodes came to the rendezvous"
+_TOO_FEW = "Too few nodes joined the rendezvous"
 _NO_RENDEZVOUS = "rendezvous-timeout"
 _DOUBTS = {Confidence.MEDIUM: "Probably", Confidence.LOW: "Perhaps"}
 _MOST_NAMED = 8
@@ -71,9 +71,9 @@ def _head(leader: Accusation, first: Evidence) -> str:
 
 
 def nobody(cause: CauseClass, *, has_signs: bool, joined: str = "", size: str = "") -> str:
-    """Return the sentence for the case that no rank can be named. `joined` of `size` processes had started."""
+    """Return the sentence for a failure without a rank to name. `joined` of `size` processes had started."""
     if cause is CauseClass.HANG and joined:
-        return f"It did not start: {joined} of {size} processes joined, and nothing that was read says why not all did."
+        return f"It did not start: {joined} of {size} processes joined. Nothing that was read says why not all did."
     if cause is CauseClass.HANG:
         return "It hangs, and nothing that was read says who did not come: those that timed out are victims."
     if not has_signs:

@@ -1,7 +1,7 @@
-"""The component that an alert, a run, a finding or a verdict is about, by which messages are routed to teams. Pure.
+"""The component of an alert, a run, a finding or a verdict, by which messages are routed to teams. Pure.
 
-Shipped alerts and log rules say theirs in the label ``component``. `component_of` reads it, and derives it where it is
-absent or a word of the user's own.
+Shipped alerts and log rules state it in the label ``component``. `component_of` reads the label, and derives the
+component if the label is absent or has another value.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ LABEL = "component"
 
 
 class Component(StrEnum):
-    """What a message is about."""
+    """The component of a message."""
 
     GPU = "gpu"
-    """A GPU or another accelerator, its driver, and what connects the GPUs of a node."""
+    """A GPU or another accelerator, its driver, and the links between the GPUs of a node."""
     NETWORK = "network"
     """The network between nodes, and services that are reached over it."""
     STORAGE = "storage"
@@ -41,7 +41,7 @@ _OF_CAUSE: Mapping[str, Component] = {
     CauseClass.STORAGE: Component.STORAGE,
     CauseClass.NODE: Component.NODE,
 }
-"""What a job failed of. The other causes are the job's own, or not known: its team looks first."""
+"""Components of failure causes. Other causes belong to the job, or are unknown, so the job's team looks first."""
 
 _OF_WORD: Mapping[str, Component] = {
     **dict.fromkeys(("gpu", "nv", "nvidia", "nvlink", "dcgm", "xid", "accelerator", "amd", "npu"), Component.GPU),
@@ -51,7 +51,7 @@ _OF_WORD: Mapping[str, Component] = {
     **dict.fromkeys(("training", "gradient", "loss", "job", "rank", "learning"), Component.TRAINING),
     "trainmedic": Component.TRAINMEDIC,
 }
-"""By a word of the alert's or the playbook's name; the first word that is here counts."""
+"""By a word of the alert's or the playbook's name. The first known word counts."""
 
 _OF_TARGET: Mapping[TargetKind, Component] = {
     TargetKind.GPU: Component.GPU,
@@ -64,9 +64,10 @@ _LONGEST_NAME = 200
 
 
 def component_of(labels: Mapping[str, str], playbook: str = "", target: Target | None = None) -> Component:
-    """Return the component of an alert with these labels, or of the run that it led to.
+    """Return the component of an alert with these labels, or of the run that it started.
 
-    A verdict's is that of its cause, unless its confidence is low. Then, and where nothing says more, it is the job's.
+    A verdict has the component of its cause, unless its confidence is low. Then, and without other information, it is
+    the job's.
     """
     if labels.get(SOURCE) == DIAGNOSIS and labels.get("cause"):
         is_low = labels.get("confidence", "low") == "low"

@@ -25,7 +25,7 @@ class Role(StrEnum):
     CASCADE = "cascade"
     """It follows from something else, such as another rank that is gone."""
     CONFIRMATION = "confirmation"
-    """It says what another one means, such as which process was killed, out of memory."""
+    """It explains another finding, for example by naming the process that was killed, out of memory."""
     TEARDOWN = "teardown"
     """It is printed while everything ends."""
     NOISE = "noise"

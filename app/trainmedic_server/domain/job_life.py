@@ -63,7 +63,7 @@ class LifeChange(Struct, frozen=True):
     event: str | None = None
     reason: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
-    """What else the history says of it: members of the notice."""
+    """Further members of the notice for the history."""
 
 
 def heard(life: JobLife | None, name: str, instance: str, now: datetime) -> LifeChange | None:
@@ -121,7 +121,7 @@ def _applied(life: JobLife, notice: Notice, now: datetime) -> LifeChange:
 
 
 def _details(notice: Notice) -> dict[str, Any]:
-    """What a launcher says of an attempt, as far as it says it."""
+    """Return what a launcher reports about an attempt."""
     members: dict[str, Any] = {
         "attempt": notice.attempt,
         "node": notice.node or None,

@@ -25,8 +25,8 @@ from trainmedic_server.domain.log_sources import KERNEL_SOURCES
 from trainmedic_server.domain.target import Target, TargetKind
 
 CLAIMED_JOB = "claimed_job"
-"""The label with the job that a log file names, where nothing proves that the job runs on the file's node. It is part
-of the identity, so each claimed job has findings of its own. No playbook finds a job by it."""
+"""Label with the job that only a log file names, without proof that it runs on the file's node. It is part of the
+identity, so each claimed job has its own findings. No playbook finds a job by it."""
 MOST_LINES = 1_000_000_000_000_000_000
 """How far lines are counted; no database counts ten times further."""
 
@@ -88,8 +88,8 @@ class KnownFinding(Struct, frozen=True):
     cause: CauseClass
     target: Target
     origin: Origin
-    """Of the first line that was heard of; its job is one that is known to be there, or None. `claimed_job` is the job
-    that a file names without proof."""
+    """The origin of the first line that was received. Its job is one that is known to be there, or None. `claimed_job`
+    is the job that a file names without proof."""
     line: str
     first_at: datetime
     last_at: datetime
@@ -129,7 +129,7 @@ class KnownFinding(Struct, frozen=True):
 
     @property
     def claimed_job(self) -> str:
-        """The job that its log file names, without proof; empty where the job is known, or none is named."""
+        """The job that only its log file names. Empty if the job is known, or none is named."""
         return self.labels.get(CLAIMED_JOB, "")
 
     @property
@@ -205,7 +205,7 @@ def identity(finding: Finding) -> str:
 
 
 def is_of_later_attempt(finding: Finding, earlier: KnownFinding) -> bool:
-    """Whether the finding is of a later attempt of the same job than `earlier`, which that attempt therefore ended."""
+    """Return whether the finding is of a later attempt of the same job than `earlier`, so that `earlier` is over."""
     attempt, before = finding.origin.attempt, earlier.origin.attempt
     is_same_job = finding.origin.job == earlier.origin.job and bool(earlier.origin.job or earlier.claimed_job)
     return is_same_job and attempt is not None and before is not None and attempt > before

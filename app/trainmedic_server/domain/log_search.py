@@ -15,7 +15,7 @@ from msgspec import Struct, field
 
 MOST_PODS = 1000
 TIME = "time"
-"""Names what is left out because its time is not known well enough."""
+"""Name for lines that are excluded because their time is too uncertain."""
 LONGEST_GREP = 1000
 
 
@@ -40,24 +40,24 @@ class TimeKnownBy(StrEnum):
     LINE = "line"
     """The line states it, with its zone."""
     NODE_ZONE = "node_zone"
-    """The line states it without a zone; it is read in the node's."""
+    """The line states it without a zone. The node's zone applies."""
     ARRIVAL_ZONE = "arrival_zone"
-    """The line states it without a zone; when lines of its file arrived says in which zone they are written."""
+    """The line states it without a zone. Arrival times of the file's lines show the zone."""
     ARRIVAL = "arrival"
-    """The line states none; it is when the line arrived in the file, at the latest."""
+    """The line states none. This is the latest time of its arrival in the file."""
     NEIGHBOURS = "neighbours"
-    """The line states none; it is bounded by the lines before and after it that do."""
+    """The line states none. The times of the lines before and after it bound it."""
     FILE = "file"
-    """Nothing in the file states one; it is when the file was last written."""
+    """No line of the file states one. This is when the file was last written."""
 
 
 class LeftOut(Struct, frozen=True):
-    """What does not answer a query because a member that is asked for is not known of it."""
+    """Lines and files that are excluded because a requested attribute is unknown."""
 
     files: int = 0
     lines: int = 0
     since: datetime | None = None
-    """Of lines whose time is not known well enough: from when on they can be."""
+    """Earliest possible time of the lines whose time is too uncertain."""
 
     def __add__(self, other: LeftOut) -> LeftOut:
         begins = [each for each in (self.since, other.since) if each is not None]
@@ -69,7 +69,7 @@ class LeftOut(Struct, frozen=True):
 
     @classmethod
     def of_json(cls, members: Mapping[str, Any]) -> Self:
-        """Raises ValueError where this is none."""
+        """Parse its JSON form. Raises ValueError."""
         since = members.get("since")
         return cls(
             _number(members, "files") or 0,
@@ -83,9 +83,9 @@ LATEST_ARRIVAL = timedelta(seconds=15)
 
 
 class LogQuery(Struct, frozen=True):
-    """Which lines are wanted. None, and an empty text, is no condition.
+    """Conditions on lines. None and an empty text mean no condition.
 
-    A line, or a file, of which an asked member is not known does not answer.
+    A line or file with a requested attribute that is unknown does not match.
     """
 
     job: str
@@ -107,7 +107,7 @@ class LogQuery(Struct, frozen=True):
     """The job's pods, ``namespace/name``, whose containers know nothing of its name."""
     local_rank: int | None = None
     is_search: bool = False
-    """It is not known where the job ran, so all nodes are asked: only one that has files of the job is to answer."""
+    """True if the job's nodes are unknown, so that all nodes are asked. Only nodes with files of the job answer."""
 
     def is_over(self, now: datetime) -> bool:
         """Whether no line that answers can still come."""
@@ -172,12 +172,12 @@ class FoundLine(Struct, frozen=True):
     local_rank: int | None = None
     known_by: TimeKnownBy = TimeKnownBy.LINE
     time_error: float | None = None
-    """Seconds by which the line may have been written earlier or later than `at`; None where the line states its time,
-    or the bound is not known."""
+    """Seconds by which the line may have been written earlier or later than `at`. None if the line states its time, or
+    the bound is unknown."""
 
     @property
     def is_sure(self) -> bool:
-        """Whether the line states its time itself."""
+        """True if the line states its time itself."""
         return self.known_by in (TimeKnownBy.LINE, TimeKnownBy.NODE_ZONE, TimeKnownBy.ARRIVAL_ZONE)
 
     def to_json(self) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def left_out(most: int, last: datetime) -> str:
 
 
 def left_out_notes(left_out: Mapping[str, LeftOut]) -> list[str]:
-    """The notes that say what was left out, by the name of the member that is not known."""
+    """Return the notes on excluded lines, by the name of the unknown attribute."""
     return [_left_out_note(name, each) for name, each in sorted(left_out.items()) if each.files or each.lines]
 
 
@@ -264,7 +264,7 @@ def read_time(value: object) -> datetime:
 
 
 def _known_by(members: Mapping[str, Any]) -> TimeKnownBy:
-    """As an agent states it; an earlier one states only that it is not the line that does."""
+    """Parse the agent's value. An earlier agent only states whether the line has the time."""
     usual = TimeKnownBy.NEIGHBOURS if members.get("clock") == "guessed" else TimeKnownBy.LINE
     return TimeKnownBy(members.get("time_source", usual))
 

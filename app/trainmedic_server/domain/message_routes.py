@@ -1,8 +1,8 @@
 """Routing of messages to channels by component, severity and kind. Pure.
 
-Without routes every channel takes every message. With routes a channel takes what one of its routes describes, and a
-channel without a route still takes everything. A message that no channel takes goes to the default channels, or to all
-channels if none is a default: a message never gets lost by its routing.
+Without routes every channel takes every message. With routes a channel takes the messages that match one of its routes,
+and a channel without a route takes everything. A message that no channel takes goes to the default channels, or to all
+channels if there is no default. So routing never loses a message.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trainmedic_server.domain.problems import did_you_mean
 
 VARIABLE = "TRAINMEDIC_MESSAGE_ROUTES"
 NOTIFY = "notify"
-"""The kind of what a playbook tells by ``notify``."""
+"""Kind of a message that a playbook sends with ``notify``."""
 KINDS: tuple[str, ...] = (*MessageKind, NOTIFY)
 _ALL, _DEFAULT = "all", "default"
 _EXAMPLE = "gpu=component:gpu,node;severity:warning,critical"
@@ -28,7 +28,7 @@ _Choice = TypeVar("_Choice")
 
 
 class RouteField(StrEnum):
-    """What a route can ask of a message."""
+    """A field of a message that a route can test."""
 
     COMPONENT = "component"
     SEVERITY = "severity"
@@ -36,12 +36,12 @@ class RouteField(StrEnum):
 
 
 class MessageRoute(Struct, frozen=True):
-    """A description of messages. Each part is empty where anything goes."""
+    """Conditions on messages. An empty set matches everything."""
 
     components: frozenset[Component] = frozenset()
     severities: frozenset[Severity] = frozenset()
     kinds: frozenset[str] = frozenset()
-    """Of `KINDS`."""
+    """A subset of `KINDS`."""
 
     def takes(self, component: Component, severity: Severity, kind: str) -> bool:
         return (
@@ -51,7 +51,7 @@ class MessageRoute(Struct, frozen=True):
         )
 
     def __str__(self) -> str:
-        """Return the route as it is written."""
+        """Return the route in its text form."""
         asked: tuple[tuple[RouteField, Collection[str], Iterable[str]], ...] = (
             (RouteField.COMPONENT, self.components, Component),
             (RouteField.SEVERITY, self.severities, Severity),
@@ -64,11 +64,11 @@ class MessageRoute(Struct, frozen=True):
 
 
 class ChosenChannels(Struct, frozen=True):
-    """Where a message goes."""
+    """The channels of one message."""
 
     names: tuple[str, ...]
     is_taken: bool = True
-    """False where no channel takes it, so that it goes to the default channels."""
+    """False if no channel takes it, so that it goes to the default channels."""
 
 
 class MessageRoutes(Struct, frozen=True):
@@ -77,27 +77,27 @@ class MessageRoutes(Struct, frozen=True):
     channels: tuple[str, ...] = ()
     """The names of all notification channels, sorted."""
     routes: Mapping[str, tuple[MessageRoute, ...]] = field(default_factory=dict)
-    """By the channel's name. A channel that only is a default has none."""
+    """By channel name. A channel that is only a default has none."""
     defaults: tuple[str, ...] = ()
-    """The channels for what no other channel takes, sorted."""
+    """The channels for messages that no other channel takes, sorted."""
 
     @property
     def are_set(self) -> bool:
         return bool(self.routes or self.defaults)
 
     def choose(self, component: Component, severity: Severity, kind: str) -> ChosenChannels:
-        """Return the channels for a message; all there are, where no channel takes it and none is a default."""
+        """Return the channels for a message. All channels, if none takes it and none is a default."""
         names = tuple(name for name in self.channels if self._takes(name, component, severity, kind))
         if names or not self.channels:
             return ChosenChannels(names)
         return ChosenChannels(self.defaults or self.channels, is_taken=False)
 
     def may_get(self, name: str, kind: str) -> bool:
-        """Return whether the channel gets some message of the kind: by its routes, or as a default."""
+        """Return whether some message of the kind can reach the channel: by its routes, or as a default."""
         return any(name in self.choose(each, severity, kind).names for each in Component for severity in Severity)
 
     def described(self, name: str) -> list[str]:
-        """Return the routes of a channel as they are written. None where no routes are set."""
+        """Return the routes of a channel in their text form. Empty if no routes are set."""
         if not self.are_set:
             return []
         said = [str(route) for route in self.routes.get(name, ())]
@@ -106,7 +106,7 @@ class MessageRoutes(Struct, frozen=True):
 
     @property
     def caveat(self) -> str:
-        """Return, for a person, that no channel is the default one where a message may need one; else empty."""
+        """A sentence if a message may need a default channel and none is set; else empty."""
         if not self.are_set or self.defaults or any(_has_no_condition(self, name) for name in self.channels):
             return ""
         return (
@@ -125,10 +125,10 @@ def _has_no_condition(routes: MessageRoutes, name: str) -> bool:
 
 
 def parse_routes(text: str) -> MessageRoutes:
-    """Return the routes of a text such as ``gpu=component:gpu,node;severity:critical chat=default``.
+    """Return the routes in a text such as ``gpu=component:gpu,node;severity:critical chat=default``.
 
-    Pairs have white space between; conditions of a pair are separated by semicolons and must all hold. A channel that
-    is given again takes what one of its pairs describes. The channels are those that the text names.
+    White space separates the pairs. Semicolons separate the conditions of a pair, which must all hold. A channel with
+    several pairs takes the messages that match one of them. The channels are those in the text.
 
     Raises ValueError, which names the pair, the channel and the field.
     """
@@ -147,7 +147,7 @@ def parse_routes(text: str) -> MessageRoutes:
 
 
 def routes_of(text: str, channels: Collection[str]) -> MessageRoutes:
-    """Return the routes of a text for the channels that there are. Raises ValueError where it names another one."""
+    """Return the routes in a text for the channels that are set. Raises ValueError if it names another channel."""
     parsed = parse_routes(text)
     unknown = sorted(set(parsed.channels) - set(channels))
     if unknown:
@@ -178,7 +178,7 @@ def _route(conditions: str, where: str) -> MessageRoute:
 
 
 def _values(text: str | None, there: Iterable[str], make: Callable[[str], _Choice], where: str) -> frozenset[_Choice]:
-    """Return the values of a field; empty where it is not asked for. Raises ValueError."""
+    """Return the values of a field. Empty if the route does not test it. Raises ValueError."""
     if text is None:
         return frozenset()
     known: Sequence[str] = list(there)

@@ -1,7 +1,7 @@
-"""Faults of pods as Kubernetes states them: by a pod's status, by its events, and by its node's condition.
+"""Faults of pods as Kubernetes states them: in a pod's status, in its events, and in its node's condition.
 
-Values alone. Who reads them from the API's objects: ``adapters.kubernetes_pod_status``. What they mean for a job:
-``diagnosis.pods``.
+Values only. ``adapters.kubernetes_pod_status`` reads them from the API's objects. ``diagnosis.pods`` derives their
+meaning for a job.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LONGEST_MESSAGE = 500
 
 
 class PodFaultKind(StrEnum):
-    """What happened to a pod or to a container of it."""
+    """Kind of a fault of a pod or one of its containers."""
 
     OUT_OF_MEMORY = "out_of_memory"
     """A container was killed, and its status has the reason OOMKilled."""
@@ -25,17 +25,17 @@ class PodFaultKind(StrEnum):
     EVICTED = "evicted"
     """The kubelet ended the pod, because the node or the pod's own limit had no more of a resource."""
     PREEMPTED = "preempted"
-    """The pod was ended for another pod."""
+    """The pod was ended to make room for another pod."""
     API_EVICTED = "api_evicted"
-    """The pod was evicted by the Eviction API, as by a drain."""
+    """The Eviction API evicted the pod, for example for a drain."""
     DEADLINE = "deadline"
-    """The pod was active for longer than its deadline."""
+    """The pod exceeded its deadline."""
     NODE_SHUTDOWN = "node_shutdown"
-    """The kubelet ended the pod, because the node shuts down."""
+    """The kubelet ended the pod because the node shuts down."""
     NODE_LOST = "node_lost"
-    """The node is unresponsive or gone, so the pod was given up."""
+    """The node is unresponsive or gone, so the pod was abandoned."""
     TAINTED = "tainted"
-    """The pod was deleted, because its node has a taint with the effect NoExecute."""
+    """The pod was deleted because its node has a taint with the effect NoExecute."""
     REJECTED = "rejected"
     """The kubelet did not admit the pod."""
     IMAGE = "image"
@@ -45,11 +45,11 @@ class PodFaultKind(StrEnum):
     NOT_MOUNTED = "not_mounted"
     """A volume cannot be attached or mounted."""
     NO_SANDBOX = "no_sandbox"
-    """The node cannot set up the pod's sandbox, such as its network."""
+    """The node cannot set up the pod's sandbox, for example its network."""
     NODE_NOT_READY = "node_not_ready"
-    """An event of the pod says that its node is not ready."""
+    """An event of the pod states that its node is not ready."""
     PROBE_FAILED = "probe_failed"
-    """The kubelet restarted a container, because a probe failed."""
+    """The kubelet restarted a container because a probe failed."""
 
 
 NOT_STARTED = frozenset(
@@ -76,10 +76,10 @@ class PodFault(Struct, frozen=True):
     pod: str
     uid: str
     node: str
-    """Empty where the pod was not placed yet."""
+    """Empty if the pod had no node yet."""
     at: datetime
-    """Aware UTC, by Kubernetes. It is the same after a restart of the server. Of a pod that does not start: when it was
-    placed, or when its container ended last."""
+    """Aware UTC, by Kubernetes. It is the same after a restart of the server. For a pod that does not start: when it
+    got its node, or when its container last ended."""
     reason: str = ""
     """As Kubernetes writes it: ``OOMKilled``, ``Evicted``, ``ImagePullBackOff``."""
     message: str = ""
@@ -89,7 +89,8 @@ class PodFault(Struct, frozen=True):
     exit_code: int | None = None
     signal: int | None = None
     is_event: bool = False
-    """True if an event states it. An account of the pod's namespace may be able to write events, so it is no proof."""
+    """True if an event states it. That is no proof, because accounts of the pod's namespace may be able to write
+    events."""
 
     @property
     def full_name(self) -> str:
@@ -104,18 +105,19 @@ class NodeNotReady(Struct, frozen=True):
     since: datetime
     """Aware UTC, by Kubernetes."""
     is_silent: bool
-    """True if the condition is unknown: the kubelet has stopped reporting. False if the kubelet itself says so."""
+    """True if the condition is unknown because the kubelet has stopped reporting. False if the kubelet itself reports
+    it."""
     reason: str = ""
     message: str = ""
 
 
 class PodReading(Struct, frozen=True):
-    """What is known of the pods of one job."""
+    """The known faults of one job's pods."""
 
     faults: tuple[PodFault, ...] = ()
-    """The earliest first."""
+    """Earliest first."""
     not_ready: tuple[NodeNotReady, ...] = ()
     shared_nodes: frozenset[str] = field(default_factory=frozenset)
-    """Nodes with several pods of the job. There a pod's ranks are not known by the node."""
+    """Nodes with several pods of the job. There the node does not identify a pod's ranks."""
     unread: tuple[str, ...] = ()
-    """What could not be read, in sentences for people."""
+    """Unread data, in sentences for people."""

@@ -125,14 +125,14 @@ def _description(rule: LogRule, shown: Finding) -> str:
 
 
 def _with_claim(text: str, known: KnownFinding) -> str:
-    """The text with what is claimed of the job, as what it is."""
+    """Return the text with the claimed job, marked as a claim."""
     if not known.claimed_job:
         return text
     return f"{text} ({claim(known.claimed_job)}; nothing proves that this job runs on {known.origin.node})"
 
 
 def claim(job: str) -> str:
-    """Return in plain words that only a file names the job."""
+    """Return the phrase for a job that only a log file names."""
     return f"from a log file that names job {job}"
 
 

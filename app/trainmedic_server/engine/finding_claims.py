@@ -1,10 +1,10 @@
-"""Whom a finding is about, as far as the server believes it.
+"""The target and job of a finding, as far as the server trusts its node.
 
-A node speaks for itself: what it says of another node is passed over. What it says of a job counts where the job is
-known to be on that node, or the pod in whose log it stands is the job's. Else it is the node's, and the job's name is
-a claim: anybody who can write a file there can give it a job's name.
+A node reports only about itself. Reports about another node are skipped. A job counts if it is known to be on that
+node, or if the log is that of the job's pod. Otherwise the finding is the node's, and the job's name is a claim: anyone
+who can write a file on the node can give it a job's name.
 
-Who calls it: ``finding_intake``.
+Called by ``finding_intake``.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from trainmedic_server.domain.topology import Topology
 WasThere = Callable[[str, str], bool]
 """Returns whether a job was on a node within the last hour."""
 MOST_CLAIMED_OF_NODE = 200
-"""Findings with a claimed job that one node may begin within `COUNTED`. They are less than half of the findings that a
-node may have open, so invented names leave room for what the kernel reports."""
+"""Findings with a claimed job that one node may begin within `COUNTED`. They are fewer than half of the findings that a
+node may have open, so invented names leave capacity for the kernel's reports."""
 COUNTED = timedelta(days=1)
 _LONGEST_CLAIM = 253
 
@@ -33,7 +33,7 @@ def believed(finding: Finding, topology: Topology, was_there: WasThere) -> Findi
     """The finding with the target and the job that are believed."""
     origin = finding.origin
     job = _job_of(origin, topology, was_there)
-    # The attempt is kept for a claimed job too: it says which of the findings with this claim belong together.
+    # Keep the attempt of a claimed job too. It shows which findings with this claim belong together.
     placed = replace(origin, job=job, attempt=origin.attempt if job or is_printed(finding) else None)
     return replace(finding, origin=placed, target=_target(finding, job))
 
@@ -59,17 +59,17 @@ def _target(finding: Finding, job: str | None) -> Target:
 
 
 def claimed_job(finding: Finding, placed: Finding) -> str:
-    """Return the job that the finding's file names, where `placed`, which is what is believed, has none. Empty for what
-    a kernel wrote, which names no job."""
+    """Return the job that only the finding's file names. Empty if `placed`, the trusted identity, has a job, and for a
+    kernel's line, which names no job."""
     if placed.origin.job is not None or not finding.origin.job or not is_printed(finding):
         return ""
     return visible(finding.origin.job)[:_LONGEST_CLAIM]
 
 
 class ClaimedFindings:
-    """Counts the findings with claimed jobs by node, so that invented names cannot fill the run store.
+    """Count of the findings with claimed jobs by node, so that invented names cannot fill the run store.
 
-    One thread uses it. The counts begin again with the process.
+    One thread uses it. The counts start again with the process.
     """
 
     def __init__(self) -> None:
@@ -86,5 +86,5 @@ class ClaimedFindings:
         return True
 
     def keep(self, node: str, key: str, now: datetime) -> None:
-        """Count a finding that is open as seen now."""
+        """Count an open finding as seen now."""
         self._times.setdefault(node, {})[key] = now

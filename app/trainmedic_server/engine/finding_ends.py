@@ -96,8 +96,8 @@ def _is_within(known: KnownFinding, first_at: datetime, last_at: datetime, withi
 
 
 def _are_together(known: KnownFinding, other: KnownFinding) -> bool:
-    """Whether both are of one job, or were read on one node. A claimed job stands for itself alone: what names it by a
-    file confirms nothing about a job that is known, nor about another claimed one."""
+    """Return whether both findings belong to one job, or were read on one node. A claimed job matches only itself: a
+    file that names it confirms nothing about a known job, nor about another claimed one."""
     if known.claimed_job or other.claimed_job:
         named = [(each.claimed_job, each.target.job or each.origin.job) for each in (known, other)]
         if all(any(names) for names in named):

@@ -57,7 +57,7 @@ class _Work(Struct):
     begun: list[KnownFinding] = field(default_factory=list)
     dropped: int = 0
     cut_claims: Counter[str] = field(default_factory=Counter)
-    """By node, updates whose claimed job was left out."""
+    """Updates whose claimed job was dropped, by node."""
 
     def put(self, known: KnownFinding) -> None:
         self.known[known.id] = known
@@ -138,8 +138,7 @@ class FindingIntake:
         return work
 
     def _placed(self, update: FindingUpdate, rule: LogRule | None, topology: Topology, cut: Counter[str]) -> Finding:
-        """The finding with the target, the job and the labels that are believed. `cut` counts the claimed jobs that are
-        left out, by node."""
+        """Return the finding with its trusted target, job and labels. `cut` counts the dropped claimed jobs by node."""
         finding = finding_claims.believed(update.finding, topology, self._nodes.was_there)
         own = replace(finding, labels=finding_alerts.own_labels(finding, rule))
         job = finding_claims.claimed_job(update.finding, finding)
@@ -180,8 +179,8 @@ class FindingIntake:
             )
 
     def _take_over(self, work: _Work, earlier: KnownFinding, later: KnownFinding, now: datetime) -> KnownFinding:
-        """End what an earlier attempt showed, because a later one shows the same. Its alert goes on with the new one:
-        it is the same alert, and nobody has to hear that it ended."""
+        """End the finding of an earlier attempt, because a later attempt shows the same. The new finding continues its
+        alert, without a message that it resolved."""
         work.put(replace(_over(earlier, FindingEnd.ATTEMPT, now), tell_at=None))
         return replace(later, alert=earlier.alert, no_alert_because=earlier.no_alert_because, tell_at=earlier.tell_at)
 
@@ -231,7 +230,7 @@ class FindingIntake:
             log.warning("a node has too many findings that are not over; more are not kept", dropped=work.dropped)
         for node, number in work.cut_claims.items():
             self._metrics.finding_claims_cut.inc(number)
-            log.warning("leaving out claimed jobs: a node's files name too many", node=node, updates=number)
+            log.warning("dropping claimed jobs: a node's files name too many", node=node, updates=number)
         for known in work.begun:
             self._open_of_node[known.origin.node] += 1
             name = known.rule if known.rule in rules else "unknown"
@@ -302,8 +301,8 @@ def _begins_anew(known: KnownFinding, before: Episode, finding: Finding) -> bool
 
 
 def _with_proof(before: KnownFinding, finding: Finding) -> KnownFinding:
-    """The finding with the proof that another stream of the same line adds. A rank's record of an exception has no
-    frames, and its output has."""
+    """Return the finding with the proof from another stream of the same line. A rank's record of an exception has no
+    stack frames, its output has."""
     if finding.line != before.line or PROOF not in finding.fields or PROOF in before.fields:
         return before
     return replace(before, fields={**before.fields, PROOF: finding.fields[PROOF]})

@@ -1,9 +1,10 @@
 """The verdicts on jobs of a server: when a job fails or hangs, they are made, stored, and told as an alert.
 
-Every few seconds the findings that are open, the jobs that are gone, and the failures that launchers reported are
-looked at. Five seconds after the first sign of a failure its verdict is made, and told as `TrainingFailed`; for two
-minutes it is made again with what comes late. While a launcher says that an attempt runs, what the job prints is no
-failure: the launcher reports one. Everything durable is in the run store, so a restart goes on where it was.
+Every few seconds the server checks the open findings, the jobs that are gone, and the failures that launchers reported.
+Five seconds after the first sign of a failure it makes the verdict, and raises the alert `TrainingFailed`. For two
+minutes it remakes the verdict with late data. While a launcher reports that an attempt runs, the job's output is no
+failure, because the launcher reports failures. All durable state is in the run store, so a restart continues where it
+was.
 """
 
 from __future__ import annotations
@@ -42,8 +43,7 @@ from trainmedic_server.ports.verdicts import VerdictSource
 SETTLING = timedelta(seconds=5)
 """Between the first sign of a failure and its verdict: what all nodes printed has to arrive."""
 UNREAD_SETTLING = timedelta(seconds=15)
-"""The same where the report names an error of which nothing was read yet: the alert keeps the cause that it begins
-with."""
+"""The same if the report names an error of which nothing was read yet, because the alert keeps its first cause."""
 TAKEN_IN = timedelta(minutes=2)
 """After the first sign: what comes within it belongs to the same failure."""
 ALERT_LASTS = timedelta(minutes=15)
@@ -56,12 +56,13 @@ _PRESENCES_EVERY = timedelta(seconds=5)
 """As often as they are written."""
 _GONE_AFTER = timedelta(seconds=30)
 _LAUNCHER_LASTS = timedelta(seconds=20)
-"""How long a launcher counts as there after it was last seen: its report of an end is read every few seconds."""
+"""Time after its last presence for which a launcher counts as present. Its reports of ends are read every few
+seconds."""
 _MOST_REPORTS = 2000
 _MOST_ENDED = 200
-"""Alerts that are looked through for those of jobs that have ended as they should."""
+"""Alerts that are searched for those of jobs that have ended well."""
 _PODS_END = timedelta(seconds=5)
-"""A container ends about when its job says that it has ended."""
+"""A container ends at about the time at which its job reports its end."""
 _AT_ONCE, _MOST_EARLIER, _MOST_EXCERPTS, _MOST_PAST, _MOST_PROCESSES = 50, 50, 16, 500, 8
 _MOST_PAGES = 10
 """Of findings whose file names a job, in the search for those on its nodes."""
@@ -72,7 +73,7 @@ log = telemetry.logger(__name__)
 
 
 class DiagnosisStore(RunStore, FindingHistory, VerdictSource, Protocol):
-    """The run store, with the findings' excerpts, and the events of jobs."""
+    """The run store with the findings' excerpts and the events of jobs."""
 
     async def events_of_jobs(
         self, kinds: Collection[str], since: datetime, until: datetime, limit: int, job: str | None = None
@@ -104,7 +105,7 @@ class JobDiagnoses:
         self._verdicts = verdicts or JobVerdicts(clock)
         self._pods = pods
         self._namespaces: dict[str, str | None] = {}
-        """Kubernetes namespace by job, of those that were there. None where it says none."""
+        """Kubernetes namespace by job, for connected jobs. None if the job states none."""
         self._has_loaded = False
         self._ids = ids
         self._looked_at: datetime | None = None
@@ -124,13 +125,13 @@ class JobDiagnoses:
         self._agents: dict[str, datetime] = {}
         """When each node's agent was last there."""
         self._launchers: dict[str, datetime] = {}
-        """By job, when a launcher of it that reports how each attempt ends was last there."""
+        """By job, when a launcher that reports the end of each attempt was last present."""
         self._states: list[tuple[str, LifeState, datetime, int]] | None = None
         self._reports: dict[str, list[ReportedEnd]] = {}
         self._ended: dict[str, datetime] = {}
-        """By job, when it ended as it should, where that is the last that was reported of it."""
+        """By job, when it ended well, if that is its last report."""
         self._launched_on: dict[str, frozenset[str]] = {}
-        """By job, the nodes of its launchers, as they say."""
+        """Nodes of its launchers by job, as the launchers state them."""
 
     async def watch(self) -> None:
         """Look until cancelled."""
@@ -163,8 +164,8 @@ class JobDiagnoses:
         await self._tell()
 
     async def _reported_ends(self, lives: Sequence[JobLife]) -> dict[str, list[ReportedEnd]]:
-        """Return what jobs and launchers reported of their ends in the last hour, by job. Each report changes the
-        record of the job's life, so the events are read again only after such a change."""
+        """Return the reports of ends by jobs and launchers in the last hour, by job. Each report changes the record of
+        the job's life, so the events are read again only after such a change."""
         now, states = self._clock.now(), [(life.name, life.state, life.since, life.failures) for life in lives]
         if states != self._states:
             until = now + timedelta(seconds=1)
@@ -174,15 +175,15 @@ class JobDiagnoses:
         return {job: ends for job, ends in recent.items() if ends}
 
     def _unwatched(self, job: str, signs: Sequence[Sign]) -> list[Sign]:
-        """Return the signs that count. A launcher that is there reports each end, so what the job prints under it is no
-        failure; only a job whose steps are known to have stopped hangs."""
+        """Return the signs that count. A launcher that is present reports each end, so the output of its job is no
+        failure. Only a job whose steps are known to have stopped hangs."""
         seen_at, stepping = self._launchers.get(job), self._stepping.get(job)
         if seen_at is None or self._clock.now() - seen_at > _LAUNCHER_LASTS:
             return list(signs)
         return [sign for sign in signs if sign.is_wait and stepping is not None and stepping.usual]
 
     def _unreported(self, job: str, signs: Sequence[Sign], reports: Sequence[ReportedEnd]) -> list[Sign]:
-        """Return the signs of a failure that nobody reported, the earliest first."""
+        """Return the signs of failures without a report, the earliest first."""
         stepping = self._stepping.get(job)
         left = (sign for sign in signs if not job_failure.is_disproved(sign, stepping))
         left = (sign for sign in left if not reported_end.is_answered(sign.at, sign.attempt, reports))
@@ -248,12 +249,13 @@ class JobDiagnoses:
     async def _look_at(
         self, job: str, signs: Sequence[Sign], reports: Sequence[ReportedEnd], findings: Sequence[KnownFinding]
     ) -> None:
-        """Make the verdicts that are due, and those of the last minutes again. `reports` are those of the last hour."""
+        """Make the verdicts that are due, and remake those of the last minutes. `reports` are those of the last
+        hour."""
         now, stepping = self._clock.now(), self._stepping.get(job)
         earlier = await self._store.transact(lambda tx: tx.verdicts.of_job(job, _MOST_EARLIER))
         earlier = [each for each in earlier if not each.is_slow]
         reported: set[str] = set()
-        """Ids of verdicts on reported failures."""
+        """IDs of verdicts on reported failures."""
         for before, report in pairwise((None, *reports)):
             if report is None or not report.is_failure:
                 continue
@@ -290,13 +292,13 @@ class JobDiagnoses:
         report: ReportedEnd | None,
         reports: Sequence[ReportedEnd],
     ) -> KnownVerdict:
-        """Make the verdict, or make it again; store it where it says something else. Return it as it is then."""
+        """Make or remake the verdict, and store it if it has changed. Return the current one."""
         now = self._clock.now()
         ranks = self._ranks.get(job, {})
         nodes = {rank.node for rank in ranks.values()} | self._launched_on.get(job, frozenset())
         nodes |= {report.node} - {""} if report is not None else set()
         past = await self._past(job, nodes)
-        # What a later attempt showed again is over, and still says what this one ended by.
+        # What a later attempt showed again is over, but still explains how this attempt ended.
         since = stored.began_at - OLDEST
         over = [each for each in past if not each.is_open and each.origin.attempt and each.heard_at >= since]
         findings = job_failure.of_attempt([*over, *open_findings], job, stored.attempt)
@@ -355,7 +357,8 @@ class JobDiagnoses:
         return [*own, *claimed[:_MOST_PAST]]
 
     async def _pod_signs(self, lives: Mapping[str, JobLife]) -> dict[str, list[Sign]]:
-        """What the statuses of pods say of their jobs' failures. What ends with a job that has ended well is none."""
+        """Return the signs of failures in pods' statuses, by job. Pods that end with a job that ended well show no
+        failure."""
         now, by_job = self._clock.now(), dict[str, list[Sign]]()
         for job, faults in self._pods.faults().items():
             life = lives.get(job)
@@ -377,7 +380,7 @@ class JobDiagnoses:
         return pods.are_own(namespace, is_known, places, self._pods.namespaces_of(job))
 
     async def _with_pods(self, facts: Facts, job: str, known: KnownVerdict, earlier: Sequence[KnownVerdict]) -> Facts:
-        """The facts with what Kubernetes states about the job's pods."""
+        """Return the facts with Kubernetes' statements about the job's pods."""
         reading = await self._pods.reading(job, await self._own_pods(job))
         after = max((verdict.began_at + TAKEN_IN for verdict in earlier), default=None)
         facts = replace(facts, pods=pods.of_failure(reading, known.began_at, TAKEN_IN, after))
@@ -410,7 +413,7 @@ class JobDiagnoses:
         await self._store.transact(lambda tx: tx.verdicts.save(noted))
 
     async def _of_ended(self, due: Sequence[KnownVerdict], now: datetime) -> list[KnownVerdict]:
-        """Return the verdicts that are told until later, though their job has ended as it should meanwhile."""
+        """Return the verdicts whose alert is due later, but whose job has ended well."""
         if not self._ended:
             return []
         later = await self._store.transact(lambda tx: tx.verdicts.to_tell(now + self._repeat_every, _MOST_ENDED))
@@ -418,8 +421,8 @@ class JobDiagnoses:
         return [each for each in later if each.id not in due_ids and self._over_at(each, now) is not None]
 
     def _over_at(self, verdict: KnownVerdict, now: datetime) -> datetime | None:
-        """Return when the alert of a verdict ended: a quarter of an hour after it began, or when the job ended as it
-        should. None if it fires."""
+        """Return when the alert of a verdict ended: a quarter of an hour after it began, or when the job ended well.
+        None while it fires."""
         lasts_until, ended_at = verdict.began_at + ALERT_LASTS, self._ended.get(verdict.job)
         if ended_at is not None and verdict.began_at < ended_at < lasts_until:
             return ended_at
@@ -432,13 +435,13 @@ class JobDiagnoses:
 
 
 def _before(verdict: KnownVerdict, verdicts: Sequence[KnownVerdict]) -> list[KnownVerdict]:
-    """Return the verdicts on earlier failures, the newest first."""
+    """Return the verdicts on earlier failures, newest first."""
     at = (verdict.began_at, verdict.attempt or 0)
     return [each for each in verdicts if each.id != verdict.id and (each.began_at, each.attempt or 0) < at]
 
 
 def written(verdict: KnownVerdict, now: datetime, over_at: datetime | None) -> Alert:
-    """The alert of a verdict, which fires until ``over_at``."""
+    """Return the alert of a verdict, which fires until ``over_at``."""
     labels = dict(verdict.labels or {})
     return Alert(
         fingerprint=fingerprint(labels),
@@ -451,7 +454,7 @@ def written(verdict: KnownVerdict, now: datetime, over_at: datetime | None) -> A
 
 
 def _namespace_of(details: Mapping[str, Any]) -> str | None:
-    """The Kubernetes namespace that a job's presence names; None where it names none."""
+    """Return the Kubernetes namespace in a job's presence. None if it has none."""
     namespace = details.get("namespace")
     return namespace if isinstance(namespace, str) and namespace else None
 

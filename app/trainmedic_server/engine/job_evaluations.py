@@ -1,10 +1,10 @@
-"""Which evaluations of jobs are new in their presences, as events for the history.
+"""New evaluation results in the presences of jobs, as events for the history.
 
-A presence has the newest value of each metric. A job's event has those that have changed, at most once a minute, so a
-job that evaluates at every step does not fill the history; the last ones of a job that is gone are still recorded.
-After a restart of the server each job's newest values are recorded once more: readers know them by their time.
+A presence has the newest value of each metric. An event has the values that changed, at most once a minute for each
+job, so that frequent evaluations do not fill the history. The last values of a job that is gone are recorded too. After
+a restart of the server the newest values of each job are recorded again. Readers recognise repeats by the time.
 
-Who calls it: ``job_watch``.
+Called by ``job_watch``.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from trainmedic_server.domain.run import Event
 from trainmedic_server.ports.outside import Presence
 
 APART = timedelta(minutes=1)
-"""Between two events of a job."""
+"""Time between two events of a job."""
 MOST_JOBS = 10_000
 
 
 class JobEvaluations:
-    """Compares presences with what is on record."""
+    """Comparison of presences with the recorded values."""
 
     def __init__(self) -> None:
         self._recorded: dict[str, Mapping[str, EvaluatedMetric]] = {}
         """By job and metric."""
         self._recorded_at: dict[str, datetime] = {}
         self._shown: dict[str, Mapping[str, EvaluatedMetric]] = {}
-        """What each job's presence had last."""
+        """Last values in each job's presence."""
 
     def due(self, jobs: Sequence[Presence], now: datetime) -> list[Event]:
-        """Return the events to record now; `recorded` says that they are durable."""
+        """Return the events to record now. `recorded` confirms that they are stored."""
         present = {}
         for job in jobs:
             metrics = wire.read(job.details.get(wire.FIELD)) if job.doubt is None else ()
@@ -45,7 +45,7 @@ class JobEvaluations:
         for name, shown in self._shown.items():
             known = self._recorded.get(name, {})
             news = [metric for metric in shown.values() if known.get(metric.name) != metric]
-            # A job that is not there any more will not report again: what it showed last is due at once.
+            # A job that is gone will not report again, so its last values are due at once.
             before = self._recorded_at.get(name)
             is_due = name not in present or before is None or now - before >= APART
             if news and is_due:
@@ -53,7 +53,7 @@ class JobEvaluations:
         return events
 
     def recorded(self, events: Sequence[Event], jobs: Sequence[Presence]) -> None:
-        """Note that these events are durable, and forget the jobs that are not there any more."""
+        """Note that these events are stored, and forget jobs that are gone."""
         for event in events:
             name = str(event.data["job"])
             self._recorded[name] = dict(self._shown[name])

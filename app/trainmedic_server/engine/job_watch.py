@@ -132,7 +132,7 @@ class JobWatch:
         await self._record_evaluations(jobs)
 
     async def _record_evaluations(self, jobs: Sequence[Presence]) -> None:
-        """Put into the history what evaluations have shown."""
+        """Record new evaluation results in the history."""
         events = self._evaluations.due(jobs, self._clock.now())
         if events:
             await self._store.transact(lambda tx: tx.append(events))

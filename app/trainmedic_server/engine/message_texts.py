@@ -66,7 +66,7 @@ class Draft(Struct, frozen=True):
     to: str | None = None
     """The one channel for it, where the playbook names it."""
     component: Component = Component.TRAINMEDIC
-    """What it is about: that of its run, or Trainmedic itself."""
+    """Component of its run, or Trainmedic itself."""
 
 
 Told = Mapping[str, set[MessageKind]]
@@ -213,7 +213,7 @@ def has_told_people(run: Run) -> bool:
 
 
 def channels_told_by(run: Run) -> set[str]:
-    """Return the channels that the run's own ``notify`` steps have reached, as their outputs name them."""
+    """Return the channels that the run's own ``notify`` steps reached, according to their outputs."""
     outputs = (
         str(step.output.get("to", ""))
         for step in run.steps

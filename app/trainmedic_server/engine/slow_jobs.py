@@ -1,9 +1,9 @@
 """The verdicts on jobs that go on, slower than they could: made while an alert says so, stored, and told.
 
-What a rank's step goes into is in Prometheus. Of most ranks only the median is there, and of the slowest ones their own
-time: the others are taken for the median rank, as which no verdict names them. Where Prometheus has no parts of the
-steps, the job's log counts: its own figures of waiting for data, or else a hint by its NCCL timeouts. A hint is stored
-and shown. It raises no alert and reaches no playbook.
+Prometheus has the parts of a rank's step: the median over the ranks, and the times of the slowest ranks. All other
+ranks count as the median rank, and no verdict names them. If Prometheus has no parts of the steps, the job's log
+counts: its own figures of waiting for data, or else a hint by its NCCL timeouts. A hint is stored and shown. It raises
+no alert and reaches no playbook.
 
 A verdict is made a while after the alert began, and anew every quarter of an hour while it fires. Where it names a
 cause it raises `TrainingSlow`, which the watch of failures tells as its own. Who calls it: ``wiring``.
@@ -35,7 +35,7 @@ AGAIN_AFTER = timedelta(minutes=15)
 _LOOK_EVERY = timedelta(seconds=10)
 _OVER = timedelta(minutes=5)
 _OF_LATE = timedelta(minutes=30)
-"""Age of the last line of a finding that says something about a job which is slow now."""
+"""Greatest age of a finding's last line for it to say something about a job that is slow now."""
 _MOST_FIRING, _MOST_JOBS, _MOST_EARLIER = 10_000, 20, 10
 _PARTS = ("data", "compute", "wait")
 
@@ -43,8 +43,8 @@ log = telemetry.logger(__name__)
 
 
 class SlowJobs:
-    """Watches for slow jobs. `history` is None without a Prometheus. `verdicts` takes what playbooks are told; `ids`
-    returns a new id each time."""
+    """Watches for slow jobs. `history` is None without a Prometheus. `verdicts` receives the verdicts for
+    playbooks. `ids` returns a new ID each time."""
 
     def __init__(
         self,
@@ -110,8 +110,8 @@ class SlowJobs:
         log.info("a job is slow", job=job, cause=made.cause, confidence=made.confidence, verdict=verdict.summary)
 
     async def _by_log(self, job: str, now: datetime, *, has_dropped: bool) -> Verdict | None:
-        """Return what findings of late say about a slow job. None if they say nothing and its throughput is not known
-        to have dropped."""
+        """Return a verdict from recent findings on a slow job. None if they show nothing and no alert states a
+        throughput drop."""
         open_findings = await self._store.transact(lambda tx: tx.findings.all_open())
         findings = [
             each.as_finding

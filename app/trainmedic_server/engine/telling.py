@@ -152,9 +152,9 @@ class MessageTeller:
         return self._untold(tx, made)
 
     def _untold(self, tx: Transaction, made: Sequence[Message], *, only_sent: bool = False) -> list[Message]:
-        """Return the messages without those that any channel has already, so that new routes tell nothing again.
+        """Drop messages that any channel has already, so that new routes send nothing again.
 
-        With `only_sent` those that wait do not count.
+        With `only_sent`, waiting messages do not count.
         """
         names = {message.id: message.id.removesuffix(message.channel) for message in made}
         if not names:
@@ -172,7 +172,7 @@ class MessageTeller:
         if rule.channels:
             return rule.channels
         chosen = self._routes.choose(draft.component, rule.severity, draft.kind)
-        # A follow-up goes where its news is about something; its own severity would lead elsewhere.
+        # A follow-up goes where its run was reported; its own severity would select other channels.
         asked = set(before) & set(self._channels) if draft.kind is MessageKind.FOLLOW_UP else set()
         if asked:
             return sorted(asked | set(chosen.names if chosen.is_taken else ()))

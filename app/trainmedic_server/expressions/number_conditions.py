@@ -16,8 +16,8 @@ from jinja2 import nodes
 from trainmedic_server.expressions import template_syntax
 
 Condition = Callable[[Mapping[str, Any]], bool | None]
-"""Says whether it holds; None where the sandbox must be asked. Raises `MissingMember` where the sandbox would say that
-a member is missing."""
+"""Returns whether it holds. None if the sandbox must decide. Raises `MissingMember` if the sandbox would report a
+missing member."""
 
 _Value = Callable[[Mapping[str, Any]], Any]
 _COMPARED: Mapping[str, Callable[[Any, Any], Any]] = {

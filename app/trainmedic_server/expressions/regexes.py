@@ -69,7 +69,7 @@ class SearchPattern:
         return Found(match.start(), {name: _text(took) for name, at in self._numbers if (took := match.group(at))})
 
     def spans(self, line: bytes, most: int) -> list[tuple[int, int]]:
-        """Return where it is found, as bytes from and to: the first `most` places, without those that are empty."""
+        """Return the first `most` non-empty matches as byte offsets of start and end."""
         places = ((match.start(), match.end()) for match in self._compiled.finditer(line))
         return list(itertools.islice(((start, end) for start, end in places if end > start), most))
 

@@ -70,9 +70,9 @@ _SURE_EXCEPTION = re.compile(
     r"(?:\w{1,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception|Exit|Interrupt|Failure|Timeout)(?::|$)"
 )
 _PASSED_ON = re.compile(r"(?:\w{1,40}\.){0,4}RayTaskError\(\w{1,80}\): ")
-"""How Ray begins an exception that one of its tasks raised. The task's own traceback is below it."""
+"""First line of an exception that Ray re-raises from a task. The task's own traceback is below it."""
 _DETAIL = re.compile(r"(?:RequestId|Time|ErrorCode|Content):\S")
-"""Further lines of the message of an exception of Azure's, which begin at the margin."""
+"""Further lines of an Azure exception's message, which are not indented."""
 _CHAIN = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",

@@ -29,7 +29,7 @@ _BUILTIN = frozenset(_DATA["anything"]) | _PROGRAM | _SURELY_CODE
 _WRAPPERS = frozenset(_DATA["wrappers"])
 _CONSEQUENCES = frozenset(_DATA["consequences"])
 _WITH_WORDS = frozenset({"ImportError", "AssertionError"})
-"""Classes of the program whose message may state another cause: a library that is missing, or what was checked."""
+"""Classes of the program whose message may state another cause, such as a missing library."""
 _UNSPECIFIC = frozenset(_DATA["unspecific"])
 _SIGNATURE = re.compile(
     r"got an unexpected keyword argument|missing \d+ required (?:positional|keyword-only) argument"
@@ -119,7 +119,7 @@ _SAYS_NOTHING = re.compile(r"\[Generic failure\]|Exception in Launch thread")
 _CAUGHT = re.compile(
     r"^Caught (\w{2,60}) in (?:DataLoader worker|pin memory thread|replica)|state=finished raised (\w{2,60})>"
 )
-"""Messages of PyTorch and tenacity that name the exception which another process, thread or attempt raised."""
+"""Messages of PyTorch and tenacity that name an exception of another process, thread or attempt."""
 _BARE_TIMEOUT = re.compile(r"(?i)^time(?:d ?out|out) (?:waiting|while waiting)\b")
 _OF_DATA = re.compile(r"(?i)\b(?:columns?|data ?sets?|samples?)\b")
 
@@ -169,7 +169,7 @@ def _read_last(name: str, message: str, traceback: str) -> ExceptionReading:
     if _is_consequence(name, message, place):
         return ExceptionReading(CauseClass.UNKNOWN, is_consequence=True)
     if name == "requests.exceptions.JSONDecodeError":
-        return ExceptionReading(CauseClass.NETWORK)  # A server answered with something else than it should.
+        return ExceptionReading(CauseClass.NETWORK)  # A server sent an unexpected answer.
     if last in _SURELY_CODE:
         return ExceptionReading(CauseClass.CODE, is_proof=True)
     is_programs = last in _PROGRAM or (last in ("RuntimeError", "ValueError") and bool(_TENSORS.search(message)))
@@ -240,7 +240,7 @@ def _by_class(name: str, last: str, message: str) -> ExceptionReading:
         is_rays = name.startswith("ray.") and cause is CauseClass.GPU_MEMORY
         return ExceptionReading(CauseClass.HOST_MEMORY if is_rays else cause)
     if last == "EOFError":
-        # Without a message it may as well be the end of a pipe.
+        # Without a message it can also be the end of a pipe.
         return ExceptionReading(CauseClass.DATA, is_guess=not message)
     if last in _BUILTIN:
         return ExceptionReading(CauseClass.CODE)

@@ -26,7 +26,7 @@ _NAMES: Mapping[str, LogLevel] = {
     **dict.fromkeys(("warning", "warn"), LogLevel.WARNING),
     **dict.fromkeys(("debug", "trace"), LogLevel.DEBUG),
 }
-"""Names of levels in JSON. Every other name is a level of information."""
+"""Names of levels in JSON. Any other name means info."""
 _BEGINNING = 200
 """Characters in which a program's own level stands; a word further on is a part of what it says."""
 _OF_GLOG = {"E": LogLevel.ERROR, "F": LogLevel.ERROR, "W": LogLevel.WARNING, "I": LogLevel.INFO}

@@ -33,4 +33,4 @@ class Line(NamedTuple):
     """What a line says that reports a step or an event, by the names of ``logs.records``; None for every other line."""
     is_cut: bool = False
     has_words: bool = False
-    """The text says more than the record: rules over text are tried on it too."""
+    """True if the text states more than the record. Then rules over text are tried on it too."""

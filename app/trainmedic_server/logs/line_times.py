@@ -1,8 +1,8 @@
 """Times at the beginning of log lines, as loggers write them. Pure.
 
-A time counts only at the beginning of a line, or after what loggers put before it: a level, a tag in brackets, the
-name of a Ray process. A time further on belongs to the message. Members that a format leaves out (year, date, zone)
-are filled in by `moment`, from when the line was written at the latest.
+A time counts only at the beginning of a line, or after what loggers put before it: a level, a tag in brackets, the name
+of a Ray process. A later time belongs to the message. `moment` completes what a format omits (year, date, zone), by the
+latest time at which the line can have been written.
 
 Formats: ISO 8601 with blank or ``T``, Python's ``asctime,msecs``, DeepSpeed, Megatron-LM, LLaMA-Factory, glog and klog
 (PyTorch, torchrun, absl), vLLM, syslog, ``ctime``, Rich, Spark, seconds and milliseconds since 1970, and the usual
@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 from trainmedic_server.logs.times import with_zone
 
 AHEAD = timedelta(minutes=2)
-"""A line may state a time this much later than it was written: clocks differ."""
+"""A line's time may be this much later than the time at which it was written, because clocks differ."""
 _EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
 _BEGINNING = 240
-"""Characters in which the time of a line stands."""
+"""Characters in which the time of a line is searched."""
 _ANY = re.compile(r"\d\d:\d\d:\d\d|\d{6}|\d\d\d\d-\d\d-\d\d")
 _LEVEL_WORD = r"(?:TRACE|DEBUG|INFO|NOTICE|WARNING|WARN|ERROR|CRITICAL|FATAL|trace|debug|info|warning|warn|error|fatal)"
 _TAG = rf"(?:{_LEVEL_WORD}|[A-Za-z][\w./-]{{0,40}}|[Rr]ank[ _:=]?\d{{1,6}}|\d{{1,6}})(?:\|[^\[\]|]{{1,80}})?"
@@ -33,7 +33,7 @@ _LEAD = re.compile(
     rf"|{_LEVEL_WORD}(?::[A-Za-z_][\w.]{{0,60}}:|\b)"
     rf"|\((?:[\w.<>:+-]{{1,80}} )?pid=\d{{1,8}}[^()]{{0,60}}\)|<\d{{1,3}}>)[ \t]*(?:[:|>,-][ \t]*)?"
 )
-"""What loggers put before the time."""
+"""Text that loggers put before the time."""
 _MOST_LEADS = 4
 _CLOCK = r"(?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d)(?:[.,:](?P<f>\d{1,9}))?"
 _END = r"(?![\d:/])"
@@ -64,7 +64,7 @@ _LONGEST_RECORD = 64 * 1024
 
 
 class Lacks(StrEnum):
-    """What a time leaves out, besides the zone."""
+    """Part that a time omits, besides the zone."""
 
     NOTHING = "nothing"
     YEAR = "year"
@@ -75,10 +75,10 @@ class Stated(NamedTuple):
     """The time that a line states."""
 
     walls: tuple[datetime, ...]
-    """Aware where the line states its zone, else naive. Several where the order of day, month and year is unclear."""
+    """Aware if the line states its zone, else naive. Several if the order of day, month and year is ambiguous."""
     lacks: Lacks = Lacks.NOTHING
     is_weak: bool = False
-    """Other numbers look the same, so it counts only where the line was written about then."""
+    """True if other numbers look the same, so that the time counts only close to the line's arrival."""
 
     @property
     def has_zone(self) -> bool:
@@ -86,7 +86,7 @@ class Stated(NamedTuple):
 
 
 def stated(text: str) -> Stated | None:
-    """Return the time that a line without its prefixes states at its beginning; None where it states none."""
+    """Return the time at the beginning of a line without its prefixes. None if there is none."""
     beginning = text[:_BEGINNING]
     if text.startswith("{"):
         return _of_record(text)
@@ -106,10 +106,10 @@ def stated(text: str) -> Stated | None:
 
 
 def moment(said: Stated, zone: tzinfo | None, latest: datetime, expected: datetime | None = None) -> datetime | None:
-    """Return the moment that a stated time means, in UTC; None where it cannot be one of a line written by `latest`.
+    """Return the moment of a stated time, in UTC. None if a line written by `latest` cannot have it.
 
-    `zone` is used where none is stated; None is this machine's. Where several moments are possible (a year that is left
-    out, the hour that a change from summer time repeats), the one nearest to `expected` counts, else the latest.
+    `zone` applies to times without a zone. None is this machine's. If several moments are possible (an omitted year,
+    the hour that the end of summer time repeats), the one nearest to `expected` counts, else the latest.
     """
     fitting = [at for at in _moments(said, zone, latest) if _EARLIEST <= at <= latest + AHEAD]
     if not fitting:
@@ -131,14 +131,14 @@ def _moments(said: Stated, zone: tzinfo | None, latest: datetime) -> Iterator[da
 
 
 def _filled(wall: datetime, lacks: Lacks, latest: datetime) -> Iterator[datetime]:
-    """The times that a wall clock may have shown, near `latest`."""
+    """Yield the wall-clock times near `latest` that a time without year or date can mean."""
     if lacks is Lacks.NOTHING:
         yield wall
     elif lacks is Lacks.YEAR:
         for year in (latest.year - 1, latest.year, latest.year + 1):
             try:
                 yield wall.replace(year=year)
-            except ValueError:  # 29 February, or beyond the calendar
+            except ValueError:  # 29 February, or outside the calendar
                 continue
     else:
         for days in (-1, 0, 1):
@@ -147,7 +147,7 @@ def _filled(wall: datetime, lacks: Lacks, latest: datetime) -> Iterator[datetime
 
 
 def _at(text: str, position: int = 0, *, is_bracketed: bool = False) -> Stated | None:
-    """The time that begins at `position`, perhaps in a bracket."""
+    """Read the time that begins at `position`, possibly in a bracket."""
     position += len(text) - position - len(text[position:].lstrip(" \t"))
     if text[position : position + 1] in ("[", "<", "("):
         position, is_bracketed = position + 1, True
@@ -195,7 +195,8 @@ def _stated(match: re.Match[str], year: int | None, month: int, day: int) -> Sta
 
 
 def _slashed(match: re.Match[str]) -> Stated | None:
-    """Month, day, year, as Python's loggers and Rich write them; day first, and Spark's year first, where that fits."""
+    """Read month, day, year, as Python's loggers and Rich write them. Day first, and Spark's year first, are read if
+    they fit."""
     first, second, third = int(match["a"]), int(match["b"]), int(match["c"])
     year = third if third >= 100 else 2000 + third
     orders = [(year, first, second), (year, second, first)]
@@ -213,7 +214,7 @@ def _wall(match: re.Match[str], year: int, month: int, day: int) -> datetime | N
     hour, minute, second = (parts[name] or parts.get(f"{name}2") or "" for name in "hms")
     microsecond = int(f"{(parts['f'] or '0')[:6]:0<6}")
     try:
-        # A leap second is the last moment of its minute.
+        # A leap second counts as the last moment of its minute.
         wall = datetime(year, month, day, int(hour), int(minute), min(int(second), 59), microsecond)
     except ValueError:
         return None
@@ -233,7 +234,7 @@ def _since_epoch(match: re.Match[str], *, is_weak: bool) -> Stated | None:
 
 
 def _of_record(text: str) -> Stated | None:
-    """The time of a line that is a JSON object, by the names that loggers give it."""
+    """Read the time of a line that is a JSON object, by the names that loggers use."""
     end = text.rstrip()
     if not end.endswith("}") or len(end) > _LONGEST_RECORD or not any(f'"{name}"' in end for name in _MEMBERS):
         return None

@@ -13,7 +13,7 @@ from trainmedic_server.domain.finding import CauseClass
 _ERRNO = re.compile(r"\[Errno (-?\d{1,3})\]|\(os error (\d{1,3})\)|\berrno[:= ]{1,2}(\d{1,3})\b")
 _BY_ERRNO: Mapping[int, CauseClass] = {
     5: CauseClass.STORAGE,  # EIO
-    11: CauseClass.NODE,  # EAGAIN: no further process or thread
+    11: CauseClass.NODE,  # EAGAIN: cannot create a process or thread
     12: CauseClass.HOST_MEMORY,  # ENOMEM
     16: CauseClass.STORAGE,  # EBUSY: of a network file system
     19: CauseClass.NODE,  # ENODEV
@@ -44,13 +44,14 @@ _NPU_CODE = re.compile(r"\berror code(?: is|[:=]) ?(\d{6})\b")
 _BY_NPU_CODE: Mapping[int, CauseClass] = {
     207001: CauseClass.GPU_MEMORY,
     207018: CauseClass.GPU_MEMORY,
-    507010: CauseClass.GPU,  # The heartbeat of the task scheduler is lost.
-    507033: CauseClass.GPU,  # The device could not be set up.
-    **dict.fromkeys((507053, 507054, 507055), CauseClass.GPU),  # The memory of the device has errors.
+    507010: CauseClass.GPU,  # The task scheduler's heartbeat is lost.
+    507033: CauseClass.GPU,  # The device could not be initialised.
+    **dict.fromkeys((507053, 507054, 507055), CauseClass.GPU),  # The device's memory has errors.
     507056: CauseClass.NETWORK,  # A link between devices has errors.
     507057: CauseClass.NETWORK,
 }
-"""Causes by the numbers of Ascend's runtime (``acl/error_codes``). Timeouts are consequences."""
+"""Causes by the error numbers of Ascend's runtime (``acl/error_codes``). Timeouts are consequences of other
+failures."""
 NPU_TIMEOUTS = re.compile(r"\berror code(?: is|[:=]) ?(?:107020|50704[678])\b")
 _STATUS = re.compile(
     r"\b(?P<a>[45]\d\d) (?:Client|Server) Error\b|\bHTTP(?:/\d(?:\.\d)?)?(?: [Ee]rror)?:? (?P<b>[45]\d\d)\b"
@@ -197,7 +198,7 @@ def cause_of(name: str, message: str) -> CauseClass | None:
 
 
 def is_store(name: str) -> bool:
-    """Return whether the class `name` belongs to a client of an object store."""
+    """Return whether the class `name` belongs to an object store client."""
     return bool(_STORE.search(name))
 
 
@@ -232,7 +233,7 @@ def _by_errno(message: str) -> CauseClass | None:
     if match is None:
         return None
     cause = _BY_ERRNO.get(int(next(group for group in match.groups() if group)))
-    # A path after it means that a file system did not answer, and a lock that it refused one.
+    # A path after it means that a file system did not respond, or refused a lock.
     is_files = cause in (CauseClass.NETWORK, CauseClass.NODE) and _OF_A_FILE.search(message)
     return CauseClass.STORAGE if is_files else cause
 

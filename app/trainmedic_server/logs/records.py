@@ -76,9 +76,9 @@ _TITAN = re.compile(
 _TITAN_PART = re.compile(r"(grad_norm|memory|tps|tflops|mfu): *(-?[0-9][0-9.,]{0,30}(?:[eE][+-]?\d{1,4})?|-?nan|-?inf)")
 
 _DEEPEST, _MOST_OBJECTS = 5, 64
-"""Levels and objects of one line of JSON in which metrics are looked for."""
+"""Depth and number of objects of a JSON line in which metrics are searched."""
 _SENTENCES = ("msg", "message", "text", "error")
-"""Members of a logger's JSON in which a program says something."""
+"""Members of a logger's JSON that contain the program's message."""
 
 REPORTS = (rb"\{[\"']", rb"iteration +\d+ */ *\d+ \|", rb"step: *\d+ +loss:", *step_lines.HINTS)
 """Patterns over bytes, of which one is in each line that is a record."""
@@ -89,11 +89,11 @@ class Report(NamedTuple):
 
     record: dict[str, Any]
     has_words: bool = False
-    """The line says more than its record: rules over text are tried on it as on every other line."""
+    """True if the line states more than its record. Then rules over text are tried on it too."""
 
 
 def report_of(text: str) -> Report | None:
-    """Return the record of a line, also of one that reports its step in words; None for every other line."""
+    """Return the record of a line, including one that reports its step in words. None for any other line."""
     record = record_of(text)
     if record is None:
         step = step_lines.step_of(text)
@@ -115,7 +115,7 @@ def record_of(text: str) -> dict[str, Any] | None:
 
 
 def metrics_of(text: str) -> dict[str, Any]:
-    """Return the numbers that a line reports, by the names of records; empty for a line without any."""
+    """Return the numbers in a line, by the names of records. Empty if there are none."""
     report = report_of(text)
     if report is None:
         return step_lines.metrics_of(text)
@@ -159,8 +159,8 @@ def _braced(text: str) -> dict[str, Any] | None:
 
 
 def _metrics_in(value: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the first object with a loss or a gradient norm in the members of a logged object, at any of the next
-    levels; None where the object has these itself, or none has them."""
+    """Return the first nested object with a loss or a gradient norm, up to a fixed depth. None if the logged object
+    itself has one, or no object has."""
     level, count = [value], 0
     for _ in range(_DEEPEST):
         inner: list[Mapping[str, Any]] = []

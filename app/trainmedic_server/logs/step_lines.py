@@ -1,11 +1,11 @@
-"""Metrics in a line of text: a name and a number next to each other, in whichever form a trainer prints them.
+"""Metrics in a line of text: a name and a number next to each other, in any trainer's format.
 
-`metrics_of` reads `Epoch: 1, Loss: 2.345, Accuracy: 0.78`, `Step 100: loss=1.234, lr=1e-4, time=0.5s` and
-`GPU 0: 22.1GB / 24.0GB`, behind any prefix. The members have the names of ``records``. A loss whose name has another
-word, such as `policy loss`, is not the training's loss and is left out.
+`metrics_of` reads `Epoch: 1, Loss: 2.345, Accuracy: 0.78`, `Step 100: loss=1.234, lr=1e-4, time=0.5s` and `GPU 0:
+22.1GB / 24.0GB`, after any prefix. The members have the names of ``records``. A loss with another word in its name,
+such as `policy loss`, is not the training's loss and is excluded.
 
-Not here: JSON, dictionaries and forms with a reader of their own (``records``), and what the numbers mean over many
-steps (``step_trends``).
+Not here: JSON, dictionaries and formats with their own reader (``records``), and statistics over many steps
+(``step_trends``).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ HINTS = (
     rb"(?i:loss)['\"]?[ \t:=\[(]{1,12}(?:tensor\()?[-+.\dnNiI]",
     rb"(?i:data|reader)(?i:[ _](?:time|cost|load(?:ing)?[ _]time))?(?: ?\(\w{1,5}\))?['\"]?[ \t:=]{1,10}\d",
 )
-"""Patterns over bytes, of which one is in each line that `step_of` reads. Most lines have neither."""
+"""Patterns over bytes. Each line that `step_of` reads contains one of them; most lines contain neither."""
 _HINT = re.compile(b"|".join(HINTS).decode())
 _PLACE = re.compile(r"[\w.<>/-]{1,80}:[\w<>]{1,60}:\d{1,6}(?= [-|] )")
-"""Where a line was logged, as loguru writes it: module, function, line."""
+"""Place of a log call, as loguru writes it: module, function, line."""
 _SPLIT = re.compile(r"[\s_/.-]+")
 _MEMORY = re.compile(
     r"\bGPU[ #:]{0,2}(?P<gpu>\d{1,3})\b[ :]{1,3}(?:mem(?:ory)?[ :=]{1,3})?(?P<used>\d{1,7}(?:\.\d{1,6})?) ?"
@@ -85,13 +85,13 @@ _TRAINING = frozenset(
     {"train", "training", "lm", "total", "avg", "average", "mean", "batch", "step", "running", "reduced", "smoothed"}
     | {"info", "debug", "warning", "error", "log", "cur", "current", "rank0", "the"}
 )
-"""Words before `loss` that leave it the loss of the training."""
+"""Words before `loss` with which it is still the training's loss."""
 _EVALUATION = frozenset(["val", "valid", "validation", "eval", "evaluation", "test", "dev"])
 _OTHER_TIME = frozenset(
     {"total", "elapsed", "eta", "remaining", "wall", "start", "end", "last", "max", "min", "data", "load", "queue"}
     | {"compute", "gen"}
 )
-"""Words before `time` that make it something else than the time of a step."""
+"""Words before `time` with which it is not the time of a step."""
 _COUNTERS = frozenset({"step", "epoch"})
 _SECONDS = frozenset({"step_s", "data_s"})
 _SCALES = {"K": 1e3, "M": 1e6, "B": 1e9}
@@ -104,11 +104,11 @@ _SETTING = re.compile(
     r"|target|best|lowest|help|example|expected|patience|early ?stopping)\b",
     re.IGNORECASE,
 )
-"""Words of lines that name a loss and report none: settings, help, and the best value so far."""
+"""Words of lines that mention a loss without reporting one: settings, help, the best value so far."""
 
 
 def metrics_of(text: str) -> dict[str, Any]:
-    """Return the metrics in a line, by name; empty if there are none.
+    """Return the metrics in a line, by name. Empty if there are none.
 
     `step_s` and `data_s` are seconds, `gpu_memory_bytes` is bytes, and `gpu_memory_ratio` is from 0 to 1.
     """
@@ -124,7 +124,7 @@ def metrics_of(text: str) -> dict[str, Any]:
 
 
 def step_of(text: str) -> dict[str, Any] | None:
-    """Return the record of a line that reports a step of a training in words; None for every other line.
+    """Return the record of a line that reports a training step in words. None for any other line.
 
     Such a line has a loss and the number of the step or epoch, or how long its step waited for data.
     """
@@ -145,7 +145,7 @@ def step_of(text: str) -> dict[str, Any] | None:
 
 
 def _name_of(written: str) -> str:
-    """Return the name of a member; empty for a word that is none."""
+    """Return the record's name for a word. Empty if the word is no metric."""
     words = [word for word in _SPLIT.split(written.lower()) if word]
     for count in (3, 2, 1):
         name = _NAMES.get(" ".join(words[-count:])) if len(words) >= count else None
@@ -168,7 +168,7 @@ def _value(name: str, pair: re.Match[str]) -> float | int | None:
         return int(number)
     value = float(number) * _SCALES.get(pair["scale"] or "", 1)
     if name in _SECONDS:
-        # A time has a fraction or a unit; `batch 12` counts batches.
+        # A time has a fraction or a unit. `batch 12` is the number of a batch.
         unit = (pair["unit"] or pair["of"] or "").strip().lower()
         if not math.isfinite(value) or not (unit or "." in number):
             return None

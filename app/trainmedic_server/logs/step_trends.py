@@ -1,12 +1,12 @@
-"""Statistics over the last steps of one stream: the share of a step that waits for data, and a loss that has risen.
+"""Statistics over the last steps of one stream: the share of a step that waits for data, and a rising loss.
 
-Each step's record gets what its window shows, so that log rules can ask for it: `data_share`, `loss_before`, `loss_now`
-and `loss_rise`. A window belongs to one rank and one form of lines, and is bounded. It is empty after a restart of the
-agent, and after a step number that is smaller than the one before.
+They are added to each step's record for the log rules: `data_share`, `loss_before`, `loss_now` and `loss_rise`. A
+window belongs to one rank and one format of lines, and is bounded. It is emptied when the agent restarts, and when the
+step number goes back.
 
-A loss has risen where nearly all of the last lines are far above the lowest level before, by the noise of that level
-and by the progress made until then, and do not fall. A learning rate that was raised, as by a warm restart, begins a
-new baseline. Precision comes before recall: lines of adversarial or reinforcement learning are not judged.
+A loss has risen if nearly all of the last losses are far above the lowest level before, and do not fall. "Far" depends
+on the noise of that level and on the progress made until then. A raised learning rate, as after a warm restart, starts
+a new baseline. Precision comes before recall: lines of adversarial or reinforcement learning are not judged.
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ from typing import Any
 from msgspec import Struct, field
 
 _MOST_WINDOWS = 64
-"""Windows of one stream. Lines of further ranks and forms are not judged."""
+"""Windows of one stream. Lines of further ranks and formats are not judged."""
 _STEPS = 10
-"""Steps whose medians count."""
+"""Steps over which medians are taken."""
 _RECENT = 2 * _STEPS
 _FEWEST = 2 * _RECENT
 """Losses before the first judgement."""
 _FEW = _RECENT // 5
-"""Of the last losses, as many may be below the limit."""
+"""Number of the last losses that may be below the limit."""
 _MARGIN, _SPREADS, _TIMES, _OF_PROGRESS = 1.0, 6.0, 1.5, 0.25
-"""A risen loss is above the lowest level by the margin, by so many spreads, by this factor, and by this part of the
-progress since the first level."""
+"""A risen loss exceeds the lowest level by the margin, by this number of spreads, by this factor, and by this share of
+the progress since the first level."""
 _RECOVERED, _SWINGS = 0.3, 1.2
-"""A rise is over once so much of it is left. The next one has to be larger by this factor."""
+"""A rise ends when only this share of it remains. The next one must be larger by this factor."""
 _STILL = 0.95
-"""A loss that falls by more within the window recovers by itself."""
+"""A loss that falls further than this within the window is recovering."""
 _RATE_RAISED = 2.0
 _SETTLING = 5
 _OTHER_LOSSES = re.compile(
     r"(?i)loss[ _]?(?:d|g|dis\w*|gen\w*|adv\w*|actor|critic|policy|value|kl|pg|vf)\b"
     r"|\b(?:d|g|dis\w*|gen\w*|adv\w*|actor|critic|policy|value|kl|pg|vf)[ _/-]?loss|reward|\bkl\b|entropy|advantage"
 )
-"""Words of lines in which a loss that rises is no fault."""
+"""Words of lines in which a rising loss is normal."""
 _OF_SDK = "attempt"
-"""A member of the SDK's records. Its jobs report loss and waiting time as metrics, which have alerts of their own."""
+"""Member of the SDK's records. Its jobs report loss and waiting time as metrics, which have their own alerts."""
 
 
 _LEVEL: Mapping[str, float] = {"loss_rise": 0.0}
-"""What the record gets of a loss that has not risen."""
+"""Members for a loss that has not risen."""
 
 
 class _Level(Struct, frozen=True):
-    """The losses of some steps in a row."""
+    """The losses of some consecutive steps."""
 
     loss: float
     spread: float
-    """Standard deviation, by the median absolute deviation."""
+    """Standard deviation, estimated from the median absolute deviation."""
     rate: float | None
 
 
@@ -66,14 +66,14 @@ class _Losses(Struct):
     block: list[float] = field(default_factory=list)
     count: int = 0
     settling: int = 0
-    """Levels of steps that are no baseline yet, because the learning rate was raised."""
+    """Number of coming levels that are no baseline, because the learning rate was raised."""
     first: _Level | None = None
     best: _Level | None = None
     peak: float = 0.0
     swing: float = 0.0
-    """Largest rise from which the loss has come back by itself."""
+    """Largest rise from which the loss recovered by itself."""
     limit: float = inf
-    """Above it a loss is far from the lowest level."""
+    """A higher loss is far from the lowest level."""
 
     def add(self, loss: float, rate: float | None) -> None:
         self.count += 1
@@ -103,7 +103,7 @@ class _Losses(Struct):
         self.limit = max(_limit(self.first, self.best), self.best.loss + _SWINGS * self.swing)
 
     def risen(self) -> Mapping[str, float]:
-        """Return the members of a record. Empty until there are enough losses."""
+        """Return the members for a record. Empty until there are enough losses."""
         best, limit = self.best, self.limit
         if best is None or self.count < _FEWEST or best.loss <= 0:
             return {}
@@ -130,17 +130,17 @@ class _Window(Struct):
     step: float = -1
     epoch: float = -1
     is_judged: bool = True
-    """Its loss is one that falls in a training that is well."""
+    """False if the loss does not have to fall in a healthy training."""
 
 
 class StepTrends:
-    """The windows of one stream's ranks."""
+    """The windows of a stream's ranks."""
 
     def __init__(self) -> None:
         self._windows: dict[tuple[Any, ...], _Window] = {}
 
     def add(self, rank: int | None, record: Mapping[str, Any], text: str) -> dict[str, float]:
-        """Take the record of the next step, and return what it gets."""
+        """Take the record of the next step. Return the members to add to it."""
         if _OF_SDK in record:
             return {}
         loss, data, whole = (_number(record.get(name)) for name in ("loss", "data_s", "step_s"))
@@ -168,7 +168,7 @@ class StepTrends:
 
 
 def _begins_anew(window: _Window, record: Mapping[str, Any]) -> bool:
-    """Return whether the training was started again, or went back: its step is smaller, and its epoch not greater."""
+    """Return whether the training restarted or went back: its step is smaller, and its epoch not greater."""
     step, epoch = _number(record.get("step")), _number(record.get("epoch"))
     if step is None:
         return epoch is not None and epoch < window.epoch

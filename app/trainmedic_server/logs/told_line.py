@@ -31,7 +31,7 @@ class ToldLine(Struct, frozen=True):
     local_rank: int | None = None
     """The torchrun that passed it on has said so."""
     stated: Stated | None = None
-    """The time that it states, where `at` is None: without a zone, or in a form that other numbers have too."""
+    """The line's time if `at` is None: without a zone, or in a form that other numbers share."""
 
 
 def told(raw: bytes, source: str, booted_at: datetime, longest: int = LONGEST) -> ToldLine | None:
@@ -70,7 +70,7 @@ class LineMask:
         return MASK if is_of_key else masked(text)
 
     def skip(self, text: str) -> None:
-        """The next line, which nobody is shown."""
+        """Take the next line without masking it, because it is not shown."""
         if self._key_lines:
             self._key_lines = 0 if "-----END" in text else self._key_lines - 1
         elif _KEY_BEGINS in text and _KEY_ENDS in text and "-----END" not in text:

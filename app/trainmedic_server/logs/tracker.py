@@ -49,7 +49,7 @@ class _Followed(Struct):
     has_changed: bool = False
     told_at: datetime | None = None
     refused: int = 0
-    """Records in a row that could have been taken and were not, since the last one that was."""
+    """Consecutive records that the rule could have matched and did not, since the last match."""
 
     @property
     def is_counted(self) -> bool:
@@ -79,7 +79,7 @@ class FindingTracker:
         self._rows: set[_Key] = set()
         """Those whose first lines are counted in a row."""
         self._stretches: set[_Key] = set()
-        """Those that were counted in a row, and end after as many records in a row that are not taken."""
+        """Findings that were counted in a row. Each ends after as many consecutive records without a match."""
         self.lines_taken: Counter[str] = Counter()
         """Lines by the rule that took them."""
         self.lines_near: Counter[str] = Counter()
@@ -95,7 +95,7 @@ class FindingTracker:
 
     @property
     def counts_rows(self) -> bool:
-        """Whether lines are counted in a row just now, which one that a rule refuses would break or end."""
+        """Whether lines are counted in a row now. A record that the rule refuses breaks or ends such a count."""
         return bool(self._rows or self._stretches)
 
     @property
@@ -220,8 +220,8 @@ class FindingTracker:
     # --- ending ---------------------------------------------------------------------------------
 
     def _end_stretches(self, line: Line, names: tuple[str, ...]) -> list[Finding]:
-        """End findings of which as many records in a row are not taken as began them. Records of other ranks in the
-        same stream say nothing about them."""
+        """End each finding after as many consecutive non-matching records as began it. Records of other ranks in the
+        same stream do not count."""
         if not self._stretches:
             return []
         stream, ranks, done = observation.stream_key(line.origin), observation.ranks_of(line), []
@@ -285,8 +285,8 @@ def _key(
     fields: Mapping[str, Any],
 ) -> _Key:
     attempt = origin.attempt if rule.until == UNTIL_ATTEMPT else None
-    # Each process that the kernel kills, out of memory, is reported, because a diagnosis asks whether it was the job's.
-    # The server makes one finding and one alert of them.
+    # Report each OOM kill of the kernel: a diagnosis checks whether it was the job's. The server merges them into one
+    # finding and one alert.
     is_kill = cause is CauseClass.HOST_MEMORY and origin.source in KERNEL_SOURCES and rule.count is None
     killed = str(fields.get("pid")) if is_kill else None
     return (observation.stream_key(origin), rule.name, role, cause, attempt, killed, *whose.key)

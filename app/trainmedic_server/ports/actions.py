@@ -84,11 +84,11 @@ class Services(Struct, frozen=True):
     cluster_topology: Callable[[], ClusterTopology] = ClusterTopology
     """The nodes and pods of the cluster, as far as they are known at this moment; empty without a cluster."""
     metrics: MetricHistory | None = None
-    """The Prometheus that the server asks."""
+    """The Prometheus that the server queries."""
     external_url: str = ""
     """Where people reach the server, without a slash at its end; empty where that is not set."""
     routes: MessageRoutes = field(default_factory=MessageRoutes)
-    """Which channels take a message for which a playbook names none."""
+    """The channels for messages of playbooks that name none."""
 
 
 class Action(Protocol):

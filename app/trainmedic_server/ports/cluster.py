@@ -44,7 +44,7 @@ DEPLOYMENTS = Resource("apps/v1", "deployments", "Deployment")
 STATEFUL_SETS = Resource("apps/v1", "statefulsets", "StatefulSet")
 DAEMON_SETS = Resource("apps/v1", "daemonsets", "DaemonSet")
 OF_RUN = "trainmedic.io/run"
-"""The annotation of Jobs and pods that a run has made, with the run's id."""
+"""Annotation of Jobs and pods that a run has created, with the run's ID."""
 
 
 class Cluster(Protocol):

@@ -73,7 +73,7 @@ class FindingFilter(Struct, frozen=True):
     suspected: bool | None = None
     open: bool | None = None
     claimed_job: str | None = None
-    """A job that only a log file names: `KnownFinding.claimed_job`."""
+    """The job that only a log file names: `KnownFinding.claimed_job`."""
 
 
 class FindingRecord(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What a cluster knows of the pods of jobs, as the diagnosis needs it."""
+"""The cluster's knowledge about the pods of jobs, as the diagnosis needs it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Protocol
 from trainmedic_server.domain.pod_fault import PodFault, PodReading
 
 IsOwn = Callable[[str, str, str], bool]
-"""Returns whether the pod of this namespace, name and node is really the job's, and not another one with its label."""
+"""Returns whether the pod of this namespace, name and node really belongs to the job, and does not only have its
+label."""
 
 
 class JobPods(Protocol):
-    """Pods by the job that their labels name. Whoever may create pods in any namespace can give them such a label."""
+    """Pods by the job in their labels. Anyone who may create pods in some namespace can set such a label."""
 
     def faults(self) -> Mapping[str, Sequence[PodFault]]:
-        """Return the faults that pods' statuses state, by job: those of the last two hours."""
+        """Return the faults in pods' statuses of the last two hours, by job."""
         ...
 
     def namespaces_of(self, job: str) -> Collection[str]:
@@ -23,13 +24,13 @@ class JobPods(Protocol):
         ...
 
     async def reading(self, job: str, is_own: IsOwn) -> PodReading:
-        """Return the faults of a job's own pods with what their events add. Never raises: what cannot be read is in
-        `unread`."""
+        """Return the faults of a job's own pods, with those in their events. Never raises: `unread` states what cannot
+        be read."""
         ...
 
 
 class NoPods(JobPods):
-    """There is no cluster, or nobody watches its pods."""
+    """No cluster, or no watch of its pods."""
 
     def faults(self) -> Mapping[str, Sequence[PodFault]]:
         return {}

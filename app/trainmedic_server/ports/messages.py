@@ -35,11 +35,11 @@ class StoredMessages(Protocol):
         ...
 
     def channels_told(self, run_ids: Collection[str]) -> Mapping[str, set[str]]:
-        """Return the channels for which messages about each run were kept, sent or not."""
+        """Return the channels for which messages about each run were stored, sent or not."""
         ...
 
     def kept(self, ids: Collection[str]) -> Mapping[str, bool]:
-        """Return which of these messages are kept, and whether each was sent."""
+        """Return which of these messages are stored, and whether each was sent."""
         ...
 
     def forget_sent(self, kind: MessageKind) -> None:

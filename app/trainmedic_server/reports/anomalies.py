@@ -2,7 +2,7 @@
 
 The bounds are those of the shipped alert rules and of the reference design; what each is asked as stands beside it
 (``job_questions`` puts the job's name and the interval into it). Alerts come by other ways: a report finds what was out
-of bounds also where no rule was loaded. Not here: how busy and how full GPUs are (``gpu_anomalies``).
+of bounds also where no rule was loaded. Not here: utilisation and memory of GPUs (``gpu_anomalies``).
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Anomaly:
     """None where anything but a number is out of bounds."""
     summary: str
     gpus: tuple[AnomalousGpu, ...] = ()
-    """The worst GPUs, of an anomaly of single GPUs."""
+    """The worst GPUs, for an anomaly of single GPUs."""
     gpu_count: int | None = None
-    """The most GPUs that were out of bounds at one time; None of other anomalies."""
+    """The largest number of GPUs out of bounds at one time. None for other anomalies."""
 
 
 BOUNDS = (

@@ -1,8 +1,8 @@
 """What a job's steps wait for: data, other ranks, memory, or nothing but computing. Pure.
 
-It rests on what each rank's step time goes into, as the SDK measures it. Where that was not measured, and the
-throughput is far below the usual one, NCCL timeouts in the log are a hint at communication, and their absence is a hint
-at the data. Such a bottleneck has severity ``low`` and is worded as a hint, because neither proves anything. The shares
+It uses the parts of each rank's step time, as the SDK measures them. If they were not measured, and the throughput is
+far below the usual one, NCCL timeouts in the log are a hint at communication, and their absence is a hint at the data.
+Such a bottleneck has severity ``low`` and is worded as a hint, because neither proves anything. The shares
 that count as much are those of a diagnosis (``diagnosis.slow``), which looks at each rank at one moment; here it is the
 median rank over a time.
 """
@@ -95,12 +95,12 @@ def step_shares(data: float | None, compute: float | None, wait: float | None, s
 
 @dataclass(frozen=True, slots=True)
 class LogHints:
-    """What a job's log says that bears on its pace."""
+    """Hints in a job's log about its pace."""
 
     timeouts: int = 0
-    """Findings about timeouts of collectives."""
+    """Number of findings about collective timeouts."""
     waits_for_data: bool = False
-    """The trainer itself states that its steps wait for data."""
+    """True if the trainer itself states that its steps wait for data."""
 
 
 def log_hints(findings: Sequence[KnownFinding]) -> LogHints:
@@ -118,8 +118,8 @@ def bottleneck(
 ) -> Bottleneck | None:
     """What holds the job up most; None where its shares are not known, its memory is not short, and it is not slow.
 
-    ``throughput_share`` is its throughput by its baseline, None where either is not known. ``hints`` count only where
-    the shares are not known.
+    ``throughput_share`` is its throughput divided by its baseline, None if either is unknown. ``hints`` count only if
+    the shares are unknown.
     """
     short = _memory(memory, throughput_share)
     if short is not None:
@@ -144,17 +144,17 @@ def bottleneck(
 
 
 def _by_log(throughput_share: float | None, hints: LogHints) -> Bottleneck | None:
-    """A guess from experience, and a measurement only where the trainer states one."""
+    """Return a guess from experience. It is a measurement only if the trainer states one."""
     if hints.waits_for_data:
         return _made(
-            "data", "medium", "by the trainer's own figures, more than half of a step is waiting for the batch"
+            "data", "medium", "by the trainer's own figures, more than half of a step is spent waiting for the batch"
         )
     if throughput_share is None or throughput_share >= _SLOW:
         return None
     slow = f"a hint, not measured: the throughput is at {throughput_share:.0%} of what it was"
     if hints.timeouts:
         return _made("communication", "low", slow, "NCCL reported timeouts in that time")
-    return _made("data", "low", slow, "no NCCL timeout is known, and slow loading of data is the most frequent reason")
+    return _made("data", "low", slow, "no NCCL timeout is known, and slow data loading is the most frequent reason")
 
 
 def _memory(memory: MemoryUse, throughput_share: float | None) -> Bottleneck | None:
@@ -171,7 +171,7 @@ def _memory(memory: MemoryUse, throughput_share: float | None) -> Bottleneck | N
 
 def _computing(shares: StepShares, throughput_share: float | None) -> Bottleneck | None:
     if shares.wait is None:
-        # Of what is left nobody knows how much is waiting, as with pipeline parallelism.
+        # The waiting time is unknown, as with pipeline parallelism.
         return None
     reasons = [f"{1 - (shares.data or 0.0) - shares.wait:.0%} of a step is computing"]
     if throughput_share is not None and throughput_share < _SLOW:

@@ -42,9 +42,9 @@ MOST_RUNS = 20_000
 MOST_EVENTS = 20_000
 """Events of jobs, the same; some 10 MB."""
 MOST_FINDINGS = 2000
-"""Findings of one job, the newest."""
+"""Findings of one job that are read: the newest."""
 MOST_EVALUATIONS = 5000
-"""Events of its evaluations, the newest."""
+"""Evaluation events of one job that are read: the newest."""
 LONGEST = timedelta(days=366)
 COUNTED = timedelta(days=30)
 """What the list of playbooks counts."""
@@ -125,7 +125,7 @@ class ReportCompiler:
     async def _findings_of(
         self, job: str, since: datetime, until: datetime, left_out: dict[str, str]
     ) -> list[KnownFinding]:
-        """What the job's logs said between these times, the newest `MOST_FINDINGS`."""
+        """Return the findings in the job's logs between these times, the newest `MOST_FINDINGS`."""
         found: list[KnownFinding] = []
         cursor: str | None = None
         while self._findings is not None and len(found) < MOST_FINDINGS:

@@ -1,7 +1,7 @@
-"""How many processor cores the ranks of a job keep busy: the median, the extremes, and who is far off. Pure.
+"""CPU cores that the ranks of a job keep busy: the median, the extremes and the outliers. Pure.
 
-A rank's figure is that of its process and of its children, such as the workers of its data loader. Only the ranks with
-the most and the fewest cores have a series of their own, so a job of thousands of ranks has no more.
+A rank's figure includes its child processes, such as the workers of its data loader. Only the ranks with the most and
+the fewest cores have their own series, so a job with thousands of ranks has no more series than a small one.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from trainmedic_server.ports.metric_history import MetricSeries, Points
 from trainmedic_server.reports import points as figures
 
 _FAR_OFF = 2.0
-"""Times the median, or the median divided by it, from which a rank is an outlier."""
+"""A rank is an outlier from this multiple of the median on, and below the median divided by it."""
 _LEAST_CORES = 0.5
-"""Below so many cores of difference no rank is one: a figure near 0 is soon a multiple of another."""
+"""Smallest difference of an outlier in cores, because a figure near 0 is soon a multiple of another."""
 
 _SHOWN = 3
-"""Ranks at either end."""
+"""Ranks at each end."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankCpu:
-    """A rank, and how many cores it kept busy on average."""
+    """A rank and its average number of busy cores."""
 
     rank: str
     node: str
@@ -33,24 +33,24 @@ class RankCpu:
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """Cores, on average over the time in which they were measured."""
+    """Busy cores, averaged over the time in which they were measured."""
 
     median_cores: float
-    """Of the median rank."""
+    """Cores of the median rank."""
     highest: tuple[RankCpu, ...]
-    """The ranks with the most of those that are known by name, the most first."""
+    """The busiest of the ranks that are known by name, the busiest first."""
     lowest: tuple[RankCpu, ...]
-    """The other ranks that are known by name, the fewest first."""
+    """The other ranks that are known by name, the least busy first."""
 
 
 def cpu_use(median: Points, ranks: Sequence[MetricSeries]) -> CpuUse | None:
-    """What these averages come to; None where nothing was measured."""
+    """Summarise these averages. None if nothing was measured."""
     usual = figures.average(median)
     if usual is None:
         return None
     known = [(average, series) for series in ranks if (average := figures.average(series.points)) is not None]
     longest = max((len(series.points) for _, series in known), default=0)
-    # Only extremes have a series. A rank that is one for a short time says little of its average.
+    # Only extremes have a series. A rank that is one for a short time has no reliable average.
     lasting = [
         RankCpu(
             series.labels.get("rank", "?"),

@@ -40,7 +40,7 @@ class Baseline:
     value: float
     """The target, or the median, in the throughput's unit."""
     of: str
-    """``target`` if the job declares one; else ``first_stable_hour``, or ``first_points`` where there was none yet."""
+    """``target`` if the job declares one; else ``first_stable_hour``, or ``first_points`` if there was none yet."""
     begin: float
     """Seconds since 1970."""
     end: float
@@ -54,12 +54,12 @@ class Efficiency:
 
     score: float
     rating: str
-    """``excellent`` (from 80), ``good`` (from 60), ``fair`` (from 40), or ``poor``: of the score, or of the
-    throughput's percentage of the baseline, whichever is lower."""
+    """``excellent`` (from 80), ``good`` (from 60), ``fair`` (from 40), or ``poor``. It follows the lower of the score
+    and the throughput's percentage of the baseline."""
     throughput_share: float
-    """Throughput divided by the baseline; over 1 if it is better."""
+    """Throughput divided by the baseline. More than 1 is better than the baseline."""
     limited_by: str | None = None
-    """``throughput`` if the score alone would have a better rating; else None."""
+    """``throughput`` if the score alone would give a better rating; else None."""
 
 
 def baseline(points: Points) -> Baseline | None:
@@ -88,7 +88,7 @@ def _median_of(points: Points, of: str) -> Baseline:
 
 
 def target(value: float | None, points: Points) -> Baseline | None:
-    """Return the throughput that the job declares as its target, last seen at the last of `points`; None without."""
+    """Return the target throughput that the job declares, from the last of `points`. None if it declares none."""
     if value is None or not math.isfinite(value) or value <= 0 or not points:
         return None
     return Baseline(value, "target", points[0][0], points[-1][0], len(points))

@@ -1,8 +1,8 @@
-"""How often a job ran out of memory, and how often its network failed, by what its logs said. Pure.
+"""How often a job ran out of memory, and how often its network failed, by the findings in its logs. Pure.
 
-A finding is what one rule has read about one thing, however many lines and ranks said it. Several rules read the same
-failure, so findings of one kind that lie within a minute of each other are one event. A finding lasts until its rule
-says that it is over, so events within one finding count once: a count is of at least so many.
+A finding is what one rule has read about one thing, from any number of lines and ranks. Several rules read the same
+failure, so findings of one kind within a minute of each other are one event. A finding lasts until its rule declares it
+over, so events within one finding count once. Each count is a lower bound.
 """
 
 from __future__ import annotations
@@ -18,48 +18,48 @@ from trainmedic_server.reports.failures import FailureRecord
 OUT_OF_MEMORY = frozenset({CauseClass.GPU_MEMORY, CauseClass.HOST_MEMORY})
 NETWORK = frozenset({CauseClass.NETWORK})
 MOST_LISTED = 50
-"""Events that a count lists, the newest."""
+"""Events in a count's list, the newest."""
 MOST_RANKS = 64
-"""Ranks that an event lists, the lowest."""
+"""Ranks of a listed event, the lowest."""
 NOTHING_READ = (
     "no agent has reported a finding of this job in that time: nothing was found in its log, or its log is not read"
 )
 _SAME = timedelta(minutes=1)
 _ENDS_AFTER = timedelta(minutes=2)
-"""Within which a failure of the job is put down to the event, if the verdict names the same cause."""
+"""A failure of the job within this time is attributed to the event, if the verdict names the same cause."""
 _COUNTED = frozenset({Role.ROOT, Role.CONFIRMATION})
-"""What only follows from something else is no event of its own."""
+"""Roles of findings that only follow from another failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorEvent:
-    """One event."""
+    """An out-of-memory or network event."""
 
     at: datetime
     until: datetime
-    """Of the first and the last line."""
+    """Time of the first and of the last line."""
     causes: tuple[str, ...]
     ranks: tuple[int, ...]
-    """The lowest `MOST_RANKS`; empty where the lines name none."""
+    """The lowest `MOST_RANKS` ranks. Empty if the lines name none."""
     rank_count: int
     nodes: tuple[str, ...]
-    """On which the lines were read."""
+    """Nodes on which the lines were read."""
     rules: tuple[str, ...]
-    """The log rules that read it; empty where only a verdict tells of it."""
+    """The log rules that read it. Empty if only a verdict reports it."""
     lines: int
     ended_job: bool | None
-    """True: the job failed within two minutes, and the verdict names this cause. False: the job told of no failure
-    then, or of another cause. None: it is not known."""
+    """True: the job failed within two minutes, and the verdict names this cause. False: the job reported no failure
+    then, or one with another cause. None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorCount:
-    """Events of one kind, in the time of a report."""
+    """Events of one kind in the time of a report."""
 
     count: int
-    """At least so many."""
+    """Lower bound of their number."""
     fatal: int
-    """Those that are known to have ended the job."""
+    """Number of events that are known to have ended the job."""
     events: tuple[ErrorEvent, ...]
     """The newest `MOST_LISTED`, oldest first."""
 
@@ -70,9 +70,10 @@ def error_count(
     failures: Sequence[FailureRecord],
     tells_of_failures: bool,
 ) -> ErrorCount:
-    """Count the events of these causes. ``findings`` and ``failures`` are those of one job.
+    """Count the events with these causes. ``findings`` and ``failures`` are those of one job.
 
-    ``tells_of_failures`` is whether the job's failures would be known: its processes or its launcher were heard of.
+    ``tells_of_failures`` is whether failures of the job would be known, because its processes or its launcher reported
+    something.
     """
     counted = [each for each in findings if each.cause in causes and each.role in _COUNTED and not each.is_suspected]
     events = [_event(group, failures, tells_of_failures) for group in _groups(counted)]
@@ -89,7 +90,7 @@ def error_count(
 
 
 def _groups(findings: Sequence[KnownFinding]) -> Iterator[list[KnownFinding]]:
-    """Findings that overlap, or nearly do, together."""
+    """Group findings that overlap or are close to each other."""
     group: list[KnownFinding] = []
     for each in sorted(findings, key=lambda finding: (finding.first_at, finding.id)):
         if group and each.first_at > max(known.last_at for known in group) + _SAME:

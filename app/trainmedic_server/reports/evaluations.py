@@ -1,6 +1,6 @@
-"""What the evaluations of a job have shown: each metric's newest value, and the range of those before. Pure.
+"""Results of a job's evaluations: each metric's newest value, and the range of all values. Pure.
 
-From the events ``job_evaluated``, so it needs no Prometheus, and goes back as far as the history does.
+The source is the events ``job_evaluated``. So no Prometheus is needed, and the data goes back as far as the history.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ NOT_A_NUMBER = "not a finite number"
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRecord:
-    """One metric."""
+    """The values of one metric."""
 
     metric: str
     value: float | None
-    """The newest. None where it is not a finite number; ``problem`` says so."""
+    """The newest value. None if it is not a finite number, as ``problem`` states."""
     problem: str | None
     step: int | None
-    """The training step that was evaluated; None if the job did not say."""
+    """The training step that was evaluated. None if the job did not state it."""
     at: datetime
     """When the job reported it."""
     reports: int
-    """How many values are on record, of those not more than one a minute."""
+    """Number of recorded values, at most one a minute."""
     lowest: float | None
     highest: float | None
-    """Of the finite ones."""
+    """Lowest of the finite values."""
 
 
 def evaluation_records(events: Sequence[Event]) -> tuple[EvaluationRecord, ...]:
-    """The metrics by name, from events in the order of the history. A value that was told twice counts once."""
+    """Return the metrics by name, from events in the order of the history. A repeated report counts once."""
     by_name: dict[str, dict[datetime, EvaluatedMetric]] = {}
     for event in events:
         for metric in wire.read(event.data.get("metrics")):

@@ -1,8 +1,8 @@
-"""Times in which GPUs of a job were nearly idle, or their memory nearly full, while the job trained. Pure.
+"""Times in which GPUs of a training job were nearly idle, or their memory was nearly full. Pure.
 
 Each GPU is judged by its mean over a window of `GpuBound.lasting`. A window counts only if the job trained in nine
 tenths of it: not before its first step, and not while it wrote checkpoints, evaluated or was paused. Not here: the
-readings (``job_questions``), what is out of bounds in the job's own metrics (``anomalies``).
+readings (``job_questions``), and bounds of the job's own metrics (``anomalies``).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from trainmedic_server.ports.metric_history import MetricSeries, Points
 from trainmedic_server.reports.anomalies import AnomalousGpu, Anomaly
 
 MOST_NAMED = 8
-"""GPUs that an anomaly names, the worst ones; it counts all of them."""
+"""GPUs that an anomaly lists, the worst ones. It counts all of them."""
 _AT_A_TIME = 4
-"""GPUs that each point of a query has, the worst ones: a job may have thousands."""
+"""GPUs in each point of a query, the worst ones. A job may have thousands."""
 _IN_WINDOWS = 0.1
-"""The share of a window that checkpoints, evaluations and the like may take."""
+"""Share of a window that checkpoints, evaluations and the like may take."""
 
-# Not before the first step, and not mostly in something else than training.
+# Not before the first step, and mostly in training.
 _WHILE_TRAINING = (
     " and on () (min(min_over_time(training_steps_total{$job}[$lasting])) > 0)"
     " unless on () (sum(increase(training_window_seconds_total{$job}[$lasting])) > $in_windows)"
@@ -32,16 +32,16 @@ _WHILE_TRAINING = (
 
 @dataclass(frozen=True, slots=True)
 class GpuBound:
-    """What makes an anomaly of a kind."""
+    """The condition of one kind of anomaly."""
 
     kind: str
     limit: float
-    """Percent, of the GPU's time or memory."""
+    """Percent of the GPU's time or memory."""
     lasting: float
-    """Seconds over which the mean of a GPU is taken, at least."""
+    """Shortest period of a GPU's mean, in seconds."""
     is_over: bool
     summary: str
-    """``{count}`` GPUs at one time, ``{span}`` of training, ``{worst}`` the worst mean, ``{gpu}`` whose that was."""
+    """``{count}`` GPUs at one time, ``{span}`` of training, ``{worst}`` the worst mean, ``{gpu}`` its GPU."""
 
 
 LOW_UTILISATION = GpuBound(
@@ -49,7 +49,7 @@ LOW_UTILISATION = GpuBound(
     limit=50.0,
     lasting=600.0,
     is_over=False,
-    summary="{count} GPU(s) were less than {limit} % busy for {span} of training; the least was {gpu} with {worst} %",
+    summary="{count} GPU(s) were less than {limit} % busy for {span} of training; the least busy: {gpu}, {worst} %",
 )
 FULL_MEMORY = GpuBound(
     "gpu_memory_full",
@@ -61,9 +61,10 @@ FULL_MEMORY = GpuBound(
 
 
 def queries(bound: GpuBound, percent: str, window: float) -> tuple[str, str]:
-    """Return what to ask Prometheus: how many GPUs are out of bounds (0 where the job trains and none is), and which.
+    """Return two Prometheus queries: the number of GPUs out of bounds (0 if the job trains and none is), and these
+    GPUs.
 
-    ``percent`` gives the mean of each GPU of the job over ``$lasting``; ``window`` are the seconds of that.
+    ``percent`` gives the mean of each GPU of the job over ``$lasting``; ``window`` is that period in seconds.
     """
     sign, worst = (">", "topk") if bound.is_over else ("<", "bottomk")
     out = f"({percent} {sign} {bound.limit:g}{_WHILE_TRAINING})"
@@ -78,14 +79,15 @@ def queries(bound: GpuBound, percent: str, window: float) -> tuple[str, str]:
 def anomalies(
     bound: GpuBound, counts: Points, worst: Sequence[MetricSeries], every: float, window: float
 ) -> list[Anomaly]:
-    """The anomalies, from the answers to both queries, whose points lie `every` seconds apart.
+    """Return the anomalies from the answers to both queries, whose points are `every` seconds apart.
 
-    One goes on over a checkpoint or an evaluation, for two windows at most, if the GPUs are out of bounds behind it.
+    An anomaly continues over a checkpoint or an evaluation of at most two windows, if the GPUs are out of bounds after
+    it.
     """
     found = []
     for points in _together(counts, 2 * window + every):
         end = points[-1][0]
-        # The first mean is of the whole window before its point.
+        # The first mean covers the whole window before its point.
         begin = points[0][0] - max(window, every)
         gpus = _worst_gpus(worst, points[0][0], end, max if bound.is_over else min)
         if not gpus:
@@ -103,7 +105,7 @@ def anomalies(
 
 
 def _together(counts: Points, most_apart: float) -> Iterator[list[tuple[float, float]]]:
-    """The points above 0 that no point of 0, and no longer time, lies between."""
+    """Yield runs of points above 0 without a point of 0 or a longer gap between them."""
     run: list[tuple[float, float]] = []
     for at, count in counts:
         if run and (not count > 0 or at - run[-1][0] > most_apart):
@@ -118,7 +120,7 @@ def _together(counts: Points, most_apart: float) -> Iterator[list[tuple[float, f
 def _worst_gpus(
     series: Sequence[MetricSeries], begin: float, end: float, pick: Callable[[Iterable[float]], float]
 ) -> tuple[AnomalousGpu, ...]:
-    """The GPUs that these series tell of within this time, the worst first."""
+    """Return the GPUs of these series within this time, the worst first."""
     by_gpu: dict[str, AnomalousGpu] = {}
     for each in series:
         values = [value for at, value in each.points if begin <= at <= end and math.isfinite(value)]

@@ -40,6 +40,6 @@ class JobFigures:
     memory_use: MemoryUse = field(default_factory=MemoryUse)
     anomalies: Sequence[Anomaly] = ()
     gpu_anomalies: Sequence[Anomaly] | None = None
-    """Those of single GPUs; None where it is not known how busy or full these were."""
+    """Anomalies of single GPUs. None if utilisation and memory use are unknown."""
     cpu: CpuUse | None = None
-    """What processors the ranks use."""
+    """CPU use of the ranks."""

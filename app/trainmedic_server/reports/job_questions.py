@@ -174,7 +174,7 @@ class JobQuestions:
         return max(self._every, _interval(self._end - self._begin, self._apart, _INTERVALS_OF_GPUS))
 
     async def _of_gpus_out_of_bounds(self, bound: GpuBound, metric: str, whose: str) -> list[Anomaly]:
-        """The anomalies of the job's GPUs, which ``whose`` selects."""
+        """Read the anomalies of the job's GPUs, which ``whose`` selects."""
         every = self._every_of_gpus
         window = max(every, timedelta(seconds=bound.lasting))
         percent = (metric.format(over="avg") + f" * on (uuid) group_left () {whose}").replace("$every", "$lasting")
@@ -197,7 +197,7 @@ class JobQuestions:
         return {}
 
     async def _baseline(self, amount: str) -> Baseline | None:
-        """The target that the job declares; else what its own beginning makes."""
+        """Read the target that the job declares, or else compute the baseline of its beginning."""
         declared = await self._point(f"max(last_over_time(training_target_{amount}_per_second{{$job}}[$every]))")
         target = efficiency.target(declared[-1][1] if declared else None, declared)
         if target is not None:

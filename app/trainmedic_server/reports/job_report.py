@@ -37,7 +37,7 @@ class TimeRange:
 
 @dataclass(frozen=True, slots=True)
 class UsualThroughput:
-    """The throughput that the job is held against: the target that it declares, or the median of its own beginning."""
+    """Throughput to compare the job with: the target that it declares, or the median of its own beginning."""
 
     value: float
     of: str
@@ -56,9 +56,9 @@ class AnomalyRecord:
     limit: float | None
     summary: str
     gpus: tuple[AnomalousGpu, ...] = ()
-    """The worst GPUs, of an anomaly of single GPUs."""
+    """The worst GPUs, for an anomaly of single GPUs."""
     gpu_count: int | None = None
-    """The most GPUs at one time; None of other anomalies."""
+    """The largest number of GPUs at one time. None for other anomalies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class JobReport:
     repair_count: int
     oom_events: ErrorCount | None
     network_errors: ErrorCount | None
-    """By what its logs said."""
+    """From findings in its logs."""
     cpu: CpuUse | None
     evaluations: tuple[EvaluationRecord, ...] | None
     unknown: Mapping[str, str]
@@ -123,7 +123,7 @@ class JobRecords:
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Of what there was too much to be read, by the report's part."""
     findings: Sequence[KnownFinding] = ()
-    """What its logs said."""
+    """Findings in its logs."""
     evaluated: Sequence[Event] = ()
 
 
@@ -153,7 +153,7 @@ def job_report(
     }
     every_anomaly = [*figures.anomalies, *(figures.gpu_anomalies or ())]
     shown = anomalies.newest(every_anomaly)
-    # Without a finding nobody knows whether its log is read at all.
+    # Without a finding it is unknown whether its log is read at all.
     is_read = bool(records.findings)
     tells = bool(records.events) or figures.progress is not None
     oom, network = (
@@ -236,8 +236,8 @@ def _reasons(report: Mapping[str, object], figures: JobFigures, no_metrics: str 
         "bottleneck": "the job does not report what its steps wait for"
         if figures.shares is None
         else "waiting for other ranks is not measured, so it cannot be told from computing",
-        "cpu": "the job does not report what processors its ranks use: its SDK is an older one, or not on Linux",
-        "gpu_anomalies": f"how busy and how full its GPUs were is not known: {of_gpus}",
+        "cpu": "the job does not report what processors its ranks use: its SDK is too old, or it does not run on Linux",
+        "gpu_anomalies": f"utilisation and memory use of its GPUs are not known: {of_gpus}",
     }
     if figures.gpu_anomalies is None:
         missing.add("gpu_anomalies")

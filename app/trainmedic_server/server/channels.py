@@ -57,8 +57,8 @@ class ChannelView(View):
     messages: list[MessageKind] = Field(description="What is told there without being asked for by a playbook.")
     routes: list[str] = Field(
         default_factory=list,
-        description="The messages that the channel takes: field:value,value;field:value, `all`, or `default` for "
-        "those that no other channel takes. Empty where no routes are set.",
+        description="The channel's routes: field:value,value;field:value, `all`, or `default` for messages that no "
+        "other channel takes. Empty if no routes are set.",
     )
 
 
@@ -134,7 +134,7 @@ def router(messaging: ChannelsApi, auth: Authenticator, bodies: BodyReader) -> A
 
 
 def _told_at(name: str, messaging: ChannelsApi) -> list[MessageKind]:
-    """Return the kinds of which some message can go there."""
+    """Return the kinds of messages that can go to this channel."""
     return [kind for kind, rule in messaging.rules.items() if rule.is_on and _may_go(name, kind, rule, messaging)]
 
 

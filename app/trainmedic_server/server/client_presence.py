@@ -1,7 +1,6 @@
-"""Ends a read whose client has left, so that nobody waits behind an answer that nobody wants.
+"""Cancellation of reads whose client has disconnected, so that they hold no turn of other clients.
 
-Only requests that change nothing are ended: what acts is carried out, whoever is still there to hear of it. Who calls
-it: the factory.
+Only requests that change nothing are cancelled. Every other request is carried out in any case. Called by the factory.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 Answer = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _GRACE_SECONDS = 1.0
-"""In which an answer that notices by itself that its client has left, as a stream does, may end in its own way."""
+"""Time in which an answer that detects the disconnect itself, such as a stream, may end on its own."""
 _READS = frozenset({"GET", "HEAD"})
 
 
@@ -40,7 +39,7 @@ async def while_client_waits(answer: Answer, scope: Scope, receive: Receive, sen
 
 
 class _Heard:
-    """What the client sends, for the answer, and whether it has left, for whoever waits for that.
+    """Messages of the client for the answer, and an event for its disconnect.
 
     At most two messages are read ahead, so the client cannot fill the memory.
     """
@@ -51,7 +50,7 @@ class _Heard:
         self._left = asyncio.Event()
 
     async def listen(self) -> None:
-        """Return when the client has left."""
+        """Return when the client has disconnected."""
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
@@ -60,7 +59,7 @@ class _Heard:
             await self._messages.put(message)
 
     async def next(self) -> Message:
-        """Return the next message. After the last one it is always that the client has left."""
+        """Return the next message. After the last one, return the disconnect."""
         if self._messages.empty():
             arrives, leaves = asyncio.ensure_future(self._messages.get()), asyncio.ensure_future(self._left.wait())
             try:

@@ -144,7 +144,7 @@ def reading(
 
 
 def _read_of_job(routes: ApiRoutes, history: FindingHistory, clock: Clock, reads: ReadTurns) -> None:
-    """Add the routes below a job's own path, which a token that is bounded to jobs may read too."""
+    """Add the routes below a job's path, which a token bounded to jobs may read too."""
 
     @routes.get(
         "/jobs/{job:path}/findings",
@@ -158,8 +158,8 @@ def _read_of_job(routes: ApiRoutes, history: FindingHistory, clock: Clock, reads
         limit: PageLimit = 100,
         cursor: PageCursor = None,
     ) -> Response:
-        """A page of the findings that are known to be the job's: what a log file only claims is none of them. A token
-        with `jobs` may read it."""
+        """Return a page of the findings known to be the job's. Findings that only a log file attributes to it are
+        excluded. A token with `jobs` may read it."""
         async with reads.take():
             try:
                 newest_first, next_cursor = await history.findings_page(replace(conditions, job=job), limit, cursor)
@@ -174,11 +174,11 @@ def _read_of_job(routes: ApiRoutes, history: FindingHistory, clock: Clock, reads
         responses=responses(401, 403, 404, 422, 503),
     )
     async def one(job: JobName, finding_id: FindingId) -> Response:
-        """As `GET /findings/{finding_id}`, for a finding that is known to be the job's."""
+        """Return one finding that is known to be the job's, as `GET /findings/{finding_id}` does."""
         async with reads.take():
             record = await history.finding(finding_id)
             if record is None or job != (record.finding.target.job or record.finding.origin.job):
-                # The same answer for a finding of another job: whether there is one is not for this caller.
+                # The answer for another job's finding is the same, so that its existence stays hidden.
                 raise NotFound(f"There is no finding {finding_id} of {job}.")
             return AsciiJson.of(finding_views.detail(record))
 
@@ -244,9 +244,9 @@ def _filter(clock: Clock) -> Callable[..., FindingFilter]:
     """A dependency for FastAPI that reads the filters from the query."""
 
     async def conditions(
-        job: Annotated[Name | None, Query(description="A job that is known to have printed it.")] = None,
+        job: Annotated[Name | None, Query(description="The job that is known to have printed it.")] = None,
         claimed_job: Annotated[
-            Name | None, Query(description="A job that only the log file names, without proof.")
+            Name | None, Query(description="The job that only the log file names, without proof.")
         ] = None,
         node: Annotated[Name | None, Query(description="Its target is there, or a line was read there.")] = None,
         rule: Name | None = None,
@@ -262,10 +262,10 @@ def _filter(clock: Clock) -> Callable[..., FindingFilter]:
 
 
 def _filter_of_job(clock: Clock) -> Callable[..., FindingFilter]:
-    """The same without what names a job."""
+    """Return the filter without the parameters that name a job."""
 
     async def conditions(
-        node: Annotated[Name | None, Query(description="A line was read there.")] = None,
+        node: Annotated[Name | None, Query(description="A node where a line was read.")] = None,
         rule: Name | None = None,
         role: Role | None = None,
         since: TimeText | None = None,

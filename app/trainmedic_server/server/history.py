@@ -37,7 +37,7 @@ from trainmedic_server.server.tokens import TokenRole
 
 _TARGET = re.compile(r"cluster\Z|(job|node|gpu):.")
 _OF_PAGES = {**AS_STREAM, **responses(401, 403, 422, 503)}
-WholeRunId = Annotated[str, Path(pattern=r"^[0-9A-Za-z_-]{1,64}$", description="The run's whole id.")]
+WholeRunId = Annotated[str, Path(pattern=r"^[0-9A-Za-z_-]{1,64}$", description="The run's full ID.")]
 _PIECE = 100  # runs that are read at one go for a page
 
 _NEVER_RUNS = (Decision.JOINED, Decision.DUPLICATE)
@@ -136,7 +136,7 @@ def _router_of_job(
     reads: ReadTurns,
     are_measured: bool,
 ) -> ApiRoutes:
-    """The routes below a job's own path."""
+    """Return the routes below a job's path."""
     routes = ApiRoutes("history", [Depends(requires(auth, TokenRole.VIEWER))])
 
     @routes.get(
@@ -151,7 +151,7 @@ def _router_of_job(
         limit: PageLimit = 100,
         cursor: PageCursor = None,
     ) -> Response:
-        """A page of the runs whose target is the job. A token with `jobs` may read it."""
+        """Return a page of the runs whose target is the job. A token with `jobs` may read it."""
         own = replace(conditions, job=(job,))
         async with reads.take():
             try:
@@ -167,12 +167,12 @@ def _router_of_job(
         responses=responses(401, 403, 404, 422, 503),
     )
     async def run(job: JobName, run_id: WholeRunId) -> Response:
-        """As `GET /history/{run_id}`, for a run whose target is the job. The id is whole here."""
+        """Return one run whose target is the job, as `GET /history/{run_id}` does. The ID must be complete."""
         async with reads.take():
             record = await history.record(run_id)
             target = record.run.target if record is not None else None
             if record is None or target is None or target.job != job:
-                # The same answer for a run of another job: whether there is one is not for this caller.
+                # The answer for another job's run is the same, so that its existence stays hidden.
                 raise NotFound(f"There is no run {run_id} on {job}.")
             return await _in_full(record, findings, now, are_measured)
 
@@ -223,14 +223,14 @@ def _filter(clock: Clock) -> Callable[..., HistoryFilter]:
 
 
 def _filter_of_job(clock: Clock) -> Callable[..., HistoryFilter]:
-    """The same without what names a job."""
+    """Return the filter without the parameters that name a job."""
 
     async def conditions(
         alertname: Annotated[Names, _SEVERAL] = None,
         playbook: Annotated[Names, _SEVERAL] = None,
         status: Annotated[Annotated[list[Status], _FEW] | None, _SEVERAL] = None,
         decision: Annotated[Annotated[list[FindableDecision], _FEW] | None, _SEVERAL] = None,
-        node: Annotated[Names, Query(description="One that the run touched.")] = None,
+        node: Annotated[Names, Query(description="A node that the run touched.")] = None,
         by: Annotated[Names, Query(description="Who approved, rejected, cancelled or undid it.")] = None,
         since: TimeText | None = None,
         until: TimeText | None = None,

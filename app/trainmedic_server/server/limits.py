@@ -30,8 +30,8 @@ class ServerLimits(Struct, frozen=True):
     ``exports``: whole histories streamed at one time; each holds some runs, and takes turns on the loop.
     ``log_searches``: answers with lines of logs streamed at one time, followed ones among them; each asks agents or a
     store for pages of them.
-    ``followed_logs``: pages of the console that follow a job's log. They are among the ``log_searches``, so that they
-    leave the others their turns.
+    ``followed_logs``: pages of the console that follow a job's log. They count as
+    ``log_searches``, and this lower bound leaves turns for the other searches.
     ``reads``: pages and runs read and written out at one time; more wait, up to ``waiting_reads``.
     ``page_bytes``: the size from which a page of the history ends early, as its cursor allows.
     ``check_seconds``: the time in which a dependency must answer for ``/ready``; probes wait 1 to 5 s.

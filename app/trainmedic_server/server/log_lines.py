@@ -91,7 +91,7 @@ def _router(
             raise HttpProblem(HTTPStatus.FORBIDDEN, "This token is for certain jobs, and a kernel's lines are of all.")
         _check(asked)
         places = await whereabouts.of(asked.job)
-        # Of a job that no SDK reports, only its files say where it runs.
+        # If no SDK reports the job, only its files show its nodes.
         is_search = asked.node is None and not places.nodes and bool(places.readers)
         query = replace(asked, pods=places.pods, is_search=is_search)
         nodes = places.readers if is_search else places.nodes

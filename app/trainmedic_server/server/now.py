@@ -143,8 +143,8 @@ class NowView(View):
     counts: CountsView
     notifications: str = Field(
         "",
-        description="What is missing for messages to people: a notification channel, or a default one for messages "
-        "that no route takes. Empty where nothing is.",
+        description="What is missing for notifications: a channel, or a default channel for messages that no route "
+        "takes. Empty if nothing is missing.",
     )
 
 

@@ -147,7 +147,7 @@ def from_error(error: errors.TrainmedicError) -> HttpProblem:
         case errors.Saturated():
             return _retry_later("The server has more deliveries than it can take now.", error.retry_after)
         case errors.StoreSlow():
-            advice = "Ask for less: a shorter time (since, until), or fewer filters."
+            advice = "Use a shorter time (since, until) or fewer filters."
             return _retry_later(f"{str(error)[:1].upper()}{str(error)[1:]}. {advice}", STORE_RETRY_SECONDS)
         case errors.StoreUnavailable():
             return _retry_later("The run store does not answer.", STORE_RETRY_SECONDS)

@@ -11,9 +11,9 @@ from trainmedic_server.server.problems import HttpProblem
 
 Name = Annotated[str, Query(min_length=1, max_length=1000, pattern=r"^[^\x00]*$")]
 MOST_VALUES = 20
-"""That one filter takes. A search costs time and memory for each of them."""
+"""Values of one filter, at most. A search costs time and memory for each of them."""
 Names = Annotated[list[Name], Field(max_length=MOST_VALUES)] | None
-"""Names of which any will do. A route adds what they mean: ``Annotated[Names, Query(description=…)]``."""
+"""Names, of which any matches. A route adds its meaning: ``Annotated[Names, Query(description=…)]``."""
 PageLimit = Annotated[int, Query(ge=1, le=1000, description="Items of a page.")]
 PageCursor = Annotated[str | None, Query(max_length=1000, description="`next` of the page before.")]
 

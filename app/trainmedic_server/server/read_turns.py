@@ -1,11 +1,11 @@
-"""Bounds how many readers of the history are served at one time, and how many wait, and says who is next.
+"""Bounds how many readers of the history are served at one time, and how many wait, and selects the next one.
 
-Each page, run or export holds what it has read until it is written out, and writing it out takes the event loop's
-time; so a few at a time are as fast as all at once, and hold up nobody else.
+Each page, run or export holds what it has read until it is written out, and writing it out takes the event loop's time;
+so a few at a time are as fast as all at once, and hold up nobody else.
 
-Whoever may act comes before whoever only looks on, and one turn is kept for those who may act, so that no number of
-viewers stands between an operator and a run. Among equals each name is served in turn, whatever one of them asks for.
-Who calls it: the routes that read.
+Callers that may act come before viewers, and one turn is reserved for them. So viewers, however many, do not delay an
+operator. Among callers of one kind each name is served in turn, whatever number of reads it waits for. Called by the
+routes that read.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from trainmedic_server.errors import Saturated
 
 
 class ReadCaller(Struct, frozen=True):
-    """Whoever asks. ``acts`` is whether it may change something."""
+    """The caller of a read. ``acts`` is whether it may change something."""
 
     name: str
     acts: bool
 
 
 NOBODY = ReadCaller("", acts=True)
-"""Who reads without a request: the server itself, and whoever needs no token."""
+"""The caller of reads without a request, and of requests that need no token."""
 _reader: ContextVar[ReadCaller] = ContextVar("reader", default=NOBODY)
 
 
 def note_reader(name: str, *, acts: bool) -> None:
-    """Remember for the request in work who sends it."""
+    """Record the caller of the current request."""
     _reader.set(ReadCaller(name, acts))
 
 
 class _Waiting(Struct):
-    """Readers of one kind that wait: by name, in the order in which the names are served."""
+    """Waiting readers of one kind by name, in the order in which the names are served."""
 
     by_name: dict[str, deque[asyncio.Future[None]]] = field(default_factory=dict)
 
@@ -47,13 +47,13 @@ class _Waiting(Struct):
         self.by_name.setdefault(name, deque()).append(turn)
 
     def next(self) -> asyncio.Future[None] | None:
-        """Take out the turn of whoever is next; None if nobody waits."""
+        """Remove and return the next turn. None if no reader waits."""
         while self.by_name:
             name = next(iter(self.by_name))
             turns = self.by_name.pop(name)
             turn = turns.popleft()
             if turns:
-                self.by_name[name] = turns  # behind the others
+                self.by_name[name] = turns  # behind the other names
             if not turn.done():
                 return turn
         return None
@@ -63,7 +63,7 @@ class _Waiting(Struct):
 
 
 class ReadTurns:
-    """Turns for up to `at_once` readers; of each kind up to `most_waiting` more wait for theirs."""
+    """Turns for up to `at_once` readers. Up to `most_waiting` more of each kind wait."""
 
     def __init__(self, at_once: int, most_waiting: int, readers: str) -> None:
         self._at_once = at_once
@@ -95,7 +95,7 @@ class ReadTurns:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # given a moment ago, and not wanted any more
+            if turn.done() and not turn.cancelled():  # the turn was granted just before the cancellation
                 self._end(reader.acts)
             raise
 

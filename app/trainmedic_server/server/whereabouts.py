@@ -24,7 +24,7 @@ class JobNodes(Struct, frozen=True):
     is_whole: bool = True
     """False where Redis did not answer, so that the job itself could not be asked."""
     readers: tuple[str, ...] = ()
-    """All nodes whose agents read logs: one of them may have files of a job of which no node is known."""
+    """True for all nodes whose agents read logs, if the job's nodes are unknown."""
 
 
 class Whereabouts:

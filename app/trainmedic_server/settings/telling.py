@@ -68,7 +68,7 @@ class TellingSettings(BaseModel):
 
     @property
     def routes(self) -> MessageRoutes:
-        """The routes of messages. Raises ConfigurationError where a channel is named that is not there."""
+        """The routes of messages. Raises ConfigurationError if a route names a channel that is not set."""
         try:
             return routes_of(self.message_routes, self.notify_urls)
         except ValueError as error:

@@ -31,9 +31,9 @@ class LineExplanation(Struct, frozen=True):
     match: LineMatch
     level: LogLevel = LogLevel.INFO
     at: str | None = None
-    """Time that the line states, as ISO 8601: in UTC, or without a zone if the line names none. None without a date."""
+    """Time of the line in ISO 8601: in UTC, or without a zone if the line names none. None without a date."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    """Numbers that the line reports, by the names of records."""
+    """Numbers in the line, by the names of records."""
 
     def as_data(self) -> dict[str, Any]:
         """Return it for JSON."""
@@ -56,7 +56,7 @@ _PIECE = 256 * 1024
 _LOCAL = re.compile(r"\b(\d{4})[-/](\d\d)[-/](\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?")
 _BEGINNING = 120
 _UNKNOWN = datetime(2000, 1, 1, tzinfo=UTC)
-"""In place of the time of the boot, which only lines of the kernel need."""
+"""Replaces the time of the boot, which only lines of the kernel need."""
 
 
 def lines_of(file: BufferedIOBase) -> Iterator[bytes]:
@@ -97,7 +97,7 @@ def explain(file: BufferedIOBase, source: str, rules: RuleSet, now: datetime) ->
 
 
 class _Said(NamedTuple):
-    """What a physical line states by itself."""
+    """Statements of one physical line."""
 
     level: LogLevel
     at: str | None
@@ -115,7 +115,7 @@ def _said(physical: bytes, source: str) -> _Said:
 
 
 def _written(at: datetime | None, text: str) -> str | None:
-    """Return a time with a zone, or else the local time near the beginning of the line, whose zone is not known."""
+    """Return a time with a zone, or else the local time at the beginning of the line, whose zone is unknown."""
     if at is not None:
         return write_time(at)
     match = _LOCAL.search(text[:_BEGINNING])

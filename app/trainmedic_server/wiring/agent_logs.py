@@ -39,7 +39,7 @@ class LogReading:
     def __init__(self, reader: LogReader, arrivals: ArrivalIndex, shipping: Shipping | None = None) -> None:
         self._reader = reader
         self.arrivals = arrivals
-        """When the bytes of the files came, for the search."""
+        """Arrival times of the files' bytes, for the search."""
         self._shipping = shipping
 
     def start(self) -> None:

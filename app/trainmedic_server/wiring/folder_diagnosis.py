@@ -175,7 +175,7 @@ def _attempt(
     for ended in filter(None, (report.exit for report in reports)):
         collector.exit(ended)
     more = reported_end.facts_of(reports[-1]) if reports else {}
-    if reports:  # the file's own time is that of its newest attempt
+    if reports:  # the file was last written for its newest attempt
         more["reported"] = replace(reports[-1].evidence, at=None)
     return diagnose(collector.facts(recorder=reading, refused_dumps=refused_dumps, earlier=earlier, **more))
 
@@ -190,7 +190,7 @@ def _take(part: _Part, collector: Collector, attempt: int | None) -> None:
         case Kind.SOURCES:
             _take_sources(file, collector)
         case Kind.ATTEMPTS:
-            pass  # read before, by `_reported`
+            pass  # `_reported` has read it
         case Kind.ENDED:
             code = _status_of(file)
             if code == 0:
@@ -212,7 +212,8 @@ def _take_error(file: FolderFile, collector: Collector) -> None:
 
 
 def _reports_of(file: FolderFile, attempt: int | None) -> Iterator[ReportedEnd]:
-    """Yield how the attempt failed, as its launcher recorded it. An attempt that ended well is not in the file."""
+    """Yield how the attempt failed, as its launcher recorded it. The file has no entry for an attempt that ended
+    well."""
     for raw in log_folder.lines_of(file):
         with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
             row: Any = json.loads(raw[:_LARGEST_DOCUMENT])
@@ -222,7 +223,7 @@ def _reports_of(file: FolderFile, attempt: int | None) -> Iterator[ReportedEnd]:
 
 
 def _status_of(file: FolderFile) -> int | None:
-    """Return the exit status that a launcher recorded for the attempt; None if the file is not such a record."""
+    """Return the exit status that a launcher recorded for the attempt. None if the file is no such record."""
     try:
         record: Any = json.loads(b"\n".join(log_folder.lines_of(file))[:_LARGEST_DOCUMENT])
         return record["status"] if isinstance(record["status"], int) else None

@@ -53,7 +53,8 @@ def name_among_several(settings: ServerSettings) -> str | None:
 
 
 def missing_channels(settings: ServerSettings) -> str:
-    """Return, for a person, that there is no channel, or no default one where routes need it. Empty for neither."""
+    """Return a sentence if there is no channel, or if routes need a default channel and none is set. Otherwise
+    empty."""
     return settings.routes.caveat if settings.notify_urls else NO_CHANNEL
 
 

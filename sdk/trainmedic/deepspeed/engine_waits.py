@@ -1,9 +1,9 @@
-"""How long a rank waits for others in a DeepSpeed engine, whose collectives all go through one object.
+"""Waiting time of a rank for others in a DeepSpeed engine, whose collectives all go through one object.
 
-On a CPU the engine waits within these calls, or in those that wait for one that was begun before. On a CUDA device
-only the waiting of the queue in which the model computes counts. Where the engine communicates in another queue
-(``overlap_comm``, and ZeRO stage 3 by default), how long the model stands still for it cannot be seen there: then
-nothing is told of these steps. Who calls it: ``run``.
+On a CPU the engine waits within these calls, or within the wait for a call that was started before. On a CUDA device
+only the waiting of the stream in which the model computes counts. If the engine communicates in another stream
+(``overlap_comm``, and ZeRO stage 3 by default), the stall of the model cannot be seen there, and nothing is reported
+for these steps. Called by ``run``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trainmedic.torch.meters.stopwatches import CudaStopwatch, HostStopwatch, St
 
 try:
     from deepspeed.comm import comm  # type: ignore[import-not-found]
-except ImportError:  # an engine that only looks like one of DeepSpeed's
+except ImportError:  # not a real DeepSpeed engine
     comm = None
 
 log = logging.getLogger("trainmedic")
@@ -31,7 +31,7 @@ _CALLS = (
 
 
 class EngineWaits:
-    """The waiting of one engine. Its wrappers pass through what comes after `close`."""
+    """The waiting time of one engine. After `close` its wrappers only forward calls."""
 
     def __init__(self, stopwatch: Stopwatch, backend: Any) -> None:
         self.stopwatch = stopwatch
@@ -40,17 +40,17 @@ class EngineWaits:
         self._depth = 0
         self._has_waited = False
         self._is_hidden = False
-        """Whether the engine has communicated in another queue in this step."""
+        """True if the engine has communicated in another stream in this step."""
         for name in _CALLS:
             if callable(getattr(type(backend), name, None)):
                 setattr(backend, name, functools.partial(self._call, getattr(backend, name)))
 
     @classmethod
     def of(cls, engine: Any) -> EngineWaits | None:
-        """Those of an engine that shares the model by ZeRO or by data alone; None for any other."""
+        """Return the measurement for an engine with only ZeRO or data parallelism. None for any other."""
         backend = getattr(comm, "cdb", None)
         if backend is None or getattr(engine, "mpu", None) is not None:
-            return None  # model parallelism brings groups, and calls, of its own
+            return None  # model parallelism has its own groups and calls
         device = getattr(getattr(engine, "device", None), "type", None)
         stopwatch = HostStopwatch() if device == "cpu" else CudaStopwatch() if device == "cuda" else None
         return None if stopwatch is None else cls(stopwatch, backend)
@@ -66,7 +66,7 @@ class EngineWaits:
         return self.stopwatch.seconds_per_step()
 
     def close(self) -> None:
-        """Take the wrappers off, unless somebody else has put others on."""
+        """Remove the wrappers, unless other code has wrapped them again."""
         for name in _CALLS:
             wrapper = self._backend.__dict__.get(name)
             if isinstance(wrapper, functools.partial) and wrapper.func == self._call:
@@ -94,12 +94,12 @@ class EngineWaits:
     def _tell(self, call: Callable[[], None]) -> None:
         try:
             call()
-        except Exception:  # the boundary to the training, whose step would end for any error
+        except Exception:  # an error here must not end the training step
             log.exception("the waiting of this rank cannot be measured; training goes on")
 
 
 class _Handle:
-    """What a collective that was only begun gives, with its waiting measured."""
+    """The handle of a started collective, with its waiting measured."""
 
     def __init__(self, handle: Any, waits: EngineWaits) -> None:
         self._handle = handle
@@ -113,5 +113,5 @@ class _Handle:
 
 
 def _queue() -> Any:
-    """The queue of the present CUDA device; None without one."""
+    """Return the current stream of the CUDA device. None without one."""
     return torch.cuda.current_stream() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]

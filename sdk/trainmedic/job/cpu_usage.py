@@ -1,6 +1,6 @@
-"""How many processor cores a training process and its children keep busy, measured on request.
+"""CPU cores that a training process and its children keep busy, measured on request.
 
-From Linux's ``/proc``; elsewhere it is not known. Who calls it: ``rank_stats``.
+It reads Linux's ``/proc``. On other systems the value is unknown. Called by ``rank_stats``.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from pathlib import Path
 
 PROC = Path("/proc")
 _SHORTEST = 1.0
-"""Seconds between two readings; sooner, the last figure is given again."""
+"""Seconds between two readings. An earlier call returns the last value again."""
 _USER, _SYSTEM, _CHILDREN_USER, _CHILDREN_SYSTEM = 11, 12, 13, 14
-"""Places in ``/proc/<pid>/stat``, behind the name of the program (proc_pid_stat(5))."""
+"""Positions in ``/proc/<pid>/stat``, after the name of the program (proc_pid_stat(5))."""
 
 
 class CpuMeter:
-    """Measures this process. ``now`` is a clock that is never set, in seconds."""
+    """Meter of this process. ``now`` is a clock in seconds that is never set."""
 
     def __init__(self, now: float, proc: Path = PROC) -> None:
         self._proc = proc
@@ -24,22 +24,23 @@ class CpuMeter:
         self._cores: float | None = None
 
     def cores(self, now: float) -> float | None:
-        """Return the mean number of busy cores since the last reading; None before the first, and where unknown."""
+        """Return the mean number of busy cores since the last reading. None before the first reading, and if
+        unknown."""
         if now - self._at < _SHORTEST:
             return self._cores
         seconds = cpu_seconds(self._proc)
         before, elapsed = self._seconds, now - self._at
         self._at, self._seconds = now, seconds
-        # A child that was handed to another process takes its time with it.
+        # The CPU time of a child that got another parent is lost.
         is_known = seconds is not None and before is not None and seconds >= before
         self._cores = (seconds - before) / elapsed if is_known else None  # type: ignore[operator]
         return self._cores
 
 
 def cpu_seconds(proc: Path = PROC) -> float | None:
-    """Processor time of this process and its children, such as the workers of data loaders, so far.
+    """Return the CPU time so far of this process and its children, such as the workers of data loaders.
 
-    The time of children that have ended is in the process's own figures.
+    The process's own figures include the time of children that have ended.
     """
     own = _ticks(proc / "self")
     if own is None:
@@ -51,7 +52,7 @@ def cpu_seconds(proc: Path = PROC) -> float | None:
 
 
 def _ticks(process: Path) -> int | None:
-    """Clock ticks of a process and of its children that have ended."""
+    """Return the clock ticks of a process and of its children that have ended."""
     fields = (_read(process / "stat") or "").rpartition(")")[2].split()
     try:
         return sum(int(fields[place]) for place in (_USER, _SYSTEM, _CHILDREN_USER, _CHILDREN_SYSTEM))

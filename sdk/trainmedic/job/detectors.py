@@ -29,14 +29,14 @@ GROUP = "trainmedic.detectors"
 DETECTED = "detected"
 """The event of the records that detectors make."""
 LINE = "log"
-"""The event of what `LineHandler` hands on: a line that the program logs. It is written to no file."""
+"""Event of the records from `LineHandler`: a line that the program logs. It is not written to a file."""
 _MOST_WAITING = 1000
 _MOST_IN_AN_HOUR = 20
 """Records that one detector may make; what it finds beyond them is left out."""
 _MOST_MEMBERS = 32
-"""Members of one finding."""
+"""Members of one finding, at most."""
 _MOST_ERRORS = 5
-"""Errors in a row after which a detector is left out."""
+"""Consecutive errors after which a detector is disabled."""
 _MOST_DETECTORS = 32
 _LONGEST_LINE = 1000
 _HOUR = 3600.0
@@ -56,7 +56,7 @@ class Detector(Protocol):
 
 
 class _Function:
-    """A function of a record as a detector."""
+    """Adapter of a function of a record to a detector."""
 
     def __init__(self, function: Callable[[Mapping[str, Any]], Findings]) -> None:
         self.feed = function
@@ -72,16 +72,16 @@ class Detectors:
         self._made: dict[str, Detector] = {}
         self._names: set[str] = set()
         self._times: dict[str, list[float]] = {}
-        self._errors: dict[str, int] = {}  # in a row
+        self._errors: dict[str, int] = {}  # consecutive
         self.error_count = 0
-        """Errors of all detectors since the beginning."""
+        """Errors of all detectors so far."""
         self._waiting: queue.Queue[Mapping[str, Any] | None] = queue.Queue(_MOST_WAITING)
         self._thread = threading.Thread(target=self._run, name="trainmedic-detectors", daemon=True)
         self._has_begun = False
 
     def add(self, name: str, detector: Any) -> None:
-        """Feed another detector from the next record on: a class, an object with ``feed``, or a function. A class that
-        cannot be made is left out. Raises ConfigurationError."""
+        """Add a detector, from the next record on: a class, an object with ``feed``, or a function. A class whose
+        instance cannot be created is skipped. Raises ConfigurationError."""
         if not _NAME.match(name):
             raise ConfigurationError(f"{name!r} cannot name a detector; give it a name of ASCII letters, digits, _.-")
         if name in self._names or len(self._names) >= _MOST_DETECTORS:
@@ -89,8 +89,8 @@ class Detectors:
             raise ConfigurationError(f"the detector {name} cannot be registered: {reason}")
         try:
             instance: Any = detector() if inspect.isclass(detector) else detector
-        except Exception:  # the user's class: without it the training goes on
-            log.exception("%s: the detector %s cannot be made and is left out", self._job, name)
+        except Exception:  # the user's class; the training continues without it
+            log.exception("%s: cannot create detector %s; skipping it", self._job, name)
             self._names.add(name)
             return
         has_method = callable(getattr(instance, "feed", None))
@@ -134,16 +134,16 @@ class Detectors:
             for finding in _each(self._made[name].feed(record)):
                 self._keep(name, {"message": finding} if isinstance(finding, str) else finding)
             self._errors.pop(name, None)
-        except Exception:  # code of the user or of another package: the training goes on
+        except Exception:  # code of the user or of another package; the training continues
             self._failed(name)
 
     def _failed(self, name: str) -> None:
         self.error_count += 1
         count = self._errors[name] = self._errors.get(name, 0) + 1
         if count == 1:
-            log.exception("%s: the detector %s failed; it is tried again", self._job, name)
+            log.exception("%s: detector %s failed; trying it again", self._job, name)
         if count >= _MOST_ERRORS:
-            log.error("%s: the detector %s failed %d times in a row and is left out", self._job, name, count)
+            log.error("%s: detector %s failed %d times in a row; disabling it", self._job, name, count)
             del self._made[name]
 
     def _keep(self, name: str, fields: Mapping[str, Any]) -> None:
@@ -155,8 +155,8 @@ class Detectors:
 
 
 class LineHandler(logging.Handler):
-    """Hands what a program logs to its detectors, as records of the event ``log`` with ``level``, ``logger`` and
-    ``message``. It waits for nothing, and leaves out what Trainmedic logs itself."""
+    """Handler that passes the program's log to its detectors, as records of the event ``log`` with ``level``,
+    ``logger`` and ``message``. It never blocks, and skips Trainmedic's own log."""
 
     def __init__(self, detectors: Detectors | None) -> None:
         super().__init__()
@@ -167,26 +167,26 @@ class LineHandler(logging.Handler):
         if self._detectors is None or record.name.partition(".")[0] == log.name:
             return
         if self._pid != os.getpid():
-            return  # a forked child, such as a loader worker: the queue's lock may have been held when it was forked
+            return  # a forked child, such as a loader worker: the queue's lock may have been held at the fork
         try:
             message = record.getMessage()[:_LONGEST_LINE]
-        except Exception:  # arguments that do not fit the format: other handlers report it
+        except Exception:  # the arguments do not fit the format; other handlers report that
             return
         level = record.levelname.lower()
         self._detectors.feed({"event": LINE, "level": level, "logger": record.name, "message": message})
 
 
 def add_installed(detectors: Detectors) -> None:
-    """Add the detectors of installed packages. One that cannot be loaded is left out."""
+    """Add the detectors of installed packages. Skip one that cannot be loaded."""
     for point in sorted(metadata.entry_points(group=GROUP), key=lambda point: point.name):
         try:
             detectors.add(point.name, point.load())
         except Exception:  # a class of another package: without it the training goes on
-            log.exception("the detector %s cannot be loaded and is left out", point.name)
+            log.exception("cannot load detector %s; skipping it", point.name)
 
 
 def name_of(detector: Any) -> str:
-    """Return the name of a detector that is registered without one: that of its function or class."""
+    """Return the default name of a detector: that of its function or class."""
     return str(getattr(detector, "__name__", type(detector).__name__))
 
 

@@ -54,17 +54,17 @@ def kind_of(error: BaseException) -> str:
 
 
 def is_lost_peer(text: str) -> bool:
-    """Return whether an error's text says that a rank lost another rank, or waited for it in vain.
+    """Return whether an error's text states that a rank lost another rank, or that its wait for one timed out.
 
-    Such a rank is a victim. The words of the communication library are required as well, because a program can also
-    lose the connection to its storage.
+    Such a rank is a victim. Words of the communication library are required too, because a program can also lose the
+    connection to its storage.
     """
     text = text[:_SEARCHED]
     return _COMMUNICATION.search(text) is not None and _LOSS.search(text) is not None
 
 
 def _is_victims(error: BaseException) -> bool:
-    """Return whether the error, or one that led to it, is that of a rank that lost another one."""
+    """Return whether the error, or one that caused it, states that a rank lost another one."""
     chain: list[BaseException] = []
     led: BaseException | None = error
     while led is not None and led not in chain and len(chain) < _LONGEST_CHAIN:
@@ -80,9 +80,9 @@ def write_error_file(error: BaseException | None) -> None:
     TORCHELASTIC_ERROR_FILE.
 
     With it torchrun's summary has the time of the error and the error itself, by which it tells the rank that failed
-    first. The error of a rank that lost another one is not left: torchrun takes the earliest time for the root cause,
-    and a rank that was killed, or that called ``sys.exit``, leaves none. A file that is there already, as by PyTorch's
-    own ``record``, stays.
+    first. The error of a rank that lost another one is not written: torchrun takes the earliest error as the root
+    cause, and a rank that was killed, or that called ``sys.exit``, writes none. A file that is there already, as by
+    PyTorch's own ``record``, stays.
     """
     path = os.environ.get(ERROR_FILE)
     if not path or error is None or isinstance(error, SystemExit) or failure(error) is None:

@@ -1,7 +1,7 @@
-"""The losses of a job's ranks, in the few figures that the job's presence has room for.
+"""The losses of a job's ranks in short form, for the job's presence.
 
-However many ranks there are, the form has the same size: the extremes, the median, a curve of all from the lowest to
-the highest, the ranks that differ most from the others, and those whose loss is no number. Pure functions.
+The form has the same size for any number of ranks: the extremes, the median, a curve from the lowest to the highest
+loss, the ranks that differ most from the others, and those with a non-finite loss. Pure functions.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ _MOST_APART = 12
 _MOST_SPANS = 20
 _CURVE_POINTS = 33
 _APART_FACTOR = 8.0
-"""Times the median distance from the median: of a normal spread, one rank in millions is as far."""
+"""Multiple of the median distance from the median. In a normal distribution one rank in millions is that far away."""
 _APART_LEAST = 0.01
-"""Part of the median that a rank must differ by: where all ranks report one mean, rounding makes none differ."""
+"""Smallest difference, as a share of the median, so that rounding does not count if all ranks report one mean."""
 _NOT_FINITE = ("nan", "inf", "-inf")
 
 
 def loss_spread(ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The form of the losses among the ranks' figures (`trainmedic.Medic.stats`); None where no rank has one. It is
-    JSON, which has no NaN: those are named by kind."""
+    """Return the short form of the losses in the ranks' figures (`trainmedic.Medic.stats`). None if no rank has one.
+    JSON has no NaN, so non-finite losses are listed by kind."""
     losses = {
         rank: float(value)
         for rank, figures in ranks.items()
@@ -58,7 +58,7 @@ def loss_spread(ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None
 
 
 def rank_spans(ranks: Sequence[int]) -> str:
-    """``0-3, 7``, and how many spans more there are where there are many."""
+    """Return spans of ranks such as ``0-3, 7``. Spans beyond a limit are only counted."""
     spans: list[list[int]] = []
     for rank in sorted(ranks):
         if spans and rank == spans[-1][1] + 1:
@@ -71,8 +71,7 @@ def rank_spans(ranks: Sequence[int]) -> str:
 
 
 def _apart(finite: Mapping[int, float], median: float) -> list[int]:
-    """The ranks that are far from the others, the farthest first. Of two or three ranks none is: there are no
-    others."""
+    """Return the ranks that are far from the others, the farthest first. Fewer than four ranks have no outlier."""
     if len(finite) < 4:
         return []
     distances = {rank: abs(value - median) for rank, value in finite.items()}
@@ -82,7 +81,7 @@ def _apart(finite: Mapping[int, float], median: float) -> list[int]:
 
 
 def _curve(values: Sequence[float]) -> list[float]:
-    """All values from the lowest to the highest, or so many of them at equal distances."""
+    """Return all values from the lowest to the highest, or a limited number at equal distances."""
     if len(values) <= _CURVE_POINTS:
         return list(values)
     last = len(values) - 1
@@ -90,6 +89,6 @@ def _curve(values: Sequence[float]) -> list[float]:
 
 
 def _steps(steps: Iterable[Any]) -> list[int] | None:
-    """The first and the last step that the losses are of; None where no rank says it."""
+    """Return the first and the last step of the losses. None if no rank states one."""
     numbers = [step for step in steps if isinstance(step, int) and not isinstance(step, bool)]
     return [min(numbers), max(numbers)] if numbers else None

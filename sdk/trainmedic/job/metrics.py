@@ -36,10 +36,10 @@ HELP = {
     "training_evaluation_loss": "Loss of the last evaluation.",
     "training_evaluation_perplexity": "Perplexity of the last evaluation.",
     "training_evaluation_step": "Step of the last evaluation.",
-    "training_evaluation_metric": "Newest value of a metric of evaluations; NaN where it was not a finite number.",
+    "training_evaluation_metric": "Newest value of a metric of evaluations; NaN if it was not a finite number.",
     "training_evaluation_metric_step": "Training step of that value.",
-    "training_target_samples_per_second": "Samples per second that the job is to reach.",
-    "training_target_tokens_per_second": "Tokens per second that the job is to reach.",
+    "training_target_samples_per_second": "Declared target of the job, in samples per second.",
+    "training_target_tokens_per_second": "Declared target of the job, in tokens per second.",
     "gradient_norm": "Norm of the gradient at the last reported step.",
     "training_layer_gradient_norm": "The same of a layer, for the layers where it is no number, and the largest.",
     "training_learning_rate": "Learning rate at the last reported step.",
@@ -65,7 +65,7 @@ HELP = {
     "training_cuda_memory_reserved_bytes": "CUDA memory that PyTorch holds, in use or cached, the largest.",
     "training_cuda_memory_retries_total": "How often CUDA memory was only found after the cache was emptied.",
     "training_cpu_cores": "Processor cores that a rank and its children keep busy, the median rank.",
-    "training_rank_cpu_cores": "The same for each of the ranks with the most and the fewest.",
+    "training_rank_cpu_cores": "Processor cores of each of the busiest and the least busy ranks.",
     "training_own_median_seconds": "Time per step that a rank works and does not wait for others, the median.",
     "training_rank_own_seconds": "The same for each of the slowest ranks.",
     "training_data_seconds": "Time per step that a rank waits for its batches, the median rank.",
@@ -76,8 +76,8 @@ HELP = {
 
 
 class JobCollector(Collector):
-    """Collects what `MetricsEndpoint` answers with. ``now`` is the clock, in seconds; ``evaluated`` gives the metrics
-    of evaluations, by default those of ``progress``."""
+    """Collector for `MetricsEndpoint`. ``now`` is the clock, in seconds. ``evaluated`` returns the metrics of
+    evaluations, by default those of ``progress``."""
 
     def __init__(
         self,

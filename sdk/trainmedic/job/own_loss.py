@@ -1,8 +1,8 @@
-"""This rank's own loss as a number that other threads can read at once.
+"""This rank's own loss, as a number that other threads can read without waiting.
 
-A loss on an accelerator cannot be read without a wait for the device, and a thread that waits for a device that hangs
-would no longer tell the other ranks that this one lives. So the training thread queues a copy into main memory about
-once a second, and takes the number once the device has passed it. Nothing here waits. Who calls it: ``progress``.
+Reading a loss on an accelerator waits for the device. A thread that waits for a hung device could no longer report to
+the other ranks that this one is alive. So the training thread queues a copy into main memory about once a second, and
+reads the number after the device has completed the copy. Nothing here waits. Called by ``progress``.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ COPY_INTERVAL = 1.0
 
 
 class _Copy(NamedTuple):
-    """A number on its way from an accelerator."""
+    """A copy from an accelerator in progress."""
 
     step: int | None
     tensor: Any
     event: Any
-    """What the device passes after the copy."""
+    """Event that the device reaches after the copy."""
 
 
 class OwnLoss:
-    """The newest known loss of this rank. Only the training thread changes it; any thread may read ``latest``."""
+    """The newest known loss of this rank. Only the training thread changes it. Any thread may read ``latest``."""
 
     __slots__ = ("_copy", "_due_at", "latest")
 
     def __init__(self) -> None:
         self.latest: tuple[int | None, float] | None = None
-        """The step, and what was reported for it, which may be NaN or infinite. Replaced whole."""
+        """The step and its reported loss, which may be NaN or infinite. The tuple is replaced as a whole."""
         self._copy: _Copy | None = None
         self._due_at = float("-inf")
 
     def note(self, step: int | None, loss: Any, now: float) -> None:
-        """Take the loss of a report: a number at once, a tensor of an accelerator once its copy has come."""
+        """Take the reported loss: a number immediately, a tensor of an accelerator after its copy has completed."""
         if type(loss) is float:
             self.latest = (step, loss)
             return
@@ -50,25 +50,25 @@ class OwnLoss:
             self._read(step, loss)
 
     def forget(self) -> None:
-        """Forget what is known: training went back, or another one begins."""
+        """Forget the loss, because the training went back or another one starts."""
         self.latest = self._copy = None
         self._due_at = float("-inf")
 
     def _read(self, step: int | None, loss: Any) -> None:
         try:
             is_tensor = callable(getattr(loss, "detach", None))
-            # Of a tensor that is spread over ranks, this rank's part, where that is the whole.
+            # For a tensor sharded over ranks, take this rank's part if that is the whole.
             value = detached(loss) if hasattr(loss, "placements") else loss.detach() if is_tensor else loss
             if is_tensor and type(value) is not float and not getattr(value, "is_cpu", False):
                 self._copy = _begun_copy(step, value)
             else:
                 self.latest = (step, float(value))
-        # It has several numbers or none, its device has failed, or its library has no such copy: nothing is known then.
+        # Unknown: it has several numbers or none, its device has failed, or its library has no such copy.
         except (AttributeError, OverflowError, RuntimeError, TypeError, ValueError):
             self._copy = None
 
     def _take_copy(self, copy: _Copy) -> None:
-        """Take the number if the device has passed the copy."""
+        """Take the number if the device has completed the copy."""
         try:
             if copy.event.query():
                 self.latest = (copy.step, float(copy.tensor))
@@ -78,8 +78,8 @@ class OwnLoss:
 
 
 def _begun_copy(step: int | None, tensor: Any) -> _Copy | None:
-    """A copy that the tensor's device makes when it comes to it; None for a device that cannot say when it has, and
-    while the work of the device is captured for a graph."""
+    """Queue a copy on the tensor's device. None if the device cannot report the end of the copy, and during the capture
+    of a graph."""
     library = getattr(sys.modules.get("torch"), tensor.device.type, None)
     if library is None or not hasattr(library, "Event") or not hasattr(library, "current_stream"):
         return None

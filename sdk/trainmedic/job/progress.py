@@ -73,12 +73,12 @@ class Evaluation(NamedTuple):
 
 
 class Evaluated(NamedTuple):
-    """The newest value of one metric of evaluations, as it was reported."""
+    """The newest reported value of one metric of evaluations."""
 
     value: Any
     step: int | None
     at: float
-    """When, in seconds since 1970."""
+    """When it was reported, in seconds since 1970."""
 
 
 class Progress:
@@ -139,9 +139,9 @@ class Progress:
         self.memory_bytes: float | None = None
         self.evaluation: Evaluation | None = None
         self.evaluated: Mapping[str, Evaluated] = {}
-        """By name. Replaced whole, so that a reader in another thread sees those of one moment."""
+        """By name. The mapping is replaced as a whole, so that readers in other threads see a consistent state."""
         self.targets: Mapping[str, float] = {}
-        """What the job is to reach: by ``samples`` or ``tokens``, so many per second."""
+        """The declared targets: ``samples`` or ``tokens`` per second."""
         self.most_layers = most_layers
         """Of how many layers the gradient norm is shown; 0 where they are not to be measured."""
         self.layer_norms: Mapping[str, Any] = {}
@@ -270,12 +270,12 @@ class Progress:
     def add_evaluation(
         self, loss: Any, perplexity: Any, step: int | None, metrics: Mapping[str, Any] | None = None
     ) -> tuple[int | None, Mapping[str, Any]]:
-        """Add the results of an evaluation, of the training after ``step``, or after the last report.
+        """Add the results of an evaluation of the training after ``step``, by default after the last report.
 
-        Return that step, and the values that were taken by name: a job has at most `evaluations.MOST` names.
+        Return that step and the accepted values by name. A job has at most `evaluations.MOST` names.
         """
         at = step if step is not None else self._reported_step
-        # One that names nothing but other metrics says nothing of the loss.
+        # An evaluation with other metrics only says nothing about the loss.
         if loss is not None or perplexity is not None or not metrics:
             self.evaluation = Evaluation(at, detached(loss), detached(perplexity))
         now, evaluated, taken = time.time(), dict(self.evaluated), {}
@@ -339,7 +339,7 @@ class Progress:
         return seconds
 
     def evaluated_metrics(self) -> tuple[EvaluatedMetric, ...]:
-        """The newest value of each metric of evaluations, read. It waits for the device of tensors."""
+        """Return the newest value of each metric of evaluations as a number. This waits for the device of tensors."""
         return tuple(
             EvaluatedMetric(name, _finite(each.value), each.step, datetime.fromtimestamp(each.at, timezone.utc))
             for name, each in self.evaluated.items()

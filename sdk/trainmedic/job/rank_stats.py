@@ -25,7 +25,7 @@ MEMORIES = (HOST, CUDA, DEVICE)
 SLOWEST = 3
 """So many of the slowest ranks have a series of their own: a job of thousands of ranks has no more."""
 EXTREMES = 3
-"""So many ranks at either end have a series of the processors that they use."""
+"""Number of ranks at each end that have their own series of CPU use."""
 
 
 class Sample(NamedTuple):
@@ -47,7 +47,7 @@ class RankStats:
         self._lock = threading.Lock()
 
     def measure(self, now: float) -> dict[str, Any]:
-        """The figures that are known, by name. All are numbers but ``node``; ``loss`` may be NaN or infinite."""
+        """Return the known figures, by name. All are numbers except ``node``. ``loss`` may be NaN or infinite."""
         figures: dict[str, Any] = {"step": self._progress.step, **self.own_loss()}
         for part, seconds in self._progress.pace.parts()._asdict().items():
             figures[f"{part}_seconds"] = seconds
@@ -71,8 +71,7 @@ class RankStats:
         return {name: value for name, value in figures.items() if value is not None}
 
     def own_loss(self) -> dict[str, Any]:
-        """This rank's node, and its own loss with the step that it is of, as far as they are known. It measures
-        nothing."""
+        """Return this rank's node, and its own loss with the step, if known. This measures nothing."""
         latest = self._progress.own_loss.latest
         own: dict[str, Any] = {"node": self._node}
         return own if latest is None else {**own, "loss": latest[1], "loss_step": latest[0]}
@@ -142,7 +141,7 @@ def _pace(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
 
 
 def _cpu(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
-    """The processor cores that the median rank keeps busy, and the ranks at either end by name."""
+    """Return the busy cores of the median rank, and the ranks at each end by name."""
     cores = {rank: busy for rank, figures in ranks.items() if (busy := _figure(figures, "cpu_cores")) is not None}
     if not cores:
         return

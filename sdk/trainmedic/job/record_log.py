@@ -95,7 +95,7 @@ class RecordLog:
         self._wake = threading.Event()
         self._is_closing = False
         self.detectors = detectors.Detectors(self._note_detected, settings.job)
-        """Where a detector can be added; any thread may."""
+        """The detectors of this rank. Any thread may add one."""
         detectors.add_installed(self.detectors)
         if logs.attempt > 1 or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0"):
             self.note(RESTART)

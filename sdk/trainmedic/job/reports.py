@@ -21,9 +21,9 @@ from trainmedic.wire import evaluations
 log = logging.getLogger("trainmedic")
 
 _LOSSES = ("loss", "perplexity")
-"""Members of a record of their own; other metrics are in the member ``metrics``."""
+"""Metrics with their own member in a record. Others are in the member ``metrics``."""
 _MOST_TOLD_METRICS = 100
-"""Names of metrics that are left out, after which no more are logged."""
+"""Skipped metric names that are logged. Further ones are not."""
 
 
 class JobReports:
@@ -80,12 +80,12 @@ class JobReports:
     def report_evaluation(
         self, loss: Any = None, perplexity: Any = None, step: int | None = None, **metrics: Any
     ) -> None:
-        """Report what an evaluation has shown. ``step`` is the training's, by default that of the last report.
+        """Report the results of an evaluation. ``step`` is the training's, by default that of the last report.
 
-        ``metrics`` are further ones by name, such as ``accuracy=0.91`` or ``**{"mmlu/acc": 0.62}``: numbers, or
+        ``metrics`` are further metrics by name, such as ``accuracy=0.91`` or ``**{"mmlu/acc": 0.62}``: numbers, or
         tensors of one element. A value that is not a finite number is kept as NaN. A name has at most 100 letters,
-        digits and ``_./@:+-``, and a job at most 32 names; others are left out, with a line in the log. Rank 0's
-        reports are shown by the server, or the last rank's where rank 0 reports none.
+        digits and ``_./@:+-``, and a job at most 32 names. Others are skipped, with a line in the log. The server shows
+        rank 0's reports, or the last rank's if rank 0 reports none.
         """
         named = {name: value for name, value in metrics.items() if evaluations.NAME.match(name)}
         at, taken = self.progress.add_evaluation(loss, perplexity, whole(step), named)
@@ -94,7 +94,7 @@ class JobReports:
         if left_out and len(self._told_metrics) < _MOST_TOLD_METRICS:
             self._told_metrics.update(left_out)
             log.warning(
-                "report_evaluation() leaves out %s: a name has 1 to 100 letters, digits and _./@:+-, and a job has "
+                "report_evaluation() skips %s: a name has 1 to 100 letters, digits and _./@:+-, and a job has "
                 "%d names at most",
                 ", ".join(f"{name[:100]!r}" for name in left_out[:5]),
                 evaluations.MOST,
@@ -130,26 +130,26 @@ class JobReports:
             self.records.add_file(str(Path(path).absolute()), source)
 
     def detector(self, detector: Any = None, *, name: str | None = None) -> Any:
-        """Register a detector: ``@medic.detector`` above a function of a record or above a class with
-        ``feed(record)``, or ``medic.detector(MyDetector(5_000), name="plateau")``. Returns what it was given.
+        """Register a detector: ``@medic.detector`` above a function of a record or above a class with ``feed(record)``,
+        or ``medic.detector(MyDetector(5_000), name="plateau")``. Returns its argument.
 
-        It sees the records of this rank from now on, as they stand in the file, in a thread of its own. What it
-        returns or yields (a sentence, or a mapping with ``message``) becomes a record of the event ``detected``. An
-        error in it is logged, and never reaches the training. Without a ``log_dir`` there are no records, and it sees
-        nothing. Raises ConfigurationError for a name that is taken, and for what is no detector.
+        The detector sees the records of this rank from now on, in the file's form and in a thread of its own. What it
+        returns or yields (a sentence, or a mapping with ``message``) becomes a record of the event ``detected``. Errors
+        in it are logged, and never reach the training. Without a ``log_dir`` there are no records, so it sees nothing.
+        Raises ConfigurationError if the name is taken or the argument is no detector.
         """
         if detector is None:
             return lambda given: self.detector(given, name=name)
         name = name if name is not None else name_of(detector)
         if self.records is None:
-            log.warning("the detector %s sees nothing: no records are kept; set log_dir or TRAINMEDIC_LOG_DIR", name)
+            log.warning("detector %s gets no records, because none are kept; set log_dir or TRAINMEDIC_LOG_DIR", name)
         else:
             self.records.detectors.add(name, detector)
         return detector
 
     def line_handler(self) -> logging.Handler:
-        """Return a handler that shows detectors what the program logs, as records of the event ``log``:
-        ``logging.getLogger().addHandler(medic.line_handler())``. These are written to no file."""
+        """Return a handler that passes the program's log to the detectors, as records of the event ``log``:
+        ``logging.getLogger().addHandler(medic.line_handler())``. These records are not written to a file."""
         return LineHandler(self.records.detectors if self.records is not None else None)
 
     def stall(self) -> Stall:

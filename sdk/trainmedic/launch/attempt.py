@@ -180,8 +180,8 @@ class JobAttempt:
             time.sleep(_LOOK_SECONDS)
 
     def _printed_by(self, end: RankEnd, printed: str) -> str | None:
-        """Return the end of what a rank of this node printed: by the file that torchrun keeps of it, or by the marks of
-        the lines. None where neither tells."""
+        """Return the end of a rank's output on this node, from torchrun's file or from the prefixes of lines. None if
+        neither identifies it."""
         files = sorted(self._rank_files(f"{end.local_rank}/stderr.log"))
         try:
             return output.end_of(files[-1]) if files else causes.lines_of(end, printed)

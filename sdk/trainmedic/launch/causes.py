@@ -21,14 +21,14 @@ _RANK = re.compile(r"^\s*rank\s*: (\d+) \(local_rank: (\d+)\)")
 _EXIT_CODE = re.compile(r"^\s*exitcode\s*: (-?\d+) \(pid: (\d+)\)")
 _ROOT_CAUSE = "Root Cause"
 _TOLD_TO_END = re.compile(r"Sending process (\d+) closing signal|Closing process (\d+) via signal")
-"""What torchrun prints of each process that still ran when another one had failed."""
+"""Torchrun's line for each process that still ran when another one had failed."""
 _SPEAKER = re.compile(r"^(?:\[(?!rank\d)[A-Za-z_-]{1,40}(\d{1,6})\]:)? ?(?:\[rank(\d{1,6})\]:)?")
-"""The local rank before a line by torchrun's ``--tee``, and the rank by PyTorch."""
+"""Prefixes of a line: the local rank by torchrun's ``--tee``, the rank by PyTorch."""
 _TRACEBACK = "Traceback (most recent call last)"
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
 _SIGNALS_OF_SHELL = range(128 + 1, 128 + 32)
 _WORDS_OF_ERROR = 3
-"""Lines of an error's message that are looked at: NCCL says in the second what its first means."""
+"""Lines of an error's message that are searched: NCCL explains its first line in the second."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class Cause:
     status: int
     """The exit code of the rank that failed first, else of the launcher; less than 0 for a signal."""
     kind: str = ""
-    """The kind of the last error that it printed itself, such as ``ValueError``; or ``hang``. Empty for a signal,
-    because no exception sends one."""
+    """The kind of the last error that this process itself printed, such as ``ValueError``, or ``hang``. Empty for a
+    signal, because no exception sends one."""
     rank: int | None = None
     pid: int | None = field(default=None, compare=False)
-    """Its process, where it is known. Another attempt has another one."""
+    """Process ID, if known. Another attempt has another one."""
 
     def __str__(self) -> str:
         who = "the job" if self.rank is None else f"rank {self.rank}"
@@ -101,16 +101,16 @@ def signal_name(number: int) -> str:
 
 @dataclass(frozen=True)
 class PrintedError:
-    """The last error in what a process has printed."""
+    """The last error in a process's output."""
 
     kind: str = ""
-    """Such as ``ValueError``; empty where no error is to be seen."""
+    """Kind of the error, such as ``ValueError``. Empty if no error is found."""
     is_victims: bool = False
-    """True if it, or an error that led to it, is that of a rank that lost another one."""
+    """True if it, or an error that caused it, states that the rank lost another one."""
 
 
 def last_error(text: str) -> PrintedError:
-    """Return the last error that the text of a process tells."""
+    """Return the last error in a process's output."""
     lines = [_PREFIX.sub("", line.rstrip()) for line in text.splitlines()]
     last, is_chained = PrintedError(), False
     for number, line in enumerate(lines):
@@ -148,7 +148,7 @@ def rank_ends(text: str) -> list[RankEnd]:
 
 
 def lines_of(end: RankEnd, text: str) -> str | None:
-    """Return what a rank printed, out of what all ranks printed; None where the lines do not say of which rank."""
+    """Return one rank's lines from the output of all ranks. None if the lines do not identify their rank."""
     own: list[str] = []
     is_told = False
     for line in text.splitlines():
@@ -163,11 +163,11 @@ def lines_of(end: RankEnd, text: str) -> str | None:
 
 
 def cause_of(status: int, ends: Sequence[RankEnd], own: Mapping[int, str], printed: str, pid: int | None) -> Cause:
-    """Return what an attempt ended by.
+    """Return the cause of an attempt's end.
 
-    `ends` are the ranks' ends in torchrun's order, `own` what each of them printed as far as that is known, `printed`
-    what the launcher printed, and `status` and `pid` the launcher's own. Torchrun's first one is the cause, unless
-    another one shows that it is a victim: by the time in its error file the first can be a rank that lost its peer.
+    `ends` are the ranks' ends in torchrun's order, `own` is each rank's output if known, `printed` is the launcher's
+    output, and `status` and `pid` are the launcher's own. Torchrun's first rank is the cause, unless another one shows
+    that it is a victim: by the time in its error file the first can be a rank that lost its peer.
     """
     if not ends:
         kind = "" if status < 0 or status in _SIGNALS_OF_SHELL else error_kind(printed)
@@ -185,13 +185,13 @@ def _is_victim(end: RankEnd, own: Mapping[int, str], stopped: Collection[int]) -
     if end.pid in stopped:
         return True
     if end.status < 0:
-        # A torchrun that prints nothing of those that it ends ends them by SIGTERM.
+        # A torchrun that does not list the processes that it ends, ends them by SIGTERM.
         return not stopped and -end.status == signal.SIGTERM
     return last_error(own.get(end.rank, "")).is_victims
 
 
 def _word(printed: str) -> str:
-    """Return the word by which a shell told of a signal, in the last line; empty where there is none."""
+    """Return the word for a signal in the shell's last line. Empty if there is none."""
     last = printed.rstrip().rpartition("\n")[2]
     match = _WORDS.match(_PREFIX.sub("", last))
     return match[1] if match is not None else ""
@@ -226,7 +226,7 @@ def refusal(failed: Sequence[AttemptRecord], retries: int) -> str | None:
 
 
 def as_plain(record: AttemptRecord, node: str) -> Mapping[str, object]:
-    """The record for ``attempts.jsonl``, of the launcher on `node`."""
+    """Return the record for ``attempts.jsonl``, by the launcher on `node`."""
     return {
         "attempt": record.number,
         "cause": str(record.cause),

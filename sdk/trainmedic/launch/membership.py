@@ -25,7 +25,7 @@ class NodeExclusions:
         self._left_out: dict[str, str] = {}
         """By the id of the command."""
         self._for_load: set[str] = set()
-        """The ids of the commands by which nodes are left out because the job needs fewer."""
+        """IDs of the commands that excluded a node because the job needs fewer nodes."""
         self._pending: list[JobCommand] = []
         self.has_changed = False
         """Whether what runs has to be ended for it."""
@@ -37,7 +37,7 @@ class NodeExclusions:
 
     @property
     def without_for_load(self) -> tuple[str, ...]:
-        """The nodes that are left out for no other reason than that the job needs fewer."""
+        """The nodes that are excluded only because the job needs fewer nodes."""
         otherwise = {node for by, node in self._left_out.items() if by not in self._for_load}
         return tuple(node for node in self.without if node not in otherwise)
 
@@ -64,12 +64,12 @@ class NodeExclusions:
     def include(self, command: JobCommand) -> Mapping[str, Any] | None:
         """The handler of `INCLUDE`: of an undo, what its command has left out; else whoever has left the node out.
 
-        With ``for_load`` it takes back only a node that is left out for nothing but load.
+        With ``for_load`` it takes back only a node that is excluded only for load.
         """
         node = self._node_of(command)
         before = self.without
         if command.params.get("for_load") is True and node in before and node not in self.without_for_load:
-            raise Rejected("the node is left out for another reason than load, such as a fault")
+            raise Rejected("the node is excluded for another reason than load, such as a fault")
         if command.undo_of is not None:
             self._left_out.pop(command.undo_of, None)
         else:

@@ -20,21 +20,21 @@ _HEAD = 1024 * 1024
 
 
 class OutputCopies:
-    """A thread that passes on what comes from pipes, keeps it, and remembers the end of each.
+    """Thread that forwards the data of pipes, stores it, and remembers the end of each.
 
-    If several have something at once, the first is read first. A program that fails prints its last words to standard
-    error, after all that it printed to standard output: in another order it would seem to go on.
+    If several pipes have data, the first is read first. A failing program prints its last words to standard error,
+    after its standard output. In another order it would seem to continue.
     """
 
     def __init__(self, pipes: Sequence[tuple[int, int]], kept: KeptFile) -> None:
-        """`pipes` are sources, each with the file descriptor to which it is passed on."""
+        """`pipes` are sources, each with the file descriptor of its destination."""
         self._pipes = [_Pipe(source, sink) for source, sink in pipes]
         self._kept = kept
         self._thread = threading.Thread(target=self._run, name="trainmedic-output", daemon=True)
         self._thread.start()
 
     def tail(self, number: int) -> str:
-        """The last that came from a pipe, by its number."""
+        """Return the last data of a pipe, by its number."""
         return self._pipes[number].tail.decode(errors="replace")
 
     def finish(self, timeout: float) -> None:
@@ -45,14 +45,14 @@ class OutputCopies:
         open_ = list(self._pipes)
         while open_:
             select.select([pipe.source for pipe in open_], [], [])
-            # Looked at again one after the other: what came meanwhile to the first is older than what is in the next.
+            # Check each pipe again in turn: data that came to the first one by now is older than that in the next.
             for pipe in list(open_):
                 if select.select([pipe.source], [], [], 0)[0] and not self._copy(pipe):
                     open_.remove(pipe)
                     os.close(pipe.source)
 
     def _copy(self, pipe: _Pipe) -> bool:
-        """Take what is in a pipe; return whether more can come."""
+        """Copy the data in a pipe. Return whether more can come."""
         try:
             chunk = os.read(pipe.source, _CHUNK)
         except OSError:

@@ -76,7 +76,7 @@ class ServerLink:
         self._writer.announce()
 
     def tell(self, kind: str, attempt: int, reason: str = "", cause: Cause | None = None) -> None:
-        """Send a notice, with what the attempt ended by where it failed."""
+        """Send a notice, with the cause of a failed attempt's end."""
         self._number += 1
         notice = Notice(
             self.job,
@@ -121,10 +121,11 @@ class ServerLink:
 def open_link(
     job: str | None, membership: NodeExclusions, bounds: Mapping[str, int], reports_ends: bool = False
 ) -> ServerLink | None:
-    """The link of the job of this name, else of TRAINMEDIC_JOB; None, with a line that says why, where there is none.
+    """Return the link of the job of this name, else of TRAINMEDIC_JOB. None if there is none, with a log line that says
+    why.
 
-    `reports_ends` is whether this launcher tells how each attempt ends, whatever the job uses. Raises nothing: a job is
-    launched whatever is wrong with its settings.
+    `reports_ends` is whether this launcher reports how each attempt ends, whatever the job uses. Raises nothing: wrong
+    settings do not keep a job from starting.
     """
     if not job and not os.environ.get("TRAINMEDIC_JOB"):
         log.warning("no job name is set (--job, or TRAINMEDIC_JOB), so the server is told nothing")

@@ -219,7 +219,7 @@ class Supervisor:
             log.warning("how the attempt ended is not kept: %s", error.strerror)
 
     def _keep_success(self, number: int) -> None:
-        """Record that the attempt ended with exit code 0: whatever its logs say, nothing failed."""
+        """Record that the attempt ended with exit code 0. Then nothing failed, even if its logs contain errors."""
         if self._options.log_dir is None:
             return
         logs = AttemptLogs.of(self._options.log_dir, self._options.job, number)

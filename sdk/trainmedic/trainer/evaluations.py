@@ -12,9 +12,9 @@ from typing import Any, Mapping
 _KIND = r"(?:val|valid|validation|eval)[_/.-]"
 _OTHER = re.compile(rf"^{_KIND}(.+)$")
 _NO_RESULT = re.compile(r"(?:^|[_/.-])(?:runtime|(?:samples|steps|tokens)_per_second|time|epoch|step|steps|samples)$")
-"""How long it took, and what was counted."""
+"""Names of durations and counts."""
 _ARGUMENTS = ("loss", "perplexity", "step")
-"""Of `Medic.report_evaluation`, which no metric may be called."""
+"""Parameters of `Medic.report_evaluation`, which no metric may have as its name."""
 _LOSS = re.compile(rf"^{_KIND}(?:.*[_/.-])?loss(?:_epoch)?$")
 _PERPLEXITY = re.compile(rf"^{_KIND}(?:.*[_/.-])?(?:perplexity|ppl)(?:_epoch)?$")
 
@@ -31,7 +31,8 @@ def loss_and_perplexity(metrics: Mapping[str, Any], is_of_tokens: bool = False) 
 
 
 def other_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics of an evaluation but loss, perplexity and times, by their names without ``eval_`` and the like."""
+    """Return the metrics of an evaluation except loss, perplexity and times, by name without prefixes such as
+    ``eval_``."""
     others: dict[str, Any] = {}
     for name, value in metrics.items():
         match = _OTHER.match(name)

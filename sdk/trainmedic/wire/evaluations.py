@@ -1,7 +1,7 @@
-"""The metrics of a job's evaluations, as they stand in its presence: the newest value of each name.
+"""The metrics of a job's evaluations in its presence: the newest value of each name.
 
-Who writes them: rank 0 of a job (``client``). The server imports the reading from here. It needs the standard library
-only, and reads what anybody may have written.
+Rank 0 of a job writes them (``client``). The server imports the reading from here. It needs only the standard library,
+and treats its input as untrusted.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from trainmedic.wire import envelope
 FIELD = "evaluations"
 """The member of the presence."""
 MOST = 32
-"""Metrics of a job; of more, the first that were reported."""
+"""Metrics of a job, at most. The first reported ones are kept."""
 NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_./@:+-]{0,99}\Z")
-"""The name of a metric."""
+"""Form of a metric's name."""
 NOT_FINITE = "NaN"
-"""What is written in place of a value that is not a finite number."""
+"""Replaces a value that is not a finite number."""
 _MOST_STEP = 10**15
 
 
@@ -31,15 +31,15 @@ class EvaluatedMetric:
 
     name: str
     value: float | None
-    """None if the job reported something that is not a finite number."""
+    """None if the job reported a value that is not a finite number."""
     step: int | None
-    """The training step that was evaluated; None if the job did not say."""
+    """The training step that was evaluated. None if the job did not state it."""
     at: datetime
     """When it was reported (aware UTC)."""
 
 
 def as_plain(metrics: Iterable[EvaluatedMetric]) -> list[dict[str, Any]]:
-    """The content of `FIELD`."""
+    """Return the content of `FIELD`."""
     return [
         {
             "metric": metric.name,
@@ -52,7 +52,7 @@ def as_plain(metrics: Iterable[EvaluatedMetric]) -> list[dict[str, Any]]:
 
 
 def read(content: Any) -> tuple[EvaluatedMetric, ...]:
-    """Return the metrics in the content of `FIELD`, each name once. What is malformed is left out."""
+    """Return the metrics in the content of `FIELD`, each name once. Malformed entries are skipped."""
     if not isinstance(content, (list, tuple)):
         return ()
     by_name: dict[str, EvaluatedMetric] = {}

@@ -73,15 +73,15 @@ class Notice:
     reason: str = ""
     """Why, for a person; never what a training printed."""
     node: str = ""
-    """The launcher's node. Empty where no launcher says so, as for all that follows."""
+    """The launcher's node. Empty if no launcher states it, as are the following members."""
     status: int | None = None
-    """How the process ended that failed first: its exit code, or less than 0 for a signal."""
+    """End of the process that failed first: its exit code, or less than 0 for a signal."""
     rank: int | None = None
-    """That process's rank, where it is known."""
+    """That process's rank, if known."""
     pid: int | None = None
-    """That process's number on the node."""
+    """That process's ID on the node."""
     error: str = ""
-    """The kind of its last error, such as ``ValueError``; ``hang`` where the launcher ended a hang."""
+    """Kind of its last error, such as ``ValueError``; ``hang`` if the launcher ended a hang."""
 
     def encode(self) -> bytes:
         """The exact bytes that are sent and signed."""

@@ -417,7 +417,7 @@ def test_a_log_is_followed_paused_and_left_to_others(seen: Watched, lab: Lab) ->
     hide = "Object.defineProperty(document, 'hidden', {value: %s, configurable: true});"
     told = "document.dispatchEvent(new Event('visibilitychange'))"
     page.evaluate(hide % "true" + told)
-    expect(page.locator("#log-state")).to_have_text("paused while nobody looks", timeout=10_000)
+    expect(page.locator("#log-state")).to_have_text("paused while the tab is hidden", timeout=10_000)
     _until(lambda: lab.logs.followers == 0)
     lab.logs.lines.append(line(-5, "live while hidden", 2))
     page.evaluate(hide % "false" + told)
@@ -432,7 +432,7 @@ def test_no_more_pages_follow_logs_than_are_allowed(seen: Watched, lab: Lab) -> 
     try:
         _until(lambda: lab.logs.followers == most)
         seen.page.goto(f"{lab.url}/jobs/{JOB}/logs?live=1")
-        expect(seen.page.locator("#log-state")).to_contain_text(f"As many pages as are allowed ({most})")
+        expect(seen.page.locator("#log-state")).to_contain_text(f"{most} pages follow a log already")
         expect(seen.page.get_by_role("button", name="Follow")).to_be_visible()
     finally:
         for each in lines:

@@ -118,7 +118,7 @@ def test_a_job_that_does_not_train_again_fails_in_the_end() -> None:
     ("prometheus", "least", "why"),
     [
         (Prometheus(), 90.5, "the throughput is 90 samples/s, under 90.5"),
-        (Prometheus(utilization_percent=50.0), 1.0, "the throughput is not known"),
+        (Prometheus(utilization_percent=50.0), 1.0, "the throughput is unknown"),
     ],
 )
 def test_a_throughput_that_is_too_low_or_not_known_fails(prometheus: Prometheus, least: float, why: str) -> None:

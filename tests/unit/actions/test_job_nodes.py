@@ -50,7 +50,7 @@ async def test_the_last_node_by_its_number_can_leave() -> None:
         4,
     )
     assert (await nodes_of(bus, keep=["n10"]))["can_leave"] == "n9"
-    assert (await nodes_of(bus, keep=["n9", "n10"]))["why_none_leaves"] == "all of its nodes are to be kept"
+    assert (await nodes_of(bus, keep=["n9", "n10"]))["why_none_leaves"] == "all of its nodes must stay"
 
 
 async def test_a_job_keeps_as_many_nodes_as_it_needs() -> None:
@@ -65,7 +65,7 @@ async def test_only_a_node_that_was_left_out_for_load_can_return() -> None:
     """One with a fault waits for its repair; and a job that is full takes none."""
     bus = Elastic("n1", "n2")
     bus.leave("n3", for_load=False)
-    assert (await nodes_of(bus))["why_none_returns"] == "no node waits that was left out for load"
+    assert (await nodes_of(bus))["why_none_returns"] == "no node that was excluded for load is waiting"
     bus.leave("n4", for_load=True)
     found = await nodes_of(bus)
     assert (found["can_return"], found["waiting"]) == ("n4", ["n4"])

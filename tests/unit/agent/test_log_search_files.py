@@ -156,9 +156,9 @@ def test_what_was_packed_is_searched_as_far_as_is_unpacked(node: SearchedNode, m
     monkeypatch.setattr(packed_lines, "_PIECE", 500)
     page = node.page()
     assert len(page.lines) < 100
-    assert page.notes[0].startswith("2 packed files on n1 are larger than")
+    assert page.notes[0].startswith("2 compressed files on n1 exceed")
     (node.attempt.path / "launcher-n1.log.1.gz").write_bytes(b"\x1f\x8b no gzip")
-    assert "broken" in node.page().notes[0]
+    assert "damaged" in node.page().notes[0]
 
 
 def test_a_file_that_would_unpack_to_anything_costs_little_memory(node: SearchedNode) -> None:
@@ -174,7 +174,7 @@ def test_a_file_that_would_unpack_to_anything_costs_little_memory(node: Searched
     finally:
         tracemalloc.stop()
     assert most < 20 * 1024 * 1024
-    assert "packed files" in page.notes[0]
+    assert "compressed files" in page.notes[0]
 
 
 @pytest.mark.parametrize(

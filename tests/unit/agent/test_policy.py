@@ -110,7 +110,7 @@ def test_calling_itself_an_undo_opens_no_door(action: str) -> None:
         ("power: {max_lease: 2d}", "policy.yaml:1:20: power.max_lease: must be from 1m to 1d, not '2d'"),
         (
             "allow: [disk.prune_containers]",
-            "policy.yaml:1:8: allow: disk.prune_containers needs the part containers, which says what may be removed",
+            "policy.yaml:1:8: allow: disk.prune_containers needs the part containers, which states what may be removed",
         ),
         ("containers: {min_age: 7d}", "policy.yaml:1:13: containers: remove is missing"),
         (

@@ -119,7 +119,7 @@ _EVICTED = {"phase": "Failed", "reason": "Evicted"}
         ({"phase": "Failed", "reason": "Preempting", "message": "Preempted in order to admit critical pod"},
          "preemption", "high", "restart", "admit critical pod"),
         ({"conditions": [disrupted(AT, "EvictionByEvictionAPI", "Eviction API: evicting")]},
-         "preemption", "high", "restart", "by a request, as a drain sends it"),
+         "preemption", "high", "restart", "by a request, such as a drain"),
         ({"conditions": [disrupted(AT, "DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint")]},
          "node", "medium", "ask", "because of a taint of its node"),
         ({"phase": "Failed", "reason": "Terminated", "message": "Pod was terminated in response to imminent node "

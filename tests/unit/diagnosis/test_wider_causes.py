@@ -60,7 +60,7 @@ def test_an_exception_that_ray_passes_on_is_known_by_its_first_line(tmp_path: Pa
         (
             "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError\n",
             CauseClass.HANG,
-            "too few nodes came to the rendezvous",
+            "too few nodes joined the rendezvous",
         ),
         (
             "torch.distributed.DistStoreError: Timed out after 301 seconds waiting for clients. 14/16 clients joined.\n",

@@ -111,7 +111,7 @@ CLAIMS: Mapping[str, Claim] = {
     ),
     "Nothing was changed.": not_done(*SLOW_CHANGES, *NODES_OF_JOB),
     "Nothing was changed: REASON": not_done(*NODES_OF_JOB),
-    "JOB goes on without a node": done("launcher.exclude_node"),
+    "JOB continues without a node": done("launcher.exclude_node"),
     "JOB has a node back": done("launcher.include_node"),
     "Throughput: FIGURES": done("job.load"),
     "GPUs busy: FIGURES": done("job.load"),
@@ -180,7 +180,7 @@ ADVICE = frozenset(
         "Mend it, look whether it is healthy (trainmedic agent health), and give it back to the cluster.",
         "Mend the node, look whether it is healthy (trainmedic agent health), and give it back to the cluster.",
         "trainmedic diagnose JOB shows what this rests on.",
-        "Look what its steps wait for (trainmedic report JOB), or give it fewer nodes.",
+        "See what its steps wait for (trainmedic report JOB), or give it fewer nodes.",
         "Give it more nodes within its bounds, such as by k8s.scale, or a target that it can reach.",
     }
 )  # fmt: skip
@@ -256,7 +256,7 @@ def sentences(text: str, run: Run) -> Iterator[str]:
     text = re.sub(r"^(JOB failed: ).*$", r"\1CAUSE", text, flags=re.MULTILINE)
     text = re.sub(r"^(Nothing was changed: ).*$", r"\1REASON", text, flags=re.MULTILINE)
     text = re.sub(r"^((?:Throughput|GPUs busy): ).*$", r"\1FIGURES", text, flags=re.MULTILINE)
-    text = re.sub(r"^JOB goes on without n\d+$", "JOB goes on without a node", text, flags=re.MULTILINE)
+    text = re.sub(r"^JOB continues without n\d+$", "JOB continues without a node", text, flags=re.MULTILINE)
     text = re.sub(r"^JOB has n\d+ back$", "JOB has a node back", text, flags=re.MULTILINE)
     text = re.sub(r"(?<=rank )\d+|(?<=ended so )\d+", "N", text)
     text = re.sub(r"^- ", "", text, flags=re.MULTILINE)

@@ -98,9 +98,9 @@ def test_one_that_fails_again_and_again_is_left_out_and_the_others_go_on(
     assert of_event(records, "end")[0]["detector_errors"] == 5
     told = [record.getMessage() for record in caplog.records if "detector" in record.getMessage()]
     assert told == [
-        "llm-1: the detector unmade cannot be made and is left out",
-        "llm-1: the detector broken failed; it is tried again",
-        "llm-1: the detector broken failed 5 times in a row and is left out",
+        "llm-1: cannot create detector unmade; skipping it",
+        "llm-1: detector broken failed; trying it again",
+        "llm-1: detector broken failed 5 times in a row; disabling it",
     ]
 
 
@@ -187,7 +187,7 @@ def test_without_records_a_detector_sees_nothing_and_the_log_says_so(caplog: pyt
     logging.getLogger("acme").addHandler(handler := reports.line_handler())
     logging.getLogger("acme").warning("hello")
     logging.getLogger("acme").removeHandler(handler)
-    assert "the detector High sees nothing" in caplog.text
+    assert "detector High gets no records" in caplog.text
 
 
 def test_detectors_see_what_the_program_logs_where_its_handler_is_added(

@@ -114,7 +114,7 @@ def _without_none(value: Any) -> Any:
 
 
 def _marked(spec: Mapping[str, Any], run_id: str) -> dict[str, Any]:
-    """Return the template of the Job's pods with the run in its annotations: these pods are no training."""
+    """Return the template of the Job's pods with the run in its annotations, which mark pods that are no training."""
     template = spec.get("template")
     if not isinstance(template, Mapping):
         return {}

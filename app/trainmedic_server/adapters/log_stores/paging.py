@@ -29,7 +29,7 @@ _CATCHES_UP = timedelta(seconds=90)
 """How long, after a store was away, lines may come to it that are from before: agents push again within a minute."""
 _MOST_KNOWN = 100_000
 _MEMBERS = ("rank", "local_rank", "node_rank", "attempt")
-"""What a query may ask and a line may lack; how many lines lack it a store does not say."""
+"""Attributes that a query may ask for and a line may lack. A store does not report how many lines lack one."""
 NANOSECONDS = 1_000_000_000
 
 
@@ -71,7 +71,7 @@ class StoredLogs:
 
     async def search(self, query: LogQuery, nodes: Collection[str], most: int) -> AsyncGenerator[LogBatch, None]:
         left = most
-        nodes = () if query.is_search else nodes  # of a job whose nodes are not known no kernel is asked
+        nodes = () if query.is_search else nodes  # without known nodes of the job, no kernel lines are searched
         try:
             async for lines in self._until(query, nodes, self._end(query), set()):
                 if len(lines) > left:

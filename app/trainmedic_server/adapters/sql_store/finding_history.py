@@ -91,7 +91,7 @@ def findings_select(matching: FindingFilter, limit: int, before: tuple[datetime,
     if matching.open is not None:
         statement = statement.where(columns.ended_at.is_(None) if matching.open else columns.ended_at.is_not(None))
     if matching.claimed_job is not None:
-        # Labels are JSON as text, in the form of `encode_json`. A claim is of a printed finding about a node.
+        # Labels are JSON as text, in the form of `encode_json`. Only a printed finding about a node has a claim.
         member = encode_json({CLAIMED_JOB: matching.claimed_job})[1:-1]
         labels = sa.type_coerce(columns.labels, Text)
         is_named = sa.func.replace(labels, member, "") != labels

@@ -138,7 +138,7 @@ class SqlHistory(History, TallySource):
         try:
             return await loop.run_in_executor(self._threads, self._answer, work, reading)
         except asyncio.CancelledError:
-            # Nobody waits for it any more; the thread is wanted for others.
+            # No client waits for it any more, and other reads need the thread.
             with contextlib.suppress(RuntimeError):  # the store was closed, and all reads have ended
                 self._canceller.submit(reading.cancel)
             raise

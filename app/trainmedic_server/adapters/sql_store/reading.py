@@ -1,8 +1,8 @@
-"""One read of the history: it ends by itself when it takes too long, and can be ended from the event loop.
+"""Time limit and cancellation of one read of the history.
 
-SQLite asks every few thousand steps of its own whether to go on. PostgreSQL has a time limit for each statement
-(``postgresql``), and is sent a request to cancel, which may arrive after the statement: so a connection that was
-cancelled is closed, and no later read on it can be hit. Who calls it: ``history``.
+SQLite checks every few thousand of its steps whether to continue. PostgreSQL has a time limit for each statement
+(``postgresql``), and receives a cancel request, which may arrive after the statement. So a cancelled connection is
+closed, and the request cannot hit a later read. Called by ``history``.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from trainmedic_server.adapters.sql_store import database
 log = logging.getLogger(__name__)
 
 SECONDS = 30.0
-"""How long a read may take: a page of the longest history took half a second, a report of a year three."""
+"""Time limit of a read. A page of the longest history took half a second, a report of a year 3 s."""
 _CANCEL_SECONDS = 5.0
-"""How long a request to cancel may take, as where the database's machine is away."""
+"""Time limit of a cancel request, for example if the database's machine is down."""
 _STEPS = 20_000
-"""Of SQLite's virtual machine between two questions: about a millisecond, so that asking costs nothing."""
+"""Steps of SQLite's virtual machine between two checks: about a millisecond, so that the check costs nothing."""
 _CANCELLED = "57014"
-"""SQLSTATE query_canceled: by the time limit for a statement, or by a request to cancel."""
+"""SQLSTATE query_canceled: by the time limit of a statement, or by a cancel request."""
 
 
 class BoundedRead:
-    """The time limit of one read, and the way to end it sooner. `cancel` may be called from any thread."""
+    """Time limit of one read, and its cancellation. `cancel` may be called from any thread."""
 
     def __init__(self, seconds: float = SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -44,7 +44,7 @@ class BoundedRead:
         self._is_cancelled = False
 
     def cancel(self) -> None:
-        """End the read, if it has not ended. Blocks until PostgreSQL has heard it, for a few seconds at most."""
+        """Cancel the read, unless it has ended. Blocks until PostgreSQL has the request, for 5 s at most."""
         with self._lock:
             self._is_cancelled = True
             if self._driver is not None and hasattr(self._driver, "cancel_safe"):
@@ -55,7 +55,7 @@ class BoundedRead:
 
     @contextmanager
     def bounded(self, connection: sa.Connection) -> Iterator[None]:
-        """Bound what is read on this connection within. Raises StoreSlow, StoreUnavailable."""
+        """Limit the reads on this connection in the block. Raises StoreSlow, StoreUnavailable."""
         driver = connection.connection.driver_connection
         is_sqlite = connection.dialect.name == "sqlite"
         with self._lock:

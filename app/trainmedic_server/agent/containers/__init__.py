@@ -1,6 +1,6 @@
-"""Removing what a container engine keeps and nobody uses: ``disk.prune_containers``.
+"""Removal of unused containers, images and build cache of a container engine: ``disk.prune_containers``.
 
-`executor` checks the command, `kubelet` says whether Kubernetes runs this node, `leftovers` chooses what may go,
-`engine_api` speaks with the engine (Docker, or Podman's service), and `policy` has the part ``containers`` of the
-agent's policy.
+`executor` checks the command. `kubelet` detects whether the node belongs to Kubernetes. `leftovers` selects what to
+remove. `engine_api` is the client of the engine (Docker, or Podman's service). `policy` reads the part ``containers``
+of the agent's policy.
 """

@@ -1,8 +1,9 @@
-"""Docker's API over its socket, as far as removing leftovers needs it. Podman's service speaks it too.
+"""Client for Docker's API over its Unix socket, limited to the calls that a removal needs. Podman's service has the
+same API.
 
-Requests name no version, so the engine answers in its newest; what is read here has the same form since Docker 18.09.
-The client is the standard library's, because the agent loads nothing that it does not need on every node. Answers are
-bounded in size and time.
+Requests name no API version, so the engine uses its newest one. The members read here have the same form since Docker
+18.09. The client uses the standard library's HTTP, because the agent loads only what it needs on every node. Answers
+are bounded in size and time.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _LONGEST_MESSAGE = 300
 
 
 class EngineAnswer(Exception):
-    """The engine did not do what was asked. ``status`` is that of HTTP."""
+    """The engine refused a request. ``status`` is the HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -29,13 +30,13 @@ class EngineAnswer(Exception):
 
 
 class ContainerEngine:
-    """A container engine behind its socket. Each call takes `seconds` at most."""
+    """A container engine at its socket. Each call takes `seconds` at most."""
 
     def __init__(self, path: str) -> None:
         self._path = path
 
     def info(self, seconds: float) -> Mapping[str, Any]:
-        """Return what the engine says of itself."""
+        """Return what the engine reports about itself."""
         return _mapping(self._ask("GET", "/info", seconds))
 
     def containers(self, seconds: float) -> list[Mapping[str, Any]]:
@@ -55,7 +56,7 @@ class ContainerEngine:
         return _mapping(self._ask("GET", f"/images/{quote(name, safe='')}/json", seconds))
 
     def remove_container(self, name: str, seconds: float) -> None:
-        """Remove a container that does not run, and none of its volumes. Raises EngineAnswer, also if it runs."""
+        """Remove a stopped container, but none of its volumes. Raises EngineAnswer, also if it runs."""
         self._ask("DELETE", f"/containers/{quote(name, safe='')}", seconds)
 
     def remove_image(self, name: str, seconds: float) -> None:
@@ -63,7 +64,7 @@ class ContainerEngine:
         self._ask("DELETE", f"/images/{quote(name, safe='')}", seconds)
 
     def prune_build_cache(self, min_age_hours: int, seconds: float) -> int:
-        """Remove build cache that was not used for so many hours; return the bytes that the engine says it freed.
+        """Remove build cache that was unused for so many hours. Return the freed bytes, as the engine reports them.
 
         Raises EngineAnswer, also if the engine has no such cache (Podman).
         """
@@ -72,7 +73,8 @@ class ContainerEngine:
         return freed if isinstance(freed, int) and freed >= 0 else 0
 
     def _ask(self, method: str, path: str, seconds: float, query: Mapping[str, str] | None = None) -> Any:
-        """Return the answer, from JSON. Raises EngineAnswer, CommandFailed, CommandUnsupported."""
+        """Send a request and return its answer, parsed from JSON. Raises EngineAnswer, CommandFailed,
+        CommandUnsupported."""
         connection = _SocketConnection(self._path, seconds)
         try:
             connection.request(method, f"{path}?{urlencode(query)}" if query else path)
@@ -80,7 +82,7 @@ class ContainerEngine:
             body = response.read(_LARGEST_ANSWER + 1)
             if len(body) > _LARGEST_ANSWER:
                 raise CommandFailed(f"the container engine's answer to {method} {path} is larger than 64 MiB")
-            if response.length:  # a read of a given size does not say that the connection ended before
+            if response.length:  # a read of a fixed size does not show that the connection ended early
                 raise http.client.IncompleteRead(body, response.length)
             if response.status >= http.client.BAD_REQUEST:
                 raise EngineAnswer(response.status, _message(body))
@@ -127,7 +129,7 @@ def _listed(answer: object) -> list[Mapping[str, Any]]:
 
 
 def _message(body: bytes) -> str:
-    """Return the sentence in an answer that says that something went wrong."""
+    """Return the error sentence of an answer."""
     text = body.decode("utf-8", "replace")
     try:
         said = json.loads(text)

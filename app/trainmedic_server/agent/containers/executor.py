@@ -1,7 +1,7 @@
 """The agent's executor for ``disk.prune_containers``.
 
-It refuses where a kubelet runs, and where that cannot be seen. A command that comes again after the agent ended in the
-middle of it looks for leftovers anew, so its output counts the second part only.
+It refuses on a node where a kubelet runs, and where it cannot check that. If the agent ends during a command, the
+repeated command searches again, so its output counts only what the second part removed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trainmedic_server.errors import CommandFailed, CommandRejected
 _REPLY_MARGIN = timedelta(seconds=5)
 _PARAMETERS = ("dry_run", "filesystems")
 _LONGEST_ANSWER = 120.0
-"""Seconds that the engine has for one request: removing one large image takes some."""
+"""Seconds that the engine has for one request. Removing one large image takes a while."""
 
 
 class PruneContainersExecutor:
@@ -49,7 +49,8 @@ class PruneContainersExecutor:
         self._kubelet_sign = kubelet_sign
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
-        """Remove leftovers; return how many of each kind, what was left and why, and the space before and after.
+        """Remove leftovers. Return how many of each kind were removed, what was left and why, and the free space before
+        and after.
 
         Raises CommandRejected, CommandUnsupported, CommandFailed.
         """
@@ -83,16 +84,16 @@ class PruneContainersExecutor:
         try:
             storage = str(engine.info(seconds_left()).get("DockerRootDir") or "")
             if any(is_of_kubelet(container) for container in engine.containers(seconds_left())):
-                raise CommandRejected("the engine has containers of Kubernetes; the kubelet removes what they leave")
+                raise CommandRejected("the engine has containers of Kubernetes; its kubelet removes their leftovers")
         except EngineAnswer as answer:
-            raise CommandFailed(f"the container engine did not say what it has: {answer}") from answer
+            raise CommandFailed(f"the container engine did not list its objects: {answer}") from answer
         self._refuse_other_filesystem(storage, command.params.get("filesystems", ()))
         before = _free_bytes(storage)
         remover = LeftoverRemover(engine, self._policy, datetime.now(UTC), dry_run, seconds_left, may_continue)
         try:
             remover.remove()
         except EngineAnswer as answer:
-            raise CommandFailed(f"the container engine did not say what it has: {answer}") from answer
+            raise CommandFailed(f"the container engine did not list its objects: {answer}") from answer
         return {
             **remover.pruning.output(),
             "storage": storage,
@@ -110,12 +111,12 @@ class PruneContainersExecutor:
         clocks = Clocks()
         if not FileUsage(clocks, Throttle(clocks, math.inf, lambda: False), str(self._proc)).sees_every_process():
             raise CommandRejected(
-                "whether a kubelet runs here cannot be seen: the agent needs the machine's first PID namespace and a "
+                "cannot check whether a kubelet runs here: the agent needs the machine's first PID namespace and a "
                 "/proc without hidepid"
             )
 
     def _refuse_other_filesystem(self, storage: str, raw: object) -> None:
-        """Raise CommandRejected if the engine's storage lies on none of the file systems that the command names."""
+        """Raise CommandRejected if the engine's storage is on none of the command's file systems."""
         names = named_filesystems(raw)
         if not names:
             return
@@ -123,7 +124,7 @@ class PruneContainersExecutor:
             fd = os.open(storage, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise CommandRejected(
-                f"whether the engine's storage {storage!r} lies on {', '.join(map(str, names))[:300]} cannot be seen: "
+                f"cannot check whether the engine's storage {storage!r} lies on {', '.join(map(str, names))[:300]}: "
                 f"{error.strerror}"
             ) from error
         try:
@@ -136,7 +137,7 @@ class PruneContainersExecutor:
 
 
 def _free_bytes(storage: str) -> int | None:
-    """Return what is available on the storage's file system; None if the agent cannot see it."""
+    """Return the available bytes on the storage's file system. None if the agent cannot see it."""
     try:
         space = os.statvfs(storage)
     except OSError:

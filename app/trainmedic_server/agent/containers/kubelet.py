@@ -1,4 +1,4 @@
-"""Whether Kubernetes runs this node. There the kubelet removes images and containers, and nobody else may."""
+"""Detection of a kubelet. On its node only the kubelet removes images and containers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 _KUBELETS = frozenset({"kubelet", "kubelite", "k3s", "k3s-server", "k3s-agent", "rke2", "k0s", "hyperkube"})
-"""Names of processes that are a kubelet or have one in them. The kernel keeps 15 characters of a name."""
+"""Names of processes that are a kubelet or contain one. The kernel keeps 15 characters of a name."""
 _LABELS = ("io.kubernetes.", "io.cri-")
-"""Beginnings of labels that a kubelet gives its containers."""
+"""Prefixes of the labels that a kubelet gives its containers."""
 
 
 def sign_of_kubelet(proc: Path = Path("/proc"), pods: Path = Path("/var/lib/kubelet/pods")) -> str | None:
-    """Return what shows that a kubelet runs here, in words; None if nothing does."""
+    """Return the sign of a kubelet on this node, in words. None if there is none."""
     if os.environ.get("KUBERNETES_SERVICE_HOST"):
         return "this agent runs in a pod"
     for name in _process_names(proc):
@@ -29,7 +29,7 @@ def sign_of_kubelet(proc: Path = Path("/proc"), pods: Path = Path("/var/lib/kube
 
 
 def is_of_kubelet(container: Mapping[str, Any]) -> bool:
-    """Return whether a container, as Docker's API lists it, has a label of a kubelet."""
+    """Return whether a container in Docker's list has a kubelet's label."""
     labels = container.get("Labels")
     return isinstance(labels, Mapping) and any(str(label).startswith(_LABELS) for label in labels)
 
@@ -40,4 +40,4 @@ def _process_names(proc: Path) -> Iterable[str]:
             try:
                 yield (process / "comm").read_text("utf-8", "replace").strip()
             except OSError:
-                continue  # it has ended
+                continue  # the process has ended

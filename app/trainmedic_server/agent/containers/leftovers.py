@@ -1,14 +1,14 @@
-"""Which containers and images nobody needs, and removing them one at a time.
+"""Selection of unused containers and images, and their removal one at a time.
 
-**Containers** that have stopped, or were created and never started. One with a restart policy stays, because its engine
-or a person will start it again. Volumes stay.
+**Containers** that have stopped, or were created and never started. A container with a restart policy stays, because
+its engine or a user will start it again. Volumes stay.
 
-**Images** that no container has, running or not. Their age counts from when they were last pulled, built or named
-(``LastTagTime``), not from when their content was built: a job that begins in a minute may have pulled an old image a
-minute ago. An engine that does not know that time (Podman) keeps its named images. Of an image without a name the time
-of its build counts.
+**Images** that no container uses, running or not. Their age counts from when they were last pulled, built or named
+(``LastTagTime``), not from when their content was built: a job that is about to start may just have pulled an old
+image. An engine that does not report that time (Podman) keeps its named images. The age of an unnamed image counts from
+its build.
 
-Nothing is forced. The engine itself refuses to remove what is in use by then, and the answer counts it as left.
+Nothing is forced. The engine refuses to remove what is in use at that time, and the answer counts it as left.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _MAX_EXAMPLES = 3
 _CONFLICT, _NOT_FOUND = 409, 404
 _NO_NAME = "<none>"
 _NEVER_YEAR = 1970
-"""Engines write a time that never came as one in the year 1, or as the epoch's first second."""
+"""Engines write an unset time as one in the year 1, or as the epoch's first second."""
 
 
 class Pruning(Struct):
-    """What became of one command's leftovers."""
+    """Result of one command."""
 
     removed: Counter[Leftover] = field(default_factory=Counter)
     cache_bytes: int = 0
@@ -57,7 +57,7 @@ class Pruning(Struct):
 
 
 class LeftoverRemover(Struct):
-    """Removes leftovers of one engine, oldest kind first. `may_continue` is asked before each removal."""
+    """Remover of one engine's leftovers, in the order of their kinds. It calls `may_continue` before each removal."""
 
     engine: ContainerEngine
     policy: ContainersPolicy
@@ -135,7 +135,7 @@ class LeftoverRemover(Struct):
             self._note(kind, self._image(ident, names), name)
 
     def _image(self, ident: str, names: list[str]) -> str | None:
-        """Remove an image; return why it was left, if it was."""
+        """Remove an image. Return why it was left, if it was."""
         if self._is_kept(names):
             return "kept_by_policy"
         try:
@@ -145,7 +145,7 @@ class LeftoverRemover(Struct):
             if (reason := self._young(since if names else _known(since) or full.get("Created"))) is not None:
                 return reason
             if not self.dry_run:
-                # With several names it is gone with the last of them.
+                # With several names the image is removed with the last of them.
                 for name in names or [ident]:
                     self.engine.remove_image(name, self.seconds_left())
         except EngineAnswer as answer:
@@ -173,13 +173,13 @@ def _reason(answer: EngineAnswer) -> str:
 
 
 def _known(written: object) -> datetime | None:
-    """Return a time as engines write it (RFC 3339, nanoseconds); None if it says that it is not known."""
+    """Parse a time as engines write it (RFC 3339, nanoseconds). None if it is unset."""
     if isinstance(written, datetime):
         return written
     if not isinstance(written, str):
         return None
     try:
-        # Python reads microseconds at most.
+        # Python parses microseconds at most.
         head, _, rest = written.partition(".")
         zone = rest.lstrip("0123456789") or ("Z" if rest else "")
         at = datetime.fromisoformat(head + zone if rest else written)
@@ -195,7 +195,7 @@ def _container_names(listed: Mapping[str, Any]) -> list[str]:
 
 
 def _image_names(listed: Mapping[str, Any]) -> list[str]:
-    """Return an image's names. One that was pulled by its digest alone has that for a name."""
+    """Return an image's names. The name of an image that was pulled only by digest is that digest."""
     tags, digests = listed.get("RepoTags"), listed.get("RepoDigests")
     named = [[str(name) for name in names or () if _NO_NAME not in str(name)] for names in (tags, digests)]
     return named[0] or named[1]

@@ -18,7 +18,7 @@ _MAX_PATTERNS = 100
 
 
 class Leftover(StrEnum):
-    """A kind of leftovers. A command removes them in this order, the cheapest to lose first."""
+    """A kind of leftovers. A command removes the kinds in this order, starting with the least valuable."""
 
     BUILD_CACHE = "build_cache"
     DANGLING_IMAGES = "dangling_images"
@@ -29,9 +29,9 @@ class Leftover(StrEnum):
 class ContainersPolicy(Struct, frozen=True):
     """What `disk.prune_containers` may remove.
 
-    ``socket``: where the engine listens; its API is Docker's.
-    ``min_age``: least age; of a container since it stopped, of an image since it was pulled, built or named.
-    ``remove``: the kinds that may go.
+    ``socket``: the engine's socket, which serves Docker's API.
+    ``min_age``: minimum age: of a container since it stopped, of an image since it was pulled, built or named.
+    ``remove``: the kinds to remove.
     ``keep``: shell patterns of names of containers and images that stay.
     """
 
@@ -42,7 +42,7 @@ class ContainersPolicy(Struct, frozen=True):
 
 
 def read_containers(raw: object, faults: list[FieldFault]) -> ContainersPolicy:
-    """Read the part of the policy; its mistakes are added to `faults`."""
+    """Read this part of the policy. Append its errors to `faults`."""
     reader = MappingReader(("containers",), raw, faults)
     reader.refuse_unknown_keys(ContainersPolicy.__struct_fields__)
     keep = reader.each("keep", mapping_reader.text)

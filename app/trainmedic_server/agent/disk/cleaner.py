@@ -242,7 +242,7 @@ class _RuleRun(Struct):
             self.run.gone.add(file.inode)
 
     def _apply(self, remover: FileRemover, parent: int, file: MatchedFile) -> int | Reason:
-        """Do to a file what the rule says; return the bytes that this freed, or why it was left."""
+        """Apply the rule to a file. Return the freed bytes, or why the file was left."""
         if self.rule.keep_tail is not None:
             return remover.shrink(parent, file, self.rule.keep_tail)
         if self.rule.do is CleaningOperation.TRUNCATE:

@@ -47,7 +47,7 @@ _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 class FileRemover(Struct, frozen=True):
-    """Deletes, empties and shrinks files, or, in a trial run, says what would happen."""
+    """Remover that deletes, empties or shrinks files. In a trial run it reports what would happen."""
 
     usage: FileUsage
     age_by: AgeBy
@@ -92,7 +92,7 @@ class FileRemover(Struct, frozen=True):
         """
 
         def empty(fd: int) -> int | Reason:
-            # It may take seconds to find out, so the place is looked up afterwards.
+            # The check may take seconds, so the place is looked up afterwards.
             may_truncate = self.usage.may_truncate(fd, file.inode)
             if not is_in_place(parent, file.directory.path()):
                 return Reason.MOVED
@@ -102,10 +102,10 @@ class FileRemover(Struct, frozen=True):
         return self._change(parent, file, empty)
 
     def shrink(self, parent: int, file: MatchedFile, keep_tail: int) -> int | Reason:
-        """Give back the space of all but the last `keep_tail` bytes; return the bytes freed, or why the file was left.
+        """Free the space of all but the last `keep_tail` bytes. Return the freed bytes, or why the file was left.
 
-        The file keeps its length and what it is at its end, so a writer of either kind and a reader of the end notice
-        nothing. Its beginning reads as zeros.
+        The file keeps its length and its end. So its writers and the readers of its end notice nothing. Its beginning
+        reads as zeros.
         """
 
         def shrink_open(fd: int) -> int | Reason:
@@ -142,13 +142,13 @@ class FileRemover(Struct, frozen=True):
         return stored_bytes(status)
 
     def _punch_hole(self, fd: int, status: os.stat_result, length: int) -> int | Reason:
-        """Give back what the whole blocks in the first `length` bytes take; return how much that is."""
+        """Free the whole blocks in the first `length` bytes. Return the freed bytes."""
         stored = stored_bytes(status)
         hole = max(0, length) // status.st_blksize * status.st_blksize
         if not hole:
             return Reason.EMPTY
         if self.dry_run:
-            # The bytes behind the hole take at least the blocks that they fill.
+            # The bytes after the hole use at least the blocks that they fill.
             rest = -(-(status.st_size - hole) // status.st_blksize) * status.st_blksize
             return max(0, stored - rest) or Reason.EMPTY
         _punch_hole(fd, hole)

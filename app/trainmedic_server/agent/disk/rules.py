@@ -32,7 +32,7 @@ It also stops at the command's deadline, and when the policy's or its own ``max_
 are used up; something that is too large for the bytes that are left is left, and the next one is tried.
 
 **What is done.** ``delete`` takes the name away. ``truncate`` empties the file and keeps its name, for logs whose
-writer holds them open. ``shrink`` gives back the space of all but the last ``keep_tail`` bytes; see `removal`.
+writer holds them open. ``shrink`` frees the space of all but the last ``keep_tail`` bytes; see `removal`.
 
 `read_cleaning` is called by the loader of the policy, which adds the lines to the faults. Nothing here looks at the
 disk: a root that is missing today may be mounted tomorrow, so roots are opened, and refused, when a command
@@ -136,7 +136,7 @@ class CleaningRule(Struct, frozen=True):
     max_files: int | None = None
     max_bytes: int | None = None
     keep_tail: int | None = None
-    """Bytes at the end of a file that ``do: shrink`` leaves; None for every other rule."""
+    """Bytes at the end of a file that ``do: shrink`` keeps. None for every other rule."""
 
     def allows_size(self, stored: int) -> bool:
         """Whether an entry that takes so many bytes on the disk is neither too small nor too large."""
@@ -225,9 +225,9 @@ def _check_together(reader: MappingReader, rule: CleaningRule) -> None:
         done = "truncated" if rule.do is CleaningOperation.TRUNCATE else "shrunk"
         reader.fault(("do",), f"a checkpoint cannot be {done}, only deleted whole")
     if rule.do is CleaningOperation.SHRINK and rule.keep_tail is None:
-        reader.fault(("keep_tail",), "is missing: say how many bytes at the end of a file stay, such as 10MB")
+        reader.fault(("keep_tail",), "is missing; state how many bytes at the end of a file stay, such as 10MB")
     if rule.do is not CleaningOperation.SHRINK and rule.keep_tail is not None:
-        reader.fault(("keep_tail",), f"is for do: shrink alone; this rule's do is {rule.do}")
+        reader.fault(("keep_tail",), f"is only for do: shrink; this rule's do is {rule.do}")
     if rule.keep_tail is not None and rule.min_size is not None and rule.keep_tail >= rule.min_size:
         reader.fault(
             ("keep_tail",), "must be less than min_size, so that each file that is matched has something to free"

@@ -1,12 +1,12 @@
-"""Arrival times of the bytes of log files, for lines that state no time. Kept in the agent's database.
+"""Arrival times of the bytes of log files, for lines without a time. Kept in the agent's database.
 
-Each look at a file that has grown makes a *block*: up to this size the file had come by then, and beyond the size
-before not until the look before that. Looks within a second share a block. A file's blocks are kept in chunks of
-`_OF_CHUNK`. Where a file has too many chunks, two neighbours become one with half of the blocks, so that a block's
-length stays about in proportion to its age.
+Each look at a file that has grown records a *block*: the file's new size, the time by which it was reached, and the
+time of the previous look. Looks within a second share a block. A file's blocks are stored in chunks of `_OF_CHUNK`. If
+a file has too many chunks, two neighbours are joined into one with half of the blocks. So the length of a block stays
+roughly proportional to its age.
 
-A file is known by device and inode. One that has become smaller begins anew. Who looks: the scan (``log_reader``) at
-all files, and ``followed_file`` more often at those that are read. Who asks: ``log_search``.
+A file is identified by device and inode. A file that has become smaller starts again. The scan (``log_reader``) looks
+at all files, and ``followed_file`` looks more often at the files that it reads. ``log_search`` reads the arrival times.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ _TABLES = (
     "CREATE INDEX log_arrivals_at ON log_arrivals (at)",
 )
 _RESOLUTION = 1000
-"""Milliseconds. Growth within so long is one block."""
+"""Milliseconds. Growth within this time is one block."""
 _OF_CHUNK = 256
 MOST_CHUNKS = 400
-"""Chunks of one file: a hundred thousand blocks, of some 4 bytes each."""
+"""Chunks of one file: a hundred thousand blocks of about 4 bytes each."""
 _MOST_ROWS = 40_000
-"""Chunks of all files, some 40 MB; of more, those go that ended first."""
+"""Chunks of all files, about 40 MB. Beyond that, the chunks that ended first are deleted."""
 _WRITTEN_EVERY = 5.0
 _KEPT = 40 * 24 * 3600 * 1000
-"""Milliseconds for which the arrivals of a file that is written no more are kept."""
+"""Milliseconds for which the arrival times of an idle file are retained."""
 _NEW = 24 * 3600.0
-"""Seconds. A file that nobody has written for so long gets no entry."""
+"""Seconds. A file without a write for so long gets no entry."""
 _STALE = 150_000
-"""Milliseconds by which the scan's word on an old file may be late: it looks at old directories seldom."""
+"""Milliseconds by which the scan's report on an old file may be late: it visits old directories rarely."""
 _UNKNOWN = 0
 _NO_SPAN = 2**64 - 1
 _ENDLESS = 2**63
@@ -60,28 +60,28 @@ FileKey = tuple[int, int]
 
 
 class Block(NamedTuple):
-    """Bytes that came together. Times are milliseconds since 1970."""
+    """Bytes that arrived together. Times are milliseconds since 1970."""
 
     size: int
-    """The file's size with them."""
+    """The file's size after them."""
     after: int
-    """They came after this; 0 where that is not known."""
+    """Earliest time of their arrival. 0 if unknown."""
     at: int
-    """They had come by then."""
+    """Latest time of their arrival."""
 
 
 class Arrival(NamedTuple):
-    """When a byte came."""
+    """Arrival of a byte."""
 
     after: datetime | None
-    """None where it is not known since when it can have been there."""
+    """Earliest time. None if unknown."""
     at: datetime
     until: int = 0
-    """The place before which all bytes from the asked one on came with it."""
+    """The bytes from the requested one up to this offset arrived with it."""
 
 
 class _Chunk(NamedTuple):
-    """Blocks as they are kept."""
+    """Blocks as they are stored."""
 
     begin: int
     """The file's size before them."""
@@ -111,7 +111,7 @@ class _Chunk(NamedTuple):
 
 
 class FileArrivals:
-    """The blocks of one file, oldest first, as they were when they were asked for."""
+    """The blocks of one file, oldest first, as they were at the time of the query."""
 
     def __init__(self, chunks: Sequence[_Chunk], last: Sequence[Block], looked_at: int) -> None:
         self._chunks = list(chunks)
@@ -122,18 +122,19 @@ class FileArrivals:
 
     @property
     def size(self) -> int:
-        """How much of the file was seen to come."""
+        """The part of the file, in bytes, whose arrival was recorded."""
         return self._last[-1].size if self._last else self._sizes[-1] if self._sizes else 0
 
     @property
     def first_at(self) -> datetime | None:
-        """When the oldest block had come."""
+        """The time by which the oldest block had arrived."""
         if self._chunks:
             return datetime.fromtimestamp(self._blocks(0)[0].at / 1000, UTC)
         return datetime.fromtimestamp(self._last[0].at / 1000, UTC) if self._last else None
 
     def of(self, place: int, now: datetime) -> Arrival:
-        """When the byte at `place` came; `now` is when what was not looked at yet had come."""
+        """Return the arrival of the byte at `place`. `now` is the latest time for bytes that no look has recorded
+        yet."""
         block = self._block(place)
         if block is None:
             after = datetime.fromtimestamp(self._looked_at / 1000, UTC)
@@ -142,7 +143,7 @@ class FileArrivals:
         return Arrival(begin, datetime.fromtimestamp(block.at / 1000, UTC), block.size)
 
     def first_place(self, since: datetime) -> int:
-        """The place before which no byte came at `since` or later."""
+        """Return the offset before which no byte arrived at `since` or later."""
         wanted = int(since.timestamp() * 1000)
         at = bisect_left(self._chunks, wanted, key=lambda chunk: chunk.at)
         for blocks in (self._blocks(at) if at < len(self._chunks) else [], self._last):
@@ -157,7 +158,7 @@ class FileArrivals:
         return self._chunks[at].begin
 
     def _block(self, place: int) -> Block | None:
-        """The first block whose bytes reach beyond `place`."""
+        """Return the first block that extends beyond `place`."""
         at = bisect_left(self._sizes, place + 1)
         blocks = self._blocks(at) if at < len(self._chunks) else self._last
         number = bisect_left(blocks, place + 1, key=lambda block: block.size)
@@ -170,21 +171,21 @@ class FileArrivals:
 
 
 class _Seen(Struct):
-    """What is known of a file, and not written of it yet."""
+    """State of a file with the blocks that are not stored yet."""
 
     size: int = 0
     at: int = _UNKNOWN
-    """When the last block had come."""
+    """The time by which the last block had arrived."""
     looked_at: int = _UNKNOWN
     begin: int = 0
     began: int = _UNKNOWN
     blocks: list[Block] = field(default_factory=list)
-    """Those of the chunk that is not full."""
+    """Blocks of the chunk that is not full."""
     is_changed: bool = False
 
 
 class ArrivalIndex:
-    """The table, and its newest blocks. Any thread may call it."""
+    """The table and its newest blocks. Any thread may call it."""
 
     def __init__(self, journal: Journal) -> None:
         """Raises JournalUnavailable."""
@@ -202,13 +203,13 @@ class ArrivalIndex:
         self._scanned_at = _UNKNOWN
 
     def looked(self, key: FileKey, size: int, written_ns: int, now: datetime) -> None:
-        """Take note of a file's size, and of when it was written last, as they are `now`."""
+        """Record a file's size and the time of its last write, as they are `now`."""
         moment = _milliseconds(now)
         with self._lock:
             self._look(key, size, written_ns // 1_000_000, moment, moment)
 
     def scanned(self, files: Iterable[FoundFile], began: datetime, ended: datetime) -> None:
-        """Take note of all files that a scan has found, which was made between these two times."""
+        """Record all files of a scan that ran between these two times."""
         first, last = _milliseconds(began), _milliseconds(ended)
         with self._lock:
             for file in files:
@@ -217,19 +218,19 @@ class ArrivalIndex:
                 if key not in self._files:
                     if idle > _NEW:
                         continue
-                    # The scan before this one has not met it, so what it has came since.
+                    # The previous scan did not find this file, so its content arrived after that.
                     is_new = _UNKNOWN < self._scanned_at <= written
                     self._files[key] = _Seen(looked_at=self._scanned_at if is_new else _UNKNOWN)
                 self._look(key, file.size, written, first if idle < OLD_SECONDS / 2 else first - _STALE, last)
             self._scanned_at = first
 
     def begin_anew(self, key: FileKey) -> None:
-        """Forget what a file was: it was truncated, or another has its inode."""
+        """Forget a file that was truncated, or whose inode another file has."""
         with self._lock:
             self._forget(key)
 
     def of(self, key: FileKey, size: int) -> FileArrivals | None:
-        """The arrivals of a file that has `size` bytes; None where nothing is known of it."""
+        """Return the arrivals of a file of `size` bytes. None if nothing is known of it."""
         with self._lock:
             seen = self._files.get(key)
             if seen is None or seen.size > size:
@@ -239,13 +240,13 @@ class ArrivalIndex:
         try:
             kept = [] if is_forgotten else self._kept(key)
         except JournalUnavailable as error:
-            log.warning("the arrival times of log lines cannot be read", extra={"reason": str(error)})
+            log.warning("cannot read arrival times of log lines", extra={"reason": str(error)})
             kept = []
         begun = min((chunk.begin for chunk in waiting), default=seen.begin if last else size + 1)
         return FileArrivals([*(chunk for chunk in kept if chunk.begin < begun), *waiting], last, looked_at)
 
     def settle(self, monotonic: float, *, is_last: bool = False) -> None:
-        """Write down what is new, every few seconds. What cannot be written waits."""
+        """Store new data, every few seconds. After a failure, try again later."""
         if monotonic - self._written_at < _WRITTEN_EVERY and not is_last:
             return
         self._written_at = monotonic
@@ -260,7 +261,7 @@ class ArrivalIndex:
         try:
             self._write([*full, *open_chunks], forgotten, {key for key, _ in full})
         except JournalUnavailable as error:
-            log.warning("the arrival times of log lines cannot be written down", extra={"reason": str(error)})
+            log.warning("cannot store arrival times of log lines", extra={"reason": str(error)})
             with self._lock:
                 self._full, self._forgotten = full + self._full, forgotten + self._forgotten
                 for seen in changed.values():
@@ -272,13 +273,13 @@ class ArrivalIndex:
         seen = self._files.get(key)
         if seen is not None and size < seen.size:
             if looked_at <= seen.looked_at:
-                return  # the scan has looked at it before somebody else has
+                return  # a more recent look was recorded before this scan's
             self._forget(key)
             seen = None
         if seen is None:
             seen = self._files[key] = _Seen()
         if size > seen.size:
-            # When it was written last is when its last byte came, unless somebody has set that.
+            # The last byte came with the last write, unless another process has set that time.
             at = written if max(seen.looked_at, 1) <= written <= now else now
             self._grow(key, seen, Block(size, seen.looked_at, max(at, seen.at)))
         seen.looked_at = max(seen.looked_at, looked_at)
@@ -340,7 +341,7 @@ class ArrivalIndex:
 
 
 def _thinned(chunks: Sequence[_Chunk]) -> Iterable[tuple[_Chunk, int]]:
-    """Chunks to put in the place of two neighbours each, with the `begin` of the second of them."""
+    """Yield each chunk that replaces two neighbours, with the `begin` of the second one."""
     left = list(chunks)
     while len(left) > MOST_CHUNKS:
         newest = left[-1].at

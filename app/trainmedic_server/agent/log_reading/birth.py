@@ -1,4 +1,4 @@
-"""When a file was made: a reading of ``statx``, which Python's `os.stat` does not give on Linux."""
+"""Creation time of a file, by ``statx``. Python's `os.stat` does not return it on Linux."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def born_at(fd: int) -> datetime | None:
-    """When the open file was made; None where its file system does not keep that, as NFS before version 4."""
+    """Return when the open file was created. None if its file system does not record that, such as NFS before version
+    4."""
     statx = _statx()
     if statx is None:
         return None
@@ -31,7 +32,7 @@ def born_at(fd: int) -> datetime | None:
 
 @cache
 def _statx() -> ctypes._NamedFuncPointer | None:
-    """The C library's function; None where it has none."""
+    """Return the C library's function. None if there is none."""
     try:
         function = ctypes.CDLL(None, use_errno=True).statx
     except (AttributeError, OSError):

@@ -175,8 +175,8 @@ class FollowedFile:
 def followed_by(
     runner: RuleRunner, counters: LogCounters, max_lines: int, arrivals: ArrivalIndex | None = None
 ) -> Callable[[GrowingFile, KnownFile, float], FollowedFile]:
-    """What makes followed files whose lines go to `runner`; of each the rules look at `max_lines` a second.
-    `arrivals` notes when their bytes came."""
+    """Return a factory of followed files whose lines go to `runner`. The rules read `max_lines` a second of each file.
+    `arrivals` records when the bytes arrived."""
 
     def follow(file: GrowingFile, known: KnownFile, monotonic: float) -> FollowedFile:
         budget = LineBudget(None if known.origin.source in KERNEL_SOURCES else max_lines)

@@ -32,7 +32,7 @@ _SOURCES = ("training", "launcher")
 class _RankSources(Struct, frozen=True):
     rank: int
     local_rank: int | None
-    """None where nothing told the process, which was started by hand or by a launcher that does not say it."""
+    """None if the process does not know it, because it was started manually or its launcher does not set it."""
     origin: Origin
     files: tuple[tuple[str, str], ...]
     """Path and source of each further file that the policy allows."""

@@ -281,7 +281,7 @@ class GrowingFile:
 
     @property
     def written_ns(self) -> int:
-        """The same in nanoseconds; 0 where it was not looked at."""
+        """The same in nanoseconds. 0 if it was not read."""
         return max(self._written_ns, 0)
 
     def position(self, oldest: int | None) -> FilePosition:

@@ -1,7 +1,7 @@
-"""The lines of one file that answer a query.
+"""The lines of one file that match a query.
 
-Where to begin is found by the arrival times of the file's bytes, and within what arrived together by the times that
-lines state. A hole, as a bounded file has one in its middle, is passed over without being read.
+The starting point is found by the arrival times of the file's bytes, then by the times in the lines that arrived
+together. Holes, as in the middle of a size-limited file, are skipped without reading.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from trainmedic_server.logs.line_times import AHEAD, Stated
 
 PIECE = 256 * 1024
 UNTIMED_BYTES = 1024 * 1024
-"""So much of the end is read of a file whose lines say no times, where it is not known when they arrived."""
+"""Bytes that are read at the end of a file without times in its lines and without known arrival times."""
 _NEAR = 256 * 1024
 _MUCH = 4 * 1024 * 1024
 """Of more bytes than this that came in time it is looked at which state times of long ago."""
 _BEFORE = 64 * 1024
-"""Bytes before the first that can be wanted, in which a line before it may state its time."""
+"""Bytes before the first possible match, in which an earlier line may state its time."""
 _PROBE = 64 * 1024
 _PROBES = 4
 _MARKED = 64
@@ -50,7 +50,7 @@ class FileLines(WantedLines):
         arrivals: ArrivalIndex | None = None,
         zone: tzinfo | None = None,
     ) -> None:
-        """`begin` says where to. Raises OSError, LogRefused."""
+        """Open the file. `begin` moves to the start. Raises OSError, LogRefused."""
         self._fd = open_log(path)
         facts = os.fstat(self._fd)
         self._size = facts.st_size
@@ -69,13 +69,13 @@ class FileLines(WantedLines):
         os.close(self._fd)
 
     def begin(self, places: Mapping[str, FilePlace]) -> None:
-        """Go on where `places` say, by file; one that is not there begins where the first line can be that is wanted.
-        Raises OSError."""
+        """Continue at this file's entry in `places`. Without an entry, start before the first possible match. Raises
+        OSError."""
         place = places.get(self.key)
         self.go_to(place if place is not None and self.has(place) else self._first())
 
     def has(self, place: FilePlace) -> bool:
-        """Whether the bytes before a place are what they were. Raises OSError."""
+        """Return whether the bytes before a place are unchanged. Raises OSError."""
         return place.offset <= self._size and place.mark in (0, self._mark(place.offset))
 
     def go_to(self, place: FilePlace) -> None:
@@ -92,7 +92,7 @@ class FileLines(WantedLines):
         return FilePlace(self._cutter.resume_at, self._cutter.is_skipping, self.clock.before)
 
     def marked(self, place: FilePlace) -> FilePlace:
-        """A place of this file with its checksum. Raises OSError."""
+        """Return the place with a checksum of the bytes before it. Raises OSError."""
         return place._replace(mark=self._mark(place.offset))
 
     def _mark(self, offset: int) -> int:
@@ -124,14 +124,14 @@ class FileLines(WantedLines):
             self._cutter = LineCutter(min(data, self._size))
 
     def _data_at(self, offset: int) -> int:
-        """Where the next byte is that is no hole."""
+        """Return the offset of the next byte outside holes."""
         if offset < self._size:
-            with contextlib.suppress(OSError):  # the file system knows no holes, or the rest is one
+            with contextlib.suppress(OSError):  # the file system does not report holes, or the rest is one
                 return os.lseek(self._fd, offset, os.SEEK_DATA)
         return offset
 
     def _last_stated(self) -> list[tuple[int, Stated]]:
-        """Where some of the last lines end, and what they state."""
+        """Return the end offsets and the times of some of the last lines."""
         begin = max(self._size - _PROBE, 0)
         stated: list[tuple[int, Stated]] = []
         for place, raw in LineCutter(begin, begin > 0).feed(os.pread(self._fd, _PROBE, begin)):
@@ -141,12 +141,12 @@ class FileLines(WantedLines):
         return stated[-100:]
 
     def _first(self) -> FilePlace:
-        """A place before the first line that is wanted."""
+        """Return a place before the first possible match."""
         since = self._wanted.query.since
         low, high = 0, self._size
         arrivals = self.clock.arrivals
         if arrivals is not None:
-            # A line states a time that is before its arrival, or a little after it.
+            # A line's time is before its arrival, or a little after it.
             wanted = since - AHEAD
             low = arrivals.first_place(wanted)
             arrival = arrivals.of(low, wanted) if low < self._size else None
@@ -169,8 +169,11 @@ class FileLines(WantedLines):
         return FilePlace(low, low > 0, BEGINNING)
 
     def _after_old(self, low: int, since: datetime) -> int:
-        """A place from `low` on before which lines state times before `since`. What came late can be old, as in a file
-        that was copied here. All lines at a place have to be old, for several processes can write a file."""
+        """Return a place from `low` on before which lines state times before `since`.
+
+        What came late can be old, as in a file that was copied. All lines at a place must be old, because several
+        processes can write a file.
+        """
         high = self._size
         while high - low > _NEAR:
             middle = (low + high) // 2
@@ -181,8 +184,7 @@ class FileLines(WantedLines):
         return low
 
     def _time_at(self, offset: int, before: int, *, is_latest: bool = False) -> datetime | None:
-        """The time that the first line after `offset` states which states one; or the latest time of the lines there
-        of which one does."""
+        """Return the time of the first line after `offset` that states one, or the latest time of the lines there."""
         for _ in range(_PROBES):
             offset = self._data_at(offset)
             if offset >= before:

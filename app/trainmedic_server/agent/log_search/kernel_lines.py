@@ -1,4 +1,4 @@
-"""What the kernel keeps of its log, or the journal, as lines that answer a query."""
+"""The kernel's own log, or the journal, as lines that match a query."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _MOST_KERNEL_LINES = 200_000
 
 
 class KernelLines(WantedLines):
-    """All lines of this boot. A place is the number of a line."""
+    """All lines of this boot. A place is a line's number."""
 
     def __init__(
         self, reader: KernelReader, origin: Origin, places: Mapping[str, FilePlace], line_filter: LineFilter
     ) -> None:
-        """Raises OSError."""
+        """Read all lines. Raises OSError."""
         super().__init__(KERNEL, origin, line_filter, LineClock(datetime.now(UTC)))
         self._lines: list[PlacedLine] = []
         while more := reader.read() or self._awaited(reader):
@@ -33,7 +33,7 @@ class KernelLines(WantedLines):
         self.go_to(places.get(KERNEL, FilePlace()))
 
     def close(self) -> None:
-        """Everything was read when it was made."""
+        """Do nothing: everything was read at the start."""
 
     def go_to(self, place: FilePlace) -> None:
         self.line_place = place
@@ -50,7 +50,7 @@ class KernelLines(WantedLines):
         return False
 
     def _awaited(self, reader: KernelReader) -> list[PlacedLine]:
-        """What a reader has to wait for a moment; none where it has given everything."""
+        """Return what a reader waits for a moment for. None if it has returned everything."""
         number = reader.fileno()
         if number is None or len(self._lines) > _MOST_KERNEL_LINES:
             return []

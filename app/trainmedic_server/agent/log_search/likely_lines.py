@@ -1,7 +1,7 @@
 """Which of many lines are worth a closer look when a regular expression is looked for, before any of them is decoded.
 
-Whoever uses it finds the same lines as without it, with the same times: what is passed over neither answers nor states
-the time between which and the next one such a line lies.
+The results are the same as without this selection, with the same times. A skipped line neither matches nor states a
+time that bounds the time of a match.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class LikelyLines:
         return cls(patterns) if patterns is not None else None
 
     def among(self, lines: Sequence[PlacedLine], states_time: Callable[[PlacedLine], bool]) -> Sequence[PlacedLine]:
-        """Those that may answer, with the last line before each and the first one after it that state a time. The first
-        and the last of all that do are among them, for the lines of the pieces before and after these."""
+        """Return the possible matches, with the last timed line before each and the first one after it. The first and
+        the last timed lines of all are included, for the lines of the neighbouring pieces."""
         raws = [raw for _, raw in lines]
         suspects = self._search.suspects(raws)
         if any(_KEY in raw_text.text_of(raws[at])[0] for at in suspects):
@@ -47,5 +47,5 @@ class LikelyLines:
 
 
 def _first(positions: range, lines: Sequence[PlacedLine], states_time: Callable[[PlacedLine], bool]) -> list[int]:
-    """The first of these positions whose line states a time, if any does."""
+    """Return the first position whose line states a time, if any."""
     return next(([at] for at in positions if states_time(lines[at])), [])

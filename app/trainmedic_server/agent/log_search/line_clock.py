@@ -1,8 +1,8 @@
-"""The times of the lines of one file, in their order.
+"""The times of the lines of one file, in the file's order.
 
-A line that states its time has that, unless the file shows that it cannot: it arrived long before or after. A line
-that states none lies between the lines around it that do, and within the time in which its bytes arrived in the file,
-as far as the agent has looked (``log_reading.arrivals``).
+A line that states its time has that time, unless it arrived long before or after. A line without a time lies between
+its timed neighbours, and within the time in which its bytes arrived, as far as the agent has recorded that
+(``log_reading.arrivals``).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from trainmedic_server.logs.line_times import AHEAD, Lacks, Stated
 
 BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 SLACK = timedelta(seconds=60)
-"""Lines of a file may be so far out of order: several processes write it."""
+"""Lines of a file may be out of order by so much, because several processes write it."""
 _BEHIND = timedelta(hours=24)
-"""A line that states a time so long before it arrived states that of something else."""
+"""A time so long before the line's arrival is not the line's own."""
 _NARROW = timedelta(minutes=15)
-"""What arrived within so long is used to fill in a year, a date, or the hour that summer time repeats."""
+"""An arrival that is known this well completes a time without year or date, or in the hour that summer time repeats."""
 _WEAK = timedelta(minutes=15)
 _EXACT = timedelta(seconds=2)
-"""A time that is known so well counts as known."""
+"""A time with an error up to this counts as exact."""
 _QUARTER = timedelta(minutes=15)
-"""All zones are whole quarters of an hour from UTC."""
+"""All zones differ from UTC by whole quarters of an hour."""
 _LATE, _EARLY = timedelta(seconds=60), timedelta(seconds=5)
 _MOST_OFFSET = 14 * 4
 _LEAST_VOTES = 3
@@ -40,15 +40,15 @@ class LineTime(NamedTuple):
     at: datetime
     known_by: TimeKnownBy
     earliest: datetime | None = None
-    """It was not written before that, where it states no time; None where no bound is known."""
+    """Lower bound of the time of a line that states none. None if unknown."""
     error: float | None = None
-    """Seconds between `at` and the bound that is farther away."""
+    """Seconds between `at` and the farther bound."""
     is_vague: bool = False
-    """`earliest` and `at` are farther apart than a search can overlook, and no line around it states a time."""
+    """True if `earliest` and `at` are too far apart for a search, and no neighbour states a time."""
 
 
 class LineClock:
-    """Tells the time of each line. Lines come in the order of the file."""
+    """Assigns a time to each line. Lines come in the file's order."""
 
     def __init__(
         self,
@@ -58,17 +58,18 @@ class LineClock:
         born_at: datetime | None = None,
         zone: tzinfo | None = None,
     ) -> None:
-        """`zone` is that of times that state none; None is this machine's. `written_at`, `born_at`: the file's."""
+        """`zone` is the zone of times without one; None is this machine's. `written_at` and `born_at` are the
+        file's."""
         first_at = arrivals.first_at if arrivals is not None else None
         if first_at is not None and born_at is not None and first_at < born_at - _EARLY:
-            arrivals = None  # they are of another file, which had this inode before
+            arrivals = None  # they belong to an earlier file with this inode
         self.arrivals = arrivals
         self.latest = BEGINNING
         """The latest time of a line so far."""
         self.before = BEGINNING
-        """The time that the last line which states one states."""
+        """The time of the last line that states one."""
         self.goes_back = False
-        """Whether a line states a time that is before that of earlier lines."""
+        """True if a line states an earlier time than lines before it."""
         self._written_at = written_at
         self._born_at = born_at
         self._zone = zone
@@ -77,9 +78,10 @@ class LineClock:
         self._arrival_begin = self._arrival_end = -1
 
     def learn_zone(self, lines: Iterable[tuple[int, Stated]]) -> None:
-        """Find the zone of the times without one by the arrival of lines: a container may have another than its node.
+        """Detect the zone of times without one from the arrival of lines: a container may have another zone than its
+        node.
 
-        `lines` are where some lines end, and what they state.
+        `lines` are end offsets with the times that the lines state.
         """
         votes: Counter[int] = Counter()
         for end, stated in lines:
@@ -104,8 +106,8 @@ class LineClock:
             self._is_learned = True
 
     def stated_at(self, end: int, at: datetime | None, stated: Stated | None) -> tuple[datetime, TimeKnownBy] | None:
-        """The time that the line which ends at `end` states, and how it is known; None where it states none that can
-        be its own. `at` is one with a zone that its reader was sure of."""
+        """Return the time that the line ending at `end` states, and how it is known. None if it states none, or one
+        that cannot be its own. `at` is a time with a zone, which the line's reader is sure of."""
         if at is None and stated is None:
             return None
         arrival = self._arrived(end)
@@ -125,14 +127,15 @@ class LineClock:
         return at, known_by
 
     def stating(self, at: datetime, known_by: TimeKnownBy) -> LineTime:
-        """The next line states this time."""
+        """Take the time of the next line, which states it."""
         self.goes_back = self.goes_back or at < self.latest - SLACK
         self.latest = max(self.latest, at)
         self.before = at
         return LineTime(at, known_by)
 
     def stating_none(self, end: int, following: datetime | None) -> LineTime:
-        """The next line, which ends at `end`, states no time; `following` is what the next one states that does."""
+        """Return the time of the next line, which ends at `end` and states none. `following` is the next time in the
+        file."""
         arrival = self._arrived(end)
         moment = self._between(arrival, following if following is None or following >= self.before else None)
         self.latest = max(self.latest, moment.at)
@@ -148,12 +151,12 @@ class LineClock:
                 return LineTime(at, TimeKnownBy.NEIGHBOURS, before, error)
             return self._arrival_moment(arrival.at, after, TimeKnownBy.FILE)
         if before is not None and (after is None or before >= after):
-            # It follows a line that was written in the same while, as the lines of a traceback do.
+            # The previous timed line was written in the same interval, as with the lines of a traceback.
             bound = min(following, max(arrival.at, before)) if following is not None else max(arrival.at, before)
             return LineTime(before, TimeKnownBy.NEIGHBOURS, before, (bound - before).total_seconds())
         if before is not None and following is not None and after is not None and following < after - _EXACT:
-            # The program kept its output back, so that lines arrived long after they were written. Not a time in whole
-            # seconds, which can be a little earlier than the line.
+            # The program buffered its output, so lines arrived long after they were written. A time in whole seconds
+            # does not show that: it can be a little earlier than its line.
             return LineTime(before, TimeKnownBy.NEIGHBOURS, before, (following - before).total_seconds())
         if following is not None and following < arrival.at:
             begin = max((each for each in (before, after) if each is not None), default=None)
@@ -167,7 +170,7 @@ class LineClock:
         return LineTime(at, known_by, after, (at - after).total_seconds(), at - after > _EXACT)
 
     def _arrived(self, end: int) -> Arrival:
-        """When the last byte of a line arrived."""
+        """Return when the last byte of a line arrived."""
         place = max(end - 1, 0)
         if self.arrivals is None:
             return self._arrival

@@ -1,4 +1,4 @@
-"""A query, made ready for one node: which lines answer it, and what is counted because it is not known."""
+"""Selection of matching lines on one node, with a count of lines whose attributes are unknown."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from trainmedic_server.domain.log_sources import KERNEL_SOURCES
 from trainmedic_server.expressions.regexes import SearchPattern
 
 _EARLIEST, _LATEST = datetime(1971, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
-"""A window that reaches farther is cut, so that times can be added to its ends."""
+"""Longer windows are cut to these bounds, so that times can be added to their ends."""
 _OF_FILES = ("attempt", "node_rank")
-"""What a path or a sources file states, and a line does not."""
+"""Attributes that a path or a sources file states, and a line does not."""
 _OF_LINES = ("rank", "local_rank")
-"""What a line can state as well as its file."""
+"""Attributes that both a line and its file can state."""
 
 
 class Answers(StrEnum):
-    """Whether a line answers a query."""
+    """Result of matching a line with a query."""
 
     YES = "yes"
     NO = "no"
     UNKNOWN = "unknown"
-    """All that is known of it does, and something that is asked is not known."""
+    """All known attributes match, and a requested one is unknown."""
 
 
 class LineFilter(Struct, frozen=True):
-    """A query, made ready for this node."""
+    """A query, prepared for this node."""
 
     query: LogQuery
     pattern: SearchPattern | None
     levels: frozenset[LogLevel]
     likely: LikelyLines | None = None
-    """Where it is known what the pattern needs."""
+    """None if it is unknown what text the pattern requires."""
 
     @classmethod
     def of(cls, query: LogQuery) -> LineFilter:
-        """Raises ValueError where its pattern is none of RE2."""
+        """Prepare a query. Raises ValueError if its pattern is not valid RE2."""
         until = min(query.until, _LATEST) if query.until is not None else None
         query = replace(query, since=min(max(query.since, _EARLIEST), _LATEST), until=until)
         pattern = SearchPattern(query.grep) if query.grep else None
@@ -51,11 +51,11 @@ class LineFilter(Struct, frozen=True):
         return cls(query, pattern, levels, LikelyLines.of(query.grep))
 
     def is_out(self, level: LogLevel, moment: LineTime) -> bool:
-        """Whether a line does not answer whatever else is in it."""
+        """Return whether level or time exclude a line."""
         return level not in self.levels or self._is_in_window(moment) is False
 
     def answers(self, line: FoundLine, moment: LineTime) -> tuple[Answers, str]:
-        """Whether a line answers, and the name of what is not known of it."""
+        """Return whether a line matches, and the name of its unknown attribute."""
         is_known = self._is_in_window(moment)
         if is_known is False or line.level not in self.levels:
             return Answers.NO, ""
@@ -72,7 +72,7 @@ class LineFilter(Struct, frozen=True):
         return (Answers.UNKNOWN, missing) if missing else (Answers.YES, "")
 
     def _is_in_window(self, moment: LineTime) -> bool | None:
-        """None where the time is not known well enough to say."""
+        """Return None if the time is too uncertain."""
         since, until = self.query.since, self.query.until
         if moment.is_vague and moment.earliest is not None:
             if moment.at < since or (until is not None and moment.earliest >= until):
@@ -82,8 +82,8 @@ class LineFilter(Struct, frozen=True):
 
 
 def unknown_of_file(origin: Origin, query: LogQuery) -> str | None:
-    """Whether a file can have lines that answer by what its path and its job state: the name of what is asked and not
-    known, empty where it can, None where it cannot."""
+    """Return the name of a requested attribute that the file's path and job do not state. Empty if the file can have
+    matches, None if it cannot."""
     missing = ""
     for name in _OF_FILES:
         asked, stated = getattr(query, name), getattr(origin, name)

@@ -1,7 +1,7 @@
-"""The lines of a file that gzip has packed, which answer a query. A place counts its bytes as they were before.
+"""The lines of a gzip file that match a query. Offsets count uncompressed bytes.
 
-It is unpacked piece by piece from its beginning, as far as `MOST_UNPACKED`, so it costs little memory whatever is in
-it.
+The file is decompressed in pieces from its beginning, up to `MOST_UNPACKED` bytes. So memory stays small for any
+content.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _GZIP = 31
 
 
 class PackedLines(WantedLines):
-    """One packed file."""
+    """One compressed file."""
 
     def __init__(
         self, path: str, origin: Origin, line_filter: LineFilter, budget: ReadBudget, zone: tzinfo | None = None
     ) -> None:
-        """Raises OSError, LogRefused."""
+        """Open the file. Raises OSError, LogRefused."""
         self._fd = open_log(path)
         facts = os.fstat(self._fd)
         written_at = datetime.fromtimestamp(facts.st_mtime, UTC)
         super().__init__(f"{facts.st_dev:x}-{facts.st_ino:x}", origin, line_filter, LineClock(written_at, zone=zone))
         self.is_cut = False
-        """It is larger than what is unpacked of it, or broken."""
+        """True if the file is damaged, or larger than the part that is decompressed."""
         self._budget = budget
         self._cutter = LineCutter()
         self._unpacking = zlib.decompressobj(_GZIP)
@@ -47,7 +47,7 @@ class PackedLines(WantedLines):
         os.close(self._fd)
 
     def begin(self, places: Mapping[str, FilePlace]) -> None:
-        """Go on where `places` say, by file."""
+        """Continue at this file's entry in `places`."""
         self.go_to(places.get(self.key, FilePlace()))
 
     def go_to(self, place: FilePlace) -> None:
@@ -81,8 +81,8 @@ class PackedLines(WantedLines):
         return True
 
     def _piece(self) -> bytes:
-        """The next bytes from where the cutter is; empty at the end, or where it is not unpacked further."""
-        if self._cutter.offset < self._unpacked:  # it was sent back
+        """Return the next bytes from the cutter's offset. Empty at the end, or beyond the part that is decompressed."""
+        if self._cutter.offset < self._unpacked:  # the cutter went back
             self._unpacking, self._packed_offset, self._unpacked = zlib.decompressobj(_GZIP), 0, 0
         while True:
             if self._unpacked >= MOST_UNPACKED:
@@ -100,10 +100,10 @@ class PackedLines(WantedLines):
                 return piece[max(self._cutter.offset - begin, 0) :]
 
     def _unpack(self) -> bytes:
-        """The next unpacked bytes; empty at the end. Raises zlib.error, OSError."""
+        """Return the next decompressed bytes. Empty at the end. Raises zlib.error, OSError."""
         while True:
             if self._unpacking.eof:
-                # Files that gzip has packed can follow one another.
+                # A file can consist of several gzip members.
                 rest = self._unpacking.unused_data
                 self._packed_offset -= len(rest)
                 self._unpacking = zlib.decompressobj(_GZIP)

@@ -1,4 +1,4 @@
-"""The older parts of a log file: what rotation has renamed, copied or packed beside it."""
+"""The older parts of a log file that rotation has renamed, copied or compressed in the same directory."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import NamedTuple
 from trainmedic_server.agent.log_reading.log_files import open_way
 
 MOST_OLDER = 16
-"""Older parts of one file that are looked at, the last written."""
+"""Older parts of one file that are searched, the newest ones."""
 _OLDER = re.compile(r"(?:\.\d{1,3}|[.-]\d{8}(?:-?\d{1,6})?|[.-]\d{4}-\d\d-\d\d[\w.:-]{0,16}?)(?P<packed>\.gz)?\Z")
 _MOST_ENTRIES = 20_000
 
 
 class OlderPart(NamedTuple):
-    """One of them."""
+    """One older part."""
 
     path: str
     is_packed: bool
-    """By gzip."""
+    """True if gzip has compressed it."""
     written_at: float
     """Unix time."""
 
 
 class Rotations:
-    """Finds older parts. Each directory is listed once, so it is made anew for each answer."""
+    """Finder of older parts. It lists each directory once, so each answer needs a new one."""
 
     def __init__(self) -> None:
         self._names: dict[str, list[str]] = {}
 
     def of(self, path: str, since: float) -> list[OlderPart]:
-        """The older parts of the file at `path` that were written since then, the newest first."""
+        """Return the older parts of the file at `path` that were written after `since`, newest first."""
         directory, _, name = path.rpartition("/")
         parts: list[OlderPart] = []
         for other in self._listed(directory):

@@ -66,11 +66,11 @@ class LogPage(Struct, frozen=True):
     is_end: bool
     """There is nothing more now."""
     notes: Sequence[str] = field(default=())
-    """What a reader of the lines should know: files that were not searched, lines that are out of order."""
+    """Notes for the reader, such as files that were not searched, or lines that are out of order."""
     left_out: Mapping[str, LeftOut] = field(default_factory=dict)
-    """What does not answer because something of it is not known, by the name of that."""
+    """Lines and files that were excluded because a requested attribute is unknown, by that attribute's name."""
     job_files: int = 0
-    """Files of the job on this node, whatever else is asked."""
+    """Files of the job on this node, before other filters."""
 
 
 class LogSearcher:
@@ -85,7 +85,7 @@ class LogSearcher:
         arrivals: ArrivalIndex | None = None,
         zone: tzinfo | None = None,
     ) -> None:
-        """`zone` is that of times that state none; None is this machine's."""
+        """`zone` is the zone of times without one. None is this machine's."""
         self._policy = policy
         self._arrivals = arrivals
         self._zone = zone
@@ -129,18 +129,18 @@ class LogSearcher:
         notes = []
         untimed = sum(file.is_untimed for file in opened)
         if untimed and is_first:
-            notes.append(f"{untimed} files on {self._node} say no times: of each only the last 1 MiB is searched")
+            notes.append(f"{untimed} files on {self._node} state no times; only the last 1 MiB of each is searched")
         cut = sum(isinstance(file, PackedLines) and file.is_cut for file in opened)
         if cut:
             most = packed_lines.MOST_UNPACKED >> 20
             notes.append(
-                f"{cut} packed files on {self._node} are larger than {most} MiB, or broken: the rest is not searched"
+                f"{cut} compressed files on {self._node} exceed {most} MiB or are damaged; the rest is not searched"
             )
         disordered = sum(file.clock.goes_back for file in opened)
         if disordered:
             notes.append(
-                f"{disordered} files on {self._node} state earlier times after later ones: lines are in the order of "
-                "the file, and some lines of the window may be missing"
+                f"{disordered} files on {self._node} have times out of order; lines are in the file's order, and some "
+                "lines of the window may be missing"
             )
         return notes
 
@@ -175,7 +175,7 @@ class LogSearcher:
     def _candidates(
         self, query: LogQuery, job_files: Sequence[LogFileFound], notes: list[str], left_out: dict[str, LeftOut]
     ) -> list[LogFileFound]:
-        """The files that can have lines that answer; what is not known of others is counted."""
+        """Return the files that can have matches. Count those whose requested attribute is unknown."""
         files = [file for file in self._files if query.kernel and file.origin.source in KERNEL_SOURCES]
         for file in job_files:
             missing = unknown_of_file(file.origin, query)
@@ -198,7 +198,7 @@ class LogSearcher:
         budget: ReadBudget,
         stack: ExitStack,
     ) -> Iterable[WantedLines]:
-        """The files that can be opened, each with its older parts."""
+        """Yield the files that can be opened, each with its older parts."""
         own_files = {(file.origin.job, file.origin.attempt) for file in files if "/ranks-" in file.path}
         rotations = Rotations()
         met: set[str] = set()
@@ -209,7 +209,7 @@ class LogSearcher:
             own_places = [places[lines.key] for lines in whole if lines.key in places]
             for lines in whole:
                 if lines.key in met or (places and lines.key not in places and isinstance(lines, PackedLines)):
-                    continue  # what was packed meanwhile was read before
+                    continue  # this part was read before it was compressed
                 met.add(lines.key)
                 lines.skips_ranks = (
                     file.origin.source == "launcher" and (file.origin.job, file.origin.attempt) in own_files
@@ -217,7 +217,7 @@ class LogSearcher:
                 try:
                     _begin(lines, places, own_places)
                 except OSError as error:
-                    log.warning("a log cannot be searched", extra={"reason": error.strerror})
+                    log.warning("cannot search a log", extra={"reason": error.strerror})
                     continue
                 yield lines
 
@@ -242,7 +242,7 @@ class LogSearcher:
 
 
 def _with_node_ranks(files: Sequence[LogFileFound]) -> list[LogFileFound]:
-    """The files, of which those that state no node rank have that of others of their attempt on this node."""
+    """Return the files, where those without a node rank have that of the same attempt's other files on this node."""
     stated: dict[tuple[str | None, int | None], set[int]] = {}
     for file in files:
         if file.origin.node_rank is not None and file.origin.job is not None:
@@ -276,8 +276,8 @@ def _is_of_job(file: LogFileFound, query: LogQuery) -> bool:
 
 
 def _begin(lines: FileLines | PackedLines, places: Places, own_places: Sequence[FilePlace]) -> None:
-    """Have a file read from where it was left. One that is new beside files that were read can be a copy of such a
-    one, which rotation has made before it truncated the file: its lines so far were read. Raises OSError."""
+    """Start or continue to read a file. A new file can be the copy that rotation makes before it truncates the
+    original. Then the lines that were read from the original are skipped. Raises OSError."""
     own = places.get(lines.key)
     if places and isinstance(lines, FileLines) and (own is None or not lines.has(own)):
         copied = [place for place in own_places if place.offset and place.mark and lines.has(place)]
@@ -288,7 +288,8 @@ def _begin(lines: FileLines | PackedLines, places: Places, own_places: Sequence[
 
 
 def _merged(files: Sequence[WantedLines], most: int) -> tuple[list[FoundLine], bool]:
-    """The next lines of all files by time, and whether there are more. Each file is left behind its last line."""
+    """Return the next lines of all files by time, and whether there are more. Each file's place is after its last
+    line."""
     heads: list[tuple[datetime, int, FoundLine]] = []
     latest: dict[int, datetime] = {}
 
@@ -307,7 +308,7 @@ def _merged(files: Sequence[WantedLines], most: int) -> tuple[list[FoundLine], b
     lines: list[FoundLine] = []
     characters = 0
     while heads and len(lines) < most and characters < MOST_TEXT:
-        # Of a file that was left for the next page, lines to come can be earlier than those of others.
+        # Coming lines of a file that is left for the next page can be earlier than those of the other files.
         waiting = {number for _, number, _ in heads}
         reached = [file.clock.latest for number, file in enumerate(files) if file.has_more and number not in waiting]
         if reached and heads[0][0] > min(reached):

@@ -1,6 +1,6 @@
-"""The lines of one stream that answer a query, from a place on, each with its time.
+"""The lines of one stream that match a query, from a place on, each with its time.
 
-Secrets are masked before anything is compared, so that no query can find them out.
+Secrets are masked before any comparison, so that no query can find them.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from trainmedic_server.logs.told_line import LineMask, told
 
 _MAY_STATE = re.compile(rb"\d\d:\d\d:\d\d|\d{10}|\d{8}[T_-]\d{6}")
 _BEGINNING = 1024
-"""Bytes in which a line states its time, if it is no JSON."""
+"""Bytes in which a line states its time, unless it is JSON."""
 PROBED_LINES = 256
-"""Lines ahead in which the next one is looked for that states its time."""
+"""Number of lines ahead that are searched for the next time."""
 
 
 class ReadBudget:
-    """How much may be read for one answer."""
+    """Limit of bytes and time for one answer."""
 
     def __init__(self, most_bytes: int, seconds: float) -> None:
         self._left = most_bytes
@@ -47,29 +47,29 @@ class ReadBudget:
 
 
 class FilePlace(NamedTuple):
-    """From where on a file was not read yet."""
+    """The place from which a file is still unread."""
 
     offset: int = 0
     is_skipping: bool = False
-    """What comes next is the rest of a line whose beginning was read."""
+    """True if the next bytes are the rest of a line whose beginning was read."""
     at: datetime = BEGINNING
-    """The time that the last line before it states which states one."""
+    """The time of the last line before it that states one."""
     mark: int = 0
-    """A checksum of the bytes before it, by which it is seen that the file is no longer the same."""
+    """Checksum of the bytes before it, which shows whether the file is still the same."""
 
 
 class WantedLines(ABC):
-    """Lines of one stream that answer a query, one by one."""
+    """Lines of one stream that match a query, one by one."""
 
     def __init__(self, key: str, origin: Origin, line_filter: LineFilter, clock: LineClock) -> None:
         self.key = key
         self.is_untimed = False
         self.skips_ranks = False
-        """Whether lines are passed over before which torchrun has put a rank: they are in that rank's own file."""
+        """True if lines to which torchrun has added a rank are skipped, because they are in that rank's own file."""
         self.has_more = False
-        """It was left before its end, because the budget was spent."""
+        """True if reading stopped before the end, because the budget was spent."""
         self.line_place = FilePlace()
-        """Where the line is that was given out last."""
+        """The place of the last line that was returned."""
         self.clock = clock
         self._origin = origin
         self._wanted = line_filter
@@ -77,38 +77,39 @@ class WantedLines(ABC):
         self._mask = LineMask()
         self._waiting: deque[PlacedLine] = deque()
         self._following: tuple[int, datetime | None] = (-1, None)
-        """Up to which place the next time that a line states is known, and that time."""
+        """The next time in the stream, and the place up to which it is the next one."""
         self._left_out: Counter[str] = Counter()
         self._left_out_since: datetime | None = None
 
     @property
     @abstractmethod
     def place(self) -> FilePlace:
-        """Behind the line that was given out or passed over last."""
+        """The place after the last line that was returned or skipped."""
 
     @abstractmethod
     def go_to(self, place: FilePlace) -> None:
-        """Go on from there."""
+        """Continue at this place."""
 
     @abstractmethod
     def close(self) -> None: ...
 
     @abstractmethod
     def _read(self) -> bool:
-        """Have more lines wait; False where there are none now, or the budget is spent. Raises OSError."""
+        """Read more lines into the queue. Return False if there are none now, or the budget is spent. Raises
+        OSError."""
 
     def marked(self, place: FilePlace) -> FilePlace:
-        """A place with what shows later that it is still the same. Raises OSError."""
+        """Return the place with a mark that shows later whether the file is still the same. Raises OSError."""
         return place
 
     @property
     def left_out(self) -> dict[str, LeftOut]:
-        """What was passed over because something of it is not known, by the name of that."""
+        """Number of lines that were excluded because an attribute is unknown, by that attribute's name."""
         since = {TIME: self._left_out_since}
         return {name: LeftOut(0, count, since.get(name)) for name, count in self._left_out.items()}
 
     def next(self) -> FoundLine | None:
-        """The next line that answers the query; None at the end, or where the budget is spent. Raises OSError."""
+        """Return the next match. None at the end, or if the budget is spent. Raises OSError."""
         until = self._wanted.query.until
         while True:
             if not self._waiting and not self._read():
@@ -133,7 +134,7 @@ class WantedLines(ABC):
         said = self.clock.stated_at(end, line.at, line.stated)
         moment = self.clock.stating(*said) if said is not None else self.clock.stating_none(end, self._ahead(offset))
         if self._wanted.is_out(line.level, moment):
-            self._mask.skip(line.text)  # to mask each line would take most of the time
+            self._mask.skip(line.text)  # masking each line would take most of the time
             return None
         shown = FoundLine(
             moment.at,
@@ -157,7 +158,7 @@ class WantedLines(ABC):
         return shown if answer is Answers.YES else None
 
     def _ahead(self, offset: int) -> datetime | None:
-        """The time that the next line states which states one, of some hundred that follow the line at `offset`."""
+        """Return the next time that one of the hundreds of lines after `offset` states."""
         until, at = self._following
         if offset < until:
             return at
@@ -170,14 +171,14 @@ class WantedLines(ABC):
                 self._following = (place, said)
                 return said
             if number == PROBED_LINES // 2:
-                # For those up to here nothing is known that would not be seen from here again.
+                # The lines up to here state no time.
                 self._following = (place, None)
         if self._following[0] <= offset:
             self._following = (place, None)
         return None
 
     def _stated_by(self, offset: int, raw: bytes) -> datetime | None:
-        """The time that a line states, which counts for those around it. None for a line that is passed over."""
+        """Return the time of a line, for its neighbours. None for a skipped line."""
         at, stated = self._times_in(raw)
         said = self.clock.stated_at(offset + len(raw), at, stated)
         return said[0] if said is not None else None
@@ -196,17 +197,17 @@ class WantedLines(ABC):
         return at, line_times.stated(prefixed.text) if at is None else None
 
     def _likely(self, lines: list[PlacedLine]) -> Sequence[PlacedLine]:
-        """Those of them that can matter to the answer."""
+        """Return the lines that can affect the answer."""
         likely = self._wanted.likely
         if likely is None or self._mask.is_in_key or self._origin.source == "kernel":
             return lines
         together = b"\n".join(raw for _, raw in lines)
         if _MAY_STATE.search(together) is None and b"\0" not in together:
-            return likely.among(lines, lambda _: False)  # not one of many lines states a time
+            return likely.among(lines, lambda _: False)  # none of many lines states a time
         return likely.among(lines, lambda placed: self._stated_by(*placed) is not None)
 
 
 def _may_state(raw: bytes) -> bool:
-    """Whether a line can state a time: a look at its bytes, which costs a tenth of what reading it does."""
+    """Return whether a line can state a time. This look at its bytes costs a tenth of reading the line."""
     is_whole = raw.startswith(b"{") or b"\r" in raw
     return _MAY_STATE.search(raw if is_whole else raw[:_BEGINNING]) is not None or b"\0" in raw[:_BEGINNING]

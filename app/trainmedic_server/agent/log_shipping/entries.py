@@ -30,7 +30,7 @@ _FUTURE = timedelta(minutes=1)
 _SAME_TIME = timedelta(seconds=2)
 """A line without a time that came so soon after the one before it has that one's time."""
 _NEAR_ARRIVAL = timedelta(minutes=15)
-"""A time without a zone counts, in the node's zone, where the line came so soon after it."""
+"""A time without a zone counts, in the node's zone, if the line arrived within this time of it."""
 _SHARES = 500
 """Nanoseconds of a microsecond over which files are spread, so that ranks which print the same do not meet."""
 _MILLISECOND = 1_000_000
@@ -140,7 +140,7 @@ class EntryMaker:
 
 
 def _stated(line: ToldLine, arrived: datetime) -> tuple[datetime | None, TimeKnownBy]:
-    """The time that a line states, and how its time is known."""
+    """Return the line's time, and how it is known."""
     if line.at is not None and line.at <= arrived + _FUTURE:
         return line.at, TimeKnownBy.LINE
     at = line_times.moment(line.stated, None, arrived, arrived) if line.stated is not None else None

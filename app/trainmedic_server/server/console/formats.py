@@ -108,7 +108,7 @@ def clock_time(value: Any, now: datetime | None = None) -> str:
 
 
 def precise(value: Any, now: datetime) -> Markup:
-    """The time of day in UTC with milliseconds, with the day where it is another one than `now`'s."""
+    """Format the time of day in UTC with milliseconds. Add the date if it differs from the date of `now`."""
     at = moment(value)
     if at is None:
         return Markup("–")
@@ -121,7 +121,7 @@ def precise(value: Any, now: datetime) -> Markup:
 
 
 def local_field(value: Any, up: bool = False) -> str:
-    """A time as a field for date and time takes it, in UTC and whole seconds; `up` for one that ends a window."""
+    """Format a time for a date and time field, in UTC and whole seconds. `up` rounds up, for the end of a window."""
     at = moment(value)
     if at is None:
         return ""
@@ -132,12 +132,12 @@ def local_field(value: Any, up: bool = False) -> str:
 
 
 def loss(value: Any) -> str:
-    """A loss with five digits; what is no number as it is."""
+    """Format a loss with five digits. A loss that is not a number is shown as it is."""
     return f"{value:.5g}" if isinstance(value, int | float) and not isinstance(value, bool) else plain(value)
 
 
 def cut(value: Any, limit: int) -> str:
-    """A text up to `limit` characters."""
+    """Cut a text to `limit` characters."""
     return _cut(str(value), limit)
 
 

@@ -18,8 +18,8 @@ from trainmedic_server.server.auth import Principal, vouched
 from trainmedic_server.server.problems import HttpProblem
 
 _STREAMED_CHUNKS = 8
-"""Chunks of a streamed answer that wait for their reader."""
-_BROKEN_OFF = "The answer broke off before its end; the server's log says why. Ask again."
+"""Unread chunks of a streamed answer, at most."""
+_BROKEN_OFF = "The answer was cut off. The server's log has the cause. Try again."
 Query = Mapping[str, Any] | list[tuple[str, Any]]
 
 
@@ -57,8 +57,8 @@ class InnerApi:
     async def documents(
         self, principal: Principal, path: str, query: Query | None = None
     ) -> AsyncGenerator[dict[str, Any] | None, None]:
-        """Yield the documents of a streamed answer as they come, of NDJSON or of server-sent events; None for a sign
-        of life. Raises HttpProblem where it is an error. Whoever stops reading closes the generator."""
+        """Yield the documents of a streamed answer as they come, from NDJSON or server-sent events. A heartbeat yields
+        None. Raises HttpProblem for an error. A caller that stops reading closes the generator."""
         answer = _StreamedAnswer()
         serving = asyncio.create_task(answer.serve(self._app, _scope(principal, "GET", path, query, b"")))
         try:
@@ -71,7 +71,7 @@ class InnerApi:
                     elif line.removeprefix(b"data: ").startswith(b"{"):
                         yield json.loads(line.removeprefix(b"data: "))
             await asyncio.wait({serving})
-            if not answer.is_whole:  # its head was sent before, and says that all is well
+            if not answer.is_whole:  # the status was sent before the failure, so it reports success
                 raise HttpProblem(HTTPStatus.BAD_GATEWAY, _BROKEN_OFF)
             if answer.status >= 400:
                 raise _problem(answer.status, json.loads(rest) if rest else None)
@@ -102,17 +102,17 @@ class InnerApi:
 
 
 class _StreamedAnswer:
-    """An answer that is read while the application still writes it; it waits for its reader."""
+    """An answer that is read while the application writes it. The writer waits for the reader."""
 
     def __init__(self) -> None:
         self.status = 500
         self.is_whole = False
-        """Whether its end has come."""
+        """True once its end has arrived."""
         self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue(_STREAMED_CHUNKS)
         self._left = asyncio.Event()
 
     def leave(self) -> None:
-        """Tell the application that its client has left."""
+        """Report to the application that its client has disconnected."""
         self._left.set()
 
     async def serve(self, app: ASGIApp, scope: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
-"""Reads one page of lines from a job's log, from either end, by searches that the API bounds.
+"""One page of lines of a job's log, from either end, read by searches that the API bounds.
 
-The API answers the oldest lines first. For the newest ones the page searches back from its end in windows that grow
-until they hold enough lines, and shrink where they hold too many.
+The API returns the oldest lines first. For the newest lines the page searches back from its end in windows. They grow
+until they hold enough lines, and shrink if they hold too many.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from trainmedic_server.server.log_lines import MOST_LINES
 from trainmedic_server.server.problems import HttpProblem
 
 Ask = Callable[[dict[str, Any]], AsyncGenerator[dict[str, Any] | None, None]]
-"""Asks the API for the lines of the view's job by these parameters. Raises HttpProblem."""
+"""Calls the API for the lines of the view's job with these parameters. Raises HttpProblem."""
 PAGE_LINES = 200
 _WINDOW_LINES = 2000
-"""Lines of one window; one that has more is searched in parts."""
+"""Lines of one window. A window with more lines is searched in parts."""
 _WINDOW_CHARACTERS = 8_000_000
 _FIRST_WINDOW = timedelta(seconds=30)
 _LEAST_WINDOW = timedelta(milliseconds=1)
 _GROWTH = 8
 _MOST_SECONDS = 20.0
-"""How long a page is looked for; then it shows what was found, and where the search goes on."""
+"""Time limit of the search for a page. After that the page shows the lines found, and where the search continues."""
 _JUST_BEFORE = timedelta(microseconds=1)
 _MOST_NOTES = 20
 
@@ -42,24 +42,24 @@ class LogExcerpt(Struct, frozen=True):
     lines: list[ShownLine]
     notes: list[str]
     older: LogPlace | None = None
-    """Where older lines end; None where there are none, or where nobody looked."""
+    """End of the older lines. None if there are none, or they were not searched."""
     newer: LogPlace | None = None
-    """Where newer lines begin, in a page of the oldest first."""
+    """Start of the newer lines, on a page with the oldest first."""
     end: LogPlace | None = None
-    """Behind the newest line; None without lines."""
+    """Place after the newest line. None without lines."""
 
 
 class _Window(Struct):
-    """What one search has answered, oldest first."""
+    """Result of one search, oldest first."""
 
     lines: deque[ShownLine] = field(default_factory=deque)
     notes: list[str] = field(default_factory=list)
     is_full: bool = False
-    """Whether there may be more lines."""
+    """True if there may be more lines."""
 
 
 async def read(view: LogView, ask: Ask, now: datetime, count: int = PAGE_LINES) -> LogExcerpt:
-    """The page of `view`. Raises HttpProblem."""
+    """Read the page of `view`. Raises HttpProblem."""
     return await (_newest(view, ask, now, count) if view.order == NEWEST else _oldest(view, ask, count))
 
 
@@ -85,11 +85,11 @@ async def _newest(view: LogView, ask: Ask, now: datetime, count: int) -> LogExce
         lower = max(view.since, top - span)
         window = await _search(view, ask, lower, ceiling, max(_WINDOW_LINES, wanted))
         if window.is_full and top - lower > _LEAST_WINDOW:
-            # What it did not answer is newer than what it did.
+            # The missing lines are newer than the returned ones.
             span = max(min((top - lower) / _GROWTH, top - window.lines[-1].at), _LEAST_WINDOW)
             is_narrowed = True
             continue
-        if window.is_full:  # so many lines share a time
+        if window.is_full:  # so many lines have the same time
             window = await _search(view, ask, lower, ceiling, MOST_LINES, kept=wanted)
         lines.extendleft(reversed(window.lines))
         notes += window.notes
@@ -97,7 +97,7 @@ async def _newest(view: LogView, ask: Ask, now: datetime, count: int) -> LogExce
         took = time.monotonic() - began
         if len(lines) >= wanted or lower <= view.since or took > _MOST_SECONDS:
             break
-        # A node that keeps the search waiting is asked once more, for all the rest, and not for each part of it.
+        # A slow node is asked once more, for all the rest, and not again for each part.
         is_slow = took > _MOST_SECONDS / 4 and not is_narrowed
         top = ceiling = lower
         span = top - view.since if is_slow else span * (2 if is_narrowed else _GROWTH)
@@ -111,14 +111,14 @@ async def _newest(view: LogView, ask: Ask, now: datetime, count: int) -> LogExce
     else:
         older = LogPlace(reached - _JUST_BEFORE) if reached > view.since else None
         if older is not None:
-            notes.append(f"The search took long and has come back to {written(reached)}; Older goes on from there.")
+            notes.append(f"The search took too long and stopped at {written(reached)}. Older continues there.")
     return LogExcerpt(shown[::-1], _once(notes), older=older, end=_behind(shown, None))
 
 
 async def _search(
     view: LogView, ask: Ask, since: datetime, until: datetime | None, most: int, kept: int | None = None
 ) -> _Window:
-    """The oldest `most` lines from `since` on; of those no more than the last `kept`. Raises HttpProblem."""
+    """Search the oldest `most` lines from `since` on, and keep at most the last `kept` of them. Raises HttpProblem."""
     window = _Window(deque(maxlen=kept))
     count = characters = 0
     limit = min(most, MOST_LINES)
@@ -136,16 +136,16 @@ async def _search(
     except HttpProblem as problem:
         if not window.lines:
             raise
-        window.notes.append(problem.detail)  # the answer broke off: what has come is shown
+        window.notes.append(problem.detail)  # the answer was cut off; its first lines are shown
     window.is_full = window.is_full or count >= limit
-    # This page has a bound of its own, and says itself how to see more.
+    # The page has its own bound, and its own way to show more.
     is_ours = f"more than {limit} lines answer"
     window.notes = [note for note in window.notes if kept is not None or not note.startswith(is_ours)]
     return window
 
 
 def _taken(document: dict[str, Any] | None, notes: list[str]) -> ShownLine | None:
-    """The line of a document; None for a sign of life, a note, which goes to `notes`, and for what is no line."""
+    """Return the line of a document. None for a heartbeat, an unknown document, or a note, which goes to `notes`."""
     if document is None:
         return None
     if "note" in document:
@@ -153,19 +153,19 @@ def _taken(document: dict[str, Any] | None, notes: list[str]) -> ShownLine | Non
         return None
     try:
         return ShownLine.of(document)
-    except ValueError:  # of a newer part of the API
+    except ValueError:  # a newer API may send other documents
         return None
 
 
 def _before(shown: list[ShownLine], place: LogPlace | None) -> LogPlace:
-    """The place before the oldest of the lines, which come before `place`."""
+    """Return the place before the oldest of the lines, which are before `place`."""
     at = shown[0].at
     passed = sum(line.at == at for line in shown)
     return LogPlace(at, passed + (place.passed if place is not None and place.at == at else 0))
 
 
 def _behind(shown: list[ShownLine], place: LogPlace | None) -> LogPlace | None:
-    """The place behind the newest of the lines, which come after `place`."""
+    """Return the place after the newest of the lines, which are after `place`."""
     if not shown:
         return place
     at = shown[-1].at
@@ -174,5 +174,5 @@ def _behind(shown: list[ShownLine], place: LogPlace | None) -> LogPlace | None:
 
 
 def _once(notes: list[str]) -> list[str]:
-    """Each note once."""
+    """Remove repeated notes."""
     return list(dict.fromkeys(notes))[:_MOST_NOTES]

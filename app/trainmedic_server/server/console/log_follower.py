@@ -1,7 +1,7 @@
-"""Sends the new lines of a job's log to a page that is open, as server-sent events with rows of its table.
+"""Stream of new lines of a job's log to an open page, as server-sent events with table rows.
 
-The API asks the agents every few seconds; this follows one of its answers for each page. What comes faster than a
-person reads is left out, with its number and time, so that no flood of lines holds up a browser.
+Each page follows one streamed answer of the API, which asks the agents every few seconds. Lines beyond what a person
+can read are dropped, with a note of their number and time, so that a flood of lines does not slow the browser.
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ from trainmedic_server.server.streaming import StreamedResponse, while_allowed
 from trainmedic_server.server.tokens import TokenRole
 
 _MOST_ROWS = 300
-"""Lines that are sent at one time."""
+"""Lines in one event, at most."""
 _BETWEEN_SECONDS = 0.5
 _LONGEST_GAP = timedelta(minutes=10)
-"""How far back a page that was away is sent what it missed."""
+"""A page that was disconnected gets the missed lines of this period."""
 _LONGEST_SECONDS = 2 * 3600.0
 _MOST_NOTES = 10
 _FULL = (
-    "As many pages as are allowed ({most}) follow a log already. Follow this one again when another is closed;"
-    " until then, Search shows what is new."
+    "{most} pages follow a log already, and no more are allowed. Close one of them and press Follow again."
+    " Until then, use Search for new lines."
 )
-_OVER = "This page has followed the log for 2 hours. Follow it again to go on."
-_ENDED = "The server has ended the log. Follow it again to go on."
+_OVER = "This page has followed the log for 2 hours. Press Follow to continue."
+_ENDED = "The server has ended the stream. Press Follow to continue."
 
 
 class _Arrived(Struct, frozen=True):
-    """Lines that are sent together. `count` and `first` are of all that arrived, those that are left out among them."""
+    """Lines of one event. `count` and `first` are of all lines that arrived, including dropped ones."""
 
     lines: list[ShownLine]
     notes: list[str]
     count: int
     first: datetime | None
     place: LogPlace | None
-    """Behind the newest of them."""
+    """Place after the newest line."""
 
 
 class _Incoming:
-    """Takes what the API streams, and keeps the newest of it until it is sent. The lines up to `place` are passed
-    over: the page has them."""
+    """Buffer of the newest lines from the API until they are sent. It skips the lines up to `place`, which the page
+    has."""
 
     def __init__(self, documents: AsyncGenerator[dict[str, Any] | None, None], place: LogPlace | None) -> None:
         self.woken = asyncio.Event()
@@ -74,7 +74,7 @@ class _Incoming:
         self.reading.add_done_callback(lambda _: self.woken.set())
 
     def take(self) -> _Arrived | None:
-        """What has arrived since it was called last; None where nothing has."""
+        """Return what arrived since the last call. None if nothing did."""
         if not self._count and not self._notes:
             return None
         arrived = _Arrived(list(self._lines), self._notes[:_MOST_NOTES], self._count, self._first, self._place)
@@ -95,7 +95,7 @@ class _Incoming:
             return
         try:
             line = ShownLine.of(document)
-        except ValueError:  # something that is no line, of a newer part of the API
+        except ValueError:  # a newer API may send other documents
             return
         if self._to_pass is not None and line.at == self._to_pass.at and self._to_pass.passed:
             self._to_pass = LogPlace(self._to_pass.at, self._to_pass.passed - 1)
@@ -112,7 +112,7 @@ class _Incoming:
 
 
 class LogFollower:
-    """Follows for up to `limits.followed_logs` pages. `page_of` makes of a request what a page is made from."""
+    """Streams for up to `limits.followed_logs` pages. `page_of` makes the page's context from a request."""
 
     def __init__(
         self, auth: Authenticator, limits: ServerLimits, page_of: Callable[[Request, Mapping[str, str]], PageRequest]
@@ -123,11 +123,11 @@ class LogFollower:
         self._pages = 0
 
     async def take(self, request: Request) -> Response:
-        """The stream of a page, whose job and view are in the query. Raises HttpProblem."""
+        """Return the stream of a page, whose job and view are in the query. Raises HttpProblem."""
         page = self._page_of(request, {})
         view, wrong = LogView.read(page.query.get("job", ""), page.query, page.renderer.now())
         if wrong or not view.job:
-            raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, wrong or "job: name the job whose log is followed.")
+            raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, wrong or "job: is missing; name the job to follow.")
         has_room = self._pages < self._limits.followed_logs
         self._pages += has_room
         named = _place(request.headers.get("last-event-id", "")) or view.after
@@ -145,7 +145,7 @@ class LogFollower:
         since = place.at if place is not None else now
         if since < now - _LONGEST_GAP:
             note = (
-                f"The lines from {written(since)} until {written(now - _LONGEST_GAP)} are not loaded: search for them."
+                f"The lines from {written(since)} until {written(now - _LONGEST_GAP)} are not loaded. Search for them."
             )
             yield _message("note", {"html": page.renderer.part("log_parts.html", "log_note", note)})
             since, place = now - _LONGEST_GAP, None
@@ -176,11 +176,11 @@ class LogFollower:
 
 
 def _written(page: PageRequest, view: LogView, arrived: _Arrived, findings: list[Mapping[str, Any]]) -> bytes:
-    """One event: the rows, in the order in which they came, and what their reader should know of them."""
+    """Return one event: the rows in their order of arrival, and the notes."""
     notes = list(arrived.notes)
     left_out = arrived.count - len(arrived.lines)
     if left_out and arrived.first is not None:
-        notes.append(f"{left_out:,} lines from {written(arrived.first)} on came too fast to be shown; search for them.")
+        notes.append(f"{left_out:,} lines since {written(arrived.first)} came too fast to show. Search for them.")
     rows = log_page.rows(view, arrived.lines, findings)
     part = page.renderer.part
     pieces = {
@@ -192,7 +192,7 @@ def _written(page: PageRequest, view: LogView, arrived: _Arrived, findings: list
 
 
 async def _refused(most: int) -> AsyncGenerator[bytes, None]:
-    """The stream of a page for which there is no room."""
+    """Yield the answer to a page beyond the limit."""
     yield _message("over", {"why": _FULL.format(most=most)})
 
 
@@ -219,5 +219,5 @@ def _place(text: str) -> LogPlace | None:
 
 
 def _why(error: BaseException) -> str:
-    """Why the log cannot be followed, for the person who looks at it."""
+    """Return for the user why the log cannot be followed."""
     return from_error(error).detail if isinstance(error, errors.TrainmedicError) else _ENDED

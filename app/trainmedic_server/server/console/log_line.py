@@ -1,7 +1,7 @@
-"""A line of a log as the console shows it: without colours of terminals, folded where it is long, matches marked.
+"""A line of a log as the console shows it: without terminal colours, long lines folded, matches marked.
 
-Lines are text from outside. Every character is escaped, and what cannot be seen or turns the direction of text is
-written by its number. Pure functions.
+Lines are text from outside. Every character is escaped. Characters that are invisible or change the text direction are
+shown as their code. Pure functions.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from trainmedic_server.expressions.regexes import SearchPattern
 from trainmedic_server.logs.raw_text import text_of
 
 LONGEST_SHOWN = 8000
-"""Characters of a line that a page has; the API's answer has the whole."""
+"""Characters of a line on a page. The API's answer has the whole line."""
 FOLDED_FROM = 600
 _BEFORE_FOLD = 300
 _AROUND_MATCH = 100
 _MOST_MATCHES = 50
 _LONGEST_NAME = 253
 _LEAST_OF_FINDING = 6
-"""Characters that a finding's line must have to be told from others."""
+"""Shorter lines of a finding are not looked for, because they could match other lines."""
 _MARK = Markup("<mark>{}</mark>")
 _TIMES = {
-    "guessed": "The line states no time: this is that of the line before it, or of its file.",
-    "arrival": "The line states no time: this is when it arrived in its file, at the latest.",
-    "neighbours": "The line states no time: this is between those of the lines before and after it.",
-    "file": "Nothing in the file states a time: this is when the file was last written.",
+    "guessed": "The line states no time. This is the time of the line before it, or of its file.",
+    "arrival": "The line states no time. It arrived in its file at this time, or earlier.",
+    "neighbours": "The line states no time. This is between the times of the lines before and after it.",
+    "file": "No line of the file states a time. This is when the file was last written.",
 }
-"""Why a line's time is not its own, by how the API says that it is known."""
+"""Why a time is not the line's own, by the API's `time_source`."""
 _STATED = (None, "line", "node_zone", "arrival_zone")
-"""Ways in which the line states its time itself."""
+"""Values for a time that the line itself states."""
 
 
 class ShownLine(Struct, frozen=True):
-    """A line that the API answered. What it does not say is empty."""
+    """A line of the API's answer. Absent members are empty."""
 
     at: datetime
     text: str
@@ -53,11 +53,11 @@ class ShownLine(Struct, frozen=True):
     rank: str = ""
     attempt: str = ""
     time_note: str = ""
-    """Why its time is not its own; empty where the line says it."""
+    """Why its time is not its own. Empty if the line states it."""
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Self:
-        """Raises ValueError where it is no line."""
+        """Read a line. Raises ValueError for any other document."""
         raw = document.get("line")
         if not isinstance(raw, str):
             raise ValueError("it has no line")
@@ -81,13 +81,13 @@ class ShownLine(Struct, frozen=True):
         return self.level == LogLevel.ERROR
 
     def body(self, pattern: SearchPattern | None = None) -> Markup:
-        """The text, with what `pattern` takes marked."""
+        """Return the text, with matches of `pattern` marked."""
         return line_body(self.text, self.left_out, pattern)
 
 
 def line_body(text: str, left_out: int = 0, pattern: SearchPattern | None = None) -> Markup:
-    """The text of a line as HTML. A long one is folded to its first part, and to the first match where that is in the
-    rest; `left_out` is how many characters more it has than `text`."""
+    """Return a line's text as HTML. A long line is folded to its beginning, and to its first match if that is in the
+    rest. `left_out` is the number of characters beyond `text`."""
     spans = _spans(text, pattern)
     whole = _marked(text, spans, 0, len(text))
     if len(text) <= FOLDED_FROM and not left_out:
@@ -108,7 +108,7 @@ def line_body(text: str, left_out: int = 0, pattern: SearchPattern | None = None
 
 
 def finding_of(line: ShownLine, findings: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The finding that begins with this line; None where none does, as far as text and node tell."""
+    """Return the finding that begins with this line, judged by text and node. None if there is none."""
     for finding in findings:
         text = str(finding.get("line") or "").strip()
         if len(text) >= _LEAST_OF_FINDING and text in line.text and line.node in (finding.get("nodes") or ()):
@@ -117,7 +117,7 @@ def finding_of(line: ShownLine, findings: Iterable[Mapping[str, Any]]) -> Mappin
 
 
 def _spans(text: str, pattern: SearchPattern | None) -> list[tuple[int, int]]:
-    """Where the pattern is found, in characters."""
+    """Return the matches of the pattern, in characters."""
     if pattern is None:
         return []
     data = text.encode("utf-8", "replace")
@@ -131,7 +131,7 @@ def _spans(text: str, pattern: SearchPattern | None) -> list[tuple[int, int]]:
 
 
 def _marked(text: str, spans: Iterable[tuple[int, int]], begin: int, end: int) -> Markup:
-    """The characters from `begin` to `end`, with those in `spans` marked."""
+    """Return the characters from `begin` to `end`, with those in `spans` marked."""
     pieces, at = [], begin
     for start, stop in spans:
         start, stop = max(start, begin), min(stop, end)

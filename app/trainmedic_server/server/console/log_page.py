@@ -1,4 +1,5 @@
-"""The page of a job's log: its lines by text, rank, node, level and time, from either end, with its findings marked."""
+"""The page of a job's log: lines filtered by text, rank, node, level and time, from either end, with findings
+marked."""
 
 from __future__ import annotations
 
@@ -20,18 +21,18 @@ from trainmedic_server.server.problems import HttpProblem
 
 MOST_FINDINGS = 50
 _OF_JOB = tuple(name for name in ("job", "claimed_job") if name in FindingFilter.__struct_fields__)
-"""Filters by which findings are a job's, of those that the API has."""
+"""The API's filters for findings of a job."""
 _WHAT_TO_DO = {
-    HTTPStatus.FORBIDDEN: "Take away the filter that it names, or sign in with a token that may do it.",
-    HTTPStatus.NOT_FOUND: "Name the node that it ran on under Node: its agent is then asked for the lines.",
+    HTTPStatus.FORBIDDEN: "Remove that filter, or sign in with a token that permits it.",
+    HTTPStatus.NOT_FOUND: "Enter the job's node in the field Node to search that node.",
     HTTPStatus.TOO_MANY_REQUESTS: "Wait a few seconds, and search again.",
-    HTTPStatus.SERVICE_UNAVAILABLE: "Nodes lists the agents that are connected. Search again when they answer; where no"
-    " agent answers at all, the agent's policy may not allow that logs are read.",
+    HTTPStatus.SERVICE_UNAVAILABLE: "The page Nodes lists the connected agents. Search again when they respond. If none"
+    " responds, check that the agents' policies allow reading logs.",
 }
 
 
 async def log(page: PageRequest) -> Response:
-    """The lines that the address asks for; why there are none, where the API refuses."""
+    """Show the requested lines, or why the API refuses them."""
     job, now = page.parameters["job"], page.renderer.now()
     view, wrong = LogView.read(job, page.query, now)
     excerpt, refusal, todo = LogExcerpt([], []), "", ""
@@ -70,14 +71,15 @@ async def log(page: PageRequest) -> Response:
 def rows(
     view: LogView, lines: list[log_line.ShownLine], findings: list[Mapping[str, Any]]
 ) -> list[tuple[log_line.ShownLine, Any, Mapping[str, Any] | None, bool]]:
-    """Each line with its text as HTML, the finding that begins with it, and whether the view is about its moment."""
+    """Return each line with its HTML, the finding that begins with it, and whether the view is about its moment."""
     pattern = pattern_of(view)
     near = _nearest(view, lines)
     return [(line, line.body(pattern), log_line.finding_of(line, findings), line is near) for line in lines]
 
 
 def pattern_of(view: LogView) -> SearchPattern | None:
-    """What is marked in the lines; None where nothing is searched for, or it is no pattern, which the API says."""
+    """Return the pattern to mark in the lines. None without a search, or for an invalid pattern, which the API
+    reports."""
     try:
         return SearchPattern(view.grep) if view.grep else None
     except ValueError:
@@ -85,8 +87,8 @@ def pattern_of(view: LogView) -> SearchPattern | None:
 
 
 async def findings_of(page: PageRequest, job: str, most: int = MOST_FINDINGS) -> list[Mapping[str, Any]]:
-    """The newest findings of a job, and of log files that only name it, newest first; none where they cannot be
-    had."""
+    """Return the newest findings of a job, and of log files that only name it, newest first. Empty if the API
+    refuses."""
     findings: list[Mapping[str, Any]] = []
     for name in _OF_JOB:
         answer = await _or_none(page, "/findings", {name: job, "limit": most})
@@ -95,13 +97,13 @@ async def findings_of(page: PageRequest, job: str, most: int = MOST_FINDINGS) ->
 
 
 async def opened(page: PageRequest) -> Response:
-    """Lead to the log of the job that a form names."""
+    """Redirect to the log of the job that a form names."""
     job = page.query.get("job", "").strip()
     return RedirectResponse(f"/jobs/{quote(job, safe='')}/logs" if job else "/jobs", HTTPStatus.SEE_OTHER)
 
 
 def _nearest(view: LogView, lines: list[log_line.ShownLine]) -> log_line.ShownLine | None:
-    """The line that is next to the moment that the view is about, at most a second away."""
+    """Return the line closest to the view's moment, at most a second away."""
     moment = view.moment
     if moment is None or not lines:
         return None
@@ -110,7 +112,7 @@ def _nearest(view: LogView, lines: list[log_line.ShownLine]) -> log_line.ShownLi
 
 
 async def _or_none(page: PageRequest, path: str, query: Mapping[str, Any] | None = None) -> Any:
-    """What the API has there; None where it has nothing, or refuses: the lines are shown all the same."""
+    """Return the API's answer. None if there is none or it is refused, because the lines are shown anyway."""
     try:
         return await page.get(path, query)
     except HttpProblem:

@@ -1,7 +1,7 @@
-"""The view of a job's log that a page's address names, and the addresses of its other views. Pure values.
+"""The view of a job's log that a page's address describes, and the addresses of related views. Pure values.
 
-The names of the filters are those of ``GET /jobs/{job}/logs``, so that an address of the API, opened in a browser, is
-the page of the same lines. Times without a zone are UTC, as everywhere in the console.
+The filters have the names of ``GET /jobs/{job}/logs``, so that an address of the API, opened in a browser, is the page
+of the same lines. Times without a zone are UTC, as everywhere in the console.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ OWN = "own"
 LASTS = ("1m", "5m", "10m", "1h", "24h")
 USUAL_LAST = "10m"
 AROUND = timedelta(minutes=1)
-"""How far a view of a moment reaches, before it and after it."""
+"""Time before and after the moment of a view."""
 FILTERS = tuple(
     name
     for name in ("rank", "local_rank", "node_rank", "node", "attempt", "level", "kernel")
     if name in LogQuery.__struct_fields__
 )
-"""Those that the API's query has."""
+"""The filters that the API's query has."""
 _MOST_PASSED = 50_000
 _PLACE = re.compile(r"(?P<at>.{1,40})~(?P<passed>\d{1,6})")
 
@@ -41,17 +41,17 @@ class LogPlace(Struct, frozen=True):
 
     at: datetime
     passed: int = 0
-    """Lines of just that time that are on the near side: many lines can share a time."""
+    """Lines of the same time before this place. Many lines can have the same time."""
 
     def __str__(self) -> str:
         return f"{written(self.at)}~{self.passed}"
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Raises ValueError."""
+        """Parse a place. Raises ValueError."""
         match = _PLACE.fullmatch(text)
         if match is None or int(match["passed"]) > _MOST_PASSED:
-            raise ValueError("is no place in a log; begin with the newest lines")
+            raise ValueError("is not a place in a log; omit it to start at the newest lines")
         return cls(read_time(match["at"]), int(match["passed"]))
 
 
@@ -62,13 +62,13 @@ class LogView(Struct, frozen=True):
     since: datetime
     until: datetime | None = None
     filters: Mapping[str, str] = field(default_factory=dict)
-    """As the API takes them."""
+    """Values in the API's form."""
     text: str = ""
-    """What is searched for."""
+    """The text to search for."""
     is_pattern: bool = False
-    """Whether it is a regular expression."""
+    """True if the text is a regular expression."""
     last: str = USUAL_LAST
-    """The window as a time up to now; `OWN` where it has bounds of its own."""
+    """The window as a time up to now. `OWN` if it has its own bounds."""
     order: str = NEWEST
     before: LogPlace | None = None
     after: LogPlace | None = None
@@ -78,8 +78,8 @@ class LogView(Struct, frozen=True):
 
     @classmethod
     def read(cls, job: str, query: Mapping[str, str], now: datetime) -> tuple[Self, str]:
-        """The view that a page's parameters name, and what is wrong with them, empty where nothing is. What is wrong
-        is left at its default."""
+        """Return the view that a page's parameters describe, and their errors, or an empty text. Invalid parameters
+        keep their defaults."""
         wrong: list[str] = []
 
         def of(name: str, read: Any, default: Any = None) -> Any:
@@ -126,18 +126,18 @@ class LogView(Struct, frozen=True):
 
     @property
     def grep(self) -> str:
-        """The regular expression of RE2 by which the API finds the text."""
+        """The RE2 expression by which the API finds the text."""
         if not self.text or self.is_pattern:
             return self.text
         return f"(?i){re.escape(self.text)}"
 
     @property
     def is_open(self) -> bool:
-        """Whether lines that are printed from now on belong to it."""
+        """True if the view includes lines that are printed from now on."""
         return self.until is None and self.before is None
 
     def asked(self, since: datetime | None = None, until: datetime | None = None, **others: Any) -> dict[str, Any]:
-        """The API's parameters for the lines from `since` until `until`, or those of the whole view."""
+        """Return the API's parameters for the lines from `since` until `until`, by default those of the whole view."""
         names: dict[str, Any] = {**self.filters, "since": written(since or self.since)}
         end = until or self.until
         if end is not None:
@@ -155,8 +155,8 @@ class LogView(Struct, frozen=True):
         return shlex.join(words)
 
     def query(self, **changes: Any) -> str:
-        """The page's query for this view with `changes`; None takes a parameter off. It begins at the view's own
-        first line, unless the changes say where."""
+        """Return the page's query for this view with `changes`, where None removes a parameter. It starts at the view's
+        first line by default."""
         names: dict[str, Any] = {"text": self.text, "pattern": "1" if self.is_pattern else "", **self.filters}
         if self.last == OWN:
             names |= {"last": OWN, "since": written(self.since), "until": self.until and written(self.until)}
@@ -169,15 +169,15 @@ class LogView(Struct, frozen=True):
         return urlencode({name: str(value) for name, value in names.items() if value not in (None, "")})
 
     def older(self, place: LogPlace) -> str:
-        """The query of the lines before `place`. It has fixed times, so that it says the same tomorrow."""
+        """Return the query of the lines before `place`. Its times are fixed, so it shows the same lines later."""
         return self.query(**self._fixed(), before=place)
 
     def newer(self, place: LogPlace) -> str:
-        """The query of the lines after `place`."""
+        """Return the query of the lines after `place`."""
         return self.query(**self._fixed(), after=place)
 
     def permanent(self, now: datetime) -> str:
-        """The query that shows the same lines whenever it is opened."""
+        """Return the query that always shows the same lines."""
         fixed = {**self._fixed(), "until": written(self.until or now)}
         return self.query(**fixed, before=self.before, after=self.after)
 
@@ -187,8 +187,8 @@ class LogView(Struct, frozen=True):
 
 
 def around(at: Any, rank: Any = None, node: Any = None, source: Any = None) -> str:
-    """The query of the lines around a moment of a rank, or of a node where no rank is named; empty without a time.
-    What a kernel said is among the kernel's lines."""
+    """Return the query of the lines around a moment, of a rank, or else of a node. Empty without a time. For a kernel's
+    line it includes the kernel's lines."""
     point = moment(at)
     if point is None:
         return ""
@@ -210,14 +210,14 @@ def _point(text: str) -> datetime:
 
 
 def _time(text: str, now: datetime) -> datetime:
-    """A time with a zone, one in UTC without it, or how long ago."""
+    """Parse a time with a zone, a time in UTC, or a duration before now."""
     try:
         return time_of(text, now)
     except ValueError:
         point = moment(text)
         if point is None:
             raise ValueError(
-                "must be a time in UTC (2026-01-31 12:00:05), one with a zone, or how long ago (90m)"
+                "must be a time in UTC (2026-01-31 12:00:05), a time with a zone, or a duration (90m)"
             ) from None
         return _aware(point)
 
@@ -226,4 +226,4 @@ def _aware(point: datetime) -> datetime:
     try:
         return (point if point.tzinfo is not None else point.replace(tzinfo=UTC)).astimezone(UTC)
     except OverflowError:
-        raise ValueError("is out of the range of times") from None
+        raise ValueError("is outside the range of dates") from None

@@ -43,7 +43,7 @@ class PageRequest(Struct, frozen=True):
         return await self.api.get_or(default, self.principal, path, query)
 
     def documents(self, path: str, query: Query | None = None) -> AsyncGenerator[dict[str, Any] | None, None]:
-        """What the API streams at `path`, document by document. Raises HttpProblem."""
+        """Yield the documents of a streamed answer of the API. Raises HttpProblem."""
         return self.api.documents(self.principal, path, query)
 
     @property

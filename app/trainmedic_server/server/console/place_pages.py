@@ -43,8 +43,8 @@ async def job(page: PageRequest) -> Response:
     if shown is None and not runs and diagnosis is None and not findings:
         raise HttpProblem(
             404,
-            f"No job {name} is connected, and neither a run, a verdict nor a finding was on one of that name. "
-            "Its log can be searched all the same: open it on the page Jobs.",
+            f"No job {name} is connected, and no run, verdict or finding has this job's name. "
+            "Its log may exist: open it from the page Jobs.",
         )
     return await page.page(
         "job.html",

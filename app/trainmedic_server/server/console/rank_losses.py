@@ -1,4 +1,4 @@
-"""The losses of a job's ranks as its presence says them (`trainmedic.job.loss_spread`), read with distrust."""
+"""The losses of a job's ranks in its presence (`trainmedic.job.loss_spread`), read as untrusted input."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Rank = Annotated[int, Meta(ge=0, lt=1_000_000_000)]
 
 
 class OddRanks(Struct, frozen=True):
-    """Ranks whose loss is no number."""
+    """Ranks whose loss is not a finite number."""
 
     count: int
     ranks: Annotated[str, Meta(max_length=1000)]
@@ -29,7 +29,7 @@ class RankLossEntry(Struct, frozen=True):
 
 
 class RankLosses(Struct, frozen=True):
-    """All that the page shows of them."""
+    """The losses of all ranks, in short form."""
 
     ranks: int
     steps: tuple[int, int] | None = None
@@ -45,18 +45,18 @@ class RankLosses(Struct, frozen=True):
 
     @property
     def not_finite(self) -> tuple[tuple[str, OddRanks], ...]:
-        """The kinds of what is no number that there are, with their ranks."""
+        """The kinds of non-finite losses, with their ranks."""
         kinds = (("NaN", self.nan), ("infinite", self.infinite), ("minus infinite", self.minus_infinite))
         return tuple((kind, odd) for kind, odd in kinds if odd is not None)
 
     @property
     def has_spread(self) -> bool:
-        """Whether any rank's loss is a number."""
+        """True if any rank has a finite loss."""
         return None not in (self.lowest, self.median, self.highest)
 
 
 def losses_of(job: Mapping[str, Any] | None) -> RankLosses | None:
-    """What a job as the API lists it says of its ranks' losses; None where it says nothing that can be read."""
+    """Read the losses of a job from the API. None if they are absent or malformed."""
     details = (job or {}).get("details")
     said = details.get("losses") if isinstance(details, Mapping) else None
     try:

@@ -82,7 +82,7 @@ class Renderer:
         )
 
     def now(self) -> datetime:
-        """The time by which pages say how long ago something was."""
+        """Return the current time, from which pages compute ages."""
         return self._clock.now()
 
     def text(self, template: str, **names: Any) -> str:

@@ -1,13 +1,13 @@
-"""How long a rank waits for others in FSDP, whose parameters are gathered and whose gradients are summed by layer.
+"""Waiting time of a rank for others in FSDP, which gathers parameters and reduces gradients layer by layer.
 
-Both kinds of FSDP gather the next layer's parameters while this one computes. So only what is not hidden counts as
-waiting. On a CPU nothing is hidden, and waiting is the time within the collectives. On a CUDA device it is the time in
-which the queue of the model's computing stands still until parameters are there, or until gradients may be handed on;
-it lies between two events, and the copies that belong to it count as well.
+Both kinds of FSDP gather the next layer's parameters while the current layer computes. So only the part that is not
+hidden counts as waiting. On a CPU nothing is hidden, and the waiting is the time within the collectives. On a CUDA
+device it is the time in which the compute stream stalls until parameters are there, or until gradients may be passed
+on. This time lies between two events, and includes the copies that belong to it.
 
-PyTorch has no hooks at these places. So methods of each parameter group of `fully_shard` are wrapped, and of
-`FullyShardedDataParallel` some functions, which pass through what is not watched. Where a release of PyTorch has
-neither, nothing is measured. Who calls it: ``wait_meter``.
+PyTorch has no hooks there. So methods of each parameter group of `fully_shard`, and some functions of
+`FullyShardedDataParallel`, are wrapped. The wrappers only forward calls of models that are not watched. If a release of
+PyTorch has neither, nothing is measured. Called by ``wait_meter``.
 """
 
 from __future__ import annotations
@@ -25,29 +25,30 @@ from trainmedic.torch.meters.stopwatches import CudaStopwatch, HostStopwatch, St
 
 try:
     from torch.distributed.fsdp import _runtime_utils as runtime
-except ImportError:  # a release of PyTorch that has it no more
+except ImportError:  # a later release of PyTorch may not have it
     runtime = None  # type: ignore[assignment]
 
 log = logging.getLogger("trainmedic")
 
 _GROUP_METHODS = ("wait_for_unshard", "post_backward", "finalize_backward")
-"""Of `fully_shard`, on CUDA."""
+"""Methods of `fully_shard` on CUDA."""
 _GROUP_COLLECTIVES = ("_all_gather_comm", "_reduce_scatter_comm")
-"""Of `fully_shard`, on a CPU: objects that are called."""
+"""Callable objects of `fully_shard` on a CPU."""
 _FLAT_WAITS = ("_pre_forward_unshard", "_pre_backward_hook", "_post_backward_final_callback")
-"""Of `FullyShardedDataParallel`, on CUDA."""
+"""Functions of `FullyShardedDataParallel` on CUDA."""
 _FLAT_GATHERING = "_all_gather_flat_param"
 _FLAT_SUMS = ("_reduce_grad", "_reduce_grad_no_shard")
-"""The same on a CPU."""
+"""Functions of `FullyShardedDataParallel` on a CPU."""
 _CUDA_EVERY = 4
-"""Of so many steps on a CUDA device one is measured: a model of a hundred layers needs hundreds of events."""
+"""One in this number of steps is measured on a CUDA device, because a model of a hundred layers needs hundreds of
+events."""
 
 _watched: WeakKeyDictionary[Any, ShardedWaits] = WeakKeyDictionary()
-"""By the `FullyShardedDataParallel` that waits."""
+"""By the waiting `FullyShardedDataParallel`."""
 
 
 class ShardedWaits:
-    """The waiting of one sharded model."""
+    """The waiting time of one sharded model."""
 
     def __init__(self, stopwatch: Stopwatch) -> None:
         self.stopwatch = stopwatch
@@ -56,20 +57,20 @@ class ShardedWaits:
         self._depth = 0
         self._has_waited = False
         self._is_hidden = False
-        """Whether something of this step was waited for unseen."""
+        """True if a wait in this step was not measured."""
         self._wrapped: list[tuple[Any, str]] = []
         self._changed: list[tuple[Any, type]] = []
         self._flat: list[Any] = []
         self.functions: tuple[str, ...] = ()
-        """Those of `FullyShardedDataParallel` that are measured."""
+        """The measured functions of `FullyShardedDataParallel`."""
 
     @classmethod
     def of(cls, model: nn.Module, world_size: int) -> ShardedWaits | None:
-        """Those of a model that nothing but FSDP shards, over all ranks; None for any other."""
+        """Return the measurement for a model that only FSDP shards, over all ranks. None for any other."""
         flat = [module for module in model.modules() if isinstance(module, FullyShardedDataParallel)]
         groups = list(_groups_of(model))
-        # With both at once, with other parallelism beside them, or where the loop sums gradients itself, ranks wait
-        # where nothing is seen of it. What a `FullyShardedDataParallel` around this model gathers is not seen either.
+        # With both kinds at once, with other parallelism in addition, or if the loop reduces gradients itself, ranks
+        # wait in places that are not measured. Nor is the gathering of a `FullyShardedDataParallel` around this model.
         is_flat = isinstance(model, FullyShardedDataParallel)
         if is_flat == bool(groups) or bool(flat) != is_flat or (groups and not _all_are_sharded(model)):
             return None
@@ -94,7 +95,7 @@ class ShardedWaits:
         return self.stopwatch.seconds_per_step()
 
     def close(self) -> None:
-        """Take the wrappers off."""
+        """Remove the wrappers."""
         for owner, name in self._wrapped:
             owner.__dict__.pop(name, None)
         for collective, kind in self._changed:
@@ -104,7 +105,7 @@ class ShardedWaits:
         self._wrapped, self._changed, self._flat = [], [], []
 
     def measured(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Call the function, and count the time that the model stands still for it."""
+        """Call the function, and count the time for which it stalls the model."""
         is_on = self._steps % self._every == 0
         if is_on and self._depth == 0:
             self._tell(self.stopwatch.start)
@@ -120,7 +121,7 @@ class ShardedWaits:
     def _tell(self, call: Callable[[], None]) -> None:
         try:
             call()
-        except Exception:  # the boundary to the training, whose step would end for any error
+        except Exception:  # an error here must not end the training step
             log.exception("the waiting of this rank cannot be measured; training goes on")
 
     def _wrap(self, owner: Any, name: str) -> bool:
@@ -134,7 +135,7 @@ class ShardedWaits:
         if isinstance(self.stopwatch, CudaStopwatch):
             return all(self._wrap(group, name) for group in groups for name in _GROUP_METHODS)
         if any(group.mesh_info.mesh.ndim > 1 for group in groups):
-            return False  # the sum over replicas is a call among others
+            return False  # the reduction over replicas is one call among others
         collectives = {id(each): each for group in groups for each in map(group.__dict__.get, _GROUP_COLLECTIVES)}
         if None in collectives.values():
             return False
@@ -144,7 +145,7 @@ class ShardedWaits:
         return True
 
     def collect(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Make a collective. One that is only begun is waited for elsewhere."""
+        """Call a collective. A collective that is only started is waited for elsewhere."""
         work = self.measured(call, *arguments, **named)
         self._is_hidden |= work is not None
         return work
@@ -164,7 +165,7 @@ class ShardedWaits:
 
 
 def _measured_kind(kind: type, waits: ShardedWaits) -> type:
-    """A class of collectives whose calls are measured, and which is one of its kind to whoever asks."""
+    """Return a class of collectives whose calls are measured. `isinstance` treats it as the original class."""
 
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
         return waits.collect(functools.partial(kind.__call__, self), *arguments, **named)
@@ -173,12 +174,12 @@ def _measured_kind(kind: type, waits: ShardedWaits) -> type:
 
 
 def _groups_of(model: nn.Module) -> Iterator[Any]:
-    """The parameter groups that `fully_shard` has made of this model."""
+    """Yield the parameter groups that `fully_shard` has made of this model."""
     for module in model.modules():
         get_state = getattr(module, "_get_fsdp_state", None)
         state = get_state() if callable(get_state) else None
         groups = getattr(state, "_fsdp_param_groups", None)
-        if groups is None:  # before PyTorch 2.12 a module has one
+        if groups is None:  # before PyTorch 2.12 a module has one group
             groups = [getattr(state, "_fsdp_param_group", None)]
         yield from (group for group in groups if group is not None)
 
@@ -188,14 +189,14 @@ def _all_are_sharded(model: nn.Module) -> bool:
 
 
 def _spans(group: Any, world_size: int) -> bool:
-    """Whether the group's mesh has all ranks, and its parameters are sharded by nothing else."""
+    """Return whether the group's mesh has all ranks, and only FSDP shards its parameters."""
     mesh = group.mesh_info.mesh
     meshes = [getattr(each.sharded_param, "device_mesh", None) for each in group.fsdp_params]
     return bool(mesh.size() == world_size) and all(each is not None and each.ndim == mesh.ndim for each in meshes)
 
 
 def _is_of(module: FullyShardedDataParallel, world_size: int) -> bool:
-    """Whether it is sharded over all ranks, or over some and replicated over the others."""
+    """Return whether it is sharded over all ranks, or sharded over some and replicated over the others."""
     between = getattr(module, "_inter_node_pg", None)
     return module.world_size * (between.size() if between is not None else 1) == world_size
 
@@ -208,7 +209,7 @@ def _stopwatch_for(model: nn.Module) -> Stopwatch | None:
 
 
 def _is_passing(name: str) -> bool:
-    """Wrap a function at which `FullyShardedDataParallel` waits, once in a process; False where there is none."""
+    """Wrap a function in which `FullyShardedDataParallel` waits, once in a process. Return False if there is none."""
     function = getattr(runtime, name, None)
     if not callable(function):
         return False

@@ -25,7 +25,7 @@ class StepMeter:
         self._tokens = 0
 
     def measure_waits(self, model: torch.nn.Module, waits: Waits) -> None:
-        """The waiting of this model, one of those that are trained, is measured by `waits`."""
+        """Measure the waiting of this model, one of the trained ones, with `waits`."""
         self._waits.add(model, waits)
 
     def add_batch(self, batch: Any, seconds: float) -> None:

@@ -5,8 +5,8 @@ rank itself is done when the last of its own gradients is there. And where the m
 begins with those of rank 0. In both the rank waits for the slowest one, so that the time in between is not its own. The
 time that the sum itself takes counts as waiting as well; it is alike on all ranks.
 
-FSDP waits in every layer, and is measured there (``sharded_waits``); a DeepSpeed engine brings its own measure
-(`WaitMeter.add`). Tensor and pipeline parallelism wait where nothing can be seen of it, so nothing is told.
+FSDP waits in every layer, and ``sharded_waits`` measures it there. A DeepSpeed engine adds its own measurement
+(`WaitMeter.add`). Tensor and pipeline parallelism wait in places that cannot be observed, so nothing is reported.
 
 Who calls it: the integrations. Not here: what follows from it (``trainmedic.job.pace``).
 """
@@ -34,19 +34,19 @@ time, no hook tells when all are there."""
 
 
 class Waits(Protocol):
-    """The waiting of one model, by whatever shares it among the ranks."""
+    """Measurement of one model's waiting, for one kind of distribution."""
 
     stopwatch: Stopwatch
-    """Which counts a wait of the loop itself as well."""
+    """The stopwatch, which also counts a wait of the loop itself."""
 
     def step_ends(self) -> None:
-        """A step is complete."""
+        """End the current step."""
 
     def seconds_per_step(self) -> float | None:
-        """The mean of the steps since the last call, as far as they are known; None for none."""
+        """Return the mean of the known steps since the last call. None if there are none."""
 
     def close(self) -> None:
-        """Take off what was put on the model."""
+        """Remove what was attached to the model."""
 
 
 class WaitMeter:
@@ -65,7 +65,7 @@ class WaitMeter:
                 self._watch(model)
 
     def add(self, model: nn.Module, waits: Waits) -> None:
-        """The waiting of this model is measured by `waits`."""
+        """Measure the waiting of this model with `waits`."""
         if not self._is_alone:
             self._unknown.discard(id(model))
             self._waits.append(waits)
@@ -121,12 +121,12 @@ class WaitMeter:
                 return
             handle.remove()
             if id(model) not in self._unknown:
-                return  # it is measured otherwise
+                return  # another measurement has it
             wrapper = getattr(DistributedDataParallel, "_active_ddp_module", None)
             if wrapper is not None and wrapper.module is module:
                 self._unknown.discard(id(model))
                 self._watch(wrapper)
-            elif (sharded := ShardedWaits.of(model, self._world_size)) is not None:  # it was sharded meanwhile
+            elif (sharded := ShardedWaits.of(model, self._world_size)) is not None:  # it is sharded by now
                 self.add(model, sharded)
 
         handle = model.register_forward_pre_hook(_unless_it_fails(hook))

@@ -77,7 +77,7 @@ def test_no_cleaning_part_allows_nothing() -> None:
         ({"kind": "checkpoints", "do": "truncate"}, "cannot be truncated"),
         ({"kind": "checkpoints", "do": "shrink", "keep_tail": "1MB"}, "cannot be shrunk"),
         ({"do": "shrink"}, "keep_tail: is missing"),
-        ({"keep_tail": "1MB"}, "is for do: shrink alone"),
+        ({"keep_tail": "1MB"}, "is only for do: shrink"),
         ({"do": "shrink", "keep_tail": "2MB", "min_size": "2MB"}, "must be less than min_size"),
         ({"keep_newest": True}, "must be a whole number"),
         ({"keep_newest": -1}, "must be a whole number from 0"),

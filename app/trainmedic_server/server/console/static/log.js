@@ -1,4 +1,4 @@
-// The page of a job's log: follows new lines, as long as somebody looks. Search and paging work without it.
+// The page of a job's log: follows new lines while the tab is visible. Search and paging work without this script.
 // @ts-check
 const table = /** @type {HTMLElement | null} */ (document.querySelector("#log"));
 const button = /** @type {HTMLButtonElement | null} */ (document.querySelector("[data-do=follow-log]"));
@@ -25,7 +25,7 @@ if (table && button) {
     button.textContent = isWanted ? "Pause" : "Follow";
     button.setAttribute("aria-pressed", String(isWanted));
   };
-  /** Keep the address such that it can be sent to others. */
+  /** Keep the address up to date, so that it can be shared. */
   function note() {
     const address = new URL(location.href);
     if (isWanted) address.searchParams.set("live", "1"); else address.searchParams.delete("live");
@@ -35,7 +35,7 @@ if (table && button) {
     let taken = 0;
     while (rows.children.length > MOST_ROWS) { /** @type {Element} */ (isNewestFirst ? rows.lastElementChild : rows.firstElementChild).remove(); taken += 1; }
     const more = document.querySelector("#log-more");
-    if (taken && more) more.textContent = `This page has the last ${MOST_ROWS} lines; search for older ones.`;
+    if (taken && more) more.textContent = `This page has the last ${MOST_ROWS} lines. Search for older ones.`;
   }
   function add(/** @type {{html: string, notes: string, count: number}} */ told) {
     const isAtEnd = innerHeight + scrollY >= document.documentElement.scrollHeight - 80;
@@ -61,7 +61,7 @@ if (table && button) {
     opened.onopen = () => show(count ? `following: ${count} new lines` : "following");
     opened.onerror = () => {
       if (opened.readyState !== EventSource.CLOSED) return show("reconnecting");
-      if (source === opened) stop("The server does not send the log any more. Follow it again, or load the page to sign in.");
+      if (source === opened) stop("The server ended the stream. Press Follow again, or reload the page to sign in.");
     };
     on("lines", add);
     on("note", (told) => notes.append(parsed(told.html)));
@@ -74,7 +74,7 @@ if (table && button) {
   addEventListener("pagehide", mute);
   document.addEventListener("visibilitychange", () => {
     clearTimeout(restful);
-    if (document.hidden) restful = setTimeout(() => { mute(); if (isWanted) show("paused while nobody looks"); }, 5000);
+    if (document.hidden) restful = setTimeout(() => { mute(); if (isWanted) show("paused while the tab is hidden"); }, 5000);
     else if (isWanted) follow();
   });
   show("");
