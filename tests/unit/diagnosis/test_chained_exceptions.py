@@ -69,7 +69,7 @@ def test_what_a_task_of_a_group_raised_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("path", "confidence"),
-    [("<string>", Confidence.LOW), ("/tmp/tmpx3k_9ab2/answer.py", Confidence.MEDIUM)],  # noqa: S108
+    [("<string>", Confidence.LOW), ("/tmp/tmpx3k_9ab2/answer.py", Confidence.MEDIUM)],
 )
 def test_code_that_was_executed_from_a_string_or_a_file_of_a_moment_is_no_proof(
     path: str, confidence: Confidence, tmp_path: Path
