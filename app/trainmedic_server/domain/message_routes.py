@@ -135,6 +135,8 @@ def parse_routes(text: str) -> MessageRoutes:
     routes: dict[str, list[MessageRoute]] = {}
     defaults: set[str] = set()
     for number, pair in enumerate(text.split(), 1):
+        if "://" in pair:  # it may have a secret, so it is not repeated
+            raise ValueError(f"pair {number} has a URL; name a channel. URLs belong in TRAINMEDIC_NOTIFY_URLS")
         name, equals, conditions = pair.partition("=")
         if not equals or not name or not conditions:
             raise ValueError(f"pair {number}, {pair!r}, is not channel=conditions, such as {_EXAMPLE}")

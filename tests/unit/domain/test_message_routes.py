@@ -113,3 +113,11 @@ def test_a_wrong_route_is_refused_with_its_channel_and_field(text: str, fault: s
 def test_a_channel_that_is_not_set_is_refused_with_those_that_are() -> None:
     with pytest.raises(ValueError, match=r"channel 'ops' is not set; add it to TRAINMEDIC_NOTIFY_URLS .*: chat, gpu"):
         routes_of("gpu=component:gpu ops=all", ("gpu", "chat"))
+
+
+@pytest.mark.parametrize("text", ["json://user:hunter2@host/path", "ops=slack://hunter2/b/c", "slack://hunter2?to=x"])
+def test_a_url_in_the_place_of_a_channel_is_not_repeated(text: str) -> None:
+    """It may have a secret, and the error stands in the log."""
+    with pytest.raises(ValueError, match="pair 2 has a URL; name a channel") as refused:
+        parse_routes(f"a=all {text}")
+    assert "hunter2" not in str(refused.value)
