@@ -67,10 +67,10 @@ def ranks_alerted(text: str, directory: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     ("kind", "part", "slow"),
-    [pytest.param("ddp", "data", "2", marks=pytest.mark.long), ("buffers", "compute", "0")],
+    [pytest.param("ddp", "data", "2", marks=pytest.mark.long), ("buffers", "compute", "0"), ("fsdp", "data", "1")],
 )
 async def test_the_slow_rank_has_the_most_time_of_its_own(kind: str, part: str, slow: str, job: RankProcesses) -> None:
-    """The others wait for it, where their gradients are summed or for its buffers. Its alert names it, and no other."""
+    """The others wait for it, where gradients are summed, its buffers or its shards. Its alert names it alone."""
     job.torchrun(RANKS, str(PROGRAM), kind, part, slow)
     metrics, text = await scraped(job)
     assert slowest(metrics, "training_rank_own_seconds") == slow
@@ -78,15 +78,6 @@ async def test_the_slow_rank_has_the_most_time_of_its_own(kind: str, part: str, 
     assert metrics["training_wait_seconds", None] > 0.03
     assert (slowest(metrics, "training_rank_data_seconds") == slow) or part != "data"
     assert ranks_alerted(text, job.directory) == [slow]
-
-
-async def test_a_rank_whose_data_are_slow_is_named_where_waiting_cannot_be_measured(job: RankProcesses) -> None:
-    """With sharded parameters each layer waits for the others. Then the time that a rank needs for its data tells."""
-    job.torchrun(RANKS, str(PROGRAM), "fsdp", "data", "1")
-    metrics, text = await scraped(job)
-    assert not [key for key in metrics if key[0] in ("training_rank_own_seconds", "training_wait_seconds")]
-    assert slowest(metrics, "training_rank_data_seconds") == "1"
-    assert ranks_alerted(text, job.directory) == ["1"]
 
 
 def test_the_parts_of_a_step_make_up_the_whole(begin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
