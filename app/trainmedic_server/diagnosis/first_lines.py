@@ -31,16 +31,21 @@ _PROGRAMS_XIDS = frozenset({"13", "31"})
 _DOUBTFUL = frozenset({"thread", "first_frame", "alone", "crash", GUESS})
 """What rules take from an exception that may have ended nothing: one ends a thread alone, and of one whose heading is
 missing nobody knows what stood there. A process that crashed does not say why."""
-_PROOF = re.compile(
+_PROOF_OF_CODE = re.compile(
     r"Assertion `[^`']*(?:index out of bounds|srcIndex < srcSelectDimSize|srcSelectDimSize)[^`']*[`'] ?failed"
     r"|no kernel image is available|invalid device ordinal|Duplicate GPU detected|ncclInvalid(?:Usage|Argument)"
-    r"|No space left on device|[Dd]isk quota exceeded|Stale (?:NFS )?file handle|\[Errno (?:5|28|116|117|122)\]"
+)
+"""Words of CUDA's and NCCL's checks of the program."""
+_PROOF = re.compile(
+    r"No space left on device|[Dd]isk quota exceeded|Stale (?:NFS )?file handle|\[Errno (?:5|28|116|117|122)\]"
     r"|ephemeral[- ](?:local )?storage|local storage usage exceeds|image file is truncated"
     r"|[Oo]ut[ -]of[ -][Mm]emory: Kill|OOMKill|OOM Killed|low on resource: |running low on memory"
     r"|exceeds the memory usage threshold|can't allocate memory: you tried"
-    r"|\[Errno 12\]|bad_alloc|^MemoryError|\bPreempted\b|DUE TO PREEMPTION|node was preempted"
+    r"|\[Errno 12\]|bad_alloc|^MemoryError(?:: Unable to allocate|\s*$)|\bPreempted\b|DUE TO PREEMPTION"
+    r"|node was preempted"
 )
-"""Words that name the cause itself: the kernel's answer, CUDA's check of the program, or a kubelet's reason."""
+"""Words that name the cause itself: the kernel's answer, or a kubelet's reason. They never prove that the program is at
+fault, whatever the rule made of the line."""
 _HARDWARE = re.compile(r"uncorrectable (?:ECC|NVLink) error|GPU is lost|HBM multi-bit")
 """Words of the driver, passed on by CUDA, for faults that no program causes."""
 _QUOTED = re.compile(
@@ -124,7 +129,7 @@ def _named_next(leading: Finding, roots: Sequence[Finding]) -> Finding | None:
     if leading.cause is CauseClass.NUMERICS:
         # A recomputed step with another result shows that the GPU computed wrong numbers.
         return next((other for other in roots if other.rule == RERUN and other.cause is CauseClass.GPU), None)
-    if leading.cause is not CauseClass.CODE or PROOF in leading.fields or _PROOF.search(leading.line):
+    if leading.cause is not CauseClass.CODE or PROOF in leading.fields or _PROOF_OF_CODE.search(leading.line):
         return None
     return next((other for other in roots if other.cause is not CauseClass.CODE and _is_next(other, leading)), None)
 
@@ -142,7 +147,10 @@ def _is_proven(finding: Finding) -> bool:
         return False  # It may be a sum over many samples.
     if finding.cause in (CauseClass.NUMERICS, CauseClass.GPU_MEMORY, CauseClass.HANG):
         return True
-    return PROOF in finding.fields or bool(_PROOF.search(finding.line) or _HARDWARE.search(finding.line))
+    if PROOF in finding.fields or _PROOF_OF_CODE.search(finding.line):
+        return True
+    words = _PROOF.search(finding.line) or _HARDWARE.search(finding.line)
+    return bool(words) and finding.cause is not CauseClass.CODE
 
 
 def _was_cut(finding: Finding) -> bool:

@@ -100,6 +100,8 @@ _RUN_BY_EXEC = re.compile(r"<\w[\w -]{0,30}>$")
 """Place of source that no file holds, such as an answer of a model that a reward function has executed."""
 _TEMPORARY = re.compile(r"/tmp[a-z0-9_]{8}(?:/|\.py$)")  # noqa: S108
 """Place of source in a file that Python's tempfile has named, as a model's answer that is tried out."""
+_OF_HOST = re.compile(r"(?i)\b(?:host|cpu|ram|system|array|object|list|string)\b")
+"""What a `MemoryError` with a message says if the machine's memory ran out."""
 _OF_GROUP = "Exception Group Traceback"
 """Of several exceptions that tasks raised at the same time, none is proof by itself."""
 _SPAWNED = re.compile(r"/torch/multiprocessing/spawn\.py$")
@@ -239,6 +241,9 @@ def _by_class(name: str, last: str, message: str) -> ExceptionReading:
     if cause := _CLASSES.get(last):
         is_rays = name.startswith("ray.") and cause is CauseClass.GPU_MEMORY
         return ExceptionReading(CauseClass.HOST_MEMORY if is_rays else cause)
+    if last == "MemoryError" and _OF_HOST.search(message):
+        # Python's own has no message, and a rule reads it. Allocators of cards raise it too.
+        return ExceptionReading(CauseClass.HOST_MEMORY)
     if last == "EOFError":
         # Without a message it can also be the end of a pipe.
         return ExceptionReading(CauseClass.DATA, is_guess=not message)

@@ -141,3 +141,25 @@ def test_a_loss_that_is_a_number_again_makes_an_explosion_less_sure(tmp_path: Pa
     assert verdict_on(tmp_path, exploded).confidence is Confidence.HIGH
     later = "".join(f"step {step} loss 2.1\n" for step in range(10, 30))
     assert verdict_on(tmp_path, exploded + later).confidence is not Confidence.HIGH
+
+
+@pytest.mark.parametrize(
+    ("last", "cause", "confidence"),
+    [
+        ("MemoryError", CauseClass.HOST_MEMORY, Confidence.HIGH),
+        ("MemoryError: out of host memory", CauseClass.HOST_MEMORY, Confidence.MEDIUM),
+        ("MemoryError: Allocation of 3.1 GB failed on AMD", CauseClass.CODE, Confidence.MEDIUM),
+    ],
+)
+def test_a_memory_error_is_of_the_machine_if_it_says_so(
+    last: str, cause: CauseClass, confidence: Confidence, tmp_path: Path
+) -> None:
+    """Python's own has no message. Allocators of cards raise the class too."""
+    verdict = verdict_on(tmp_path, f"step 10 loss 2.1\n{OWN}{last}\n")
+    assert (verdict.cause, verdict.confidence) == (cause, confidence)
+
+
+def test_words_of_the_machine_prove_no_fault_of_the_program(tmp_path: Path) -> None:
+    """What proves a full memory proves nothing for a line that is read as the program's."""
+    verdict = verdict_on(tmp_path, f"step 10 loss 2.1\n{OWN}ValueError: it says 'bad_alloc'\n")
+    assert verdict.confidence is not Confidence.HIGH
