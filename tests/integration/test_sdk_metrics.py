@@ -74,6 +74,8 @@ def test_prometheus_gets_what_was_reported() -> None:
         "training_memory_rank": {"memory"},
         "training_rank_own_seconds": {"rank", "rank_node"},
         "training_rank_data_seconds": {"rank", "rank_node"},
+        "training_evaluation_metric": {"metric"},
+        "training_evaluation_metric_step": {"metric"},
     }
     evaluation = [found[f"training_evaluation_{name}"][1] for name in ("step", "loss", "perplexity")]
     assert evaluation == [2, 1.5, 4.5]
