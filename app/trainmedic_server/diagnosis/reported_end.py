@@ -46,6 +46,8 @@ class ReportedEnd(Struct, frozen=True):
     """Kind of the last error, or `HANG`."""
     reason: str = ""
     """The reported reason, as a sentence."""
+    restarts: bool = False
+    """True if the launcher reported that it starts another attempt."""
 
     @property
     def is_hang(self) -> bool:
@@ -92,6 +94,7 @@ def of_members(job: str, at: datetime, data: Mapping[str, Any], *, is_failure: b
         pid=_number(data.get("pid")),
         error=str(data.get("error") or ""),
         reason=str(data.get("reason") or "")[:_LONGEST_REASON],
+        restarts=data.get("restarts") is True,
     )
 
 

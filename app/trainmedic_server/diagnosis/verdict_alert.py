@@ -17,16 +17,19 @@ from trainmedic_server.domain.own_source import DIAGNOSIS, NODE_SUSPECT, SOURCE
 ALERTNAME = "TrainingFailed"
 OF_SLOW = "TrainingSlow"
 """That of a job that goes on slower than it could."""
+RESTARTED_BY = "restarted_by"
+"""Label of a failure after which the job restarts without the server."""
 SUSPECT_WITHIN, SUSPECT_JOBS = timedelta(days=30), 3
 
 
-def labels_of(job: str, verdict: Mapping[str, Any]) -> dict[str, str]:
+def labels_of(job: str, verdict: Mapping[str, Any], *, restarts: bool = False) -> dict[str, str]:
     """Return the labels, for a verdict as `Verdict.plain` gives it. There is a node among them only where it names
-    one."""
+    one. `restarts` is whether a launcher reported that it starts another attempt."""
     is_slow = str(verdict.get("fingerprint", "")).startswith(SLOW)
     name, severity = (OF_SLOW, "warning") if is_slow else (ALERTNAME, "critical")
     labels = {"alertname": name, "severity": severity, "component": "training", SOURCE: DIAGNOSIS}
     labels |= {"job_name": job, "cause": str(verdict["cause"]), "confidence": str(verdict["confidence"])}
+    labels |= {RESTARTED_BY: "launcher"} if restarts else {}
     return labels | ({"node": str(verdict["node"])} if verdict["node"] else {})
 
 

@@ -127,6 +127,7 @@ def _details(notice: Notice) -> dict[str, Any]:
         "node": notice.node or None,
         "status": notice.status,
         "rank": notice.rank,
+        "restarts": notice.restarts or None,
         "pid": notice.pid,
         "error": notice.error or None,
     }

@@ -330,7 +330,8 @@ class JobDiagnoses:
             node=verdict.node,
             fingerprint=verdict.fingerprint,
             plain=plain,
-            labels=stored.labels or verdict_alert.labels_of(job, plain),
+            labels=stored.labels
+            or verdict_alert.labels_of(job, plain, restarts=report is not None and report.restarts),
             tell_at=stored.tell_at or now,
         )
         await self._store.transact(lambda tx: tx.verdicts.save([made]))

@@ -15,7 +15,7 @@ from typing import Callable, Mapping, Sequence
 
 from trainmedic.job import status_file
 from trainmedic.job.kept_file import KeptFile
-from trainmedic.launch import causes, guard, output
+from trainmedic.launch import causes, guard, output, terminal
 from trainmedic.launch.causes import HANG, AttemptRecord, Cause, RankEnd, Reached
 from trainmedic.launch.job_status import StatusReader
 from trainmedic.launch.output import OutputCopies
@@ -48,6 +48,8 @@ class AttemptPlan:
     """Seconds beyond the job's own limit after which a hang is ended; None for never."""
     most_output: int
     """Bytes that are kept of each output."""
+    prints_to_terminal: bool = False
+    """Whether the job's standard output and standard error are terminals."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class JobAttempt:
     def __init__(self, plan: AttemptPlan) -> None:
         self._plan = plan
         self._lifeline = -1
+        self._terminals: list[int] = []
         self._hung = False
         self._reached = Reached()
         self._waiting: tuple[str, ...] = ()
@@ -81,9 +84,21 @@ class JobAttempt:
 
     def stop(self, number: int) -> None:
         """Give the job this signal, and SIGKILL after the grace."""
+        self._order(f"end {number}")
+
+    def pass_on(self, number: int) -> None:
+        """Give this signal to the processes of the job that handle it. The job continues."""
+        self._order(f"pass {number}")
+
+    def resize(self) -> None:
+        """Give the job's terminals the size of that of this program."""
+        for descriptor in self._terminals:
+            terminal.resize(descriptor)
+
+    def _order(self, order: str) -> None:
         if self._lifeline >= 0:
             with contextlib.suppress(OSError):
-                os.write(self._lifeline, f"end {number}\n".encode())
+                os.write(self._lifeline, f"{order}\n".encode())
 
     def run(self, while_running: Callable[[], None]) -> AttemptEnd:
         """Run the command to its end; `while_running` is called several times a second. Raises OSError where it cannot
@@ -94,27 +109,27 @@ class JobAttempt:
         environment = dict(self._plan.environment)
         if self._directory is not None:
             environment[status_file.VARIABLE] = str(self._directory)
+        make = terminal.open_terminal if self._plan.prints_to_terminal else os.pipe
+        (out, out_end), (err, err_end) = make(), make()
         process = subprocess.Popen(  # noqa: S603 - the user's own command
             [*argv, *self._plan.argv],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=out_end,
+            stderr=err_end,
             env=environment,
             pass_fds=(guard_end, report_end),
             start_new_session=True,
         )
-        os.close(guard_end)
-        os.close(report_end)
-        assert process.stdout is not None
-        assert process.stderr is not None
+        for descriptor in (guard_end, report_end, out_end, err_end):
+            os.close(descriptor)
         logs = self._plan.logs
         kept = KeptFile(logs.launcher(self._plan.node) if logs is not None else None, self._plan.most_output)
-        pipes = [(os.dup(process.stdout.fileno()), 1), (os.dup(process.stderr.fileno()), 2)]
-        copies = OutputCopies(pipes, kept)
-        process.stdout.close()
-        process.stderr.close()
+        copies = OutputCopies([(out, 1), (err, 2)], kept)
+        if self._plan.prints_to_terminal:
+            self._terminals = [out, err]
         try:
             self._watch(report, while_running)
         finally:
+            self._terminals = []
             lifeline, self._lifeline = self._lifeline, -1
             os.close(lifeline)
             os.close(report)
@@ -133,8 +148,20 @@ class JobAttempt:
                 if not received:
                     return
                 self._report += received
+                self._log_unhandled()
             self._look()
             while_running()
+
+    def _log_unhandled(self) -> None:
+        """Log each signal that no process of the job handles. The guard reports it by a line of its own."""
+        *lines, rest = self._report.split(b"\n")
+        kept = [line for line in lines if not line.startswith(b"passed ")]
+        for line in lines:
+            number, _, count = line.removeprefix(b"passed ").partition(b":")
+            if line not in kept and count == b"0":
+                name = causes.signal_name(int(number))
+                log.warning("%s was not passed on: no process of the job handles it, and it would end the job", name)
+        self._report = b"\n".join([*kept, rest])
 
     def _look(self) -> None:
         status = self._status.read() if self._status is not None else None

@@ -197,6 +197,14 @@ def _word(printed: str) -> str:
     return match[1] if match is not None else ""
 
 
+def has_progress(failed: Sequence[AttemptRecord]) -> bool:
+    """Return whether the last of these attempts reached a further step or checkpoint than those before it."""
+    best = Reached()
+    for record in failed[:-1]:
+        best = best.further_of(record.reached)
+    return bool(failed) and failed[-1].reached.is_beyond(best)
+
+
 def refusal(failed: Sequence[AttemptRecord], retries: int) -> str | None:
     """Why there is no further attempt after these, in a sentence; None where there is one.
 

@@ -7,6 +7,7 @@ import ctypes
 import os
 import select
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Sequence
@@ -17,13 +18,16 @@ _CHUNK = 64 * 1024
 _LONGEST_TAIL = 128 * 1024
 _PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 _HEAD = 1024 * 1024
+_LONGEST_HOLD = 0.5
+"""Seconds that the beginning of a line waits for its rest. A prompt has no rest."""
 
 
 class OutputCopies:
     """Thread that forwards the data of pipes, stores it, and remembers the end of each.
 
     If several pipes have data, the first is read first. A failing program prints its last words to standard error,
-    after its standard output. In another order it would seem to continue.
+    after its standard output. In another order it would seem to continue. Lines of different pipes are not mixed: the
+    beginning of a line waits for the rest of it, up to `_LONGEST_HOLD` seconds.
     """
 
     def __init__(self, pipes: Sequence[tuple[int, int]], kept: KeptFile) -> None:
@@ -44,30 +48,47 @@ class OutputCopies:
     def _run(self) -> None:
         open_ = list(self._pipes)
         while open_:
-            select.select([pipe.source for pipe in open_], [], [])
+            is_held = any(pipe.held for pipe in open_)
+            select.select([pipe.source for pipe in open_], [], [], _LONGEST_HOLD if is_held else None)
             # Check each pipe again in turn: data that came to the first one by now is older than that in the next.
             for pipe in list(open_):
                 if select.select([pipe.source], [], [], 0)[0] and not self._copy(pipe):
                     open_.remove(pipe)
                     os.close(pipe.source)
+                    self._pass_on(pipe, len(pipe.held))
+                elif pipe.held and time.monotonic() - pipe.held_since >= _LONGEST_HOLD:
+                    self._pass_on(pipe, len(pipe.held))
 
     def _copy(self, pipe: _Pipe) -> bool:
-        """Copy the data in a pipe. Return whether more can come."""
+        """Copy the data in a pipe up to the end of its last line. Return whether more can come."""
         try:
             chunk = os.read(pipe.source, _CHUNK)
-        except OSError:
+        except OSError:  # of a terminal that no process has open any more
             return False
         if not chunk:
             return False
-        self._kept.add(chunk)
-        pipe.tail = (pipe.tail + chunk)[-_LONGEST_TAIL:]
-        view = memoryview(chunk)
+        if not pipe.held:
+            pipe.held_since = time.monotonic()
+        pipe.held += chunk
+        # A progress bar ends its lines by a carriage return.
+        whole = max(pipe.held.rfind(b"\n"), pipe.held.rfind(b"\r")) + 1
+        self._pass_on(pipe, whole if len(pipe.held) - whole <= _CHUNK else len(pipe.held))
+        return True
+
+    def _pass_on(self, pipe: _Pipe, length: int) -> None:
+        """Pass on and keep the first bytes of what is held of a pipe."""
+        if not length:
+            return
+        data, pipe.held = pipe.held[:length], pipe.held[length:]
+        pipe.held_since = time.monotonic()
+        self._kept.add(data)
+        pipe.tail = (pipe.tail + data)[-_LONGEST_TAIL:]
+        view = memoryview(data)
         while pipe.sink is not None and view:
             try:
                 view = view[os.write(pipe.sink, view) :]
             except OSError:  # nobody reads any more; the job goes on
                 pipe.sink = None
-        return True
 
 
 @dataclass
@@ -77,6 +98,9 @@ class _Pipe:
     source: int
     sink: int | None
     tail: bytes = b""
+    held: bytes = b""
+    """The beginning of a line whose rest has not come."""
+    held_since: float = 0.0
 
 
 def end_of(path: Path) -> str:
@@ -90,10 +114,11 @@ def bound_file(path: Path, most: int) -> None:
     """Free the middle of a file that another process writes, where it has become larger than `most`.
 
     Its beginning and end stay where they are, so that whoever writes and reads it notices nothing; what lies between
-    reads as zeros. Where the file system cannot do that (NFS before 4.2), the file stays as it is.
+    reads as zeros. Where the file system cannot do that (NFS before 4.2), the file stays as it is, and so does what a
+    link points to.
     """
     try:
-        with path.open("r+b") as file:
+        with open(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "r+b") as file:
             stat = os.fstat(file.fileno())
             if stat.st_blocks * 512 <= most:
                 return

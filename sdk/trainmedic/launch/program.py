@@ -31,7 +31,8 @@ examples:
 
 The exit code is that of the last attempt; 128 and the number of the signal that has ended it, 127 where the command
 cannot be started, 2 where these options make no sense. The job finds the number of its attempt, from 1, in
-TRAINMEDIC_ATTEMPT. SIGTERM, SIGINT, SIGHUP and SIGQUIT go to the command, and there is no other attempt then.
+TRAINMEDIC_ATTEMPT. SIGTERM, SIGINT, SIGHUP and SIGQUIT go to the command, and there is no other attempt then. SIGUSR1
+and SIGUSR2 go to the processes of the job that handle them, and the job continues.
 """
 _TIME = re.compile(r"^(\d+(?:\.\d+)?)(s|m|h|d|)$")
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -109,6 +110,11 @@ def parser() -> argparse.ArgumentParser:
     add("--log-size", metavar="SIZE", type=_bytes, default=64 << 20, help=most)
     merged = "do not have torchrun keep the output of each rank (by its --tee and --log-dir)"
     add("--no-rank-logs", action="store_true", help=merged)
+    add(
+        "--tty",
+        action="store_true",
+        help="make the job's standard output and standard error terminals, so that it prints colours and progress bars",
+    )
     add("--min-nodes", metavar="N", type=_count, help="fewest nodes of an elastic torchrun (default: 1)")
     add("--max-nodes", metavar="N", type=_count, help="most nodes of an elastic torchrun, which it is with this")
     add("--version", action="version", version=f"trainmedic-run {__version__}")
@@ -142,6 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         most_output=options.log_size,
         keeps_ranks=not options.no_rank_logs,
         nodes=nodes,
+        prints_to_terminal=options.tty,
     )
     if options.job:
         os.environ["TRAINMEDIC_JOB"] = options.job

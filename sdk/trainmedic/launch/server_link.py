@@ -75,8 +75,10 @@ class ServerLink:
         self._state = {"attempt": attempt, "state": state}
         self._writer.announce()
 
-    def tell(self, kind: str, attempt: int, reason: str = "", cause: Cause | None = None) -> None:
-        """Send a notice, with the cause of a failed attempt's end."""
+    def tell(
+        self, kind: str, attempt: int, reason: str = "", cause: Cause | None = None, *, restarts: bool = False
+    ) -> None:
+        """Send a notice, with the cause of a failed attempt's end, and whether another attempt follows."""
         self._number += 1
         notice = Notice(
             self.job,
@@ -91,6 +93,7 @@ class ServerLink:
             rank=cause.rank if cause is not None else None,
             pid=cause.pid if cause is not None else None,
             error=cause.kind if cause is not None else "",
+            restarts=restarts,
         )
         self._writer.put(OutgoingReplies(notice=notice))
 

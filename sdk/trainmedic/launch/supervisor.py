@@ -14,7 +14,7 @@ from types import FrameType
 
 from trainmedic.job import status_file
 from trainmedic.job.server_connection import TOLD_BY_LAUNCHER
-from trainmedic.launch import attempt_logs, causes
+from trainmedic.launch import attempt_logs, causes, guard, terminal
 from trainmedic.launch.attempt import AttemptEnd, AttemptPlan, JobAttempt
 from trainmedic.launch.causes import AttemptRecord, Cause, signal_name
 from trainmedic.launch.command_line import LaunchLine
@@ -26,7 +26,8 @@ from trainmedic.wire.log_layout import AttemptLogs
 
 log = logging.getLogger("trainmedic")
 
-_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_DELAY_AFTER_PROGRESS = 5.0
+"""Seconds. The longest delay before the next attempt if the last one made progress."""
 _SHORTEST_WAIT = 0.2
 CANNOT_START = 127
 """The exit code where the command cannot be started, as of a shell."""
@@ -48,6 +49,8 @@ class LaunchOptions:
     keeps_ranks: bool
     nodes: tuple[int, int] | None = None
     """The least and the most nodes of an elastic job; None where their number is fixed."""
+    prints_to_terminal: bool = False
+    """Whether the job's standard output and standard error are terminals."""
 
 
 class Supervisor:
@@ -59,7 +62,10 @@ class Supervisor:
         self._link = link
         self._stopped_by: int | None = None
         self._signals: list[int] = []
-        """Those that have come and were not passed on."""
+        """Signals that end the job, received and not yet given to it."""
+        self._to_pass: list[int] = []
+        """Signals for the job's own handlers, received and not yet given to it."""
+        self._is_resized = False
         self._failed: list[AttemptRecord] = []
         self._had_rank_0 = False
         self._waiting: tuple[str, ...] = ()
@@ -67,9 +73,13 @@ class Supervisor:
 
     def run(self) -> int:
         """Return the exit code of the last attempt."""
-        for forwarded in _FORWARDED:
-            if signal.getsignal(forwarded) != signal.SIG_IGN:  # as under nohup
-                signal.signal(forwarded, self._handle)
+        for number in guard.ENDING:
+            if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+                signal.signal(number, self._handle)
+        for number in guard.PASSED:
+            signal.signal(number, self._handle_passed)
+        if self._options.prints_to_terminal:
+            terminal.follow_size(self._handle_resize)
         number = first = self._first_number()
         while True:
             self._wait_while_left_out(number)
@@ -129,6 +139,7 @@ class Supervisor:
             grace=options.grace,
             hang_after=options.hang_after,
             most_output=options.most_output,
+            prints_to_terminal=options.prints_to_terminal,
         )
         attempt = JobAttempt(plan)
         is_ending = False
@@ -137,6 +148,11 @@ class Supervisor:
             nonlocal is_ending
             while self._signals:
                 attempt.stop(self._signals.pop(0))
+            while self._to_pass:
+                attempt.pass_on(self._to_pass.pop(0))
+            if self._is_resized:
+                self._is_resized = False
+                attempt.resize()
             self._carry_out()
             if self._membership.has_changed and not is_ending:
                 is_ending = True
@@ -168,15 +184,18 @@ class Supervisor:
         self._failed.append(end.record)
         self._keep(end.record)
         reason = str(end.record.cause)
-        self._tell(notice.FAILED, number, reason, end.record.cause)
         refusal = causes.refusal(self._failed, self._options.retries)
+        self._tell(notice.FAILED, number, reason, end.record.cause, restarts=refusal is None)
         if refusal is not None:
             log.error("attempt %d failed: %s. There is no other attempt", number, refusal)
             self._tell(notice.GONE, number, refusal)
             return False
-        log.error("attempt %d failed: %s. The next one begins in %.0f s", number, reason, self._options.delay)
+        delay = self._options.delay
+        if causes.has_progress(self._failed):
+            delay = min(delay, _DELAY_AFTER_PROGRESS)
+        log.error("attempt %d failed: %s. The next one begins in %.0f s", number, reason, delay)
         self._show("waiting", number)
-        begins_at = time.monotonic() + self._options.delay
+        begins_at = time.monotonic() + delay
         while time.monotonic() < begins_at and self._stopped_by is None and not self._membership.has_changed:
             time.sleep(_SHORTEST_WAIT)
             self._carry_out()
@@ -187,6 +206,12 @@ class Supervisor:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self._stopped_by = number
         self._signals.append(number)
+
+    def _handle_passed(self, number: int, frame: FrameType | None) -> None:
+        self._to_pass.append(number)
+
+    def _handle_resize(self) -> None:
+        self._is_resized = True
 
     def _first_number(self) -> int:
         options = self._options
@@ -232,9 +257,11 @@ class Supervisor:
         if self._link is not None:
             self._link.show(state, number)
 
-    def _tell(self, kind: str, number: int, reason: str = "", cause: Cause | None = None) -> None:
+    def _tell(
+        self, kind: str, number: int, reason: str = "", cause: Cause | None = None, *, restarts: bool = False
+    ) -> None:
         if self._link is not None and (kind == notice.GONE or self._speaks_for_job()):
-            self._link.tell(kind, number, reason, cause)
+            self._link.tell(kind, number, reason, cause, restarts=restarts)
 
     def _speaks_for_job(self) -> bool:
         """Of the launchers of several nodes, that with rank 0 speaks: else each failure would count several times."""

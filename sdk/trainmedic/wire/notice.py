@@ -82,6 +82,8 @@ class Notice:
     """That process's ID on the node."""
     error: str = ""
     """Kind of its last error, such as ``ValueError``; ``hang`` if the launcher ended a hang."""
+    restarts: bool = False
+    """True if the launcher starts another attempt after this failure."""
 
     def encode(self) -> bytes:
         """The exact bytes that are sent and signed."""
@@ -100,6 +102,7 @@ class Notice:
             "rank": self.rank,
             "pid": self.pid,
             "error": self.error[:_LONGEST_WORD] or None,
+            "restarts": self.restarts or None,
         }
         fields |= {name: value for name, value in more.items() if value is not None}
         return json.dumps(fields, separators=(",", ":")).encode()
@@ -135,6 +138,7 @@ class Notice:
             rank=_whole(fields.get("rank"), least=0),
             pid=_count(fields.get("pid")),
             error=_word(fields.get("error")),
+            restarts=fields.get("restarts") is True,
         )
 
 

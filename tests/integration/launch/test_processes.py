@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -243,3 +244,82 @@ def test_settings_that_make_no_sense_keep_no_job_from_running(launch: Launch) ->
     job = launch(python("print('runs')"), "--job=two words", TRAINMEDIC_REDIS_URL="http://example")
     assert job.wait() == 0
     assert "the server is told nothing" in job.printed()
+
+
+_SAVES = """
+import os, signal, subprocess, sys, time
+def save(*_):
+    print("saved", flush=True)
+signal.signal(signal.SIGUSR1, save)
+"""
+_WORKS = """
+while not os.path.exists("end"): time.sleep(0.02)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_for_the_job_reaches_the_process_that_handles_it(
+    launch: Launch, tmp_path: Path, number: signal.Signals
+) -> None:
+    """Schedulers send it before the time limit. The shell between does not handle it, and would die of it."""
+    inner = _SAVES.replace("SIGUSR1", number.name) + "print('ready', flush=True)" + _WORKS
+    job = launch(["sh", "-c", f'"{sys.executable}" -c "$0"; exit $?', inner])
+    job.wait_for_output("ready")
+    job.process.send_signal(number)
+    job.wait_for_output("saved")
+    (tmp_path / "end").touch()
+    (job.out.parent / "end").touch()
+    assert job.wait() == 0
+    assert job.out.read_text().split() == ["ready", "saved"]
+
+
+def test_a_process_below_the_one_that_handles_a_signal_does_not_get_it(launch: Launch) -> None:
+    """A forked loader worker inherits the handler of its parent."""
+    program = _SAVES + "if os.fork() == 0: time.sleep(0.1)\nprint('ready', flush=True)" + _WORKS
+    job = launch(python(program))
+    eventually(lambda: job.printed().count("ready") == 2, PATIENCE, "both processes")
+    job.process.send_signal(signal.SIGUSR1)
+    job.wait_for_output("saved")
+    (job.out.parent / "end").touch()
+    assert job.wait() == 0
+    assert job.out.read_text().count("saved") == 1
+
+
+def test_a_signal_that_no_process_handles_does_not_end_the_job(launch: Launch) -> None:
+    """The launcher says that it did not pass it on."""
+    job = launch(python("import os, time\nprint('ready', flush=True)" + _WORKS))
+    job.wait_for_output("ready")
+    job.process.send_signal(signal.SIGUSR1)
+    job.wait_for_output("SIGUSR1 was not passed on: no process of the job handles it")
+    (job.out.parent / "end").touch()
+    assert job.wait() == 0
+
+
+def test_a_signal_to_every_process_of_the_job_comes_once(launch: Launch) -> None:
+    """As ``scancel --signal`` sends it to a job step: to the launcher, the guard and the job."""
+    job = launch(python(_SAVES + "print('ready', flush=True)" + _WORKS))
+    job.wait_for_output("ready")
+    for pid in job.living():
+        os.kill(pid, signal.SIGUSR1)
+    job.wait_for_output("saved")
+    time.sleep(1)  # a second one of the first sending would come within this time
+    job.process.send_signal(signal.SIGUSR1)
+    eventually(lambda: job.printed().count("saved") >= 2, PATIENCE, "the second signal")
+    (job.out.parent / "end").touch()
+    assert job.wait() == 0
+    assert job.out.read_text().count("saved") == 2
+
+
+def test_with_tty_the_job_prints_to_a_terminal_and_bytes_stay(launch: Launch) -> None:
+    """Each stream is a terminal of its own, with the size that the environment states; and what is printed is kept."""
+    program = """
+import os, sys
+sys.stdout.write(f"{sys.stdout.isatty()} {os.get_terminal_size(1).columns}\\n")
+sys.stderr.write(f"{sys.stderr.isatty()}\\n")
+"""
+    job = launch(python(program), "--tty", COLUMNS="97", LINES="31")
+    assert job.wait() == 0
+    assert job.out.read_bytes() == b"True 97\n"
+    assert b"True\n" in job.err.read_bytes()
+    kept = job.kept().launcher(socket.gethostname()).read_bytes()
+    assert sorted(kept.splitlines()) == [b"True", b"True 97"]

@@ -1,0 +1,56 @@
+"""A job's standard output and standard error as terminals."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import struct
+import termios
+from types import FrameType
+from typing import Callable
+
+_FALLBACK_SIZE = (24, 120)
+"""Rows and columns if `trainmedic-run` itself has no terminal and the environment states none."""
+
+
+def open_terminal() -> tuple[int, int]:
+    """Return the descriptors of a new terminal: that to read what is printed, and that of the job.
+
+    The terminal changes nothing of what is printed: it does not make two characters of a line's end. Raises OSError.
+    """
+    reading, printing = os.openpty()
+    attributes = termios.tcgetattr(printing)
+    attributes[1] &= ~termios.OPOST
+    attributes[3] &= ~termios.ECHO
+    termios.tcsetattr(printing, termios.TCSANOW, attributes)
+    resize(reading)
+    return reading, printing
+
+
+def resize(terminal: int) -> None:
+    """Give a terminal the size of the one that `trainmedic-run` prints to."""
+    rows, columns = _size()
+    with contextlib.suppress(OSError):
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+
+def follow_size(change: Callable[[], None]) -> None:
+    """Call `change` whenever the size of the terminal of `trainmedic-run` changes. Call this on the main thread."""
+
+    def changed(number: int, frame: FrameType | None) -> None:
+        change()
+
+    signal.signal(signal.SIGWINCH, changed)
+
+
+def _size() -> tuple[int, int]:
+    for descriptor in (1, 2, 0):
+        with contextlib.suppress(OSError):
+            size = os.get_terminal_size(descriptor)
+            if size.lines and size.columns:
+                return size.lines, size.columns
+    sizes = [os.environ.get(name, "") for name in ("LINES", "COLUMNS")]
+    given = [int(text) if text.isascii() and text.isdigit() and 0 < int(text) < 65536 else None for text in sizes]
+    return given[0] or _FALLBACK_SIZE[0], given[1] or _FALLBACK_SIZE[1]

@@ -1,0 +1,59 @@
+"""What a job prints on its way through the launcher: whole lines, unchanged."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from trainmedic.job.kept_file import KeptFile
+from trainmedic.launch import output
+from trainmedic.launch.output import OutputCopies, bound_file
+
+
+def test_lines_of_two_streams_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The beginning of a line waits for its rest while the other stream prints."""
+    monkeypatch.setattr(output, "_LONGEST_HOLD", 60.0)
+    kept = KeptFile(tmp_path / "kept", 1 << 20)
+    (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+    sink = os.open(tmp_path / "sink", os.O_WRONLY | os.O_CREAT)
+    copies = OutputCopies([(out, sink), (err, sink)], kept)
+    for _ in range(100):
+        os.write(out_end, b"first half ")
+        os.write(err_end, b"error half ")
+        os.write(out_end, b"second half\n")
+        os.write(err_end, b"second error half\n")
+    os.write(out_end, b"no end of line")
+    os.close(out_end)
+    os.close(err_end)
+    copies.finish(60)
+    kept.close()
+    os.close(sink)
+    for name in ("kept", "sink"):
+        lines = (tmp_path / name).read_bytes().splitlines()
+        assert len(lines) == 201
+        assert set(lines) == {b"first half second half", b"error half second error half", b"no end of line"}
+    assert copies.tail(0).endswith("no end of line")
+
+
+def test_a_prompt_comes_without_the_end_of_its_line(tmp_path: Path) -> None:
+    """It is passed on while the job waits for an answer."""
+    kept = KeptFile(None, 1 << 20)
+    source, end = os.pipe()
+    received, sink = os.pipe()
+    copies = OutputCopies([(source, sink)], kept)
+    os.write(end, b"continue? ")
+    assert os.read(received, 100) == b"continue? "
+    os.close(end)
+    copies.finish(60)
+
+
+def test_a_link_in_place_of_a_ranks_output_is_not_followed(tmp_path: Path) -> None:
+    """What it points to keeps its middle."""
+    victim = tmp_path / "victim"
+    content = os.urandom(4 << 20)
+    victim.write_bytes(content)
+    (tmp_path / "stdout.log").symlink_to(victim)
+    bound_file(tmp_path / "stdout.log", 1 << 20)
+    assert victim.read_bytes() == content
