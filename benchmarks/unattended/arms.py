@@ -142,7 +142,7 @@ def _launch(directory: Path, plan: Plan, port: int, state: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", *rendezvous]
     torchrun += [f"--nproc-per-node={faults.RANKS // NODES}", *argv]
     options = [f"{name}={seconds / plan.faster:.2f}s" for name, seconds in _LAUNCHED.items() if name != "--retries"]
-    options += [f"--retries={_LAUNCHED['--retries']}", "--min-nodes=1", f"--max-nodes={NODES}"]
+    options += ["--warm", f"--retries={_LAUNCHED['--retries']}", "--min-nodes=1", f"--max-nodes={NODES}"]
     with ExitStack() as ends:
         shared = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="unattended-", dir="/dev/shm")))
         memory = [shared / f"node-{node}" for node in range(NODES)]

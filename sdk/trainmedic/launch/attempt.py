@@ -6,8 +6,6 @@ import contextlib
 import logging
 import os
 import select
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from trainmedic.job import status_file
 from trainmedic.job.kept_file import KeptFile
 from trainmedic.launch import causes, guard, output, terminal
 from trainmedic.launch.causes import HANG, AttemptRecord, Cause, RankEnd, Reached
+from trainmedic.launch.guarded import Guarded
 from trainmedic.launch.job_status import StatusReader
 from trainmedic.launch.output import OutputCopies
 from trainmedic.wire.log_layout import AttemptLogs
@@ -29,7 +28,6 @@ _FOR_A_ROLLBACK = 10.0
 interrupted itself by then, where that is possible."""
 _BOUND_EVERY = 5.0
 _OUTPUT_SECONDS = 5.0
-_GUARD = Path(guard.__file__)
 
 
 @dataclass(frozen=True)
@@ -70,8 +68,11 @@ class AttemptEnd:
 class JobAttempt:
     """A running attempt."""
 
-    def __init__(self, plan: AttemptPlan) -> None:
+    def __init__(self, plan: AttemptPlan, begin: Callable[[Mapping[str, str]], Guarded | None] | None = None) -> None:
+        """`begin` starts it in a process that is on standby, given its environment. It returns None if there is none;
+        then the command is started here."""
         self._plan = plan
+        self._begin = begin
         self._lifeline = -1
         self._terminals: list[int] = []
         self._hung = False
@@ -103,29 +104,19 @@ class JobAttempt:
     def run(self, while_running: Callable[[], None]) -> AttemptEnd:
         """Run the command to its end; `while_running` is called several times a second. Raises OSError where it cannot
         be started."""
-        guard_end, self._lifeline = os.pipe()
-        report, report_end = os.pipe()
-        argv = [sys.executable, "-I", "-S", str(_GUARD), str(guard_end), str(report_end), str(self._plan.grace)]
         environment = dict(self._plan.environment)
         if self._directory is not None:
             environment[status_file.VARIABLE] = str(self._directory)
-        make = terminal.open_terminal if self._plan.prints_to_terminal else os.pipe
-        (out, out_end), (err, err_end) = make(), make()
-        process = subprocess.Popen(  # noqa: S603 - the user's own command
-            [*argv, *self._plan.argv],
-            stdout=out_end,
-            stderr=err_end,
-            env=environment,
-            pass_fds=(guard_end, report_end),
-            start_new_session=True,
-        )
-        for descriptor in (guard_end, report_end, out_end, err_end):
-            os.close(descriptor)
+        started = self._begin(environment) if self._begin is not None else None
+        if started is None:
+            plan = self._plan
+            started = Guarded(plan.argv, environment, plan.grace, prints_to_terminal=plan.prints_to_terminal)
+        self._lifeline, report = started.lifeline, started.report
         logs = self._plan.logs
         kept = KeptFile(logs.launcher(self._plan.node) if logs is not None else None, self._plan.most_output)
-        copies = OutputCopies([(out, 1), (err, 2)], kept)
-        if self._plan.prints_to_terminal:
-            self._terminals = [out, err]
+        copies = OutputCopies([(started.out, 1), (started.err, 2)], kept)
+        if started.prints_to_terminal:
+            self._terminals = [started.out, started.err]
         try:
             self._watch(report, while_running)
         finally:
@@ -133,7 +124,7 @@ class JobAttempt:
             lifeline, self._lifeline = self._lifeline, -1
             os.close(lifeline)
             os.close(report)
-            process.wait()
+            started.process.wait()
             self._end_orphans()
             copies.finish(_OUTPUT_SECONDS)
             kept.close()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Sequence
@@ -11,6 +14,10 @@ _FLAGS = frozenset({"--standalone", "-m", "--module", "--no-python", "--no_pytho
 """torchrun's options without a value."""
 _KEEPING = frozenset({"-r", "--redirects", "-t", "--tee", "--log-dir", "--log_dir"})
 """torchrun's options by which somebody else keeps the output of ranks."""
+
+
+_RANKS_ON_NODE = ("--nproc-per-node", "--nproc_per_node")
+_LONGEST_LINE = 4096
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,39 @@ class LaunchLine:
     def is_elastic(self) -> bool:
         """Whether the number of nodes can be given between two bounds."""
         return self.kind == "torchrun" and "--nnodes" not in self.options
+
+    @property
+    def interpreter(self) -> str | None:
+        """The Python that runs torchrun. None for another launcher, or if it cannot be found."""
+        if self.kind != "torchrun":
+            return None
+        if Path(self.argv[0]).name != "torchrun":
+            # An option of Python's own, such as -O, would be lost in a process that was started without it.
+            return self.argv[0] if self.argv[1] == "-m" else None
+        found = shutil.which(self.argv[0])
+        if found is None:
+            return None
+        with contextlib.suppress(OSError), Path(found).open("rb") as file:
+            first = file.readline(_LONGEST_LINE).decode(errors="replace").strip()
+            if first.startswith("#!/") and " " not in first and "python" in Path(first).name:
+                return first[2:]
+        return None
+
+    def torchrun_arguments(self, argv: Sequence[str]) -> Sequence[str]:
+        """Return the arguments of torchrun in the command of an attempt, made by `for_attempt`."""
+        return argv[self.options_at :]
+
+    @property
+    def threads(self) -> str:
+        """The OMP_NUM_THREADS that torchrun sets: 1 for several ranks on a node, if it is not set. Else empty."""
+        if os.environ.get("OMP_NUM_THREADS"):
+            return ""
+        for place, argument in enumerate(self.argv[self.options_at :], self.options_at):
+            name, equals, value = argument.partition("=")
+            if name in _RANKS_ON_NODE:
+                value = value if equals else next(iter(self.argv[place + 1 :]), "1")
+                return "" if value == "1" else "1"
+        return ""
 
     def for_attempt(
         self, rank_logs: Path | None, without: Sequence[str] = (), nodes: tuple[int, int] | None = None

@@ -7,8 +7,8 @@ orphans, so that all of the job's processes stay below it, whatever sessions the
 - ``end <signal>`` gives the child that signal, and after the grace SIGKILL to all of them.
 - ``pass <signal>`` gives the signal to the processes that handle it.
 
-If the lifeline closes because ``trainmedic-run`` was killed, the guard ends the job by SIGTERM in the same way. When the
-child has ended, the guard ends the rest of the job and writes the child's wait status to the report pipe.
+If the lifeline closes because ``trainmedic-run`` was killed, the guard ends the job by SIGTERM in the same way. When
+the child has ended, the guard ends the rest of the job and writes the child's wait status to the report pipe.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LOOK_SECONDS = 0.05
-_LONGEST_GRACE_FOR_REST = 5.0
+LONGEST_GRACE_FOR_REST = 5.0
 """Seconds that processes have which outlive the child: it has ended, so their work is over."""
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals that end a job."""
@@ -111,7 +111,8 @@ def signal_all(pids: list[int], number: int) -> None:
 class Guard:
     """Guards one child."""
 
-    def __init__(self, argv: list[str], lifeline: int, report: int, grace: float) -> None:
+    def __init__(self, argv: list[str], lifeline: int, report: int, grace: float, given: int = -1) -> None:
+        """Start the child. `given` is a descriptor that the child gets, or -1."""
         self._lifeline = lifeline
         self._grace = grace
         self._orders = b""
@@ -130,7 +131,7 @@ class Guard:
                 os._exit(127)
 
         # One that can be ended by signals that this process ignores.
-        self.child = subprocess.Popen(argv, preexec_fn=die_with_guard)  # noqa: S603 - the user's own command
+        self.child = subprocess.Popen(argv, preexec_fn=die_with_guard, pass_fds=(given,) if given >= 0 else ())  # noqa: S603 - the user's own command
 
     def run(self) -> int:
         """Guard until nothing of the job is left; return the child's wait status."""
@@ -194,7 +195,7 @@ class Guard:
 
     def _end_rest(self) -> None:
         """End what has outlived the child."""
-        kill_at = time.monotonic() + min(self._grace, _LONGEST_GRACE_FOR_REST)
+        kill_at = time.monotonic() + min(self._grace, LONGEST_GRACE_FOR_REST)
         signal_all(descendants(os.getpid()), signal.SIGTERM)
         while rest := descendants(os.getpid()):
             if time.monotonic() >= kill_at:
@@ -204,7 +205,7 @@ class Guard:
 
 
 def main(arguments: list[str]) -> int:
-    """``guard.py <lifeline> <report> <grace> <command>...``"""
+    """``guard.py <lifeline> <report> <grace> <descriptor for the command, or -1> <command>...``"""
     lifeline, report, grace = int(arguments[0]), int(arguments[1]), float(arguments[2])
     guard: Guard | None = None
 
@@ -218,7 +219,7 @@ def main(arguments: list[str]) -> int:
     os.set_inheritable(lifeline, False)
     os.set_inheritable(report, False)
     try:
-        guard = Guard(arguments[3:], lifeline, report, grace)
+        guard = Guard(arguments[4:], lifeline, report, grace, int(arguments[3]))
     except OSError as error:
         os.write(report, f"failed {error.strerror or error}\n".encode())
         return 127

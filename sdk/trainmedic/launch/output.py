@@ -118,7 +118,7 @@ def bound_file(path: Path, most: int) -> None:
     link points to.
     """
     try:
-        with open(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "r+b") as file:
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "r+b") as file:
             stat = os.fstat(file.fileno())
             if stat.st_blocks * 512 <= most:
                 return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import re
 import socket
@@ -17,6 +18,8 @@ from trainmedic.launch.server_link import open_link
 from trainmedic.launch.supervisor import LaunchOptions, Supervisor, log_to_stderr
 from trainmedic.settings import LOG_DIR
 from trainmedic.version import __version__
+
+log = logging.getLogger("trainmedic")
 
 _DESCRIPTION = """\
 Starts a training job by the command after --, passes on what it prints, and starts it again where it fails: the job
@@ -115,6 +118,12 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="make the job's standard output and standard error terminals, so that it prints colours and progress bars",
     )
+    add(
+        "--warm",
+        action="store_true",
+        help="import PyTorch for the next attempt while one runs, so that it begins sooner; for torchrun, costs the "
+        "memory of one more process",
+    )
     add("--min-nodes", metavar="N", type=_count, help="fewest nodes of an elastic torchrun (default: 1)")
     add("--max-nodes", metavar="N", type=_count, help="most nodes of an elastic torchrun, which it is with this")
     add("--version", action="version", version=f"trainmedic-run {__version__}")
@@ -132,6 +141,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     log_to_stderr()
     guard.set_subreaper()
     line = LaunchLine.of(command)
+    if options.warm and line.interpreter is None:
+        log.warning("--warm has no effect: %s is no torchrun whose Python can be found", command[0])
     nodes = _bounds(options, line)
     node = re.sub(r"[/\s]", "-", os.environ.get("TRAINMEDIC_NODE") or socket.gethostname())
     membership = NodeExclusions(node, line.starts_all_nodes)
@@ -149,6 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         keeps_ranks=not options.no_rank_logs,
         nodes=nodes,
         prints_to_terminal=options.tty,
+        is_warm=options.warm,
     )
     if options.job:
         os.environ["TRAINMEDIC_JOB"] = options.job

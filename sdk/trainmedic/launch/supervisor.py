@@ -8,9 +8,10 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
+from typing import Mapping
 
 from trainmedic.job import status_file
 from trainmedic.job.server_connection import TOLD_BY_LAUNCHER
@@ -18,6 +19,7 @@ from trainmedic.launch import attempt_logs, causes, guard, terminal
 from trainmedic.launch.attempt import AttemptEnd, AttemptPlan, JobAttempt
 from trainmedic.launch.causes import AttemptRecord, Cause, signal_name
 from trainmedic.launch.command_line import LaunchLine
+from trainmedic.launch.guarded import Guarded, Standby
 from trainmedic.launch.membership import NodeExclusions
 from trainmedic.launch.server_link import ServerLink
 from trainmedic.settings import ATTEMPT
@@ -26,6 +28,8 @@ from trainmedic.wire.log_layout import AttemptLogs
 
 log = logging.getLogger("trainmedic")
 
+_STANDBY_AFTER = 10.0
+"""Seconds after the beginning of an attempt at which the process of the next one is started."""
 _DELAY_AFTER_PROGRESS = 5.0
 """Seconds. The longest delay before the next attempt if the last one made progress."""
 _SHORTEST_WAIT = 0.2
@@ -51,6 +55,8 @@ class LaunchOptions:
     """The least and the most nodes of an elastic job; None where their number is fixed."""
     prints_to_terminal: bool = False
     """Whether the job's standard output and standard error are terminals."""
+    is_warm: bool = False
+    """Whether the process of the next attempt imports PyTorch while an attempt runs."""
 
 
 class Supervisor:
@@ -66,6 +72,7 @@ class Supervisor:
         self._to_pass: list[int] = []
         """Signals for the job's own handlers, received and not yet given to it."""
         self._is_resized = False
+        self._standby: Standby | None = None
         self._failed: list[AttemptRecord] = []
         self._had_rank_0 = False
         self._waiting: tuple[str, ...] = ()
@@ -73,11 +80,18 @@ class Supervisor:
 
     def run(self) -> int:
         """Return the exit code of the last attempt."""
-        for number in guard.ENDING:
-            if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
-                signal.signal(number, self._handle)
-        for number in guard.PASSED:
-            signal.signal(number, self._handle_passed)
+        try:
+            return self._run()
+        finally:
+            if self._standby is not None:
+                self._standby.close()
+
+    def _run(self) -> int:
+        for ending in guard.ENDING:
+            if signal.getsignal(ending) != signal.SIG_IGN:  # as under nohup
+                signal.signal(ending, self._handle)
+        for passed in guard.PASSED:
+            signal.signal(passed, self._handle_passed)
         if self._options.prints_to_terminal:
             terminal.follow_size(self._handle_resize)
         number = first = self._first_number()
@@ -141,8 +155,15 @@ class Supervisor:
             most_output=options.most_output,
             prints_to_terminal=options.prints_to_terminal,
         )
-        attempt = JobAttempt(plan)
+        standby, self._standby = self._standby, None
+        line = options.line
+
+        def begin(environment: Mapping[str, str]) -> Guarded | None:
+            return standby.begin(plan.argv, line.torchrun_arguments(plan.argv), environment) if standby else None
+
+        attempt = JobAttempt(plan, begin)
         is_ending = False
+        begun_at = time.monotonic()
 
         def look_around() -> None:
             nonlocal is_ending
@@ -153,6 +174,8 @@ class Supervisor:
             if self._is_resized:
                 self._is_resized = False
                 attempt.resize()
+            if self._standby is None and time.monotonic() - begun_at > _STANDBY_AFTER:
+                self._standby = self._new_standby()
             self._carry_out()
             if self._membership.has_changed and not is_ending:
                 is_ending = True
@@ -167,6 +190,20 @@ class Supervisor:
         finally:
             if logs is not None and (logs.path / status_file.FILE_NAME).exists():
                 self._had_rank_0 = True
+
+    def _new_standby(self) -> Standby | None:
+        """Start the process of the next attempt. None without ``--warm``, or if it cannot be started."""
+        options = self._options
+        interpreter = options.line.interpreter
+        if not options.is_warm or self._stopped_by is not None or interpreter is None:
+            return None
+        try:
+            terminals = options.prints_to_terminal
+            return Standby(interpreter, options.line.threads, options.grace, prints_to_terminal=terminals)
+        except OSError as error:
+            log.warning("--warm has no effect: %s", error)
+            self._options = replace(options, is_warm=False)
+            return None
 
     def _environment(self, number: int, logs: AttemptLogs | None) -> dict[str, str]:
         environment = {**os.environ, ATTEMPT: str(number), status_file.WAITING: ",".join(self._waiting)}

@@ -159,6 +159,9 @@ def test_each_failure_has_its_verdict_and_its_alert_and_nothing_else_has(world: 
     assert shown == [failed.verdict for failed in failures]
     told = [each["labels"]["cause"] for each in world.alerts(job) if each["alert_name"] == "TrainingFailed"]
     assert set(told) == {failed.verdict[0] for failed in failures}
+    restarted = [each for each in world.alerts(job) if each["labels"].get("restarted_by") == "launcher"]
+    # Failures of one cause have one alert, which has the label of the first.
+    assert bool(restarted) is (len(failures) > 1), world.alerts(job)
 
 
 @pytest.mark.parametrize("job", EXPECTED)

@@ -128,3 +128,18 @@ def test_when_the_launcher_is_killed_no_rank_stays(launch: Launch, tmp_path: Pat
     os.kill(job.process.pid, signal.SIGKILL)
     job.process.wait()
     job.wait_until_all_are_gone()
+
+
+def test_a_warm_attempt_comes_to_the_same_result(launch: Launch, tmp_path: Path, undisturbed: Any) -> None:
+    """Its ranks are forks of a process that had imported PyTorch before, and torchrun says how the first one ended."""
+    job = launch(torchrun(tmp_path, "killed"), "--delay=0s", "--warm", STEP_SECONDS="0.7")
+    assert job.wait() == 0, job.printed()
+    (failed,) = job.attempts()
+    assert (failed["status"], failed["rank"]) == (-9, 1), failed
+    for rank in (0, 1):
+        assert result(tmp_path, rank) == {**undisturbed, "resumed": 20}
+    (kept,) = job.kept(2).path.glob("ranks-*/**/1/stdout.log")
+    assert kept.read_text().startswith("rank 1 begins at 20\n")
+    assert "--warm has no effect" not in job.printed()
+    assert "in the process of warm.py\n" in kept.read_text()
+    job.wait_until_all_are_gone()

@@ -166,3 +166,13 @@ def test_the_lines_of_a_rank_are_known_by_their_marks() -> None:
     assert causes.lines_of(RankEnd(5, 1, 1), text) == "[default1]:[rank5]: KeyError: 1\n[default1]:Killed"
     assert causes.lines_of(RankEnd(9, 1, 7), text) == "[rank9]: other"
     assert causes.lines_of(RankEnd(9, 1, 7), "no marks") is None
+
+
+def test_only_a_further_step_than_all_before_is_progress() -> None:
+    """By the last attempt alone: then the next one begins soon."""
+    assert causes.has_progress(attempts((KILLED, 5)))
+    assert causes.has_progress(attempts((KILLED, 5), (KILLED, 6)))
+    assert not causes.has_progress(attempts((KILLED, 5), (KILLED, 5)))
+    assert not causes.has_progress(attempts((KILLED, 9), (KILLED, 5)))
+    assert not causes.has_progress(attempts((KILLED, -1)))
+    assert not causes.has_progress([])

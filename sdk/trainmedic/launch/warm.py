@@ -1,0 +1,343 @@
+"""A program that imports PyTorch before the attempt begins, and then runs torchrun and the ranks as forks of itself.
+
+``trainmedic-run --warm`` runs it by its path, with the interpreter of the job's torchrun, while the attempt before is
+still running: ``warm.py <order pipe> <threads>``. It imports nothing of Trainmedic. It waits for one JSON object on the
+order pipe: ``argv`` and ``environment`` of the attempt, and ``torchrun``, the arguments of torchrun. Then
+
+- a fork of this process becomes torchrun, in which only the start of a rank is replaced,
+- each rank is another fork of this process, which has one thread and has initialised no device,
+- this process passes signals on to torchrun and ends as torchrun ends.
+
+If anything is missing, it runs ``argv`` as ``trainmedic-run`` without ``--warm`` would.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Callable, NoReturn
+
+_LONGEST_MESSAGE = 1 << 20
+_LOOK_SECONDS = 0.05
+_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_THREADS = "OMP_NUM_THREADS"
+"""Torchrun sets it for several ranks on a node. Libraries read it while they are imported."""
+
+
+def main(orders: int, threads: str) -> NoReturn:
+    """Import what is slow to import, wait for the order, and carry it out. `threads` is the value of OMP_NUM_THREADS
+    that torchrun will set, or empty."""
+    sys.path.pop(0)  # the directory of this file
+    os.set_inheritable(orders, False)
+    reason = _import_torch(threads)
+    order = _read_order(orders)
+    if order is None:
+        os._exit(0)  # the launcher ended
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    if not reason and threading.active_count() > 1:
+        reason = "an import started a thread"
+    if reason:
+        sys.stderr.write(f"trainmedic-run: --warm has no effect: {reason}\n")
+        sys.stderr.flush()
+        _execute(order["argv"])
+    _serve(order)
+
+
+def _import_torch(threads: str) -> str:
+    """Import PyTorch and torchrun. Return the reason if ranks cannot be forks of this process, else an empty text."""
+    before = os.environ.copy()
+    if threads:
+        os.environ[_THREADS] = threads
+    try:
+        import torch
+        import torch.distributed.run
+        import torch.nn.parallel
+        import torch.utils.data
+        from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
+        with contextlib.suppress(ImportError):
+            import numpy  # noqa: F401
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return "the import of PyTorch initialised a device"
+        if not hasattr(subprocess_handler.SubprocessHandler, "_popen"):
+            return "this version of torchrun starts its ranks in another way"
+    except Exception as error:  # whatever an import raises, the job starts without it
+        return f"{type(error).__name__}: {error}"
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    return ""
+
+
+def _read_order(orders: int) -> dict[str, Any] | None:
+    received = b""
+    while chunk := os.read(orders, 1 << 16):
+        received += chunk
+    os.close(orders)
+    return json.loads(received) if received else None
+
+
+def _execute(argv: list[str]) -> NoReturn:
+    try:
+        os.execvp(argv[0], argv)  # noqa: S606 - the user's own command
+    except OSError as error:
+        sys.stderr.write(f"{argv[0]} cannot be started: {error.strerror}\n")
+        sys.stderr.flush()
+        os._exit(127)
+
+
+def _serve(order: dict[str, Any]) -> NoReturn:
+    """Fork torchrun, and each rank that it asks for, until torchrun ends."""
+    own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    torchrun = os.fork()
+    if torchrun == 0:
+        own.close()
+        _run(lambda: _run_torchrun(order["torchrun"], its))
+    its.close()
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(torchrun, number)
+
+    for stopping in _STOPPING:
+        signal.signal(stopping, pass_on)
+    ranks: set[int] = set()
+    while True:
+        if select.select([own], [], [], _LOOK_SECONDS)[0] and (pid := _fork_rank(own)):
+            ranks.add(pid)
+        for pid in sorted(ranks):
+            code = _ended(pid)
+            if code is not None:
+                ranks.discard(pid)
+                with contextlib.suppress(OSError):
+                    own.send(json.dumps({"ended": pid, "status": code}).encode())
+        code = _ended(torchrun)
+        if code is not None:
+            _end_as(code)
+
+
+def _ended(pid: int) -> int | None:
+    """Return the exit code of a child, less than 0 for a signal. None if it runs. The child stays a zombie, so that
+    torchrun can send signals to its process group without an error."""
+    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if ended is None:
+        return None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+
+def _end_as(code: int) -> NoReturn:
+    if code < 0:
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def _fork_rank(own: socket.socket) -> int:
+    """Take one request of torchrun, and answer it by the process ID of the rank. Return 0 if torchrun has ended."""
+    message, streams, _, _ = socket.recv_fds(own, _LONGEST_MESSAGE, 2)
+    if not message:
+        return 0
+    request = json.loads(message)
+    leads, leads_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        for stopping in _STOPPING:
+            signal.signal(stopping, signal.default_int_handler if stopping == signal.SIGINT else signal.SIG_DFL)
+        os.setsid()
+        own.close()
+        os.close(leads)
+        os.close(leads_end)  # torchrun may signal the process group from now on
+        for place, stream in enumerate(streams, 1):
+            os.dup2(stream, place)
+            os.close(stream)
+        for name in request["removed"]:
+            os.environ.pop(name, None)
+        os.environ.update(request["changed"])
+        _run(lambda: _run_rank(request["argv"]))
+    os.close(leads_end)
+    os.read(leads, 1)
+    os.close(leads)
+    for stream in streams:
+        os.close(stream)
+    own.send(json.dumps({"pid": pid}).encode())
+    return pid
+
+
+def _run(work: Callable[[], None]) -> NoReturn:
+    """Do the work of a whole process, and end the process as Python ends after its main program."""
+    code = 0
+    try:
+        work()
+    except SystemExit as stop:
+        code = _exit_code(stop.code)
+    except BaseException as error:
+        code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+        error.__traceback__ = _of_the_program(error.__traceback__)
+        sys.excepthook(type(error), error, error.__traceback__)
+    with contextlib.suppress(BaseException):
+        threading._shutdown()  # type: ignore[attr-defined]
+    with contextlib.suppress(BaseException):
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def _exit_code(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    sys.stderr.write(f"{code}\n")
+    return 1
+
+
+def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
+    """Return the traceback without the frames of this file and of `runpy`."""
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+        trace = trace.tb_next
+    return trace
+
+
+def _run_torchrun(arguments: list[str], link: socket.socket) -> None:
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+    from torch.distributed.run import main as torchrun
+
+    ranks = _Ranks(link)
+    cold = subprocess_handler.SubprocessHandler._popen
+
+    def start(handler: Any, args: tuple[str, ...], env: dict[str, str]) -> Any:
+        if args[0] != sys.executable or not _program(list(args)):
+            return cold(handler, args, env)
+        return ranks.start(list(args), env, [handler._stdout, handler._stderr])
+
+    subprocess_handler.SubprocessHandler._popen = start  # type: ignore[assignment]
+    sys.argv = ["torchrun", *arguments]
+    torchrun(arguments)
+
+
+def _program(argv: list[str]) -> list[str]:
+    """Return the script or ``-m`` and the module, with the arguments. Empty if the command is no Python program that
+    exists."""
+    rest = argv[2:] if argv[1:2] == ["-u"] else argv[1:]
+    if rest[:1] == ["-m"]:
+        return rest if len(rest) > 1 else []
+    return rest if rest and not rest[0].startswith("-") and Path(rest[0]).is_file() else []
+
+
+def _run_rank(argv: list[str]) -> None:
+    """Run the program of a rank as Python would run it as its main program."""
+    import torch
+
+    threads = os.environ.get(_THREADS, "")
+    if threads.isdigit() and int(threads) and int(threads) != torch.get_num_threads():
+        torch.set_num_threads(int(threads))
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(write_through=True)  # type: ignore[union-attr]
+    program = _program(argv)
+    if program[0] == "-m":
+        sys.argv = program[1:]
+        sys.path.insert(0, str(Path.cwd()))
+        runpy.run_module(program[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = program
+        sys.path.insert(0, str(Path(program[0]).resolve().parent))
+        runpy.run_path(program[0], run_name="__main__")
+
+
+class _Ranks:
+    """The ranks that the serving process forked for torchrun."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        self._ended: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def start(self, argv: list[str], environment: dict[str, str], streams: list[Any]) -> _Rank:
+        changed = {name: value for name, value in environment.items() if os.environ.get(name) != value}
+        removed = [name for name in os.environ if name not in environment]
+        request = json.dumps({"argv": argv, "changed": changed, "removed": removed}).encode()
+        fds = [stream.fileno() if stream is not None else place for place, stream in enumerate(streams, 1)]
+        with self._lock:
+            socket.send_fds(self._link, [request], fds)
+            while True:
+                answer = json.loads(self._link.recv(_LONGEST_MESSAGE) or b'{"pid": 0}')
+                if "pid" in answer:
+                    break
+                self._ended[answer["ended"]] = answer["status"]
+        if not answer["pid"]:
+            raise OSError("the process that forks the ranks has ended")
+        return _Rank(answer["pid"], argv, self)
+
+    def status(self, pid: int, timeout: float | None) -> int | None:
+        """Return the exit code of a rank, less than 0 for a signal. None if it runs after `timeout` seconds."""
+        with self._lock:
+            while pid not in self._ended and select.select([self._link], [], [], timeout)[0]:
+                message = self._link.recv(_LONGEST_MESSAGE)
+                if not message:
+                    return -signal.SIGKILL
+                told = json.loads(message)
+                self._ended[told["ended"]] = told["status"]
+            return self._ended.get(pid)
+
+
+class _Rank:
+    """A rank, with those members of `subprocess.Popen` that torchrun uses."""
+
+    def __init__(self, pid: int, args: list[str], ranks: _Ranks) -> None:
+        self.pid = pid
+        self.args = args
+        self.returncode: int | None = None
+        self._ranks = ranks
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = self._ranks.status(self.pid, 0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        import subprocess
+        import time
+
+        end = None if timeout is None else time.monotonic() + timeout
+        while self.returncode is None:
+            self.returncode = self._ranks.status(self.pid, _LOOK_SECONDS)
+            if self.returncode is None and end is not None and time.monotonic() >= end:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    try:
+        main(int(sys.argv[1]), sys.argv[2])
+    except Exception:
+        traceback.print_exc()
+        os._exit(1)
