@@ -27,8 +27,8 @@ from trainmedic.torch.checkpoints.joint_checkpoints import (
     JointCheckpointDirectory,
     JointContents,
     JointOwnCheckpoints,
-    ReplicatedContents,
 )
+from trainmedic.torch.checkpoints.replicated_contents import ReplicatedContents
 from trainmedic.torch.learning_rate import LearningRate
 from trainmedic.torch.memory.memory_checkpoints import MemoryCheckpoints
 from trainmedic.torch.memory.memory_contents import MemoryContents, WholeContents

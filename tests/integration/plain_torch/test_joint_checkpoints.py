@@ -16,9 +16,9 @@ from trainmedic.torch.checkpoints.checkpoint_storage import HalfLoaded, Unusable
 from trainmedic.torch.checkpoints.joint_checkpoints import (
     JointCheckpointDirectory,
     JointOwnCheckpoints,
-    ReplicatedContents,
 )
 from trainmedic.torch.checkpoints.own_checkpoints import OwnCheckpoints
+from trainmedic.torch.checkpoints.replicated_contents import ReplicatedContents
 from trainmedic.torch.rank_agreement import FailedOnSomeRanks
 from trainmedic.torch.state_parts import StateParts
 
@@ -61,6 +61,7 @@ def test_each_rank_gets_its_own_buffers_back(tmp_path: Path) -> None:
 
     def normalized(mean: float) -> StateParts:
         model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        nn.init.constant_(model[0].weight, 0.5)
         model.register_buffer("derived", torch.full((1,), mean), persistent=False)
         model[1].running_mean.fill_(mean)
         return StateParts(model=model, shadow=nn.BatchNorm1d(2))

@@ -15,8 +15,9 @@ from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.health import CheckpointHealth, problem
 from trainmedic.torch.checkpoints.checkpoint_storage import HalfLoaded, UnusableCheckpoint
 from trainmedic.torch.checkpoints.digests import are_finite, compare, digests
-from trainmedic.torch.checkpoints.joint_checkpoints import JointCheckpointDirectory, ReplicatedContents
+from trainmedic.torch.checkpoints.joint_checkpoints import JointCheckpointDirectory
 from trainmedic.torch.checkpoints.loading import CheckpointLoading, LoadedCheckpoint
+from trainmedic.torch.checkpoints.replicated_contents import ReplicatedContents
 from trainmedic.torch.state_parts import StateParts
 
 SIZE = 2
