@@ -3,8 +3,9 @@
 Hand-written optimizers count steps, keep an error to be fed back, or hold another optimizer; the hooks of DDP that
 compress gradients do as well. Numbers, texts, tensors, generators, and lists and dicts of these are taken along with
 every checkpoint. A rollback puts back all that training has changed. A new process puts back what had changed when the
-checkpoint was written; the rest is as the script has made it. Tensors always count as changed. Who calls it: ``state_parts``. Not here: attributes of
-modules.
+checkpoint was written; the rest is as the script has made it. Tensors always count as changed.
+
+Who calls it: ``state_parts``. Not here: attributes of modules.
 """
 
 from __future__ import annotations
@@ -177,10 +178,8 @@ class _Holder:
             present.update(members)
             return present
         if isinstance(value, (list, tuple)):
-            there = (
-                present if isinstance(present, (list, tuple)) and len(present) == len(value) else [None] * len(value)
-            )
-            return type(value)(self._put(*pair) for pair in zip(there, value, strict=True))
+            is_like = isinstance(present, (list, tuple)) and len(present) == len(value)
+            return type(value)(self._put(present[i] if is_like else None, each) for i, each in enumerate(value))
         return value
 
 

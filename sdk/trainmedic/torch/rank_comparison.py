@@ -8,7 +8,9 @@ rollback then gives all ranks one state again.
 
 Model and optimizer are judged each by itself. What has never agreed is left alone: on processors that compute
 differently, where each rank is to have weights of its own, or with an optimizer that keeps a state on its owner's rank
-only. So is what agrees at some steps only, as ranks do that average their weights now and then. Who calls it: ``checkpoint_writer``, and ``restore`` after a rollback.
+only. So is what agrees at some steps only, as ranks do that average their weights now and then.
+
+Who calls it: ``checkpoint_writer``, and ``restore`` after a rollback.
 """
 
 from __future__ import annotations
@@ -76,9 +78,7 @@ class RankComparison:
         progress = self._medic.progress
         for part in [part for part in self._faulty if not others.get(part)]:
             # A change of memory does not heal by itself: the training averages the ranks now and then.
-            log.info(
-                "%s: the ranks differ in %s for some steps only; they are not compared in it", self._medic.job, part
-            )
+            log.info("%s: the ranks differ in %s at some steps only; it is not compared", self._medic.job, part)
             self._apart.add(part)
         judged = {part: ranks for part, ranks in others.items() if part not in self._apart}
         self._faulty = frozenset(part for part, ranks in judged.items() if ranks and part in self._agreed_at)

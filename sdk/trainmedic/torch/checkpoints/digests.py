@@ -126,8 +126,8 @@ def _tensors(
                 yield f"{part}.{plain_name(name)}", local_part(parameter)
     for part, optimizer in optimizers.items():
         state = live_state(optimizer)
-        for number, parameter in enumerate(parameters_of(optimizer)):
-            yield from state_tensors(f"{part}.{number}", state.get(parameter, {}), not trained_only)
+        for number, moved in enumerate(parameters_of(optimizer)):
+            yield from state_tensors(f"{part}.{number}", state.get(moved, {}), not trained_only)
 
 
 def state_tensors(name: str, state: Mapping[str, Any], with_numbers: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
@@ -140,7 +140,8 @@ def state_tensors(name: str, state: Mapping[str, Any], with_numbers: bool = True
         elif isinstance(value, Mapping):
             yield from state_tensors(f"{name}.{key}", value, with_numbers)
         elif isinstance(value, (list, tuple)):
-            yield from state_tensors(f"{name}.{key}", dict(enumerate(value)), with_numbers)
+            members = {str(number): member for number, member in enumerate(value)}
+            yield from state_tensors(f"{name}.{key}", members, with_numbers)
 
 
 def local_part(tensor: Any) -> torch.Tensor:
