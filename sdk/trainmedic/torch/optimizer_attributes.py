@@ -10,7 +10,9 @@ Who calls it: ``state_parts``. Not here: attributes of modules.
 
 from __future__ import annotations
 
+import logging
 import random
+import secrets
 from typing import Any, Iterator, Mapping
 
 import torch
@@ -18,7 +20,12 @@ from torch import nn
 
 from trainmedic.torch.optimizer_states import parameters_of, separate_optimizers
 
+log = logging.getLogger("trainmedic")
+
 _MARK = "__kind"
+_PARAMETER = "parameter"
+HOOK = ".comm_hook."
+"""It is in the name of a holder that is the state of a communication hook."""
 _PLAIN = (bool, int, float, str, type(None))
 _OF_PYTORCH = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=1.0))) | {"_opt_called"}
 Attributes = dict[str, dict[str, Any]]
@@ -29,6 +36,9 @@ class OptimizerAttributes:
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
         self._parts = parts
+        self._process = secrets.token_hex(4)
+        self.not_restored: frozenset[str] = frozenset()
+        """The holders that the last `restore` has left out."""
         holders = {name: _Holder(*found) for name, found in self._holders().items()}
         self._at_start = {name: _without_tensors(holder.values()) for name, holder in holders.items()}
 
@@ -46,11 +56,23 @@ class OptimizerAttributes:
             inner = {key: one.state_dict() for key, one in holder.uncovered().items()}
             if values or inner:
                 held[name] = {"values": values, "inner": inner}
+                if HOOK in name:
+                    held[name]["process"] = self._process
         return held
 
     def restore(self, held: Attributes) -> None:
-        """Put back what `capture` gave; what has changed and is not in there, as it was at the start."""
+        """Put back what `capture` gave; what has changed and is not in there, as it was at the start.
+
+        What a hook of another process kept is by the layout of that process's buckets, so this hook begins again.
+        """
+        self.not_restored = frozenset(
+            name for name, one in held.items() if one.get("process", self._process) != self._process
+        )
+        for name in self.not_restored:
+            log.warning("%s begins again, because DDP lays its buckets out again in a new process", name)
         for name, found in self._holders().items():
+            if name in self.not_restored:
+                continue
             holder = _Holder(*found)
             values = dict(held.get(name, {}).get("values", {}))
             at_start = self._at_start.get(name, {})
@@ -84,7 +106,7 @@ class OptimizerAttributes:
                 holders[name] = part, parameters_of(part)
             elif isinstance(part, nn.Module):
                 for number, (_, state) in enumerate(getattr(part, "_comm_hooks", ())):
-                    holders[f"{name}.comm_hook.{number}"] = state, list(part.parameters())
+                    holders[f"{name}{HOOK}{number}"] = state, list(part.parameters())
         return holders
 
 
@@ -152,7 +174,7 @@ class _Holder:
 
     def _plain_key(self, key: Any) -> Any:
         if id(key) in self._parameters:
-            return (_MARK, self._parameters[id(key)])
+            return (_PARAMETER, self._parameters[id(key)])
         if type(key) not in (int, str, bool):
             raise _NotPlain
         return key

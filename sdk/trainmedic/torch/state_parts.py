@@ -123,6 +123,11 @@ class StateParts:
         }
 
     @property
+    def not_restored(self) -> frozenset[str]:
+        """The holders of attributes that the last `restore` has left out, as it has said in the log."""
+        return self._attributes.not_restored
+
+    @property
     def has_attributes(self) -> bool:
         """Whether an optimizer or a communication hook has something to be kept outside of its state."""
         return not self._attributes.are_none

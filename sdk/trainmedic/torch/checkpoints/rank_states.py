@@ -21,6 +21,7 @@ import torch
 from trainmedic.errors import NotAgreed
 from trainmedic.job.group import Group
 from trainmedic.torch.checkpoints.digests import KnownDigests, digests_of
+from trainmedic.torch.optimizer_attributes import HOOK
 
 Path = tuple[Any, ...]
 _DIGITS = 16
@@ -113,16 +114,17 @@ def merge(states: dict[str, Any], own: Mapping[str, Any]) -> None:
 def unite(owns: Sequence[Mapping[str, Any]], states: Sequence[RankState], part: str) -> dict[str, Any] | None:
     """Return the own leaves of all ranks in `part` as one; None where two ranks have other values for the same leaf.
 
-    Then the state belongs to the ranks themselves, and no other number of ranks can go on with it.
+    Then the state belongs to the ranks themselves, and no other number of ranks can continue with it. The state of a
+    communication hook does not count, because it begins again in each process.
     """
     values: dict[str, set[str]] = {}
     for state in states:
         for text, digest in state.digests.items():
-            if text.startswith(_text((part,))[:-1]):
+            if text.startswith(_text((part,))[:-1]) and HOOK not in text:
                 values.setdefault(text, set()).add(digest)
     if any(len(found) > 1 for found in values.values()):
         return None
-    united = [(path, value) for own in owns for path, value in own["own"] if path[0] == part]
+    united = [(path, value) for own in owns for path, value in own["own"] if _text(path) in values]
     return {"parts": [part], "paths": list(values), "own": united}
 
 

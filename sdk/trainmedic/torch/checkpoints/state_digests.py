@@ -11,7 +11,15 @@ from typing import Any, Mapping
 
 import torch
 
-from trainmedic.torch.checkpoints.digests import Digests, KnownDigests, digests, digests_of, state_tensors
+from trainmedic.torch.checkpoints.digests import (
+    DigestComparison,
+    Digests,
+    KnownDigests,
+    compare,
+    digests,
+    digests_of,
+    state_tensors,
+)
 from trainmedic.torch.optimizer_states import is_standard
 from trainmedic.torch.state_parts import ATTRIBUTES, StateParts
 
@@ -40,6 +48,14 @@ def tensors_of_other_forms(parts: StateParts, states: Mapping[str, Any]) -> dict
     return tensors
 
 
-def comparable(kept: Digests, present: Digests) -> Digests:
-    """Return the present digests without attributes that had not changed when the others were kept."""
-    return {name: digest for name, digest in present.items() if name in kept or not name.startswith(ATTRIBUTES)}
+def compare_with(kept: Digests, parts: StateParts) -> DigestComparison:
+    """Compare what the parts hold after they were loaded with what was kept.
+
+    Attributes that had not changed when it was kept, or that `StateParts.restore` has left out, do not count.
+    """
+    left_out = tuple(f"{ATTRIBUTES}.{name}" for name in parts.not_restored)
+    kept = {name: digest for name, digest in kept.items() if not name.startswith(left_out)} if left_out else kept
+    present = digests_of_parts(parts)
+    return compare(
+        kept, {name: digest for name, digest in present.items() if name in kept or not name.startswith(ATTRIBUTES)}
+    )
