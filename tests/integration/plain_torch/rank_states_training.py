@@ -170,8 +170,8 @@ BREAKS: dict[str, tuple[str, Any, str, Callable[[], Callable[..., Any]]]] = {
 }
 
 
-def _digests_of_rank_0(name: str, mine: Any, first: Any) -> Any:
-    return {**mine, "digests": first["digests"]}
+def _digests_of_rank_0(name: str, file: Any, first: Any) -> Any:
+    return {**file["run"], "digests": first["digests"]}
 
 
 @contextmanager

@@ -20,13 +20,12 @@ from trainmedic.errors import ConfigurationError, NotAgreed, TrainmedicError
 from trainmedic.job.group import Group
 from trainmedic.recovery import checkpoints
 from trainmedic.recovery.checkpoints import SavedCheckpoint
+from trainmedic.torch.checkpoints.checkpoint_files import read_file, write_file
 from trainmedic.torch.checkpoints.checkpoint_storage import (
     CheckpointDirectory,
     CheckpointStorage,
     HalfLoaded,
     UnusableCheckpoint,
-    read_file,
-    write_file,
 )
 from trainmedic.torch.checkpoints.own_checkpoints import OwnCheckpoints
 from trainmedic.torch.checkpoints.rank_states import RankState
@@ -205,7 +204,7 @@ class JointCheckpointDirectory(CheckpointDirectory):
             if not self._contents.is_replicated or self._rank == 0:
                 return mine
             first = read_file(path / _file_of(0), checked)["run"]
-            return {**mine, "run": as_written(path.name, mine["run"], first)}
+            return {**mine, "run": as_written(path.name, mine, first)}
         first = read_file(path / _file_of(0), checked)
         self.check_rank_count(first["run"])
         # "feed" is the stored name of the batch source's state.

@@ -10,13 +10,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
+from trainmedic.torch.checkpoints.checkpoint_files import read_training, write_training
 from trainmedic.torch.checkpoints.checkpoint_storage import (
-    TRAINING,
     UnusableCheckpoint,
     check_match,
-    read_file,
-    write_file,
 )
+from trainmedic.torch.checkpoints.frozen_base import FrozenBase
 from trainmedic.torch.checkpoints.rank_states import RankState, merge, own_of, unite
 from trainmedic.torch.optimizer_states import is_zero_redundancy, owned_numbers
 from trainmedic.torch.state_parts import ATTRIBUTES, StateParts
@@ -31,6 +30,7 @@ class ReplicatedContents:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
+        self._frozen = FrozenBase()
 
     def capture(self, parts: StateParts, run: Mapping[str, Any]) -> tuple[Any, Any]:
         return self.of_memory(parts, parts.capture(), run)
@@ -40,17 +40,17 @@ class ReplicatedContents:
 
     def of_memory(self, parts: StateParts, held: Any, run: Mapping[str, Any]) -> tuple[Any, Any]:
         own = own_of(held, RankState.of(run.get("rank_state")), self._rank)
-        return (held if self._rank == 0 else None), own
+        return (self._frozen.split(parts, held, run) if self._rank == 0 else None), own
 
     def write(self, path: Path, content: Any) -> None:
         if self._rank == 0:
-            write_file(path / TRAINING, content)
+            write_training(path, content)
 
     def prepare(self, path: Path, parts: StateParts, own: Any) -> Any:
         return own
 
     def read(self, path: Path, prepared: Any, parts: StateParts, checked: bool) -> Any:
-        states = read_file(path / TRAINING, checked)
+        states = read_training(path, parts, checked)
         if prepared is not None and _OWN in prepared:
             merge(states, prepared)
         check_match(path, parts, states)
@@ -62,18 +62,21 @@ class ReplicatedContents:
             parts.restore_buffers(own)
 
 
-def as_written(name: str, mine: Mapping[str, Any], first: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the run's own state of this rank, with digests of what was kept for it.
+def as_written(name: str, file: Mapping[str, Any], first: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the run's own state in the file of this rank, with digests of what was kept for it.
 
-    Only where a fault made the ranks differ, each gets rank 0's state, and so its digests. Raises UnusableCheckpoint
-    where an earlier release has kept rank 0's state alone, and this rank had another.
+    Only where a fault made the ranks differ, each gets rank 0's state, and so its digests; ``first`` is the run's own
+    state of rank 0. Raises UnusableCheckpoint where an earlier release has kept rank 0's state alone, and this rank had
+    another.
     """
-    state, digests = RankState.of(mine.get("rank_state")), mine.get("digests")
+    mine: Mapping[str, Any] = file["run"]
+    digests = mine.get("digests")
     if digests is None:
         return mine
+    if _OWN not in (file["own"] or ()) and digests != first.get("digests"):
+        raise UnusableCheckpoint(f"{name} holds the state of rank 0 alone, and this rank had another")
+    state = RankState.of(mine.get("rank_state"))
     if state is None:
-        if "rank_state" not in mine and digests != first.get("digests"):
-            raise UnusableCheckpoint(f"{name} holds the state of rank 0 alone, and this rank had another")
         return mine
     given = {key: digest for key, digest in (first.get("digests") or {}).items() if _is_of(key, state.from_rank_0)}
     others = {key: digest for key, digest in digests.items() if not _is_of(key, state.from_rank_0)}
