@@ -20,6 +20,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import AdamW
 from torch.utils.data import DataLoader
 
 import trainmedic
@@ -27,7 +29,10 @@ import trainmedic.torch
 from tests.integration.plain_torch.own_optimizers import make, state_of
 from tests.support.command_sender import Commander
 from tests.support.programs import eventually
+from trainmedic.job.group import SingleRankGroup
 from trainmedic.torch.checkpoints import joint_checkpoints, replicated_contents
+from trainmedic.torch.checkpoints.joint_checkpoints import JointCheckpointDirectory
+from trainmedic.torch.checkpoints.state_digests import compare_with
 from trainmedic.torch.optimizer_attributes import OptimizerAttributes
 from trainmedic.torch.state_parts import StateParts
 
@@ -113,6 +118,25 @@ def live(commander: Commander, kind: str) -> None:
     calm.close()
     held = {"ordered": ordered.states, "resumed": resumed.states, "calm": calm.states}
     torch.save({**held, "answers": ordered.answers(), "back": back}, f"{kind}-{rank}.pt")
+
+
+def alone(directory: Path) -> None:
+    """Load the newest checkpoint of the training with ZeRO on rank 0 alone: what it holds, and how that compares."""
+    group = dist.new_group([0])
+    if dist.get_rank():
+        return
+    model: Any = DistributedDataParallel(
+        nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 1)), process_group=group
+    )
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), AdamW, process_group=group, lr=0.01)
+    parts = StateParts(model=model, optimizer=optimizer)
+    contents = replicated_contents.ReplicatedContents(0)
+    storage = JointCheckpointDirectory(directory, None, 0, 1, lambda name: SingleRankGroup(), contents)
+    run = storage.load(max(storage.checkpoints(), key=lambda checkpoint: checkpoint.step), parts)
+    problem = compare_with(run["digests"], parts).problem
+    torch.save({"states": state_of(optimizer, model), "problem": problem, "step": run["step"]}, "zero-alone.pt")
 
 
 # --- breaks of the proof ------------------------------------------------------------------------------------------
@@ -203,6 +227,7 @@ def main(kinds: list[str]) -> None:
     commanders = (Commander(os.environ["TRAINMEDIC_REDIS_URL"], f"states-{number}") for number in range(100))
     for kind in kinds:
         live(next(commanders), kind)
+    alone(Path("zero-saved"))
     ends = {which: end_of(next(commanders), which) for which in BREAKS}
     Path(f"breaks-{rank}.json").write_text(json.dumps(ends))
     dist.destroy_process_group()

@@ -62,6 +62,17 @@ def test_each_rank_gets_its_own_state_back(kind: str, lived: RankProcesses) -> N
             assert compared["ranks"] == RANKS
 
 
+def test_the_shares_of_zero_make_a_whole_for_another_number_of_ranks(lived: RankProcesses) -> None:
+    """One rank loads what two have written: the moments of all parameters, each as its owner had it."""
+    found = torch.load(lived.directory / "zero-alone.pt", weights_only=False)
+    assert (found["step"], found["problem"]) == (RESUMED, "")
+    apart = [written(lived, "zero")[rank]["resumed"][RESUMED][1:] for rank in range(RANKS)]
+    moments = [tensor for states in apart for tensor in states[4:-2]]
+    assert len(found["states"]) == 4 + len(moments) + 2
+    for tensor in moments:
+        assert any(torch.equal(tensor, one) for one in found["states"][4:-2])
+
+
 @pytest.mark.parametrize("which", BREAKS)
 def test_a_broken_proof_is_found(which: str, lived: RankProcesses) -> None:
     """A state that is not the rank's own is never an applied rollback to that checkpoint: another one, or the end."""
