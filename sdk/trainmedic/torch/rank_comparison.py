@@ -38,6 +38,8 @@ class RankComparison:
         self._faulty: frozenset[str] = frozenset()
         # The parts in which the ranks differ on purpose from time to time.
         self._apart: set[str] = set(apart)
+        self.differing: tuple[str, ...] = ()
+        """The parts in which the ranks differed at the last comparison, on purpose or not."""
         self.agree: bool | None = None
         """What the last comparison has shown; None where it says nothing, and after a rollback."""
 
@@ -61,6 +63,7 @@ class RankComparison:
                 of_part = {rank: found[rank].get(part) for rank in sorted(found)}
                 usual = Counter(of_part.values()).most_common(1)[0][0]
                 others[part] = [rank for rank, held in of_part.items() if held != usual]
+            self.differing = tuple(part for part, ranks in others.items() if ranks)
             self._judge(step, others, memory)
 
     def is_faulty(self, part: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from trainmedic.torch.checkpoints.joint_checkpoints import (
     JointOwnCheckpoints,
 )
 from trainmedic.torch.checkpoints.own_checkpoints import OwnCheckpoints
-from trainmedic.torch.checkpoints.rank_states import compare_states
+from trainmedic.torch.checkpoints.rank_states import RankState, compare_states
 from trainmedic.torch.checkpoints.replicated_contents import ReplicatedContents
 from trainmedic.torch.checkpoints.state_digests import compare_with, digests_of_parts
 from trainmedic.torch.rank_agreement import FailedOnSomeRanks
@@ -151,6 +152,23 @@ def test_functions_of_the_users_own_are_called_on_every_rank(tmp_path: Path) -> 
         assert sorted(calls) == [("save", 0), ("save", 0), ("save", 1), ("save", 1)]
         with pytest.raises(HalfLoaded, match="stale handle"):
             storages[0].load(first[0], parts())
+
+
+@pytest.mark.parametrize("differing", [(), ("optimizer",)])
+def test_functions_that_give_a_rank_the_state_of_another_end_the_job(differing: tuple[str, ...]) -> None:
+    """Where it differs by rank; where it does not, all that rank 0 has kept is right on each."""
+    run = {"rank_state": RankState(0, differing, (), {}).plain()}
+    found = SavedCheckpoint(10, datetime.now(UTC), "anywhere")
+    with RankThreads(2, every=1) as ranks:
+        own = OwnCheckpoints(lambda step, state: "anywhere", lambda found: run, lambda: [found])
+        act = lambda one: JointOwnCheckpoints(own, one.rank, one.share.group).load(found, parts())  # noqa: E731
+        loaded = everywhere(ranks, act)
+    assert loaded[0] == run
+    if differing:
+        assert isinstance(loaded[1], HalfLoaded)
+        assert "rank 1 was given the state of rank 0, but optimizer differs by rank" in str(loaded[1])
+    else:
+        assert loaded[1] == run
 
 
 def with_momentum(rank: int, numbers: list[int], value: float = 1.0) -> StateParts:

@@ -16,8 +16,9 @@ from trainmedic.job.progress import CHECKPOINT
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.health import CheckpointHealth, health_now
 from trainmedic.recovery.memory_slots import Slot
-from trainmedic.torch.checkpoints.checkpoint_tiers import TieredCheckpoints
+from trainmedic.torch.checkpoints.checkpoint_tiers import TieredCheckpoints, on_disk
 from trainmedic.torch.checkpoints.digests import Digests, KnownDigests, are_finite
+from trainmedic.torch.checkpoints.joint_checkpoints import JointCheckpointDirectory, JointOwnCheckpoints
 from trainmedic.torch.checkpoints.rank_states import RankState, compare_states
 from trainmedic.torch.checkpoints.state_digests import digests_of_parts
 from trainmedic.torch.memory.memory_checkpoints import is_in_memory
@@ -116,18 +117,26 @@ class CheckpointWriter:
         """The digests of the present state, and what differs between the ranks where each has all of it."""
         training, medic = self._training, self._training.medic
         known = KnownDigests()
-        is_joint = medic.world_size > 1 and not is_sharded(training.parts)
         kept = digests_of_parts(training.parts, known) if training.verifies else None
-        if not is_joint:
+        if medic.world_size == 1 or is_sharded(training.parts):
             return _Compared(kept, None)
         if kept is not None:
             training.rank_comparison.compare(training.global_step, kept, training.memory)
+        return _Compared(kept, self._rank_state(known))
+
+    def _rank_state(self, known: KnownDigests) -> RankState | None:
+        """What differs between the ranks; None where it is not known, or the storage has another way to keep it."""
+        training, medic = self._training, self._training.medic
+        comparison, disk = training.rank_comparison, on_disk(training.storage)
+        if isinstance(disk, JointOwnCheckpoints):
+            return RankState(medic.rank, comparison.differing, (), {})
+        if not isinstance(disk, JointCheckpointDirectory) or not disk.is_replicated:
+            return None
         group = medic.group(f"rank-states-{training.global_step}")
         state = compare_states(training.parts.capture(), group, known)
-        if state is not None:
-            faulty = tuple(part for part in state.parts if training.rank_comparison.is_faulty(part))
-            state = replace(state, from_rank_0=faulty)
-        return _Compared(kept, state)
+        if state is None:
+            return None
+        return replace(state, from_rank_0=tuple(part for part in state.parts if comparison.is_faulty(part)))
 
     def _run_state(self, compared: _Compared) -> dict[str, Any]:
         """The run's own state, with what the checkpoint will be judged and compared by."""

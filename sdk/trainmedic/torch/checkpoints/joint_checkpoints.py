@@ -109,6 +109,11 @@ class JointCheckpointDirectory(CheckpointDirectory):
         """Raises UnusableCheckpoint where a training cannot go on from a checkpoint of another number of ranks, by what
         rank 0 has kept in it."""
 
+    @property
+    def is_replicated(self) -> bool:
+        """Whether each rank has all of the training, but for what differs."""
+        return self._contents.is_replicated
+
     # --- writing ----------------------------------------------------------------------------------------
 
     def write_beside_training(self) -> None:
