@@ -39,7 +39,7 @@ class OptimizerAttributes:
         self._process = secrets.token_hex(4)
         self.not_restored: frozenset[str] = frozenset()
         """The holders that the last `restore` has left out."""
-        holders = {name: _Holder(*found) for name, found in self._holders().items()}
+        holders = {name: _Holder(*holder_found) for name, holder_found in self._holders().items()}
         self._at_start = {name: _without_tensors(holder.values()) for name, holder in holders.items()}
 
     @property
@@ -50,10 +50,10 @@ class OptimizerAttributes:
     def capture(self) -> Attributes:
         """Return by holder the values that have changed and the optimizers inside; empty without any."""
         held: Attributes = {}
-        for name, found in self._holders().items():
-            holder = _Holder(*found)
+        for name, holder_found in self._holders().items():
+            holder = _Holder(*holder_found)
             values = self._changed(name, holder)
-            inner = {key: one.state_dict() for key, one in holder.uncovered().items()}
+            inner = {key: inner.state_dict() for key, inner in holder.uncovered().items()}
             if values or inner:
                 held[name] = {"values": values, "inner": inner}
                 if HOOK in name:
@@ -66,14 +66,14 @@ class OptimizerAttributes:
         What a hook of another process kept is by the layout of that process's buckets, so this hook begins again.
         """
         self.not_restored = frozenset(
-            name for name, one in held.items() if one.get("process", self._process) != self._process
+            name for name, inner in held.items() if inner.get("process", self._process) != self._process
         )
         for name in self.not_restored:
             log.warning("%s begins again, because DDP lays its buckets out again in a new process", name)
-        for name, found in self._holders().items():
+        for name, holder_found in self._holders().items():
             if name in self.not_restored:
                 continue
-            holder = _Holder(*found)
+            holder = _Holder(*holder_found)
             values = dict(held.get(name, {}).get("values", {}))
             at_start = self._at_start.get(name, {})
             for key in self._changed(name, holder).keys() - values.keys() & at_start.keys():
@@ -140,9 +140,9 @@ class _Holder:
             return {}
         shown = {tensor.data_ptr() for tensor in _tensors_in(self._holder.state_dict())}
         return {
-            name: one
-            for name, one in self.inner.items()
-            if not one.state or any(tensor.data_ptr() not in shown for tensor in _tensors_in(dict(one.state)))
+            name: inner
+            for name, inner in self.inner.items()
+            if not inner.state or any(tensor.data_ptr() not in shown for tensor in _tensors_in(dict(inner.state)))
         }
 
     def _names(self) -> list[str]:

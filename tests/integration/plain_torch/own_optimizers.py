@@ -135,12 +135,12 @@ def make(kind: str, model: nn.Module) -> tuple[nn.Module, Any]:
 def state_of(optimizer: Any, model: Any) -> list[torch.Tensor]:
     """All tensors on which the next update depends on this rank, in order, found without the help of Trainmedic."""
     inner = getattr(optimizer, "inner", getattr(optimizer, "optim", optimizer))
-    found: list[Any] = [*model.parameters()]
+    tensors: list[Any] = [*model.parameters()]
     for parameter in (parameter for group in inner.param_groups for parameter in group["params"]):
         state = inner.state.get(parameter, {})
-        found += [torch.as_tensor(state[key]) for key in sorted(state)]
-    found += [torch.tensor(getattr(optimizer, "count", 0)), *getattr(optimizer, "error", {}).values()]
-    found.append(torch.tensor(getattr(getattr(optimizer, "averager", None), "step", 0)))
+        tensors += [torch.as_tensor(state[key]) for key in sorted(state)]
+    tensors += [torch.tensor(getattr(optimizer, "count", 0)), *getattr(optimizer, "error", {}).values()]
+    tensors.append(torch.tensor(getattr(getattr(optimizer, "averager", None), "step", 0)))
     for _, state in getattr(model, "_comm_hooks", ()):
-        found += [torch.tensor(state.iter), *state.error_dict.values(), *state.q_memory_dict.values()]
-    return [tensor.detach().clone() for tensor in found]
+        tensors += [torch.tensor(state.iter), *state.error_dict.values(), *state.q_memory_dict.values()]
+    return [tensor.detach().clone() for tensor in tensors]

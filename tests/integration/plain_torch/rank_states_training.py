@@ -90,11 +90,11 @@ class Training:
     def answers(self) -> list[dict[int, dict[str, Any]]]:
         """On rank 0 what each rank has answered to each order, once all have."""
         ranks = dist.get_world_size()
-        found: list[dict[int, dict[str, Any]]] = []
+        answered: list[dict[int, dict[str, Any]]] = []
         for sent in filter(None, self.sent):
             eventually(lambda sent=sent: len(self._final(sent)) == ranks, 60, f"final replies to {sent}", 0.005)
-            found.append({one.rank or 0: {"status": one.status, **one.output} for one in self._final(sent)})
-        return found
+            answered.append({one.rank or 0: {"status": one.status, **one.output} for one in self._final(sent)})
+        return answered
 
     def _final(self, sent: str) -> list[Any]:
         return [one for one in self.commander.replies(sent) if one.is_final]

@@ -32,27 +32,27 @@ def written(job: RankProcesses, kind: str) -> list[dict[str, Any]]:
     return [torch.load(job.directory / f"{kind}-{rank}.pt", weights_only=False) for rank in range(RANKS)]
 
 
-def are_same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    return len(one) == len(other) and all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+def are_same(states: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return len(states) == len(other) and all(torch.equal(*pair) for pair in zip(states, other, strict=True))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_rank_gets_its_own_state_back(kind: str, lived: RankProcesses) -> None:
     """From the disk, from memory and at a resume, to the bit; the answers say how much was compared on each rank."""
-    found = written(lived, kind)
-    assert not are_same(found[0]["calm"][LAST], found[1]["calm"][LAST])
+    results = written(lived, kind)
+    assert not are_same(results[0]["calm"][LAST], results[1]["calm"][LAST])
     for rank in range(RANKS):
-        calm = found[rank]["calm"]
-        for step, state in found[rank]["ordered"].items():
+        calm = results[rank]["calm"]
+        for step, state in results[rank]["ordered"].items():
             assert are_same(state, calm[step]), f"rank {rank}, step {step}"
-        assert found[rank]["back"] == LAST
-        assert sorted(found[rank]["resumed"]) == list(range(LAST + 1, RESUMED + 1))
+        assert results[rank]["back"] == LAST
+        assert sorted(results[rank]["resumed"]) == list(range(LAST + 1, RESUMED + 1))
         if kind == "compressed":  # its error is by bucket, and DDP lays these out anew: it begins again, and says so
             assert "model.comm_hook.0 begins again" in (lived.directory / "job-0.log").read_text()
             continue
-        for step, state in found[rank]["resumed"].items():
+        for step, state in results[rank]["resumed"].items():
             assert are_same(state, calm[step]), f"rank {rank}, resumed, step {step}"
-    answers = found[0]["answers"]
+    answers = results[0]["answers"]
     assert [[each["status"] for each in answer.values()] for answer in answers] == [["applied"] * RANKS] * 2
     assert [answer[0]["step"] for answer in answers] == [4, 6]
     for answer in answers:
@@ -64,13 +64,13 @@ def test_each_rank_gets_its_own_state_back(kind: str, lived: RankProcesses) -> N
 
 def test_the_shares_of_zero_make_a_whole_for_another_number_of_ranks(lived: RankProcesses) -> None:
     """One rank loads what two have written: the moments of all parameters, each as its owner had it."""
-    found = torch.load(lived.directory / "zero-alone.pt", weights_only=False)
-    assert (found["step"], found["problem"]) == (RESUMED, "")
+    results = torch.load(lived.directory / "zero-alone.pt", weights_only=False)
+    assert (results["step"], results["problem"]) == (RESUMED, "")
     apart = [written(lived, "zero")[rank]["resumed"][RESUMED][1:] for rank in range(RANKS)]
     moments = [tensor for states in apart for tensor in states[4:-2]]
-    assert len(found["states"]) == 4 + len(moments) + 2
+    assert len(results["states"]) == 4 + len(moments) + 2
     for tensor in moments:
-        assert any(torch.equal(tensor, one) for one in found["states"][4:-2])
+        assert any(torch.equal(tensor, states) for states in results["states"][4:-2])
 
 
 @pytest.mark.parametrize("which", BREAKS)

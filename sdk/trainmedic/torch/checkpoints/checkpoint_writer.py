@@ -116,15 +116,15 @@ class CheckpointWriter:
     def _compared(self) -> _Compared:
         """The digests of the present state, and what differs between the ranks where each has all of it."""
         training, medic = self._training, self._training.medic
-        known = KnownDigests()
-        kept = digests_of_parts(training.parts, known) if training.verifies else None
+        cache = KnownDigests()
+        kept = digests_of_parts(training.parts, cache) if training.verifies else None
         if medic.world_size == 1 or is_sharded(training.parts):
             return _Compared(kept, None)
         if kept is not None:
             training.rank_comparison.compare(training.global_step, kept, training.memory)
-        return _Compared(kept, self._rank_state(known))
+        return _Compared(kept, self._rank_state(cache))
 
-    def _rank_state(self, known: KnownDigests) -> RankState | None:
+    def _rank_state(self, cache: KnownDigests) -> RankState | None:
         """What differs between the ranks; None where it is not known, or the storage has another way to keep it."""
         training, medic = self._training, self._training.medic
         comparison, disk = training.rank_comparison, on_disk(training.storage)
@@ -133,7 +133,7 @@ class CheckpointWriter:
         if not isinstance(disk, JointCheckpointDirectory) or not disk.is_replicated:
             return None
         group = medic.group(f"rank-states-{training.global_step}")
-        state = compare_states(training.parts.capture(), group, known)
+        state = compare_states(training.parts.capture(), group, cache)
         if state is None:
             return None
         return replace(state, from_rank_0=tuple(part for part in state.parts if comparison.is_faulty(part)))

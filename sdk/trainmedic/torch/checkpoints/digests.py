@@ -44,17 +44,17 @@ class DigestComparison(NamedTuple):
         return f"{count} of {self.compared} tensors are not as they were saved: {names}{more}" if names else ""
 
 
-def digests(modules: Modules, optimizers: Optimizers, known: KnownDigests | None = None) -> dict[str, str]:
+def digests(modules: Modules, optimizers: Optimizers, cache: KnownDigests | None = None) -> dict[str, str]:
     """The digests of all parameters, and of the optimizers' states, by names that stay the same."""
-    return digests_of(dict(_tensors(modules, optimizers)), known)
+    return digests_of(dict(_tensors(modules, optimizers)), cache)
 
 
-def digests_of(tensors: Mapping[str, torch.Tensor], known: KnownDigests | None = None) -> dict[str, str]:
+def digests_of(tensors: Mapping[str, torch.Tensor], cache: KnownDigests | None = None) -> dict[str, str]:
     """The digests of these; those that are in ``known`` are not computed again, and the others are added to it."""
-    known = KnownDigests() if known is None else known
-    known.add(tensors.values())
+    cache = KnownDigests() if cache is None else cache
+    cache.add(tensors.values())
     return {
-        name: f"{str(tensor.dtype).removeprefix('torch.')}:{known.number(tensor) & (1 << 64) - 1:016x}"
+        name: f"{str(tensor.dtype).removeprefix('torch.')}:{cache.number(tensor) & (1 << 64) - 1:016x}"
         for name, tensor in tensors.items()
     }
 

@@ -115,8 +115,12 @@ def _frozen_names(parts: StateParts, states: Mapping[str, Any]) -> Names:
     return names if size >= _WORTH else {}
 
 
-def _digest(names: Names, states: Mapping[str, Any], known: Mapping[str, str] | None) -> str:
+def _digest(names: Names, states: Mapping[str, Any], digests_at_hand: Mapping[str, str] | None) -> str:
     tensors = {f"{part}.{plain_name(name)}": states[part][name] for part, members in names.items() for name in members}
-    digests = known if known is not None and known.keys() >= tensors.keys() else digests_of(tensors)
+    digests = (
+        digests_at_hand
+        if digests_at_hand is not None and digests_at_hand.keys() >= tensors.keys()
+        else digests_of(tensors)
+    )
     facts = [(name, tuple(tensor.shape), digests[name]) for name, tensor in sorted(tensors.items())]
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]

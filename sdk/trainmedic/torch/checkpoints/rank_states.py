@@ -64,18 +64,18 @@ def leaves(states: Mapping[Any, Any], path: Path = ()) -> Iterator[tuple[Path, A
             yield (*path, key), value
 
 
-def compare_states(states: Mapping[str, Any], group: Group, known: KnownDigests) -> RankState | None:
+def compare_states(states: Mapping[str, Any], group: Group, cache: KnownDigests) -> RankState | None:
     """Compare with rank 0 what this rank would save; None where the ranks cannot find out. Every rank calls it."""
-    mine = leaf_digests(states, known)
+    mine = leaf_digests(states, cache)
     parts: dict[str, dict[str, str]] = {}
     for path, digest in mine.items():
         parts.setdefault(str(path[0]), {})[_text(path)] = digest
     try:
-        found = group.poll({name: _hashed(sorted(held.items())) for name, held in parts.items()})
-        if len(found) < group.world_size:
+        reports = group.poll({name: _hashed(sorted(held.items())) for name, held in parts.items()})
+        if len(reports) < group.world_size:
             return None
-        names = sorted({name for held in found.values() for name in held})
-        differing = [name for name in names if len({held.get(name) for held in found.values()}) > 1]
+        names = sorted({name for held in reports.values() for name in held})
+        differing = [name for name in names if len({held.get(name) for held in reports.values()}) > 1]
         if not differing:
             return RankState(group.rank, (), (), {})
         of_parts = [parts.get(name, {}) for name in differing]
@@ -122,17 +122,17 @@ def unite(owns: Sequence[Mapping[str, Any]], states: Sequence[RankState], part: 
         for text, digest in state.digests.items():
             if text.startswith(_text((part,))[:-1]) and HOOK not in text:
                 values.setdefault(text, set()).add(digest)
-    if any(len(found) > 1 for found in values.values()):
+    if any(len(reports) > 1 for reports in values.values()):
         return None
     united = [(path, value) for own in owns for path, value in own["own"] if _text(path) in values]
     return {"parts": [part], "paths": list(values), "own": united}
 
 
-def leaf_digests(states: Mapping[str, Any], known: KnownDigests) -> dict[Path, str]:
+def leaf_digests(states: Mapping[str, Any], cache: KnownDigests) -> dict[Path, str]:
     """Return for each leaf a digest of its numbers, its types and its shapes."""
     tensors: list[torch.Tensor] = []
     texts = {path: _described(value, tensors) for path, value in leaves(states)}
-    named = digests_of({str(number): tensor for number, tensor in enumerate(tensors)}, known)
+    named = digests_of({str(number): tensor for number, tensor in enumerate(tensors)}, cache)
     digests = {}
     for path, (text, numbers) in texts.items():
         digests[path] = _hashed([text, [named[str(number)] for number in numbers]])
@@ -147,8 +147,8 @@ def _described(value: Any, tensors: list[torch.Tensor]) -> tuple[str, list[int]]
     if isinstance(value, Mapping):
         value = [item for pair in value.items() for item in pair]
     if type(value) in (list, tuple):
-        found = [_described(member, tensors) for member in value]
-        return f"{[text for text, _ in found]}", [number for _, numbers in found for number in numbers]
+        reports = [_described(member, tensors) for member in value]
+        return f"{[text for text, _ in reports]}", [number for _, numbers in reports for number in numbers]
     if value is None or isinstance(value, (bool, int, float, str, bytes)):
         return repr(value), []
     try:

@@ -78,9 +78,9 @@ def as_written(name: str, file: Mapping[str, Any], first: Mapping[str, Any]) -> 
     state = RankState.of(mine.get("rank_state"))
     if state is None:
         return mine
-    given = {key: digest for key, digest in (first.get("digests") or {}).items() if _is_of(key, state.from_rank_0)}
+    of_rank_0 = {key: digest for key, digest in (first.get("digests") or {}).items() if _is_of(key, state.from_rank_0)}
     others = {key: digest for key, digest in digests.items() if not _is_of(key, state.from_rank_0)}
-    return {**mine, "digests": {**others, **given}}
+    return {**mine, "digests": {**others, **of_rank_0}}
 
 
 def differs(first: Mapping[str, Any]) -> bool:
@@ -99,26 +99,30 @@ def united(name: str, files: Sequence[Mapping[str, Any]], parts: StateParts, ran
     if state is None or not state.parts:
         return None, first.get("digests")
     states = [RankState.of(file["run"].get("rank_state")) for file in files]
-    known = [each for each in states if each is not None]
+    rank_states = [each for each in states if each is not None]
     own: dict[str, Any] = {"parts": [], "paths": [], "own": []}
     digests = [file["run"].get("digests") or {} for file in files]
     for part in state.parts:
         if part in parts.modules():
-            same = all(_of(found, part) == _of(digests[0], part) for found in digests)
-            one: dict[str, Any] | None = {} if same or part.partition(".")[0] != "model" else None
+            same = all(_of(of_file, part) == _of(digests[0], part) for of_file in digests)
+            part_united: dict[str, Any] | None = {} if same or part.partition(".")[0] != "model" else None
         elif part in parts.of_optimizers() or part == ATTRIBUTES:
-            one = unite([file["own"] for file in files], known, part) if len(known) == len(files) else None
+            part_united = (
+                unite([file["own"] for file in files], rank_states, part) if len(rank_states) == len(files) else None
+            )
         else:
-            one = {}
-        if one is None:
+            part_united = {}
+        if part_united is None:
             raise UnusableCheckpoint(
                 f"the state of {part} in {name} belongs to each of its {len(files)} ranks, so that {ranks} ranks "
                 f"cannot continue with it: start {len(files)} ranks"
             )
-        for key, members in one.items():
+        for key, members in part_united.items():
             own[key].extend(members)
     optimizers = (*parts.of_optimizers(), ATTRIBUTES)
-    together = {key: digest for found in reversed(digests) for key, digest in found.items() if _is_of(key, optimizers)}
+    together = {
+        key: digest for of_file in reversed(digests) for key, digest in of_file.items() if _is_of(key, optimizers)
+    }
     return own, _held_here({**digests[0], **together}, parts) if first.get("digests") is not None else None
 
 

@@ -27,13 +27,13 @@ _FORM = ":"
 """It follows the name of an optimizer of another form, as ``.`` follows that of any other part."""
 
 
-def digests_of_parts(parts: StateParts, known: KnownDigests | None = None) -> dict[str, str]:
+def digests_of_parts(parts: StateParts, cache: KnownDigests | None = None) -> dict[str, str]:
     """Return the digests of what the parts hold now."""
-    known = KnownDigests() if known is None else known
+    cache = KnownDigests() if cache is None else cache
     standard = {name: part for name, part in parts.optimizers().items() if is_standard(part)}
     states = {} if len(standard) == len(parts.of_optimizers()) and not parts.has_attributes else parts.capture()
-    more = digests_of(tensors_of_other_forms(parts, states), known) if states else {}
-    return {**digests(parts.modules(), standard, known), **more}
+    more = digests_of(tensors_of_other_forms(parts, states), cache) if states else {}
+    return {**digests(parts.modules(), standard, cache), **more}
 
 
 def tensors_of_other_forms(parts: StateParts, states: Mapping[str, Any]) -> dict[str, torch.Tensor]:

@@ -70,8 +70,8 @@ def test_a_rank_keeps_what_differs_and_gets_it_back(mine: dict[str, Any]) -> Non
     loaded = {part: dict(held) for part, held in FIRST.items()}
     loaded["optimizer"]["state"] = {0: {"momentum": torch.ones(2)}}
     merge(loaded, kept)
-    known = KnownDigests()
-    assert leaf_digests(loaded, known) == leaf_digests(mine, known)
+    cache = KnownDigests()
+    assert leaf_digests(loaded, cache) == leaf_digests(mine, cache)
 
 
 def test_where_it_is_not_known_what_differs_all_is_kept() -> None:
