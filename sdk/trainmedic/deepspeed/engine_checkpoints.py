@@ -43,7 +43,7 @@ class EngineContents:
         self._engine = engine
         self._world_size = world_size
 
-    def capture(self, parts: StateParts) -> tuple[Files, Any]:
+    def capture(self, parts: StateParts, run: Mapping[str, Any]) -> tuple[Files, Any]:
         """What is returned for all ranks is filled by `write`, which comes before this rank's own file is written."""
         files: Files = {}
         return files, {

@@ -20,6 +20,7 @@ from trainmedic.recovery.changes import AppliedChanges
 from trainmedic.recovery.memory_cadence import MemoryCadence
 from trainmedic.recovery.rollback_budget import LIMIT, RollbackBudget
 from trainmedic.torch.accelerated_steps import AcceleratedSteps
+from trainmedic.torch.attach_checks import check_parts
 from trainmedic.torch.checkpoints.background_saves import BackgroundSaves
 from trainmedic.torch.checkpoints.checkpoint_storage import CheckpointDirectory, CheckpointStorage
 from trainmedic.torch.checkpoints.checkpoint_tiers import TieredCheckpoints
@@ -27,8 +28,8 @@ from trainmedic.torch.checkpoints.joint_checkpoints import (
     JointCheckpointDirectory,
     JointContents,
     JointOwnCheckpoints,
-    ReplicatedContents,
 )
+from trainmedic.torch.checkpoints.replicated_contents import ReplicatedContents
 from trainmedic.torch.learning_rate import LearningRate
 from trainmedic.torch.memory.memory_checkpoints import MemoryCheckpoints
 from trainmedic.torch.memory.memory_contents import MemoryContents, WholeContents
@@ -85,6 +86,7 @@ def attach(
     steps = AcceleratedSteps(accelerator, accumulation)
     scaler = scaler if scaler is not None else steps.scaler
     parts = _state_parts(also or {}, model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, ema=ema)
+    check_parts(medic.job, parts, keeps_own=checkpoints is not None and not isinstance(checkpoints, (str, Path)))
     join_ranks(medic)
     storage, start = _with_memory(medic, parts, _storage(medic, parts, checkpoints, keep), memory)
     source = _source(medic, storage, loader, seed, reread)
@@ -140,7 +142,8 @@ def _state_parts(also: Mapping[str, Any], **own: Any) -> StateParts:
         raise ConfigurationError("also: the names model, optimizer, scheduler, scaler and ema are taken")
     for name in ("model", "optimizer"):
         if own[name] is None or own[name] in ([], (), {}):
-            raise ConfigurationError(f"{name} is {own[name]!r}; without one nothing can be gone back to")
+            evaluates = ": a loop that only evaluates needs connect(), and no attach()" if name == "optimizer" else ""
+            raise ConfigurationError(f"{name} is {own[name]!r}; without one nothing can be gone back to{evaluates}")
     return StateParts(**own, **also)
 
 

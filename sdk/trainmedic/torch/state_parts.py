@@ -14,9 +14,14 @@ from torch import nn
 
 from trainmedic.errors import ConfigurationError
 from trainmedic.torch.loss_scaling import begins_anew, drop_noted_steps
+from trainmedic.torch.optimizer_attributes import OptimizerAttributes
+from trainmedic.torch.optimizer_states import load_state, state_of
 from trainmedic.torch.tensor_names import named_as, plain_name
 
 log = logging.getLogger("trainmedic")
+
+ATTRIBUTES = ".attributes"
+"""The name in the states of what optimizers and communication hooks keep outside of their ``state_dict``."""
 
 
 class StateParts:
@@ -36,10 +41,13 @@ class StateParts:
                         f"{member}: a {type(part).__name__} has no state_dict and load_state_dict to be saved with"
                     )
                 self.by_name[member] = part
+        self._attributes = OptimizerAttributes(self.by_name)
 
     def capture(self) -> dict[str, Any]:
         """The states. They share memory with the parts: write them before training goes on."""
-        return {name: part.state_dict() for name, part in self.by_name.items()}
+        states = {name: state_of(part) for name, part in self.by_name.items()}
+        attributes = self._attributes.capture()
+        return {**states, ATTRIBUTES: attributes} if attributes else states
 
     def mismatch(self, states: Mapping[str, Any]) -> str:
         """The reason why `states` cannot be restored, as far as can be checked without trying; empty if they can."""
@@ -52,10 +60,11 @@ class StateParts:
                 difference = f"{type(error).__name__}: {error}"
             if difference:
                 return f"{name}: {difference}"
-        return ""
+        return self._attributes.mismatch(states.get(ATTRIBUTES, {}))
 
     def restore(self, states: Mapping[str, Any]) -> None:
         """Load the states into the parts."""
+        self._attributes.restore(states.get(ATTRIBUTES, {}))
         for name, part in self.by_name.items():
             state = states[name]
             if isinstance(part, nn.Module):
@@ -63,7 +72,7 @@ class StateParts:
             elif begins_anew(part, state):
                 log.warning("%s was switched off when the checkpoint was written; it begins anew", name)
             else:
-                part.load_state_dict(state)
+                load_state(part, state)
 
     def buffers(self) -> dict[str, dict[str, torch.Tensor]]:
         """The modules' buffers by the names of module and buffer, but for those that are not part of its state."""
@@ -103,6 +112,25 @@ class StateParts:
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         """The parts that are optimizers, by name."""
         return {name: part for name, part in self.by_name.items() if isinstance(part, torch.optim.Optimizer)}
+
+    def of_optimizers(self) -> dict[str, Any]:
+        """The parts that are optimizers or were given as such, of whatever class, by name."""
+        return {
+            name: part
+            for name, part in self.by_name.items()
+            if isinstance(part, torch.optim.Optimizer)
+            or (name.partition(".")[0] == "optimizer" and not isinstance(part, nn.Module))
+        }
+
+    @property
+    def not_restored(self) -> frozenset[str]:
+        """The holders of attributes that the last `restore` has left out, as it has said in the log."""
+        return self._attributes.not_restored
+
+    @property
+    def has_attributes(self) -> bool:
+        """Whether an optimizer or a communication hook has something to be kept outside of its state."""
+        return not self._attributes.are_none
 
 
 def is_sharded(parts: StateParts) -> bool:

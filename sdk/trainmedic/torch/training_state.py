@@ -98,7 +98,9 @@ class TrainingState:
     """Why training cannot go on: a checkpoint was loaded only in part. From then on nothing is saved."""
 
     def __post_init__(self) -> None:
-        self.rank_comparison = RankComparison(self.medic)
+        # An optimizer with an averager, PyTorch's ``PostLocalSGDOptimizer``, lets the ranks differ between averages.
+        averages = any(hasattr(part, "averager") for part in self.parts.of_optimizers().values())
+        self.rank_comparison = RankComparison(self.medic, ("model", "optimizer") if averages else ())
         self.script_accumulation = self.given_accumulation = self.accumulation
         self.script_batch_size = self.batch_source.batch_size if self.batch_source is not None else None
         self.script_workers = self.batch_source.workers if self.batch_source is not None else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,15 @@ from tests.support.rank_threads import RankThread, RankThreads, everywhere
 from trainmedic.recovery import checkpoints
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.torch.checkpoints.checkpoint_storage import HalfLoaded, UnusableCheckpoint
+from trainmedic.torch.checkpoints.digests import KnownDigests
 from trainmedic.torch.checkpoints.joint_checkpoints import (
     JointCheckpointDirectory,
     JointOwnCheckpoints,
-    ReplicatedContents,
 )
 from trainmedic.torch.checkpoints.own_checkpoints import OwnCheckpoints
+from trainmedic.torch.checkpoints.rank_states import RankState, compare_states
+from trainmedic.torch.checkpoints.replicated_contents import ReplicatedContents
+from trainmedic.torch.checkpoints.state_digests import compare_with, digests_of_parts
 from trainmedic.torch.rank_agreement import FailedOnSomeRanks
 from trainmedic.torch.state_parts import StateParts
 
@@ -61,6 +65,7 @@ def test_each_rank_gets_its_own_buffers_back(tmp_path: Path) -> None:
 
     def normalized(mean: float) -> StateParts:
         model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        nn.init.constant_(model[0].weight, 0.5)
         model.register_buffer("derived", torch.full((1,), mean), persistent=False)
         model[1].running_mean.fill_(mean)
         return StateParts(model=model, shadow=nn.BatchNorm1d(2))
@@ -147,3 +152,64 @@ def test_functions_of_the_users_own_are_called_on_every_rank(tmp_path: Path) -> 
         assert sorted(calls) == [("save", 0), ("save", 0), ("save", 1), ("save", 1)]
         with pytest.raises(HalfLoaded, match="stale handle"):
             storages[0].load(first[0], parts())
+
+
+@pytest.mark.parametrize("differing", [(), ("optimizer",)])
+def test_functions_that_give_a_rank_the_state_of_another_end_the_job(differing: tuple[str, ...]) -> None:
+    """Where it differs by rank; where it does not, all that rank 0 has kept is right on each."""
+    run = {"rank_state": RankState(0, differing, (), {}).plain()}
+    found = SavedCheckpoint(10, datetime.now(UTC), "anywhere")
+    with RankThreads(2, every=1) as ranks:
+        own = OwnCheckpoints(lambda step, state: "anywhere", lambda found: run, lambda: [found])
+        act = lambda one: JointOwnCheckpoints(own, one.rank, one.share.group).load(found, parts())  # noqa: E731
+        loaded = everywhere(ranks, act)
+    assert loaded[0] == run
+    if differing:
+        assert isinstance(loaded[1], HalfLoaded)
+        assert "rank 1 was given the state of rank 0, but optimizer differs by rank" in str(loaded[1])
+    else:
+        assert loaded[1] == run
+
+
+def with_momentum(rank: int, numbers: list[int], value: float = 1.0) -> StateParts:
+    """A training whose optimizer has momentum of the parameters of these numbers."""
+    made = parts(1.0)
+    nn.init.constant_(made.by_name["model"].bias, 0.5)
+    optimizer = made.by_name["optimizer"]
+    for number in numbers:
+        parameter = optimizer.param_groups[0]["params"][number]
+        optimizer.state[parameter] = {"momentum": torch.full_like(parameter, value + number)}
+    return made
+
+
+@pytest.mark.parametrize("case", ["owned", "own"])
+def test_another_number_of_ranks_unites_what_each_has_for_itself(case: str, tmp_path: Path) -> None:
+    """Momentum of each parameter on one rank is given to all; two of the same parameter are refused by all."""
+    numbers = [[0], [1]] if case == "owned" else [[0, 1], [0, 1]]
+    with RankThreads(2, every=1) as ranks:
+
+        def act(one: RankThread) -> SavedCheckpoint:
+            held = with_momentum(one.rank, numbers[one.rank], 1.0 + 10 * one.rank)
+            known = KnownDigests()
+            differing = compare_states(held.capture(), one.share.group("compare"), known)
+            assert differing is not None
+            run = state(one.rank, digests=digests_of_parts(held, known), rank_state=differing.plain())
+            return directory(tmp_path, one, 2).save(10, held, run)
+
+        found = everywhere(ranks, act)[0]
+    assert isinstance(found, SavedCheckpoint), found
+    held = [with_momentum(rank, []) for rank in range(3)]
+    with RankThreads(3, every=1) as ranks:
+        runs = everywhere(ranks, lambda one: directory(tmp_path, one, 3).load(found, held[one.rank]))
+    if case == "own":
+        assert [type(run) for run in runs] == [UnusableCheckpoint] * 3
+        reason = (
+            "the state of optimizer in step-00000010 belongs to each of its 2 ranks, so that 3 ranks cannot continue"
+        )
+        assert all(reason in str(run) for run in runs)
+        return
+    for run, one in zip(runs, held, strict=True):
+        momenta = [values["momentum"].mean().item() for values in one.by_name["optimizer"].state.values()]
+        assert sorted(momenta) == [1.0, 12.0]
+        assert compare_with(run["digests"], one).problem == ""
+        assert len(run["digests"]) == 4

@@ -11,12 +11,15 @@ import torch
 from torch import nn
 
 from tests.support.rank_threads import RankThread, RankThreads, everywhere
+from trainmedic.recovery import checkpoints
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.health import CheckpointHealth, problem
 from trainmedic.torch.checkpoints.checkpoint_storage import HalfLoaded, UnusableCheckpoint
 from trainmedic.torch.checkpoints.digests import are_finite, compare, digests
-from trainmedic.torch.checkpoints.joint_checkpoints import JointCheckpointDirectory, ReplicatedContents
+from trainmedic.torch.checkpoints.joint_checkpoints import JointCheckpointDirectory
 from trainmedic.torch.checkpoints.loading import CheckpointLoading, LoadedCheckpoint
+from trainmedic.torch.checkpoints.rank_states import RankState
+from trainmedic.torch.checkpoints.replicated_contents import ReplicatedContents
 from trainmedic.torch.state_parts import StateParts
 
 SIZE = 2
@@ -51,9 +54,12 @@ def save(ranks: RankThreads, path: Path, step: int, drifted: int | None = None) 
 
     def act(member: RankThread) -> SavedCheckpoint:
         parts = Parts(-1.0 if member.rank == drifted else float(step))
+        nn.init.constant_(parts.model.bias, 0.5)
         held = parts.modules(), parts.optimizers()
         health = CheckpointHealth(finite=are_finite(*held) and not (drifted == member.rank and step == 0))
-        run = {"step": step, "digests": digests(*held), "health": health.to_json(), "feed": None}
+        own = (("model", "weight"),) if member.rank == drifted else ()
+        state = RankState(member.rank, ("model",), own, {}, ("model",)).plain() if drifted is not None else None
+        run = {"step": step, "digests": digests(*held), "health": health.to_json(), "feed": None, "rank_state": state}
         return storage(path, member).save(step, parts, run)
 
     return everywhere(ranks, act)[0]  # type: ignore[no-any-return]
@@ -117,12 +123,35 @@ def test_a_rank_that_cannot_load_ends_the_job_on_all(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_had_drifted_is_as_the_others_again(tmp_path: Path) -> None:
-    """What every rank loads is what rank 0 has written, so that is what it is compared with."""
+    """By a fault that the ranks have noticed: every rank loads what rank 0 has written, and is compared with that."""
     parts = [Parts(), Parts()]
     with RankThreads(SIZE, every=1) as ranks:
         loaded = load(ranks, tmp_path, [save(ranks, tmp_path, 10, drifted=1)], parts)
     assert [one.verified["agreed"] for one in loaded] == [2, 2]
     assert [each.model.weight[0, 0].item() for each in parts] == [10.0, 10.0]
+
+
+def test_a_checkpoint_with_the_state_of_rank_0_alone_is_refused_where_another_rank_differed(tmp_path: Path) -> None:
+    """As earlier releases have written it; where all ranks were the same it is loaded."""
+
+    def rewrite(found: SavedCheckpoint, digest: str) -> None:
+        file = found.path / "rank-00001.pt"
+        held = torch.load(file)
+        del held["run"]["rank_state"]
+        held["run"]["digests"]["model.weight"] = digest or held["run"]["digests"]["model.weight"]
+        torch.save({**held, "own": {}}, file)
+        complete = checkpoints.completion(found.path) or {}
+        sizes = {**complete["files"], file.name: file.stat().st_size}
+        checkpoints.mark_complete(found.path, {**complete, "files": sizes})
+
+    parts = [Parts(7.0), Parts(7.0)]
+    with RankThreads(SIZE, every=1) as ranks:
+        same, other = save(ranks, tmp_path, 10), save(ranks, tmp_path, 20)
+        rewrite(same, "")
+        rewrite(other, "float32:0000000000000001")
+        loaded = load(ranks, tmp_path, [other, same], parts)
+    assert [one.checkpoint.step for one in loaded] == [10, 10]
+    assert "rank 1: step-00000020 holds the state of rank 0 alone" in loaded[0].unusable[0]
 
 
 def test_what_no_rank_can_read_changes_nothing(tmp_path: Path) -> None:

@@ -94,6 +94,33 @@ def test_ranks_that_have_never_agreed_after_a_step_are_left_alone() -> None:
     assert [memory.forgotten_after for memory in ranks.memory] == [[]] * 3
 
 
+def both(model: Mapping[str, str], moment: str) -> Mapping[str, str]:
+    return {**model, "optimizer.0.momentum": f"float32:{moment:0>16}"}
+
+
+def test_an_optimizer_that_differs_on_purpose_hides_no_change_of_the_weights() -> None:
+    """Each part is judged by itself: the momentum of its owner alone is no fault, and the weights are still watched."""
+    with RankThreads(3, every=1) as threads:
+        ranks = Ranks(threads)
+        assert ranks.compare(10, *(both(SAME, moment) for moment in "abc")) == [True] * 3
+        assert [progress.ranks_differing for progress in ranks.progress] == [0] * 3
+        assert ranks.compare(20, both(SAME, "a"), both(OTHER, "b"), both(SAME, "c")) == [False] * 3
+        assert [(one.is_faulty("model"), one.is_faulty("optimizer")) for one in ranks.comparisons] == [
+            (True, False)
+        ] * 3
+
+
+def test_ranks_that_agree_again_by_themselves_differ_on_purpose() -> None:
+    """As with weights that are averaged every few steps: after that, no difference is a fault any more."""
+    with RankThreads(3, every=1) as threads:
+        ranks = Ranks(threads)
+        ranks.compare(10, SAME, SAME, SAME)
+        ranks.compare(20, SAME, OTHER, OTHER)
+        assert ranks.compare(30, SAME, SAME, SAME) != [False] * 3
+        assert ranks.compare(40, SAME, OTHER, OTHER) != [False] * 3
+    assert [progress.ranks_differing for progress in ranks.progress] == [0] * 3
+
+
 @pytest.mark.long
 def test_a_job_goes_on_from_where_its_ranks_had_the_same_weights(tmp_path: Path, redis_url: str) -> None:
     """A bit of one rank was flipped between two checkpoints: the one after is ill, and nothing newer is in memory."""

@@ -16,11 +16,8 @@ import contextlib
 import logging
 import math
 import os
-import pickle
 import re
 import shutil
-import stat
-import zipfile
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Callable, Mapping, Protocol, Sequence
@@ -31,6 +28,9 @@ from trainmedic.errors import TrainmedicError
 from trainmedic.recovery import checkpoints
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.health import CheckpointHealth
+from trainmedic.torch.checkpoints.checkpoint_files import UnusableCheckpoint as UnusableCheckpoint
+from trainmedic.torch.checkpoints.checkpoint_files import read_file, read_training, write_file, write_training
+from trainmedic.torch.checkpoints.frozen_base import FrozenBase
 from trainmedic.torch.state_parts import StateParts
 from trainmedic.wire import envelope
 
@@ -38,20 +38,10 @@ log = logging.getLogger("trainmedic")
 
 ALERT_TO_ROLLBACK = 120.0
 """Seconds from an alert's beginning to its rollback, with the alert rules and the playbooks that are shipped."""
-TRAINING, RUN = "training.pt", "run.pt"
+RUN = "run.pt"
 _SHARED = "another process writes its checkpoints into this directory as well; give each job one of its own"
 _NAME = re.compile(r"step-(\d{8,18})\Z")
 _LEFTOVER = re.compile(r"(?:unfinished|abandoned)-[0-9a-f-]+-step-\d+\Z")
-
-# What torch.load raises for files that are missing, cut off, changed, or of another time.
-_UNREADABLE = (
-    *(OSError, EOFError, RuntimeError, ValueError, LookupError, AttributeError, ImportError, TypeError),
-    *(pickle.UnpicklingError, zipfile.BadZipFile),
-)
-
-
-class UnusableCheckpoint(TrainmedicError):
-    """A checkpoint cannot be loaded, and the attempt has changed nothing."""
 
 
 class PartlyLoaded(UnusableCheckpoint):
@@ -110,6 +100,7 @@ class CheckpointDirectory:
         self.beside: Callable[[], Sequence[SavedCheckpoint]] = tuple
         """Returns those that are kept elsewhere, in memory."""
         self._has_warned = False
+        self._frozen = FrozenBase()
         self._writer = envelope.new_id()
         self._began = envelope.write_time(envelope.utc_now())
         self._is_shared = False  # whether another process has been seen to write here as well
@@ -148,8 +139,8 @@ class CheckpointDirectory:
         unfinished = self._unfinished(path)
         try:
             unfinished.mkdir()
-            contents = {TRAINING: parts.capture(), RUN: run}
-            sizes = {name: write_file(unfinished / name, content) for name, content in contents.items()}
+            sizes = write_training(unfinished, self._frozen.split(parts, parts.capture(), run))
+            sizes[RUN] = write_file(unfinished / RUN, run)
             at = self._publish(unfinished, path, step, sizes, health=run.get("health"))
         except BaseException:  # an interrupt, too, leaves nothing half-written behind
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -159,7 +150,7 @@ class CheckpointDirectory:
     def load(self, checkpoint: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any]:
         path = checkpoint.path
         checked = bool((checkpoints.completion(path) or {}).get("checksums"))
-        training = read_file(path / TRAINING, checked)
+        training = read_training(path, parts, checked)
         run: Mapping[str, Any] = read_file(path / RUN, checked)
         check_match(path, parts, training)
         try:
@@ -249,7 +240,7 @@ class CheckpointDirectory:
         return self._root / name
 
     def write_part(self, unfinished: Path, parts: StateParts, held: Any, run: Mapping[str, Any]) -> None:
-        write_file(unfinished / TRAINING, held)
+        write_training(unfinished, self._frozen.split(parts, held, run))
         write_file(unfinished / RUN, run)
 
     def finish_parts(self, unfinished: Path, step: int, at: datetime, health: Any) -> SavedCheckpoint:
@@ -303,46 +294,3 @@ def check_match(path: Path, parts: StateParts, states: Mapping[str, Any]) -> Non
     mismatch = parts.mismatch(states)
     if mismatch:
         raise UnusableCheckpoint(f"{path.name} is of another training: {mismatch}")
-
-
-def write_file(path: Path, content: Any) -> int:
-    """Write a file that is on the disk when this returns, and return its size."""
-    with path.open("wb") as file:
-        torch.save(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-        return file.tell()
-
-
-def read_file(path: Path, checked: bool) -> Any:
-    """Read all that `write_file` wrote into memory. Raises UnusableCheckpoint.
-
-    The archive has checksums, which PyTorch's loading does not look at, so they are looked at before.
-    PyTorch's safe loading knows tensors, numbers and containers. A state that holds other objects is unpickled
-    if only this user can write the file: a user who can change it could change the program that wrote it, too.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip() if checked else None
-            if damaged is not None:
-                raise ValueError(f"{damaged} was damaged")
-        try:
-            return torch.load(path, map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError:
-            if not _is_ours_alone(path):
-                raise
-            return torch.load(path, map_location="cpu", weights_only=False)
-    except _UNREADABLE as error:
-        raise UnusableCheckpoint(f"{path.parent.name}/{path.name} cannot be read: {_first_line(error)}") from error
-
-
-def _is_ours_alone(path: Path) -> bool:
-    for entry in (path, path.parent, path.parent.parent):
-        status = entry.stat()
-        if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            return False
-    return True
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

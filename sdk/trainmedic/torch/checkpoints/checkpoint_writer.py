@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainmedic.errors import TrainmedicError
@@ -16,14 +16,27 @@ from trainmedic.job.progress import CHECKPOINT
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.health import CheckpointHealth, health_now
 from trainmedic.recovery.memory_slots import Slot
-from trainmedic.torch.checkpoints.checkpoint_tiers import TieredCheckpoints
-from trainmedic.torch.checkpoints.digests import Digests, are_finite, digests
+from trainmedic.torch.checkpoints.checkpoint_tiers import TieredCheckpoints, on_disk
+from trainmedic.torch.checkpoints.digests import Digests, KnownDigests, are_finite
+from trainmedic.torch.checkpoints.joint_checkpoints import JointCheckpointDirectory, JointOwnCheckpoints
+from trainmedic.torch.checkpoints.rank_states import RankState, compare_states
+from trainmedic.torch.checkpoints.state_digests import digests_of_parts
 from trainmedic.torch.memory.memory_checkpoints import is_in_memory
 from trainmedic.torch.rank_agreement import first_line
 from trainmedic.torch.state_parts import is_sharded
 from trainmedic.torch.training_state import TrainingState
 
 log = logging.getLogger("trainmedic")
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """What is found out about a state before it is written."""
+
+    digests: Digests | None
+    """None where nothing is to be verified."""
+    rank_state: RankState | None
+    """None with a single rank, with sharded parts, and where the ranks could not find out."""
 
 
 class CheckpointWriter:
@@ -46,8 +59,8 @@ class CheckpointWriter:
             return current
         medic = training.medic
         with medic.window(CHECKPOINT):
-            kept = self._compared_digests()
-            checkpoint = training.storage.save(training.global_step, training.parts, self._run_state(kept))
+            compared = self._compared()
+            checkpoint = training.storage.save(training.global_step, training.parts, self._run_state(compared))
             training.current_checkpoint = checkpoint
             medic.saved(checkpoint.step)
             training.changes.checkpoint_written(checkpoint.step)
@@ -85,8 +98,8 @@ class CheckpointWriter:
             training.changes.drop_earlier_run()
         try:
             with training.medic.window(CHECKPOINT):
-                kept = self._compared_digests()
-                is_begun = background.start(training.global_step, training.parts, lambda: self._copy(kept))
+                compared = self._compared()
+                is_begun = background.start(training.global_step, training.parts, lambda: self._copy(compared))
         except Exception as error:  # whatever a state_dict raises: it costs a checkpoint, not the training
             log.warning("%s: no checkpoint of step %d: %s", training.medic.job, training.global_step, first_line(error))
             training.medic.save_failed(training.global_step, first_line(error))
@@ -94,28 +107,45 @@ class CheckpointWriter:
         if not is_begun:
             self.save_or_log()
 
-    def _copy(self, kept: Digests | None) -> Slot | None:
-        training, run = self._training, self._run_state(kept)
+    def _copy(self, compared: _Compared) -> Slot | None:
+        training, run = self._training, self._run_state(compared)
         assert training.memory is not None
         health = CheckpointHealth.from_json(run["health"]) or CheckpointHealth()
         return training.memory.copy(training.global_step, training.parts, run, health, holds=True)
 
-    def _compared_digests(self) -> Digests | None:
-        """The digests of the present state, which the ranks have compared where each has all of it."""
-        training = self._training
-        if not training.verifies:
-            return None
-        kept = digests(training.parts.modules(), training.parts.optimizers())
-        if not is_sharded(training.parts):
+    def _compared(self) -> _Compared:
+        """The digests of the present state, and what differs between the ranks where each has all of it."""
+        training, medic = self._training, self._training.medic
+        cache = KnownDigests()
+        kept = digests_of_parts(training.parts, cache) if training.verifies else None
+        if medic.world_size == 1 or is_sharded(training.parts):
+            return _Compared(kept, None)
+        if kept is not None:
             training.rank_comparison.compare(training.global_step, kept, training.memory)
-        return kept
+        return _Compared(kept, self._rank_state(cache))
 
-    def _run_state(self, kept: Digests | None) -> dict[str, Any]:
+    def _rank_state(self, cache: KnownDigests) -> RankState | None:
+        """What differs between the ranks; None where it is not known, or the storage has another way to keep it."""
+        training, medic = self._training, self._training.medic
+        comparison, disk = training.rank_comparison, on_disk(training.storage)
+        if isinstance(disk, JointOwnCheckpoints):
+            return RankState(medic.rank, comparison.differing, (), {})
+        if not isinstance(disk, JointCheckpointDirectory) or not disk.is_replicated:
+            return None
+        group = medic.group(f"rank-states-{training.global_step}")
+        state = compare_states(training.parts.capture(), group, cache)
+        if state is None:
+            return None
+        return replace(state, from_rank_0=tuple(part for part in state.parts if comparison.is_faulty(part)))
+
+    def _run_state(self, compared: _Compared) -> dict[str, Any]:
         """The run's own state, with what the checkpoint will be judged and compared by."""
         training = self._training
         is_finite = are_finite(training.parts.modules(), training.parts.optimizers())
         health = replace(health_now(training.medic.progress, is_finite), ranks_agree=training.rank_comparison.agree)
-        return {**training.state_dict(), "health": health.to_json(), "digests": kept}
+        rank_state = None if compared.rank_state is None else compared.rank_state.plain()
+        own = {"health": health.to_json(), "digests": compared.digests, "rank_state": rank_state}
+        return {**training.state_dict(), **own}
 
     def save_or_log(self, prune: bool = True) -> None:
         """The same, but an error is logged, so that training goes on without the checkpoint."""

@@ -15,6 +15,7 @@ from typing import Any, Iterable, Iterator, Mapping, NamedTuple
 import torch
 from torch import nn
 
+from trainmedic.torch.optimizer_states import live_state, parameters_of
 from trainmedic.torch.tensor_names import plain_name
 
 Digests = Mapping[str, str]
@@ -43,18 +44,46 @@ class DigestComparison(NamedTuple):
         return f"{count} of {self.compared} tensors are not as they were saved: {names}{more}" if names else ""
 
 
-def digests(modules: Modules, optimizers: Optimizers) -> dict[str, str]:
+def digests(modules: Modules, optimizers: Optimizers, cache: KnownDigests | None = None) -> dict[str, str]:
     """The digests of all parameters, and of the optimizers' states, by names that stay the same."""
-    return digests_of(dict(_tensors(modules, optimizers)))
+    return digests_of(dict(_tensors(modules, optimizers)), cache)
 
 
-def digests_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """The digests of these."""
-    numbers = _read([_digest(tensor) for tensor in tensors.values()])
+def digests_of(tensors: Mapping[str, torch.Tensor], cache: KnownDigests | None = None) -> dict[str, str]:
+    """The digests of these; those that are in ``known`` are not computed again, and the others are added to it."""
+    cache = KnownDigests() if cache is None else cache
+    cache.add(tensors.values())
     return {
-        name: f"{str(tensor.dtype).removeprefix('torch.')}:{value & (1 << 64) - 1:016x}"
-        for (name, tensor), value in zip(tensors.items(), numbers, strict=True)
+        name: f"{str(tensor.dtype).removeprefix('torch.')}:{cache.number(tensor) & (1 << 64) - 1:016x}"
+        for name, tensor in tensors.items()
     }
+
+
+class KnownDigests:
+    """The digests of tensors that do not change as long as this is used: those of one step boundary."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+        self._tensors: list[torch.Tensor] = []  # held, so that no other comes to lie where one of them is
+
+    def add(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Compute the digests of those that are not known."""
+        new = {_place(tensor): tensor for tensor in tensors}
+        for place in new.keys() & self._numbers.keys():
+            del new[place]
+        self._tensors.extend(new.values())
+        numbers = _read([_digest(tensor) for tensor in new.values()])
+        self._numbers.update(zip(new, numbers, strict=True))
+
+    def number(self, tensor: torch.Tensor) -> int:
+        return self._numbers[_place(tensor)]
+
+
+def _place(tensor: torch.Tensor) -> Any:
+    """Return what tells tensors apart that may lie in the same memory."""
+    if tensor.is_meta or tensor.layout != torch.strided or not tensor.numel():
+        return id(tensor)
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.is_conj()
 
 
 def compare(kept: Digests, present: Digests) -> DigestComparison:
@@ -96,9 +125,9 @@ def _tensors(
             if parameter.requires_grad or not trained_only:
                 yield f"{part}.{plain_name(name)}", local_part(parameter)
     for part, optimizer in optimizers.items():
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        for number, parameter in enumerate(parameters):
-            yield from state_tensors(f"{part}.{number}", optimizer.state.get(parameter, {}), not trained_only)
+        state = live_state(optimizer)
+        for number, moved in enumerate(parameters_of(optimizer)):
+            yield from state_tensors(f"{part}.{number}", state.get(moved, {}), not trained_only)
 
 
 def state_tensors(name: str, state: Mapping[str, Any], with_numbers: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
@@ -108,6 +137,11 @@ def state_tensors(name: str, state: Mapping[str, Any], with_numbers: bool = True
             yield f"{name}.{key}", local_part(value)
         elif isinstance(value, (int, float)) and with_numbers:
             yield f"{name}.{key}", torch.tensor(float(value), dtype=torch.float64)
+        elif isinstance(value, Mapping):
+            yield from state_tensors(f"{name}.{key}", value, with_numbers)
+        elif isinstance(value, (list, tuple)):
+            members = {str(number): member for number, member in enumerate(value)}
+            yield from state_tensors(f"{name}.{key}", members, with_numbers)
 
 
 def local_part(tensor: Any) -> torch.Tensor:

@@ -20,17 +20,16 @@ from trainmedic.errors import ConfigurationError, NotAgreed, TrainmedicError
 from trainmedic.job.group import Group
 from trainmedic.recovery import checkpoints
 from trainmedic.recovery.checkpoints import SavedCheckpoint
+from trainmedic.torch.checkpoints.checkpoint_files import read_file, write_file
 from trainmedic.torch.checkpoints.checkpoint_storage import (
-    TRAINING,
     CheckpointDirectory,
     CheckpointStorage,
     HalfLoaded,
     UnusableCheckpoint,
-    check_match,
-    read_file,
-    write_file,
 )
 from trainmedic.torch.checkpoints.own_checkpoints import OwnCheckpoints
+from trainmedic.torch.checkpoints.rank_states import RankState
+from trainmedic.torch.checkpoints.replicated_contents import as_written, differs, united
 from trainmedic.torch.rank_agreement import FailedOnSomeRanks, on_all_ranks
 from trainmedic.torch.sources.sample_order import for_other_rank_count
 from trainmedic.torch.state_parts import StateParts
@@ -47,10 +46,13 @@ class JointContents(Protocol):
     """
 
     is_replicated: bool
-    """Whether all ranks load the same."""
+    """Whether each rank has all of the training, but for what differs."""
 
-    def capture(self, parts: StateParts) -> tuple[Any, Any]:
-        """Return what the ranks write together, and what goes into this rank's own file."""
+    def capture(self, parts: StateParts, run: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return what the ranks write together, and what goes into this rank's own file.
+
+        ``run`` is the run's own state, which says what differs between the ranks.
+        """
         ...
 
     def write(self, path: Path, content: Any) -> None:
@@ -81,48 +83,9 @@ class BackgroundContents(JointContents, Protocol):
         """From now on write without the process group that training uses. Every rank calls it."""
         ...
 
-    def of_memory(self, parts: StateParts, held: Any) -> tuple[Any, Any]:
+    def of_memory(self, parts: StateParts, held: Any, run: Mapping[str, Any]) -> tuple[Any, Any]:
         """As `capture`, out of what `trainmedic.torch.memory.memory_contents.MemoryContents.held` gave."""
         ...
-
-
-class ReplicatedContents:
-    """The contents where each rank has all of the training, as with DDP: rank 0 writes it, and all read that.
-
-    The modules' buffers are each rank's own: DDP gives rank 0's to all at the beginning of a forward pass, if at
-    all (``broadcast_buffers``), and from there on they differ.
-    """
-
-    is_replicated = True
-
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
-
-    def capture(self, parts: StateParts) -> tuple[Any, Any]:
-        return (parts.capture(), None) if self._rank == 0 else (None, parts.buffers())
-
-    def use_group_of_its_own(self) -> None:
-        """No process group is used."""
-
-    def of_memory(self, parts: StateParts, held: Any) -> tuple[Any, Any]:
-        return (held, None) if self._rank == 0 else (None, parts.buffers_of(held))
-
-    def write(self, path: Path, content: Any) -> None:
-        if self._rank == 0:
-            write_file(path / TRAINING, content)
-
-    def prepare(self, path: Path, parts: StateParts, own: Any) -> Any:
-        return None
-
-    def read(self, path: Path, prepared: Any, parts: StateParts, checked: bool) -> Any:
-        states = read_file(path / TRAINING, checked)
-        check_match(path, parts, states)
-        return states
-
-    def restore(self, content: Any, parts: StateParts, own: Any) -> None:
-        parts.restore(content)
-        if own is not None:
-            parts.restore_buffers(own)
 
 
 class JointCheckpointDirectory(CheckpointDirectory):
@@ -146,6 +109,11 @@ class JointCheckpointDirectory(CheckpointDirectory):
         """Raises UnusableCheckpoint where a training cannot go on from a checkpoint of another number of ranks, by what
         rank 0 has kept in it."""
 
+    @property
+    def is_replicated(self) -> bool:
+        """Whether each rank has all of the training, but for what differs."""
+        return self._contents.is_replicated
+
     # --- writing ----------------------------------------------------------------------------------------
 
     def write_beside_training(self) -> None:
@@ -159,7 +127,7 @@ class JointCheckpointDirectory(CheckpointDirectory):
         path = self._path_of(step)
         unfinished = self._root / group.choose(lambda: self._begin(path))
         try:
-            content, own = on_all_ranks(group, lambda: self._contents.capture(parts))
+            content, own = on_all_ranks(group, lambda: self._contents.capture(parts, run))
             on_all_ranks(group, lambda: self._write(unfinished, content, {"run": run, "own": own}))
             health = _health_of_all(run.get("health"), group)
             at = group.choose(lambda: self._finish(unfinished, path, step, health=health))
@@ -195,7 +163,7 @@ class JointCheckpointDirectory(CheckpointDirectory):
 
     def write_part(self, unfinished: Path, parts: StateParts, held: Any, run: Mapping[str, Any]) -> None:
         assert isinstance(self._contents, BackgroundContents)
-        content, own = self._contents.of_memory(parts, held)
+        content, own = self._contents.of_memory(parts, held, run)
         self._write(unfinished, content, {"run": run, "own": own})
 
     def finish_parts(self, unfinished: Path, step: int, at: datetime, health: Any) -> SavedCheckpoint:
@@ -212,7 +180,7 @@ class JointCheckpointDirectory(CheckpointDirectory):
         checked = bool(facts.get("checksums"))
 
         def prepare() -> tuple[Mapping[str, Any], Any]:
-            mine = self._read_own(path, facts.get("ranks"), checked)
+            mine = self._read_own(path, facts.get("ranks"), checked, parts)
             return mine, self._contents.prepare(path, parts, mine["own"])
 
         is_prepared = False
@@ -231,25 +199,27 @@ class JointCheckpointDirectory(CheckpointDirectory):
         run: Mapping[str, Any] = mine["run"]
         return run
 
-    def _read_own(self, path: Path, ranks: Any, checked: bool) -> Mapping[str, Any]:
+    def _read_own(self, path: Path, ranks: Any, checked: bool, parts: StateParts) -> Mapping[str, Any]:
         """This rank's own file; where ``ranks``, those of the checkpoint, are another number, what follows from
         rank 0's."""
-        if ranks == self._world_size:
-            mine: Mapping[str, Any] = read_file(path / _file_of(self._rank), checked)
-            if not self._contents.is_replicated or self._rank == 0:
-                return mine
-            # What this rank loads is what rank 0 has written.
-            digests = read_file(path / _file_of(0), checked)["run"].get("digests")
-            return {**mine, "run": {**mine["run"], "digests": digests}}
         if not isinstance(ranks, int) or ranks < 1:
             raise UnusableCheckpoint(f"{path.name} was not written by a job of several ranks")
+        if ranks == self._world_size:
+            mine: dict[str, Any] = read_file(path / _file_of(self._rank), checked)
+            if not self._contents.is_replicated or self._rank == 0:
+                return mine
+            first = read_file(path / _file_of(0), checked)["run"]
+            return {**mine, "run": as_written(path.name, mine, first)}
         first = read_file(path / _file_of(0), checked)
         self.check_rank_count(first["run"])
         # "feed" is the stored name of the batch source's state.
         source = for_other_rank_count(first["run"]["feed"], ranks, self._world_size)
-        digests = first["run"].get("digests") if self._contents.is_replicated else None
-        run = {**first["run"], "feed": source, "random": None, "batches": None, "digests": digests}
-        return {**first, "run": run}
+        run = {**first["run"], "feed": source, "random": None, "batches": None, "digests": None}
+        if not self._contents.is_replicated:
+            return {**first, "run": run}
+        files = [first, *(read_file(path / _file_of(rank), checked) for rank in range(1, ranks) if differs(first))]
+        own, digests = united(path.name, files, parts, self._world_size)
+        return {"run": {**run, "digests": digests}, "own": own}
 
     # --- what rank 0 does alone -------------------------------------------------------------------------
 
@@ -286,9 +256,16 @@ class JointOwnCheckpoints:
 
     def load(self, checkpoint: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any] | None:
         try:
-            return self._storage.load(checkpoint, parts)
+            kept = self._storage.load(checkpoint, parts)
         except UnusableCheckpoint as error:  # it may have been loaded on other ranks, so no older one can be tried
             raise HalfLoaded(str(error)) from error
+        state = RankState.of((kept or {}).get("rank_state"))
+        if state is not None and state.rank != self._rank and state.parts:
+            raise HalfLoaded(
+                f"rank {self._rank} was given the state of rank {state.rank}, but {', '.join(state.parts)} differs by "
+                "rank: let save and load keep it on each rank"
+            )
+        return kept
 
     def rolled_back_to(self, checkpoint: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
         if self._rank == 0:

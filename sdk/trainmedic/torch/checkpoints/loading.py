@@ -16,7 +16,8 @@ from trainmedic.errors import NotAgreed, Refusal
 from trainmedic.job.group import Group
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.torch.checkpoints.checkpoint_storage import HalfLoaded, PartlyLoaded, UnusableCheckpoint
-from trainmedic.torch.checkpoints.digests import DigestComparison, compare, digests
+from trainmedic.torch.checkpoints.digests import DigestComparison
+from trainmedic.torch.checkpoints.state_digests import compare_with
 from trainmedic.torch.rank_agreement import failures, first_line
 from trainmedic.torch.training_state import TrainingState
 
@@ -99,7 +100,7 @@ class CheckpointLoading:
             before = kept.get("digests") if kept is not None and training.verifies else None
             if before is None:
                 return kept, None, None
-            return kept, compare(before, digests(training.parts.modules(), training.parts.optimizers())), None
+            return kept, compare_with(before, training.parts), None
         except (Refusal, UnusableCheckpoint, NotAgreed):
             raise  # on all ranks alike
         except Exception as error:  # whatever is raised, because the other ranks wait for this rank's report

@@ -54,7 +54,7 @@ class ShardedContents:
         self._model: nn.Module = parts.by_name["model"]
         self._optimizers = parts.optimizers()
 
-    def capture(self, parts: StateParts) -> tuple[Any, Any]:
+    def capture(self, parts: StateParts, run: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
         # Asking for the state of an optimizer that has done no step yet would give it one.
         fresh = [name for name, optimizer in self._optimizers.items() if not optimizer.state]
         return self._tensors(fresh), {
@@ -64,7 +64,7 @@ class ShardedContents:
             "others": {name: part.state_dict() for name, part in self._others(parts).items()},
         }
 
-    def of_memory(self, parts: StateParts, held: Any) -> tuple[Any, Any]:
+    def of_memory(self, parts: StateParts, held: Any, run: Mapping[str, Any]) -> tuple[Any, Any]:
         content, own = held
         return content, own
 

@@ -10,6 +10,8 @@ from typing import Any, Mapping, Protocol, Sequence
 import torch
 
 from trainmedic.torch.checkpoints.digests import state_tensors
+from trainmedic.torch.checkpoints.state_digests import tensors_of_other_forms
+from trainmedic.torch.optimizer_states import is_standard
 from trainmedic.torch.state_parts import StateParts
 from trainmedic.torch.tensor_names import plain_name
 
@@ -59,10 +61,10 @@ class WholeContents:
             state = {plain_name(name): tensor for name, tensor in held[part].items()}
             names = [plain_name(name) for name, _ in module.named_parameters()]
             tensors.update((f"{part}.{name}", state[name]) for name in names)
-        for part in parts.optimizers():
-            for number, state in held[part]["state"].items():
+        for part, optimizer in parts.optimizers().items():
+            for number, state in held[part]["state"].items() if is_standard(optimizer) else ():
                 tensors.update(state_tensors(f"{part}.{number}", state))
-        return tensors
+        return {**tensors, **tensors_of_other_forms(parts, held)}
 
     def put_back(self, parts: StateParts, held: Any) -> None:
         parts.restore(held)

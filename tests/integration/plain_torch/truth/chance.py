@@ -59,6 +59,7 @@ def recipe_of_ranks(chance: Random, wrapped: str) -> Recipe:
         recipe,
         loader=loader,
         wrapped=wrapped,
+        optimizer=recipe.optimizer if is_sharded else chance.choice([recipe.optimizer, "owned"]),
         workers=recipe.workers if loader in INDEXED else 0,
         ema=recipe.ema and not is_sharded,
         precision=chance.choice(["fp32", "bf16"]) if is_sharded else recipe.precision,

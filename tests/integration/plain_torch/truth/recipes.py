@@ -27,6 +27,8 @@ from torch.utils.data import (
 )
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from tests.integration.plain_torch.own_optimizers import OwnedMomentum
+
 SAMPLES = 26
 MODELS = ("plain", "batch_norm", "dropout", "tied", "transformer")
 OPTIMIZERS = ("sgd", "adamw", "groups")
@@ -329,6 +331,8 @@ def digest_of(batch: Batch) -> str:
 def _optimizer(recipe: Recipe, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     if recipe.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+    if recipe.optimizer == "owned":  # each rank has the momentum of some parameters only
+        return OwnedMomentum(parameters)
     if recipe.optimizer == "adamw":
         return torch.optim.AdamW(parameters, lr=0.01)
     return torch.optim.AdamW([{"params": parameters[:1], "lr": 0.02}, {"params": parameters[1:], "weight_decay": 0.0}])

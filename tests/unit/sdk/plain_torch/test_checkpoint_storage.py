@@ -17,7 +17,8 @@ from trainmedic.errors import ConfigurationError
 from trainmedic.recovery import checkpoints
 from trainmedic.recovery.checkpoints import COMPLETE, PINNED, SavedCheckpoint
 from trainmedic.torch import Directory, OwnCheckpoints
-from trainmedic.torch.checkpoints.checkpoint_storage import RUN, TRAINING, UnusableCheckpoint
+from trainmedic.torch.checkpoints.checkpoint_files import TRAINING
+from trainmedic.torch.checkpoints.checkpoint_storage import RUN, UnusableCheckpoint
 from trainmedic.torch.state_parts import StateParts
 from trainmedic.wire import envelope
 

@@ -1,0 +1,75 @@
+"""What `attach` refuses before training begins, because no checkpoint could bring it back; each with the reason.
+
+Who calls it: ``attaching``. Not here: the types of options (``attaching``), what differs between ranks, which is saved.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainmedic.errors import ConfigurationError
+from trainmedic.torch.optimizer_states import inner_optimizers, is_zero_redundancy, parameters_of
+from trainmedic.torch.state_parts import StateParts
+
+log = logging.getLogger("trainmedic")
+
+
+def check_parts(job: str, parts: StateParts, keeps_own: bool) -> None:
+    """Raise ConfigurationError where the parts cannot be saved or are not of one training.
+
+    ``keeps_own`` is whether the user's own functions save what they like.
+    """
+    _check_materialised(parts)
+    held = {id(parameter) for module in parts.modules().values() for parameter in module.parameters()}
+    for name, optimizer in parts.of_optimizers().items():
+        _check_form(name, optimizer)
+        if held and not keeps_own:
+            _check_parameters(name, parameters_of(optimizer), held)
+        if not any(parameter.requires_grad for parameter in parameters_of(optimizer)):
+            log.warning("%s: no parameter of %s requires a gradient: nothing is trained", job, name)
+
+
+def _check_materialised(parts: StateParts) -> None:
+    for part, module in parts.modules().items():
+        empty = [name for name, tensor in _tensors(module) if tensor.is_meta]
+        if empty:
+            raise ConfigurationError(
+                f"{part}: {len(empty)} of its tensors, such as {empty[0]}, are on the meta device without values: "
+                "call to_empty(), load or initialise the weights, and make the optimizer, before attach()"
+            )
+
+
+def _check_form(name: str, optimizer: Any) -> None:
+    kind = type(optimizer).__name__
+    if not isinstance(getattr(optimizer, "param_groups", None), (list, tuple)):
+        inner = [key for key, _ in inner_optimizers(optimizer)]
+        advice = f"give the optimizer that it holds, its attribute {inner[0]}" if inner else "give it param_groups"
+        raise ConfigurationError(f"{name}: a {kind} has no param_groups, which hold parameters and rates: {advice}")
+    if is_zero_redundancy(optimizer) and getattr(optimizer, "_overlap_with_ddp", False):
+        raise ConfigurationError(
+            f"{name}: a {kind} with overlap_with_ddp=True steps during the backward pass, and its state cannot be "
+            "replaced there: make it without overlap_with_ddp"
+        )
+
+
+def _check_parameters(name: str, parameters: list[torch.Tensor], held: set[int]) -> None:
+    """Check that each parameter which the optimizer moves is saved with a module."""
+    lost = [parameter for parameter in parameters if id(parameter) not in held]
+    if parameters and len(lost) == len(parameters):
+        raise ConfigurationError(
+            f"{name}: none of its {len(parameters)} parameters is one of the model's: it is the optimizer of another "
+            "model, or was made before the model got these parameters; make it of model.parameters()"
+        )
+    if lost:
+        raise ConfigurationError(
+            f"{name}: {len(lost)} of its {len(parameters)} parameters are in no module that was given, the first of "
+            f"shape {tuple(lost[0].shape)}, so that no checkpoint would hold them: give their module in model or also"
+        )
+
+
+def _tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [*module.named_parameters(), *module.named_buffers()]

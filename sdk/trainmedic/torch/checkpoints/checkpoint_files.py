@@ -1,0 +1,104 @@
+"""The files of a checkpoint: written to the disk, and read whole into memory.
+
+Who calls it: the places in which checkpoints are kept (``checkpoint_storage``, ``joint_checkpoints``). Not here: the
+directory around them, and when a checkpoint is complete.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import stat
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainmedic.errors import TrainmedicError
+from trainmedic.torch.checkpoints.frozen_base import Split, file_of, join, present_base
+from trainmedic.torch.state_parts import StateParts
+
+log = logging.getLogger("trainmedic")
+
+TRAINING = "training.pt"
+
+# What torch.load raises for files that are missing, cut off, changed, or of another time.
+_UNREADABLE = (
+    *(OSError, EOFError, RuntimeError, ValueError, LookupError, AttributeError, ImportError, TypeError),
+    *(pickle.UnpicklingError, zipfile.BadZipFile),
+)
+
+
+class UnusableCheckpoint(TrainmedicError):
+    """A checkpoint cannot be loaded, and the attempt has changed nothing."""
+
+
+def write_file(path: Path, content: Any) -> int:
+    """Write a file that is on the disk when this returns, and return its size."""
+    with path.open("wb") as file:
+        torch.save(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+        return file.tell()
+
+
+def write_training(directory: Path, split: Split) -> dict[str, int]:
+    """Write the states, and the frozen parameters unless they can be linked. Returns the sizes by name of file."""
+    sizes = {TRAINING: write_file(directory / TRAINING, split.trained)}
+    if split.frozen is not None:
+        if not split.link(directory):
+            write_file(directory / split.file, split.frozen)
+        sizes[split.file] = (directory / split.file).stat().st_size
+    return sizes
+
+
+def read_training(path: Path, parts: StateParts, checked: bool) -> dict[str, Any]:
+    """Read what `write_training` wrote into the checkpoint at `path`. Raises UnusableCheckpoint."""
+    states: dict[str, Any] = read_file(path / TRAINING, checked)
+    file = file_of(states)
+    if file:
+        try:
+            frozen = read_file(path / file, checked)
+        except UnusableCheckpoint as error:
+            frozen = present_base(parts, states)
+            if frozen is None:
+                raise
+            log.warning("%s; the present parameters are the same, and serve in its place", error)
+        join(states, frozen)
+    return states
+
+
+def read_file(path: Path, checked: bool) -> Any:
+    """Read all that `write_file` wrote into memory. Raises UnusableCheckpoint.
+
+    The archive has checksums, which PyTorch's loading does not look at, so they are looked at before.
+    PyTorch's safe loading knows tensors, numbers and containers. A state that holds other objects is unpickled
+    if only this user can write the file: a user who can change it could change the program that wrote it, too.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip() if checked else None
+            if damaged is not None:
+                raise ValueError(f"{damaged} was damaged")
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError:
+            if not _is_ours_alone(path):
+                raise
+            return torch.load(path, map_location="cpu", weights_only=False)
+    except _UNREADABLE as error:
+        raise UnusableCheckpoint(f"{path.parent.name}/{path.name} cannot be read: {_first_line(error)}") from error
+
+
+def _is_ours_alone(path: Path) -> bool:
+    for entry in (path, path.parent, path.parent.parent):
+        status = entry.stat()
+        if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return False
+    return True
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -1,0 +1,126 @@
+"""The frozen parameters of a model, such as the base under LoRA's adapters, once for all checkpoints of a directory.
+
+A checkpoint has them in ``frozen-<digest>.pt`` beside ``training.pt``. As long as their digest stays the same, the file
+is a hard link to that of another checkpoint: it takes no room, no time, and stays whole when the other is deleted.
+Where it cannot be read, the present parameters serve in its place if they have that digest. Once the digest changes,
+the parameters are not frozen, and from then on ``training.pt`` holds them, as it does in all other trainings.
+
+Who calls it: ``checkpoint_storage`` and ``replicated_contents``. Not here: the comparison after loading, in which these
+parameters count as all others do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+from pathlib import Path
+from typing import Any, Mapping
+
+import torch
+
+from trainmedic.torch.checkpoints.digests import digests_of
+from trainmedic.torch.state_parts import StateParts
+from trainmedic.torch.tensor_names import plain_name
+
+log = logging.getLogger("trainmedic")
+
+REFERENCE = ".frozen"
+"""The key in ``training.pt`` under which the digest and the names of the frozen parameters are."""
+_WORTH = 1 << 20  # bytes, below which a file of its own is not worth while
+Names = Mapping[str, list[str]]
+
+
+class FrozenBase:
+    """The frozen parameters in the checkpoints that one process writes."""
+
+    def __init__(self) -> None:
+        self._digest = ""
+        self._is_over = False
+
+    def split(self, parts: StateParts, states: Mapping[str, Any], run: Mapping[str, Any]) -> Split:
+        """Return the states without the frozen parameters, and these. ``run`` holds digests, where they are known."""
+        names = {} if self._is_over else _frozen_names(parts, states)
+        if not names:
+            return Split(states)
+        digest = _digest(names, states, run.get("digests"))
+        if self._digest not in ("", digest):
+            log.warning("parameters that require no gradient have changed; from now on each checkpoint holds them")
+            self._is_over = True
+            return Split(states)
+        self._digest = digest
+        trained = dict(states)
+        frozen = {}
+        for part, members in names.items():
+            trained[part] = states[part].copy()
+            frozen[part] = {name: trained[part].pop(name) for name in members}
+        return Split({**trained, REFERENCE: {"digest": digest, "names": names}}, frozen, digest)
+
+
+class Split:
+    """What goes into ``training.pt``, and what goes beside it; nothing does where there is no frozen base."""
+
+    def __init__(self, trained: Mapping[str, Any], frozen: Mapping[str, Any] | None = None, digest: str = "") -> None:
+        self.trained = trained
+        self.frozen = frozen
+        self.file = f"frozen-{digest}.pt"
+
+    def link(self, directory: Path) -> bool:
+        """Make the file in `directory` by a link to that of a checkpoint beside it; False where there is none."""
+        for other in sorted(directory.parent.glob(f"step-*/{self.file}"), reverse=True):
+            with contextlib.suppress(OSError):
+                os.link(other, directory / self.file)
+                return True
+        return False
+
+
+def file_of(states: Mapping[str, Any]) -> str:
+    """Return the name of the file with the frozen parameters of what ``training.pt`` holds; empty without any."""
+    return f"frozen-{states[REFERENCE]['digest']}.pt" if REFERENCE in states else ""
+
+
+def join(states: dict[str, Any], frozen: Mapping[str, Any]) -> None:
+    """Put the frozen parameters back among the states."""
+    del states[REFERENCE]
+    for part, members in frozen.items():
+        states[part].update(members)
+
+
+def present_base(parts: StateParts, states: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the present parameters in place of the frozen ones, if these have the same digest."""
+    names: Names = states[REFERENCE]["names"]
+    present = {part: parts.by_name[part].state_dict() for part in names if part in parts.by_name}
+    if any(part not in present or not set(members) <= present[part].keys() for part, members in names.items()):
+        return None
+    if _digest(names, present, None) != states[REFERENCE]["digest"]:
+        return None
+    return {part: {name: present[part][name].detach().clone() for name in members} for part, members in names.items()}
+
+
+def _frozen_names(parts: StateParts, states: Mapping[str, Any]) -> Names:
+    """Return by part the names of the model's frozen parameters, if there are enough of them."""
+    names: dict[str, list[str]] = {}
+    size = 0
+    for part, module in parts.modules().items():
+        if part.partition(".")[0] != "model":
+            continue
+        for name, parameter in module.named_parameters():
+            held = states[part].get(name)
+            if parameter.requires_grad or not isinstance(held, torch.Tensor) or parameter.is_meta:
+                continue
+            if (held.shape, held.dtype) == (parameter.shape, parameter.dtype) and held.layout == torch.strided:
+                names.setdefault(part, []).append(name)
+                size += held.numel() * held.element_size()
+    return names if size >= _WORTH else {}
+
+
+def _digest(names: Names, states: Mapping[str, Any], digests_at_hand: Mapping[str, str] | None) -> str:
+    tensors = {f"{part}.{plain_name(name)}": states[part][name] for part, members in names.items() for name in members}
+    digests = (
+        digests_at_hand
+        if digests_at_hand is not None and digests_at_hand.keys() >= tensors.keys()
+        else digests_of(tensors)
+    )
+    facts = [(name, tuple(tensor.shape), digests[name]) for name, tensor in sorted(tensors.items())]
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]

@@ -1,0 +1,176 @@
+"""What differs between the ranks of a training that is otherwise whole on each of them.
+
+A Muon optimizer keeps momentum on the rank that owns the parameter, a hand-made ZeRO-1 the state of a rank's share, and
+buffers are each rank's own. So at each save the ranks compare the digests of everything that they hold. A checkpoint
+has the states of rank 0 once, and of each other rank what differs. The states are seen as leaves: what lies at a path
+of keys in nested mappings.
+
+Who calls it: ``checkpoint_writer``, and ``replicated_contents``, which writes and reads it. Not here: whether a
+difference is a fault (``rank_comparison``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from dataclasses import dataclass
+from typing import Any, Iterator, Mapping, Sequence
+
+import torch
+
+from trainmedic.errors import NotAgreed
+from trainmedic.job.group import Group
+from trainmedic.torch.checkpoints.digests import KnownDigests, digests_of
+from trainmedic.torch.optimizer_attributes import HOOK
+
+Path = tuple[Any, ...]
+_DIGITS = 16
+
+
+@dataclass(frozen=True)
+class RankState:
+    """How the states of this rank differ from those of rank 0."""
+
+    rank: int
+    parts: tuple[str, ...]
+    """The parts that differ on any rank."""
+    own: tuple[Path, ...]
+    """The paths of the leaves that rank 0 does not have so."""
+    digests: Mapping[str, str]
+    """By the path of each leaf of `parts` on this rank, as text, its digest."""
+    from_rank_0: tuple[str, ...] = ()
+    """The parts that differ by a fault, of which every rank is to get rank 0's."""
+
+    def plain(self) -> dict[str, Any]:
+        members = {"rank": self.rank, "parts": list(self.parts), "own": list(self.own)}
+        return {**members, "digests": dict(self.digests), "from_rank_0": list(self.from_rank_0)}
+
+    @classmethod
+    def of(cls, members: Any) -> RankState | None:
+        """Return the state that `plain` gave; None where there is none, as of an earlier release."""
+        if not isinstance(members, Mapping):
+            return None
+        paths = tuple(tuple(path) for path in members["own"])
+        faulty = tuple(members["from_rank_0"])
+        return cls(members["rank"], tuple(members["parts"]), paths, members["digests"], faulty)
+
+
+def leaves(states: Mapping[Any, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yield what lies in nested mappings, each with its path; an empty mapping is a leaf itself."""
+    for key, value in states.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+def compare_states(states: Mapping[str, Any], group: Group, cache: KnownDigests) -> RankState | None:
+    """Compare with rank 0 what this rank would save; None where the ranks cannot find out. Every rank calls it."""
+    mine = leaf_digests(states, cache)
+    parts: dict[str, dict[str, str]] = {}
+    for path, digest in mine.items():
+        parts.setdefault(str(path[0]), {})[_text(path)] = digest
+    try:
+        reports = group.poll({name: _hashed(sorted(held.items())) for name, held in parts.items()})
+        if len(reports) < group.world_size:
+            return None
+        names = sorted({name for held in reports.values() for name in held})
+        differing = [name for name in names if len({held.get(name) for held in reports.values()}) > 1]
+        if not differing:
+            return RankState(group.rank, (), (), {})
+        of_parts = [parts.get(name, {}) for name in differing]
+        first = group.choose(lambda: {text: digest for held in of_parts for text, digest in held.items()})
+    except NotAgreed:
+        return None
+    held = {path: digest for path, digest in mine.items() if str(path[0]) in differing}
+    own = tuple(path for path, digest in held.items() if first.get(_text(path)) != digest)
+    return RankState(group.rank, tuple(differing), own, {_text(path): digest for path, digest in held.items()})
+
+
+def own_of(states: Mapping[str, Any], state: RankState | None, rank: int) -> dict[str, Any]:
+    """Return what goes into this rank's own file; all of its states where it is not known what differs."""
+    held = dict(leaves(states))
+    if state is None:
+        own = list(held) if rank else []
+        return {"parts": list(states), "paths": [_text(path) for path in held], "own": [(p, held[p]) for p in own]}
+    parts = [part for part in state.parts if part not in state.from_rank_0]
+    paths = [_text(path) for path in held if path[0] in parts]
+    return {"parts": parts, "paths": paths, "own": [(path, held[path]) for path in state.own if path[0] in parts]}
+
+
+def merge(states: dict[str, Any], own: Mapping[str, Any]) -> None:
+    """Make of rank 0's states those of the rank whose `own_of` this is."""
+    present = set(own["paths"])
+    for path, _ in [leaf for leaf in leaves(states) if leaf[0][0] in own["parts"]]:
+        if _text(path) not in present:
+            _remove(states, path)
+    for path, value in own["own"]:
+        within = states
+        for key in path[:-1]:
+            within = within.setdefault(key, {})
+        within[path[-1]] = value
+
+
+def unite(owns: Sequence[Mapping[str, Any]], states: Sequence[RankState], part: str) -> dict[str, Any] | None:
+    """Return the own leaves of all ranks in `part` as one; None where two ranks have other values for the same leaf.
+
+    Then the state belongs to the ranks themselves, and no other number of ranks can continue with it. The state of a
+    communication hook does not count, because it begins again in each process.
+    """
+    values: dict[str, set[str]] = {}
+    for state in states:
+        for text, digest in state.digests.items():
+            if text.startswith(_text((part,))[:-1]) and HOOK not in text:
+                values.setdefault(text, set()).add(digest)
+    if any(len(reports) > 1 for reports in values.values()):
+        return None
+    united = [(path, value) for own in owns for path, value in own["own"] if _text(path) in values]
+    return {"parts": [part], "paths": list(values), "own": united}
+
+
+def leaf_digests(states: Mapping[str, Any], cache: KnownDigests) -> dict[Path, str]:
+    """Return for each leaf a digest of its numbers, its types and its shapes."""
+    tensors: list[torch.Tensor] = []
+    texts = {path: _described(value, tensors) for path, value in leaves(states)}
+    named = digests_of({str(number): tensor for number, tensor in enumerate(tensors)}, cache)
+    digests = {}
+    for path, (text, numbers) in texts.items():
+        digests[path] = _hashed([text, [named[str(number)] for number in numbers]])
+    return digests
+
+
+def _described(value: Any, tensors: list[torch.Tensor]) -> tuple[str, list[int]]:
+    """Return a text for the value, and the numbers of its tensors, which are added to `tensors`."""
+    if isinstance(value, torch.Tensor) and value.layout == torch.strided and not hasattr(value, "to_local"):
+        tensors.append(value.detach())
+        return f"tensor {tuple(value.shape)}", [len(tensors) - 1]
+    if isinstance(value, Mapping):
+        value = [item for pair in value.items() for item in pair]
+    if type(value) in (list, tuple):
+        reports = [_described(member, tensors) for member in value]
+        return f"{[text for text, _ in reports]}", [number for _, numbers in reports for number in numbers]
+    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+        return repr(value), []
+    try:
+        return hashlib.sha256(pickle.dumps(value)).hexdigest(), []
+    except Exception as error:  # whatever pickling raises: the write, which pickles too, says it
+        return f"{type(value).__name__}: {type(error).__name__}", []
+
+
+def _remove(states: dict[str, Any], path: Path) -> None:
+    """Remove a leaf, and the mappings that become empty by that, but for the part itself."""
+    within: list[dict[Any, Any]] = [states]
+    for key in path[:-1]:
+        within.append(within[-1][key])
+    for held, key in zip(reversed(within[1:]), reversed(path[1:]), strict=True):
+        del held[key]
+        if held:
+            return
+
+
+def _text(path: Path) -> str:
+    return repr(list(path))
+
+
+def _hashed(value: Any) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:_DIGITS]

@@ -1,0 +1,234 @@
+"""What an optimizer or a communication hook keeps in attributes, where no ``state_dict`` shows it.
+
+Hand-written optimizers count steps, keep an error to be fed back, or hold another optimizer; the hooks of DDP that
+compress gradients do as well. Numbers, texts, tensors, generators, and lists and dicts of these are taken along with
+every checkpoint. A rollback puts back all that training has changed. A new process puts back what had changed when the
+checkpoint was written; the rest is as the script has made it. Tensors always count as changed.
+
+Who calls it: ``state_parts``. Not here: attributes of modules.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+from typing import Any, Iterator, Mapping
+
+import torch
+from torch import nn
+
+from trainmedic.torch.optimizer_states import parameters_of, separate_optimizers
+
+log = logging.getLogger("trainmedic")
+
+_MARK = "__kind"
+_PARAMETER = "parameter"
+HOOK = ".comm_hook."
+"""It is in the name of a holder that is the state of a communication hook."""
+_PLAIN = (bool, int, float, str, type(None))
+_OF_PYTORCH = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=1.0))) | {"_opt_called"}
+Attributes = dict[str, dict[str, Any]]
+
+
+class OptimizerAttributes:
+    """The attributes of the optimizers and hooks of one training, as they are when it is made."""
+
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        self._parts = parts
+        self._process = secrets.token_hex(4)
+        self.not_restored: frozenset[str] = frozenset()
+        """The holders that the last `restore` has left out."""
+        holders = {name: _Holder(*holder_found) for name, holder_found in self._holders().items()}
+        self._at_start = {name: _without_tensors(holder.values()) for name, holder in holders.items()}
+
+    @property
+    def are_none(self) -> bool:
+        """Whether no optimizer or hook has anything beside its state."""
+        return not self._holders() or not self.capture()
+
+    def capture(self) -> Attributes:
+        """Return by holder the values that have changed and the optimizers inside; empty without any."""
+        held: Attributes = {}
+        for name, holder_found in self._holders().items():
+            holder = _Holder(*holder_found)
+            values = self._changed(name, holder)
+            inner = {key: inner.state_dict() for key, inner in holder.uncovered().items()}
+            if values or inner:
+                held[name] = {"values": values, "inner": inner}
+                if HOOK in name:
+                    held[name]["process"] = self._process
+        return held
+
+    def restore(self, held: Attributes) -> None:
+        """Put back what `capture` gave; what has changed and is not in there, as it was at the start.
+
+        What a hook of another process kept is by the layout of that process's buckets, so this hook begins again.
+        """
+        self.not_restored = frozenset(
+            name for name, inner in held.items() if inner.get("process", self._process) != self._process
+        )
+        for name in self.not_restored:
+            log.warning("%s begins again, because DDP lays its buckets out again in a new process", name)
+        for name, holder_found in self._holders().items():
+            if name in self.not_restored:
+                continue
+            holder = _Holder(*holder_found)
+            values = dict(held.get(name, {}).get("values", {}))
+            at_start = self._at_start.get(name, {})
+            for key in self._changed(name, holder).keys() - values.keys() & at_start.keys():
+                values[key] = at_start[key]
+            holder.put(values)
+            for key, state in held.get(name, {}).get("inner", {}).items():
+                holder.inner[key].load_state_dict(state)
+
+    def _changed(self, name: str, holder: _Holder) -> dict[str, Any]:
+        at_start = self._at_start.get(name, {})
+        values = holder.values()
+        return {key: value for key, value in values.items() if key not in at_start or at_start[key] != value}
+
+    def mismatch(self, held: Attributes) -> str:
+        """Return why `held` cannot be put back; empty if it can."""
+        holders = self._holders()
+        for name in held:
+            if name not in holders:
+                return f"{name}, whose attributes are kept, is not there"
+            lacking = held[name]["inner"].keys() - _Holder(*holders[name]).inner.keys()
+            if lacking:
+                return f"{name} holds no optimizer {min(lacking)}"
+        return ""
+
+    def _holders(self) -> dict[str, tuple[Any, list[torch.Tensor]]]:
+        """Return the objects whose attributes count, each with the parameters that may be keys in there."""
+        holders: dict[str, tuple[Any, list[torch.Tensor]]] = {}
+        for name, part in self._parts.items():
+            if isinstance(part, torch.optim.Optimizer):
+                holders[name] = part, parameters_of(part)
+            elif isinstance(part, nn.Module):
+                for number, (_, state) in enumerate(getattr(part, "_comm_hooks", ())):
+                    holders[f"{name}{HOOK}{number}"] = state, list(part.parameters())
+        return holders
+
+
+class _Holder:
+    """One object with attributes."""
+
+    def __init__(self, holder: Any, parameters: list[torch.Tensor]) -> None:
+        self._holder = holder
+        self._parameters = {id(parameter): number for number, parameter in enumerate(parameters)}
+        self._by_number = parameters
+        is_optimizer = isinstance(holder, torch.optim.Optimizer)
+        self._passed_over = _OF_PYTORCH if is_optimizer else frozenset()
+        self.inner = separate_optimizers(holder) if is_optimizer else {}
+
+    def values(self) -> dict[str, Any]:
+        values = {}
+        for name in self._names():
+            try:
+                values[name] = self._plain(getattr(self._holder, name))
+            except (_NotPlain, AttributeError):
+                continue
+        return values
+
+    def put(self, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            setattr(self._holder, name, self._put(getattr(self._holder, name, None), value))
+
+    def uncovered(self) -> dict[str, torch.optim.Optimizer]:
+        """Return the optimizers inside whose tensors the state of the wrapper does not hold."""
+        if not self.inner:
+            return {}
+        shown = {tensor.data_ptr() for tensor in _tensors_in(self._holder.state_dict())}
+        return {
+            name: inner
+            for name, inner in self.inner.items()
+            if not inner.state or any(tensor.data_ptr() not in shown for tensor in _tensors_in(dict(inner.state)))
+        }
+
+    def _names(self) -> list[str]:
+        slots = [name for kind in type(self._holder).__mro__ for name in getattr(kind, "__slots__", ())]
+        names = [*getattr(self._holder, "__dict__", {}), *slots]
+        return [name for name in names if name not in self._passed_over and not name.startswith("__")]
+
+    def _plain(self, value: Any) -> Any:
+        """Return the value as what PyTorch's safe loading reads. Raises _NotPlain."""
+        if type(value) in _PLAIN:
+            return value
+        if isinstance(value, torch.Tensor):
+            if id(value) in self._parameters or isinstance(value, nn.Parameter) or value.layout != torch.strided:
+                raise _NotPlain
+            return value.detach()
+        if isinstance(value, torch.Generator):
+            return {_MARK: "generator", "state": value.get_state()}
+        if isinstance(value, random.Random):
+            version, numbers, gauss = value.getstate()
+            return {_MARK: "random", "state": [version, list(numbers), gauss]}
+        if type(value).__name__ == "RandomState" and hasattr(value, "get_state"):  # NumPy's
+            kind, numbers, *rest = value.get_state()
+            return {_MARK: "numpy", "state": [kind, numbers.tolist(), *rest]}
+        if isinstance(value, Mapping):
+            return {self._plain_key(key): self._plain(member) for key, member in value.items()}
+        if type(value) in (list, tuple):
+            return type(value)(self._plain(member) for member in value)
+        raise _NotPlain
+
+    def _plain_key(self, key: Any) -> Any:
+        if id(key) in self._parameters:
+            return (_PARAMETER, self._parameters[id(key)])
+        if type(key) not in (int, str, bool):
+            raise _NotPlain
+        return key
+
+    def _put(self, present: Any, value: Any) -> Any:
+        """Return the value to be set; tensors and generators that are there stay the same objects."""
+        if isinstance(value, torch.Tensor):
+            if isinstance(present, torch.Tensor) and (present.shape, present.dtype) == (value.shape, value.dtype):
+                with torch.no_grad():
+                    present.copy_(value)
+                return present
+            return value.clone()
+        if isinstance(value, dict) and value.get(_MARK) is not None:
+            _set_generator(present, value)
+            return present
+        if isinstance(value, dict):
+            keys = {key: self._by_number[key[1]] if isinstance(key, tuple) else key for key in value}
+            there = present if isinstance(present, dict) else {}
+            members = {keys[key]: self._put(there.get(keys[key]), member) for key, member in value.items()}
+            if not isinstance(present, dict):
+                return members
+            present.clear()
+            present.update(members)
+            return present
+        if isinstance(value, (list, tuple)):
+            is_like = isinstance(present, (list, tuple)) and len(present) == len(value)
+            return type(value)(self._put(present[i] if is_like else None, each) for i, each in enumerate(value))
+        return value
+
+
+class _NotPlain(Exception):
+    """The value is of a kind that is not taken along."""
+
+
+def _set_generator(present: Any, value: Mapping[str, Any]) -> None:
+    state = value["state"]
+    if value[_MARK] == "generator":
+        present.set_state(state)
+    elif value[_MARK] == "random":
+        present.setstate((state[0], tuple(state[1]), state[2]))
+    else:
+        present.set_state(tuple(state))
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for member in value.values():
+            yield from _tensors_in(member)
+    elif isinstance(value, (list, tuple)):
+        for member in value:
+            yield from _tensors_in(member)
+
+
+def _without_tensors(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if not any(True for _ in _tensors_in(value))}

@@ -1,0 +1,115 @@
+"""The state of one optimizer, whatever its class: taken, and put back.
+
+Most optimizers give it with ``state_dict``. A ``ZeroRedundancyOptimizer`` refuses, unless all ranks have sent their
+state to one of them: here each rank gives the entries of the parameters that it owns, by their numbers among all
+parameters. A wrapper may share its ``param_groups`` with the optimizer inside, which loading would separate. Who calls
+it: ``state_parts``. Not here: attributes beside the state (``optimizer_attributes``).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, Mapping
+
+import torch
+
+_ZERO = "ZeroRedundancyOptimizer"
+
+
+def is_zero_redundancy(part: Any) -> bool:
+    """Return whether this is PyTorch's ZeRO-1. It is known by name, because importing its class takes seconds."""
+    return any(kind.__name__ == _ZERO for kind in type(part).__mro__)
+
+
+def state_of(part: Any) -> Any:
+    """Return the state, which shares memory with the optimizer."""
+    if not is_zero_redundancy(part):
+        return part.state_dict()
+    numbers = {parameter: number for number, parameter in enumerate(parameters_of(part))}
+    state = {numbers[parameter]: dict(values) for parameter, values in part.optim.state.items()}
+    groups = []
+    for group in part.param_groups:
+        settings = {key: value for key, value in group.items() if key != "params"}
+        groups.append({**settings, "params": [numbers[parameter] for parameter in group["params"]]})
+    return {"state": dict(sorted(state.items())), "param_groups": groups}
+
+
+def load_state(part: Any, state: Any) -> None:
+    """Put back what `state_of` gave. Raises what ``load_state_dict`` raises."""
+    if is_zero_redundancy(part):
+        _load_zero_redundancy(part, state)
+        return
+    shared = [inner for _, inner in inner_optimizers(part) if _groups(part) is _groups(inner) is not None]
+    part.load_state_dict(state)
+    for inner in shared:
+        if _groups(part) is not _groups(inner):
+            part.param_groups = inner.param_groups
+
+
+def owned_numbers(part: Any) -> set[int]:
+    """Return the numbers of the parameters whose state a ``ZeroRedundancyOptimizer`` keeps on this rank."""
+    owned = {parameter for group in part.optim.param_groups for parameter in group["params"]}
+    return {number for number, parameter in enumerate(parameters_of(part)) if parameter in owned}
+
+
+def parameters_of(optimizer: Any) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def inner_optimizers(part: Any) -> Iterator[tuple[str, torch.optim.Optimizer]]:
+    """Yield the optimizers that a wrapper holds as attributes, or in a list or dict, by their names."""
+    for name, value in getattr(part, "__dict__", {}).items():
+        members: Mapping[Any, Any] = {}
+        if isinstance(value, Mapping) and name not in ("state", "defaults"):
+            members = value
+        elif isinstance(value, (list, tuple)) and name != "param_groups":
+            members = dict(enumerate(value))
+        if isinstance(value, torch.optim.Optimizer):
+            yield name, value
+        for key, member in members.items():
+            if isinstance(member, torch.optim.Optimizer):
+                yield f"{name}.{key}", member
+
+
+def separate_optimizers(part: Any) -> dict[str, torch.optim.Optimizer]:
+    """Return the optimizers inside whose state is not that of the wrapper itself, as Accelerate's wrapper shows it."""
+    if is_zero_redundancy(part):
+        return {}
+    own = getattr(part, "state", None)
+    return {name: inner for name, inner in inner_optimizers(part) if inner.state is not own}
+
+
+def is_standard(part: Any) -> bool:
+    """Return whether the state is kept by parameter, in the way of ``torch.optim.Optimizer``."""
+    return isinstance(part, torch.optim.Optimizer) and not separate_optimizers(part)
+
+
+def live_state(optimizer: torch.optim.Optimizer) -> Mapping[Any, Any]:
+    """Return the state of a standard optimizer by parameter, as its next step will read it."""
+    inner = optimizer.optim if is_zero_redundancy(optimizer) else optimizer  # type: ignore[attr-defined]
+    state: Mapping[Any, Any] = inner.state
+    return state
+
+
+def _groups(part: Any) -> Any:
+    return getattr(part, "param_groups", None)
+
+
+def _load_zero_redundancy(part: Any, state: Mapping[str, Any]) -> None:
+    """Load the entries of this rank's parameters. What is loaded elsewhere, PyTorch's own way would move here too."""
+    parameters, owned = parameters_of(part), owned_numbers(part)
+    part.optim.state.clear()
+    for number, values in state["state"].items():
+        if number in owned:
+            parameter = parameters[number]
+            part.optim.state[parameter] = {key: _placed(value, parameter) for key, value in values.items()}
+    for given, outer, inner in zip(state["param_groups"], part.param_groups, part.optim.param_groups, strict=True):
+        settings = {key: value for key, value in given.items() if key != "params"}
+        outer.update(settings)
+        inner.update(settings)
+
+
+def _placed(value: Any, parameter: torch.Tensor) -> Any:
+    """Return a copy on the parameter's device; a number, such as Adam's count of steps, stays on the processor."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.clone() if value.dim() == 0 else value.to(parameter.device, copy=True)

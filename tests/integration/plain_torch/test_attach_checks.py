@@ -1,0 +1,68 @@
+"""What `attach` refuses, with the reason, because no checkpoint could bring it back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import trainmedic
+import trainmedic.torch
+from trainmedic.errors import ConfigurationError
+
+
+class Outer:
+    """A wrapper that is no optimizer itself, and shows only the state of the one that it holds."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.wrapped = inner
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.wrapped.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.wrapped.load_state_dict(state)
+
+
+def sgd(*modules: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD([parameter for module in modules for parameter in module.parameters()], lr=0.1)
+
+
+def cases() -> dict[str, tuple[Any, Any, str]]:
+    model, other = nn.Linear(2, 1), nn.Linear(2, 1)
+    empty = nn.Linear(2, 1, device="meta")
+    return {
+        "no optimizer": (model, None, "a loop that only evaluates needs connect"),
+        "of another model": (model, sgd(other), "none of its 2 parameters is one of the model's"),
+        "of one more": (model, sgd(model, other), "2 of its 4 parameters are in no module that was given"),
+        "of one more in a list": (model, [sgd(model), sgd(other)], "optimizer.1: none of its 2 parameters"),
+        "without values": (empty, sgd(empty), "2 of its tensors, such as weight, are on the meta device"),
+        "wrapped": (
+            model,
+            Outer(sgd(model)),
+            "no param_groups.*the optimizer that it holds, its attribute wrapped",
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", cases())
+def test_what_cannot_be_brought_back_is_refused(name: str, medic: trainmedic.Medic, tmp_path: Path) -> None:
+    """At attach, before anything is trained in vain."""
+    model, optimizer, reason = cases()[name]
+    with pytest.raises(ConfigurationError, match=reason):
+        trainmedic.torch.attach(medic, model=model, optimizer=optimizer, checkpoints=tmp_path)
+
+
+def test_what_is_saved_is_accepted(medic: trainmedic.Medic, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Parameters of a module in ``also``, a wrapper that shows groups and state; a frozen model is told in the log."""
+    model, other = nn.Linear(2, 1), nn.Linear(2, 1)
+    optimizer = sgd(model, other)
+    trainmedic.torch.attach(medic, model=model, optimizer=optimizer, also={"head": other}, checkpoints=tmp_path).close()
+    assert "requires a gradient" not in caplog.text
+    for parameter in [*model.parameters(), *other.parameters()]:
+        parameter.requires_grad_(False)
+    trainmedic.torch.attach(medic, model=[model, other], optimizer=optimizer, checkpoints=tmp_path).close()
+    assert "no parameter of optimizer requires a gradient: nothing is trained" in caplog.text
