@@ -293,3 +293,22 @@ async def test_a_rejection_that_was_accepted_outlasts_a_long_downtime(
     await w.restart(after=24 * 3600)
     await w.pass_time(0)
     assert ((await w.run()).status, w.calls()) == (Status.REJECTED, {})
+
+
+@pytest.mark.parametrize(
+    ("by", "name", "groups", "may"),
+    [
+        ("user:ann", "ann", [], True),
+        ("user:ann", "bob", ["ann", "user:ann"], False),
+        ("group:hardware", "bob", ["hardware"], True),
+        ("group:hardware", "hardware", ["group:hardware"], False),
+        ("hardware", "bob", ["hardware"], True),
+        ("hardware", "hardware", [], True),
+        ("user:", "", [], False),
+        ("group:", "bob", [""], False),
+        ("team:red", "bob", ["team:red"], True),
+    ],
+)
+def test_a_name_can_say_whether_it_is_a_users_or_a_groups(by: str, name: str, groups: list[str], may: bool) -> None:
+    """A login that somebody chose does not pass for the group, nor a group for the person."""
+    assert Terms(by=(by,)).may_be_answered_by(name, groups) is may

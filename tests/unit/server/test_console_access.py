@@ -327,3 +327,30 @@ async def test_anybody_else_says_it_in_vain() -> None:
     async with here.client() as client:
         answer = await client.get("/history", headers={"x-forwarded-user": "ann", "x-forwarded-groups": "oncall"})
     assert answer.status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("user", "groups", "may_act", "own_groups"),
+    [
+        ("bob", "oncall", True, {"oncall"}),
+        ("hardware", "oncall", False, {"oncall"}),
+        ("oncall", "", False, set()),
+        ("hardware", "oncall,hardware", True, {"oncall", "hardware"}),
+        ("bob", "oncall,ann", True, {"oncall"}),
+        ("ann", "oncall,ann", True, {"oncall", "ann"}),
+    ],
+)
+def test_what_a_proxy_names_does_not_pass_for_what_is_configured_here(
+    user: str, groups: str, may_act: bool, own_groups: set[str]
+) -> None:
+    """Playbooks name approvers, perhaps without saying whether that is a login or a group."""
+    team = Token("robot", b"x" * 32, frozenset({TokenRole.OPERATOR}), None, frozenset({"hardware"}))
+    proxies = TrustedProxies([ipaddress.ip_network("10.0.3.7")], ["oncall", "hardware"])
+    auth = Authenticator([*TOKENS, team], proxies=proxies)
+    headers = [(b"x-forwarded-user", user.encode()), (b"x-forwarded-groups", groups.encode())]
+    request = HTTPConnection(
+        {"type": "http", "headers": headers, "client": ("10.0.3.7", 1), "path_params": {}, "method": "GET"}
+    )
+    principal = auth.require(request, TokenRole.VIEWER)
+    assert principal.may(TokenRole.OPERATOR) is may_act
+    assert principal.groups == own_groups
