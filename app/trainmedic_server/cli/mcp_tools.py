@@ -248,7 +248,8 @@ TOOLS = {
             "which there is no playbook.",
             _alerts,
             "GET /alerts",
-            {"alert": _ALERT, "labels": _FILTERED_LABELS, "status": Parameter("Only these.", choices=("firing", "resolved")),
+            {"alert": _ALERT, "labels": _FILTERED_LABELS,
+             "status": Parameter("Only these.", choices=("firing", "resolved")),
              "reacted": Parameter("Whether a playbook reacted.", "boolean"), "since": _SINCE, "until": _UNTIL, **_PAGE},
         ),
         Tool(
