@@ -5,8 +5,8 @@ so a few at a time are as fast as all at once, and hold up nobody else.
 
 Callers that may act come before viewers, and one turn is reserved for them. So viewers, however many, do not delay an
 operator. After `MOST_PASSED_OVER` turns for which viewers had to wait, a viewer is next. So a program with an
-operator's token that always asks delays viewers, but does not stop them. Among callers of one kind each name is served in turn, whatever number of reads it waits for. Called by the
-routes that read.
+operator's token that always asks delays viewers, but does not stop them. Among callers of one kind each name is served
+in turn, whatever number of reads it waits for. Called by the routes that read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from contextvars import ContextVar
 from msgspec import Struct, field
 
 from trainmedic_server.errors import Saturated
-
 
 MOST_PASSED_OVER = 8
 """Waiting operators that are served in succession while viewers wait."""
