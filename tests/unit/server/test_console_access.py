@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+from datetime import timedelta
 from typing import Any
 
 import httpx
@@ -354,3 +355,17 @@ def test_what_a_proxy_names_does_not_pass_for_what_is_configured_here(
     principal = auth.require(request, TokenRole.VIEWER)
     assert principal.may(TokenRole.OPERATOR) is may_act
     assert principal.groups == own_groups
+
+
+@pytest.mark.parametrize(
+    ("seconds", "status"), [(-240, 200), (-3600, 303), (-400 * 86400, 303), (43199, 200), (43201, 303)]
+)
+async def test_a_session_ends_by_a_clock_that_was_set_wrong_too(seconds: float, status: int) -> None:
+    """A server with another clock may take over, and a clock may be set back while none runs: no session lasts longer
+    by that, and a few minutes end none."""
+    here, clock = world()
+    async with here.client() as client:
+        await sign_in(client, "op")
+        clock.time += timedelta(seconds=seconds)
+        assert (await client.get("/runs", headers=HTML)).status_code == status
+        assert bool(here.auth.sessions and here.auth.sessions.all()) is (status == 200)
