@@ -228,6 +228,12 @@ class CommandFailed(CommandNotExecuted):
     """The executor tried and did not succeed; another attempt may succeed."""
 
 
+class CommandWithdrawn(CommandNotExecuted):
+    """The server withdrew a command that only reads, because its caller has left."""
+
+    status = envelope.EXPIRED
+
+
 class CommandInterrupted(CommandNotExecuted):
     """The agent ends in the middle of the command. The command gets no reply now, and is resumed at the next start."""
 

@@ -614,3 +614,13 @@ async def test_a_reply_that_comes_before_the_command_went_out_again_is_the_answe
 
 async def _have(replies: list[Reply]) -> bool:
     return bool(replies)
+
+
+async def test_a_message_that_expects_no_reply_arrives(bench: Bench) -> None:
+    """It is signed and sent as any command."""
+    message = make_command("logs.withdraw")
+    bench.bus.tell(message)
+    async with asyncio.timeout(60):
+        while not (sent := await bench.commands("llm-1")):
+            await asyncio.sleep(0.02)
+    assert [Command.decode(each[b"command"]).id for each in sent] == [message.id]

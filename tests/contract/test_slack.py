@@ -60,7 +60,14 @@ def waiting(question: str) -> tuple[dict[str, object], str]:
 
 
 @pytest.mark.parametrize(
-    "question", ["Go back?", "😀" * 10_000, "<!channel> & <https://evil.example|x>\n" * 500, "\x1b\u202e"]
+    "question",
+    [
+        "Go back?",
+        "😀" * 10_000,
+        "<!channel> & <https://evil.example|x>\n" * 500,
+        "\x1b\u202e",
+        "half \ud800 of a pair" * 500,
+    ],
 )
 async def test_a_message_within_the_bounds_is_taken_found_and_edited(app: App, question: str) -> None:
     """Whatever is long in it."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -61,6 +64,19 @@ class Searched:
         answer = self.asked("--output", "json", *options)
         assert answer.returncode == 0, answer.stderr
         return [json.loads(line) for line in answer.stdout.splitlines()]
+
+    def accepted(self) -> int:
+        """How many commands the agent has accepted and not answered."""
+        return self._count("status = 'accepted'")
+
+    def withdrawn(self) -> int:
+        """How many commands ended because the server withdrew them."""
+        return self._count("output LIKE '%the server withdrew it%'")
+
+    def _count(self, condition: str) -> int:
+        with contextlib.closing(sqlite3.connect(self.node.state / "agent.db", timeout=60)) as journal:
+            ((count,),) = journal.execute(f"SELECT COUNT(*) FROM commands WHERE {condition}")
+        return int(count)
 
 
 @pytest.fixture
@@ -199,3 +215,22 @@ def test_what_only_arrival_dates_is_found_over_a_restart_of_the_agent(searched: 
     since = datetime.fromtimestamp(moments[2] - 0.7, UTC).isoformat()
     assert [line["line"][-1] for line in searched.lines("--since", since)] == ["2", "3"]
     assert [line["line"][-1] for line in searched.lines("--since", "10m", "--until", since)] == ["0", "1"]
+
+
+def test_a_search_whose_client_left_ends_on_the_node(searched: Searched) -> None:
+    """An agent searches for one client at a time, and each of these would take it seconds."""
+    line = "epoch 3 batch 17 loss 2.1234 grad norm 0.2512 tokens 8123.4 a second, of which some are padding\n"
+    with searched.attempt.launcher("n1").open("w") as file:
+        file.writelines(line * 10_000 for _ in range(40))
+    clients = []
+    for _ in range(15):
+        client = http.client.HTTPConnection("127.0.0.1", searched.server.port, timeout=120)
+        client.request("GET", "/jobs/llm-1/logs?node=n1&level=error&since=1h")
+        clients.append(client)
+    eventually(lambda: searched.accepted() >= 5, 60, "the searches on the node")
+    for client in clients:
+        client.close()
+    searched.print("ERROR the last line")
+    eventually(lambda: not searched.accepted(), 120, "the end of all searches")
+    assert searched.withdrawn(), "every search went on until it was done, or too late"
+    assert [line["line"][-13:] for line in searched.lines("--node", "n1", "--grep", "last line")] == ["the last line"]

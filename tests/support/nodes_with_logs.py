@@ -50,6 +50,8 @@ class BusOfNodes:
     nodes: dict[str, LogNode]
     is_signed: bool = True
     asked: list[envelope.Command] = field(default_factory=list)
+    told: list[envelope.Command] = field(default_factory=list)
+    """Messages that expect no reply."""
 
     async def request(
         self, command: envelope.Command, unheard: Callable[[], Awaitable[bool]] | None = None
@@ -65,6 +67,9 @@ class BusOfNodes:
         sent: Any = fitting(plain(output))
         now = datetime.now(UTC)
         return (envelope.Reply(command.id, node.name, status, None, sent, now, node=node.name),)
+
+    def tell(self, command: envelope.Command) -> None:
+        self.told.append(command)
 
     def acknowledge(self, command_id: str) -> None:
         assert command_id in {command.id for command in self.asked}

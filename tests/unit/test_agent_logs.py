@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 
 from tests.support.clocks import ManualClock
 from tests.support.nodes_with_logs import BusOfNodes, LogNode, names
+from trainmedic.wire import envelope
 from trainmedic_server.adapters import agent_logs
 from trainmedic_server.adapters.agent_logs import AgentLogs
 from trainmedic_server.adapters.system_clock import SystemClock
@@ -256,3 +258,32 @@ async def test_lines_of_an_agent_of_an_earlier_release_are_read(node: LogNode) -
     assert [(each.source, each.known_by, each.is_sure) for each in batch.lines] == [
         ("training", TimeKnownBy.NEIGHBOURS, False)
     ]
+
+
+@pytest.mark.parametrize("follow", [False, True])
+async def test_each_node_is_told_when_the_caller_leaves(follow: bool) -> None:
+    """Otherwise it searches further for nobody, and other searches of that node wait."""
+    bus = SilentBus({})
+    logs = AgentLogs(bus, SystemClock())
+    batches = logs.follow(QUERY, ["gpu-01", "gpu-02"]) if follow else logs.search(QUERY, ["gpu-01", "gpu-02"], 100)
+    asking = asyncio.ensure_future(anext(batches))
+    while len(bus.asked) < 2:
+        await asyncio.sleep(0)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    asked_of = {command.target["node"]: command.id for command in bus.asked}
+    assert {command.target["node"]: command.params["command"] for command in bus.told} == asked_of
+    assert {command.action for command in bus.told} == {"logs.withdraw"}
+    assert not {command.id for command in bus.told} & set(asked_of.values())
+
+
+class SilentBus(BusOfNodes):
+    """No node has answered yet."""
+
+    async def request(
+        self, command: envelope.Command, unheard: Callable[[], Awaitable[bool]] | None = None
+    ) -> tuple[envelope.Reply, ...]:
+        self.asked.append(command)
+        await asyncio.Event().wait()
+        return ()

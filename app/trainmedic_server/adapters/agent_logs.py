@@ -3,6 +3,9 @@
 A query goes as a command ``logs.read`` to each node, page by page, and the answers are merged by time. Clocks of nodes
 differ, so lines of different nodes that are closer than that may be in either order.
 
+If the caller leaves, its requests are cancelled, and each agent that is asked receives `WITHDRAW`, so that it does not
+search further for nobody. An earlier agent answers that with ``unsupported``, which no one reads.
+
 If the nodes of a job are unknown, all agents that read logs are asked, in bounded number and time
 (`LogQuery.is_search`); only those that have files of the job answer with lines.
 """
@@ -10,6 +13,7 @@ If the nodes of a job are unknown, all agents that read logs are asked, in bound
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import heapq
 from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
 from datetime import datetime, timedelta
@@ -20,14 +24,13 @@ from msgspec.structs import replace
 
 from trainmedic.wire import envelope
 from trainmedic_server.domain import log_pages
-from trainmedic_server.domain.log_search import FoundLine, LeftOut, LogQuery, left_out, left_out_notes
+from trainmedic_server.domain.log_search import READ, WITHDRAW, FoundLine, LeftOut, LogQuery, left_out, left_out_notes
 from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.errors import LogsUnavailable, NotFound
 from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.logs import LogBatch
 from trainmedic_server.ports.outside import Clock, CommandBus
 
-ACTION = "logs.read"
 BATCH = 500
 PATIENCE = timedelta(seconds=15)
 _AT_A_TIME = 32
@@ -218,7 +221,7 @@ class AgentLogs:
         cursor = {"cursor": answer.cursor} if answer.cursor is not None else {}
         command = envelope.Command(
             id=envelope.new_id(int(now.timestamp() * 1000)),
-            action=ACTION,
+            action=READ,
             target={"kind": str(TargetKind.NODE), "node": answer.node},
             params={**query.to_wire(), **cursor},
             run_id="",
@@ -227,7 +230,11 @@ class AgentLogs:
             issued_at=now,
             expires_at=now + self._patience,
         )
-        replies = await self._bus.request(command, _stop_waiting)
+        try:
+            replies = await self._bus.request(command, _stop_waiting)
+        except asyncio.CancelledError:
+            self._bus.tell(_withdrawal(command))
+            raise
         self._bus.acknowledge(command.id)
         reply = next((reply for reply in replies if reply.is_final), None)
         if reply is None:
@@ -242,6 +249,17 @@ class AgentLogs:
         except (ValueError, TypeError) as error:
             answer.silence = f"its answer cannot be read: {error}"
             return None
+
+
+def _withdrawal(command: envelope.Command) -> envelope.Command:
+    """Return the message that ends a search."""
+    return dataclasses.replace(
+        command,
+        id=envelope.new_id(int(command.issued_at.timestamp() * 1000)),
+        action=WITHDRAW,
+        params={"command": command.id},
+        reason="the caller of the search has left",
+    )
 
 
 def _checked(page: dict[str, Any]) -> dict[str, Any]:

@@ -126,6 +126,10 @@ class RedisBus:
             self._router.unregister(command.id, waiter)
         return waiter.replies()
 
+    def tell(self, command: Command) -> None:
+        address = _address_of(command)
+        self._outbox.send(self._queued(command, address, lambda _: None, lambda: True))
+
     def acknowledge(self, command_id: str) -> None:
         self._router.acknowledge(command_id)
 
@@ -173,15 +177,11 @@ class RedisBus:
             waiter.expect(await self._ranks(presence))
         if waiter.is_complete:
             return
-        raw = command.encode()
-        queued = QueuedCommand(
-            stream=address.stream,
-            presence=presence,
-            raw=raw,
-            signatures={} if self._signer is None else self._signer.fields(raw, address.identity),
-            expires_at=command.expires_at,
-            on_sent=lambda value: waiter.mark_sent(self._judge.ranks_of(presence, value)),
-            is_wanted=lambda: waiter.users > 0 and not waiter.is_complete,
+        queued = self._queued(
+            command,
+            address,
+            lambda value: waiter.mark_sent(self._judge.ranks_of(presence, value)),
+            lambda: waiter.users > 0 and not waiter.is_complete,
         )
         waiter.send_again = lambda: self._outbox.send(queued)
         self._outbox.send(queued)
@@ -196,6 +196,17 @@ class RedisBus:
             waiter.expect(await self._ranks(presence))
             if waiter.is_complete:
                 return
+
+    def _queued(
+        self,
+        command: Command,
+        address: CommandAddress,
+        on_sent: Callable[[bytes | None], None],
+        is_wanted: Callable[[], bool],
+    ) -> QueuedCommand:
+        raw = command.encode()
+        signatures = {} if self._signer is None else self._signer.fields(raw, address.identity)
+        return QueuedCommand(address.stream, address.presence, raw, signatures, command.expires_at, on_sent, is_wanted)
 
     async def _is_unheard(self, waiter: ReplyWaiter, presence: str) -> bool:
         """Whether, `UNHEARD_AFTER` after the command was sent, there is neither a reply nor a presence that is

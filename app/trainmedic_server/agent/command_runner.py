@@ -15,11 +15,23 @@ from typing import Any
 from trainmedic.wire import envelope, undoing
 from trainmedic.wire.output import plain
 from trainmedic_server.agent.context import AgentContext
-from trainmedic_server.agent.executors import AcceptedCommand, Executor, RemembersEffects, SupportsAbandon
+from trainmedic_server.agent.executors import (
+    AcceptedCommand,
+    Executor,
+    RemembersEffects,
+    SupportsAbandon,
+    SupportsWithdrawal,
+)
 from trainmedic_server.agent.journal import JournalEntry
 from trainmedic_server.agent.own_log import command_fields
 from trainmedic_server.agent.replies import AgentReplies
-from trainmedic_server.errors import CommandFailed, CommandInterrupted, CommandNotExecuted, JournalUnavailable
+from trainmedic_server.errors import (
+    CommandFailed,
+    CommandInterrupted,
+    CommandNotExecuted,
+    CommandWithdrawn,
+    JournalUnavailable,
+)
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +50,8 @@ class CommandRunner:
         self._stopping = stopping
         self._lock = threading.Lock()
         self._deadlines: dict[str, datetime] = {}  # of the unfinished commands; a repeat can put one off
+        self._withdrawn: set[str] = set()
+        """Unfinished commands for whose outcome no caller waits."""
         # Outcomes that the journal could not take: there the commands are still open, and resumed at the next start.
         self._unwritten: dict[str, JournalEntry] = {}
 
@@ -45,7 +59,13 @@ class CommandRunner:
         """Count a command of the journal as unfinished, until `carry_out` has recorded its outcome."""
         with self._lock:
             self._deadlines[command.id] = command.expires_at
-        return AcceptedCommand(command, resumed, self._stopping.is_set)
+        return AcceptedCommand(command, resumed, self._stopping.is_set, lambda: command.id in self._withdrawn)
+
+    def withdraw(self, command_id: str) -> None:
+        """Note that no caller waits for this command's outcome. Commands that are finished or unknown are ignored."""
+        with self._lock:
+            if command_id in self._deadlines:
+                self._withdrawn.add(command_id)
 
     def unfinished(self) -> int:
         """How many accepted commands have no outcome yet."""
@@ -88,6 +108,8 @@ class CommandRunner:
             self._abandon(executor, accepted)
             return envelope.REJECTED, {"reason": refusal}
         try:
+            if isinstance(executor, SupportsWithdrawal) and accepted.is_withdrawn():
+                raise CommandWithdrawn("the server withdrew it")
             if command.undo_of is not None and not self._is_undoable(executor, command.undo_of):
                 return envelope.APPLIED, undoing.nothing_to_undo(undoing.NEVER_APPLIED)
             return envelope.APPLIED, executor.perform(accepted)
@@ -142,6 +164,7 @@ class CommandRunner:
             # Before the journal is written: once it has an expired command, the same one can be accepted again, and its
             # new deadline must not be removed here.
             self._deadlines.pop(command.id, None)
+            self._withdrawn.discard(command.id)
         try:
             self._context.journal.record_outcome(entry)
         except JournalUnavailable as error:

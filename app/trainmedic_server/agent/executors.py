@@ -31,11 +31,13 @@ class AcceptedCommand(Struct, frozen=True):
     ``resumed``: an earlier process of this agent may have begun it under the same id.
     ``is_stopping`` returns true once the agent is stopping. An executor that takes longer than a moment asks
     it between its pieces of work, and raises `CommandInterrupted`; the command is then resumed at the next start.
+    ``is_withdrawn`` returns true once the server has withdrawn the command (see `SupportsWithdrawal`).
     """
 
     command: Command
     resumed: bool = False
     is_stopping: Callable[[], bool] = _never
+    is_withdrawn: Callable[[], bool] = _never
 
 
 class Executor(Protocol):
@@ -93,6 +95,19 @@ class RemembersEffects(Protocol):
 
     def remembers(self, command_id: str) -> bool:
         """Whether it knows what has become of that command's effect, so that its undo needs no other memory."""
+        ...
+
+
+@runtime_checkable
+class SupportsWithdrawal(Protocol):
+    """An executor that only reads, so that its command can end at any time without an effect.
+
+    It asks `AcceptedCommand.is_withdrawn` between its pieces of work, and raises `CommandWithdrawn`.
+    """
+
+    @property
+    def withdrawal(self) -> str:
+        """Action of the message that withdraws a command of this executor, such as ``logs.withdraw``."""
         ...
 
 

@@ -3,7 +3,7 @@
 The intake itself answers a command that has a wrong signature or node, or that the policy does not allow
 (``rejected``), one with an unknown action (``unsupported``), one that came too late (``expired``), and one that cannot
 be written down, would wait behind too many others, or could be meant for another agent of the same name (``failed``).
-It answers a repeat from the journal.
+It answers a repeat from the journal. A withdrawal is passed to the command runner at once, without journal and reply.
 
 Called in the thread of the node's command receiver (``trainmedic.wire.receiver``).
 """
@@ -19,7 +19,7 @@ from trainmedic.wire import envelope
 from trainmedic.wire.receiver import ReceivedCommand
 from trainmedic_server.agent.command_runner import CommandRunner
 from trainmedic_server.agent.context import AgentContext
-from trainmedic_server.agent.executors import Executor
+from trainmedic_server.agent.executors import Executor, SupportsWithdrawal
 from trainmedic_server.agent.own_log import command_fields
 from trainmedic_server.agent.replies import AgentReplies
 from trainmedic_server.agent.worker_queues import WorkerQueue
@@ -45,6 +45,7 @@ class CommandIntake:
         self._context = context
         self._journal = context.journal
         self._executors = executors
+        self._withdrawals = {each.withdrawal for each in executors.values() if isinstance(each, SupportsWithdrawal)}
         self._queues = queues
         self._runner = runner
         self._replies = replies
@@ -80,6 +81,10 @@ class CommandIntake:
 
     def _receive(self, received: ReceivedCommand) -> None:
         command = received.command
+        if command.action in self._withdrawals:
+            self._runner.withdraw(str(command.params.get("command")))
+            received.drop()
+            return
         record = self._journal.look_up(command.id)
         if record is not None and record.is_open:
             record = self._runner.extend(command.id, command.expires_at)

@@ -8,13 +8,14 @@ from typing import Any
 from msgspec import Struct
 
 from trainmedic_server.agent.executors import AcceptedCommand
+from trainmedic_server.domain.log_search import READ
 from trainmedic_server.errors import CommandRejected
 
 
 class NoLogsExecutor(Struct, frozen=True):
     """Rejects each ``logs.read``."""
 
-    action: str = "logs.read"
+    action: str = READ
     queue: str = "facts"
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:

@@ -142,8 +142,15 @@ def _call_tool(reader: Reader, params: Mapping[str, Any]) -> dict[str, Any]:
     try:
         text = as_data(tool.answer(reader, tool.checked(params.get("arguments") or {})), tool.source)
     except click.ClickException as error:
-        return {"content": [{"type": "text", "text": error.format_message()}], "isError": True}
+        return _failed(error.format_message())
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        # A server of another version, or a proxy, can answer in another form.
+        return _failed(f"the answer of the server cannot be read ({type(error).__name__}): is it of this version?")
     return {"content": [{"type": "text", "text": text}], "isError": False}
+
+
+def _failed(reason: str) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": reason}], "isError": True}
 
 
 def _error(message_id: Any, error: Refused) -> dict[str, Any]:

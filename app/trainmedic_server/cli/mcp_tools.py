@@ -63,6 +63,7 @@ class Parameter(Struct, frozen=True):
         match self.type:
             case "labels":
                 form: dict[str, Any] = {"type": "object", "additionalProperties": {"type": "string"}}
+                form["maxProperties"] = min(self.most, _MOST_LABELS)
             case "integer":
                 form = {"type": "integer", "minimum": self.least, "maximum": self.most}
             case "string":
@@ -80,8 +81,11 @@ class Parameter(Struct, frozen=True):
             case "boolean":
                 is_fine, right_form = isinstance(value, bool), "true or false"
             case "labels":
-                is_fine = isinstance(value, dict) and len(value) <= _MOST_LABELS and all(map(_is_text, value.values()))
-                right_form = f"an object of at most {_MOST_LABELS} labels and their values"
+                most = min(self.most, _MOST_LABELS)
+                is_fine = (
+                    isinstance(value, dict) and len(value) <= most and all(map(_is_text, [*value, *value.values()]))
+                )
+                right_form = f"an object of at most {most} labels and their values"
             case _:
                 is_fine = _is_text(value) and value != "" and value in (self.choices or (value,))
                 right_form = " or ".join(self.choices) or f"a text of 1 to {_LONGEST_TEXT} characters"
@@ -206,6 +210,8 @@ _PAGE = {"limit": _LIMIT, "cursor": Parameter("`next` of the page before, with t
 _ALERT = Parameter("The alert's name, such as GPUTemperatureHigh.")
 _NAMED_ALERT = Parameter(_ALERT.description, is_required=True)
 _LABELS = Parameter('Labels that it has, such as {"job_name": "llm-1"}.', "labels")
+_FILTERED_LABELS = Parameter(_LABELS.description, "labels", most=20)
+"""As many as ``GET /alerts`` takes."""
 _JOB = Parameter("The training job's name.")
 _NAMED_JOB = Parameter(_JOB.description, is_required=True)
 _LEVELS = tuple(map(str, LogLevel))
@@ -242,7 +248,8 @@ TOOLS = {
             "which there is no playbook.",
             _alerts,
             "GET /alerts",
-            {"alert": _ALERT, "labels": _LABELS, "status": Parameter("Only these.", choices=("firing", "resolved")),
+            {"alert": _ALERT, "labels": _FILTERED_LABELS,
+             "status": Parameter("Only these.", choices=("firing", "resolved")),
              "reacted": Parameter("Whether a playbook reacted.", "boolean"), "since": _SINCE, "until": _UNTIL, **_PAGE},
         ),
         Tool(

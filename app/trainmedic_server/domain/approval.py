@@ -39,7 +39,7 @@ class Terms(Struct, frozen=True):
 
     steps: tuple[StepAhead, ...] = ()
     by: tuple[str, ...] = ()
-    """The names of tokens and groups of which an approver must be one; any operator where it is empty."""
+    """Who may approve: ``user:NAME``, ``group:NAME``, or a name of either kind. Any operator if it is empty."""
     count: int = 1
     """How many different people have to approve."""
     on_timeout: str = "fail"
@@ -81,8 +81,20 @@ class Terms(Struct, frozen=True):
         return cls(steps=steps, **_tuples(written))
 
     def may_be_answered_by(self, name: str, groups: Sequence[str] | frozenset[str] = ()) -> bool:
-        """Whether an operator of this name, who is in these groups, may approve."""
-        return not self.by or name in self.by or not set(self.by).isdisjoint(groups)
+        """Return whether an operator of this name, who is in these groups, may approve."""
+        return not self.by or any(_is_meant(entry, name, groups) for entry in self.by)
+
+
+def _is_meant(entry: str, name: str, groups: Sequence[str] | frozenset[str]) -> bool:
+    """Return whether an entry of `by` means the operator. Names of operators have no colon, so forms are distinct."""
+    kind, _, rest = entry.partition(":")
+    match kind:
+        case "user" if rest:
+            return rest == name
+        case "group" if rest:
+            return rest in groups
+        case _:
+            return entry == name or entry in groups
 
 
 class AskedQuestion(Struct, frozen=True):

@@ -13,6 +13,10 @@ from typing import Any, Self
 
 from msgspec import Struct, field
 
+READ = "logs.read"
+"""Command that searches the logs of a node."""
+WITHDRAW = "logs.withdraw"
+"""Message that ends a `READ` whose caller has left. It has no reply."""
 MOST_PODS = 1000
 TIME = "time"
 """Name for lines that are excluded because their time is too uncertain."""

@@ -165,7 +165,7 @@ class Escalation(_Model):
     """Who is asked next where nobody has answered in time, and what follows if they do not either."""
 
     by: Annotated[Approvers, Field(min_length=1)]
-    """Names of tokens or groups that may approve then, besides those that were asked first."""
+    """Who may approve then, besides those that were asked first, in the forms of a question's ``by``."""
     to: str | None = Field(None, description="The notification channel that is told; all without it.")
     timeout: Duration | None = None
     """How long they have; None for as long as the first had."""
@@ -177,7 +177,9 @@ class _Asking(_Model):
     """How people are asked."""
 
     message: str = Field("", description="A template: what is asked.")
-    by: Approvers = Field((), description="Names of tokens or groups that may approve; any operator without it.")
+    by: Approvers = Field(
+        (), description="Who may approve: user:NAME, group:NAME, or a name of either; any operator without it."
+    )
     count: int = Field(1, ge=1, le=20, description="How many different people have to approve.")
     remind: Duration | None = Field(None, description="How often people are reminded while nobody has answered.")
     ask_again: Duration | None = Field(

@@ -90,7 +90,7 @@ def escaped(text: str) -> str:
 
 
 def _is_plain(character: str) -> bool:
-    return character.isprintable() and character not in "\\\"'`"
+    return character.isprintable() and character not in "\\\"'`\ufffd"  # Prometheus refuses U+FFFD that is not escaped
 
 
 def _escape(character: str) -> str:

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from pydantic import BaseModel
 
 from trainmedic_server import errors, telemetry
+from trainmedic_server.domain import approval
 from trainmedic_server.domain.pause import OperatorPause
 from trainmedic_server.domain.run import Decision, Event, OrderKind, Run, Status, StepState
 from trainmedic_server.domain.target import Target
@@ -37,7 +38,7 @@ from trainmedic_server.engine.plan_values import (
     RunPlan,
     Wait,
 )
-from trainmedic_server.engine.recorder import RunSnapshot
+from trainmedic_server.engine.recorder import RunSnapshot, Seen, rejections
 from trainmedic_server.ports.actions import Call, Clearance
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
@@ -315,15 +316,17 @@ class Driver:
     async def _commit(self, planned: RunPlan) -> bool:
         """Make a plan durable; then notify the actions whose outcomes are in it, and count a run that closed.
 
-        Returns False, with nothing stored, if an alert has joined that the plan had not seen, and the plan closes the
-        run or begins its undo: the reply to that alert said that this run handles it.
+        Returns False, with nothing stored, in two cases. An alert that the plan had not seen has joined, and the plan
+        closes the run or begins its undo: the reply to that alert said that this run handles it. A rejection that the
+        plan had not seen was accepted, and the run waits for an answer: the question ends by that, and by nothing else.
         """
         before, after = self.run, planned.run
         closes = before.is_open and not after.is_open
         takes_back = before.is_open and any(event.kind == "undo_started" for event in planned.events)
         if after is not before or planned.events:
             alerts = len(self._outside.alerts) if closes or takes_back else None
-            if not await self._services.recorder.record(after, before, planned.events, alerts):
+            rejected = rejections(self._outside.orders) if approval.waiting_step(before) is not None else None
+            if not await self._services.recorder.record(after, before, planned.events, Seen(alerts, rejected)):
                 self.touch()
                 return False
         self.run = after

@@ -17,7 +17,7 @@ from msgspec import Struct
 from trainmedic.wire.backoff import Backoff
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.alert import AlertRecord
-from trainmedic_server.domain.run import Event, OperatorOrder, Run
+from trainmedic_server.domain.run import Event, OperatorOrder, OrderKind, Run
 from trainmedic_server.engine.batching import Batcher
 from trainmedic_server.ports.store import RunStore, Transaction
 
@@ -38,11 +38,23 @@ class RunSnapshot(Struct, frozen=True):
     orders: tuple[OperatorOrder, ...]
 
 
+class Seen(Struct, frozen=True):
+    """The alerts and rejections of a run that a change was planned with, by number. None if it does not matter."""
+
+    alerts: int | None = None
+    rejections: int | None = None
+
+
+def rejections(orders: Sequence[OperatorOrder]) -> int:
+    """Return how many of the orders reject something."""
+    return sum(order.kind is OrderKind.REJECT for order in orders)
+
+
 class _Change(Struct, frozen=True):
     run: Run
     before: Run | None
     events: tuple[Event, ...]
-    alerts: int | None
+    seen: Seen
 
 
 class Recorder:
@@ -55,13 +67,13 @@ class Recorder:
             self._read, most=_BATCH, watch=metrics.batch_watch("reads")
         )
 
-    async def record(self, run: Run, before: Run | None, events: tuple[Event, ...], alerts: int | None = None) -> bool:
+    async def record(self, run: Run, before: Run | None, events: tuple[Event, ...], seen: Seen = Seen()) -> bool:
         """Return True once the run's change and its events are durable.
 
-        With `alerts`, nothing is kept and False is returned unless exactly so many alerts are tied to the run:
-        a run must not close after another alert has joined it whose reply said that this run handles it.
+        If the store has other numbers of alerts or rejections than `seen`, nothing is kept and False is returned. So a
+        run does not close after another alert has joined it, and a question whose rejection was accepted ends by that.
         """
-        return await self._changes.ask(_Change(run, before, events, alerts))
+        return await self._changes.ask(_Change(run, before, events, seen))
 
     async def snapshot(self, run_id: str) -> RunSnapshot | None:
         """The run as the store has it now; None where there is none."""
@@ -73,8 +85,14 @@ class Recorder:
 
     async def _write(self, changes: Sequence[_Change]) -> list[bool]:
         def work(tx: Transaction) -> list[bool]:
-            counts = tx.alert_counts([change.run.id for change in changes if change.alerts is not None])
-            is_kept = [change.alerts in (None, counts.get(change.run.id, 0)) for change in changes]
+            alerts = tx.alert_counts([change.run.id for change in changes if change.seen.alerts is not None])
+            asked = [change.run.id for change in changes if change.seen.rejections is not None]
+            orders = tx.orders_of(asked) if asked else {}
+            is_kept = [
+                change.seen.alerts in (None, alerts.get(change.run.id, 0))
+                and change.seen.rejections in (None, rejections(orders.get(change.run.id, ())))
+                for change in changes
+            ]
             kept = [change for change, keep in zip(changes, is_kept, strict=True) if keep]
             tx.save_runs([(change.run, change.before) for change in kept if change.run is not change.before])
             tx.append([event for change in kept for event in change.events])

@@ -14,7 +14,7 @@ from trainmedic.wire.backoff import Backoff
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.run import Decision, Run
-from trainmedic_server.engine import claims, plan
+from trainmedic_server.engine import asking, claims, plan
 from trainmedic_server.engine.admission_changes import StartedRun
 from trainmedic_server.engine.driver import Driver
 from trainmedic_server.engine.engine_services import EngineServices
@@ -146,8 +146,10 @@ class Workers:
         """Why a run must not act any more after a downtime; None where it goes on.
 
         A run that has acted goes on unless the server was down for longer than the maximum age; so does one that waits
-        for approval or in a wait step.
+        for approval or in a wait step. A run that was rejected goes on in any case, and ends as rejected.
         """
+        if asking.is_rejected(draft):
+            return None
         limit = self._services.limits.max_age
         if down_for > limit:
             down = duration.write_rounded(down_for)

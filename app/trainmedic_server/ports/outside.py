@@ -90,6 +90,10 @@ class CommandBus(Protocol):
         """
         ...
 
+    def tell(self, command: Command) -> None:
+        """Send a message to which no reply is expected, unless it expires first. It may arrive twice."""
+        ...
+
     def acknowledge(self, command_id: str) -> None:
         """Tell the bus that the outcome is durable, so its replies need not be delivered again after a restart."""
         ...

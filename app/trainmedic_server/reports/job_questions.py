@@ -20,6 +20,7 @@ from string import Template
 from typing import Any
 
 from trainmedic_server.domain import duration
+from trainmedic_server.domain.promql import quoted
 from trainmedic_server.errors import MetricsUnavailable
 from trainmedic_server.ports.metric_history import MetricHistory, MetricSeries, Points
 from trainmedic_server.reports import anomalies, cpu_use, efficiency, gpu_anomalies, points
@@ -278,12 +279,6 @@ class JobQuestions:
         values["gpus"] = Template(_GPUS).substitute(values)
         async with self._turns:
             return await self._history.read(Template(query).substitute(values), first, last, every)
-
-
-def quoted(text: str) -> str:
-    """`text` as a string of PromQL."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
 
 
 def _moment(seconds: float) -> datetime:

@@ -56,7 +56,9 @@ class ApprovalView(View):
     nodes: list[str]
     gpus: int | None
     count: int = Field(description="How many different people have to approve.")
-    by: list[str] = Field(description="Tokens or groups that may approve; empty for any operator.")
+    by: list[str] = Field(
+        description="Who may approve: user:NAME, group:NAME, or a name of either; empty for any operator."
+    )
     approved_by: list[str] = Field(description="Who has approved so far.")
     link: str | None = Field(description="The page of the run; null where the server knows no URL of its own.")
 

@@ -175,7 +175,16 @@ class Authenticator:
         if user is None:
             return None
         name, roles, groups = user
+        # A playbook can name an approver without saying whether that is a user or a group. The names of this file and
+        # of the settings are the operator's own, so those of the proxy must not pass for them.
+        if name in self._group_names() and name not in groups:
+            roles -= {TokenRole.OPERATOR}
+        groups -= {token.name for token in self._tokens} - {name}
         return Principal(name, roles, groups=groups)
+
+    def _group_names(self) -> frozenset[str]:
+        """Return the names of groups that are configured here."""
+        return self.proxies.operator_groups.union(*(token.groups for token in self._tokens))
 
     def _reread(self) -> None:
         now = self._monotonic()

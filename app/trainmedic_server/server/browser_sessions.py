@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Protocol, TypeVar
 
 from trainmedic.wire.envelope import new_id
@@ -27,6 +27,9 @@ that no other host of the domain can put one of its own in its place."""
 BASE_COOKIE = f"__Secure-{COOKIE}"
 """Name of the cookie over TLS below a base path. Browsers send it to no other program of the host."""
 LASTS = timedelta(hours=12)
+_SKEW = timedelta(minutes=5)
+"""Difference between the clocks of servers that share a database. A session from further in the future has ended: the
+clock was set back, and the session would last longer than `LASTS`."""
 _SECRET_BYTES = 32
 _MOST_OF_NAME = 20
 """Sessions of one token; for one more, the oldest ends."""
@@ -56,7 +59,7 @@ class Sessions:
         """The session whose secret is in a request's ``Cookie``; None where there is none, or it is over."""
         now = self._clock.now()
         found = (self._by_digest.get(_hash(secret)) for secret in _secrets_in(cookie_header or ""))
-        return next((session for session in found if session is not None and session.ends_at > now), None)
+        return next((session for session in found if session is not None and _lasts(session, now)), None)
 
     async def begin(self, token: Token, address: str, browser: str) -> str:
         """The secret of a new session. Raises StoreUnavailable."""
@@ -94,7 +97,11 @@ class Sessions:
     def all(self) -> Sequence[Session]:
         """Those that last still, oldest first."""
         now = self._clock.now()
-        return sorted((each for each in self._by_digest.values() if each.ends_at > now), key=lambda each: each.id)
+        return sorted((each for each in self._by_digest.values() if _lasts(each, now)), key=lambda each: each.id)
+
+
+def _lasts(session: Session, now: datetime) -> bool:
+    return session.created_at - _SKEW <= now < session.ends_at
 
 
 def _hash(secret: str) -> str:

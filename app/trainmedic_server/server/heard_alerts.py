@@ -25,22 +25,20 @@ from trainmedic_server.server.exports import AS_STREAM, CSV, NDJSON, Exports
 from trainmedic_server.server.limits import MIB, ServerLimits
 from trainmedic_server.server.negotiation import preferred
 from trainmedic_server.server.problems import HttpProblem, responses
-from trainmedic_server.server.query_types import Name, PageCursor, PageLimit, wrong_cursor
+from trainmedic_server.server.query_types import Few, Name, PageCursor, PageLimit, wrong_cursor
 from trainmedic_server.server.read_turns import ReadTurns
 from trainmedic_server.server.times import TimeText, time_of
 from trainmedic_server.server.tokens import TokenRole
 from trainmedic_server.server.view import View
 
-_MOST_LABELS = 20
 ORIGINAL_NAME = "The alertname that Alertmanager sent; null where no alert map changed the alert."
 ORIGINAL_LABELS = "The labels that Alertmanager sent; null where no alert map changed them."
 _PIECE = 100  # alerts that are read at one go
 
 LabelFilters = Annotated[
-    list[Annotated[str, Field(max_length=10_000, pattern=r"^[^=\x00]+=[^\x00]*$")]],
+    Few[Annotated[str, Field(max_length=10_000, pattern=r"^[^=\x00]+=[^\x00]*$")]],
     Query(
         alias="label",
-        max_length=_MOST_LABELS,
         description="A label and its exact value, as name=value. Can be repeated; all must hold.",
         examples=["severity=critical"],
     ),

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Header, Path, Query, Response
 from msgspec.structs import replace
-from pydantic import Field
 
 from trainmedic_server.domain.run import Decision, Run, Status
 from trainmedic_server.errors import NotFound, PayloadError
@@ -29,7 +28,7 @@ from trainmedic_server.server.negotiation import preferred
 from trainmedic_server.server.now import NowApi
 from trainmedic_server.server.now import router as router_of_now
 from trainmedic_server.server.problems import responses
-from trainmedic_server.server.query_types import MOST_VALUES, Names, PageCursor, PageLimit, wrong_cursor
+from trainmedic_server.server.query_types import Few, Names, PageCursor, PageLimit, wrong_cursor
 from trainmedic_server.server.read_turns import ReadTurns
 from trainmedic_server.server.run_ids import RunId
 from trainmedic_server.server.times import TimeText, span_of
@@ -179,7 +178,6 @@ def _router_of_job(
     return routes
 
 
-_FEW = Field(max_length=MOST_VALUES)
 _SEVERAL = Query(description="Given several times, any of the values will do.")
 
 
@@ -189,8 +187,8 @@ def _filter(clock: Clock) -> Callable[..., HistoryFilter]:
     async def conditions(
         alertname: Annotated[Names, _SEVERAL] = None,
         playbook: Annotated[Names, _SEVERAL] = None,
-        status: Annotated[Annotated[list[Status], _FEW] | None, _SEVERAL] = None,
-        decision: Annotated[Annotated[list[FindableDecision], _FEW] | None, _SEVERAL] = None,
+        status: Annotated[Few[Status] | None, _SEVERAL] = None,
+        decision: Annotated[Few[FindableDecision] | None, _SEVERAL] = None,
         node: Annotated[Names, Query(description="The target's, or one that a run on a job touched.")] = None,
         gpu: Annotated[Names, Query(description="Alone, or with its node: node-1/0, gpu:node-1/0.")] = None,
         job: Annotated[Names, _SEVERAL] = None,
@@ -228,8 +226,8 @@ def _filter_of_job(clock: Clock) -> Callable[..., HistoryFilter]:
     async def conditions(
         alertname: Annotated[Names, _SEVERAL] = None,
         playbook: Annotated[Names, _SEVERAL] = None,
-        status: Annotated[Annotated[list[Status], _FEW] | None, _SEVERAL] = None,
-        decision: Annotated[Annotated[list[FindableDecision], _FEW] | None, _SEVERAL] = None,
+        status: Annotated[Few[Status] | None, _SEVERAL] = None,
+        decision: Annotated[Few[FindableDecision] | None, _SEVERAL] = None,
         node: Annotated[Names, Query(description="A node that the run touched.")] = None,
         by: Annotated[Names, Query(description="Who approved, rejected, cancelled or undid it.")] = None,
         since: TimeText | None = None,

@@ -26,7 +26,7 @@ class TrustedProxies:
 
     def __init__(self, networks: Sequence[Network], operator_groups: Collection[str] = ()) -> None:
         self._networks = tuple(networks)
-        self._operator_groups = frozenset(operator_groups)
+        self.operator_groups = frozenset(operator_groups)
 
     @property
     def are_set(self) -> bool:
@@ -53,5 +53,5 @@ class TrustedProxies:
             return None
         given = ",".join(request.headers.getlist(GROUPS_HEADER))
         groups = frozenset(group.strip() for group in given.split(",") if group.strip())
-        roles = {TokenRole.VIEWER} | ({TokenRole.OPERATOR} if groups & self._operator_groups else set())
+        roles = {TokenRole.VIEWER} | ({TokenRole.OPERATOR} if groups & self.operator_groups else set())
         return name, frozenset(roles), groups

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from fastapi import Query
 from pydantic import Field
@@ -12,7 +12,10 @@ from trainmedic_server.server.problems import HttpProblem
 Name = Annotated[str, Query(min_length=1, max_length=1000, pattern=r"^[^\x00]*$")]
 MOST_VALUES = 20
 """Values of one filter, at most. A search costs time and memory for each of them."""
-Names = Annotated[list[Name], Field(max_length=MOST_VALUES)] | None
+Value = TypeVar("Value")
+Few = Annotated[list[Value], Field(max_length=MOST_VALUES)]
+"""Type of every filter that can be given several times."""
+Names = Few[Name] | None
 """Names, of which any matches. A route adds its meaning: ``Annotated[Names, Query(description=…)]``."""
 PageLimit = Annotated[int, Query(ge=1, le=1000, description="Items of a page.")]
 PageCursor = Annotated[str | None, Query(max_length=1000, description="`next` of the page before.")]

@@ -4,8 +4,9 @@ Each page, run or export holds what it has read until it is written out, and wri
 so a few at a time are as fast as all at once, and hold up nobody else.
 
 Callers that may act come before viewers, and one turn is reserved for them. So viewers, however many, do not delay an
-operator. Among callers of one kind each name is served in turn, whatever number of reads it waits for. Called by the
-routes that read.
+operator. After `MOST_PASSED_OVER` turns for which viewers had to wait, a viewer is next. So a program with an
+operator's token that always asks delays viewers, but does not stop them. Among callers of one kind each name is served
+in turn, whatever number of reads it waits for. Called by the routes that read.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from contextvars import ContextVar
 from msgspec import Struct, field
 
 from trainmedic_server.errors import Saturated
+
+MOST_PASSED_OVER = 8
+"""Waiting operators that are served in succession while viewers wait."""
 
 
 class ReadCaller(Struct, frozen=True):
@@ -71,6 +75,8 @@ class ReadTurns:
         self._most_waiting = most_waiting
         self._readers = readers
         self._acting = self._viewing = 0
+        self._passed_over = 0
+        """Number of operators that were served since viewers wait."""
         self._waiting = {True: _Waiting(), False: _Waiting()}
 
     @asynccontextmanager
@@ -101,10 +107,19 @@ class ReadTurns:
 
     def _end(self, acts: bool) -> None:
         self._count(acts, -1)
-        for kind in (True, False):
-            while self._is_free(kind) and (turn := self._waiting[kind].next()) is not None:
-                self._count(kind, 1)
+        while self._serve_next():
+            continue
+
+    def _serve_next(self) -> bool:
+        """Give a free turn to a waiting reader. Return False if there is none of either."""
+        viewers_first = self._passed_over >= MOST_PASSED_OVER
+        for acts in (False, True) if viewers_first else (True, False):
+            if self._is_free(acts) and (turn := self._waiting[acts].next()) is not None:
+                self._passed_over = self._passed_over + 1 if acts and self._waiting[False].count() else 0
+                self._count(acts, 1)
                 turn.set_result(None)
+                return True
+        return False
 
     def _is_free(self, acts: bool) -> bool:
         has_place = self._acting + self._viewing < self._at_once

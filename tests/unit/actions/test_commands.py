@@ -57,6 +57,9 @@ class ScriptedBus:
             self.clock.time = command.expires_at + timedelta(seconds=1)
         return self.answers
 
+    def tell(self, command: Command) -> None:
+        self.sent.append(command)
+
     def acknowledge(self, command_id: str) -> None:
         self.settled.append(command_id)
 

@@ -58,6 +58,9 @@ class AgentsBus:
             await unheard()
         return (answer,) if answer is not None else ()
 
+    def tell(self, command: Command) -> None:
+        self.sent.append(command)
+
     def acknowledge(self, command_id: str) -> None:
         self.settled.append(command_id)
 

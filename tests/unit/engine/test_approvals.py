@@ -12,7 +12,7 @@ from tests.unit.engine.world import World
 from trainmedic_server import errors
 from trainmedic_server.domain import approval
 from trainmedic_server.domain.approval import Terms
-from trainmedic_server.domain.run import Event, OrderKind, Run, Status
+from trainmedic_server.domain.run import Event, OrderKind, Run, Status, StepStatus
 from trainmedic_server.engine.recorder import Recorder
 
 MakeWorld = Callable[..., World]
@@ -246,3 +246,69 @@ async def test_a_server_that_was_down_reminds_once_and_asks_again_once(world: Ma
     assert len(await events(w, "approval_reminded")) == 1
     await w.pass_time(17 * 60)
     assert [event.data["outcome"] for event in await events(w, "approval_ended")] == ["unanswered"]
+
+
+@pytest.mark.parametrize("ends_by", ["resolution", "timeout"])
+async def test_a_rejection_that_was_accepted_is_what_ends_the_question(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch, ends_by: str
+) -> None:
+    """It is committed after the run was read, and before the other end of the question is on record. The run is told
+    as rejected, as the operator's answer said."""
+    w = world(asking(on_timeout="continue"))
+    alert = w.alert(node="n1", watts="300")
+    await w.post(alert)
+    run = await w.run()
+    record, rejected = Recorder.record, []
+
+    async def rejected_before(recorder: Recorder, run: Run, *change: Any) -> bool:
+        if not rejected and run.steps[0].status is not StepStatus.WAITING:
+            rejected.append(run.steps[0].status)
+            await w.engine.order(run.id, OrderKind.REJECT, "ann", "no")
+        return await record(recorder, run, *change)
+
+    monkeypatch.setattr(Recorder, "record", rejected_before)
+    if ends_by == "resolution":
+        await w.resolve(alert)
+    await w.pass_time(2500)
+    run = await w.run()
+    assert rejected, "the question did not end"
+    assert rejected != [StepStatus.REJECTED]
+    assert (run.status, run.message, run.steps[0].output["note"], w.calls()) == (
+        Status.REJECTED,
+        "rejected by ann",
+        "no",
+        {},
+    )
+
+
+async def test_a_rejection_that_was_accepted_outlasts_a_long_downtime(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is killed before it has planned with it."""
+    w = world(asking())
+    run = await asked(w)
+    monkeypatch.setattr(w.engine._workers, "touch", lambda _: None)
+    await w.engine.order(run.id, OrderKind.REJECT, "ann")
+    assert (await w.run()).status is Status.AWAITING_APPROVAL
+    await w.restart(after=24 * 3600)
+    await w.pass_time(0)
+    assert ((await w.run()).status, w.calls()) == (Status.REJECTED, {})
+
+
+@pytest.mark.parametrize(
+    ("by", "name", "groups", "may"),
+    [
+        ("user:ann", "ann", [], True),
+        ("user:ann", "bob", ["ann", "user:ann"], False),
+        ("group:hardware", "bob", ["hardware"], True),
+        ("group:hardware", "hardware", ["group:hardware"], False),
+        ("hardware", "bob", ["hardware"], True),
+        ("hardware", "hardware", [], True),
+        ("user:", "", [], False),
+        ("group:", "bob", [""], False),
+        ("team:red", "bob", ["team:red"], True),
+    ],
+)
+def test_a_name_can_say_whether_it_is_a_users_or_a_groups(by: str, name: str, groups: list[str], may: bool) -> None:
+    """A login that somebody chose does not pass for the group, nor a group for the person."""
+    assert Terms(by=(by,)).may_be_answered_by(name, groups) is may

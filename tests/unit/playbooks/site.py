@@ -136,6 +136,9 @@ class SiteBus:
         self._answered[command.id] = reply
         return (reply,)
 
+    def tell(self, command: Command) -> None:
+        """Ignore what expects no reply."""
+
     def acknowledge(self, command_id: str) -> None:
         """Keep the answer: whoever asks again gets the same."""
 

@@ -51,7 +51,7 @@ async def test_every_question_is_bounded_and_within_its_time(span: timedelta) ->
         assert (end - begin) / every <= INTERVALS + 1, query
         assert begin <= end
         assert end <= END or end - END <= timedelta(minutes=10), query
-        assert 'job_name="a\\"b\\\\c"' in query or "up[" in query
+        assert r'job_name="a\u0022b\u005cc"' in query or "up[" in query
 
 
 async def test_an_interval_has_at_least_two_scrapes() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+from datetime import timedelta
 from typing import Any
 
 import httpx
@@ -327,3 +328,44 @@ async def test_anybody_else_says_it_in_vain() -> None:
     async with here.client() as client:
         answer = await client.get("/history", headers={"x-forwarded-user": "ann", "x-forwarded-groups": "oncall"})
     assert answer.status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("user", "groups", "may_act", "own_groups"),
+    [
+        ("bob", "oncall", True, {"oncall"}),
+        ("hardware", "oncall", False, {"oncall"}),
+        ("oncall", "", False, set()),
+        ("hardware", "oncall,hardware", True, {"oncall", "hardware"}),
+        ("bob", "oncall,ann", True, {"oncall"}),
+        ("ann", "oncall,ann", True, {"oncall", "ann"}),
+    ],
+)
+def test_what_a_proxy_names_does_not_pass_for_what_is_configured_here(
+    user: str, groups: str, may_act: bool, own_groups: set[str]
+) -> None:
+    """Playbooks name approvers, perhaps without saying whether that is a login or a group."""
+    team = Token("robot", b"x" * 32, frozenset({TokenRole.OPERATOR}), None, frozenset({"hardware"}))
+    proxies = TrustedProxies([ipaddress.ip_network("10.0.3.7")], ["oncall", "hardware"])
+    auth = Authenticator([*TOKENS, team], proxies=proxies)
+    headers = [(b"x-forwarded-user", user.encode()), (b"x-forwarded-groups", groups.encode())]
+    request = HTTPConnection(
+        {"type": "http", "headers": headers, "client": ("10.0.3.7", 1), "path_params": {}, "method": "GET"}
+    )
+    principal = auth.require(request, TokenRole.VIEWER)
+    assert principal.may(TokenRole.OPERATOR) is may_act
+    assert principal.groups == own_groups
+
+
+@pytest.mark.parametrize(
+    ("seconds", "status"), [(-240, 200), (-3600, 303), (-400 * 86400, 303), (43199, 200), (43201, 303)]
+)
+async def test_a_session_ends_by_a_clock_that_was_set_wrong_too(seconds: float, status: int) -> None:
+    """A server with another clock may take over, and a clock may be set back while none runs: no session lasts longer
+    by that, and a few minutes end none."""
+    here, clock = world()
+    async with here.client() as client:
+        await sign_in(client, "op")
+        clock.time += timedelta(seconds=seconds)
+        assert (await client.get("/runs", headers=HTML)).status_code == status
+        assert bool(here.auth.sessions and here.auth.sessions.all()) is (status == 200)

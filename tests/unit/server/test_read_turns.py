@@ -11,7 +11,7 @@ from tests.support.memory_api import MemoryHistory
 from trainmedic_server.errors import Saturated
 from trainmedic_server.server.events import WrittenEvents
 from trainmedic_server.server.limits import ServerLimits
-from trainmedic_server.server.read_turns import ReadTurns, note_reader
+from trainmedic_server.server.read_turns import MOST_PASSED_OVER, ReadTurns, note_reader
 
 
 async def test_a_few_are_served_some_wait_and_the_rest_come_back_later() -> None:
@@ -61,6 +61,32 @@ async def test_who_may_act_comes_before_viewers_and_finds_a_turn_kept() -> None:
             assert served[-1] == now_served, served
         for event in go_on.values():
             event.set()
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3])
+async def test_operators_who_always_ask_do_not_stop_viewers(at_once: int) -> None:
+    """A script with an operator's token may ask again as soon as it is answered."""
+    turns, served = ReadTurns(at_once, 100, "pages"), []
+    has_viewer = asyncio.Event()
+
+    async def operator() -> None:
+        note_reader("script", acts=True)
+        while not has_viewer.is_set():
+            async with turns.take():
+                served.append("operator")
+                await asyncio.sleep(0)
+
+    async def viewer() -> None:
+        note_reader("vera", acts=False)
+        async with turns.take():
+            has_viewer.set()
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        for _ in range(10):
+            tasks.create_task(operator())
+        await asyncio.sleep(0)
+        tasks.create_task(viewer())
+    assert len(served) < 10 * MOST_PASSED_OVER
 
 
 async def test_waiting_viewers_keep_no_operator_out() -> None:

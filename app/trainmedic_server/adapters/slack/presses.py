@@ -16,6 +16,7 @@ from trainmedic_server.adapters.slack.people import Person, SlackFile
 from trainmedic_server.adapters.slack.questions import SlackQuestions
 from trainmedic_server.adapters.slack.web_api import SlackApi
 from trainmedic_server.domain.approval import AskedQuestion
+from trainmedic_server.domain.plain_text import visible
 from trainmedic_server.domain.run import OrderKind, Run
 
 log = telemetry.logger(__name__)
@@ -106,7 +107,7 @@ class SlackPresses:
         asked, at = read
         values = _member(_member(view, "state"), "values")
         text = _member(_member(values, question_blocks.REASON), question_blocks.REASON).get("value")
-        reason = str(text or "").replace("\0", "").strip()[: question_blocks.LONGEST_REASON]
+        reason = visible(str(text or "").replace("\0", ""), keep="\n").strip()[: question_blocks.LONGEST_REASON]
         await self._decide(payload, OrderKind.REJECT, asked, reason or "no reason given", at)
 
     async def _decide(

@@ -132,7 +132,7 @@ def read_value(value: Any) -> tuple[str, AskedQuestion] | None:
 
 
 def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= _LONGEST_NAME
+    return isinstance(value, str) and len(value) <= _LONGEST_NAME and value.isprintable()
 
 
 def with_place(value: str, at: tuple[str, str]) -> str:
@@ -164,9 +164,10 @@ def escaped(text: str) -> str:
 
 def cut(text: str, limit: int) -> str:
     """At most `limit` characters, counted in UTF-16 as Slack's own clients do."""
-    if len(text.encode("utf-16-le")) // 2 <= limit:
+    units = text.encode("utf-16-le", "surrogatepass")
+    if len(units) // 2 <= limit:
         return text
-    kept = text.encode("utf-16-le")[: 2 * (limit - 1)].decode("utf-16-le", errors="ignore")
+    kept = units[: 2 * (limit - 1)].decode("utf-16-le", errors="ignore")
     return f"{kept}…"
 
 

@@ -15,16 +15,17 @@ from trainmedic_server.agent.executors import AcceptedCommand
 from trainmedic_server.agent.log_search import searcher
 from trainmedic_server.agent.log_search.searcher import LogPage, LogSearcher, Places
 from trainmedic_server.domain import log_pages
-from trainmedic_server.domain.log_search import LogQuery
-from trainmedic_server.errors import CommandRejected
+from trainmedic_server.domain.log_search import READ, WITHDRAW, LogQuery
+from trainmedic_server.errors import CommandInterrupted, CommandRejected, CommandWithdrawn
 
 
 class LogReadExecutor(Struct, frozen=True):
     """Searches what the policy lets be read."""
 
     searcher: LogSearcher
-    action: str = "logs.read"
+    action: str = READ
     queue: str = "logs"
+    withdrawal: str = WITHDRAW
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
         params = accepted.command.params
@@ -35,13 +36,21 @@ class LogReadExecutor(Struct, frozen=True):
             most = params.get("most", searcher.MOST_LINES)
             most = most if isinstance(most, int) and 0 < most <= searcher.MOST_LINES else searcher.MOST_LINES
             while True:
-                page = self.searcher.page(query, places, accepted.is_stopping, most)
+                page = self.searcher.page(query, places, lambda: _is_ended(accepted), most)
+                if accepted.is_withdrawn():
+                    raise CommandWithdrawn("the server withdrew it")
+                if accepted.is_stopping():
+                    raise CommandInterrupted("the agent is stopping")
                 pieces = _pieces(page)
                 if log_pages.fits(pieces) or most == 1:
                     return {"page": pieces}
                 most = max(len(page.lines) // 2, 1)
         except (ValueError, KeyError) as error:
             raise CommandRejected(f"the query cannot be answered: {error}") from error
+
+
+def _is_ended(accepted: AcceptedCommand) -> bool:
+    return accepted.is_withdrawn() or accepted.is_stopping()
 
 
 def _pieces(page: LogPage) -> list[str]:

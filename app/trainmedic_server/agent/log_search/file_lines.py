@@ -58,8 +58,7 @@ class FileLines(WantedLines):
         written_at = min(datetime.fromtimestamp(facts.st_mtime, UTC), looked_at)
         known = arrivals.of((facts.st_dev, facts.st_ino), facts.st_size) if arrivals is not None else None
         clock = LineClock(written_at, arrivals=known, born_at=born_at(self._fd), zone=zone)
-        super().__init__(f"{facts.st_dev:x}-{facts.st_ino:x}", origin, line_filter, clock)
-        self._budget = budget
+        super().__init__(f"{facts.st_dev:x}-{facts.st_ino:x}", origin, line_filter, clock, budget)
         self._is_quiet = time.time() - facts.st_mtime > _QUIET_SECONDS
         self._cutter = LineCutter()
         if known is not None:

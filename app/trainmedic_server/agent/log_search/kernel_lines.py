@@ -11,7 +11,7 @@ from trainmedic_server.agent.log_reading.kernel_log import KernelReader
 from trainmedic_server.agent.log_reading.line_cutter import PlacedLine
 from trainmedic_server.agent.log_search.line_clock import LineClock
 from trainmedic_server.agent.log_search.line_filter import LineFilter
-from trainmedic_server.agent.log_search.wanted_lines import FilePlace, WantedLines
+from trainmedic_server.agent.log_search.wanted_lines import FilePlace, ReadBudget, WantedLines
 from trainmedic_server.domain.finding import Origin
 
 KERNEL = "kernel"
@@ -23,12 +23,17 @@ class KernelLines(WantedLines):
     """All lines of this boot. A place is a line's number."""
 
     def __init__(
-        self, reader: KernelReader, origin: Origin, places: Mapping[str, FilePlace], line_filter: LineFilter
+        self,
+        reader: KernelReader,
+        origin: Origin,
+        places: Mapping[str, FilePlace],
+        line_filter: LineFilter,
+        budget: ReadBudget,
     ) -> None:
         """Read all lines. Raises OSError."""
-        super().__init__(KERNEL, origin, line_filter, LineClock(datetime.now(UTC)))
+        super().__init__(KERNEL, origin, line_filter, LineClock(datetime.now(UTC)), budget)
         self._lines: list[PlacedLine] = []
-        while more := reader.read() or self._awaited(reader):
+        while not budget.is_stopped and (more := reader.read() or self._awaited(reader)):
             self._lines += more
         self.go_to(places.get(KERNEL, FilePlace()))
 

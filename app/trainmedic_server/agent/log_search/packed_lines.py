@@ -34,10 +34,10 @@ class PackedLines(WantedLines):
         self._fd = open_log(path)
         facts = os.fstat(self._fd)
         written_at = datetime.fromtimestamp(facts.st_mtime, UTC)
-        super().__init__(f"{facts.st_dev:x}-{facts.st_ino:x}", origin, line_filter, LineClock(written_at, zone=zone))
+        key, clock = f"{facts.st_dev:x}-{facts.st_ino:x}", LineClock(written_at, zone=zone)
+        super().__init__(key, origin, line_filter, clock, budget)
         self.is_cut = False
         """True if the file is damaged, or larger than the part that is decompressed."""
-        self._budget = budget
         self._cutter = LineCutter()
         self._unpacking = zlib.decompressobj(_GZIP)
         self._packed_offset = 0
@@ -84,7 +84,7 @@ class PackedLines(WantedLines):
         """Return the next bytes from the cutter's offset. Empty at the end, or beyond the part that is decompressed."""
         if self._cutter.offset < self._unpacked:  # the cutter went back
             self._unpacking, self._packed_offset, self._unpacked = zlib.decompressobj(_GZIP), 0, 0
-        while True:
+        while not self._budget.is_stopped:
             if self._unpacked >= MOST_UNPACKED:
                 self.is_cut = True
                 return b""
@@ -98,6 +98,7 @@ class PackedLines(WantedLines):
             begin, self._unpacked = self._unpacked, self._unpacked + len(piece)
             if self._unpacked > self._cutter.offset:
                 return piece[max(self._cutter.offset - begin, 0) :]
+        return b""
 
     def _unpack(self) -> bytes:
         """Return the next decompressed bytes. Empty at the end. Raises zlib.error, OSError."""

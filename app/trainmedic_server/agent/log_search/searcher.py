@@ -98,22 +98,25 @@ class LogSearcher:
     def page(
         self, query: LogQuery, places: Places, is_stopping: Callable[[], bool] = lambda: False, most: int = MOST_LINES
     ) -> LogPage:
-        """The next lines, oldest first. Raises ValueError where the query's pattern cannot be used."""
+        """Return the next lines, oldest first. Once `is_stopping` returns true, the page is incomplete and must not be
+        used. Raises ValueError where the query's pattern cannot be used."""
         line_filter = LineFilter.of(query)
         query = line_filter.query
         if time.monotonic() - self._scanned_at > _SCAN_AGAIN:
-            self._files = self._scan(is_stopping)
-            self._scanned_at = time.monotonic()
+            files = self._scan(is_stopping)
+            if is_stopping():
+                return LogPage((), places, False)
+            self._files, self._scanned_at = files, time.monotonic()
         job_files = [file for file in self._files if _is_of_job(file, query)]
         if query.is_search and not job_files:
             return LogPage((), places, True)
         notes: list[str] = []
         left_out: dict[str, LeftOut] = {}
         files = self._candidates(query, job_files, notes, left_out)
-        budget = ReadBudget(MOST_READ, MOST_SECONDS)
+        budget = ReadBudget(MOST_READ, MOST_SECONDS, is_stopping)
         with ExitStack() as stack:
             opened: list[WantedLines] = [*self._opened(files, line_filter, places, budget, stack)]
-            opened += self._kernel_lines(line_filter, places, stack, notes)
+            opened += self._kernel_lines(line_filter, places, budget, stack, notes)
             lines, is_cut = _merged(opened, min(most, MOST_LINES))
             reached = {**places, **{file.key: file.marked(file.place) for file in opened}}
         if places:
@@ -155,7 +158,7 @@ class LogSearcher:
         return _with_node_ranks(files)
 
     def _kernel_lines(
-        self, line_filter: LineFilter, places: Places, stack: ExitStack, notes: list[str]
+        self, line_filter: LineFilter, places: Places, budget: ReadBudget, stack: ExitStack, notes: list[str]
     ) -> list[KernelLines]:
         """What is read of the kernel's log other than from a file."""
         kernel = self._policy.kernel
@@ -167,7 +170,7 @@ class LogSearcher:
         try:
             reader = kernel_log.opened(way, {}, "")
             stack.callback(reader.close)
-            return [KernelLines(reader, self._kernel, places, line_filter)]
+            return [KernelLines(reader, self._kernel, places, line_filter, budget)]
         except OSError as error:
             notes.append(f"the kernel's log of {self._node} cannot be read: {error.strerror}")
             return []
@@ -203,6 +206,8 @@ class LogSearcher:
         rotations = Rotations()
         met: set[str] = set()
         for file in files:
+            if budget.is_stopped:
+                return
             older = rotations.of(file.path, line_filter.query.since.timestamp())
             parts = [OlderPart(file.path, False, file.written_at), *older]
             whole = [part for part in (self._part(part, file, line_filter, budget, stack) for part in parts) if part]

@@ -9,7 +9,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from typing import NamedTuple
@@ -32,9 +32,10 @@ PROBED_LINES = 256
 
 
 class ReadBudget:
-    """Limit of bytes and time for one answer."""
+    """Limit of bytes and time for one answer. `is_stopping` ends it at once."""
 
-    def __init__(self, most_bytes: int, seconds: float) -> None:
+    def __init__(self, most_bytes: int, seconds: float, is_stopping: Callable[[], bool] = lambda: False) -> None:
+        self._is_stopping = is_stopping
         self._left = most_bytes
         self._until = time.monotonic() + seconds
 
@@ -43,7 +44,12 @@ class ReadBudget:
 
     @property
     def is_spent(self) -> bool:
-        return self._left <= 0 or time.monotonic() > self._until
+        return self._left <= 0 or time.monotonic() > self._until or self._is_stopping()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the answer is no longer wanted."""
+        return self._is_stopping()
 
 
 class FilePlace(NamedTuple):
@@ -61,8 +67,9 @@ class FilePlace(NamedTuple):
 class WantedLines(ABC):
     """Lines of one stream that match a query, one by one."""
 
-    def __init__(self, key: str, origin: Origin, line_filter: LineFilter, clock: LineClock) -> None:
+    def __init__(self, key: str, origin: Origin, line_filter: LineFilter, clock: LineClock, budget: ReadBudget) -> None:
         self.key = key
+        self._budget = budget
         self.is_untimed = False
         self.skips_ranks = False
         """True if lines to which torchrun has added a rank are skipped, because they are in that rank's own file."""
@@ -111,7 +118,7 @@ class WantedLines(ABC):
     def next(self) -> FoundLine | None:
         """Return the next match. None at the end, or if the budget is spent. Raises OSError."""
         until = self._wanted.query.until
-        while True:
+        while not self._budget.is_stopped:
             if not self._waiting and not self._read():
                 return None
             if until is not None and self.clock.latest >= until + SLACK:
@@ -123,6 +130,7 @@ class WantedLines(ABC):
             if line is not None:
                 self.line_place = before
                 return line
+        return None
 
     def _answering(self, offset: int, raw: bytes) -> FoundLine | None:
         origin, end = self._origin, offset + len(raw)
