@@ -104,6 +104,7 @@ class Progress:
         "own_loss",
         "pace",
         "ranks_differing",
+        "rollbacks_not_held",
         "reached",
         "record",
         "report_due_at",
@@ -150,6 +151,8 @@ class Progress:
         self.record = ReportRecord()
         self.tensors_due_at = self.report_due_at = now
         self.checkpoint: tuple[int, float] | None = None
+        self.rollbacks_not_held: int | None = None
+        """How many rollbacks were answered ``applied`` and later shown not to hold; None before the first rollback."""
         self.ranks_differing: int | None = None
         """How many ranks have other weights than most, where all should have the same; None where nothing is known."""
         self.window_seconds = dict.fromkeys(WINDOWS, 0.0)

@@ -84,6 +84,8 @@ class StepBoundary:
                 return
             if training.losses:
                 loss, training.losses = sum(training.losses) / len(training.losses), []
+        if number <= training.loss_log.until:
+            training.loss_log.note(number, loss)
         progress = self._progress
         now = time.perf_counter()
         if (
@@ -124,6 +126,8 @@ class StepBoundary:
         training.current_checkpoint = None
         if not is_reported:
             self.report(number, True, None, None, None, {})
+        if self._verification.waits:
+            self._verification.step_done(number)
         if (
             not self._medic.is_quiet(number)
             or number >= training.memory_due
@@ -140,7 +144,7 @@ class StepBoundary:
 
     def step_failed(self, error: type[BaseException]) -> None:
         """The loop has raised an error of its own in a step, which may be the end of it."""
-        self._verification.finish(f"the loop raised {error.__name__}")
+        self._verification.finish(f"the loop raised {error.__name__}", is_error=True)
 
     # --- the boundary -----------------------------------------------------------------------------------
 

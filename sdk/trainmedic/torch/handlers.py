@@ -103,7 +103,9 @@ class CommandHandlers:
         if source is not None and rollback.skip_batches:
             source.check_skip(rollback.skip_batches)
         self._verification.finish("another rollback was ordered")
-        self._verification.begin(command, self._restore.roll_back(rollback, command.group), self._pause.lasts)
+        output = self._restore.roll_back(rollback, command.group)
+        losses = self._training.loss_log.comparison
+        self._verification.begin(command, output, self._pause.lasts, losses)
 
     def scale_lr(self, command: JobCommand) -> Output:
         rate, changes = self._training.rate, self._training.changes
@@ -116,6 +118,7 @@ class CommandHandlers:
             rate.set_scale(scale)
             raise
         changes.set_factors(LEARNING_RATE, factors, self._training.global_step)
+        self._training.loss_log.course_changes(self._training.global_step)
         return rate_change(before, rate.values, rate.scale)
 
     def scale_batch(self, command: JobCommand) -> Output:
@@ -161,6 +164,7 @@ class CommandHandlers:
         factors = changes.with_factor(ACCUMULATION, command.id, command.parameters.factor, command.undo_of)
         before = training.accumulation
         training.set_accumulation(self._scaled_accumulation(factors))
+        training.loss_log.course_changes(training.global_step)
         changes.set_factors(ACCUMULATION, factors, training.global_step)
         return {"before": before, "after": training.accumulation}
 
@@ -225,6 +229,7 @@ class CommandHandlers:
         """Other batches come from now on, so none of them is compared with those of before."""
         self._verification.end("a command has changed the batches")
         self._training.batch_log.forget(OTHER_BATCHES)
+        self._training.loss_log.course_changes(self._training.global_step)
 
     def _scaled_accumulation(self, factors: Mapping[str, float]) -> int:
         return scaled_whole(self._training.script_accumulation, factors, "the number of accumulation steps")

@@ -31,6 +31,7 @@ from trainmedic.torch.checkpoints.checkpoint_storage import (
 from trainmedic.torch.checkpoints.checkpoint_tiers import on_disk
 from trainmedic.torch.checkpoints.joint_checkpoints import JointCheckpointDirectory
 from trainmedic.torch.checkpoints.loading import CheckpointLoading, KeptState, LoadedCheckpoint
+from trainmedic.torch.loss_course import begin_comparison
 from trainmedic.torch.sources.batch_sources import NOT_REPLAYED, REPLAYED, BatchSource
 from trainmedic.torch.training_state import TrainingState
 
@@ -90,12 +91,15 @@ class CheckpointRestore:
         if self._foreign and training.rollbacks == 0:
             training.budget.reset()  # what was spent belongs to the earlier training
         progress = training.medic.progress
-        choice = agree(group, lambda: self.choose(rollback, onset_of(rollback, progress)))
+        onset = onset_of(rollback, progress)
+        choice = agree(group, lambda: self.choose(rollback, onset))
         left_step, loss = training.global_step, number(progress.loss)
         loaded, output = self._load(choice.candidates, group, rollback.skip_batches)
         checkpoint = loaded.checkpoint
         training.rollbacks += 1
         progress.go_back(checkpoint.step, output.get("loss_at_checkpoint"))
+        draws_itself = output["data"] == NOT_KNOWN
+        begin_comparison(training, loaded.kept, output["data"], rollback.skip_batches, onset, draws_itself)
         training.rank_comparison.went_back()
         output.update(self._record_rollback(checkpoint, left_step))
         if loss is not None:
@@ -200,6 +204,7 @@ class CheckpointRestore:
         training, checkpoint, kept = self._training, loaded.checkpoint, loaded.kept
         training.rate.loaded(None if kept is None else kept["lr_scale"], training.changes.scale(LEARNING_RATE))
         if resumed:
+            training.loss_log.restore(None if kept is None else kept.get("losses"), checkpoint.step)
             if kept is not None and kept.get("follows_schedule"):
                 training.rate.schedule.was_followed()
             self._keep_global_batch(kept)
