@@ -110,6 +110,8 @@ class CheckpointRestore:
             output["passed_over"] = choice.told()
         output["left_step"] = left_step
         output["verified"] = {"parameters": loaded.verified}
+        if carried := output.pop("carried", None):
+            output["verified"]["carried"] = carried
         log.warning("%s: went back from step %d to the checkpoint of step %d", self._job, left_step, checkpoint.step)
         return output
 
@@ -125,10 +127,12 @@ class CheckpointRestore:
             training.budget.reset()
             return None
         try:
-            loaded, _ = self._load(candidates, group, resumed=True)
+            loaded, output = self._load(candidates, group, resumed=True)
         except UnusableCheckpoint as error:
             raise UnusableCheckpoint(f"{error}; to begin anew in spite of them, move them away") from error
         self._foreign = frozenset()
+        if different := output.get("carried", {}).get("different"):
+            log.error("%s: carried state is not as it was saved: %s", self._job, different)
         if loaded.unusable:
             log.warning("%s: resumed from an older checkpoint: %s", self._job, "; ".join(loaded.unusable))
         return training.global_step
@@ -222,6 +226,7 @@ class CheckpointRestore:
         self._move_batch_log(kept, output["data"], left_out, resumed)
         output["learning_rate"] = training.rate.value
         if kept is not None:
+            output["carried"] = training.carried.put_back(kept.get("carried"))
             # Last of all: moving the batch source may draw random numbers.
             if kept["random"] is not None:
                 randomness.restore(kept["random"])

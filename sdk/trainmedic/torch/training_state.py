@@ -20,6 +20,7 @@ from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.rollback_budget import RollbackBudget
 from trainmedic.torch import randomness
 from trainmedic.torch.accelerated_steps import AcceleratedSteps
+from trainmedic.torch.carried_state import CarriedState
 from trainmedic.torch.checkpoints.checkpoint_storage import CheckpointStorage, HalfLoaded, UnusableCheckpoint
 from trainmedic.torch.global_batch import GlobalBatch, GlobalBatchLost, accumulation_to_go_on_with
 from trainmedic.torch.learning_rate import LearningRate
@@ -82,6 +83,8 @@ class TrainingState:
     """The batches that were drawn."""
     loss_log: LossLog = field(default_factory=LossLog)
     """The losses of the steps after each checkpoint."""
+    carried: CarriedState = field(default_factory=CarriedState)
+    """State beside the parts that training carries from step to step."""
     carried_hint: str = CARRIED_HINT
     """What an answer advises where other losses come after a rollback."""
     losses: list[Any] = field(default_factory=list)
@@ -146,6 +149,7 @@ class TrainingState:
             "feed": self.batch_source.state() if self.batch_source is not None else None,
             "batches": {**self.batch_log.state(), "make": self.batch_make},
             "losses": {**self.loss_log.state(), "accumulation": self.accumulation},
+            "carried": self.carried.take(),
             "random": randomness.capture(),
             "lr_scale": self.rate.scale,
             "follows_schedule": self.rate.schedule.is_followed,

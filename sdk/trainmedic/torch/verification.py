@@ -182,10 +182,12 @@ class RollbackVerification:
         others = batches["compared"] - batches["agreed"]
         if others:
             return _what_happened(output, others, batches["compared"])
+        step = output.get("checkpoint_step", output["step"])
+        if different := pending.output["verified"].get("carried", {}).get("different"):
+            return f"the training went back to step {step}, but carried state is not as it was saved: {different}"
         problem = pending.losses.problem
         if not problem:
             return ""
-        step = output.get("checkpoint_step", output["step"])
         hint = "" if pending.losses.not_finite_at is not None else f". {self._training.carried_hint}"
         return f"the training went back to step {step}, but it does not train as before: {problem}{hint}"
 
