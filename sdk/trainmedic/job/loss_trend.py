@@ -20,7 +20,7 @@ _NEWEST = 11
 """Newest losses whose median is the level of a falling curve; odd, and so few that the curve falls little in them."""
 _CLEAR_FALL = 3.0
 """A fall is one of more than three median absolute deviations (two standard deviations). The median of eleven losses
-without a trend is that far below the median of all about once in three million times."""
+scatters by a third of one, so noise alone is not taken for a fall."""
 
 
 class UsualLevel(NamedTuple):
@@ -29,6 +29,7 @@ class UsualLevel(NamedTuple):
     level: float
     spread: float
     """Median absolute deviation."""
+    is_falling: bool = False
 
 
 def usual_level(losses: Collection[float]) -> UsualLevel:
@@ -52,7 +53,7 @@ def usual_level(losses: Collection[float]) -> UsualLevel:
     ]
     spread = statistics.median(apart)
     is_falling = median - newest > _CLEAR_FALL * spread
-    return UsualLevel(newest, spread) if is_falling else whole
+    return UsualLevel(newest, spread, True) if is_falling else whole
 
 
 class LossTrend:

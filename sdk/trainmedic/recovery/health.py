@@ -53,7 +53,8 @@ _RAISED = (3.0, 0.1)
 """The same for the reports around an ill one that belong to the same rise: a loss does not always jump at once."""
 _NORM_FACTOR = 10.0
 """A gradient norm of more than ten times its median has moved the weights further than training does."""
-_REFRESH = 5  # reports, since the level of a steep curve falls from one to the next
+_REFRESH, _REFRESH_FALLING = 25, 5
+"""Reports after which the limits are worked out again; while losses fall, their level falls from one to the next."""
 _CALM = 3  # reports in a row at the usual level, which end a rise
 _LONGEST_RISE = 300.0
 """Seconds. Alerts begin within that time; losses that are higher for longer are the new level, as of other data."""
@@ -247,14 +248,17 @@ class _UsualLosses:
     def __init__(self) -> None:
         self._losses: deque[float] = deque(maxlen=REPORTS)
         self._limits: dict[_Factors, float | None] = {}
+        self._is_falling = False
         self._added = 0  # since the limits were worked out, which takes longer than all the rest
 
     def add(self, losses: Sequence[float]) -> None:
         self._losses.extend(losses)
         self._added += len(losses)
-        if len(self._losses) >= FEWEST and (not self._limits or self._added >= _REFRESH):
+        due = _REFRESH_FALLING if self._is_falling else _REFRESH
+        if len(self._losses) >= FEWEST and (not self._limits or self._added >= due):
             self._added = 0
             usual = usual_level(self._losses)
+            self._is_falling = usual.is_falling
             self._limits = {factors: _limit(usual.level, usual.spread, factors) for factors in (_ILL, _RAISED)}
 
     def is_beyond(self, loss: float, factors: _Factors) -> bool:

@@ -69,7 +69,8 @@ class StepBoundary:
         self._watches = watches
         self._is_save_due = self._has_told_period = False
         # A gradient scaler skips updates by itself, which is no accumulation.
-        scales_loss = any(name.partition(".")[0] == "scaler" for name in training.parts.by_name)
+        scalers = [part for name, part in training.parts.by_name.items() if name.partition(".")[0] == "scaler"]
+        scales_loss = any(getattr(scaler, "is_enabled", lambda: True)() for scaler in scalers)
         self._waits_for_updates = watches.steps.works and not scales_loss
         self._every = every
         self._medic = medic
@@ -161,7 +162,9 @@ class StepBoundary:
             return
         if watches.steps.period > 1 and not self._has_told_period:
             self._has_told_period = True
-            message = "%s: the loop updates its weights in every %d. step; commands and checkpoints wait for these steps"
+            message = (
+                "%s: the loop updates its weights in every %d. step; commands and checkpoints wait for these steps"
+            )
             log.info(message, self._medic.job, watches.steps.period)
         if watches.steps.without == SILENT and not watches.steps.count:
             self._tell_silence()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import Any, Callable, Iterable, Iterator, Mapping
+from typing import Any, Callable, Generic, Iterable, Iterator, Mapping
 
 import torch
 from torch import nn
@@ -60,7 +60,10 @@ class CarriedState:
             return
         owners = _owners(self.parts)
         self._empty = frozenset(
-            f"{name}.{each}" for name, owner in owners.items() for each, value in vars(owner).items() if _is_empty(value)
+            f"{name}.{each}"
+            for name, owner in owners.items()
+            for each, value in vars(owner).items()
+            if _is_empty(value)
         )
         held = self.take()
         if held:
@@ -278,9 +281,17 @@ def _owners(parts: StateParts) -> dict[str, Any]:
     owners: dict[str, Any] = {}
     for part, module in parts.modules().items():
         for name, each in module.named_modules():
-            if not type(each).__module__.startswith(_WRAPPERS):
+            if not _is_wrapper(type(each)):
                 owners[f"{part}.{name}" if name else part] = each
     return {**owners, **parts.optimizers()}
+
+
+def _is_wrapper(kind: type) -> bool:
+    """Whether nothing in that class is the user's. What ``fully_shard`` makes of a user's class is."""
+    beside = (nn.Module, Generic, object)
+    return kind is not nn.Module and all(
+        base in beside or base.__module__.startswith(_WRAPPERS) for base in kind.__mro__
+    )
 
 
 def _storage(tensor: torch.Tensor) -> int:

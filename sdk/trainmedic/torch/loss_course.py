@@ -47,9 +47,7 @@ def tolerance_of(parts: StateParts) -> float:
     return EXACT_KERNELS if is_exact else COARSE_KERNELS
 
 
-def _why_not(
-    training: TrainingState, kept: Mapping[str, Any] | None, data: str, skip: int, is_replay: bool
-) -> str:
+def _why_not(training: TrainingState, kept: Mapping[str, Any] | None, data: str, skip: int, is_replay: bool) -> str:
     if skip:
         return f"{skip} batches are left out, so no step comes again"
     if kept is None:

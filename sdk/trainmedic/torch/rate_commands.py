@@ -18,6 +18,7 @@ from trainmedic.errors import Unsupported
 from trainmedic.job.command import JobCommand
 from trainmedic.job.parameters import ScaleLr
 from trainmedic.recovery.changes import LEARNING_RATE
+from trainmedic.torch.answer_timer import AnswerTimer
 from trainmedic.torch.learning_rate import rate_change
 from trainmedic.torch.optimizer_steps import OptimizerSteps
 from trainmedic.torch.rank_agreement import on_all_ranks
@@ -67,6 +68,7 @@ class RateCommands:
         self._is_paused = is_paused
         self._now = now
         self._pending: _Pending | None = None
+        self._timer = AnswerTimer()
         self._sets_itself = ""  # the reason why a rate does not last, once that was seen
 
     @property
@@ -101,12 +103,15 @@ class RateCommands:
             self._answer(PAUSED)
         else:
             command.later(lambda: self.finish("the job ended"))
+            self._timer.start(min(_LONGEST, remaining), self._time_is_up)
 
     def step_done(self) -> None:
         """Look at the rates after a step, and answer when enough was seen."""
-        pending = self._pending
-        if pending is None:
-            return
+        if self._pending is not None:
+            with self._timer.lock:
+                self._look_after_step(self._pending)
+
+    def _look_after_step(self, pending: _Pending) -> None:
         pending.boundaries += 1
         self._look(pending)
         seen = len(pending.used) if self._steps.works else pending.boundaries
@@ -121,11 +126,15 @@ class RateCommands:
 
     def finish(self, because: str) -> None:
         """Answer with what was seen by now, and look no further; ``because`` says why."""
-        pending = self._pending
-        if pending is not None:
-            if not pending.command.is_answered:
+        with self._timer.lock:
+            if self._pending is not None and not self._pending.command.is_answered:
                 self._answer(because)
             self._end()
+
+    def _time_is_up(self) -> None:
+        """The loop hangs. Called in the timer's thread."""
+        if self._pending is not None and not self._pending.command.is_answered:
+            self._answer(TOO_SLOW)
 
     def _update(self) -> None:
         """Note the rates of an update, right before it."""
@@ -142,6 +151,7 @@ class RateCommands:
         """Answer. Without enough updates the effect is watched further, for a correction in the log."""
         pending = self._pending
         assert pending is not None
+        self._timer.cancel()
         command, rate = pending.command, self._training.rate
         verified: dict[str, Any] = {"updates": len(pending.used)}
         if pending.used:
@@ -172,8 +182,9 @@ class RateCommands:
         training.rate.give_up(pending.scale_before)
         training.changes.set_factors(LEARNING_RATE, pending.factors_before, training.global_step)
         log.warning("%s: %s", training.medic.job, reason)
-        after = training.rate.value
-        return envelope.FAILED, {**output, "after": after, "scale": pending.scale_before, "reason": reason}
+        told = {name: value for name, value in output.items() if name != "verified"}  # nothing stays changed
+        used = training.rate.value
+        return envelope.FAILED, {**told, "after": used, "scale": pending.scale_before, "reason": reason}
 
     def _end(self) -> None:
         self._pending = None

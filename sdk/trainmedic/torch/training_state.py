@@ -34,6 +34,7 @@ log = logging.getLogger("trainmedic")
 
 CARRIED_HINT = "State that the loop carries did not go back: name it with attach(also=...)"
 
+
 # With slots, since each step reads and writes it with caches that the step's own work has emptied.
 @dataclass(slots=True, eq=False)
 class TrainingState:

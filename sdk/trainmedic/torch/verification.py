@@ -20,6 +20,7 @@ from trainmedic.job.loss_log import FEWEST, NOTHING, LossComparison
 from trainmedic.recovery.batch_log import BatchComparison, BatchLog
 from trainmedic.recovery.fingerprints import fingerprint
 from trainmedic.torch import randomness
+from trainmedic.torch.answer_timer import AnswerTimer
 from trainmedic.wire import envelope
 
 log = logging.getLogger("trainmedic")
@@ -88,6 +89,7 @@ class RollbackVerification:
         self._training = training
         self._now = now
         self._pending: _Pending | None = None
+        self._timer = AnswerTimer()
         self._is_logged = training.storage is not None  # without checkpoints there are no rollbacks
 
     @property
@@ -110,6 +112,7 @@ class RollbackVerification:
             self._answer(PAUSED)
         else:
             command.later(lambda: self.finish("the job ended"))
+            self._timer.start(latest - now, lambda: self.finish(TOO_SLOW))
 
     def before_draw(self) -> Mapping[str, Any] | None:
         """What `batch_drawn` needs to see that a batch is made with random numbers; None where that does not matter."""
@@ -133,6 +136,10 @@ class RollbackVerification:
     def finish(self, because: str, is_error: bool = False) -> None:
         """Answer with what was compared by now; ``because`` says why no more is waited for. After an error of the
         loop's own the answer is ``failed`` unless a few losses were compared: it may be that of the restored state."""
+        with self._timer.lock:
+            self._finish(because, is_error)
+
+    def _finish(self, because: str, is_error: bool) -> None:
         if self._pending is not None and not self._pending.command.is_answered:
             self._answer(because, is_error)
 
@@ -143,9 +150,11 @@ class RollbackVerification:
 
     def _look(self) -> None:
         """Answer if all was compared, something differs, or time is up."""
-        pending = self._pending
-        if pending is None:
-            return
+        if self._pending is not None:
+            with self._timer.lock:
+                self._look_at(self._pending)
+
+    def _look_at(self, pending: _Pending) -> None:
         if pending.is_over:
             self._answer("")
         elif not pending.command.is_answered:
@@ -157,6 +166,7 @@ class RollbackVerification:
         """Answer; what is still to come after that is compared for a correction alone."""
         pending = self._pending
         assert pending is not None
+        self._timer.cancel()
         command, losses = pending.command, pending.losses
         if pending.is_over:
             self._pending = None

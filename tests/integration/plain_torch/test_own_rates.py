@@ -52,7 +52,9 @@ class Own:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
 
-    def train(self, steps: int, set_rate: Rate, at: dict[int, Callable[[], Any]], after: Callable[[], Any] = int) -> None:
+    def train(
+        self, steps: int, set_rate: Rate, at: dict[int, Callable[[], Any]], after: Callable[[], Any] = int
+    ) -> None:
         waiting = dict(at)
         for batch in self.run.batches(steps=steps):
             with self.run.step() as step:

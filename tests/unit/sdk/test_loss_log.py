@@ -135,7 +135,12 @@ def test_a_loop_that_reports_no_loss_claims_nothing() -> None:
     comparison = log.go_back(20, LossCourse())
     comparison.step_passed(40)
     assert comparison.is_complete
-    assert comparison.told() == {"compared": 0, "agreed": 0, "finite": 0, "why": "no loss was reported for these steps before"}
+    assert comparison.told() == {
+        "compared": 0,
+        "agreed": 0,
+        "finite": 0,
+        "why": "no loss was reported for these steps before",
+    }
 
 
 def test_a_command_ends_what_must_agree() -> None:
