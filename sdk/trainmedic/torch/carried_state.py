@@ -31,15 +31,13 @@ _DEEPEST = 5
 _MOST_NAMED = 8
 _LARGE = 1 << 28  # bytes
 
-Get, Put = Callable[[], Any], Callable[[Any], None]
-
 
 @dataclass(frozen=True)
 class _Named:
     """A value that the user named: how it is read, and how it is set where it cannot be changed in place."""
 
-    get: Get
-    put: Put | None
+    get: Callable[[], Any]
+    put: Callable[[Any], None] | None
 
 
 @dataclass

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import sys
 from collections import deque
-from typing import Any, Callable, Iterator, Mapping, MutableMapping
+from typing import Any, Callable, Iterator, Mapping, MutableMapping, NamedTuple
 
 import torch
 
@@ -24,7 +24,7 @@ _TORCH_RANDOM, _PYTHON_RANDOM, _NUMPY_RANDOM = "torch random", "python random", 
 
 def is_random(value: Any) -> bool:
     """Return whether it is a generator of random numbers."""
-    return isinstance(value, (torch.Generator, random.Random)) or bool(_numpy_state(value))
+    return isinstance(value, (torch.Generator, random.Random)) or _numpy_state(value) is not None
 
 
 def is_in_place(value: Any) -> bool:
@@ -153,8 +153,9 @@ def _random_state(value: Any) -> Held:
         return _TORCH_RANDOM, value.get_state()
     if isinstance(value, random.Random):
         return _PYTHON_RANDOM, value.getstate()
-    get, _ = _numpy_state(value)
-    return _NUMPY_RANDOM, _without_arrays(get())
+    numbers = _numpy_state(value)
+    assert numbers is not None
+    return _NUMPY_RANDOM, _without_arrays(numbers.read())
 
 
 def _put_random(present: Any, kind: str, content: Any) -> Any:
@@ -166,22 +167,30 @@ def _put_random(present: Any, kind: str, content: Any) -> Any:
         version, internal, gauss = content
         present.setstate((version, tuple(internal), gauss))
     else:
-        _, put = _numpy_state(present)
-        put(_with_arrays(content))
+        numbers = _numpy_state(present)
+        assert numbers is not None
+        numbers.write(_with_arrays(content))
     return present
 
 
-def _numpy_state(value: Any) -> tuple[Callable[[], Any], Callable[[Any], None]] | tuple[()]:
-    """Return how the state of NumPy's generator is read and set; nothing for other values."""
+class _Access(NamedTuple):
+    """How a state is read and written."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], None]
+
+
+def _numpy_state(value: Any) -> _Access | None:
+    """Return the access to the state of NumPy's generator; None for other values."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
-        return ()
+        return None
     if isinstance(value, numpy.random.Generator):
         bits = value.bit_generator
-        return lambda: bits.state, lambda state: setattr(bits, "state", state)
+        return _Access(lambda: bits.state, lambda state: setattr(bits, "state", state))
     if isinstance(value, numpy.random.RandomState):
-        return lambda: value.get_state(legacy=False), value.set_state
-    return ()
+        return _Access(lambda: value.get_state(legacy=False), value.set_state)
+    return None
 
 
 def _is_array(value: Any) -> bool:

@@ -1,5 +1,5 @@
-"""A loop that sets its learning rate by itself: a scaled rate is used by the updates, or the answer says that it is not;
-and no undo ever multiplies a rate that was not scaled."""
+"""A loop that sets its learning rate by itself: a scaled rate is used by the updates, or the answer says that it is
+not; and no undo multiplies a rate that was not scaled."""
 
 from __future__ import annotations
 
