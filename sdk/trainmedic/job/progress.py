@@ -107,7 +107,7 @@ class Progress:
         "reached",
         "record",
         "report_due_at",
-        "rollbacks_not_held",
+        "rollback_not_held",
         "startup_floor",
         "step",
         "steps",
@@ -151,8 +151,8 @@ class Progress:
         self.record = ReportRecord()
         self.tensors_due_at = self.report_due_at = now
         self.checkpoint: tuple[int, float] | None = None
-        self.rollbacks_not_held: int | None = None
-        """How many rollbacks were answered ``applied`` and later shown not to hold; None before the first rollback."""
+        self.rollback_not_held: bool | None = None
+        """Whether the last rollback was answered ``applied`` and later shown not to hold; None without a rollback."""
         self.ranks_differing: int | None = None
         """How many ranks have other weights than most, where all should have the same; None where nothing is known."""
         self.window_seconds = dict.fromkeys(WINDOWS, 0.0)

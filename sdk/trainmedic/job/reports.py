@@ -126,9 +126,9 @@ class JobReports:
     def rollback_did_not_hold(self, command_id: str, step: int, reason: str) -> None:
         """Correct the answer to a rollback that was answered ``applied``: what came later shows that it does not hold.
 
-        The metric ``training_rollbacks_not_held`` counts it, for the alert TrainingRollbackNotHeld. A record of the
-        event ``detected`` says why."""
-        self.progress.rollbacks_not_held = (self.progress.rollbacks_not_held or 0) + 1
+        The metric ``training_rollback_not_held`` is 1 until the next rollback, for the alert TrainingRollbackNotHeld. A
+        record of the event ``detected`` says why."""
+        self.progress.rollback_not_held = True
         if self.records is not None:
             message = f"the rollback to step {step} does not hold: {reason}"
             self.records.note_detected("rollback", {"message": message, "command": command_id, "step": step})

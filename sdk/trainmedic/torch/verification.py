@@ -101,6 +101,7 @@ class RollbackVerification:
         self, command: JobCommand, output: Mapping[str, Any], is_paused: bool, losses: LossComparison = NOTHING
     ) -> None:
         """A rollback was carried out: answer it now where there is nothing to compare, else later."""
+        self._training.medic.progress.rollback_not_held = False
         comparison = self._training.batch_log.comparison
         remaining = (command.expires_at - envelope.utc_now()).total_seconds() - _RESERVE
         now = self._now()

@@ -89,7 +89,7 @@ def test_a_later_difference_corrects_the_answer(
         training.train(45, {30: training.order("job.rollback", step=10, seconds=600.0)}, acts)
         (reply,) = training.replies()
         assert reply.status == "applied"
-        assert medic.progress.rollbacks_not_held == 1
+        assert medic.progress.rollback_not_held is True
         assert "the loss of step 20 is" in caplog.text
         training.run.close()
 
@@ -109,7 +109,7 @@ def test_one_that_holds_needs_no_correction(begin: Begin) -> None:
     acts = {30 + number: clock.pass_seconds(9.0) for number in range(1, 6)}
     training.train(45, {30: training.order("job.rollback", step=10, seconds=600.0)}, acts)
     assert training.replies()[0].status == "applied"
-    assert not training.run.medic.progress.rollbacks_not_held
+    assert training.run.medic.progress.rollback_not_held is False
 
 
 def test_weights_that_change_after_the_load_are_seen(begin: Begin) -> None:
