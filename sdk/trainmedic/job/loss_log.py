@@ -126,22 +126,22 @@ class LossComparison:
         """Return the member ``losses`` of ``verified``. ``ended_because`` says why there were no more."""
         course = self._course
         agreed = len(self.compared) - len(self.different)
-        told: dict[str, Any] = {"compared": len(self.compared), "agreed": agreed, "finite": self._finite}
+        member: dict[str, Any] = {"compared": len(self.compared), "agreed": agreed, "finite": self._finite}
         if self.compared:
-            told["tolerance"] = course.tolerance
+            member["tolerance"] = course.tolerance
         if course.not_comparable:
-            told["why"] = f"not comparable: {course.not_comparable}"
+            member["why"] = f"not comparable: {course.not_comparable}"
         elif self.problem:
-            told["why"] = self.problem
+            member["why"] = self.problem
         elif self.different:
-            told["why"] = self._why_allowed()
+            member["why"] = self._why_allowed()
         elif self._frozen_because:
-            told["why"] = self._frozen_because
+            member["why"] = self._frozen_because
         elif ended_because and not self.is_complete:
-            told["why"] = ended_because
+            member["why"] = ended_because
         elif not self.compared:
-            told["why"] = _NOT_REPORTED if self._finite or not self._expected else _NO_LOSS
-        return told
+            member["why"] = _NOT_REPORTED if self._finite or not self._expected else _NO_LOSS
+        return member
 
     def _why_allowed(self) -> str:
         first = min(self.different)

@@ -98,10 +98,10 @@ class CarriedState:
         present = self.take()
         different = [name for name in held if name in present and not carried_values.is_same(held[name], present[name])]
         compared = len(held) - len(missing)
-        told: dict[str, Any] = {"compared": compared, "agreed": compared - len(different)}
+        outcome: dict[str, Any] = {"compared": compared, "agreed": compared - len(different)}
         if different:
-            told["different"] = _listed(different)
-        return told if compared else {}
+            outcome["different"] = _listed(different)
+        return outcome if compared else {}
 
     def _is_told(self, name: str) -> bool:
         return name in self._told
@@ -119,13 +119,13 @@ class CarriedState:
         if self.parts is None:
             return
         owners = _owners(self.parts)
-        known = _Known(self.parts)
+        state_tensors = _Known(self.parts)
         for part, owner in owners.items():
             for name in sorted(getattr(owner, "_non_persistent_buffers_set", ())):
                 if getattr(owner, name, None) is not None:
                     yield f"{part}.{name}", (owner, name)
             for name, value in list(vars(owner).items()):
-                if name not in _OWN and known.is_carried(value):
+                if name not in _OWN and state_tensors.is_carried(value):
                     yield f"{part}.{name}", (owner, name)
 
     def _put(self, name: str, held: carried_values.Held) -> bool:

@@ -32,10 +32,10 @@ class OptimizerSteps:
         self.observer: Callable[[], None] | None = None
         """Called right before an update, while the optimizers have the rates that it uses."""
         self._last = 0
-        known = [_innermost(each) for each in optimizers]
-        self.works = bool(known) and all(hasattr(each, "register_step_pre_hook") for each in known)
+        innermost = [_innermost(each) for each in optimizers]
+        self.works = bool(innermost) and all(hasattr(each, "register_step_pre_hook") for each in innermost)
         """Whether the optimizers can be observed."""
-        self._handles = [each.register_step_pre_hook(self._steps) for each in known] if self.works else []
+        self._handles = [each.register_step_pre_hook(self._steps) for each in innermost] if self.works else []
 
     def close(self) -> None:
         """Remove the hooks."""

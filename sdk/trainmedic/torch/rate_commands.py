@@ -114,8 +114,8 @@ class RateCommands:
     def _look_after_step(self, pending: _Pending) -> None:
         pending.boundaries += 1
         self._look(pending)
-        seen = len(pending.used) if self._steps.works else pending.boundaries
-        if pending.overwritten is not None or seen >= _UPDATES:
+        updates = len(pending.used) if self._steps.works else pending.boundaries
+        if pending.overwritten is not None or updates >= _UPDATES:
             self._answer("")
         elif not pending.command.is_answered:
             seconds = self._training.medic.progress.pace.median_step_seconds() or 0.0
@@ -175,16 +175,16 @@ class RateCommands:
     def _give_up(self, pending: _Pending, output: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         """The loop sets the rate by itself: take the scale back, without touching that rate."""
         assert pending.overwritten is not None
-        found, expected = pending.overwritten
+        actual, expected = pending.overwritten
         training = self._training
-        reason = f"the loop set the learning rate to {found:.6g}, and {expected:.6g} was to be used; {HOW}"
+        reason = f"the loop set the learning rate to {actual:.6g}, and {expected:.6g} was to be used; {HOW}"
         self._sets_itself = reason
         training.rate.give_up(pending.scale_before)
         training.changes.set_factors(LEARNING_RATE, pending.factors_before, training.global_step)
         log.warning("%s: %s", training.medic.job, reason)
-        told = {name: value for name, value in output.items() if name != "verified"}  # nothing stays changed
+        output = {name: value for name, value in output.items() if name != "verified"}  # nothing stays changed
         used = training.rate.value
-        return envelope.FAILED, {**told, "after": used, "scale": pending.scale_before, "reason": reason}
+        return envelope.FAILED, {**output, "after": used, "scale": pending.scale_before, "reason": reason}
 
     def _end(self) -> None:
         self._pending = None

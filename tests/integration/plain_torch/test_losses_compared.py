@@ -56,9 +56,9 @@ def test_a_slow_training_answers_with_what_was_compared(begin: Begin) -> None:
     training.train(32, {30: training.order("job.rollback", step=10, seconds=600.0)}, later)
     (reply,) = training.replies()
     assert reply.status == "applied"
-    told = losses_of(reply)
-    assert (told["compared"], told["agreed"]) == (4, 4)
-    assert told["why"] == "the next batches would have come too late for the answer"
+    losses = losses_of(reply)
+    assert (losses["compared"], losses["agreed"]) == (4, 4)
+    assert losses["why"] == "the next batches would have come too late for the answer"
 
 
 def test_a_very_slow_one_waits_for_three(begin: Begin) -> None:
@@ -72,9 +72,9 @@ def test_a_very_slow_one_waits_for_three(begin: Begin) -> None:
     clock = Clock(other)
     order = other.order("job.rollback", step=10, seconds=600.0)
     other.train(32, {30: order}, {31: clock.pass_seconds(200.0)})
-    told = losses_of(other.replies()[0])
-    assert told["compared"] == 1
-    assert "too late" in told["why"]
+    losses = losses_of(other.replies()[0])
+    assert losses["compared"] == 1
+    assert "too late" in losses["why"]
 
 
 def test_a_later_difference_corrects_the_answer(
@@ -143,9 +143,9 @@ def test_a_rate_that_was_scaled_since_binds_the_first_loss_alone(begin: Begin) -
     training.train(60, {15: half, 30: training.order("job.rollback", step=10)}, {70: half})
     reply = training.replies()[1]
     assert reply.status == "applied"
-    told = losses_of(reply)
-    assert told["compared"] == 20 > told["agreed"] >= 1
-    assert "commands changed the course" in told["why"]
+    losses = losses_of(reply)
+    assert losses["compared"] == 20 > losses["agreed"] >= 1
+    assert "commands changed the course" in losses["why"]
 
 
 def test_an_error_of_the_loop_before_three_losses_is_no_success(begin: Begin) -> None:

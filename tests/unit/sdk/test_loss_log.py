@@ -69,9 +69,9 @@ def test_after_a_fault_only_the_first_must_agree() -> None:
     log = trained()
     comparison = repeated(log.go_back(20, LossCourse(trouble_at=27)), log, 1.1, start=2)
     assert not comparison.problem
-    told = comparison.told()
-    assert (told["compared"], told["agreed"]) == (20, 1)
-    assert told["why"].startswith("from step 22 on other losses come: the training went back because of a fault")
+    member = comparison.told()
+    assert (member["compared"], member["agreed"]) == (20, 1)
+    assert member["why"].startswith("from step 22 on other losses come: the training went back because of a fault")
     first = repeated((log := trained()).go_back(20, LossCourse(trouble_at=27)), log, 1.1)
     assert "the loss of step 21 is" in first.problem
 

@@ -46,13 +46,13 @@ def hold(training: Looped, reply: Reply) -> None:
     holds = len(agreed) == len(again)
     if (reply.status == APPLIED) is not holds or reply.status not in (APPLIED, FAILED):
         raise Untrue(f"{reply.status}, and {len(agreed)} of {len(again)} losses were as before: {reply.output}")
-    told = reply.output["verified"]
-    if holds and (told["losses"]["compared"], told["losses"]["agreed"]) != (len(again), len(agreed)):
-        raise Untrue(f"{len(again)} losses came again, and the answer says {told['losses']}")
-    if holds and (told["batches"]["compared"], told["batches"]["agreed"]) != (16, 16):
-        raise Untrue(f"16 batches came again, and the answer says {told['batches']}")
-    if not 0 < told["parameters"]["compared"] == told["parameters"]["agreed"]:
-        raise Untrue(f"the answer says of the parameters: {told['parameters']}")
+    verified = reply.output["verified"]
+    if holds and (verified["losses"]["compared"], verified["losses"]["agreed"]) != (len(again), len(agreed)):
+        raise Untrue(f"{len(again)} losses came again, and the answer says {verified['losses']}")
+    if holds and (verified["batches"]["compared"], verified["batches"]["agreed"]) != (16, 16):
+        raise Untrue(f"16 batches came again, and the answer says {verified['batches']}")
+    if not 0 < verified["parameters"]["compared"] == verified["parameters"]["agreed"]:
+        raise Untrue(f"the answer says of the parameters: {verified['parameters']}")
 
 
 class Scene:
