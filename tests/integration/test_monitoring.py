@@ -36,6 +36,7 @@ ALERTS = {
     "TrainingLearningRateOff": "critical",
     "TrainingDivergence": "critical",
     "TrainingRanksDiffer": "critical",
+    "TrainingRollbackNotHeld": "critical",
     "TrainingLossUnstable": "warning",
     "TrainingMemoryThrashing": "critical",
     "TrainingHang": "critical",

@@ -55,6 +55,7 @@ def test_prometheus_gets_what_was_reported() -> None:
         "training_memory_growth_bytes_per_step",
         "training_layer_gradient_norm",
         "training_ranks_differing",
+        "training_rollback_not_held",
         "training_target_samples_per_second",
         "training_target_tokens_per_second",
         # Of more reports.
@@ -94,9 +95,11 @@ def test_rank_0_shows_the_figures_of_all_ranks() -> None:
         medic.report(step=1, own_seconds=1.0)
         medic.report(step=2, own_seconds=1.0)
         medic.progress.ranks_differing = 1
+        medic.progress.rollback_not_held = True
         found = scrape(medic.metrics_port)
     assert found["training_ranks"][1] == 2
     assert found["training_ranks_differing"][1] == 1
+    assert found["training_rollback_not_held"][1] == 1
     assert found["training_own_median_seconds"][1] == 1.0
 
 

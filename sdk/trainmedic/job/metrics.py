@@ -56,6 +56,7 @@ HELP = {
     "training_checkpoint_step": "Step of the newest complete checkpoint.",
     "training_checkpoint_timestamp_seconds": "When the newest complete checkpoint was, in seconds since 1970.",
     "training_ranks_differing": "Ranks whose weights are no longer those of most, where all had the same.",
+    "training_rollback_not_held": "Whether later losses or batches showed that the last rollback does not hold.",
     "training_ranks": "Ranks whose figures are known.",
     "training_memory_used_bytes": "Memory in use, on the rank that has least left.",
     "training_memory_limit_bytes": "Memory that this rank can use.",
@@ -137,6 +138,8 @@ class JobCollector(Collector):
             yield Sample("training_checkpoint_timestamp_seconds", {}, at)
         if progress.ranks_differing is not None:
             yield Sample("training_ranks_differing", {}, progress.ranks_differing)
+        if progress.rollback_not_held is not None:
+            yield Sample("training_rollback_not_held", {}, float(progress.rollback_not_held))
         yield from prometheus_samples(self._ranks())
 
 

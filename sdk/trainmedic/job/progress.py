@@ -107,6 +107,7 @@ class Progress:
         "reached",
         "record",
         "report_due_at",
+        "rollback_not_held",
         "startup_floor",
         "step",
         "steps",
@@ -150,6 +151,8 @@ class Progress:
         self.record = ReportRecord()
         self.tensors_due_at = self.report_due_at = now
         self.checkpoint: tuple[int, float] | None = None
+        self.rollback_not_held: bool | None = None
+        """Whether the last rollback was answered ``applied`` and later shown not to hold; None without a rollback."""
         self.ranks_differing: int | None = None
         """How many ranks have other weights than most, where all should have the same; None where nothing is known."""
         self.window_seconds = dict.fromkeys(WINDOWS, 0.0)

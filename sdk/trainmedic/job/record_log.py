@@ -94,7 +94,7 @@ class RecordLog:
         self._loss_step = -1
         self._wake = threading.Event()
         self._is_closing = False
-        self.detectors = detectors.Detectors(self._note_detected, settings.job)
+        self.detectors = detectors.Detectors(self.note_detected, settings.job)
         """The detectors of this rank. Any thread may add one."""
         detectors.add_installed(self.detectors)
         if logs.attempt > 1 or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0"):
@@ -150,7 +150,8 @@ class RecordLog:
         self._wake.set()
         self._thread.join(seconds)
 
-    def _note_detected(self, detector: str, fields: Mapping[str, Any]) -> None:
+    def note_detected(self, detector: str, fields: Mapping[str, Any]) -> None:
+        """Put down what a detector, or the SDK itself under that name, has found."""
         told = {str(name): value for name, value in fields.items()}
         self._put(Note(time.time(), detectors.DETECTED, WARNING, {**told, "detector": detector}))
         self._wake.set()

@@ -123,6 +123,16 @@ class JobReports:
         if self.records is not None:
             self.records.note(record_log.CHECKPOINT_FAILED, record_log.ERROR, step=whole(step), reason=reason)
 
+    def rollback_did_not_hold(self, command_id: str, step: int, reason: str) -> None:
+        """Correct the answer to a rollback that was answered ``applied``: what came later shows that it does not hold.
+
+        The metric ``training_rollback_not_held`` is 1 until the next rollback, for the alert TrainingRollbackNotHeld. A
+        record of the event ``detected`` says why."""
+        self.progress.rollback_not_held = True
+        if self.records is not None:
+            message = f"the rollback to step {step} does not hold: {reason}"
+            self.records.note_detected("rollback", {"message": message, "command": command_id, "step": step})
+
     def log_file(self, path: str | os.PathLike[str], source: str = "training") -> None:
         """Name a file that this rank writes besides its output, such as ``trainer_log.jsonl``, so that the node's agent
         reads it where its policy allows that. ``source`` is what log rules call it."""

@@ -26,8 +26,9 @@ import time
 from collections import deque
 from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
-from typing import Any, Collection, Iterable, NamedTuple, Sequence
+from typing import Any, Iterable, NamedTuple, Sequence
 
+from trainmedic.job.loss_trend import usual_level
 from trainmedic.job.parameters import Rollback
 from trainmedic.job.progress import Progress
 from trainmedic.job.reported_values import ReportedValues, deviation, number
@@ -52,7 +53,8 @@ _RAISED = (3.0, 0.1)
 """The same for the reports around an ill one that belong to the same rise: a loss does not always jump at once."""
 _NORM_FACTOR = 10.0
 """A gradient norm of more than ten times its median has moved the weights further than training does."""
-_REFRESH = 25  # reports
+_REFRESH, _REFRESH_FALLING = 25, 5
+"""Reports after which the limits are worked out again; while losses fall, their level falls from one to the next."""
 _CALM = 3  # reports in a row at the usual level, which end a rise
 _LONGEST_RISE = 300.0
 """Seconds. Alerts begin within that time; losses that are higher for longer are the new level, as of other data."""
@@ -70,9 +72,10 @@ class CheckpointHealth:
     loss: float | None = None
     """The loss that was reported last; NaN if it was no finite number."""
     loss_median: float | None = None
-    """The median of the last losses that were finite numbers and belong to no rise that lasts."""
+    """The level of the last losses that were finite numbers and belong to no rise that lasts: their median, or where
+    they fall the median of the newest (see `trainmedic.job.loss_trend.usual_level`)."""
     loss_spread: float | None = None
-    """Their median absolute deviation from it."""
+    """Their median absolute deviation, where they fall from their own trend."""
     grad_norm: float | None = None
     """The gradient norm that was reported last; NaN if it was no finite number, which is usual in half precision."""
     grad_norm_median: float | None = None
@@ -158,11 +161,11 @@ def health_now(progress: Progress, finite: bool | None = None) -> CheckpointHeal
     rising = rise(record)
     usual = [values for values in record if rising is None or values.step < rising.shown_at][-REPORTS:]
     losses, norms = _finite(values.loss for values in usual), _finite(values.grad_norm for values in usual)
-    median = statistics.median(losses) if losses else None
+    level = usual_level(losses) if losses else None
     return CheckpointHealth(
         loss=number(progress.loss),
-        loss_median=median,
-        loss_spread=None if median is None else _spread(losses, median),
+        loss_median=None if level is None else level.level,
+        loss_spread=None if level is None else level.spread,
         grad_norm=number(progress.grad_norm),
         grad_norm_median=statistics.median(norms) if norms else None,
         reports=len(losses),
@@ -245,16 +248,18 @@ class _UsualLosses:
     def __init__(self) -> None:
         self._losses: deque[float] = deque(maxlen=REPORTS)
         self._limits: dict[_Factors, float | None] = {}
+        self._is_falling = False
         self._added = 0  # since the limits were worked out, which takes longer than all the rest
 
     def add(self, losses: Sequence[float]) -> None:
         self._losses.extend(losses)
         self._added += len(losses)
-        if len(self._losses) >= FEWEST and (not self._limits or self._added >= _REFRESH):
+        due = _REFRESH_FALLING if self._is_falling else _REFRESH
+        if len(self._losses) >= FEWEST and (not self._limits or self._added >= due):
             self._added = 0
-            median = statistics.median(self._losses)
-            spread = _spread(self._losses, median)
-            self._limits = {factors: _limit(median, spread, factors) for factors in (_ILL, _RAISED)}
+            usual = usual_level(self._losses)
+            self._is_falling = usual.is_falling
+            self._limits = {factors: _limit(usual.level, usual.spread, factors) for factors in (_ILL, _RAISED)}
 
     def is_beyond(self, loss: float, factors: _Factors) -> bool:
         limit = self._limits.get(factors)
@@ -266,11 +271,6 @@ def _limit(median: float, spread: float, factors: _Factors) -> float | None:
     deviations, part = factors
     room = max(deviations * _NORMAL * spread, part * abs(median))
     return median + room if room > 0 else None
-
-
-def _spread(values: Collection[float], median: float) -> float:
-    """The median absolute deviation: unlike a standard deviation, a few outliers do not widen it."""
-    return statistics.median(abs(value - median) for value in values)
 
 
 def _finite(values: Iterable[float | None]) -> list[float]:

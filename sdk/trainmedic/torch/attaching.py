@@ -21,6 +21,7 @@ from trainmedic.recovery.memory_cadence import MemoryCadence
 from trainmedic.recovery.rollback_budget import LIMIT, RollbackBudget
 from trainmedic.torch.accelerated_steps import AcceleratedSteps
 from trainmedic.torch.attach_checks import check_parts
+from trainmedic.torch.carried_state import CarriedState, generators_of, named_by_user
 from trainmedic.torch.checkpoints.background_saves import BackgroundSaves
 from trainmedic.torch.checkpoints.checkpoint_storage import CheckpointDirectory, CheckpointStorage
 from trainmedic.torch.checkpoints.checkpoint_tiers import TieredCheckpoints
@@ -69,7 +70,9 @@ def attach(
     """Let Trainmedic's commands be carried out in a plain PyTorch loop, at its step boundaries.
 
     ``model``, ``optimizer``, ``scheduler``, ``scaler`` and ``ema``, each one object or a list or dict of several, are
-    what a checkpoint holds, with whatever else has ``state_dict`` and ``load_state_dict`` in ``also``. ``loader`` is
+    what a checkpoint holds. ``also`` names what else goes back: objects with ``state_dict`` and ``load_state_dict``,
+    tensors, lists and dicts that the loop changes in place, random generators, or two functions ``(get, set)``.
+    Attributes of modules that are tensors are found without it. ``loader`` is
     where `Run.batches` come from: a ``DataLoader``, anything else that gives batches, or a function that draws one.
     ``seed`` makes the order of its data, by default PyTorch's own; ``reread`` is how many batches may be read again to
     come back to a position in data that has no random access. ``accumulation`` is how many batches make a step in a
@@ -85,13 +88,16 @@ def attach(
     check_options(checkpoints, checkpoint_every, also, rollbacks, seed, reread, keep_global_batch)
     steps = AcceleratedSteps(accelerator, accumulation)
     scaler = scaler if scaler is not None else steps.scaler
-    parts = _state_parts(also or {}, model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, ema=ema)
+    more, named = named_by_user(also or {})
+    parts = _state_parts(more, model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, ema=ema)
     check_parts(medic.job, parts, keeps_own=checkpoints is not None and not isinstance(checkpoints, (str, Path)))
     join_ranks(medic)
     storage, start = _with_memory(medic, parts, _storage(medic, parts, checkpoints, keep), memory)
     source = _source(medic, storage, loader, seed, reread)
     rate, (budget, changes) = LearningRate(optimizer, scheduler), make_records(medic, storage, rollbacks)
     training = TrainingState(medic, parts, rate, source, storage, budget, changes, steps.accumulation or 1, steps)
+    training.carried = CarriedState(parts, named, generators_of(loader))
+    training.carried.begin()
     training.verifies, training.keep_global_batch = verify, keep_global_batch
     return Run(training, checkpoint_every, checkpoint_at_start, steps.accumulation is not None, memory_start=start)
 

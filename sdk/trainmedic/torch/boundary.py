@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass
 from typing import Any, Callable, Mapping
 
 from trainmedic.errors import Refusal
@@ -18,11 +19,31 @@ from trainmedic.recovery.pausing import LoopPause
 from trainmedic.torch.checkpoints.checkpoint_writer import CheckpointWriter
 from trainmedic.torch.meters.layer_norms import LayerNorms
 from trainmedic.torch.meters.step_meter import StepMeter
+from trainmedic.torch.optimizer_steps import SILENT, OptimizerSteps, has_gradients
+from trainmedic.torch.rate_commands import RateCommands
 from trainmedic.torch.restore import CheckpointRestore
 from trainmedic.torch.training_state import TrainingState
 from trainmedic.torch.verification import RollbackVerification
 
 log = logging.getLogger("trainmedic")
+
+
+@dataclass(frozen=True)
+class BoundaryWatches:
+    """What is looked at after each step until it has seen enough."""
+
+    verification: RollbackVerification
+    rates: RateCommands
+    steps: OptimizerSteps
+
+    def step_done(self, step: int) -> None:
+        self.verification.step_done(step)
+        self.rates.step_done()
+
+    def finish(self, because: str) -> None:
+        """The loop raised an error of its own: answer with what was seen by now."""
+        self.verification.finish(because, is_error=True)
+        self.rates.finish(because)
 
 
 class StepBoundary:
@@ -37,7 +58,7 @@ class StepBoundary:
         writer: CheckpointWriter,
         restore: CheckpointRestore,
         pause: LoopPause,
-        verification: RollbackVerification,
+        watches: BoundaryWatches,
         every: int | None,
     ) -> None:
         medic = training.medic
@@ -45,7 +66,12 @@ class StepBoundary:
         self._writer = writer
         self._restore = restore
         self._pause = pause
-        self._verification = verification
+        self._watches = watches
+        self._is_save_due = self._has_told_period = False
+        # A gradient scaler skips updates by itself, which is no accumulation.
+        scalers = [part for name, part in training.parts.by_name.items() if name.partition(".")[0] == "scaler"]
+        scales_loss = any(getattr(scaler, "is_enabled", lambda: True)() for scaler in scalers)
+        self._waits_for_updates = watches.steps.works and not scales_loss
         self._every = every
         self._medic = medic
         self._progress = medic.progress
@@ -65,6 +91,7 @@ class StepBoundary:
         """Restore the signal's earlier handler, and take the hooks off the models."""
         self.meter.close()
         self.layer_norms.close()
+        self._watches.steps.close()
         if self._medic.on_arrival == self._interrupter.check_for_hang:
             self._medic.on_arrival = None
         self._interrupter.close()
@@ -84,6 +111,8 @@ class StepBoundary:
                 return
             if training.losses:
                 loss, training.losses = sum(training.losses) / len(training.losses), []
+        if number <= training.loss_log.until:
+            training.loss_log.note(number, loss)
         progress = self._progress
         now = time.perf_counter()
         if (
@@ -124,11 +153,22 @@ class StepBoundary:
         training.current_checkpoint = None
         if not is_reported:
             self.report(number, True, None, None, None, {})
-        if (
-            not self._medic.is_quiet(number)
-            or number >= training.memory_due
-            or (self._every is not None and number % self._every == 0)
-        ):
+        watches = self._watches
+        if watches.verification.waits or watches.rates.waits:
+            watches.step_done(number)
+        if self._every is not None and number % self._every == 0:
+            self._is_save_due = True
+        if self._waits_for_updates and not watches.steps.step_ends():
+            return
+        if watches.steps.period > 1 and not self._has_told_period:
+            self._has_told_period = True
+            message = (
+                "%s: the loop updates its weights in every %d. step; commands and checkpoints wait for these steps"
+            )
+            log.info(message, self._medic.job, watches.steps.period)
+        if watches.steps.without == SILENT and not watches.steps.count:
+            self._tell_silence()
+        if not self._medic.is_quiet(number) or number >= training.memory_due or self._is_save_due:
             self.cross()
 
     def step_was_interrupted(self) -> None:
@@ -140,7 +180,7 @@ class StepBoundary:
 
     def step_failed(self, error: type[BaseException]) -> None:
         """The loop has raised an error of its own in a step, which may be the end of it."""
-        self._verification.finish(f"the loop raised {error.__name__}")
+        self._watches.finish(f"the loop raised {error.__name__}")
 
     # --- the boundary -----------------------------------------------------------------------------------
 
@@ -163,8 +203,10 @@ class StepBoundary:
                 if interrupted:
                     self._go_on_after_interruption()
                 else:
-                    if self._every is not None and training.global_step % self._every == 0:
-                        self._writer.save_when_due()
+                    if self._is_save_due:
+                        self._is_save_due = self._is_between_updates()
+                        if not self._is_save_due:
+                            self._writer.save_when_due()
                     if training.global_step >= training.memory_due:
                         self._writer.save_to_memory()
         except Exception:  # a fault of ours costs a repair, not the training
@@ -175,6 +217,19 @@ class StepBoundary:
                 training.memory_due = training.memory.next_due(training.global_step)
         if training.broken is not None:
             raise training.broken
+
+    def _is_between_updates(self) -> bool:
+        """Whether the loop accumulates towards its first update, as far as is seen: gradients would be missing."""
+        steps = self._watches.steps
+        is_first = self._waits_for_updates and not steps.count and steps.without < SILENT
+        return is_first and has_gradients(self.training.rate.optimizers)
+
+    def _tell_silence(self) -> None:
+        log.warning(
+            "%s: the loop has ended %d steps without a step of the optimizer that attach() was given; if it only "
+            "evaluates, it needs no run; else give attach() the optimizer that it steps",
+            *(self._medic.job, SILENT),
+        )
 
     def _go_on_after_interruption(self) -> None:
         self.training.drop_unfinished_step()

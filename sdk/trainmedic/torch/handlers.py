@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Mapping
@@ -19,13 +18,13 @@ import torch
 from trainmedic.errors import Rejected
 from trainmedic.job.command import JobCommand
 from trainmedic.job.handlers import InForce, as_it_was
-from trainmedic.job.parameters import Accumulate, DataloaderWorkers, Pause, Rollback, ScaleBatch, ScaleLr, Stop
+from trainmedic.job.parameters import Accumulate, DataloaderWorkers, Pause, Rollback, ScaleBatch, Stop
 from trainmedic.recovery.changes import ACCUMULATION, BATCH_SIZE, LEARNING_RATE, scaled_whole
 from trainmedic.recovery.loader_workers import agreed_workers
 from trainmedic.recovery.pausing import LoopPause
 from trainmedic.torch.checkpoints.checkpoint_writer import CheckpointWriter
-from trainmedic.torch.learning_rate import rate_change
 from trainmedic.torch.rank_agreement import on_all_ranks
+from trainmedic.torch.rate_commands import RateCommands
 from trainmedic.torch.restore import OTHER_BATCHES, CheckpointRestore
 from trainmedic.torch.training_state import TrainingState
 from trainmedic.torch.verification import PAUSED, RollbackVerification
@@ -51,6 +50,7 @@ class CommandHandlers:
     _restore: CheckpointRestore
     _pause: LoopPause
     _verification: RollbackVerification
+    _rates: RateCommands
     _accumulates: bool
 
     def register(self) -> None:
@@ -68,7 +68,7 @@ class CommandHandlers:
         handlers = {
             "job.checkpoint": self.checkpoint,
             "job.rollback": self.rollback,
-            "job.scale_lr": self.scale_lr,
+            "job.scale_lr": self._rates.scale,
             "job.scale_batch": self.scale_batch,
             "job.accumulate": self.accumulate,
             "job.dataloader_workers": self.dataloader_workers,
@@ -103,20 +103,10 @@ class CommandHandlers:
         if source is not None and rollback.skip_batches:
             source.check_skip(rollback.skip_batches)
         self._verification.finish("another rollback was ordered")
-        self._verification.begin(command, self._restore.roll_back(rollback, command.group), self._pause.lasts)
-
-    def scale_lr(self, command: JobCommand) -> Output:
-        rate, changes = self._training.rate, self._training.changes
-        assert isinstance(command.parameters, ScaleLr)
-        factors = changes.with_factor(LEARNING_RATE, command.id, command.parameters.factor, command.undo_of)
-        before, scale = rate.values, rate.scale
-        try:
-            on_all_ranks(command.group, lambda: rate.set_scale(math.prod(factors.values())))
-        except Exception:  # ranks with different learning rates would drift apart
-            rate.set_scale(scale)
-            raise
-        changes.set_factors(LEARNING_RATE, factors, self._training.global_step)
-        return rate_change(before, rate.values, rate.scale)
+        self._rates.finish("a rollback was ordered")
+        output = self._restore.roll_back(rollback, command.group)
+        losses = self._training.loss_log.comparison
+        self._verification.begin(command, output, self._pause.lasts, losses)
 
     def scale_batch(self, command: JobCommand) -> Output:
         training, source, changes = self._training, self._training.batch_source, self._training.changes
@@ -161,6 +151,7 @@ class CommandHandlers:
         factors = changes.with_factor(ACCUMULATION, command.id, command.parameters.factor, command.undo_of)
         before = training.accumulation
         training.set_accumulation(self._scaled_accumulation(factors))
+        training.loss_log.course_changes(training.global_step)
         changes.set_factors(ACCUMULATION, factors, training.global_step)
         return {"before": before, "after": training.accumulation}
 
@@ -196,6 +187,7 @@ class CommandHandlers:
     def pause(self, command: JobCommand) -> Output:
         assert isinstance(command.parameters, Pause)
         self._verification.finish(PAUSED)
+        self._rates.finish(PAUSED)
         return self._pause.start(command.parameters.max, command.id)
 
     def resume(self, command: JobCommand) -> Output:
@@ -208,6 +200,7 @@ class CommandHandlers:
         output: dict[str, Any] = {"stopping": True}
         training.stopping = True
         self._verification.finish("the training was told to stop")
+        self._rates.finish("the training was told to stop")
         self._pause.end()
         if command.parameters.checkpoint and training.storage is None:
             output["no_checkpoint"] = NO_CHECKPOINTS
@@ -225,6 +218,7 @@ class CommandHandlers:
         """Other batches come from now on, so none of them is compared with those of before."""
         self._verification.end("a command has changed the batches")
         self._training.batch_log.forget(OTHER_BATCHES)
+        self._training.loss_log.course_changes(self._training.global_step)
 
     def _scaled_accumulation(self, factors: Mapping[str, float]) -> int:
         return scaled_whole(self._training.script_accumulation, factors, "the number of accumulation steps")

@@ -5,13 +5,17 @@ in the optimizer's groups. These values are scaled too, so that a checkpoint is 
 is loaded. Any other scheduler works with the unscaled rates: its class is replaced by a subclass, whose ``step`` takes
 the scale off before and puts it on after.
 
-Not here: remembering the scale over a restart (``recovery.changes``), and a rate that the training loop sets by
-hand; it multiplies by `LearningRate.scale` itself. Who calls it: the integrations, on the training thread.
+A loop that sets the rate by itself asks for the factor (`LearningRate.scaled`, or ``Run.lr_scale``). If it does not,
+its rate is never multiplied nor divided, because it has no factor in it.
+
+Not here: remembering the scale over a restart (``recovery.changes``), and the answer (``rate_commands``). Who calls it:
+the integrations, on the training thread.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Hashable, Iterable, Iterator, Mapping, Sequence, cast
+import math
+from typing import Any, Callable, Hashable, Iterable, Iterator, Mapping, NamedTuple, Sequence, cast
 
 import torch
 from torch.optim import lr_scheduler
@@ -52,6 +56,15 @@ class _RateSlot:
             self._container[self._key] = value
 
 
+class _Watched(NamedTuple):
+    """A change of the scale whose effect is looked for."""
+
+    expected: list[float]
+    """The rates that were written."""
+    ratio: float
+    """By how much they were multiplied."""
+
+
 class LearningRate:
     """The learning rate of one or more optimizers, with the scheduler or schedulers that move it.
 
@@ -67,6 +80,12 @@ class LearningRate:
         # By slot what was written there, and the unscaled value of it: multiplying and dividing rounds, and a scale
         # that is taken back is to leave no trace.
         self._written: dict[Name, tuple[float, float]] = {}
+        self.is_asked_for = False
+        """Whether the loop has asked for the factor, and so multiplies what it sets by itself."""
+        self.left_alone = False
+        """Whether the last change has found a rate that the loop had set without the factor, and left it."""
+        self._returned = False  # a scaled rate, to the loop
+        self._watched = _Watched([], 1.0)
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """The parameters that the optimizers move."""
@@ -91,6 +110,60 @@ class LearningRate:
     def expected(self) -> Number | None:
         """The first group's rate by the schedule, scaled; None if no schedule prescribes it."""
         return self.schedule.rate
+
+    def asked_scale(self) -> float:
+        """Return the factor to a loop that multiplies by it."""
+        self.is_asked_for = True
+        return self.scale
+
+    def scaled(self, value: Number) -> Number:
+        """Return the rate that a loop computed, times the factor; without a change that value itself."""
+        self.is_asked_for = self._returned = True
+        return value if self.scale == 1.0 else value * self.scale
+
+    def watch(self, before: float) -> None:
+        """Expect the present rates to be used. ``before`` is the scale before the last change."""
+        self._watched, self._returned = _Watched(self.values, self.scale / before), False
+
+    def overwritten(self) -> tuple[float, float] | None:
+        """Return the first rate that is neither what `watch` saw, nor set by a known scheduler or with the factor,
+        and what was expected. None where all rates hold."""
+        if self._returned or (self._schedulers and self.scale == 1.0) or self.left_alone:
+            return None
+        for number, (found, expected) in enumerate(zip(self.values, self._watched.expected, strict=False)):
+            if math.isclose(found, expected, rel_tol=1e-6) or self._is_scheduled(number, found):
+                continue
+            if not (self.is_asked_for and self._is_nearer(found, expected)):
+                return found, expected
+        return None
+
+    def give_up(self, scale: float) -> None:
+        """Take ``scale`` for the present one, because the loop sets the rates by itself: leave those as they are."""
+        present = [group["lr"] for group in self._groups()]
+        rates = [float(rate) for rate in present]
+        self._rescale(self.scale, scale)
+        for group, rate, value in zip(self._groups(), present, rates, strict=True):
+            if isinstance(rate, torch.Tensor):
+                rate.fill_(value)
+            else:
+                group["lr"] = rate
+        self._written.clear()
+
+    def _is_scheduled(self, number: int, rate: float) -> bool:
+        """Whether the rate of that group is what a known scheduler has set last."""
+        if not self._schedulers:
+            return False
+        if self._written.get(("group", number, "lr"), (None,))[0] == rate:
+            return True
+        last = [each for scheduler in self._schedulers for each in getattr(scheduler, "_last_lr", None) or ()]
+        return any(math.isclose(float(each), rate, rel_tol=1e-6) for each in last)
+
+    def _is_nearer(self, found: float, expected: float) -> bool:
+        """Whether a rate that a loop computed anew is nearer to the scaled one than to the one of before."""
+        before = expected / self._watched.ratio
+        if min(found, expected, before) <= 0.0:
+            return True
+        return abs(math.log(found / expected)) <= abs(math.log(found / before))
 
     def multiply(self, factor: float) -> None:
         """Multiply by ``factor`` more. Raises Rejected where the result is no usable number."""
@@ -121,13 +194,19 @@ class LearningRate:
         self._mark()
         if self.scale != 1.0:
             self._follow_others()
+            for number, value in enumerate(self.values):
+                self._written.setdefault(("group", number, "lr"), (value, value / self.scale))
 
     # --- where rates are kept ---------------------------------------------------------------------------
 
     def _rescale(self, old: float, new: float) -> None:
+        self.left_alone = False
         for slot in self._slots():
             held = slot.read()
             written, raw = self._written.get(slot.name, (None, 0.0))
+            if old != 1.0 and written not in (None, held) and not self._schedulers and not self.is_asked_for:
+                self.left_alone = True  # the loop has set it since, without the factor
+                continue
             if held != written:  # the schedule has moved it since
                 raw = held if old == 1.0 else held / old
             scaled = raw if new == 1.0 else raw * new

@@ -31,6 +31,7 @@ from trainmedic.torch.checkpoints.checkpoint_storage import (
 from trainmedic.torch.checkpoints.checkpoint_tiers import on_disk
 from trainmedic.torch.checkpoints.joint_checkpoints import JointCheckpointDirectory
 from trainmedic.torch.checkpoints.loading import CheckpointLoading, KeptState, LoadedCheckpoint
+from trainmedic.torch.loss_course import begin_comparison
 from trainmedic.torch.sources.batch_sources import NOT_REPLAYED, REPLAYED, BatchSource
 from trainmedic.torch.training_state import TrainingState
 
@@ -90,12 +91,15 @@ class CheckpointRestore:
         if self._foreign and training.rollbacks == 0:
             training.budget.reset()  # what was spent belongs to the earlier training
         progress = training.medic.progress
-        choice = agree(group, lambda: self.choose(rollback, onset_of(rollback, progress)))
+        onset = onset_of(rollback, progress)
+        choice = agree(group, lambda: self.choose(rollback, onset))
         left_step, loss = training.global_step, number(progress.loss)
         loaded, output = self._load(choice.candidates, group, rollback.skip_batches)
         checkpoint = loaded.checkpoint
         training.rollbacks += 1
         progress.go_back(checkpoint.step, output.get("loss_at_checkpoint"))
+        draws_itself = output["data"] == NOT_KNOWN
+        begin_comparison(training, loaded.kept, output["data"], rollback.skip_batches, onset, draws_itself)
         training.rank_comparison.went_back()
         output.update(self._record_rollback(checkpoint, left_step))
         if loss is not None:
@@ -106,6 +110,8 @@ class CheckpointRestore:
             output["passed_over"] = choice.told()
         output["left_step"] = left_step
         output["verified"] = {"parameters": loaded.verified}
+        if carried := output.pop("carried", None):
+            output["verified"]["carried"] = carried
         log.warning("%s: went back from step %d to the checkpoint of step %d", self._job, left_step, checkpoint.step)
         return output
 
@@ -121,10 +127,12 @@ class CheckpointRestore:
             training.budget.reset()
             return None
         try:
-            loaded, _ = self._load(candidates, group, resumed=True)
+            loaded, output = self._load(candidates, group, resumed=True)
         except UnusableCheckpoint as error:
             raise UnusableCheckpoint(f"{error}; to begin anew in spite of them, move them away") from error
         self._foreign = frozenset()
+        if different := output.get("carried", {}).get("different"):
+            log.error("%s: carried state is not as it was saved: %s", self._job, different)
         if loaded.unusable:
             log.warning("%s: resumed from an older checkpoint: %s", self._job, "; ".join(loaded.unusable))
         return training.global_step
@@ -200,6 +208,7 @@ class CheckpointRestore:
         training, checkpoint, kept = self._training, loaded.checkpoint, loaded.kept
         training.rate.loaded(None if kept is None else kept["lr_scale"], training.changes.scale(LEARNING_RATE))
         if resumed:
+            training.loss_log.restore(None if kept is None else kept.get("losses"), checkpoint.step)
             if kept is not None and kept.get("follows_schedule"):
                 training.rate.schedule.was_followed()
             self._keep_global_batch(kept)
@@ -217,6 +226,7 @@ class CheckpointRestore:
         self._move_batch_log(kept, output["data"], left_out, resumed)
         output["learning_rate"] = training.rate.value
         if kept is not None:
+            output["carried"] = training.carried.put_back(kept.get("carried"))
             # Last of all: moving the batch source may draw random numbers.
             if kept["random"] is not None:
                 randomness.restore(kept["random"])

@@ -27,11 +27,13 @@ from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.health import problem
 from trainmedic.recovery.pausing import LoopPause
 from trainmedic.torch import randomness
-from trainmedic.torch.boundary import StepBoundary
+from trainmedic.torch.boundary import BoundaryWatches, StepBoundary
 from trainmedic.torch.checkpoints.checkpoint_tiers import TieredCheckpoints, on_disk
 from trainmedic.torch.checkpoints.checkpoint_writer import CheckpointWriter
 from trainmedic.torch.handlers import CommandHandlers
 from trainmedic.torch.memory.memory_start import MemoryStart
+from trainmedic.torch.optimizer_steps import OptimizerSteps
+from trainmedic.torch.rate_commands import RateCommands
 from trainmedic.torch.restore import CheckpointRestore
 from trainmedic.torch.sources.batch_sources import BatchSource
 from trainmedic.torch.steps import Step
@@ -40,6 +42,7 @@ from trainmedic.torch.verification import RollbackVerification
 
 log = logging.getLogger("trainmedic")
 
+_DRAWN_WITHOUT_STEP = 50  # batches
 _EMPTY_EPOCHS = 3  # in a row, after which there is nothing left to train on
 
 
@@ -67,12 +70,16 @@ class Run:
         self._writer = CheckpointWriter(training)
         self._restore = CheckpointRestore(training)
         self._verification = RollbackVerification(training)
-        self._boundary = StepBoundary(training, self._writer, self._restore, pause, self._verification, every)
+        self._steps = OptimizerSteps(training.rate.optimizers)
+        self._rates = RateCommands(training, self._steps, lambda: pause.lasts)
+        watches = BoundaryWatches(self._verification, self._rates, self._steps)
+        self._boundary = StepBoundary(training, self._writer, self._restore, pause, watches, every)
         self._saves_at_start = at_start and every is not None
         self._memory_start = memory_start
         self._is_begun = False
-        handlers = CommandHandlers(training, self._writer, self._restore, pause, self._verification, accumulates)
-        handlers.register()
+        acting = self._writer, self._restore, pause, self._verification, self._rates
+        CommandHandlers(training, *acting, accumulates).register()
+        self._drawn_without_step = 0
 
     # --- the training loop's calls ----------------------------------------------------------------------
 
@@ -102,7 +109,12 @@ class Run:
     @property
     def lr_scale(self) -> float:
         """The factor by which commands have scaled the learning rate; for loops that set the rate by hand."""
-        return self.training.rate.scale
+        return self.training.rate.asked_scale()
+
+    def learning_rate(self, value: Any) -> Any:
+        """Return ``value``, the rate that the loop computed for the next update, times the factor that commands have
+        set. A loop that writes ``group["lr"]`` itself calls this, or `Step.learning_rate`, each time."""
+        return self.training.rate.scaled(value)
 
     @property
     def stopping(self) -> bool:
@@ -136,6 +148,7 @@ class Run:
             yield from self._until(source, epochs, steps)
         finally:
             self._verification.finish("the loop ended")
+            self._rates.finish("the loop ended")
 
     def _until(self, source: BatchSource, epochs: int | None, steps: int | None) -> Iterator[Any]:
         training, boundary, verification = self.training, self._boundary, self._verification
@@ -162,6 +175,8 @@ class Run:
                 self._loading_was_interrupted(source)
                 continue
             empty = 0
+            if self._drawn_without_step >= 0:
+                self._count_drawn()
             if not training.fetch_order.is_decided:
                 training.fetch_order.batch_was_taken()
             verification.batch_drawn(batch, epoch, before)
@@ -172,6 +187,7 @@ class Run:
         if not self._is_begun:
             self._begin()
         training = self.training
+        self._drawn_without_step = -1
         return Step(self._boundary, training.global_step + 1, training.batches_done + 1 >= training.accumulation)
 
     def checkpoint(self) -> SavedCheckpoint | None:
@@ -201,6 +217,7 @@ class Run:
         ends the training: then a restart finds it.
         """
         self._verification.finish("the run was closed")
+        self._rates.finish("the run was closed")
         self._boundary.close()
         storage = self.training.storage
         if isinstance(storage, TieredCheckpoints) and storage.background is not None:
@@ -226,6 +243,17 @@ class Run:
         self._restore.begin()
         self._begin_memory(resumes=False)
         self._save_at_start()
+
+    def _count_drawn(self) -> None:
+        """Warn, once, where batches are drawn and no step is begun."""
+        self._drawn_without_step += 1
+        if self._drawn_without_step > _DRAWN_WITHOUT_STEP:
+            self._drawn_without_step = -1
+            log.warning(
+                "%s: the loop has drawn %d batches and begun no step, so no command is carried out and no checkpoint "
+                "is written; put the work on each batch into: with run.step() as step",
+                *(self.training.medic.job, _DRAWN_WITHOUT_STEP),
+            )
 
     def _save_at_start(self) -> None:
         """Write the initial checkpoint, unless the run was resumed.

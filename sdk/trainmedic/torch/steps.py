@@ -91,6 +91,10 @@ class Step:
         _step_schedulers_and_emas(self._boundary.training.parts)
         return norm
 
+    def learning_rate(self, value: Any) -> Any:
+        """As `trainmedic.torch.Run.learning_rate`."""
+        return self._boundary.training.rate.scaled(value)
+
     def report(self, loss: Any = None, grad_norm: Any = None, samples: float | None = None, **more: Any) -> None:
         """Say how it went: as `trainmedic.Medic.report`, which gets the step and the learning rates as well.
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Mapping
 
 from trainmedic.client import Medic
+from trainmedic.job.loss_log import LossLog
 from trainmedic.job.reported_values import number
 from trainmedic.recovery.batch_log import BatchLog
 from trainmedic.recovery.changes import AppliedChanges
@@ -19,6 +20,7 @@ from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.rollback_budget import RollbackBudget
 from trainmedic.torch import randomness
 from trainmedic.torch.accelerated_steps import AcceleratedSteps
+from trainmedic.torch.carried_state import CarriedState
 from trainmedic.torch.checkpoints.checkpoint_storage import CheckpointStorage, HalfLoaded, UnusableCheckpoint
 from trainmedic.torch.global_batch import GlobalBatch, GlobalBatchLost, accumulation_to_go_on_with
 from trainmedic.torch.learning_rate import LearningRate
@@ -29,6 +31,8 @@ from trainmedic.torch.sources.fetch_order import FetchOrder
 from trainmedic.torch.state_parts import StateParts
 
 log = logging.getLogger("trainmedic")
+
+CARRIED_HINT = "State that the loop carries did not go back: name it with attach(also=...)"
 
 
 # With slots, since each step reads and writes it with caches that the step's own work has emptied.
@@ -78,6 +82,12 @@ class TrainingState:
     """Batches of the present step that were done; fewer than ``accumulation``."""
     batch_log: BatchLog = field(default_factory=BatchLog)
     """The batches that were drawn."""
+    loss_log: LossLog = field(default_factory=LossLog)
+    """The losses of the steps after each checkpoint."""
+    carried: CarriedState = field(default_factory=CarriedState)
+    """State beside the parts that training carries from step to step."""
+    carried_hint: str = CARRIED_HINT
+    """What an answer advises where other losses come after a rollback."""
     losses: list[Any] = field(default_factory=list)
     """Their losses, where several batches make a step."""
     memory_due: int = NEVER
@@ -141,6 +151,8 @@ class TrainingState:
             "step": self.global_step,
             "feed": self.batch_source.state() if self.batch_source is not None else None,
             "batches": {**self.batch_log.state(), "make": self.batch_make},
+            "losses": {**self.loss_log.state(), "accumulation": self.accumulation},
+            "carried": self.carried.take(),
             "random": randomness.capture(),
             "lr_scale": self.rate.scale,
             "follows_schedule": self.rate.schedule.is_followed,

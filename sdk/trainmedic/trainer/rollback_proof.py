@@ -38,6 +38,7 @@ class RollbackProof:
     """
 
     storage = True
+    carried_hint = "State outside the checkpoint did not go back"
 
     def __init__(self, medic: Medic, accumulation: Callable[[], int]) -> None:
         self.medic = medic

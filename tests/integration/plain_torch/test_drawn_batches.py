@@ -147,7 +147,7 @@ def test_without_a_loader_a_skip_is_rejected_and_nothing_is_claimed(begin: Calla
     assert loop.reply().status == "rejected"
     assert "give attach(loader=...)" in loop.reply().output["reason"]
     assert same(loop.state(), calm.state())
-    loop.train(14, {13: loop.order("job.rollback")})
+    loop.train(32, {13: loop.order("job.rollback")})
     assert loop.reply().status == "applied"
     assert loop.reply().output["data"] == "not known: the loop draws its own batches"
     assert "skipped_batches" not in loop.reply().output

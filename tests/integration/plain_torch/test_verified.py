@@ -16,6 +16,7 @@ import trainmedic.torch
 from tests.integration.plain_torch.training import Training, same
 from tests.support.command_sender import Commander
 from trainmedic.errors import TrainmedicError
+from trainmedic.job.loss_log import EXACT_KERNELS
 from trainmedic.recovery import checkpoints
 from trainmedic.wire.envelope import Reply, utc_now, write_time
 
@@ -46,6 +47,7 @@ def test_a_replay_is_compared_and_tells_so(begin: Begin) -> None:
     assert told["verified"] == {
         "parameters": {"compared": tensors, "agreed": tensors, "ranks": 1},
         "batches": {"compared": 16, "agreed": 16},
+        "losses": {"compared": 20, "agreed": 20, "finite": 20, "tolerance": EXACT_KERNELS},
     }
     assert told["step"] == 10
 
@@ -356,12 +358,12 @@ class Course:
         self, steps: int, loss: Callable[[int], float], at: Mapping[int, Callable[[], Any]] | None = None
     ) -> None:
         waiting = dict(at or {})
-        draw = random.Random(1)
         for (batch,) in self.run.batches(steps=steps):
             with self.run.step() as step:
                 step.backward(self.model(batch).square().mean())
                 step.update()
-                step.report(loss=torch.tensor(loss(step.number) * (1 + draw.gauss(0, 0.02))))
+                noise = random.Random(step.number).gauss(0, 0.02)
+                step.report(loss=torch.tensor(loss(step.number) * (1 + noise)))
                 self.steps_at.setdefault(step.number, write_time(utc_now()))
                 waiting.pop(step.number, lambda: None)()
 

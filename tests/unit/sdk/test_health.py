@@ -228,9 +228,30 @@ def test_without_a_rise_the_onset_is_the_step_at_the_alerts_beginning() -> None:
     assert onset_of(Rollback(), progress) is None
 
 
+FALLING: dict[str, Course] = {
+    "exponentially": lambda step: 2 + 9 * math.exp(-step / 30),
+    "by a power": lambda step: 12 * (step + 1) ** -0.4,
+    "in a line": lambda step: 11 - 0.08 * step,
+}
+
+
+@pytest.mark.parametrize("mean", FALLING.values(), ids=FALLING)
+@pytest.mark.parametrize("at", [30, 60, 110])
+def test_a_tripling_on_a_falling_curve_is_a_fault(mean: Course, at: int) -> None:
+    """The median of the last hundred is far above the curve, and so was the limit: a rollback landed in the spike."""
+    for seed in range(10):
+        losses = [*noisy(at, mean, 0.02, seed), *(3 * loss for loss in noisy(10, lambda step: mean(at), 0.02, seed))]
+        found = rise(reports(losses))
+        assert found is not None
+        assert found.step == at + 1
+        assert "the loss was" in problem(health_now(reported(losses)))
+        assert rise(reports(losses[:at])) is None
+        assert problem(health_now(reported(losses[:at]))) == ""
+
+
 def test_the_spread_is_that_of_the_last_hundred() -> None:
-    """The median absolute deviation from their median."""
-    losses = noisy(500, lambda step: 50.0 - step / 10, 0.02, 9)
+    """The median absolute deviation from their median, where they do not fall."""
+    losses = noisy(500, lambda step: 5.0 + step / 100, 0.02, 9)
     found = health_now(reported(losses))
     last = losses[-100:]
     assert found.loss_median == statistics.median(last)

@@ -59,6 +59,7 @@ class CheckpointWriter:
             return current
         medic = training.medic
         with medic.window(CHECKPOINT):
+            training.loss_log.expect_from(training.global_step)
             compared = self._compared()
             checkpoint = training.storage.save(training.global_step, training.parts, self._run_state(compared))
             training.current_checkpoint = checkpoint
@@ -78,6 +79,7 @@ class CheckpointWriter:
         is_sound = training.broken is None and training.rank_comparison.agree is not False
         if training.memory is not None and is_sound:
             with training.medic.window(CHECKPOINT):
+                training.loss_log.expect_from(training.global_step)
                 progress = training.medic.progress
                 training.memory.save(
                     training.global_step,
@@ -98,6 +100,7 @@ class CheckpointWriter:
             training.changes.drop_earlier_run()
         try:
             with training.medic.window(CHECKPOINT):
+                training.loss_log.expect_from(training.global_step)
                 compared = self._compared()
                 is_begun = background.start(training.global_step, training.parts, lambda: self._copy(compared))
         except Exception as error:  # whatever a state_dict raises: it costs a checkpoint, not the training

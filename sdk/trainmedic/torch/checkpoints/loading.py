@@ -15,6 +15,7 @@ from typing import Any, Mapping, Sequence
 from trainmedic.errors import NotAgreed, Refusal
 from trainmedic.job.group import Group
 from trainmedic.recovery.checkpoints import SavedCheckpoint
+from trainmedic.torch import group_tensors
 from trainmedic.torch.checkpoints.checkpoint_storage import HalfLoaded, PartlyLoaded, UnusableCheckpoint
 from trainmedic.torch.checkpoints.digests import DigestComparison
 from trainmedic.torch.checkpoints.state_digests import compare_with
@@ -96,7 +97,9 @@ class CheckpointLoading:
         training = self._training
         assert training.storage is not None
         try:
+            put_back_tensors = group_tensors.hold(training.rate.optimizers)
             kept = training.storage.load(checkpoint, training.parts)
+            put_back_tensors()
             before = kept.get("digests") if kept is not None and training.verifies else None
             if before is None:
                 return kept, None, None

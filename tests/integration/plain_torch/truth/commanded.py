@@ -242,6 +242,7 @@ class Commanded:
         return loss
 
     def _update(self, step: Any, trained: Trained, loss: torch.Tensor) -> None:
+        self.parts.set_own_rates(trained.number, step.learning_rate)
         trained.rates = self.parts.rates
         mean = sum(trained.losses) / len(trained.losses)
         if self.recipe.own_calls or self.recipe.within:

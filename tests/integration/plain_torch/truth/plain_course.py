@@ -268,6 +268,7 @@ def _train(
 
 def _update(parts: Parts, planned: Planned, exact: bool, where: str, loss: float) -> None:
     """The optimizer's step with scaled rates, the schedule's with those of the script."""
+    parts.set_own_rates(planned.seen.number)
     own, seen = parts.rates, planned.seen.rates
     for rate, rate_seen in zip(own, seen, strict=True):
         scaled = rate * planned.scale

@@ -30,9 +30,9 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from tests.integration.plain_torch.own_optimizers import OwnedMomentum
 
 SAMPLES = 26
-MODELS = ("plain", "batch_norm", "dropout", "tied", "transformer")
+MODELS = ("plain", "batch_norm", "dropout", "tied", "transformer", "recurrent")
 OPTIMIZERS = ("sgd", "adamw", "groups")
-SCHEDULERS = ("none", "step", "cosine", "one_cycle", "lambda", "plateau")
+SCHEDULERS = ("none", "step", "cosine", "one_cycle", "lambda", "plateau", "own")
 PRECISIONS = ("fp32", "bf16", "scaled", "scaled_off")
 INDEXED = ("in_order", "shuffled", "own_generator", "sampler", "distributed", "batch_sampler")
 """Loaders whose order of samples is known epoch by epoch."""
@@ -209,6 +209,23 @@ class Tied(nn.Module):
         return found
 
 
+class Recurrent(nn.Module):
+    """It carries a hidden state from batch to batch, in a plain attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 1)
+        self.hidden: torch.Tensor | None = None
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found = torch.tanh(self.first(inputs))
+        if self.hidden is not None:
+            found = found + 0.5 * self.hidden
+        self.hidden = found.detach().mean(0)
+        last: torch.Tensor = self.last(found)
+        return last
+
+
 def make_model(recipe: Recipe) -> nn.Module:
     encoder = {"d_model": 4, "nhead": 2, "dim_feedforward": 8, "dropout": 0.1, "batch_first": True}
     makers: dict[str, Callable[[], nn.Module]] = {
@@ -218,6 +235,7 @@ def make_model(recipe: Recipe) -> nn.Module:
         ),
         "dropout": lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 1)),
         "tied": Tied,
+        "recurrent": Recurrent,
         "transformer": lambda: nn.Sequential(
             nn.Linear(4, 8),
             nn.Unflatten(1, (2, 4)),
@@ -291,6 +309,12 @@ class Parts:
         if self.recipe.scheduler == "plateau":
             self.scheduler.step(mean_loss)
 
+    def set_own_rates(self, number: int, scaled: Callable[[float], float] = lambda rate: rate) -> None:
+        """What a loop that sets its rates by itself does before update ``number``."""
+        if self.recipe.scheduler == "own":
+            for group in self.optimizer.param_groups:
+                group["lr"] = scaled(0.02 * 0.97**number)
+
     @property
     def rates(self) -> list[float]:
         return [float(group["lr"]) for group in self.optimizer.param_groups]
@@ -298,6 +322,9 @@ class Parts:
     def fingerprints(self) -> dict[str, str]:
         """By name, of all that the training consists of but for its learning rates."""
         found: dict[str, Any] = dict(self.plain.state_dict())
+        hidden = getattr(self.plain, "hidden", None)
+        if self.recipe.model == "recurrent":
+            found["hidden"] = hidden
         if self.ema is not None:
             found.update({f"ema.{name}": value for name, value in self.ema.state_dict().items()})
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
@@ -341,6 +368,7 @@ def _optimizer(recipe: Recipe, parameters: list[nn.Parameter]) -> torch.optim.Op
 def _scheduler(recipe: Recipe, optimizer: torch.optim.Optimizer) -> Any:
     makers: dict[str, Callable[[], Any]] = {
         "none": lambda: None,
+        "own": lambda: None,
         "step": lambda: lr_scheduler.StepLR(optimizer, 3, 0.7),
         "cosine": lambda: lr_scheduler.CosineAnnealingLR(optimizer, 40),
         "one_cycle": lambda: lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=2000),

@@ -1,0 +1,321 @@
+"""State that training carries from step to step and that no ``state_dict`` holds: saved, restored and compared.
+
+The loop names it (``attach(also=...)``). What can be seen is found: attributes of the modules and optimizers that are
+tensors but neither parameters nor buffers, such as a hidden state or a cache; buffers that are not persistent; random
+generators of the data set. It is each rank's own. Who calls it: `attach`, the run's state, and ``restore``. Not here:
+how a value is taken and put back (``carried_values``).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any, Callable, Generic, Iterable, Iterator, Mapping
+
+import torch
+from torch import nn
+
+from trainmedic.errors import ConfigurationError
+from trainmedic.torch import carried_values
+from trainmedic.torch.state_parts import StateParts
+
+log = logging.getLogger("trainmedic")
+
+_OWN = frozenset(vars(nn.Module())) | {"param_groups", "state", "defaults"}
+"""Attributes of every module and optimizer, which are theirs and not the user's."""
+_WRAPPERS = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "deepspeed", "accelerate")
+"""Packages whose modules wrap the user's; their attributes follow from the model."""
+_MOST_SEEN = 5000  # objects that are looked at for random generators
+_DEEPEST = 5
+_MOST_NAMED = 8
+_LARGE = 1 << 28  # bytes
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A value that the user named: how it is read, and how it is set where it cannot be changed in place."""
+
+    get: Callable[[], Any]
+    put: Callable[[Any], None] | None
+
+
+@dataclass
+class CarriedState:
+    """The carried state of one training on this rank."""
+
+    parts: StateParts | None = None
+    named: Mapping[str, _Named] = field(default_factory=dict)
+    generators: Mapping[str, Any] = field(default_factory=dict)
+    """Random generators that the data set uses in this process."""
+    _empty: frozenset[str] = frozenset()
+    """Attributes that held nothing when training was attached."""
+    _told: set[str] = field(default_factory=set)
+
+    def begin(self) -> None:
+        """Note which attributes are empty at first, and log what is carried."""
+        if self.parts is None:
+            return
+        owners = _owners(self.parts)
+        self._empty = frozenset(
+            f"{name}.{each}"
+            for name, owner in owners.items()
+            for each, value in vars(owner).items()
+            if _is_empty(value)
+        )
+        held = self.take()
+        if held:
+            size = sum(_size(each) for each in held.values())
+            names = _listed(held)
+            level = logging.WARNING if size > _LARGE else logging.INFO
+            log.log(level, "checkpoints also hold carried state, %.1f MiB: %s", size / 2**20, names)
+
+    def take(self) -> dict[str, carried_values.Held]:
+        """Return copies of all values by name. One that cannot be taken is logged once and left out."""
+        taken = {}
+        for name, value in self._values():
+            try:
+                taken[name] = carried_values.take(value)
+            except (TypeError, RuntimeError) as error:
+                if name not in self._told:
+                    self._told.add(name)
+                    log.warning("%s is not in checkpoints: %s", name, error)
+        return taken
+
+    def put_back(self, held: Mapping[str, carried_values.Held] | None) -> Mapping[str, Any]:
+        """Restore what `take` gave, and return how many values were compared with it, and agree.
+
+        Without it, as from an earlier release, nothing is touched. Raises what the user's functions raise.
+        """
+        if held is None:
+            return {}
+        for name, attribute in list(self._seen()):
+            if name not in held and not self._is_told(name):
+                self._forget(attribute[0], attribute[1], name)
+        missing = [name for name in held if not self._put(name, held[name])]
+        if missing:
+            log.warning("the checkpoint holds carried state that is no longer there: %s", _listed(missing))
+        present = self.take()
+        different = [name for name in held if name in present and not carried_values.is_same(held[name], present[name])]
+        compared = len(held) - len(missing)
+        outcome: dict[str, Any] = {"compared": compared, "agreed": compared - len(different)}
+        if different:
+            outcome["different"] = _listed(different)
+        return outcome if compared else {}
+
+    def _is_told(self, name: str) -> bool:
+        return name in self._told
+
+    def _values(self) -> Iterator[tuple[str, Any]]:
+        for name, named in self.named.items():
+            yield f"also.{name}", named.get()
+        for name, generator in self.generators.items():
+            yield name, generator
+        for name, (owner, attribute) in self._seen():
+            yield name, getattr(owner, attribute)
+
+    def _seen(self) -> Iterator[tuple[str, tuple[Any, str]]]:
+        """The attributes of modules and optimizers that hold carried state now, by name."""
+        if self.parts is None:
+            return
+        owners = _owners(self.parts)
+        state_tensors = _Known(self.parts)
+        for part, owner in owners.items():
+            for name in sorted(getattr(owner, "_non_persistent_buffers_set", ())):
+                if getattr(owner, name, None) is not None:
+                    yield f"{part}.{name}", (owner, name)
+            for name, value in list(vars(owner).items()):
+                if name not in _OWN and state_tensors.is_carried(value):
+                    yield f"{part}.{name}", (owner, name)
+
+    def _put(self, name: str, held: carried_values.Held) -> bool:
+        """Put one value back. Return whether its place is still there."""
+        kind, _, own = name.partition(".")
+        if kind == "also":
+            named = self.named.get(own)
+            if named is None:
+                return False
+            value = carried_values.put_back(named.get(), held)
+            if named.put is not None:
+                named.put(value)
+            return True
+        if name in self.generators:
+            carried_values.put_back(self.generators[name], held)
+            return True
+        part, _, attribute = name.rpartition(".")
+        owner = _owners(self.parts).get(part) if self.parts is not None else None
+        if owner is None:
+            return False
+        present = getattr(owner, attribute, None)
+        value = carried_values.put_back(present, held)
+        if value is not present:
+            setattr(owner, attribute, value)
+        return True
+
+    def _forget(self, owner: Any, attribute: str, name: str) -> None:
+        """Empty an attribute that held nothing when the checkpoint was written."""
+        present = getattr(owner, attribute)
+        if attribute in getattr(owner, "_non_persistent_buffers_set", ()):
+            setattr(owner, attribute, None)
+        elif carried_values.is_in_place(present) and hasattr(present, "clear"):
+            present.clear()
+        elif name in self._empty:
+            setattr(owner, attribute, None)
+        else:
+            delattr(owner, attribute)
+
+
+class _Known:
+    """The tensors that a ``state_dict`` holds already."""
+
+    def __init__(self, parts: StateParts) -> None:
+        modules = list(parts.modules().values())
+        held = [each for module in modules for each in (*module.parameters(), *module.buffers())]
+        held += [p for each in parts.optimizers().values() for group in each.param_groups for p in group["params"]]
+        self._ids = {id(each) for each in held}
+        self._storages = {storage for each in held if (storage := _storage(each))}
+
+    def is_carried(self, value: Any) -> bool:
+        """Whether an attribute's value is state of its own: tensors none of which is known, or a generator."""
+        if carried_values.is_random(value):
+            return True
+        tensors = list(carried_values.tensors_in(value))
+        return bool(tensors) and not any(self._is_known(each) for each in tensors)
+
+    def _is_known(self, tensor: torch.Tensor) -> bool:
+        is_there = isinstance(tensor, nn.Parameter) or id(tensor) in self._ids or tensor.is_meta
+        return is_there or _storage(tensor) in self._storages
+
+
+def named_by_user(also: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, _Named]]:
+    """Split ``also`` into objects with a ``state_dict``, and values that are carried. Raises ConfigurationError."""
+    parts, named = {}, {}
+    for name, value in also.items():
+        if value is None or _is_part(value):
+            parts[name] = value
+            continue
+        named[name] = _named(name, value)
+        try:
+            carried_values.take(named[name].get())
+        except TypeError as error:
+            raise ConfigurationError(
+                f"also: {name}: a {type(value).__name__} has no state_dict and load_state_dict to be saved with, and "
+                f"holds {error}"
+            ) from error
+    return parts, named
+
+
+def _named(name: str, value: Any) -> _Named:
+    if isinstance(value, tuple) and len(value) == 2 and all(callable(each) for each in value):
+        return _Named(value[0], value[1])
+    if carried_values.is_in_place(value):
+        return _Named(lambda: value, None)
+    if hasattr(value, "__dict__") and not isinstance(value, type) and not callable(value):
+        return _Named(lambda: vars(value), None)
+    raise ConfigurationError(
+        f"also: {name}: a {type(value).__name__} has no state_dict and load_state_dict to be saved with, and cannot be "
+        "changed in place; give a tensor, list or dict that the loop changes, or two functions, (get, set)"
+    )
+
+
+def _is_part(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return bool(value) and all(_is_part(each) for each in value.values())
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(_is_part(each) for each in value)
+    return isinstance(value, type) or callable(getattr(value, "state_dict", None))
+
+
+def generators_of(loader: Any) -> dict[str, Any]:
+    """Return the random generators that the data set, or a function that draws batches, uses in this process."""
+    if getattr(loader, "num_workers", 0):
+        return {}  # workers have copies, seeded by the batch's place
+    roots = {"data": getattr(loader, "dataset", None), "collate": getattr(loader, "collate_fn", None)}
+    if roots["data"] is None and callable(loader):
+        roots["data"] = loader
+    found: dict[str, Any] = {}
+    seen: set[int] = set()
+    for name, root in roots.items():
+        _search(f"loader.{name}", root, 0, seen, found)
+    return found
+
+
+def _search(name: str, value: Any, depth: int, seen: set[int], found: dict[str, Any]) -> None:
+    if depth > _DEEPEST or id(value) in seen or len(seen) > _MOST_SEEN:
+        return
+    seen.add(id(value))
+    if carried_values.is_random(value):
+        found[name] = value
+        return
+    for key, member in _members_of(value):
+        _search(f"{name}.{key}", member, depth + 1, seen, found)
+
+
+def _members_of(value: Any) -> Iterable[tuple[Any, Any]]:
+    if isinstance(value, FunctionType):
+        held = dict(zip(value.__code__.co_freevars, (_cell(each) for each in value.__closure__ or ()), strict=False))
+        used = {name: value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__}
+        return {**used, **held}.items()
+    if isinstance(value, Mapping):
+        return list(value.items())[:100]
+    if isinstance(value, (list, tuple)):
+        return list(enumerate(value[:100]))
+    own = getattr(value, "__self__", None)
+    if own is not None and not isinstance(value, type):
+        return [("self", own)]
+    skipped = (torch.Tensor, type(torch), type, str, bytes)
+    return () if isinstance(value, skipped) else list(getattr(value, "__dict__", {}).items())[:100]
+
+
+def _cell(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not set yet
+        return None
+
+
+def _owners(parts: StateParts) -> dict[str, Any]:
+    """The modules and optimizers whose attributes are looked at, by name."""
+    owners: dict[str, Any] = {}
+    for part, module in parts.modules().items():
+        for name, each in module.named_modules():
+            if not _is_wrapper(type(each)):
+                owners[f"{part}.{name}" if name else part] = each
+    return {**owners, **parts.optimizers()}
+
+
+def _is_wrapper(kind: type) -> bool:
+    """Whether nothing in that class is the user's. What ``fully_shard`` makes of a user's class is."""
+    beside = (nn.Module, Generic, object)
+    return kind is not nn.Module and all(
+        base in beside or base.__module__.startswith(_WRAPPERS) for base in kind.__mro__
+    )
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """Return the address of its memory; 0 where it has none."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return 0
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, (list, dict)) and not value)
+
+
+def _size(held: carried_values.Held) -> int:
+    kind, content = held
+    if kind == "tensor":
+        return int(content[0].nbytes)
+    if kind == "array":
+        return int(content.nbytes)
+    if kind == "dict":
+        return sum(map(_size, content.values()))
+    return sum(map(_size, content)) if kind in ("list", "tuple", "deque") else 0
+
+
+def _listed(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = f" and {len(listed) - _MOST_NAMED} more" if len(listed) > _MOST_NAMED else ""
+    return ", ".join(listed[:_MOST_NAMED]) + more

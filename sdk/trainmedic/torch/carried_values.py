@@ -1,0 +1,212 @@
+"""Values that a loop carries from step to step: taking them as plain containers, and putting them back in place.
+
+Tensors, arrays, random generators, numbers, texts, and lists, tuples, dicts and deques of these. What is taken is a
+pair of a kind and its content, which PyTorch's safe loading knows. Not here: where such values are found
+(``carried_state``).
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import deque
+from typing import Any, Callable, Iterator, Mapping, MutableMapping, NamedTuple
+
+import torch
+
+Held = tuple[str, Any]
+"""A kind and its content."""
+
+_PLAIN = (int, float, complex, str, bytes, bool, type(None))
+_TENSOR, _ARRAY, _LIST, _TUPLE, _DEQUE, _DICT, _SIMPLE = "tensor", "array", "list", "tuple", "deque", "dict", "plain"
+_TORCH_RANDOM, _PYTHON_RANDOM, _NUMPY_RANDOM = "torch random", "python random", "numpy random"
+
+
+def is_random(value: Any) -> bool:
+    """Return whether it is a generator of random numbers."""
+    return isinstance(value, (torch.Generator, random.Random)) or _numpy_state(value) is not None
+
+
+def is_in_place(value: Any) -> bool:
+    """Return whether it can be put back while others hold it."""
+    return isinstance(value, (torch.Tensor, list, deque, MutableMapping)) or _is_array(value) or is_random(value)
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a value, at any depth of its containers."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from tensors_in(each)
+    elif isinstance(value, (list, tuple, deque)):
+        for each in value:
+            yield from tensors_in(each)
+
+
+def take(value: Any) -> Held:
+    """Return a copy of the value that stays as it is now. Raises TypeError for what cannot be taken."""
+    if isinstance(value, torch.Tensor):
+        if value.is_meta or hasattr(value, "placements") or value.layout != torch.strided:
+            raise TypeError("a tensor that is spread over ranks, sparse or without data")
+        return _TENSOR, (value.detach().to("cpu", copy=True), str(value.device))
+    if isinstance(value, _PLAIN):
+        return _SIMPLE, value
+    if is_random(value):
+        return _random_state(value)
+    if _is_array(value):
+        return _ARRAY, torch.from_numpy(value.copy())
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, _PLAIN) for key in value):
+            raise TypeError("a dict with keys that are neither numbers nor texts")
+        return _DICT, {key: take(each) for key, each in value.items()}
+    for kind, name in ((list, _LIST), (tuple, _TUPLE), (deque, _DEQUE)):
+        if isinstance(value, kind):
+            return name, [take(each) for each in value]
+    raise TypeError(f"a {type(value).__name__}")
+
+
+def put_back(present: Any, held: Held) -> Any:
+    """Return what was taken: `present` itself, changed in place, where that is possible."""
+    kind, content = held
+    if kind == _TENSOR:
+        return _put_tensor(present, *content)
+    if kind == _ARRAY:
+        return _put_array(present, content.numpy())
+    if kind == _DICT:
+        return _put_dict(present, content)
+    if kind in (_LIST, _TUPLE, _DEQUE):
+        return _put_sequence(present, kind, content)
+    if kind == _SIMPLE:
+        return content
+    return _put_random(present, kind, content)
+
+
+def is_same(one: Held, other: Held) -> bool:
+    """Return whether two taken values are the same, to the bit."""
+    if one[0] != other[0]:
+        return False
+    mine, theirs = one[1], other[1]
+    if one[0] == _TENSOR:
+        return _same_bits(mine[0], theirs[0])
+    if one[0] in (_ARRAY, _TORCH_RANDOM):
+        return _same_bits(mine, theirs)
+    if one[0] == _DICT:
+        return bool(mine.keys() == theirs.keys()) and all(is_same(each, theirs[key]) for key, each in mine.items())
+    if one[0] in (_LIST, _TUPLE, _DEQUE):
+        return len(mine) == len(theirs) and all(is_same(*pair) for pair in zip(mine, theirs, strict=True))
+    return bool(mine == theirs) or (mine != mine and theirs != theirs)
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    mine, theirs = (each.contiguous().reshape(-1).view(torch.uint8) for each in (one, other))
+    return torch.equal(mine, theirs)
+
+
+def _put_tensor(present: Any, content: torch.Tensor, device: str) -> torch.Tensor:
+    fits = isinstance(present, torch.Tensor) and present.shape == content.shape and present.dtype == content.dtype
+    if fits and present.is_leaf and not present.is_inference():
+        with torch.no_grad():
+            present.copy_(content)
+        kept: torch.Tensor = present
+        return kept
+    place = present.device if isinstance(present, torch.Tensor) else torch.device(device)
+    return content.to(place, copy=True)
+
+
+def _put_array(present: Any, content: Any) -> Any:
+    if _is_array(present) and present.shape == content.shape and present.dtype == content.dtype:
+        present[...] = content
+        return present
+    return content.copy()
+
+
+def _put_dict(present: Any, content: Mapping[Any, Held]) -> Any:
+    is_there = isinstance(present, MutableMapping)
+    values = {key: put_back(present.get(key) if is_there else None, each) for key, each in content.items()}
+    if not is_there:
+        return values
+    present.clear()
+    present.update(values)
+    return present
+
+
+def _put_sequence(present: Any, kind: str, content: list[Held]) -> Any:
+    before = list(present) if isinstance(present, (list, tuple, deque)) else []
+    before += [None] * (len(content) - len(before))
+    values = [put_back(old, each) for old, each in zip(before, content, strict=False)]
+    if kind == _TUPLE:
+        make: Callable[[Any], Any] = getattr(type(present), "_make", tuple)
+        return make(values)
+    wanted = deque if kind == _DEQUE else list
+    if not isinstance(present, wanted):
+        return wanted(values)
+    present.clear()
+    present.extend(values)
+    return present
+
+
+def _random_state(value: Any) -> Held:
+    if isinstance(value, torch.Generator):
+        return _TORCH_RANDOM, value.get_state()
+    if isinstance(value, random.Random):
+        return _PYTHON_RANDOM, value.getstate()
+    numbers = _numpy_state(value)
+    assert numbers is not None
+    return _NUMPY_RANDOM, _without_arrays(numbers.read())
+
+
+def _put_random(present: Any, kind: str, content: Any) -> Any:
+    if not is_random(present):
+        raise TypeError("a random generator was saved, and there is none now")
+    if kind == _TORCH_RANDOM:
+        present.set_state(content)
+    elif kind == _PYTHON_RANDOM:
+        version, internal, gauss = content
+        present.setstate((version, tuple(internal), gauss))
+    else:
+        numbers = _numpy_state(present)
+        assert numbers is not None
+        numbers.write(_with_arrays(content))
+    return present
+
+
+class _Access(NamedTuple):
+    """How a state is read and written."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], None]
+
+
+def _numpy_state(value: Any) -> _Access | None:
+    """Return the access to the state of NumPy's generator; None for other values."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return None
+    if isinstance(value, numpy.random.Generator):
+        bits = value.bit_generator
+        return _Access(lambda: bits.state, lambda state: setattr(bits, "state", state))
+    if isinstance(value, numpy.random.RandomState):
+        return _Access(lambda: value.get_state(legacy=False), value.set_state)
+    return None
+
+
+def _is_array(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc"
+
+
+def _without_arrays(state: Any) -> Any:
+    if isinstance(state, Mapping):
+        return {key: _without_arrays(each) for key, each in state.items()}
+    return ("array", state.tolist(), str(state.dtype)) if _is_array(state) else state
+
+
+def _with_arrays(state: Any) -> Any:
+    if isinstance(state, Mapping):
+        return {key: _with_arrays(each) for key, each in state.items()}
+    if isinstance(state, (tuple, list)) and len(state) == 3 and state[0] == "array":
+        return sys.modules["numpy"].array(state[1], dtype=state[2])
+    return state

@@ -1,0 +1,325 @@
+"""State that a loop carries from step to step goes back with a rollback, or the answer is not ``applied``."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import trainmedic
+import trainmedic.torch
+from tests.support.command_sender import Commander
+from trainmedic.errors import ConfigurationError
+from trainmedic.wire.envelope import Reply
+
+BATCH = torch.linspace(-1, 1, 12).reshape(4, 3)
+
+Loss = Callable[[nn.Module, torch.Tensor], torch.Tensor]
+
+
+class Looped:
+    """A training whose loss depends on carried state. ``losses`` are those of each step, as they came."""
+
+    def __init__(self, commander: Commander, medic: trainmedic.Medic, directory: Path, model: nn.Module, **more: Any):
+        torch.set_num_threads(1)
+        torch.manual_seed(3)
+        self.commander, self.medic, self.model = commander, medic, model
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        loader = more.pop("loader", [BATCH + number / 50 for number in range(60)])
+        self.run = trainmedic.torch.attach(
+            medic,
+            model=model,
+            optimizer=self.optimizer,
+            loader=loader,
+            checkpoints=directory,
+            checkpoint_every=10,
+            keep=None,
+            **more,
+        )
+        self.losses: list[tuple[int, float]] = []
+
+    def train(self, loss_of: Loss, steps: int = 40, at: int = 18, **params: Any) -> Reply:
+        """Train so many steps; at one of them a rollback to step 10 is ordered. Return the answer to it."""
+        sent = ""
+        for batch in self.run.batches(steps=steps):
+            with self.run.step() as step:
+                loss = loss_of(self.model, batch)
+                step.backward(loss)
+                step.update()
+                step.report(loss=loss)
+                self.losses.append((step.number, loss.item()))
+                if step.number == at and not sent:
+                    sent = self.commander.send_and_wait(self.medic, "job.rollback", step=10, **params)
+        return self.commander.final(sent)
+
+    def repeats(self) -> bool:
+        """Whether each loss that came again was as before, to the bit."""
+        before: dict[int, float] = {}
+        return all(before.setdefault(step, loss) == loss for step, loss in self.losses)
+
+
+@pytest.fixture
+def looped(commander: Commander, medic: trainmedic.Medic, tmp_path: Path) -> Iterator[Callable[..., Looped]]:
+    made: list[Looped] = []
+
+    def make(model: nn.Module, **more: Any) -> Looped:
+        made.append(Looped(commander, medic, tmp_path, model, **more))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.run.close()
+
+
+def carried_of(reply: Reply) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = reply.output["verified"].get("carried", {})
+    return found
+
+
+class Recurrent(nn.Module):
+    """It keeps the hidden state of its LSTM as a plain attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(3, 5, batch_first=True)
+        self.head = nn.Linear(5, 1)
+        self.hidden: Any = None
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        out, (h, c) = self.lstm(batch[None], self.hidden)
+        self.hidden = (h.detach(), c.detach())
+        return self.head(out)
+
+
+class Caching(nn.Module):
+    """It keeps keys in a list, and a running average in a buffer that is not persistent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(3, 3)
+        self.cache: list[torch.Tensor] = []
+        self.register_buffer("average", torch.zeros(3), persistent=False)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        keys = self.line(batch)
+        self.average.mul_(0.9).add_(0.1 * keys.detach().mean(0))
+        past = torch.stack(self.cache[-4:]).mean(0) if self.cache else torch.zeros_like(keys)
+        self.cache.append(keys.detach())
+        del self.cache[:-4]
+        return keys + past + self.average
+
+
+def squared(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = model(batch)
+    return out.square().mean()
+
+
+@pytest.mark.parametrize(("model", "count"), [(Recurrent, 1), (Caching, 2)])
+def test_state_in_modules_is_found_and_goes_back(
+    looped: Callable[..., Looped], model: Callable[[], nn.Module], count: int
+) -> None:
+    """A hidden state, a cache, and a buffer that no state_dict holds."""
+    training = looped(model())
+    reply = training.train(squared)
+    assert (reply.status, carried_of(reply)) == ("applied", {"compared": count, "agreed": count})
+    assert training.repeats()
+    assert reply.output["verified"]["losses"]["compared"] == 8
+
+
+def test_state_from_before_the_first_step_is_empty_again(looped: Callable[..., Looped], tmp_path: Path) -> None:
+    """The checkpoint of step 0 knows no hidden state."""
+    training = looped(Recurrent())
+    sent = ""
+    for batch in training.run.batches(steps=30):
+        with training.run.step() as step:
+            loss = squared(training.model, batch)
+            step.backward(loss)
+            step.update()
+            step.report(loss=loss)
+            training.losses.append((step.number, loss.item()))
+            if step.number == 8 and not sent:
+                sent = training.commander.send_and_wait(training.medic, "job.rollback", step=0)
+    assert training.commander.final(sent).status == "applied"
+    assert training.repeats()
+
+
+def named_tensor() -> tuple[Any, Callable[[torch.Tensor], torch.Tensor]]:
+    value = torch.zeros(3)
+    return value, lambda found: value.mul_(0.9).add_(found)
+
+
+def named_buffer() -> tuple[Any, Callable[[torch.Tensor], torch.Tensor]]:
+    replay: deque[torch.Tensor] = deque(maxlen=5)
+
+    def mix(found: torch.Tensor) -> torch.Tensor:
+        replay.append(found)
+        return torch.stack(list(replay)).mean(0)
+
+    return replay, mix
+
+
+def named_dict() -> tuple[Any, Callable[[torch.Tensor], torch.Tensor]]:
+    held: dict[str, Any] = {"average": torch.zeros(3), "count": 0, "past": [torch.zeros(3)]}
+
+    def mix(found: torch.Tensor) -> torch.Tensor:
+        held["count"] += 1
+        held["average"] = held["average"] + (found - held["average"]) / held["count"]
+        held["past"] = [*held["past"][-2:], found]
+        return held["average"] + sum(held["past"])
+
+    return held, mix
+
+
+def named_functions() -> tuple[Any, Callable[[torch.Tensor], torch.Tensor]]:
+    hidden = [torch.zeros(3)]
+
+    def put(value: torch.Tensor) -> None:
+        hidden[0] = value
+
+    def mix(found: torch.Tensor) -> torch.Tensor:
+        hidden[0] = 0.5 * hidden[0] + found
+        return hidden[0]
+
+    return (lambda: hidden[0], put), mix
+
+
+def named_object() -> tuple[Any, Callable[[torch.Tensor], torch.Tensor]]:
+    class Average:
+        def __init__(self) -> None:
+            self.value, self.rate = torch.zeros(3), 0.9
+
+    average = Average()
+
+    def mix(found: torch.Tensor) -> torch.Tensor:
+        average.value = average.rate * average.value + found
+        return average.value
+
+    return average, mix
+
+
+def named_generator() -> tuple[Any, Callable[[torch.Tensor], torch.Tensor]]:
+    numbers = numpy.random.default_rng(5)
+    return numbers, lambda found: torch.from_numpy(numbers.normal(size=3)).float()
+
+
+NAMED = [named_tensor, named_buffer, named_dict, named_functions, named_object, named_generator]
+
+
+@pytest.mark.parametrize("kind", NAMED)
+@pytest.mark.parametrize("is_named", [True, False])
+def test_what_the_loop_names_goes_back(looped: Callable[..., Looped], kind: Callable[[], Any], is_named: bool) -> None:
+    """Without a name it cannot be seen: then the first loss shows it, and the answer is failed."""
+    value, mix = kind()
+    training = looped(nn.Linear(3, 3), also={"own": value} if is_named else None)
+
+    def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        out = model(batch)
+        return (out + mix(out.detach().mean(0)).detach()).square().mean()
+
+    reply = training.train(loss_of)
+    assert training.repeats() is is_named
+    if is_named:
+        assert (reply.status, carried_of(reply)) == ("applied", {"compared": 1, "agreed": 1})
+    else:
+        assert reply.status == "failed"
+        assert "the loss of step 11 is" in reply.output["reason"]
+        assert "attach(also=...)" in reply.output["reason"]
+
+
+class Noisy(Dataset[torch.Tensor]):
+    """Its augmentation draws from generators of its own."""
+
+    def __init__(self) -> None:
+        self.mine = torch.Generator().manual_seed(1)
+        self.transform = {"flip": random.Random(2), "crop": numpy.random.RandomState(3)}
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        noise = torch.randn(3, generator=self.mine)
+        shift = self.transform["flip"].random() + self.transform["crop"].rand()  # type: ignore[attr-defined]
+        return noise + shift + index
+
+
+def test_generators_of_the_data_set_go_back(looped: Callable[..., Looped]) -> None:
+    """Torch's, Python's and NumPy's, wherever the data set holds them."""
+    training = looped(nn.Linear(3, 3), loader=DataLoader(Noisy(), 4, shuffle=True))
+    reply = training.train(squared)
+    assert (reply.status, carried_of(reply)) == ("applied", {"compared": 3, "agreed": 3})
+    assert training.repeats()
+
+
+def test_it_outlives_a_restart(looped: Callable[..., Looped]) -> None:
+    """A new process goes on with the hidden state of the checkpoint."""
+    torch.manual_seed(5)
+    first = looped(Recurrent())
+    first.train(squared, steps=24)
+    before = dict(first.losses)
+    first.run.close()
+    second = looped(Recurrent())
+    assert second.run.resume() == 20
+    for batch in second.run.batches(steps=24):
+        with second.run.step() as step:
+            loss = squared(second.model, batch)
+            step.backward(loss)
+            step.update()
+            assert loss.item() == before[step.number]
+
+
+def test_a_rate_in_a_tensor_stays_the_loops_own(looped: Callable[..., Looped]) -> None:
+    """The loop moves a tensor that the optimizer must still use after a rollback."""
+    training = looped(nn.Linear(3, 3))
+    rate = torch.tensor(0.01)
+    training.optimizer.param_groups[0]["lr"] = rate
+
+    def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        rate.fill_(0.01 / (1 + training.run.global_step))
+        return squared(model, batch)
+
+    assert training.train(loss_of).status == "applied"
+    assert training.optimizer.param_groups[0]["lr"] is rate
+    assert training.repeats()
+
+
+def test_a_value_that_does_not_come_back_is_told(looped: Callable[..., Looped]) -> None:
+    """A setter that keeps nothing is no rollback, whatever the losses say."""
+    counted = [0]
+
+    def count() -> int:
+        counted[0] += 1
+        return counted[0]
+
+    reply = looped(nn.Linear(3, 3), also={"count": (count, lambda value: None)}).train(squared)
+    assert reply.status == "failed"
+    assert "carried state is not as it was saved: also.count" in reply.output["reason"]
+
+
+@pytest.mark.parametrize("value", [3.0, "text", [object()], torch.zeros(2, device="meta")])
+def test_what_cannot_be_carried_is_refused(looped: Callable[..., Looped], value: Any) -> None:
+    with pytest.raises(ConfigurationError, match="also: own"):
+        looped(nn.Linear(3, 3), also={"own": value})
+
+
+@pytest.mark.parametrize("skip", [0, 3])
+def test_a_loss_that_is_no_number_is_never_applied(looped: Callable[..., Looped], skip: int) -> None:
+    """The carried state is spoiled and stays so: every loss is NaN from the rollback on, and after a skip as well."""
+    hidden = [torch.zeros(3)]
+    training = looped(nn.Linear(3, 3))
+
+    def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        if training.run.global_step == 17:
+            hidden[0] = torch.full((3,), float("nan"))
+        return (model(batch) + hidden[0]).square().mean()
+
+    reply = training.train(loss_of, steps=22, skip_batches=skip)
+    assert reply.status == "failed"
+    assert "is not a finite number, 1 step(s) after the checkpoint" in reply.output["reason"]

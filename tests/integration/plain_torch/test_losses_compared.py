@@ -1,0 +1,208 @@
+"""The answer to a rollback says how many losses came again, is in time, and is corrected where it does not hold."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import RedisServer
+from tests.integration.plain_torch.training import Training
+from tests.support.command_sender import Commander
+from tests.support.programs import PYTHON_PATH, Program, eventually
+from trainmedic.wire.envelope import Reply
+
+Begin = Callable[..., Training]
+
+
+class Clock:
+    """A clock that the test moves on."""
+
+    def __init__(self, training: Training) -> None:
+        self.now = 0.0
+        training.run._verification._now = lambda: self.now
+
+    def pass_seconds(self, seconds: float) -> Callable[[], None]:
+        def act() -> None:
+            self.now += seconds
+
+        return act
+
+
+def losses_of(reply: Reply) -> dict[str, Any]:
+    return dict(reply.output["verified"]["losses"])
+
+
+def spoil(training: Training, value: float = 50.0) -> Callable[[], None]:
+    """An act that changes the weights behind the back of training."""
+
+    def act() -> None:
+        with torch.no_grad():
+            training.model[0].weight.fill_(value)
+
+    return act
+
+
+def test_a_slow_training_answers_with_what_was_compared(begin: Begin) -> None:
+    """After 30 seconds, once three losses were compared; the batches are not all there either."""
+    training = begin()
+    clock = Clock(training)
+    later = {30 + number: clock.pass_seconds(9.0) for number in range(1, 8)}
+    training.train(32, {30: training.order("job.rollback", step=10, seconds=600.0)}, later)
+    (reply,) = training.replies()
+    assert reply.status == "applied"
+    losses = losses_of(reply)
+    assert (losses["compared"], losses["agreed"]) == (4, 4)
+    assert losses["why"] == "the next batches would have come too late for the answer"
+
+
+def test_a_very_slow_one_waits_for_three(begin: Begin) -> None:
+    """And for 90 seconds at most: then the answer says what was not seen."""
+    training = begin()
+    clock = Clock(training)
+    later = {30 + number: clock.pass_seconds(25.0) for number in range(1, 8)}
+    training.train(32, {30: training.order("job.rollback", step=10, seconds=600.0)}, later)
+    assert losses_of(training.replies()[0])["compared"] == 3
+    other = begin(directory=training.run.training.storage.directory / "other")  # type: ignore[union-attr, operator]
+    clock = Clock(other)
+    order = other.order("job.rollback", step=10, seconds=600.0)
+    other.train(32, {30: order}, {31: clock.pass_seconds(200.0)})
+    losses = losses_of(other.replies()[0])
+    assert losses["compared"] == 1
+    assert "too late" in losses["why"]
+
+
+def test_a_later_difference_corrects_the_answer(
+    commander: Commander, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The metric counts it and a record says why: the server has the answer `applied` by then."""
+    with commander.connect(log_dir=tmp_path / "logs") as medic:
+        training = Training(commander, medic, tmp_path / "checkpoints")
+        clock = Clock(training)
+        acts: dict[int, Callable[[], None]] = {30 + number: clock.pass_seconds(9.0) for number in range(1, 6)}
+        acts[39] = spoil(training)
+        training.train(45, {30: training.order("job.rollback", step=10, seconds=600.0)}, acts)
+        (reply,) = training.replies()
+        assert reply.status == "applied"
+        assert medic.progress.rollback_not_held is True
+        assert "the loss of step 20 is" in caplog.text
+        training.run.close()
+
+        def detected() -> list[dict[str, Any]]:
+            lines = [line for path in (tmp_path / "logs").rglob("*.jsonl") for line in path.read_text().splitlines()]
+            return [record for record in map(json.loads, lines) if record.get("event") == "detected"]
+
+        eventually(lambda: bool(detected()), 60, "a record of the correction")
+        (record,) = detected()
+        assert record["message"].startswith("the rollback to step 10 does not hold: the training went back to step 10")
+        assert record["command"] == reply.command_id
+
+
+def test_one_that_holds_needs_no_correction(begin: Begin) -> None:
+    training = begin()
+    clock = Clock(training)
+    acts = {30 + number: clock.pass_seconds(9.0) for number in range(1, 6)}
+    training.train(45, {30: training.order("job.rollback", step=10, seconds=600.0)}, acts)
+    assert training.replies()[0].status == "applied"
+    assert training.run.medic.progress.rollback_not_held is False
+
+
+def test_weights_that_change_after_the_load_are_seen(begin: Begin) -> None:
+    """The digests agreed; what training does with them does not."""
+    training = begin()
+    training.train(45, {30: training.order("job.rollback", step=10)}, {31: spoil(training)})
+    (reply,) = training.replies()
+    assert reply.status == "failed"
+    assert "it does not train as before: the loss of step 12 is" in reply.output["reason"]
+    assert reply.output["verified"]["batches"] == {"compared": 16, "agreed": 16}
+
+
+def test_after_a_skip_nothing_is_comparable(begin: Begin) -> None:
+    data = [(torch.full((4, 4), float(number % 7)), torch.tensor([number] * 4)) for number in range(100)]
+    training = begin(loader=data)
+    training.train(60, {30: training.order("job.rollback", step=10, skip_batches=4)})
+    (reply,) = training.replies()
+    assert reply.status == "applied"
+    assert losses_of(reply) == {
+        "compared": 0,
+        "agreed": 0,
+        "finite": 20,
+        "why": "not comparable: 4 batches are left out, so no step comes again",
+    }
+
+
+def test_a_rate_that_was_scaled_since_binds_the_first_loss_alone(begin: Begin) -> None:
+    """Scaled before the rollback, or while losses are compared."""
+    training = begin()
+    half = training.order("job.scale_lr", factor=0.5)
+    training.train(60, {15: half, 30: training.order("job.rollback", step=10)}, {70: half})
+    reply = training.replies()[1]
+    assert reply.status == "applied"
+    losses = losses_of(reply)
+    assert losses["compared"] == 20 > losses["agreed"] >= 1
+    assert "commands changed the course" in losses["why"]
+
+
+def test_an_error_of_the_loop_before_three_losses_is_no_success(begin: Begin) -> None:
+    training = begin()
+
+    def fail() -> None:
+        raise FloatingPointError
+
+    with pytest.raises(FloatingPointError):
+        training.train(45, {30: training.order("job.rollback", step=10)}, {32: fail})
+    (reply,) = training.replies()
+    assert reply.status == "failed"
+    assert "the loop raised FloatingPointError before 3 losses were compared" in reply.output["reason"]
+
+
+PROGRAM = """
+import os, sys, time, torch, trainmedic, trainmedic.torch
+
+url, moment = sys.argv[1:]
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+with trainmedic.connect(job="llm-1", redis_url=url) as medic:
+    run = trainmedic.torch.attach(
+        medic, model=model, optimizer=optimizer, loader=[torch.ones(2)] * 10, checkpoints="checkpoints",
+        checkpoint_every=1000
+    )
+    if moment == "resumes":
+        run.resume()
+    for batch in run.batches(epochs=100_000):
+        with run.step() as step:
+            time.sleep(0.01)
+            loss = model(batch).square().sum()
+            step.backward(loss)
+            step.update()
+            step.report(loss=loss)
+        if moment == "dies" and run.training.rollbacks and run.global_step == 2:
+            os._exit(9)
+"""
+
+
+def test_a_job_that_dies_while_losses_are_compared_never_says_applied(
+    shared_redis: RedisServer, tmp_path: Path
+) -> None:
+    if shared_redis.process is None:
+        shared_redis.start()
+    environment = {"PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1"}
+    commander = Commander(shared_redis.url)
+
+    def start(moment: str) -> Program:
+        return Program([sys.executable, "-c", PROGRAM, shared_redis.url, moment], tmp_path / moment, environment)
+
+    with start("dies") as job:
+        sent = commander.send("job.rollback", 300.0, step=0)
+        assert job.process.wait(120) == 9, job.tail()
+        assert not [reply for reply in commander.replies(sent) if reply.is_final]
+    with start("resumes"):
+        reply = commander.final(sent, 120.0)
+    commander.close()
+    assert reply.status == "failed"
+    assert "interrupted" in reply.output["reason"]

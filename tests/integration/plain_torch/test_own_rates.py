@@ -1,0 +1,237 @@
+"""A loop that sets its learning rate by itself: a scaled rate is used by the updates, or the answer says that it is
+not; and no undo multiplies a rate that was not scaled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+import trainmedic
+import trainmedic.torch
+from tests.support.command_sender import Commander
+from trainmedic.torch.steps import Step
+from trainmedic.wire.envelope import Reply
+
+Rate = Callable[["Own", Step], None]
+
+
+def computed(step: int) -> float:
+    return 0.1 * 0.99**step
+
+
+class Own:
+    """A loop that calls `set_rate` before each update and `after` each of them. ``used`` are the rates by update."""
+
+    def __init__(self, commander: Commander, medic: trainmedic.Medic, directory: Path, **more: Any) -> None:
+        torch.set_num_threads(1)
+        self.commander, self.medic = commander, medic
+        self.model = nn.Linear(3, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.used: dict[int, float] = {}
+        self.sent: list[str] = []
+        make = more.pop("scheduler", None)
+        self.scheduler = make(self.optimizer) if make is not None else None
+        self.run = trainmedic.torch.attach(
+            medic,
+            model=self.model,
+            optimizer=self.optimizer,
+            scheduler=self.scheduler,
+            loader=[torch.ones(2, 3)] * 10,
+            checkpoints=directory,
+            checkpoint_every=10,
+            **more,
+        )
+
+    def set(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    def train(
+        self, steps: int, set_rate: Rate, at: dict[int, Callable[[], Any]], after: Callable[[], Any] = int
+    ) -> None:
+        waiting = dict(at)
+        for batch in self.run.batches(steps=steps):
+            with self.run.step() as step:
+                set_rate(self, step)
+                loss = self.model(batch).square().mean()
+                loss.backward()
+                self.used[step.number] = self.optimizer.param_groups[0]["lr"]
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+                step.report(loss=loss)
+                waiting.pop(step.number, int)()
+            after()
+
+    def order(self, action: str, undo_of: int | None = None, **params: Any) -> Callable[[], None]:
+        def act() -> None:
+            undo = self.sent[undo_of] if undo_of is not None else None
+            self.sent.append(self.commander.send_and_wait(self.medic, action, undo_of=undo, **params))
+
+        return act
+
+    def replies(self) -> list[Reply]:
+        return [self.commander.final(each) for each in self.sent]
+
+
+@pytest.fixture
+def own(commander: Commander, medic: trainmedic.Medic, tmp_path: Path) -> Iterator[Callable[..., Own]]:
+    made: list[Own] = []
+
+    def make(**more: Any) -> Own:
+        made.append(Own(commander, medic, tmp_path, **more))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.run.close()
+
+
+def deaf(own: Own, step: Step) -> None:
+    own.set(computed(step.number))
+
+
+def by_step(own: Own, step: Step) -> None:
+    own.set(step.learning_rate(computed(step.number)))
+
+
+def by_run(own: Own, step: Step) -> None:
+    own.set(own.run.learning_rate(computed(step.number)))
+
+
+def by_scale(own: Own, step: Step) -> None:
+    own.set(own.run.lr_scale * computed(step.number))
+
+
+def never(own: Own, step: Step) -> None:
+    """The rate stays what it is."""
+
+
+def test_a_rate_that_the_loop_overwrites_is_never_applied(own: Callable[..., Own]) -> None:
+    """As in nanoGPT, llm.c and modded-nanogpt. The next such command is answered at once, and changes nothing."""
+    loop = own()
+    loop.train(20, deaf, {5: loop.order("job.scale_lr", factor=0.5), 12: loop.order("job.scale_lr", factor=0.5)})
+    first, second = loop.replies()
+    assert (first.status, second.status) == ("failed", "unsupported")
+    assert "the loop set the learning rate to" in first.output["reason"]
+    assert "run.learning_rate(value)" in first.output["reason"]
+    assert loop.used == {step: computed(step) for step in range(1, 21)}
+    assert loop.run.training.rate.scale == 1.0
+
+
+@pytest.mark.parametrize("set_rate", [by_step, by_run, by_scale])
+def test_a_loop_that_asks_for_the_factor_uses_it(own: Callable[..., Own], set_rate: Rate) -> None:
+    """From the next update on until the undo, to the bit."""
+    loop = own()
+    loop.train(
+        20,
+        set_rate,
+        {5: loop.order("job.scale_lr", factor=0.5), 12: loop.order("job.scale_lr", undo_of=0, factor=2.0)},
+    )
+    first, second = loop.replies()
+    assert (first.status, second.status) == ("applied", "applied")
+    assert first.output["verified"]["learning_rate"] == {"updates": 2, "used": 0.5 * computed(7)}
+    assert loop.used == {step: (0.5 if 5 < step <= 12 else 1.0) * computed(step) for step in range(1, 21)}
+
+
+def test_a_scheduler_that_attach_does_not_know_is_seen(own: Callable[..., Own]) -> None:
+    """It moves the rate only after the first update."""
+    loop = own()
+    scheduler = lr_scheduler.LambdaLR(loop.optimizer, lambda step: 0.99**step)
+    loop.train(20, never, {5: loop.order("job.scale_lr", factor=0.5)}, after=scheduler.step)
+    (reply,) = loop.replies()
+    assert reply.status == "failed"
+    assert loop.used[20] == pytest.approx(0.1 * 0.99**19)
+
+
+def test_a_scheduler_that_attach_knows_is_followed(own: Callable[..., Own]) -> None:
+    """Though it moves the rate by much right then."""
+    loop = own(scheduler=lambda optimizer: lr_scheduler.StepLR(optimizer, step_size=6, gamma=0.1))
+    loop.train(20, never, {5: loop.order("job.scale_lr", factor=2.0)}, after=loop.scheduler.step)
+    (reply,) = loop.replies()
+    assert reply.status == "applied"
+    assert loop.used[8] == pytest.approx(0.02)
+
+
+def test_the_undo_leaves_a_rate_that_was_set_since(own: Callable[..., Own]) -> None:
+    """The loop has begun to set the rate only after the answer: it is not doubled."""
+    loop = own()
+
+    def late(own: Own, step: Step) -> None:
+        if step.number == 10:
+            own.set(0.03)
+
+    orders = {3: loop.order("job.scale_lr", factor=0.5), 14: loop.order("job.scale_lr", undo_of=0, factor=2.0)}
+    loop.train(20, late, orders)
+    first, second = loop.replies()
+    assert (first.status, second.status) == ("applied", "applied")
+    assert loop.used[4] == 0.05
+    assert set(list(loop.used.values())[9:]) == {0.03}
+    assert "not changed" in second.output["left_alone"]
+
+
+def test_a_constant_rate_is_seen_in_use(own: Callable[..., Own]) -> None:
+    loop = own()
+    loop.train(10, never, {3: loop.order("job.scale_lr", factor=0.5)})
+    (reply,) = loop.replies()
+    assert reply.status == "applied"
+    assert reply.output["verified"]["learning_rate"] == {"updates": 2, "used": 0.05}
+    assert (reply.output["before"], reply.output["after"]) == (0.1, 0.05)
+
+
+def test_without_an_update_the_answer_claims_none(own: Callable[..., Own]) -> None:
+    """The loop ends first, or is paused."""
+    loop = own()
+    loop.train(5, never, {5: loop.order("job.scale_lr", factor=0.5)})
+    (reply,) = loop.replies()
+    assert reply.output["verified"]["learning_rate"] == {"updates": 0, "why": "the loop ended"}
+
+
+@pytest.mark.parametrize("every", [2, 4])
+def test_an_undeclared_accumulation_is_gone_back_in_exactly(
+    own: Callable[..., Own], tmp_path: Path, every: int
+) -> None:
+    """A boundary between two updates is no place to save, nor to go back at: gradients would be missing. The loop's
+    own counter does not go back."""
+    loop = own()
+    losses: list[tuple[int, float]] = []
+    sent = ""
+    torch.manual_seed(1)
+    for number, batch in enumerate(loop.run.batches(steps=60)):
+        with loop.run.step() as step:
+            loss = (loop.model(batch * (1 + step.number % 7)) - 1).square().mean() / every
+            loss.backward()
+            if (number + 1) % every == 0:
+                loop.optimizer.step()
+                loop.optimizer.zero_grad()
+            step.report(loss=loss)
+            losses.append((step.number, loss.item()))
+            if step.number == 33 and not sent:
+                sent = loop.commander.send_and_wait(loop.medic, "job.rollback", step=25)
+    reply = loop.commander.final(sent)
+    assert reply.status == "applied"
+    assert reply.output["step"] % every == 0
+    assert reply.output["left_step"] % every == 0
+    before: dict[int, float] = {}
+    assert all(before.setdefault(number, loss) == loss for number, loss in losses)
+    assert reply.output["verified"]["losses"]["agreed"] == reply.output["verified"]["losses"]["compared"] > 5
+
+
+def test_a_loop_that_begins_no_step_is_told(own: Callable[..., Own], caplog: pytest.LogCaptureFixture) -> None:
+    loop = own()
+    for _ in loop.run.batches(epochs=20):
+        pass
+    assert caplog.text.count("drawn 50 batches and begun no step") == 1
+
+
+def test_a_loop_that_only_evaluates_is_told(own: Callable[..., Own], caplog: pytest.LogCaptureFixture) -> None:
+    loop = own()
+    for batch in loop.run.batches(steps=250):
+        with loop.run.step() as step, torch.no_grad():
+            step.report(loss=loop.model(batch).sum())
+    assert caplog.text.count("100 steps without a step of the optimizer") == 1

@@ -1,0 +1,180 @@
+"""Losses that come again after a rollback are those of before, within a stated tolerance, or it does not hold."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from trainmedic.job.loss_log import COARSE_KERNELS, COMPARED, EXACT_KERNELS, LossComparison, LossCourse, LossLog
+
+NAN = float("nan")
+
+
+def curve(step: int) -> float:
+    return 2.0 + 1.0 / step
+
+
+def trained(steps: int = 40) -> LossLog:
+    """A log of a training with a checkpoint every ten steps."""
+    log = LossLog()
+    for step in range(1, steps + 1):
+        if step % 10 == 1:
+            log.expect_from(step - 1)
+        if step <= log.until:
+            log.note(step, curve(step))
+    return log
+
+
+def repeated(comparison: LossComparison, log: LossLog, factor: float = 1.0, start: int = 1) -> LossComparison:
+    for step in range(comparison.step + 1, comparison.step + COMPARED + 1):
+        log.note(step, curve(step) * (factor if step - comparison.step >= start else 1.0))
+        comparison.step_passed(step)
+    return comparison
+
+
+def test_the_same_losses_agree() -> None:
+    log = trained()
+    comparison = repeated(log.go_back(20, LossCourse()), log)
+    assert comparison.is_complete
+    assert not comparison.problem
+    assert comparison.told() == {"compared": 20, "agreed": 20, "finite": 20, "tolerance": EXACT_KERNELS}
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "factor", "agrees"),
+    [
+        (EXACT_KERNELS, 1 + 5e-6, True),
+        (EXACT_KERNELS, 1 + 5e-5, False),
+        (COARSE_KERNELS, 1 + 5e-3, True),
+        (COARSE_KERNELS, 1.02, False),
+    ],
+)
+def test_the_tolerance_is_a_share_of_the_loss(tolerance: float, factor: float, agrees: bool) -> None:
+    log = trained()
+    comparison = repeated(log.go_back(20, LossCourse(tolerance)), log, factor)
+    assert (not comparison.problem) is agrees
+
+
+def test_a_later_loss_must_agree_too() -> None:
+    log = trained()
+    comparison = repeated(log.go_back(20, LossCourse()), log, 1.1, start=5)
+    assert "the loss of step 25 is" in comparison.problem
+    assert comparison.told()["compared"] == 5
+
+
+def test_after_a_fault_only_the_first_must_agree() -> None:
+    """A flipped bit does not come again: what differs later is told, with the reason."""
+    log = trained()
+    comparison = repeated(log.go_back(20, LossCourse(trouble_at=27)), log, 1.1, start=2)
+    assert not comparison.problem
+    member = comparison.told()
+    assert (member["compared"], member["agreed"]) == (20, 1)
+    assert member["why"].startswith("from step 22 on other losses come: the training went back because of a fault")
+    first = repeated((log := trained()).go_back(20, LossCourse(trouble_at=27)), log, 1.1)
+    assert "the loss of step 21 is" in first.problem
+
+
+def test_a_fault_in_the_first_step_binds_nothing() -> None:
+    log = trained()
+    comparison = repeated(log.go_back(20, LossCourse(trouble_at=21)), log, 1.5)
+    assert not comparison.problem
+
+
+def test_losses_that_were_no_numbers_are_a_fault_of_the_course() -> None:
+    """They are not to come again, and nothing is compared with them."""
+    log = trained(24)
+    log.note(25, NAN)
+    comparison = repeated(log.go_back(20, LossCourse()), log, 1.1, start=2)
+    assert not comparison.problem
+    assert comparison.told()["compared"] == 4
+
+
+@pytest.mark.parametrize("value", [NAN, math.inf, -math.inf])
+@pytest.mark.parametrize("why_not", ["", "3 batches are left out"])
+@pytest.mark.parametrize("after", [1, 20])
+def test_a_loss_that_is_not_finite_is_always_a_problem(value: float, why_not: str, after: int) -> None:
+    """Also where nothing comes again, for twenty steps."""
+    log = trained()
+    comparison = log.go_back(20, LossCourse(not_comparable=why_not, trouble_at=21))
+    for step in range(21, 21 + after):
+        log.note(step, value if step == 20 + after else curve(step))
+    assert f"the loss of step {20 + after} is not a finite number" in comparison.problem
+
+
+def test_after_twenty_steps_nothing_is_looked_at() -> None:
+    log = trained()
+    comparison = repeated(log.go_back(20, LossCourse()), log)
+    log.expect_from(40)
+    log.note(41, NAN)
+    assert not comparison.problem
+
+
+def test_what_is_not_comparable_says_so() -> None:
+    log = trained()
+    comparison = repeated(log.go_back(20, LossCourse(not_comparable="3 batches are left out")), log, 1.7)
+    assert comparison.told() == {
+        "compared": 0,
+        "agreed": 0,
+        "finite": 20,
+        "why": "not comparable: 3 batches are left out",
+    }
+
+
+def test_batches_that_are_not_known_bind_nothing_and_are_told() -> None:
+    log = trained()
+    comparison = repeated(log.go_back(20, LossCourse(is_known=False)), log, 1.5)
+    assert not comparison.problem
+    assert "it is not known whether the loop draws the same batches" in comparison.told()["why"]
+
+
+def test_a_loop_that_reports_no_loss_claims_nothing() -> None:
+    log = LossLog()
+    log.expect_from(20)
+    comparison = log.go_back(20, LossCourse())
+    comparison.step_passed(40)
+    assert comparison.is_complete
+    assert comparison.told() == {
+        "compared": 0,
+        "agreed": 0,
+        "finite": 0,
+        "why": "no loss was reported for these steps before",
+    }
+
+
+def test_a_command_ends_what_must_agree() -> None:
+    """One of before, as far as it was after the checkpoint, and one that comes while losses are compared."""
+    log = trained()
+    log.course_changes(30)
+    assert (log.first_change(20), log.first_change(35)) == (31, None)
+    comparison = repeated(log.go_back(20, LossCourse(changed_at=log.first_change(20))), log, 1.5, start=11)
+    assert not comparison.problem
+    assert "commands changed the course" in comparison.told()["why"]
+    log = trained()
+    comparison = log.go_back(20, LossCourse())
+    log.note(21, curve(21))
+    log.course_changes(21)
+    log.note(22, 5.0)
+    assert not comparison.problem
+    assert comparison.told()["compared"] == 1
+
+
+def test_only_what_follows_a_checkpoint_is_noted() -> None:
+    """The rest costs the loop nothing."""
+    log = LossLog()
+    log.expect_from(0)
+    log.expect_from(100)
+    assert log.until == 120
+    log.go_back(0, LossCourse())
+    assert log.until == COMPARED
+
+
+def test_a_restart_knows_the_losses_from_before_it() -> None:
+    state = json.loads(json.dumps(trained(35).state()))
+    log = LossLog()
+    log.restore(state, 35)
+    comparison = repeated(log.go_back(20, LossCourse()), log)
+    assert comparison.told()["compared"] == 15
+    log.restore(None, 35)
+    assert log.go_back(20, LossCourse()).told()["compared"] == 0
