@@ -1,0 +1,107 @@
+"""State that an object of the program holds over a restart of its loop: batches, counters, buffers, running averages.
+
+A restart within the process calls the framework's loop again on the same objects, while a new process would have made
+them new. So what a trainer has gathered on the course that is given up, such as completions that it trains on several
+times, would be used on the new one. `HeldState` copies these attributes at the start and with each checkpoint, and
+puts them back: as the checkpoint has them, and otherwise as they were at the start, which is what the framework
+expects when it resumes in a new process.
+
+Not here: what consists of plain values (``held_values``), and where the copies are kept (the loops of the frameworks).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Collection, Mapping
+
+import torch
+
+from trainmedic.trainer.held_values import NotPlain, is_figure, packed, same, unpacked
+
+log = logging.getLogger("trainmedic")
+
+_SETTINGS = (bool, str, bytes)
+"""Attributes of these types tell a program what to do; they are not gathered by training."""
+_CONTAINERS = (list, tuple, dict, set, deque, torch.Tensor)
+
+
+@dataclass(frozen=True)
+class PutBack:
+    """The names of the attributes that `HeldState.put_back` has changed."""
+
+    restored: tuple[str, ...] = ()
+    """Those that are as they were at the checkpoint."""
+    reset: tuple[str, ...] = ()
+    """Those that are as they were at the start, because the checkpoint has no copy."""
+
+    def to_json(self) -> dict[str, list[str]]:
+        return {"restored": list(self.restored), "reset": list(self.reset)}
+
+
+class HeldState:
+    """The attributes of ``holder`` that hold data, except ``excluded``, which the framework restores itself."""
+
+    def __init__(self, holder: Any, excluded: Collection[str]) -> None:
+        self._holder = holder
+        self._excluded = frozenset(excluded)
+        self._at_start = self._copies()
+
+    def record(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps for `put_back`: copies of the attributes that are not as at the start."""
+        return {
+            name: form
+            for name, form in self._copies().items()
+            if name not in self._at_start or not same(form, self._at_start[name])
+        }
+
+    def put_back(self, recorded: Mapping[str, Any] | None, keeps_batches: bool = True) -> PutBack:
+        """Set each attribute as it was at the checkpoint that has ``recorded`` it, and else as it was at the start.
+
+        Without ``keeps_batches`` only counters and averages are taken from the record, because the batches are to be
+        left out.
+        """
+        known = dict(recorded or {})
+        restored: list[str] = []
+        reset: list[str] = []
+        present = self._copies()
+        for name in sorted({*present, *known, *self._at_start} - self._excluded):
+            is_kept = name in known and (keeps_batches or is_figure(known[name]))
+            target = known if is_kept else self._at_start
+            if name in target and name in present and same(present[name], target[name]):
+                continue
+            if name not in present and (name not in target or self._is_part(name)):
+                continue
+            is_restored = is_kept and self._set(name, known)
+            if not is_restored:
+                self._set(name, self._at_start)
+            (restored if is_restored else reset).append(name)
+        return PutBack(tuple(restored), tuple(reset))
+
+    def _is_part(self, name: str) -> bool:
+        """Return whether the attribute is now an object of the program, such as an engine that is made when needed."""
+        return not isinstance(vars(self._holder).get(name), (type(None), *_CONTAINERS))
+
+    def _set(self, name: str, target: Mapping[str, Any]) -> bool:
+        members = vars(self._holder)
+        if name not in target:
+            members.pop(name, None)
+            return True
+        try:
+            members[name] = unpacked(target[name], members.get(name))
+        except NotPlain as error:
+            log.warning("the state %s of the trainer cannot be restored, and is reset: no class %s", name, error)
+            return False
+        return True
+
+    def _copies(self) -> dict[str, Any]:
+        copies = {}
+        for name, value in vars(self._holder).items():
+            if name in self._excluded or isinstance(value, _SETTINGS) or callable(value):
+                continue
+            try:
+                copies[name] = packed(value)
+            except NotPlain:
+                continue
+        return copies
