@@ -22,8 +22,26 @@ _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 _FACTORIES = {each.__name__: each for each in (list, dict, set, int, float)}
 _NO_DATA = (nn.Module, nn.Parameter, torch.optim.Optimizer, Dataset, DataLoader, Sampler, type)
 _LIBRARIES = frozenset(
-    "accelerate builtins datasets lightning logging multiprocessing peft pytorch_lightning queue threading tokenizers "
-    "torch torchdata torchmetrics trainmedic transformers trl vllm".split()
+    [
+        "accelerate",
+        "builtins",
+        "datasets",
+        "lightning",
+        "logging",
+        "multiprocessing",
+        "peft",
+        "pytorch_lightning",
+        "queue",
+        "threading",
+        "tokenizers",
+        "torch",
+        "torchdata",
+        "torchmetrics",
+        "trainmedic",
+        "transformers",
+        "trl",
+        "vllm",
+    ]
 )
 """Packages whose objects are parts of the program, and not data of its course."""
 
