@@ -121,12 +121,14 @@ class CheckpointRestore:
             training.budget.reset()
             return None
         try:
-            loaded, _ = self._load(candidates, group, resumed=True)
+            loaded, output = self._load(candidates, group, resumed=True)
         except UnusableCheckpoint as error:
             raise UnusableCheckpoint(f"{error}; to begin anew in spite of them, move them away") from error
         self._foreign = frozenset()
         if loaded.unusable:
             log.warning("%s: resumed from an older checkpoint: %s", self._job, "; ".join(loaded.unusable))
+        if output["data"].startswith(NOT_REPLAYED):
+            log.warning("%s: resumed from step %d, with %s", self._job, training.global_step, output["data"])
         return training.global_step
 
     def begin(self) -> None:

@@ -32,6 +32,16 @@ def is_streamed(loader: Any) -> bool:
     return isinstance(dataset, IterableDataset) and type(dataset).__module__.partition(".")[0] not in _EXACT
 
 
+def begins_again(loader: Any) -> bool:
+    """Return whether an empty state lets the loader begin an epoch again, as torchdata's does."""
+    return hasattr(loader, "next_iter_state")
+
+
+def iterator_of(loader: Any) -> Any:
+    """Return the present iterator of a loader that knows it, such as torchdata's; None for others."""
+    return getattr(loader, "_iterator", None)
+
+
 def shuffles(loader: Any) -> bool:
     """Return whether a stage of the loader's data set is known to shuffle in a buffer that its state lacks."""
     return any(_is_shuffling(stage) for stage in _stages(getattr(loader, "dataset", None), _DEEPEST))

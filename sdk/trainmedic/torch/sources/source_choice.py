@@ -31,7 +31,7 @@ from trainmedic.torch.sources.batch_sources import (
 from trainmedic.torch.sources.drawn_source import DrawnSource
 from trainmedic.torch.sources.indexed_source import IndexedSource
 from trainmedic.torch.sources.sample_order import SampleOrder
-from trainmedic.torch.sources.shuffle_buffers import is_streamed
+from trainmedic.torch.sources.shuffle_buffers import begins_again, is_streamed
 from trainmedic.torch.sources.stateful_source import BufferedSource, StatefulSource, keeps_position
 
 
@@ -46,7 +46,9 @@ def batch_source_for(loader: Any, seed: int | None, rank: int, reread: int = RER
 
         return source_of_prepared(loader, order_seed, rank, reread)
     if keeps_position(loader):
-        return BufferedSource(loader, loader, reread) if is_streamed(loader) else StatefulSource(loader, loader)
+        if is_streamed(loader) and begins_again(loader):
+            return BufferedSource(loader, loader, reread)
+        return StatefulSource(loader, loader)
     if isinstance(loader, DataLoader):
         dataset = loader.dataset
         if isinstance(dataset, IterableDataset):
