@@ -16,6 +16,7 @@ from trainmedic.errors import Rejected
 from trainmedic.huggingface import checkpoints
 from trainmedic.huggingface.batch_skipper import BatchSkipper
 from trainmedic.huggingface.batch_timer import BatchTimer
+from trainmedic.huggingface.reference_model import ReferenceModel
 from trainmedic.huggingface.rollout_engine import SYNCHRONIZED, RolloutEngine
 from trainmedic.huggingface.trainer_state import TrainerState
 from trainmedic.huggingface.used_batches import UsedBatches
@@ -63,8 +64,10 @@ class HuggingFaceLoop(TrainerLoop):
         self._makes_batches = False  # whether the model has sampled batches, before the last restart
         self._skipper = BatchSkipper(trainer, 0, self._used)
         self._engine = RolloutEngine(trainer)
-        if self._engine.no_rollback_because:
-            self.no_restart_because = self._engine.no_rollback_because
+        self._reference = ReferenceModel(trainer)
+        self.no_restart_because = (
+            self.no_restart_because or self._engine.no_rollback_because or self._reference.no_rollback_because
+        )
         self._held = TrainerState(trainer)
         self._put_back = PutBack()  # in the last restart
         self._skipped_before = 0  # batches that were left out before the checkpoint that the loop started from
@@ -115,6 +118,7 @@ class HuggingFaceLoop(TrainerLoop):
             setattr(args, name, value)
         if _BATCH in restart.settings:
             self._trainer._train_batch_size = args.train_batch_size  # the Trainer's own copy
+        self._reference.restore(checkpoint)
         keeps_batches = not restart.skip_batches and _BATCH not in restart.settings
         self._put_back = self._held.restore(checkpoint, self._medic.group("held"), keeps_batches)
         return checkpoint
@@ -129,7 +133,8 @@ class HuggingFaceLoop(TrainerLoop):
         return checkpoints.in_directory(self._trainer.args.output_dir, self._trainer.args.world_size)
 
     def _is_complete(self, checkpoint: Path) -> bool:
-        return checkpoints.is_complete(checkpoint, self._trainer.args.world_size)
+        is_complete = checkpoints.is_complete(checkpoint, self._trainer.args.world_size)
+        return is_complete and self._reference.is_in(checkpoint)
 
     def _step_of(self, checkpoint: Path) -> int:
         return checkpoints.step_of(checkpoint)
@@ -181,6 +186,7 @@ class HuggingFaceLoop(TrainerLoop):
         kept = self.proof.kept(modules, optimizers) if self._writes else {"batches": self.proof.batch_log.state()}
         keep(checkpoint, self._trainer.args.process_index, kept)
         self._held.save(checkpoint)
+        self._reference.save(checkpoint)
 
     @property
     def skipped_batches(self) -> int:

@@ -11,27 +11,24 @@ attributes to what they were before the first step, as for a new process.
 from __future__ import annotations
 
 import contextlib
-import dis
-import functools
 import io
 import json
 import logging
-import types
 from pathlib import Path
 from typing import Any, Mapping
 
 import torch
-from transformers import Trainer
 from transformers.trainer_callback import ExportableState, TrainerControl
 
 from trainmedic.job.group import Group
 from trainmedic.recovery.checkpoints import write_durably
-from trainmedic.trainer.held_state import HeldState, PutBack
+from trainmedic.trainer.held_state import HeldState, PutBack, assigned_names
 
 log = logging.getLogger("trainmedic")
 
 _FILE = "trainmedic-held-{rank:05d}.pt"
 _FORMAT = 1
+_PACKAGE = ("transformers",)
 _ENGINE_MARK = "_last_loaded_step"
 """Where TRL keeps the step whose weights the rollout engine has. No checkpoint knows it, for the engine runs on."""
 _NO_STEP = -1
@@ -42,7 +39,7 @@ class TrainerState:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._held = HeldState(trainer, _own_names() | {_ENGINE_MARK})
+        self._held = HeldState(trainer, assigned_names(type(trainer), _PACKAGE) | {_ENGINE_MARK})
 
     def save(self, checkpoint: Path) -> None:
         """Keep this rank's copies in the checkpoint. Raises OSError."""
@@ -93,11 +90,3 @@ class TrainerState:
         return [
             each for each in callbacks if isinstance(each, ExportableState) and not isinstance(each, TrainerControl)
         ]
-
-
-@functools.lru_cache(maxsize=1)
-def _own_names() -> frozenset[str]:
-    """The attributes that the Trainer itself assigns, and so restores or makes again when it resumes."""
-    functions = [each for each in vars(Trainer).values() if isinstance(each, types.FunctionType)]
-    stored = (each for function in functions for each in dis.get_instructions(function))
-    return frozenset(str(each.argval) for each in stored if each.opname == "STORE_ATTR")

@@ -11,10 +11,12 @@ Not here: what consists of plain values (``held_values``), and where the copies 
 
 from __future__ import annotations
 
+import dis
 import logging
+import types
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Collection, Mapping
+from typing import Any, Collection, Iterator, Mapping
 
 import torch
 
@@ -36,6 +38,11 @@ class PutBack:
     reset: tuple[str, ...] = ()
     """Those that are as they were at the start, because the checkpoint has no copy."""
 
+    def followed_by(self, later: PutBack) -> PutBack:
+        """Return what both together have changed."""
+        reset = {*self.reset, *later.reset} - {*later.restored}
+        return PutBack(tuple(sorted({*self.restored, *later.restored})), tuple(sorted(reset)))
+
     def to_json(self) -> dict[str, list[str]]:
         return {"restored": list(self.restored), "reset": list(self.reset)}
 
@@ -56,17 +63,20 @@ class HeldState:
             if name not in self._at_start or not same(form, self._at_start[name])
         }
 
-    def put_back(self, recorded: Mapping[str, Any] | None, keeps_batches: bool = True) -> PutBack:
+    def put_back(
+        self, recorded: Mapping[str, Any] | None, keeps_batches: bool = True, only: Collection[str] | None = None
+    ) -> PutBack:
         """Set each attribute as it was at the checkpoint that has ``recorded`` it, and else as it was at the start.
 
         Without ``keeps_batches`` only counters and averages are taken from the record, because the batches are to be
-        left out.
+        left out. With ``only``, other attributes stay as they are.
         """
         known = dict(recorded or {})
         restored: list[str] = []
         reset: list[str] = []
         present = self._copies()
-        for name in sorted({*present, *known, *self._at_start} - self._excluded):
+        names = {*present, *known, *self._at_start} if only is None else {*only}
+        for name in sorted(names - self._excluded):
             is_kept = name in known and (keeps_batches or is_figure(known[name]))
             target = known if is_kept else self._at_start
             if name in target and name in present and same(present[name], target[name]):
@@ -105,3 +115,20 @@ class HeldState:
             except NotPlain:
                 continue
         return copies
+
+
+def assigned_names(kind: type, packages: Collection[str]) -> frozenset[str]:
+    """Return the attributes that the classes of these packages assign, of those that ``kind`` is derived from.
+
+    A framework's own class restores them when it resumes, or makes them again.
+    """
+    own = [each for each in kind.__mro__ if each.__module__.partition(".")[0] in packages]
+    stored = (each for owner in own for function in _functions(owner) for each in dis.get_instructions(function))
+    return frozenset(str(each.argval) for each in stored if each.opname == "STORE_ATTR")
+
+
+def _functions(owner: type) -> Iterator[types.FunctionType]:
+    for member in vars(owner).values():
+        function = member.fset if isinstance(member, property) else member
+        if isinstance(function, types.FunctionType):
+            yield function

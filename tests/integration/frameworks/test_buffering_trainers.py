@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,16 +15,22 @@ import torch
 from transformers import Trainer
 
 import trainmedic
+import trainmedic.lightning
 from tests.conftest import RedisServer
-from tests.integration.frameworks import hf
+from tests.integration.frameworks import hf, line
+from tests.integration.frameworks.test_lightning import QUICK as LIGHTNING_QUICK
 from tests.support.command_sender import Sent
 from tests.support.programs import PYTHON_PATH, Program
 from trainmedic import huggingface
+from trainmedic.lightning.loop import LightningLoop
+
+# Lightning's own: it speaks to itself through what is deprecated, and advises on tiny runs.
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 
 TRL = Path(sys.prefix) / "trl"
 """The folder where scripts/setup installs TRL."""
 PROGRAM = "tests.integration.frameworks.trl_trainers"
-KINDS = ("grpo", "rloo", "engine")
+KINDS = ("grpo", "rloo", "engine", "reference")
 LOADING = 300.0  # seconds, to import TRL and to train six times on a busy machine
 QUICK = huggingface.Limits(delay=0.0)
 
@@ -53,7 +61,8 @@ def stories(shared_redis: RedisServer, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_step_after_a_rollback_trains_on_what_it_had_to(stories: dict[str, Story], kind: str) -> None:
-    """Completions and losses of steps 11 to 24 are those of a training that was never spoiled."""
+    """Completions and losses of steps 11 to 24 are those of a training that was never spoiled. The losses of
+    ``reference`` depend on a model that follows the trained one."""
     story = stories[kind]
     status, output = story["answer"]
     assert status == "applied", output
@@ -167,6 +176,50 @@ def test_without_copies_the_state_is_that_of_a_new_process(tmp_path: Path, medic
     assert reply.output["data"].startswith("not the same batches: the model samples them")
     assert Buffering.counts[18][:2] == (12, 1)
     assert Buffering.used[18][2] == 12
+
+
+class BufferingLine(line.Line):
+    """It gathers batches, and trains on the last three together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.replay: deque[Any] = deque(maxlen=3)
+        self.count = 0
+        self.average = torch.zeros(1)
+        self.used: Callable[[Any], None] = lambda _: None
+
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        self.replay.append(batch)
+        self.count += 1
+        x, y = (torch.cat(parts) for parts in zip(*self.replay, strict=True))
+        loss: torch.Tensor = torch.nn.functional.mse_loss(self.layers(x), y)
+        self.average.lerp_(loss.detach(), 0.1)
+        self.used((self.count, x.tolist(), loss.item(), self.average.item()))
+        return loss
+
+
+@pytest.mark.parametrize("has_copies", [True, False])
+def test_a_lightning_model_gets_back_what_it_has_gathered(
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent, has_copies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step trains on what it did before; where the checkpoint has no copies, the model begins to gather again."""
+    if not has_copies:
+        monkeypatch.setattr(LightningLoop, "held", lambda _: {})
+    used: list[Any] = []
+    model = BufferingLine()
+    model.used = used.append
+    script = line.Script(at_18=sent("job.rollback", step=10))
+    trainer = line.make_trainer(tmp_path, script, max_steps=24)
+    trainmedic.lightning.fit(trainer, model, line.loader(), medic=medic, limits=LIGHTNING_QUICK)
+    reply = sent.reply()
+    assert reply.status == "applied", reply.output
+    if has_copies:
+        assert used[18:26] == used[10:18]
+        assert "trainer_state" not in reply.output
+    else:
+        assert [count for count, *_ in used[18:26]] == list(range(1, 9))
+        assert len(used[18][1]) == 4
+        assert reply.output["trainer_state"] == {"restored": [], "reset": ["average", "count", "replay"]}
 
 
 class Leaking(Trainer):  # type: ignore[misc]

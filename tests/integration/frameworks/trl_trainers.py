@@ -25,7 +25,7 @@ from trainmedic import huggingface
 
 STEPS, SAVED, SPOILED, LEFT = 24, 10, 12, 18
 """The completions of steps 9 to 16 are sampled before step 9, and those of steps 17 to 24 before step 17."""
-KINDS = ("grpo", "rloo", "engine")
+KINDS = ("grpo", "rloo", "engine", "reference")
 END = "[END]"
 WORDS = [END, *(f"word{number}" for number in range(20))]
 
@@ -90,7 +90,9 @@ def make(kind: str, directory: Path, watch: Watch) -> Any:
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=END)
     torch.manual_seed(0)
     sizes = {"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 32, "vocab_size": len(WORDS)}
-    model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
+    GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).save_pretrained(directory / "model")
+    model = GPT2LMHeadModel.from_pretrained(directory / "model")  # where TRL finds the reference model
+    follows = {"sync_ref_model": True, "ref_model_sync_steps": 3} if kind == "reference" else {}
     trainer, config = (RLOOTrainer, RLOOConfig) if kind == "rloo" else (GRPOTrainer, GRPOConfig)
     made = recording(trainer)(
         model=model,
@@ -103,7 +105,8 @@ def make(kind: str, directory: Path, watch: Watch) -> Any:
             learning_rate=1e-2,
             per_device_train_batch_size=4,
             num_generations=4,
-            beta=0.0,
+            beta=0.5 if kind == "reference" else 0.0,
+            **follows,
             num_iterations=2,
             steps_per_generation=4,
             max_completion_length=6,
