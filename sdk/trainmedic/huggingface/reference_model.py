@@ -1,7 +1,7 @@
 """The reference model of TRL's trainers, where it follows the model that is trained (``sync_ref_model``).
 
-The Trainer does not save it. After a rollback it would be one that has followed the abandoned model. So rank 0 keeps its
-weights in each checkpoint, in ``trainmedic-reference.pt``; a reference model that stays as it is needs no copy.
+The Trainer does not save it. After a rollback it would be one that has followed the abandoned model. So rank 0 keeps
+its weights in each checkpoint, in ``trainmedic-reference.pt``; a reference model that stays as it is needs no copy.
 `HuggingFaceLoop` calls this.
 """
 

@@ -1,7 +1,8 @@
 """What a Hugging Face Trainer holds besides its model and optimizer, and gets back in a restart.
 
 The Trainer restores what it has itself. Trainers that are derived from it, such as TRL's, hold more: completions that
-they train on several times, counters by which they decide when to generate, figures for the next log line. Each rank
+they train on several times, counters by which they decide when to generate, figures for the next log line. A model
+may carry state from step to step, too. Each rank
 keeps a copy in the checkpoint, in ``trainmedic-held-<rank>.pt``. A checkpoint without copies of all ranks resets these
 attributes to what they were before the first step, as for a new process.
 
@@ -22,6 +23,7 @@ from transformers.trainer_callback import ExportableState, TrainerControl
 
 from trainmedic.job.group import Group
 from trainmedic.recovery.checkpoints import write_durably
+from trainmedic.trainer.held_modules import HeldModules
 from trainmedic.trainer.held_state import HeldState, PutBack, assigned_names
 
 log = logging.getLogger("trainmedic")
@@ -39,13 +41,14 @@ class TrainerState:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
+        self._modules = HeldModules(trainer.model)
         self._held = HeldState(trainer, assigned_names(type(trainer), _PACKAGE) | {_ENGINE_MARK})
 
     def save(self, checkpoint: Path) -> None:
         """Keep this rank's copies in the checkpoint. Raises OSError."""
         args = self._trainer.args
-        content = io.BytesIO()
-        torch.save({"format": _FORMAT, "ranks": args.world_size, "held": self._held.record()}, content)
+        content, modules = io.BytesIO(), {"modules": self._modules.record()}
+        torch.save({"format": _FORMAT, "ranks": args.world_size, "held": self._held.record(), **modules}, content)
         write_durably(checkpoint / _FILE.format(rank=args.process_index), content.getvalue())
 
     def restore(self, checkpoint: Path, group: Group, keeps_batches: bool) -> PutBack:
@@ -53,20 +56,21 @@ class TrainerState:
         kept = self._read(checkpoint)
         seen = group.poll(kept is not None)
         is_whole = all(seen.get(rank) for rank in range(group.world_size))
-        put_back = self._held.put_back(kept if is_whole else None, keeps_batches)
+        held, modules = kept if kept is not None and is_whole else (None, None)
+        put_back = self._held.put_back(held, keeps_batches)
+        put_back = put_back.followed_by(self._modules.put_back(modules).within("model"))
         if getattr(self._trainer, "use_vllm", False) and hasattr(self._trainer, _ENGINE_MARK):
             setattr(self._trainer, _ENGINE_MARK, _NO_STEP)
         self._restore_callbacks(checkpoint)
         return put_back
 
-    def _read(self, checkpoint: Path) -> Mapping[str, Any] | None:
+    def _read(self, checkpoint: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
         args = self._trainer.args
         try:
             content = torch.load(checkpoint / _FILE.format(rank=args.process_index), weights_only=True)
             if content["format"] != _FORMAT or content["ranks"] != args.world_size:
                 return None
-            held: Mapping[str, Any] = content["held"]
-            return held
+            return content["held"], content["modules"]
         except FileNotFoundError:
             return None
         except Exception as error:  # of a damaged file torch raises errors of many types

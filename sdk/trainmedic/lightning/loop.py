@@ -17,10 +17,10 @@ from trainmedic.recovery.loop_restart import LoopRestart
 from trainmedic.recovery.restarts import RestartLimits
 from trainmedic.torch.checkpoints.digests import Modules, Optimizers
 from trainmedic.torch.sources.batch_sources import REPLAYED
-from trainmedic.trainer.held_state import HeldState, PutBack, assigned_names
+from trainmedic.trainer.held_modules import HeldModules
+from trainmedic.trainer.held_state import PutBack
 from trainmedic.trainer.loop import TrainerLoop
 
-_PACKAGES = ("lightning", "pytorch_lightning", "torch")
 _SHARDING = ("DeepSpeed", "FSDP", "ModelParallel", "XLA")
 _SHARDED = "the strategy keeps the parameters in shards of its own"
 
@@ -35,7 +35,7 @@ class LightningLoop(TrainerLoop):
         self._trainer = trainer
         self.data = ResumableData(trainer, self.proof.before_draw)
         self._has_begun = False
-        self._held: HeldState | None = None
+        self._held: HeldModules | None = None
         self._put_back = PutBack()  # in the last restart
         self._keeps_batches = True
 
@@ -43,7 +43,7 @@ class LightningLoop(TrainerLoop):
 
     def fit(self, call: Callable[[Any], None], ckpt_path: Any, model: Any) -> None:
         """`call` is ``trainer.fit`` of ``model`` from the checkpoint that it is given. Raises what that raises."""
-        self._held = HeldState(model, assigned_names(type(model), _PACKAGES))
+        self._held = HeldModules(model, batches_in_model=True)
         fit_loop = self._trainer.fit_loop
         least = (fit_loop.min_epochs, fit_loop.epoch_loop.min_steps)
 
@@ -125,7 +125,7 @@ class LightningLoop(TrainerLoop):
         self._kept = kept
         self.data.restore(place)
         if self._held is not None and held and self.restarts.starting is not None:
-            self._put_back = self._put_back.followed_by(self._held.put_back(held, self._keeps_batches, only=held))
+            self._put_back = self._put_back.followed_by(self._held.add(held, self._keeps_batches))
 
     def begins(self, modules: Modules, optimizers: Optimizers) -> None:
         if any(name in type(self._trainer.strategy).__name__ for name in _SHARDING):

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Collection, Iterator, Mapping
 
 import torch
+from torch import nn
 
 from trainmedic.trainer.held_values import NotPlain, is_figure, packed, same, unpacked
 
@@ -26,6 +27,7 @@ log = logging.getLogger("trainmedic")
 
 _SETTINGS = (bool, str, bytes)
 """Attributes of these types tell a program what to do; they are not gathered by training."""
+_OF_MODULES = frozenset(vars(nn.Module()))
 _CONTAINERS = (list, tuple, dict, set, deque, torch.Tensor)
 
 
@@ -43,16 +45,28 @@ class PutBack:
         reset = {*self.reset, *later.reset} - {*later.restored}
         return PutBack(tuple(sorted({*self.restored, *later.restored})), tuple(sorted(reset)))
 
+    def within(self, part: str) -> PutBack:
+        """Return the same, with the names of attributes of that part."""
+        if not part:
+            return self
+        restored, reset = ([f"{part}.{name}" for name in names] for names in (self.restored, self.reset))
+        return PutBack(tuple(restored), tuple(reset))
+
     def to_json(self) -> dict[str, list[str]]:
         return {"restored": list(self.restored), "reset": list(self.reset)}
 
 
 class HeldState:
-    """The attributes of ``holder`` that hold data, except ``excluded``, which the framework restores itself."""
+    """The attributes of ``holder`` that hold data, except ``excluded``, which the framework restores itself.
 
-    def __init__(self, holder: Any, excluded: Collection[str]) -> None:
+    Of a module the buffers that are not persistent are among them, or with ``buffers_only`` nothing else, and what
+    every module has is not.
+    """
+
+    def __init__(self, holder: Any, excluded: Collection[str], buffers_only: bool = False) -> None:
         self._holder = holder
-        self._excluded = frozenset(excluded)
+        self._excluded = frozenset(excluded) | (_OF_MODULES if isinstance(holder, nn.Module) else frozenset())
+        self._buffers_only = buffers_only
         self._at_start = self._copies()
 
     def record(self) -> dict[str, Any]:
@@ -91,10 +105,17 @@ class HeldState:
 
     def _is_part(self, name: str) -> bool:
         """Return whether the attribute is now an object of the program, such as an engine that is made when needed."""
-        return not isinstance(vars(self._holder).get(name), (type(None), *_CONTAINERS))
+        return not isinstance(self._members().get(name), (type(None), *_CONTAINERS))
+
+    def _members(self) -> dict[str, Any]:
+        members = {} if self._buffers_only else dict(vars(self._holder))
+        if isinstance(self._holder, nn.Module):
+            members.update({name: self._holder._buffers.get(name) for name in self._holder._non_persistent_buffers_set})
+        return members
 
     def _set(self, name: str, target: Mapping[str, Any]) -> bool:
-        members = vars(self._holder)
+        is_buffer = isinstance(self._holder, nn.Module) and name in self._holder._buffers
+        members = self._holder._buffers if is_buffer else vars(self._holder)
         if name not in target:
             members.pop(name, None)
             return True
@@ -107,7 +128,7 @@ class HeldState:
 
     def _copies(self) -> dict[str, Any]:
         copies = {}
-        for name, value in vars(self._holder).items():
+        for name, value in self._members().items():
             if name in self._excluded or isinstance(value, _SETTINGS) or callable(value):
                 continue
             try:

@@ -64,7 +64,8 @@ def unpacked(form: Any, present: Any = None) -> Any:
         return form
     kind, content = form[0], form[1]
     if kind == "tensor":
-        return content.clone()
+        # A checkpoint may have been loaded to the host's memory.
+        return content.clone() if str(content.device) == form[2] else content.to(form[2])
     if kind == "array":
         return content.numpy().copy()
     if kind in ("list", "tuple"):
@@ -145,7 +146,7 @@ class _Packer:
         if type(value) is not torch.Tensor or value.is_meta or value.layout != torch.strided:
             raise NotPlain(type(value).__name__)
         self._count(value.numel() * value.element_size())
-        return ("tensor", value.detach().clone())
+        return ("tensor", value.detach().clone(), str(value.device))
 
     def _array(self, value: Any) -> Any:
         if not hasattr(value, "nbytes") or value.dtype.hasobject or not value.shape:

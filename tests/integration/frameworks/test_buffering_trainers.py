@@ -178,6 +178,50 @@ def test_without_copies_the_state_is_that_of_a_new_process(tmp_path: Path, medic
     assert Buffering.used[18][2] == 12
 
 
+class Recurrent(torch.nn.Module):
+    """A language model whose layer carries its hidden state from batch to batch, and an average in a buffer."""
+
+    average: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.layer = torch.nn.Embedding(32, 8), torch.nn.GRU(8, 8, batch_first=True)
+        self.head = torch.nn.Linear(8, 32)
+        self.hidden: torch.Tensor | None = None
+        self.register_buffer("average", torch.zeros(8), persistent=False)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        outputs, hidden = self.layer(self.embedding(input_ids), self.hidden)
+        self.hidden = hidden.detach()
+        self.average.lerp_(outputs.detach().mean((0, 1)), 0.1)
+        logits = self.head(outputs - self.average)
+        return {"loss": torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())}
+
+
+@pytest.mark.parametrize("skip", [0, 3])
+def test_a_model_gets_back_what_it_carries(tmp_path: Path, medic: trainmedic.Medic, sent: Sent, skip: int) -> None:
+    """A hidden state that is no number any more would make every loss after the rollback one. Losses repeat."""
+
+    def act(control: Any) -> None:
+        with torch.no_grad():
+            model.hidden = torch.full_like(model.hidden, float("nan")) if model.hidden is not None else None
+            model.average.fill_(float("nan"))
+        sent("job.rollback", step=10, skip_batches=skip)(control)
+
+    script = hf.Script(at_18=act)
+    trainer = hf.make_trainer(tmp_path, script, max_steps=24)
+    before: dict[int, float] = {}
+    model = Recurrent()
+    trainer = Trainer(model=model, args=trainer.args, train_dataset=hf.Windows(), callbacks=[script])
+    script.acts[17] = lambda _: before.update(script.losses)
+    huggingface.train(trainer, medic=medic, limits=QUICK)
+    assert sent.reply().status == "applied", sent.reply().output
+    again = {step: script.losses[step] for step in range(11, 17)}
+    assert all(loss == loss for loss in script.losses.values())
+    if not skip:
+        assert again == {step: before[step] for step in again}
+
+
 class BufferingLine(line.Line):
     """It gathers batches, and trains on the last three together."""
 
