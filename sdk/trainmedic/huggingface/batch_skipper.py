@@ -2,8 +2,8 @@
 
 The Trainer finds its position by itself: after the batches that the checkpoint's steps were trained on. From there
 `BatchSkipper` reads further batches and does not train on them; over the end of an epoch too, which gets shorter by
-them. A training of ``max_steps`` gets further epochs for them, where it needs them. Each batch that is trained on is
-told to the proof of rollbacks. `HuggingFaceLoop` uses it around ``Trainer.train``.
+them. A training of ``max_steps`` gets further epochs for them, where it needs them. `HuggingFaceLoop` uses it around
+``Trainer.train``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 from types import TracebackType
 from typing import Any, Iterator
 
-from trainmedic.trainer.rollback_proof import RollbackProof
+from trainmedic.huggingface.used_batches import UsedBatches
 
 
 class BatchSkipper:
@@ -24,10 +24,9 @@ class BatchSkipper:
     step is trained on, for the Trainer ends at an empty epoch. ``skipped`` counts what really was left out.
     """
 
-    def __init__(self, trainer: Any, batches: int, proof: RollbackProof, why_not: str = "") -> None:
+    def __init__(self, trainer: Any, batches: int, used: UsedBatches) -> None:
         self._trainer = trainer
-        self._proof = proof
-        self._why_not = why_not
+        self._used = used
         self._left = self._most = batches
         self._original: Any = None
         self._shortened: Any = None  # the iterator of the epoch in which batches were left out
@@ -58,10 +57,9 @@ class BatchSkipper:
         return (epochs + further, steps_per_epoch, *others)
 
     def _take(self, batches: Iterator[Any], count: int, *arguments: Any, **options: Any) -> Any:
-        epoch, before = int(self._trainer.state.epoch or 0), self._proof.before_draw()
+        self._used.drawing()
         samples, items = self._take_samples(batches, count, *arguments, **options)
-        for batch in samples:
-            self._proof.drawn(batch, epoch, before, self._why_not)
+        self._used.drawn()
         return samples, items
 
     def _take_samples(self, batches: Iterator[Any], count: int, *arguments: Any, **options: Any) -> Any:

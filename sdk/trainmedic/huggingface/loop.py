@@ -16,6 +16,10 @@ from trainmedic.errors import Rejected
 from trainmedic.huggingface import checkpoints
 from trainmedic.huggingface.batch_skipper import BatchSkipper
 from trainmedic.huggingface.batch_timer import BatchTimer
+from trainmedic.huggingface.reference_model import ReferenceModel
+from trainmedic.huggingface.rollout_engine import SYNCHRONIZED, RolloutEngine
+from trainmedic.huggingface.trainer_state import TrainerState
+from trainmedic.huggingface.used_batches import UsedBatches
 from trainmedic.job.command import JobCommand
 from trainmedic.job.parameters import ScaleBatch
 from trainmedic.recovery.checkpoints import SavedCheckpoint, keep
@@ -25,12 +29,16 @@ from trainmedic.recovery.loop_restart import LoopRestart
 from trainmedic.recovery.restarts import RestartLimits
 from trainmedic.torch.checkpoints.digests import Modules, Optimizers
 from trainmedic.torch.sources.batch_sources import NOT_REPLAYED, REPLAYED
+from trainmedic.trainer.held_state import PutBack
 from trainmedic.trainer.loop import TrainerLoop
 
 _MODEL_ONLY = "the Trainer saves the model alone (save_only_model), and cannot go on from that"
 _NO_PLACE = "with ignore_data_skip the Trainer does not know which batches to leave out"
 _BEGINS_ANEW = f"{NOT_REPLAYED}: with ignore_data_skip the Trainer begins its data anew"
 _OTHER_BATCHES = "the same samples come in other batches: a command has changed their size since"
+_SAMPLED_ELSEWHERE = f"{NOT_REPLAYED}: a rollout engine samples them, and keeps the random numbers for it"
+_SAMPLED = f"{NOT_REPLAYED}: the model samples them, and does so anew"
+_UNTIL_SAMPLED = f"{REPLAYED}, until the model samples the next ones"
 _SHARDED = "DeepSpeed or FSDP keeps the parameters in shards of its own"
 _BATCH = "per_device_train_batch_size"
 _ACCUMULATION = "gradient_accumulation_steps"
@@ -52,7 +60,16 @@ class HuggingFaceLoop(TrainerLoop):
             self._no_skip_because = _NO_PLACE
         if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
             self.proof.not_comparable = _SHARDED
-        self._skipper = BatchSkipper(trainer, 0, self.proof)
+        self._used = UsedBatches(trainer, self.proof)
+        self._makes_batches = False  # whether the model has sampled batches, before the last restart
+        self._skipper = BatchSkipper(trainer, 0, self._used)
+        self._engine = RolloutEngine(trainer)
+        self._reference = ReferenceModel(trainer)
+        self.no_restart_because = (
+            self.no_restart_because or self._engine.no_rollback_because or self._reference.no_rollback_because
+        )
+        self._held = TrainerState(trainer)
+        self._put_back = PutBack()  # in the last restart
         self._skipped_before = 0  # batches that were left out before the checkpoint that the loop started from
         self._in_force: set[str] = set()  # ids of the commands that changed arguments since the process began
         _ = self.budget  # raises ValueError now, and not in the middle of the training
@@ -71,7 +88,10 @@ class HuggingFaceLoop(TrainerLoop):
             self._note_start(start, restart)
             why_not = "" if self._data == REPLAYED else self._data
             timed = BatchTimer(self._trainer, lambda: self.meter)
-            with self._attempting(), timed, BatchSkipper(self._trainer, skip, self.proof, why_not) as self._skipper:
+            self._makes_batches |= self._used.makes_batches
+            used = self._used = UsedBatches(self._trainer, self.proof, why_not)
+            self._skipper = BatchSkipper(self._trainer, skip, used)
+            with self._attempting(), timed, used, self._skipper, self._engine.behind(restart is not None):
                 return original(start, *arguments, **options)
 
         return self.restarts.run(attempt)
@@ -98,6 +118,9 @@ class HuggingFaceLoop(TrainerLoop):
             setattr(args, name, value)
         if _BATCH in restart.settings:
             self._trainer._train_batch_size = args.train_batch_size  # the Trainer's own copy
+        self._reference.restore(checkpoint)
+        keeps_batches = not restart.skip_batches and _BATCH not in restart.settings
+        self._put_back = self._held.restore(checkpoint, self._medic.group("held"), keeps_batches)
         return checkpoint
 
     # --- what TrainerLoop asks --------------------------------------------------------------------------
@@ -110,7 +133,8 @@ class HuggingFaceLoop(TrainerLoop):
         return checkpoints.in_directory(self._trainer.args.output_dir, self._trainer.args.world_size)
 
     def _is_complete(self, checkpoint: Path) -> bool:
-        return checkpoints.is_complete(checkpoint, self._trainer.args.world_size)
+        is_complete = checkpoints.is_complete(checkpoint, self._trainer.args.world_size)
+        return is_complete and self._reference.is_in(checkpoint)
 
     def _step_of(self, checkpoint: Path) -> int:
         return checkpoints.step_of(checkpoint)
@@ -130,13 +154,25 @@ class HuggingFaceLoop(TrainerLoop):
 
     @property
     def _data(self) -> str:
-        return _BEGINS_ANEW if self._trainer.args.ignore_data_skip else REPLAYED
+        if self._trainer.args.ignore_data_skip:
+            return _BEGINS_ANEW
+        return _SAMPLED_ELSEWHERE if self._engine.samples else REPLAYED
+
+    @property
+    def _told_data(self) -> str:
+        """What the answer says of the batches, now that the first one was trained on."""
+        if self._data != REPLAYED or not (self._makes_batches or self._used.makes_batches):
+            return self._data
+        return _SAMPLED if self._used.makes_batches else _UNTIL_SAMPLED
 
     def _finish(self, restart: LoopRestart) -> Mapping[str, Any]:
         command = restart.command
         if command is not None and restart.settings:
             self._in_force ^= {command.undo_of or command.id}
-        return super()._finish(restart)
+        engine = {"rollout_engine": SYNCHRONIZED} if self._engine.samples else {}
+        held = {"trainer_state": self._put_back.to_json()} if self._put_back.reset else {}
+        told = super()._finish(restart)
+        return {**told, **({"data": self._told_data} if told else {}), **engine, **held}
 
     # --- called by the callback -------------------------------------------------------------------------
 
@@ -149,6 +185,8 @@ class HuggingFaceLoop(TrainerLoop):
         weights. Raises OSError."""
         kept = self.proof.kept(modules, optimizers) if self._writes else {"batches": self.proof.batch_log.state()}
         keep(checkpoint, self._trainer.args.process_index, kept)
+        self._held.save(checkpoint)
+        self._reference.save(checkpoint)
 
     @property
     def skipped_batches(self) -> int:

@@ -119,7 +119,8 @@ def _run(
 
     try:
         with loop.data.wrapping(own_fit.source) if loaders is None else contextlib.nullcontext():
-            loop.fit(call, own_fit.ckpt_path)
+            model = getattr(own_fit.model, "_orig_mod", own_fit.model)
+            loop.fit(call, own_fit.ckpt_path, model)
     finally:
         callback.attach(None)
         if present is None:

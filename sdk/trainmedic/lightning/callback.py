@@ -171,7 +171,12 @@ class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore
         if self.loop is None or self._trainer is None:
             return {"ranks": _of_all_ranks({"random": randomness.capture(), "data": None})}
         proof = self.loop.proof
-        own = {"random": randomness.capture(), "data": self.loop.data.state(), "batches": proof.batch_log.state()}
+        own = {
+            "random": randomness.capture(),
+            "data": self.loop.data.state(),
+            "batches": proof.batch_log.state(),
+            "held": self.loop.held(),
+        }
         state: dict[str, Any] = {"ranks": _of_all_ranks(own)}
         if self._trainer.is_global_zero:  # it writes the weights
             modules, optimizers = _parts(self._trainer)
@@ -189,7 +194,7 @@ class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore
         self._random = own.get("random")
         if self.loop is not None:
             kept = {"batches": own.get("batches"), "digests": state_dict.get("digests")}
-            self.loop.load(kept, own.get("data"))
+            self.loop.load(kept, own.get("data"), own.get("held"))
 
     # --- called by Medic.commands, between two steps ----------------------------------------------------
 

@@ -17,6 +17,8 @@ from trainmedic.recovery.loop_restart import LoopRestart
 from trainmedic.recovery.restarts import RestartLimits
 from trainmedic.torch.checkpoints.digests import Modules, Optimizers
 from trainmedic.torch.sources.batch_sources import REPLAYED
+from trainmedic.trainer.held_modules import HeldModules
+from trainmedic.trainer.held_state import PutBack
 from trainmedic.trainer.loop import TrainerLoop
 
 _SHARDING = ("DeepSpeed", "FSDP", "ModelParallel", "XLA")
@@ -33,11 +35,15 @@ class LightningLoop(TrainerLoop):
         self._trainer = trainer
         self.data = ResumableData(trainer, self.proof.before_draw)
         self._has_begun = False
+        self._held: HeldModules | None = None
+        self._put_back = PutBack()  # in the last restart
+        self._keeps_batches = True
 
     # --- around the fit ---------------------------------------------------------------------------------
 
-    def fit(self, call: Callable[[Any], None], ckpt_path: Any) -> None:
-        """`call` is ``trainer.fit`` from the checkpoint that it is given. Raises what that raises."""
+    def fit(self, call: Callable[[Any], None], ckpt_path: Any, model: Any) -> None:
+        """`call` is ``trainer.fit`` of ``model`` from the checkpoint that it is given. Raises what that raises."""
+        self._held = HeldModules(model, batches_in_model=True)
         fit_loop = self._trainer.fit_loop
         least = (fit_loop.min_epochs, fit_loop.epoch_loop.min_steps)
 
@@ -57,6 +63,9 @@ class LightningLoop(TrainerLoop):
         checkpoint = super()._prepare(restart)
         self._mark_saved(0)  # else the step that was saved last is not saved when the loop comes to it again
         self.data.prepare(restart.skip_batches)
+        self._keeps_batches = not restart.skip_batches
+        if self._held is not None:
+            self._put_back = self._held.put_back(None)  # before the model's own hooks load what they have saved
         return checkpoint
 
     def _mark_saved(self, step: int) -> None:
@@ -92,6 +101,10 @@ class LightningLoop(TrainerLoop):
     def _data(self) -> str:
         return self.data.replayed
 
+    def _finish(self, restart: LoopRestart) -> Mapping[str, Any]:
+        told = super()._finish(restart)
+        return {**told, "trainer_state": self._put_back.to_json()} if told and self._put_back.reset else told
+
     # --- called by the callback -------------------------------------------------------------------------
 
     def start_fit(self) -> None:
@@ -101,10 +114,18 @@ class LightningLoop(TrainerLoop):
             if self._trainer.ckpt_path is None:
                 self._start_fresh()
 
-    def load(self, kept: Mapping[str, Any], place: Mapping[str, Any] | None) -> None:
+    def held(self) -> Mapping[str, Any]:
+        """Return what this rank keeps in a checkpoint of the data that the model holds besides its weights."""
+        return self._held.record() if self._held is not None else {}
+
+    def load(
+        self, kept: Mapping[str, Any], place: Mapping[str, Any] | None, held: Mapping[str, Any] | None = None
+    ) -> None:
         """Take what the checkpoint has kept of this rank, when Lightning loads it."""
         self._kept = kept
         self.data.restore(place)
+        if self._held is not None and held and self.restarts.starting is not None:
+            self._put_back = self._put_back.followed_by(self._held.add(held, self._keeps_batches))
 
     def begins(self, modules: Modules, optimizers: Optimizers) -> None:
         if any(name in type(self._trainer.strategy).__name__ for name in _SHARDING):

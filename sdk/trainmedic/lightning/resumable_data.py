@@ -16,11 +16,12 @@ import functools
 import importlib
 import time
 from collections import deque
-from typing import Any, Callable, Iterable, Iterator, Mapping
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 from trainmedic.lightning import loader_facts
 from trainmedic.torch import randomness
 from trainmedic.torch.sources.batch_sources import NOT_REPLAYED, REPLAYED, REREAD
+from trainmedic.torch.sources.shuffle_buffers import BufferWatch, begins_again, is_streamed, iterator_of, shuffles
 
 _LENGTHS: Mapping[str, Callable[[Iterable[float]], float]] = {"min_size": min, "sequential": sum}
 """The length of an epoch by those of the loaders; in the other modes it is the largest."""
@@ -99,6 +100,7 @@ class ResumableData:
             "generators": self._loader.generator_states(),
             "workers": self._loader.kept_workers(),
             "loaders": None if ended else self._loader.kept_places(),
+            "held_back": "" if ended else self._loader.held_back(),
         }
 
     @property
@@ -184,6 +186,8 @@ class _ResumableLoader:
     """The random state with which the present epoch began, and those of the loaders' own generators."""
     _has_begun = False
     _before: list[Any] | None = None
+    _watches: Sequence[BufferWatch] = ()
+    _is_first = True
 
     def __iter__(self) -> Any:
         self._has_begun = False
@@ -192,10 +196,12 @@ class _ResumableLoader:
     def __next__(self) -> Any:
         if not self._has_begun:
             self._begin()
-            self._has_begun = True
+            self._has_begun = self._is_first = True
         if self._is_read_ahead:
             self._before = loader_facts.places(self.flattened)
-        return self.data.draw(super().__next__)  # type: ignore[misc]
+        drawn = self.data.draw(super().__next__)  # type: ignore[misc]
+        self._watch()
+        return drawn
 
     def __len__(self) -> int:
         limits = self.limits or [float("inf")] * len(self.flattened)
@@ -215,6 +221,12 @@ class _ResumableLoader:
         """The loaders' own states after the batch that is trained on; None where they do not all keep one."""
         return self._before if self._is_read_ahead else loader_facts.places(self.flattened)
 
+    def held_back(self) -> str:
+        """Return what the data sets hold back that the loaders' states lack; empty where nothing is seen."""
+        states = self.kept_places() or []
+        watched = zip(self._watches, self.flattened, states, strict=False)
+        return next(filter(None, (each.held_back(iterator_of(loader), state) for each, loader, state in watched)), "")
+
     def generator_states(self) -> list[Any]:
         return [generator.get_state() for generator in loader_facts.generators(self.flattened)]
 
@@ -228,6 +240,15 @@ class _ResumableLoader:
         states = [state for state in states if set(state) != _EARLIER_STATE]
         if self.data._resume is None:
             super()._load_state_dicts(states)  # type: ignore[misc]
+
+    def _watch(self) -> None:
+        """Take note that a batch was read."""
+        if self._is_first or len(self._watches) != len(self.flattened):
+            self._watches = [BufferWatch(loader) for loader in self.flattened]
+        for watch, loader in zip(self._watches, self.flattened, strict=True):
+            if is_streamed(loader):
+                watch.batch_read(iterator_of(loader), self._is_first)
+        self._is_first = False
 
     @property
     def _is_read_ahead(self) -> bool:
@@ -262,12 +283,16 @@ class _ResumableLoader:
         """Begin the epoch with ``place`` batches of it behind."""
         now, self.began = randomness.capture(), resume["began"]
         is_kept = resume["loaders"] is not None and len(resume["loaders"]) == len(self.flattened)
-        if is_kept and all(loader_facts.keeps_its_place(loader) for loader in self.flattened):
+        keeps_all = is_kept and all(loader_facts.keeps_its_place(loader) for loader in self.flattened)
+        held_back = resume.get("held_back") or ("its shuffle buffer" if any(map(shuffles, self.flattened)) else "")
+        if keeps_all and (not held_back or place > REREAD or not all(map(begins_again, self.flattened))):
             for loader, kept in zip(self.flattened, resume["loaders"], strict=True):
                 loader.load_state_dict(kept)
             super().__iter__()  # type: ignore[misc]
-            self.data.replayed = REPLAYED
+            self.data.replayed = f"{NOT_REPLAYED}: the state of a data set lacks {held_back}" if held_back else REPLAYED
         else:
+            for loader in self.flattened if keeps_all else ():
+                loader.load_state_dict({})  # so that it begins the epoch again
             # A loader draws the epoch's order when it is iterated over: with the random state of then, it is the same.
             self._come_to(**resume["began"])
             super().__iter__()  # type: ignore[misc]

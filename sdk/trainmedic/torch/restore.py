@@ -135,6 +135,8 @@ class CheckpointRestore:
             log.error("%s: carried state is not as it was saved: %s", self._job, different)
         if loaded.unusable:
             log.warning("%s: resumed from an older checkpoint: %s", self._job, "; ".join(loaded.unusable))
+        if output["data"].startswith(NOT_REPLAYED):
+            log.warning("%s: resumed from step %d, with %s", self._job, training.global_step, output["data"])
         return training.global_step
 
     def begin(self) -> None:

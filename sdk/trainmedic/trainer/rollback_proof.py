@@ -19,6 +19,7 @@ from trainmedic.job.command import JobCommand
 from trainmedic.job.group import ranks_named
 from trainmedic.recovery.batch_log import BatchLog
 from trainmedic.recovery.health import CheckpointHealth, health_now
+from trainmedic.torch import randomness
 from trainmedic.torch.checkpoints.digests import DigestComparison, Modules, Optimizers, are_finite, compare, digests
 from trainmedic.torch.verification import RollbackVerification
 from trainmedic.wire import envelope
@@ -119,7 +120,8 @@ class RollbackProof:
 
     def before_draw(self) -> Any:
         """What `drawn` is to be given: the state of the random numbers, where that matters."""
-        return self._verification.before_draw()
+        # The answer to a rollback, which starts the verification, comes with the first step after it.
+        return randomness.capture() if self._is_back else self._verification.before_draw()
 
     def drawn(self, batch: Any, epoch: int, before: Any = None, why_not: str = "") -> None:
         """Note the batch that is trained on next. ``why_not`` says why it may be another than the one of before."""
@@ -129,6 +131,11 @@ class RollbackProof:
         elif self._skipped() != self._skipped_at_first:
             self._verification.end(_SKIPPED_MORE)
         self._verification.batch_drawn(batch, epoch, before)
+
+    def expect_no_more(self, because: str) -> None:
+        """From here on other batches come than before, as is right: what was compared by now is all."""
+        if not self._is_back:
+            self._verification.end(because)
 
     # --- the answer -------------------------------------------------------------------------------------
 

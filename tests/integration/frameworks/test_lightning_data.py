@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import trainmedic
 import trainmedic.lightning
@@ -70,6 +72,24 @@ class Streamed(IterableDataset[Row]):
         first = 0 if self.keeps else self.reads
         for number in range(first, len(self.points)):
             yield self.points[number]
+
+
+class Mixed(Streamed):
+    """The same rows from a shuffle buffer, which the state of no loader holds."""
+
+    def __iter__(self) -> Iterator[Row]:
+        order, buffer = random.Random(5), list[Row]()
+        for row in super().__iter__():
+            buffer.append(row)
+            if len(buffer) > 9:
+                yield buffer.pop(order.randrange(len(buffer)))
+        yield from buffer
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"reads": self.reads}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.reads = state["reads"]
 
 
 class Kept(DataLoader[Row]):
@@ -151,6 +171,7 @@ def run(
         pytest.param(Line, shuffled, {"overfit_batches": 9}, id="overfit"),
         pytest.param(Line, lambda: Kept(Points(), batch_size=4), {}, id="keeps-its-place"),
         pytest.param(Line, lambda: Kept(Streamed(), batch_size=4), {}, id="keeps-its-place-without-a-length"),
+        pytest.param(Line, lambda: StatefulDataLoader(Mixed(), batch_size=4), {}, id="shuffle-buffer"),
         pytest.param(Line, lambda: DataLoader(Streamed(), batch_size=4), {}, id="read-again"),
         pytest.param(
             Line, lambda: DataLoader(Streamed(), batch_size=4), {"limit_train_batches": 9}, id="read-again-limited"

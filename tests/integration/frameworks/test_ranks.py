@@ -48,7 +48,7 @@ def stories(shared_redis: RedisServer, tmp_path_factory: pytest.TempPathFactory)
     launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}")
     with Program([sys.executable, *launcher, PROGRAM], directory / "log", environment) as torchrun:
         stories = {job: command(job, directory, shared_redis.url, torchrun) for job in ("huggingface", "lightning")}
-        assert torchrun.process.wait(60) == 0, torchrun.tail()
+        assert torchrun.process.wait(LOADING) == 0, torchrun.tail()
     return stories
 
 
@@ -71,14 +71,14 @@ def command(job: str, directory: Path, url: str, torchrun: Program) -> Story:
 
     try:
         replies = {"scale_lr": done("job.scale_lr", factor=0.5)}
-        eventually(lambda: list((directory / job / "out").glob("*[=-]5*")), 30, "a checkpoint", 0.05)
+        eventually(lambda: list((directory / job / "out").glob("*[=-]5*")), LOADING, "a checkpoint", 0.05)
         replies["rollback"] = done("job.rollback")
         replies["past_damage"] = done("job.rollback", step=damaged(directory / job / "out"))
         replies["stop"] = done("job.stop")
     finally:
         commander.close()
     logs = [directory / f"{job}-{rank}.jsonl" for rank in range(RANKS)]
-    eventually(lambda: all('"ended"' in log.read_text() for log in logs), 30, f"the ranks of {job} end")
+    eventually(lambda: all('"ended"' in log.read_text() for log in logs), LOADING, f"the ranks of {job} end")
     return Story(replies, [[json.loads(line) for line in log.read_text().splitlines()] for log in logs])
 
 
@@ -92,7 +92,7 @@ def damaged(checkpoints: Path) -> int:
         found = sorted((int(name[1]), path) for path, name in names.items() if name)
         return found if len(found) >= 4 else None
 
-    step, path = eventually(complete, 30, "four checkpoints", 0.05)[-3]
+    step, path = eventually(complete, LOADING, "four checkpoints", 0.05)[-3]
     flip_huggingface(path) if path.is_dir() else flip_lightning(path)
     return step
 

@@ -2,7 +2,8 @@
 
 - a loader that Hugging Face Accelerate has prepared: `trainmedic.torch.sources.accelerated_source`;
 - a loader that keeps its own position (``state_dict`` and ``load_state_dict``, such as torchdata's
-  ``StatefulDataLoader``): `StatefulSource`, exact;
+  ``StatefulDataLoader``): `StatefulSource`, exact; over streamed data, or where the streamed data set itself keeps it,
+  `BufferedSource`, which reads again where the state lacks samples that are held back;
 - a `DataLoader` over an indexed data set: `IndexedSource`, exact;
 - a sequence of batches, or anything that has ``__getitem__`` only: `SequenceSource`, exact;
 - anything else that can be iterated over again, such as a `DataLoader` over an `IterableDataset`: `RereadSource`,
@@ -30,7 +31,8 @@ from trainmedic.torch.sources.batch_sources import (
 from trainmedic.torch.sources.drawn_source import DrawnSource
 from trainmedic.torch.sources.indexed_source import IndexedSource
 from trainmedic.torch.sources.sample_order import SampleOrder
-from trainmedic.torch.sources.stateful_source import BufferedSource, StatefulSource
+from trainmedic.torch.sources.shuffle_buffers import begins_again, is_streamed
+from trainmedic.torch.sources.stateful_source import BufferedSource, StatefulSource, keeps_position
 
 
 def batch_source_for(loader: Any, seed: int | None, rank: int, reread: int = REREAD) -> BatchSource:
@@ -43,15 +45,15 @@ def batch_source_for(loader: Any, seed: int | None, rank: int, reread: int = RER
         from trainmedic.torch.sources.accelerated_source import source_of_prepared
 
         return source_of_prepared(loader, order_seed, rank, reread)
-    if _keeps_its_position(loader):
+    if keeps_position(loader):
+        if is_streamed(loader) and begins_again(loader):
+            return BufferedSource(loader, loader, reread)
         return StatefulSource(loader, loader)
     if isinstance(loader, DataLoader):
         dataset = loader.dataset
         if isinstance(dataset, IterableDataset):
-            if loader.num_workers == 0 and _keeps_its_position(dataset):
-                if type(dataset).__module__.startswith("datasets."):
-                    return BufferedSource(loader, dataset, reread)
-                return StatefulSource(loader, dataset)
+            if loader.num_workers == 0 and keeps_position(dataset):
+                return BufferedSource(loader, dataset, reread)
             return RereadSource(loader, reread)
         if type(loader).__iter__ is DataLoader.__iter__ and SampleOrder.is_known(loader):
             return IndexedSource(loader, order_seed, rank)
@@ -75,14 +77,3 @@ def batch_source_for(loader: Any, seed: int | None, rank: int, reread: int = RER
 def is_prepared_by_accelerate(loader: Any) -> bool:
     """Whether it is a loader that Hugging Face Accelerate has prepared, found out without importing Accelerate."""
     return any(kind.__module__ == "accelerate.data_loader" for kind in type(loader).__mro__)
-
-
-def _keeps_its_position(loader: Any) -> bool:
-    """Whether it says its position when asked; MosaicML's data sets want to be told it."""
-    ask = getattr(loader, "state_dict", None)
-    if not callable(ask) or not callable(getattr(loader, "load_state_dict", None)):
-        return False
-    needed = [
-        name for name, parameter in inspect.signature(ask).parameters.items() if parameter.default is parameter.empty
-    ]
-    return all(name in ("args", "kwargs") for name in needed)

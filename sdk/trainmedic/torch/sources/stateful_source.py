@@ -5,12 +5,26 @@ Not here: other sources (``batch_sources``), and which of them serves a loader (
 
 from __future__ import annotations
 
+import inspect
+from collections import deque
 from typing import Any, Iterator
 
 import torch
 
+from trainmedic.recovery.fingerprints import Fingerprint, fingerprint, read
 from trainmedic.torch import randomness
-from trainmedic.torch.sources.batch_sources import NOT_REPLAYED, REPLAYED, IteratedSource, read_again, set_epoch
+from trainmedic.torch.sources.batch_sources import (
+    NOT_REPLAYED,
+    REPLAYED,
+    BatchSource,
+    IteratedSource,
+    read_again,
+    set_epoch,
+)
+from trainmedic.torch.sources.shuffle_buffers import BufferWatch, shuffles
+
+_LAST = 4
+"""The number of batches before a position by which is seen whether the epoch repeats itself."""
 
 
 class StatefulSource(IteratedSource):
@@ -78,33 +92,95 @@ class StatefulSource(IteratedSource):
 
 
 class BufferedSource(StatefulSource):
-    """Batches of a data set that keeps its position, but not what lies in its shuffle buffer, as Hugging Face's do.
+    """Batches of a streamed data set that keeps its position, or of a loader over one, and may hold samples back.
 
-    So the epoch is read again up to a position, if that is at most ``most`` batches; further on it goes on from about
-    where it was.
+    Where its state lacks samples that it holds back, such as in a shuffle buffer, the epoch is read again up to a
+    position, if that is at most ``most`` batches; further on it goes on from about where it was. The last batches
+    before the position are compared with those that came then.
     """
 
     def __init__(self, loader: Any, keeper: Any, most: int) -> None:
         super().__init__(loader, keeper)
         self._most = most
+        self._watch = BufferWatch(loader)
+        self._last: deque[Fingerprint] = deque(maxlen=_LAST)
+        dataset = loader.dataset
+        # The data set itself is read in this process, and goes on from a state that was loaded into it.
+        is_kept = keeps_position(dataset) and not loader.num_workers
+        self._data_set_at_start = dataset.state_dict() if is_kept else None
+
+    def state(self) -> dict[str, Any]:
+        state = super().state()
+        held_back = self._watch.held_back(self._iterator, state["loader"]) if self.position else ""
+        return {**state, "held_back": held_back, "last": [read(each) for each in self._last]}
+
+    def fetch(self) -> Any:
+        is_first = self._iterator is None
+        batch = super().fetch()
+        self._watch.batch_read(self._iterator, is_first)
+        if self.position == 1:
+            self._last.clear()
+        self._last.append(fingerprint(batch))
+        return batch
 
     def restore(self, state: dict[str, Any]) -> str:
-        kept = super().restore(state)
-        position = self.position
-        if position == 0:
-            return kept
-        if position > self._most:
+        held_back = state.get("held_back") or ("its shuffle buffer" if shuffles(self._loader) else "")
+        self._last = deque(state.get("last", ()), maxlen=_LAST)
+        position = state["place"]
+        if not held_back or position == 0 or position > self._most:
+            kept = self._restore_state(state)
+            if not held_back or position == 0:
+                return kept
             return (
-                f"{NOT_REPLAYED}: more than {self._most} would have to be read again; the data set goes on from where "
-                "it was, and what it shuffles in a buffer comes otherwise"
+                f"{NOT_REPLAYED}: more than {self._most} would have to be read again, because the state of the data "
+                f"set lacks {held_back}; it goes on from where it was, and those samples come otherwise"
             )
-        self._keeper.load_state_dict(self._fresh)
-        set_epoch(self._keeper, self.epoch)
-        self._was_begun = False
+        BatchSource.restore(self, state)
+        self.stop_loading()
+        self._was_begun, self._at_start = False, state.get("at_start")
+        self._load_start()
+        return self._read_again(position)
+
+    def _restore_state(self, state: dict[str, Any]) -> str:
+        told = super().restore(state)
+        is_unseen = self._loader.num_workers and told == REPLAYED and self.position
+        return f"{told}, if the state of the data set holds all that its workers hold back" if is_unseen else told
+
+    def _load_start(self) -> None:
+        """Let the next iterator begin where the epoch does."""
+        if self._keeper is self._loader:
+            self._loader.load_state_dict({})
+        if self._data_set_at_start is not None:
+            self._loader.dataset.load_state_dict(self._data_set_at_start)
+        self._tell_epoch()
+
+    def _tell_epoch(self) -> None:
+        set_epoch(self._loader.dataset, self.epoch)
+
+    def _read_again(self, position: int) -> str:
+        expected, self._last = [read(each) for each in self._last], deque(maxlen=_LAST)
         with randomness.preserved():
             if self._at_start is not None:
                 randomness.restore(self._at_start)
             self._iterator = iter(self._loader)
-            for _ in range(position):
-                next(self._iterator, None)
+            for number in range(position):
+                try:
+                    self._last.append(fingerprint(next(self._iterator)))
+                except StopIteration:
+                    self._iterator = None
+                    return f"{NOT_REPLAYED}: the source has only {number} batches this time"
+                self._watch.batch_read(self._iterator, number == 0)
+        if expected and expected != [read(each) for each in self._last]:
+            return f"{NOT_REPLAYED}: the source gives others when it is read again"
         return read_again(position)
+
+
+def keeps_position(loader: Any) -> bool:
+    """Return whether it says its position when asked; MosaicML's data sets want to be told it."""
+    ask = getattr(loader, "state_dict", None)
+    if not callable(ask) or not callable(getattr(loader, "load_state_dict", None)):
+        return False
+    needed = [
+        name for name, parameter in inspect.signature(ask).parameters.items() if parameter.default is parameter.empty
+    ]
+    return all(name in ("args", "kwargs") for name in needed)

@@ -150,7 +150,44 @@ class Buffered(CountingWithPlace):
         yield from buffer
 
 
-Buffered.__module__ = "datasets.iterable_dataset"
+class KeepsBuffer(Buffered):
+    """The same, and its state holds the buffer as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.buffer: list[int] = []
+        self.order = random.Random(0)
+        self.is_loaded = False
+
+    def __iter__(self) -> Iterator[int]:
+        if not self.is_loaded:
+            self.start, self.buffer, self.order = 0, [], random.Random(self.epoch)
+        self.is_loaded = False
+        for number in CountingWithPlace.__iter__(self):
+            self.buffer.append(number)
+            if len(self.buffer) > 5:
+                yield self.buffer.pop(self.order.randrange(len(self.buffer)))
+        while self.buffer:
+            yield self.buffer.pop()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "buffer": list(self.buffer), "order": self.order.getstate()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.buffer, self.is_loaded = list(state["buffer"]), state["next"] > 0
+        self.order.setstate(state["order"])
+
+
+class NeverTheSame(Buffered):
+    """Its buffer is shuffled by the time of day, or the like."""
+
+    passes = 0
+
+    def __iter__(self) -> Iterator[int]:
+        NeverTheSame.passes += 1
+        self.epoch = NeverTheSame.passes
+        return super().__iter__()
 
 
 class CountsEpochs(IterableDataset[int]):
@@ -243,6 +280,23 @@ DRAWING: dict[str, Any] = {
     ),
 }
 """Loaders that draw the order of an epoch from the random numbers of the training, which a checkpoint holds."""
+
+
+def stored(dataset: Any, **options: Any) -> StatefulDataLoader[Any]:
+    return StatefulDataLoader(dataset, **{"batch_size": BATCH, **options})
+
+
+STREAMED: dict[str, Any] = {
+    "a buffer in a generator": lambda: stored(Buffered()),
+    "a buffer in the state": lambda: stored(KeepsBuffer()),
+    "no buffer": lambda: stored(CountingWithPlace()),
+    "no state": lambda: stored(Counting()),
+    "WebDataset, shuffled by the epoch": lambda: stored(
+        from_archives(webdataset.detshuffle(10, seed=3)).pipeline[0].dataset
+    ),
+    "a buffer in a state without torchdata's loader": lambda: DataLoader(KeepsBuffer(), batch_size=BATCH),
+}
+"""torchdata's loader over data that can only be read in order."""
 
 
 def source_of(source: Any) -> BatchSource:
@@ -559,6 +613,51 @@ def test_a_shuffle_buffer_that_would_have_to_be_read_too_long_is_filled_anew() -
     assert len(taken(source, 3)) == 3
     source = batch_source_for(DataLoader(Buffered(), batch_size=1), seed=5, rank=0, reread=4)
     assert len(taken(source, SAMPLES)) == SAMPLES
+
+
+@pytest.mark.parametrize("ahead", [1, 3, 8])
+@pytest.mark.parametrize("kind", STREAMED)
+def test_a_loader_over_a_stream_gives_the_same_batches_whatever_its_state_lacks(kind: str, ahead: int) -> None:
+    """In the same process and in another one. Samples that lie in a buffer come again, for the epoch is read again."""
+    source = source_of(STREAMED[kind]())
+    taken(source, ahead)
+    state = source.state()
+    first = taken(source, 8)
+    for again in (source, source_of(STREAMED[kind]())):
+        assert again.restore(state).startswith(REPLAYED)
+        assert taken(again, 8) == first
+
+
+def test_only_what_a_state_lacks_is_read_again() -> None:
+    """A data set whose state holds its buffer goes on from there at once, however far it is."""
+    for dataset, held_back in ((Buffered(), "5 samples in buffer"), (KeepsBuffer(), ""), (CountingWithPlace(), "")):
+        source = batch_source_for(stored(dataset, batch_size=1), seed=5, rank=0, reread=4)
+        taken(source, 7)
+        state = source.state()
+        assert state["held_back"] == held_back
+        told = source.restore(state)
+        expected = f"{NOT_REPLAYED}: more than 4 would have to be read again, because the state of the data set lacks"
+        assert told.startswith(f"{expected} {held_back}") if held_back else told == REPLAYED
+        assert len(taken(source, 3)) == 3
+
+
+def test_another_process_sees_that_a_stream_does_not_repeat_itself() -> None:
+    """The last batches before the place are compared with those that the checkpoint holds."""
+    source = source_of(stored(NeverTheSame()))
+    taken(source, 3)
+    state = source.state()
+    later = source_of(stored(NeverTheSame()))
+    assert later.restore(state) == f"{NOT_REPLAYED}: the source gives others when it is read again"
+
+
+def test_what_worker_processes_hold_back_is_not_known() -> None:
+    """Their buffers cannot be seen, and the answer does not claim that there are none."""
+    source = source_of(stored(Buffered(), num_workers=1))
+    taken(source, 3)
+    state = source.state()
+    told = source.restore(state)
+    source.stop_loading()
+    assert told == f"{REPLAYED}, if the state of the data set holds all that its workers hold back"
 
 
 def test_a_source_that_gives_other_batches_each_time_is_told_of() -> None:

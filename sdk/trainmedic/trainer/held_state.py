@@ -1,0 +1,155 @@
+"""State that an object of the program holds over a restart of its loop: batches, counters, buffers, running averages.
+
+A restart within the process calls the framework's loop again on the same objects, while a new process would have made
+them new. So what a trainer has gathered on the course that is given up, such as completions that it trains on several
+times, would be used on the new one. `HeldState` copies these attributes at the start and with each checkpoint, and
+puts them back: as the checkpoint has them, and otherwise as they were at the start, which is what the framework
+expects when it resumes in a new process.
+
+Not here: what consists of plain values (``held_values``), and where the copies are kept (the loops of the frameworks).
+"""
+
+from __future__ import annotations
+
+import dis
+import logging
+import types
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Collection, Iterator, Mapping
+
+import torch
+from torch import nn
+
+from trainmedic.trainer.held_values import NotPlain, is_figure, packed, same, unpacked
+
+log = logging.getLogger("trainmedic")
+
+_SETTINGS = (bool, str, bytes)
+"""Attributes of these types tell a program what to do; they are not gathered by training."""
+_OF_MODULES = frozenset(vars(nn.Module()))
+_CONTAINERS = (list, tuple, dict, set, deque, torch.Tensor)
+
+
+@dataclass(frozen=True)
+class PutBack:
+    """The names of the attributes that `HeldState.put_back` has changed."""
+
+    restored: tuple[str, ...] = ()
+    """Those that are as they were at the checkpoint."""
+    reset: tuple[str, ...] = ()
+    """Those that are as they were at the start, because the checkpoint has no copy."""
+
+    def followed_by(self, later: PutBack) -> PutBack:
+        """Return what both together have changed."""
+        reset = {*self.reset, *later.reset} - {*later.restored}
+        return PutBack(tuple(sorted({*self.restored, *later.restored})), tuple(sorted(reset)))
+
+    def within(self, part: str) -> PutBack:
+        """Return the same, with the names of attributes of that part."""
+        if not part:
+            return self
+        restored, reset = ([f"{part}.{name}" for name in names] for names in (self.restored, self.reset))
+        return PutBack(tuple(restored), tuple(reset))
+
+    def to_json(self) -> dict[str, list[str]]:
+        return {"restored": list(self.restored), "reset": list(self.reset)}
+
+
+class HeldState:
+    """The attributes of ``holder`` that hold data, except ``excluded``, which the framework restores itself.
+
+    Of a module the buffers that are not persistent are among them, or with ``buffers_only`` nothing else, and what
+    every module has is not.
+    """
+
+    def __init__(self, holder: Any, excluded: Collection[str], buffers_only: bool = False) -> None:
+        self._holder = holder
+        self._excluded = frozenset(excluded) | (_OF_MODULES if isinstance(holder, nn.Module) else frozenset())
+        self._buffers_only = buffers_only
+        self._at_start = self._copies()
+
+    def record(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps for `put_back`: copies of the attributes that are not as at the start."""
+        return {
+            name: form
+            for name, form in self._copies().items()
+            if name not in self._at_start or not same(form, self._at_start[name])
+        }
+
+    def put_back(
+        self, recorded: Mapping[str, Any] | None, keeps_batches: bool = True, only: Collection[str] | None = None
+    ) -> PutBack:
+        """Set each attribute as it was at the checkpoint that has ``recorded`` it, and else as it was at the start.
+
+        Without ``keeps_batches`` only counters and averages are taken from the record, because the batches are to be
+        left out. With ``only``, other attributes stay as they are.
+        """
+        known = dict(recorded or {})
+        restored: list[str] = []
+        reset: list[str] = []
+        present = self._copies()
+        names = {*present, *known, *self._at_start} if only is None else {*only}
+        for name in sorted(names - self._excluded):
+            is_kept = name in known and (keeps_batches or is_figure(known[name]))
+            target = known if is_kept else self._at_start
+            if name in target and name in present and same(present[name], target[name]):
+                continue
+            if name not in present and (name not in target or self._is_part(name)):
+                continue
+            is_restored = is_kept and self._set(name, known)
+            if not is_restored:
+                self._set(name, self._at_start)
+            (restored if is_restored else reset).append(name)
+        return PutBack(tuple(restored), tuple(reset))
+
+    def _is_part(self, name: str) -> bool:
+        """Return whether the attribute is now an object of the program, such as an engine that is made when needed."""
+        return not isinstance(self._members().get(name), (type(None), *_CONTAINERS))
+
+    def _members(self) -> dict[str, Any]:
+        members = {} if self._buffers_only else dict(vars(self._holder))
+        if isinstance(self._holder, nn.Module):
+            members.update({name: self._holder._buffers.get(name) for name in self._holder._non_persistent_buffers_set})
+        return members
+
+    def _set(self, name: str, target: Mapping[str, Any]) -> bool:
+        is_buffer = isinstance(self._holder, nn.Module) and name in self._holder._buffers
+        members = self._holder._buffers if is_buffer else vars(self._holder)
+        if name not in target:
+            members.pop(name, None)
+            return True
+        try:
+            members[name] = unpacked(target[name], members.get(name))
+        except NotPlain as error:
+            log.warning("the state %s of the trainer cannot be restored, and is reset: no class %s", name, error)
+            return False
+        return True
+
+    def _copies(self) -> dict[str, Any]:
+        copies = {}
+        for name, value in self._members().items():
+            if name in self._excluded or isinstance(value, _SETTINGS) or callable(value):
+                continue
+            try:
+                copies[name] = packed(value)
+            except NotPlain:
+                continue
+        return copies
+
+
+def assigned_names(kind: type, packages: Collection[str]) -> frozenset[str]:
+    """Return the attributes that the classes of these packages assign, of those that ``kind`` is derived from.
+
+    A framework's own class restores them when it resumes, or makes them again.
+    """
+    own = [each for each in kind.__mro__ if each.__module__.partition(".")[0] in packages]
+    stored = (each for owner in own for function in _functions(owner) for each in dis.get_instructions(function))
+    return frozenset(str(each.argval) for each in stored if each.opname == "STORE_ATTR")
+
+
+def _functions(owner: type) -> Iterator[types.FunctionType]:
+    for member in vars(owner).values():
+        function = member.fset if isinstance(member, property) else member
+        if isinstance(function, types.FunctionType):
+            yield function
