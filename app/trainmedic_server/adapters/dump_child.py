@@ -1,10 +1,10 @@
-"""The process in which flight recorder dumps are read: ``… -m trainmedic_server.adapters.dump_child MEMORY ANSWER``.
+"""The process in which flight recorder dumps are read: ``python -m trainmedic_server.adapters.dump_child``.
 
-`MEMORY` is the address space that it may have, and `ANSWER` the longest answer, both in bytes. It gives up what it could do harm with before it reads the first
-byte: other users' files, writing, opening, starting
-processes, more memory or time than a dump needs. Then it takes dumps from standard input, each as ``rank length``, a
-newline and the bytes, and answers each with a line of JSON. A dump that takes too long ends the process; who started
-it (`adapters.dump_reader`) sees at which dump that was.
+Its arguments are the address space that it may have and the longest answer, both in bytes. It gives up what it could
+do harm with before it reads the first byte: other users' files, writing, opening, starting processes, more memory or
+time than a dump needs. Then it takes dumps from standard input, each as ``rank length``, a newline and the bytes, and
+answers each with a line of JSON. A dump that takes too long ends the process; who started it (`adapters.dump_reader`)
+sees at which dump that was.
 """
 
 from __future__ import annotations
