@@ -31,10 +31,7 @@ class _Entry(Struct):
 class CutRecord:
     """Cuts by owner and kind."""
 
-    def __init__(
-        self, node: str = "", now: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._node = node
+    def __init__(self, now: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._monotonic = monotonic
         self._lock = threading.Lock()
@@ -56,7 +53,7 @@ class CutRecord:
         with self._lock:
             return {kind.value: self._totals[kind] for kind in CutKind}
 
-    def cuts(self) -> list[LogCut]:
+    def cuts(self, node: str = "") -> list[LogCut]:
         """Return the cuts of the last ten minutes, the newest of each kind first, at most `MOST_REPORTED`."""
         with self._lock:
             self._forget()
@@ -65,7 +62,7 @@ class CutRecord:
                 by_kind.setdefault(what, []).append((owner, entry))
         each = max(MOST_REPORTED // max(len(by_kind), 1), 1)
         return [
-            LogCut(self._node, owner.job and owner.job[:LONGEST_JOB], owner.uid, what, entry.count, _at(entry.since))
+            LogCut(node, owner.job and owner.job[:LONGEST_JOB], owner.uid, what, entry.count, _at(entry.since))
             for what, entries in sorted(by_kind.items())
             for owner, entry in heapq.nlargest(each, entries, key=lambda item: (item[1].seen, item[1].count))
         ]

@@ -100,7 +100,7 @@ class Discovery:
     ) -> None:
         self._policy = policy
         self._node = node
-        self._cuts = cuts or CutRecord(node)
+        self._cuts = cuts or CutRecord()
         # The sources files of the first finder are never read: each unit has its own.
         self._tops: list[tuple[str, Finder]] = [
             (root, LayoutFinder(root, node, JobSources(policy, node))) for root in policy.roots
