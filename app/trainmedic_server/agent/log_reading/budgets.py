@@ -42,6 +42,8 @@ NODE_ITSELF = BudgetOwner(None)
 """Owner of logs that no job writes."""
 
 Item = TypeVar("Item")
+_Turn = tuple[float, int, BudgetOwner, Iterator[Item], float, Item]
+"""Used and expected seconds, a number to sort by, the owner, their further items, the expected seconds, the item."""
 
 
 class FairTurns:
@@ -57,28 +59,45 @@ class FairTurns:
         """Return the seconds that a user has used. Seconds of a `HALF_LIFE` ago count half."""
         return self._users.get(uid, 0.0)
 
-    def turns(self, waiting: Mapping[BudgetOwner, Iterable[Item]]) -> Iterator[tuple[BudgetOwner, Item]]:
+    def turns(
+        self, waiting: Mapping[BudgetOwner, Iterable[Item]], expected: Callable[[Item], float] = lambda _: 0.0
+    ) -> Iterator[tuple[BudgetOwner, Item]]:
         """Yield all items: next that of the user, and of their job, that has used least.
 
-        The time until the next item is asked for counts as used by the owner of this one.
+        The time until the next item is asked for counts as used by the owner of this one. `expected` estimates that
+        time in seconds, so that short items go before long ones of owners who have used nothing yet.
         """
         self._fade()
-        jobs: dict[int | None, list[tuple[float, int, BudgetOwner, Iterator[Item]]]] = {}
+        jobs: dict[int | None, list[_Turn[Item]]] = {}
         for number, (owner, items) in enumerate(waiting.items()):
-            jobs.setdefault(owner.uid, []).append((self._jobs.get(owner, 0.0), number, owner, iter(items)))
-        users = [(self.used_by(uid), number, uid) for number, uid in enumerate(jobs)]
+            self._queue(jobs.setdefault(owner.uid, []), number, owner, iter(items), expected)
+        users = [
+            (self.used_by(uid) + of_user[0][4], place, uid)
+            for place, (uid, of_user) in enumerate(jobs.items())
+            if of_user
+        ]
         heapq.heapify(users)
-        for of_user in jobs.values():
-            heapq.heapify(of_user)
         while users:
-            _, user_number, uid = heapq.heappop(users)
-            _, number, owner, items = heapq.heappop(jobs[uid])
-            for item in items:
-                yield from self._timed(owner, item)
-                heapq.heappush(jobs[uid], (self._jobs[owner], number, owner, items))
-                break
+            _, place, uid = heapq.heappop(users)
+            _, number, owner, items, _, item = heapq.heappop(jobs[uid])
+            yield from self._timed(owner, item)
+            self._queue(jobs[uid], number, owner, items, expected)
             if jobs[uid]:
-                heapq.heappush(users, (self.used_by(uid), user_number, uid))
+                heapq.heappush(users, (self.used_by(uid) + jobs[uid][0][4], place, uid))
+
+    def _queue(
+        self,
+        heap: list[_Turn[Item]],
+        number: int,
+        owner: BudgetOwner,
+        items: Iterator[Item],
+        expected: Callable[[Item], float],
+    ) -> None:
+        """Put the owner's next item into the heap of a user."""
+        for item in items:
+            seconds = expected(item)
+            heapq.heappush(heap, (self._jobs.get(owner, 0.0) + seconds, number, owner, items, seconds, item))
+            return
 
     def _timed(self, owner: BudgetOwner, item: Item) -> Iterator[tuple[BudgetOwner, Item]]:
         began = self._monotonic()

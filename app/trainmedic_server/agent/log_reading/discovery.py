@@ -191,7 +191,7 @@ class Discovery:
             for unit in top.units.values():
                 if seconds is None or unit.due <= now:
                     waiting.setdefault(unit.owner, []).append((top.fd, unit))
-        for owner, (fd, unit) in self._turns.turns(waiting):
+        for owner, (fd, unit) in self._turns.turns(waiting, lambda item: item[1].cost):
             if is_stopping() or (seconds is not None and time.monotonic() - now >= seconds):
                 break
             has_used_up = self._turns.used_by(owner.uid) > USER_SECONDS

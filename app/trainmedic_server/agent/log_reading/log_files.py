@@ -264,6 +264,14 @@ class GrowingFile:
         return self._cutter.offset < self._size
 
     @property
+    def waiting(self) -> int:
+        """Bytes that the next `read` takes. 0 if the file cannot be looked at."""
+        try:
+            return min(max(os.fstat(self._fd).st_size - self._cutter.offset, 0), self._sizes.piece)
+        except OSError:
+            return 0
+
+    @property
     def size(self) -> int:
         """Bytes that were in it at the last look."""
         return max(self._size, 0)
