@@ -68,6 +68,7 @@ ALERTS = {
     "AlertMapBroken": "warning",
     "LogRulesBroken": "warning",
     "LogFindingsLost": "warning",
+    "LogReadingCut": "warning",
     "LogWordingChanged": "warning",
     "LogShippingLosesLines": "warning",
     "LogShippingStuck": "warning",
