@@ -73,7 +73,7 @@ class RuleRunner:
         monotonic: Callable[[], float] = time.monotonic,
         of_jobs: FindingsOfJobs | None = None,
     ) -> None:
-        self._of_jobs = of_jobs or FindingsOfJobs(DEFAULT_MAX_JOB_FINDINGS)
+        self._of_jobs = of_jobs or FindingsOfJobs(DEFAULT_MAX_JOB_FINDINGS, counters.cuts)
         self._store = store
         self._gpu_of = gpu_of
         self._counters = counters
