@@ -22,11 +22,7 @@ def cut(what: str, count: int, job: str | None = "llm-1", since: int = SINCE) ->
 
 def world_of(*agents: Presence, world: World | None = None) -> World:
     made = world or World()
-
-    async def listed() -> list[Presence]:
-        return list(agents)
-
-    made.bus.agents = listed  # type: ignore[method-assign]
+    made.bus.present = list(agents)
     return made
 
 
