@@ -69,6 +69,7 @@ ALERTS = {
     "AlertMapBroken": "warning",
     "LogRulesBroken": "warning",
     "LogFindingsLost": "warning",
+    "LogReadingCut": "warning",
     "LogWordingChanged": "warning",
     "LogShippingLosesLines": "warning",
     "LogShippingStuck": "warning",

@@ -5,24 +5,33 @@ Blocking: who serves others meanwhile calls it in a thread.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Self
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trainmedic_server.adapters import dump_child
+from trainmedic_server.adapters.reading_limits import ReadingLimits
 from trainmedic_server.diagnosis.flight_recorder import dump
-from trainmedic_server.diagnosis.flight_recorder.dump import Dump
+from trainmedic_server.diagnosis.flight_recorder.dump import Dump, ProcessGroup
 from trainmedic_server.errors import DumpError
 
 MOST_DUMPS = 4096
 """Of one job."""
-_AT_ONCE = 32
-"""Dumps in one process. Its start takes as long as reading twenty."""
+_ANSWER_SHARE = 64
+"""An answer has this part of the memory at most: as Python's values it is up to ten times as large."""
+_START_SECONDS = 30
+_ENDED = "it takes more time or memory than a dump may"
 _RANK = re.compile(r"(?:^|[^0-9])(\d{1,7})(?:\.(?:json|pkl|pickle|pt|bin))?$")
 
 
@@ -32,43 +41,146 @@ def rank_of(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def read_files(paths: Sequence[Path]) -> tuple[list[Dump], dict[Path, str]]:
-    """The dumps in `paths`, and why the others are none; at most `MOST_DUMPS` are read."""
+def read_files(paths: Sequence[Path], limits: ReadingLimits | None = None) -> tuple[list[Dump], dict[Path, str]]:
+    """The dumps in `paths`, and why the others are none; at most `MOST_DUMPS` are read, within `limits`."""
+    limits = limits or ReadingLimits()
     dumps: list[Dump] = []
     refused: dict[Path, str] = dict.fromkeys(paths[MOST_DUMPS:], f"more than {MOST_DUMPS} dumps")
-    raw: dict[Path, bytes] = {}
-    for path in paths[:MOST_DUMPS]:
-        try:
-            raw[path] = _bytes_of(path)
-        except OSError as error:
-            refused[path] = error.strerror or str(error)
-        except DumpError as error:
-            refused[path] = str(error)
-        is_much = len(raw) == _AT_ONCE or sum(map(len, raw.values())) > dump.MOST_BYTES
-        if is_much or path == paths[:MOST_DUMPS][-1]:
-            answers = read_raw([(rank_of(path.name) or 0, each) for path, each in raw.items()])
-            for path, answer in zip(raw, answers, strict=True):
+    shared = SharedParts()
+    longest = min(dump_child.LONGEST_ANSWER, limits.memory // _ANSWER_SHARE)
+    with DumpProcess(min(dump_child.MEMORY, limits.memory), longest, lambda: limits.seconds_left) as process:
+        for path in paths[:MOST_DUMPS]:
+            try:
+                limits.check()
+                answer = process.read(rank_of(path.name) or 0, _bytes_of(path))
+                limits.check()
+            except OSError as error:
+                refused[path] = error.strerror or str(error)
+            except DumpError as error:
+                refused[path] = str(error)
+            else:
                 if isinstance(answer, Dump):
-                    dumps.append(answer)
+                    dumps.append(shared.of(answer))
                 else:
                     refused[path] = answer
-            raw = {}
     return dumps, refused
 
 
-def read_raw(raw: Sequence[tuple[int, bytes]], most_memory: int = dump_child.MEMORY) -> list[Dump | str]:
+def read_raw(
+    raw: Sequence[tuple[int, bytes]],
+    most_memory: int = dump_child.MEMORY,
+    longest_answer: int = dump_child.LONGEST_ANSWER,
+) -> list[Dump | str]:
     """Of each rank's bytes the dump, or why it is none. One process reads them all; after one that ends it, another
-    goes on with the next. ``most_memory`` is the bytes of address space that such a process may have."""
-    read: list[Dump | str] = []
-    while len(read) < len(raw):
-        waiting = raw[len(read) :]
-        answers = _answers(waiting, most_memory)
-        for answer in answers:
-            reply = json.loads(answer)
-            read.append(dump.from_taken(reply["dump"]) if "dump" in reply else reply["refused"])
-        if len(answers) < len(waiting):
-            read.append("it takes more time or memory than a dump may")
-    return read
+    goes on with the next. ``most_memory`` is the bytes of address space that such a process may have, and
+    ``longest_answer`` the bytes that this process takes for one dump."""
+    with DumpProcess(most_memory, longest_answer) as process:
+        return [process.read(rank, each) for rank, each in raw]
+
+
+class SharedParts:
+    """Groups and texts that many dumps have alike, held once: 4,096 ranks list the same 4,096 members."""
+
+    def __init__(self) -> None:
+        self._groups: dict[ProcessGroup, ProcessGroup] = {}
+        self._texts: dict[str, str] = {}
+
+    def of(self, read: Dump) -> Dump:
+        """Return an equal dump with the parts that are held."""
+        by_id: dict[int, ProcessGroup] = {}
+
+        def group_of(group: ProcessGroup) -> ProcessGroup:
+            # By identity first: the hash of a group reads all its members.
+            if id(group) not in by_id:
+                by_id[id(group)] = self._groups.setdefault(group, group)
+            return by_id[id(group)]
+
+        groups = tuple(group_of(group) for group in read.groups)
+        entries = tuple(
+            replace(
+                entry,
+                group=group_of(entry.group),
+                operation=self._texts.setdefault(entry.operation, entry.operation),
+                sizes=self._texts.setdefault(entry.sizes, entry.sizes),
+            )
+            for entry in read.entries
+        )
+        return replace(read, groups=groups, entries=entries)
+
+
+class _Answer(Struct):
+    """One line of the child."""
+
+    dump: dump.Taken | None = None
+    refused: str | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Answer)
+
+
+class DumpProcess:
+    """The process that reads dumps, one at a time. It is started when it is needed, and again after it has ended."""
+
+    def __init__(
+        self, most_memory: int, longest_answer: int, seconds_left: Callable[[], float] = lambda: float("inf")
+    ) -> None:
+        self._most_memory = most_memory
+        self._longest_answer = longest_answer
+        self._seconds_left = seconds_left
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def read(self, rank: int, raw: bytes) -> Dump | str:
+        """Return the dump, or why it is none."""
+        line = self._answer(rank, raw)
+        if not line.endswith(b"\n"):
+            self.end()
+            return dump_child.TOO_MUCH if len(line) > self._longest_answer else _ENDED
+        try:
+            answer = _DECODER.decode(line)
+            return dump.from_taken(answer.dump) if answer.dump is not None else answer.refused or _ENDED
+        except (msgspec.MsgspecError, IndexError):
+            self.end()
+            return "its reader gave an answer of another form"
+
+    def end(self) -> None:
+        """Kill the process."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            with suppress(OSError):  # what the pipe still holds is not wanted
+                process.communicate()
+
+    def _answer(self, rank: int, raw: bytes) -> bytes:
+        """The child's line, cut after `longest_answer` bytes; without a line feed at the end if the child ended."""
+        process = self._process = self._process or self._started()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        seconds = min(dump_child.SECONDS_PER_DUMP + _START_SECONDS, self._seconds_left())
+        watchdog = threading.Timer(seconds, process.kill)
+        watchdog.start()
+        try:
+            process.stdin.write(b"%d %d\n%s" % (rank, len(raw), raw))
+            process.stdin.flush()
+            return process.stdout.readline(self._longest_answer + 1)
+        except OSError:  # the child ended while it took the dump
+            return b""
+        finally:
+            watchdog.cancel()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        # No environment: what stands in it, such as tokens, is none of the dump's business.
+        environment = {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+        limits = (str(self._most_memory), str(self._longest_answer))
+        command = [sys.executable, "-P", "-m", dump_child.__name__, *limits]
+        return subprocess.Popen(  # noqa: S603 - our own program; what others wrote is its input alone
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+        )
 
 
 def _bytes_of(path: Path) -> bytes:
@@ -83,20 +195,3 @@ def _bytes_of(path: Path) -> bytes:
     if len(raw) > dump.MOST_BYTES:
         raise DumpError(f"it has more than {dump.MOST_BYTES:,} bytes")
     return raw
-
-
-def _answers(dumps: Sequence[tuple[int, bytes]], most_memory: int) -> list[bytes]:
-    """The child's whole answers, in the order of the dumps; fewer than dumps where it ended."""
-    said = b"".join(b"%d %d\n%s" % (rank, len(raw), raw) for rank, raw in dumps)
-    seconds = dump_child.SECONDS_PER_DUMP * len(dumps) + 30
-    # No environment: what stands in it, such as tokens, is none of the dump's business.
-    environment = {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    command = [sys.executable, "-P", "-m", dump_child.__name__, str(most_memory)]
-    try:
-        done = subprocess.run(  # noqa: S603 - our own program; what others wrote is its input alone
-            command, input=said, capture_output=True, env=environment, timeout=seconds, check=False
-        )
-        output = done.stdout
-    except subprocess.TimeoutExpired as error:
-        output = error.stdout or b""
-    return output.split(b"\n")[:-1]

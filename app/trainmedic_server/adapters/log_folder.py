@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from enum import StrEnum
+from itertools import islice
 from pathlib import Path, PurePath
 from typing import IO
 
@@ -23,6 +24,7 @@ from msgspec.structs import replace
 
 from trainmedic.wire import log_layout
 from trainmedic_server.adapters import dump_reader
+from trainmedic_server.adapters.reading_limits import LimitReached, ReadingLimits
 from trainmedic_server.domain.finding import Origin
 from trainmedic_server.domain.log_sources import KERNEL_SOURCES
 
@@ -36,6 +38,9 @@ _TIGHTEST = 1032
 """How many times as large as it is a file unpacked from deflate's format can be (zlib's technical details)."""
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _HEAD = 4096
+_ASKED_EVERY = 64 * 1024
+_MOST_ENTRIES = 200_000
+"""Entries of a directory, and directories that wait to be looked into. Ten times as many as files that are read."""
 _ZEROS = re.compile(rb"\0+")
 _FEW_ZEROS = 8
 _NO_TEXT = re.compile(rb"[\1-\6\x0e-\x1a\x1c-\x1f]")
@@ -76,54 +81,76 @@ class Folder(Struct, frozen=True):
     """Names of files that are not read, and why."""
 
 
-def look_into(directory: Path) -> Folder:
-    """What is in `directory` and below it. Links are not followed.
+def look_into(directory: Path, limits: ReadingLimits | None = None) -> Folder:
+    """What is in `directory` and below it, as far as `limits` allow. Links are not followed.
 
     Raises:
         OSError: It cannot be listed.
     """
+    limits = limits or ReadingLimits()
     files: list[FolderFile] = []
     left_out: dict[str, str] = {}
-    for path in _paths(directory):
+    for path in _paths(directory, limits):
         name = str(path.relative_to(directory))
-        if len(files) >= MOST_FILES:
+        if len(files) + len(left_out) >= MOST_FILES:
             left_out["the rest"] = f"more than {MOST_FILES:,} files"
             break
         try:
+            limits.check()
             if found := _file(path, directory):
                 files.append(found)
             else:
                 left_out[name] = "it is no text in UTF-8, nor in UTF-16 with its mark"
+        except LimitReached as reached:
+            left_out["the rest"] = str(reached.strerror)
+            break
         except OSError as error:
             left_out[name] = error.strerror or str(error)
     return Folder(tuple(_with_ranks(files)), left_out)
 
 
-def lines_of(file: FolderFile) -> Iterator[bytes]:
+def lines_of(file: FolderFile, limits: ReadingLimits | None = None) -> Iterator[bytes]:
     """The physical lines of a file, the last `MOST_BYTES` of it, each without its line feed.
 
     Raises:
+        LimitReached: A limit was reached before its end.
         OSError: It cannot be read.
     """
+    limits = limits or ReadingLimits()
+    limits.check()
     with _opened(file.path) as raw:
         is_packed = raw.read(2) == _GZIP
         raw.seek(0)
         stream = gzip.GzipFile(fileobj=raw) if is_packed else raw
-        size = _unpacked_size(file.path) if is_packed else os.fstat(raw.fileno()).st_size
+        size = _unpacked_size(file.path, limits) if is_packed else os.fstat(raw.fileno()).st_size
         left = MOST_BYTES
         try:
             if size > MOST_BYTES:
-                stream.seek(size - MOST_BYTES)
+                _skip(stream, size - MOST_BYTES, limits)
                 stream.readline(_HEAD)
+            asked = left
             # A line without an end, as progress bars write them, is taken in pieces.
             while left > 0 and (line := stream.readline(min(left, 1024 * 1024))):
                 left -= len(line)
+                if asked - left >= _ASKED_EVERY:
+                    limits.check()
+                    asked = left
                 yield line.rstrip(b"\n")
         except (EOFError, zlib.error):
             return  # it was cut, or is broken: what stands before that counts
 
 
-def unread_bytes(file: FolderFile) -> int:
+def _skip(stream: IO[bytes] | gzip.GzipFile, size: int, limits: ReadingLimits) -> None:
+    """Go on to a place. In a packed file everything before it has to be unpacked."""
+    if not isinstance(stream, gzip.GzipFile):
+        stream.seek(size)
+        return
+    while size > 0 and (piece := stream.read(min(size, 1024 * 1024))):
+        size -= len(piece)
+        limits.check()
+
+
+def unread_bytes(file: FolderFile, limits: ReadingLimits | None = None) -> int:
     """How much of a file of lines lies before what is read of it.
 
     Raises:
@@ -133,11 +160,11 @@ def unread_bytes(file: FolderFile) -> int:
         size = os.fstat(raw.fileno()).st_size
         is_packed = raw.read(2) == _GZIP
     if is_packed and size > MOST_BYTES // _TIGHTEST:
-        size = _unpacked_size(file.path)
+        size = _unpacked_size(file.path, limits or ReadingLimits())
     return max(size - MOST_BYTES, 0)
 
 
-def _unpacked_size(path: Path) -> int:
+def _unpacked_size(path: Path, limits: ReadingLimits) -> int:
     """How many bytes a compressed file has, as far as it can be unpacked.
 
     Raises:
@@ -148,6 +175,7 @@ def _unpacked_size(path: Path) -> int:
         try:
             while piece := stream.read(1024 * 1024):
                 size += len(piece)
+                limits.check()
                 if size > MOST_UNPACKED:
                     raise OSError(0, f"unpacked it has more than {MOST_UNPACKED:,} bytes")
         except (EOFError, zlib.error):
@@ -168,6 +196,9 @@ def _head(stream: IO[bytes]) -> bytes:
 
 
 def _opened(path: Path) -> IO[bytes]:
+    # To open a device can have an effect, so the kind is looked at first, and again once it is open.
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise OSError(0, "it is no file")
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     stream = os.fdopen(descriptor, "rb")
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -176,17 +207,25 @@ def _opened(path: Path) -> IO[bytes]:
     return stream
 
 
-def _paths(directory: Path) -> Iterator[Path]:
-    for folder, names, files in os.walk(directory, onerror=_raise):
-        names.sort()
-        for name in sorted(files):
-            path = Path(folder, name)
-            if not path.is_symlink():
-                yield path
+def _paths(directory: Path, limits: ReadingLimits) -> Iterator[Path]:
+    """The files below a directory in the order of their names, at most `_MOST_ENTRIES` of each directory.
 
-
-def _raise(error: OSError) -> None:
-    raise error
+    Raises:
+        OSError: It cannot be listed.
+    """
+    waiting = [directory]
+    while waiting and limits.reached is None:
+        folder, folders = waiting.pop(), []
+        with os.scandir(folder) as entries:
+            listed = sorted(islice(entries, _MOST_ENTRIES), key=lambda entry: entry.name)
+        for entry in listed:
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(Path(folder, entry.name))
+            elif not entry.is_symlink():
+                yield Path(folder, entry.name)
+        waiting.extend(reversed(folders))
+        if len(waiting) > _MOST_ENTRIES:
+            return
 
 
 def _file(path: Path, directory: Path) -> FolderFile | None:

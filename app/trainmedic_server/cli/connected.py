@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from trainmedic_server.cli import ages, table
+from trainmedic_server.cli import ages, log_cuts, table
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.domain.plain_text import json_text
 
@@ -24,8 +24,11 @@ def agents(client: Client, output: str) -> None:
 
 
 def list_jobs(client: Client, output: str) -> None:
-    """Print the training jobs that are connected, and those that were lost within a day."""
+    """Print the training jobs that are connected, those that were lost within a day, and whose logs are cut."""
     show(client, output, "jobs", "job", ("JOB", "SEEN", "STEP", "GPUS", "NODES", "CAN", "DOUBTS"), _job)
+    if output != "json":
+        for line in log_cuts.lines(client):
+            click.echo(line)
 
 
 def show(

@@ -10,6 +10,8 @@ from urllib.parse import quote
 import click
 
 from trainmedic_server import telemetry
+from trainmedic_server.adapters import reading_limits
+from trainmedic_server.adapters.reading_limits import ReadingLimits
 from trainmedic_server.cli import exits
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.logs import loaded, rules_option
@@ -33,10 +35,32 @@ _MOST_SHOWN = 6
 )
 @click.option("--attempt", type=click.IntRange(1), help="The attempt; without it the newest.")
 @rules_option
+@click.option(
+    "--limit-seconds",
+    type=click.IntRange(1, 7 * 86400),
+    default=int(reading_limits.DEFAULT_SECONDS),
+    show_default=True,
+    help="With --dir: seconds of reading, after which the verdict is made of what was read.",
+)
+@click.option(
+    "--limit-memory",
+    type=click.IntRange(reading_limits.LEAST_MEMORY // 2**20),
+    default=reading_limits.DEFAULT_MEMORY // 2**20,
+    show_default=True,
+    metavar="MIB",
+    help="With --dir: MiB of memory from which on nothing more is read. The process that reads dumps has as many.",
+)
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @server_options
 def diagnose(
-    client: Client, job: str | None, directory: Path | None, attempt: int | None, paths: Sequence[Path], output: str
+    client: Client,
+    job: str | None,
+    directory: Path | None,
+    attempt: int | None,
+    paths: Sequence[Path],
+    output: str,
+    limit_seconds: int,
+    limit_memory: int,
 ) -> None:
     """Say who began a failure of a job, and why.
 
@@ -52,7 +76,7 @@ def diagnose(
     if directory is None:
         _of_server(client, job, attempt, output)
     else:
-        _of_folder(directory, job, attempt, paths, output)
+        _of_folder(directory, job, attempt, paths, output, ReadingLimits(limit_seconds, limit_memory * 2**20))
 
 
 def _of_server(client: Client, job: str | None, attempt: int | None, output: str) -> None:
@@ -68,10 +92,17 @@ def _of_server(client: Client, job: str | None, attempt: int | None, output: str
         click.echo(visible(line))
 
 
-def _of_folder(directory: Path, job: str | None, attempt: int | None, paths: Sequence[Path], output: str) -> None:
+def _of_folder(
+    directory: Path,
+    job: str | None,
+    attempt: int | None,
+    paths: Sequence[Path],
+    output: str,
+    limits: ReadingLimits,
+) -> None:
     telemetry.configure_logging("CRITICAL")
     try:
-        found = diagnose_folder(directory, loaded(paths), job)
+        found = diagnose_folder(directory, loaded(paths), job, limits)
     except ConfigurationError as error:
         raise exits.InvalidInput(str(error)) from error
     chosen = next((each for each in reversed(found.attempts) if attempt in (None, each.attempt)), None)
@@ -80,19 +111,23 @@ def _of_folder(directory: Path, job: str | None, attempt: int | None, paths: Seq
     if output == "json":
         said = {"job": chosen.job, "attempt": chosen.attempt, **chosen.verdict.plain()}
         read = {"files_read": found.files_read, "read_in_part": found.read_in_part, "left_out": found.left_out}
+        read |= {"limit_reached": found.limit_reached}
         click.echo(json_text(said | read, indent=2))
         return
-    for line in _text(chosen, found):
+    for line in _text(chosen, found, limits):
         click.echo(visible(line))
 
 
-def _text(chosen: AttemptVerdict, found: FolderDiagnosis) -> Iterator[str]:
+def _text(chosen: AttemptVerdict, found: FolderDiagnosis, limits: ReadingLimits) -> Iterator[str]:
     of = [chosen.job or "", f"attempt {chosen.attempt}" if chosen.attempt is not None else ""]
     if any(of):
         yield ", ".join(part for part in of if part)
     yield from shown(chosen.verdict.plain())
     for name, unread in list(found.read_in_part.items())[:_MOST_SHOWN]:
         yield f"{name} is long: its first {unread / 2**20:,.0f} MiB were not read"
+    if found.limit_reached is not None:
+        option = f"--limit-{found.limit_reached}"
+        yield f"{limits.said(found.limit_reached)}: the verdict rests on what was read before; {option} sets it"
     left_out = len(found.left_out)
     yield f"{_were(found.files_read, 'file')} read" + (f", {_were(left_out)} not:" if left_out else "")
     for name, why in list(found.left_out.items())[:_MOST_SHOWN]:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import click
 
-from trainmedic_server.cli import job_names, listing, story, table
+from trainmedic_server.cli import job_names, listing, log_cuts, story, table
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.times import TimeParam
 from trainmedic_server.domain.finding import Role
@@ -58,11 +58,14 @@ def findings(client: Client, limit: int, output: str, open_: str | None, **filte
     items = list(listing.items(client, "findings", conditions, limit))
     if output == "json":
         click.echo(json_text(items, indent=2))
-    elif not items:
+        return
+    if not items:
         click.echo("No finding matches.", err=True)
     else:
         for line in table.rows(_HEADER, [_cells(item) for item in items], table.width()):
             click.echo(line)
+    for line in log_cuts.lines(client, filters["job"], filters["node"]):
+        click.echo(line, err=True)
 
 
 @findings.command()

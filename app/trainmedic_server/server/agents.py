@@ -1,4 +1,4 @@
-"""``GET /agents``: the node agents that are connected."""
+"""``GET /agents``: the node agents that are connected, and what they leave out of logs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from fastapi import Depends, Response
 from pydantic import Field
 
 from trainmedic_server.ports.outside import CommandBus
+from trainmedic_server.server import log_cuts
 from trainmedic_server.server.api_routes import ApiRoutes
 from trainmedic_server.server.ascii_json import AsciiJson
 from trainmedic_server.server.auth import Authenticator, requires
@@ -48,4 +49,5 @@ def router(bus: CommandBus, lists: PresenceLists, auth: Authenticator) -> ApiRou
 
         return await asyncio.to_thread(rendered)  # it is up to some MB
 
+    log_cuts.add_to(routes, lists)
     return routes

@@ -31,6 +31,8 @@ from trainmedic_server.ports.gpus import Gpus
 
 _MEMORY_OF_DUMPS = 192 * 1024**2
 """Address space of the process that reads dumps. One of 5 MB, with 2,000 entries, takes 45 MiB of memory."""
+_LONGEST_ANSWER = 1024**2
+"""Bytes that the agent takes of that process for one dump. As Python's values they are ten times as many."""
 
 
 class LogReading:
@@ -71,7 +73,7 @@ def log_reading(
     JournalUnavailable."""
     boot = NodeBoot(context.node, boot_id(), context.now() - timedelta(seconds=since_boot()))
     shipping = _shipping(context, policy, boot, store_token)
-    read_dumps = partial(dump_reader.read_raw, most_memory=_MEMORY_OF_DUMPS)
+    read_dumps = partial(dump_reader.read_raw, most_memory=_MEMORY_OF_DUMPS, longest_answer=_LONGEST_ANSWER)
     arrivals = ArrivalIndex(context.journal)
     reader = LogReader(
         context,

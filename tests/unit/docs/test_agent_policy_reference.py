@@ -34,3 +34,5 @@ def test_the_defaults_are_those_of_the_code() -> None:
     assert f"| `max_files` | `{CleaningPolicy().max_files}` |" in PAGE
     assert f"| `max_files` | `{LogsPolicy().max_files}` |" in PAGE
     assert f"| `max_lines` | `{LogsPolicy().max_lines}` |" in PAGE
+    for name in ("max_job_files", "max_job_lines", "max_job_entries", "max_job_findings"):
+        assert f"| `{name}` | `{getattr(LogsPolicy(), name)}` |" in PAGE

@@ -121,7 +121,10 @@ PATHS = [
     *[("POST", f"/runs/x/{kind}", TokenRole.OPERATOR) for kind in ("approve", "reject", "cancel", "undo")],
     ("POST", "/pause", TokenRole.OPERATOR),
     ("POST", "/resume", TokenRole.OPERATOR),
-    *[("GET", path, TokenRole.VIEWER) for path in ("/history", "/history/x", "/playbooks", "/playbooks/x", "/agents")],
+    *[
+        ("GET", path, TokenRole.VIEWER)
+        for path in ("/history", "/history/x", "/playbooks", "/playbooks/x", "/agents", "/agents/log-cuts")
+    ],
     *[("GET", path, TokenRole.VIEWER) for path in ("/jobs", "/events?after=-1")],
     *[("GET", path, None) for path in ("/health", "/ready", "/metrics", "/docs", "/openapi.json")],
 ]

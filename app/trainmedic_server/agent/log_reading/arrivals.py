@@ -44,6 +44,8 @@ MOST_CHUNKS = 400
 """Chunks of one file: a hundred thousand blocks of about 4 bytes each."""
 _MOST_ROWS = 40_000
 """Chunks of all files, about 40 MB. Beyond that, the chunks that ended first are deleted."""
+_MOST_FILES = 100_000
+"""Files in memory. A user can create and delete any number of them."""
 _WRITTEN_EVERY = 5.0
 _KEPT = 40 * 24 * 3600 * 1000
 """Milliseconds for which the arrival times of an idle file are retained."""
@@ -223,6 +225,8 @@ class ArrivalIndex:
                     self._files[key] = _Seen(looked_at=self._scanned_at if is_new else _UNKNOWN)
                 self._look(key, file.size, written, first if idle < OLD_SECONDS / 2 else first - _STALE, last)
             self._scanned_at = first
+            if len(self._files) > _MOST_FILES:
+                self._let_go(self._files)
 
     def begin_anew(self, key: FileKey) -> None:
         """Forget a file that was truncated, or whose inode another file has."""
@@ -268,6 +272,11 @@ class ArrivalIndex:
                     seen.is_changed = True
 
     # ----------------------------------------------------------------------------------------------------
+
+    def _let_go(self, files: dict[FileKey, _Seen]) -> None:
+        """Drop what is in memory of the files that were seen longest ago. The table keeps what was stored of them."""
+        for key in sorted(files, key=lambda key: files[key].looked_at)[: len(files) - _MOST_FILES // 2]:
+            del files[key]
 
     def _look(self, key: FileKey, size: int, written: int, looked_at: int, now: int) -> None:
         seen = self._files.get(key)

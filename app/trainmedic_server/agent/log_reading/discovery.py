@@ -1,7 +1,7 @@
 """Which log files there are: looked for below the directories that the policy names, through no symbolic link.
 
-What is a log, and whose, ``finders`` says. A scan costs one listing for each directory, so it is made as often as its
-own duration allows (``log_reader``).
+What is a log, and whose, ``finders`` says. Each job's directory is a unit of its own (``scan_units``): it is looked at
+as often as its own look allows, and users and jobs have their turns in the order of the time that they have used.
 
 Not here: opening files and reading them (``log_files``).
 """
@@ -14,18 +14,21 @@ import re
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import chain
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from trainmedic.wire import log_layout
 from trainmedic_server.agent.disk.filesystems import open_directory
+from trainmedic_server.agent.log_reading.budgets import NODE_ITSELF, BudgetOwner, FairTurns
+from trainmedic_server.agent.log_reading.cut_record import CutRecord
 from trainmedic_server.agent.log_reading.finders import (
     Finder,
     LayoutFinder,
-    NamedFile,
+    NamedFiles,
     PatternFinder,
     PodFinder,
     readable,
@@ -33,29 +36,33 @@ from trainmedic_server.agent.log_reading.finders import (
 from trainmedic_server.agent.log_reading.job_sources import JobSources
 from trainmedic_server.agent.log_reading.log_files import UnreadReason, open_way
 from trainmedic_server.agent.log_reading.log_policy import LogsPolicy
+from trainmedic_server.agent.log_reading.scan_units import (
+    CHEAP_SECONDS,
+    MOST_FOUND,
+    MOST_OF_USER,
+    USER_SECONDS,
+    ScanBudget,
+    ScanUnit,
+    UnitTable,
+    newest,
+    newest_of_users,
+    trim,
+)
+from trainmedic_server.agent.log_reading.scan_units import FoundFile as FoundFile
 from trainmedic_server.domain.finding import Origin
+from trainmedic_server.domain.log_cuts import CutKind
+from trainmedic_server.domain.log_sources import KERNEL_SOURCES
 
 PODS = "/var/log/pods"
-MOST_ENTRIES = 200_000
-"""Entries of directories that one scan looks at."""
+MOST_ENTRIES = 2_000_000
+"""Entries of a directory that the policy names. Each job below it has a bound of its own."""
 OLD_SECONDS = 6 * 3600.0
 """A job in whose logs nobody has written for so long is looked through every `_OLD_EVERY` seconds only."""
 _OLD_EVERY = 60.0
+FileKey = tuple[int, int]
+"""Device and inode."""
 _ROTATED = re.compile(r"(.+?)(?:\.\d{1,3}|-\d{8}(?:-?\d{1,6})?|\.\d{4}-?\d\d-?\d\d\S{0,16})\Z")
 _PACKED = re.compile(r".+\.(?:gz|xz|bz2|zst|lz4|zip)\Z")
-
-
-class FoundFile(Struct, frozen=True):
-    """A file that is a log, or was one by another name."""
-
-    path: str
-    device: int
-    inode: int
-    size: int
-    written_ns: int
-    """When it was last written: nanoseconds since 1970."""
-    origin: Origin | None
-    """None where only its inode says that it is a log: it was renamed."""
 
 
 class Scan(Struct, frozen=True):
@@ -69,24 +76,34 @@ class Scan(Struct, frozen=True):
     """There were more entries than are looked at."""
 
 
-class _OldDirectory(Struct, frozen=True):
-    """A directory right below one that is looked through: one of many old jobs. What was found in it still holds."""
+class _Top(Struct):
+    """A directory that the policy names, as one scan sees it."""
 
-    looked_at: float
-    """By the monotonic clock."""
-    changed_ns: int
-    files: tuple[FoundFile, ...]
+    path: str
+    fd: int
+    """-1 if it cannot be opened."""
+    files: tuple[FoundFile, ...] = ()
+    """Logs right in it."""
+    units: Mapping[str, ScanUnit] = {}
 
 
 class Discovery:
     """Looks for log files. One thread uses it."""
 
-    def __init__(self, policy: LogsPolicy, node: str, pods: str = PODS, kernel_file: str | None = None) -> None:
+    def __init__(
+        self,
+        policy: LogsPolicy,
+        node: str,
+        pods: str = PODS,
+        kernel_file: str | None = None,
+        cuts: CutRecord | None = None,
+    ) -> None:
         self._policy = policy
         self._node = node
-        self._sources = JobSources(policy, node)
+        self._cuts = cuts or CutRecord()
+        # The sources files of the first finder are never read: each unit has its own.
         self._tops: list[tuple[str, Finder]] = [
-            (root, LayoutFinder(root, node, self._sources)) for root in policy.roots
+            (root, LayoutFinder(root, node, JobSources(policy, node))) for root in policy.roots
         ]
         for files in policy.files:
             self._tops.append((files.path.base, PatternFinder(files.path, files.source, node)))
@@ -96,104 +113,183 @@ class Discovery:
             self._tops.append((pods, PodFinder(policy, node)))
         if kernel_file is not None:
             directory, _, name = kernel_file.rpartition("/")
-            self._tops.append((directory, NamedFile(name, Origin("kernel", node))))
+            self._tops.append((directory, NamedFiles({name: Origin("kernel", node)})))
+        self._turns = FairTurns()
+        self._units = [UnitTable(policy, node, self._cuts) for _ in self._tops]
         self._refused: Counter[UnreadReason] = Counter()
-        self._left = 0
-        self._old: dict[str, _OldDirectory] = {}
+        self._budget = ScanBudget(0, lambda: False)
+        self._owner: BudgetOwner | None = None
+        self._known: Collection[FileKey] = ()
 
-    def scan(self, known: Collection[tuple[int, int]], is_stopping: Callable[[], bool]) -> Scan:
-        """Look at everything once. `known` are the devices and inodes of files that are followed by any name."""
-        self._refused, self._left = Counter(), MOST_ENTRIES
-        self._sources.begin_scan()
-        files: dict[tuple[int, int], FoundFile] = {}
-        for top, finder in self._tops:
-            for file in self._below(top, finder, known, is_stopping):
+    def scan(self, known: Collection[FileKey], is_stopping: Callable[[], bool], seconds: float | None = None) -> Scan:
+        """Look at everything once. `known` are the devices and inodes of files that are followed by any name.
+
+        With `seconds`, it ends about then. Of a job whose turn has not come, what the last look found still holds.
+        """
+        self._known, refused, is_cut = known, Counter[UnreadReason](), False
+        with ExitStack() as opened:
+            tops: list[_Top] = []
+            for (path, finder), units in zip(self._tops, self._units, strict=True):
+                self._refused, self._owner = refused, None
+                self._budget = ScanBudget(MOST_ENTRIES, is_stopping)
+                tops.append(self._top(path, finder, units, opened))
+                is_cut |= self._budget.is_cut
+            is_cut |= self._look_at_units(tops, is_stopping, seconds)
+        return self._assembled(tops, refused, is_cut)
+
+    def _assembled(self, tops: Sequence[_Top], refused: Counter[UnreadReason], is_cut: bool) -> Scan:
+        units = [unit for top in tops for unit in top.units.values()]
+        for owner, count in trim(units, MOST_OF_USER, self._known).items():
+            self._cuts.stands_at(owner, CutKind.FILES, count)
+        files: dict[FileKey, FoundFile] = {}
+        for top in tops:
+            for file in chain(top.files, *(unit.files for unit in top.units.values())):
                 self._keep(files, file)
-        for path, origin in self._sources.named_files():
-            directory, _, name = path.rpartition("/")
-            for file in self._below(directory, NamedFile(name, origin), known, is_stopping):
+        for unit in units:
+            for file in unit.named:
                 self._keep(files, file)
-        refused = self._refused + Counter({UnreadReason.OUTSIDE: self._sources.outside})
+            refused += unit.refused
+            if unit.sources is not None:
+                refused[UnreadReason.OUTSIDE] += unit.sources.outside
         dumps = tuple(file for file in files.values() if is_dump(file))
         logs = tuple(file for file in files.values() if not is_dump(file))
-        return Scan(logs, refused, dumps, self._left <= 0)
+        return Scan(logs, +refused, dumps, is_cut)
 
-    def _keep(self, files: dict[tuple[int, int], FoundFile], file: FoundFile) -> None:
+    def _keep(self, files: dict[FileKey, FoundFile], file: FoundFile) -> None:
         """Of several that name one file, the first that says whose it is."""
-        key = (file.device, file.inode)
-        if key not in files or files[key].origin is None:
-            files[key] = file
+        if file.key not in files or files[file.key].origin is None:
+            files[file.key] = file
 
-    def _below(
-        self, top: str, finder: Finder, known: Collection[tuple[int, int]], is_stopping: Callable[[], bool]
-    ) -> Iterator[FoundFile]:
+    # --- the directories that the policy names ----------------------------------------------------------
+
+    def _top(self, path: str, finder: Finder, units: UnitTable, opened: ExitStack) -> _Top:
         try:
-            fd = open_way(top)
+            fd = open_way(path)
         except OSError as error:
             self._count(error)
+            units.by_name.clear()
+            return _Top(path, -1)
+        opened.callback(os.close, fd)
+        try:
+            deeper, files = self._listed(fd, finder)
+            found = list(self._logs_among(fd, path, finder, files))
+        except OSError as error:
+            self._count(error)
+            deeper, found = [], []
+        own = newest_of_users(found, MOST_OF_USER, self._known)
+        units.renew(fd, path, deeper)
+        return _Top(path, fd, tuple(own), units.by_name)
+
+    # --- the directories of jobs ------------------------------------------------------------------------
+
+    def _look_at_units(self, tops: Sequence[_Top], is_stopping: Callable[[], bool], seconds: float | None) -> bool:
+        """Look at those that are due, each user and job in turn. Return whether one had too many entries."""
+        now, is_cut = time.monotonic(), False
+        count = sum(len(top.units) for top in tops)
+        waiting: dict[BudgetOwner, list[tuple[int, ScanUnit]]] = {}
+        for top in tops:
+            for unit in top.units.values():
+                if seconds is None or unit.due <= now:
+                    waiting.setdefault(unit.owner, []).append((top.fd, unit))
+        for owner, (fd, unit) in self._turns.turns(waiting, lambda item: item[1].cost):
+            if is_stopping() or (seconds is not None and time.monotonic() - now >= seconds):
+                break
+            has_used_up = self._turns.used_by(owner.uid) > USER_SECONDS
+            if seconds is not None and has_used_up and unit.cost > CHEAP_SECONDS:
+                self._cuts.add(owner, CutKind.SECONDS)
+                continue
+            self._look_at(fd, unit, is_stopping, count, is_bounded=seconds is not None)
+            is_cut |= self._budget.is_cut
+        return is_cut
+
+    def _look_at(
+        self, top: int, unit: ScanUnit, is_stopping: Callable[[], bool], units: int, *, is_bounded: bool
+    ) -> None:
+        began = time.monotonic()
+        self._owner, self._refused = unit.owner, Counter()
+        seconds = unit.allowed if is_bounded else None
+        budget = self._budget = ScanBudget(self._policy.max_job_entries, is_stopping, seconds)
+        try:
+            fd = open_directory(top, unit.name)
+        except OSError as error:
+            self._count(error)
+            unit.files, unit.named, unit.refused = (), (), self._refused
             return
-        yield from self._walk(fd, top, finder, known, is_stopping)
-
-    def _unless_old(self, fd: int, path: str, walk: Callable[[], Iterator[FoundFile]]) -> Iterator[FoundFile]:
-        """What `walk` finds in the directory `fd`, or what it found a moment ago, if that was old."""
-        now, changed_ns = time.monotonic(), os.fstat(fd).st_mtime_ns
-        old = self._old.pop(path, None)
-        if old is not None and old.changed_ns == changed_ns and now - old.looked_at < _OLD_EVERY:
+        changed_ns = os.fstat(fd).st_mtime_ns
+        if unit.is_old and unit.changed_ns == changed_ns and began - unit.looked_at < _OLD_EVERY:
             os.close(fd)
-            self._sources.keep(path)
-            files = old.files
-        else:
-            files = tuple(walk())
-            old = _OldDirectory(now, changed_ns, files)
-        newest_ns = max((changed_ns, *(file.written_ns for file in files)))
-        if time.time() - newest_ns / 1e9 > OLD_SECONDS and len(self._old) < MOST_ENTRIES:
-            self._old[path] = old
-        yield from files
+            unit.looked(began, budget, units)
+            return
+        if unit.sources is not None:
+            unit.sources.begin_scan()
+        files, named = list(self._walk(fd, unit.path, unit.finder)), list(self._named(unit))
+        if budget.is_late:  # what this look did not reach may still be there
+            files, named = _joined(unit.files, files), _joined(unit.named, named)
+            self._cuts.add(unit.owner, CutKind.SECONDS)
+        if budget.is_cut:
+            self._cuts.add(unit.owner, CutKind.ENTRIES)
+        self._cuts.stands_at(unit.owner, CutKind.FILES, len(files) + len(named) - 2 * MOST_FOUND)
+        unit.files, unit.named = newest(files, MOST_FOUND, self._known), newest(named, MOST_FOUND, self._known)
+        unit.changed_ns, unit.looked_at, unit.refused = changed_ns, began, self._refused
+        newest_ns = max((changed_ns, *(file.written_ns for file in unit.all_files)))
+        unit.is_old = time.time() - newest_ns / 1e9 > OLD_SECONDS
+        unit.looked(began, budget, units)
 
-    def _walk(
-        self,
-        fd: int,
-        path: str,
-        finder: Finder,
-        known: Collection[tuple[int, int]],
-        is_stopping: Callable[[], bool],
-        *,
-        is_top: bool = True,
-    ) -> Iterator[FoundFile]:
+    def _named(self, unit: ScanUnit) -> Iterator[FoundFile]:
+        """The files that the job's ranks have named."""
+        directories: dict[str, dict[str, Origin]] = {}
+        for path, origin in unit.sources.named_files() if unit.sources is not None else ():
+            directory, _, name = path.rpartition("/")
+            directories.setdefault(directory, {}).setdefault(name, origin)
+        for directory, origins in directories.items():
+            if not self._budget.goes_on() or self._budget.is_cut:
+                return
+            try:
+                fd = open_way(directory)
+            except OSError as error:
+                self._count(error)
+                continue
+            yield from self._walk(fd, directory, NamedFiles(origins))
+
+    def _walk(self, fd: int, path: str, finder: Finder) -> Iterator[FoundFile]:
         """What is below the open directory `fd`, which is closed."""
         try:
-            deeper, files = self._listed(fd, finder, is_stopping)
-            names, device = {entry.name for entry in files}, os.fstat(fd).st_dev
-            # What a job says of its ranks comes before their logs: a listing has no order.
-            for entry in sorted(files, key=lambda entry: not entry.name.startswith(log_layout.SOURCES)):
-                origin = finder.origin(entry.name)
-                if origin is not None or (device, entry.inode()) in known:
-                    file = self._file(path, entry, origin, names)
-                    if file is not None and (file.origin is not None or (file.device, file.inode) in known):
-                        yield file
-            for name, inner in deeper:
+            deeper, files = self._listed(fd, finder)
+            yield from self._logs_among(fd, path, finder, files)
+            for name, inner in sorted(deeper, key=_newest_attempt_first):
+                if not self._budget.goes_on():
+                    return
                 try:
                     child = open_directory(fd, name)
                 except OSError as error:
                     self._count(error)
                     continue
-                walk = partial(self._walk, child, f"{path}/{name}", inner, known, is_stopping, is_top=False)
-                yield from self._unless_old(child, f"{path}/{name}", walk) if is_top else walk()
+                yield from self._walk(child, f"{path}/{name}", inner)
         except OSError as error:
             self._count(error)
         finally:
             os.close(fd)
 
-    def _listed(
-        self, fd: int, finder: Finder, is_stopping: Callable[[], bool]
-    ) -> tuple[list[tuple[str, Finder]], list[os.DirEntry[str]]]:
+    def _logs_among(self, fd: int, path: str, finder: Finder, files: Sequence[os.DirEntry[str]]) -> Iterator[FoundFile]:
+        """The logs among the files of an open directory. Raises OSError."""
+        names, device = {entry.name for entry in files}, os.fstat(fd).st_dev
+        # What a job says of its ranks comes before their logs: a listing has no order.
+        for entry in sorted(files, key=lambda entry: not entry.name.startswith(log_layout.SOURCES)):
+            if not self._budget.goes_on():
+                return
+            origin = finder.origin(entry.name)
+            if origin is not None or (device, entry.inode()) in self._known:
+                file = self._file(path, entry, origin, names)
+                if file is not None and (file.origin is not None or file.key in self._known):
+                    yield file
+
+    def _listed(self, fd: int, finder: Finder) -> tuple[list[tuple[str, Finder]], list[os.DirEntry[str]]]:
         """The directories of an open directory that are entered, and its other entries. Raises OSError."""
         deeper: list[tuple[str, Finder]] = []
         files: list[os.DirEntry[str]] = []
         with os.scandir(fd) as entries:
             for entry in entries:
-                self._left -= 1
-                if self._left <= 0 or is_stopping():
+                if not self._budget.takes_entry():
                     break
                 if not entry.is_dir(follow_symlinks=False):
                     files.append(entry)
@@ -216,15 +312,26 @@ class Discovery:
             self._refused[UnreadReason.SECOND_NAME] += 1
             return None
         whole = f"{path}/{entry.name}"
+        owner = self._owner or BudgetOwner(facts.st_uid, origin.job if origin is not None else None)
         if origin is not None:
+            owner = NODE_ITSELF if origin.source in KERNEL_SOURCES else owner
             origin = None if is_rotated(entry.name, names) else replace(origin, stream=readable(whole))
-        return FoundFile(whole, facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, origin)
+        return FoundFile(whole, facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, origin, owner)
 
     def _count(self, error: OSError) -> None:
         if isinstance(error, PermissionError):
             self._refused[UnreadReason.FORBIDDEN] += 1
         elif isinstance(error, NotADirectoryError) or error.errno == errno.ELOOP:
             self._refused[UnreadReason.LINK] += 1
+
+
+def _joined(before: Sequence[FoundFile], found: Sequence[FoundFile]) -> list[FoundFile]:
+    """What was found now, and before that what was found under other keys."""
+    return list(({file.key: file for file in before} | {file.key: file for file in found}).values())
+
+
+def _newest_attempt_first(entry: tuple[str, Finder]) -> int:
+    return -(log_layout.attempt_number(entry[0]) or 0)
 
 
 def is_dump(file: FoundFile) -> bool:

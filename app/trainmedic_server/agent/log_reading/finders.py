@@ -92,6 +92,8 @@ class LayoutFinder(Struct, frozen=True):
         return replace(self, parts=(*self.parts, name))
 
     def origin(self, name: str) -> Origin | None:
+        if len(self.parts) < 2:
+            return None  # a log lies in the directory of an attempt; other files must cost nothing
         said = log_layout.file_at(PurePosixPath(*self.parts, name))
         if said is None or said.is_rotated:
             return None
@@ -149,17 +151,17 @@ class PodFinder(Struct, frozen=True):
         return Origin("training", self.node, pod=self.pod)
 
 
-class NamedFile(Struct, frozen=True):
-    """One file, whose path somebody has named."""
+class NamedFiles(Struct, frozen=True):
+    """Files of one directory whose names are given."""
 
-    name: str
-    whose: Origin
+    origins: Mapping[str, Origin]
+    """By name, whose the file is."""
 
     def enter(self, name: str) -> None:
         return None
 
     def origin(self, name: str) -> Origin | None:
-        return self.whose if name == self.name else None
+        return self.origins.get(name)
 
 
 def readable(name: str) -> str:

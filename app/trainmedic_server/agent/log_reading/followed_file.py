@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from trainmedic_server.agent.log_reading.arrivals import ArrivalIndex
-from trainmedic_server.agent.log_reading.line_budget import LineBudget
+from trainmedic_server.agent.log_reading.line_budget import LineBudget, LinesOfJobs
 from trainmedic_server.agent.log_reading.log_counters import LogCounters
 from trainmedic_server.agent.log_reading.log_files import FilePosition, GrowingFile
 from trainmedic_server.agent.log_reading.rule_runner import RuleRunner
@@ -50,7 +50,9 @@ class FollowedFile:
         counters: LogCounters,
         monotonic: float,
         arrivals: ArrivalIndex | None = None,
+        of_jobs: LinesOfJobs | None = None,
     ) -> None:
+        self._of_jobs = of_jobs
         self._runner = runner
         self._arrivals = arrivals
         self._counters = counters
@@ -112,7 +114,10 @@ class FollowedFile:
         counters.add_bytes_left_out(self.file.left_out - self._left_out)
         self._left_out = self.file.left_out
         counters.lines(self.origin.source, len(placed))
+        self.stream.owner = self.file.owner
         kept = self._budget.within(placed, monotonic)
+        if self._of_jobs is not None:
+            kept = self._of_jobs.within(self.file.owner, kept)
         counters.lines_left_out(self.origin.source, len(placed) - len(kept))
         prefilter = self._runner.prefilter(self.origin.source)
         lines = [*self.stream.feed(kept, self._arrived(now), prefilter), *self.stream.flush(now)]
@@ -169,18 +174,25 @@ class FollowedFile:
 
     def _new_stream(self, kept: Mapping[str, Any]) -> LineStream:
         self.origin = replace(self.origin, generation=self._position.generation)
-        return LineStream(self.origin, None, kept)
+        stream = LineStream(self.origin, None, kept)
+        stream.owner = self.file.owner
+        return stream
 
 
 def followed_by(
-    runner: RuleRunner, counters: LogCounters, max_lines: int, arrivals: ArrivalIndex | None = None
+    runner: RuleRunner,
+    counters: LogCounters,
+    max_lines: int,
+    arrivals: ArrivalIndex | None = None,
+    of_jobs: LinesOfJobs | None = None,
 ) -> Callable[[GrowingFile, KnownFile, float], FollowedFile]:
-    """Return a factory of followed files whose lines go to `runner`. The rules read `max_lines` a second of each file.
-    `arrivals` records when the bytes arrived."""
+    """Return a factory of followed files whose lines go to `runner`. The rules read `max_lines` a second of each file,
+    and of each job as many as `of_jobs` allows. `arrivals` records when the bytes arrived."""
 
     def follow(file: GrowingFile, known: KnownFile, monotonic: float) -> FollowedFile:
-        budget = LineBudget(None if known.origin.source in KERNEL_SOURCES else max_lines)
-        return FollowedFile(file, known, budget, runner, counters, monotonic, arrivals)
+        is_kernel = known.origin.source in KERNEL_SOURCES
+        budget = LineBudget(None if is_kernel else max_lines)
+        return FollowedFile(file, known, budget, runner, counters, monotonic, arrivals, None if is_kernel else of_jobs)
 
     return follow
 

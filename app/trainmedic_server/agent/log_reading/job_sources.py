@@ -1,4 +1,4 @@
-"""What the ranks of a job say about themselves on this node: the sources files of a log directory's attempts.
+"""What the ranks of one job say about themselves on this node: the sources files of its attempts.
 
 Anybody who can write into the directory can write such a file, so it decides little: which rank a file of records
 belongs to, and which further files are read, where the policy allows their paths. That a job is on this node at all
@@ -41,34 +41,27 @@ class _RankSources(Struct, frozen=True):
 
 
 class JobSources:
-    """The sources files of this node that a scan has met; each is read again when it has changed."""
+    """This node's sources files of one job. Each is read again when it has changed."""
 
     def __init__(self, policy: LogsPolicy, node: str) -> None:
         self._allowed = (*policy.roots, *policy.paths)
         self._node = node
         self._read: dict[str, tuple[tuple[int, int, int], _RankSources | None]] = {}
-        # By the attempt's directory and the file's name: of this scan, and of the one before it.
+        # By the attempt's directory and the file's name.
         self._attempts: dict[str, dict[str, _RankSources]] = {}
-        self._before: dict[str, dict[str, _RankSources]] = {}
         self._launchers: dict[str, set[str | None]] = {}
 
     def begin_scan(self) -> None:
-        """What the last scan has met counts no more, unless it is met again or kept."""
+        """Start a scan of the job. Forget earlier files unless `saw` registers them."""
         met = {f"{directory}/{name}" for directory, files in self._attempts.items() for name in files}
         self._read = {path: said for path, said in self._read.items() if path in met}
-        self._before, self._attempts = self._attempts, {}
+        self._attempts = {}
         self._launchers = {}
 
     @property
     def outside(self) -> int:
         """Files that jobs name and the policy does not allow."""
         return sum(said.outside for said in self._all())
-
-    def keep(self, job: str) -> None:
-        """What the last scan has met below the directory of a job still holds: it is not looked through again."""
-        for attempt, files in self._before.items():
-            if attempt.startswith(f"{job}/"):
-                self._attempts[attempt] = files
 
     def saw(self, directory: str, name: str) -> None:
         """A scan has met the sources file `name` of the attempt in `directory`."""

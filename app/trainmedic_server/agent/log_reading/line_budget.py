@@ -1,13 +1,36 @@
-"""How many lines of one file the rules look at, so that a program which prints without end costs little."""
+"""Number of lines that the rules look at, so that a program which prints without end costs little."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
+from trainmedic_server.agent.log_reading.budgets import BudgetOwner, SharedLines
+from trainmedic_server.agent.log_reading.cut_record import CutRecord
 from trainmedic_server.agent.log_reading.line_cutter import PlacedLine
+from trainmedic_server.domain.log_cuts import CutKind
 
 _SECONDS = 10.0
 """For so long a file may have saved up what it has not used."""
 _ONE_IN = 100
 """Of the lines beyond the budget, each hundredth is looked at."""
+
+
+class LinesOfJobs:
+    """Bound of the lines of each job, and of each user, in a second; on the average of ten seconds."""
+
+    def __init__(self, per_second: int, cuts: CutRecord, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._lines = SharedLines(per_second, monotonic)
+        self._cuts = cuts
+
+    def within(self, owner: BudgetOwner, lines: list[PlacedLine]) -> list[PlacedLine]:
+        """Return those of the next lines that are to be looked at: all while there are few, then a sample."""
+        free = self._lines.within(owner, len(lines))
+        if free >= len(lines):
+            return lines
+        kept = [*lines[:free], *lines[free::_ONE_IN]]
+        self._cuts.add(owner, CutKind.LINES, len(lines) - len(kept))
+        return kept
 
 
 class LineBudget:

@@ -6,12 +6,16 @@ import threading
 from collections import Counter
 from collections.abc import Mapping
 
+from trainmedic_server.agent.log_reading.cut_record import CutRecord
+
 
 class LogCounters:
     """Counts since the process started, and what is so now."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self.cuts = CutRecord()
+        """What budgets of jobs and users have left out."""
         self._lines: Counter[str] = Counter()
         self._lines_left_out: Counter[str] = Counter()
         self._findings: Counter[str] = Counter()

@@ -24,6 +24,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainmedic_server.agent.disk.filesystems import open_directory
+from trainmedic_server.agent.log_reading.budgets import NODE_ITSELF, BudgetOwner
 from trainmedic_server.agent.log_reading.line_cutter import MOST_KEPT, LineCutter, PlacedLine
 
 LARGEST_READ = 256 * 1024
@@ -171,6 +172,8 @@ class GrowingFile:
         """`is_whole`: every line counts, so nothing is left out however far behind reading is."""
         self.left_out = 0
         """Bytes of lines that are too long, and of what was too far ahead."""
+        self.owner: BudgetOwner = NODE_ITSELF
+        """Whose budget reading it uses."""
         self._fd = fd
         self._is_whole = is_whole
         self._sizes = sizes
@@ -259,6 +262,14 @@ class GrowingFile:
     def has_more(self) -> bool:
         """Whether more was there at the last look than has been read."""
         return self._cutter.offset < self._size
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that the next `read` takes. 0 if the file cannot be looked at."""
+        try:
+            return min(max(os.fstat(self._fd).st_size - self._cutter.offset, 0), self._sizes.piece)
+        except OSError:
+            return 0
 
     @property
     def size(self) -> int:

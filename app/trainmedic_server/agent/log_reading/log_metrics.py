@@ -11,6 +11,10 @@ from trainmedic_server.agent.log_reading.log_counters import LogCounters
 
 def families(counters: LogCounters, near: Callable[[], Mapping[str, int]]) -> Iterator[Metric]:
     """Yield every metric of reading logs; `near` is asked for the lines that a rule nearly took."""
+    cut = CounterMetricFamily(
+        "trainmedic_agent_log_cuts", "How often a budget of a job or user cut the reading of its logs.", labels=["what"]
+    )
+    yield _with(cut, counters.cuts.totals())
     yield InfoMetricFamily("trainmedic_agent_log_rules", "The log rules in force.", {"version": counters.rules})
     files = GaugeMetricFamily("trainmedic_agent_log_files", "Files that are followed.", labels=["source"])
     yield _with(files, counters.files)

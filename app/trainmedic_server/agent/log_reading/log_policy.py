@@ -26,6 +26,10 @@ from trainmedic_server.domain.log_sources import fault_of_source
 
 DEFAULT_MAX_FILES = 1000
 DEFAULT_MAX_LINES = 2000
+DEFAULT_MAX_JOB_FILES = 500
+DEFAULT_MAX_JOB_LINES = 20_000
+DEFAULT_MAX_JOB_ENTRIES = 100_000
+DEFAULT_MAX_JOB_FINDINGS = 500
 KERNEL_FILE = "/var/log/kern.log"
 _NAMESPACE = re.compile(r"[a-z0-9*?-]{1,63}\Z")
 
@@ -72,6 +76,14 @@ class LogsPolicy(Struct, frozen=True):
     """So many files are followed at a time, the last written."""
     max_lines: int = DEFAULT_MAX_LINES
     """Lines of one file in a second, on the average of ten, that rules look at; of the kernel, all."""
+    max_job_files: int = DEFAULT_MAX_JOB_FILES
+    """Files of one job that are followed at a time."""
+    max_job_lines: int = DEFAULT_MAX_JOB_LINES
+    """Lines of one job in a second, on the average of ten, that rules look at."""
+    max_job_entries: int = DEFAULT_MAX_JOB_ENTRIES
+    """Directory entries of one job that a scan looks at, the newest attempt first."""
+    max_job_findings: int = DEFAULT_MAX_JOB_FINDINGS
+    """Findings of one job that are reported within an hour."""
     ship: ShipPolicy | None = None
     """To which store lines are pushed; None where they stay on the node."""
 
@@ -92,6 +104,14 @@ def read_logs(section: object, faults: list[FieldFault]) -> LogsPolicy:
         kernel=reader.optional("kernel", _kernel, None),
         max_files=reader.optional("max_files", mapping_reader.whole(1, 20_000), DEFAULT_MAX_FILES),
         max_lines=reader.optional("max_lines", mapping_reader.whole(10, 1_000_000), DEFAULT_MAX_LINES),
+        max_job_files=reader.optional("max_job_files", mapping_reader.whole(1, 20_000), DEFAULT_MAX_JOB_FILES),
+        max_job_lines=reader.optional("max_job_lines", mapping_reader.whole(10, 1_000_000), DEFAULT_MAX_JOB_LINES),
+        max_job_entries=reader.optional(
+            "max_job_entries", mapping_reader.whole(100, 10_000_000), DEFAULT_MAX_JOB_ENTRIES
+        ),
+        max_job_findings=reader.optional(
+            "max_job_findings", mapping_reader.whole(10, 1_000_000), DEFAULT_MAX_JOB_FINDINGS
+        ),
         ship=read_ship(reader, section),
     )
 

@@ -21,9 +21,11 @@ from trainmedic_server.agent.log_reading.arrivals import ArrivalIndex
 from trainmedic_server.agent.log_reading.discovery import Discovery, Scan
 from trainmedic_server.agent.log_reading.dumps import DumpReading, ReadDumps
 from trainmedic_server.agent.log_reading.files import FileFollowing
+from trainmedic_server.agent.log_reading.finding_budget import FindingsOfJobs
 from trainmedic_server.agent.log_reading.finding_sender import FindingSender
 from trainmedic_server.agent.log_reading.followed_file import FollowedFile, followed_by
 from trainmedic_server.agent.log_reading.kernel_log import KernelStream
+from trainmedic_server.agent.log_reading.line_budget import LinesOfJobs
 from trainmedic_server.agent.log_reading.log_counters import LogCounters
 from trainmedic_server.agent.log_reading.log_policy import KernelReading, LogsPolicy
 from trainmedic_server.agent.log_reading.log_store import LogStore, NodeBoot
@@ -35,8 +37,9 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.25
 SCAN_SECONDS = 1.0
-_SCAN_SHARE = 50
-"""A scan that takes long is made less often, so that scanning takes a fiftieth of the time at most."""
+TURN_SECONDS = 0.5
+"""After so long a scan ends, and whoever used least comes first in the next one. How often a job is scanned follows
+from what its own scans take (``scan_units``)."""
 _PAUSE_AFTER_ERROR = 1.0
 _KERNEL_WAIT = 0.5
 
@@ -86,21 +89,27 @@ class LogReader:
         self._kmsg = kmsg
         self._stopping = threading.Event()
         self._store = LogStore(context.journal, boot, self.counters)
-        self.runner = RuleRunner(self._store, gpu_of, self.counters, context.now)
+        cuts = self.counters.cuts
+        of_jobs = FindingsOfJobs(policy.max_job_findings, cuts)
+        self.runner = RuleRunner(self._store, gpu_of, self.counters, context.now, of_jobs=of_jobs)
         self._rules = RulesInForce(context.node, self._store, self.runner)
         self._kept = self._store.positions()
         self._way = kernel_log.way_of(policy.kernel, kmsg) if policy.kernel is not None else None
         kernel_file = policy.kernel.path if policy.kernel and self._way is KernelReading.FILE else None
-        self._discovery = Discovery(policy, context.node, kernel_file=kernel_file)
+        self._discovery = Discovery(policy, context.node, kernel_file=kernel_file, cuts=cuts)
         self._following = FileFollowing(
             self.runner,
-            followed_by(self.runner, self.counters, policy.max_lines, arrivals),
+            followed_by(
+                self.runner, self.counters, policy.max_lines, arrivals, LinesOfJobs(policy.max_job_lines, cuts)
+            ),
             self.counters,
             max_files=policy.max_files,
             now=context.now,
+            max_job_files=policy.max_job_files,
+            cuts=cuts,
         )
         self._sender = self._made_sender(context)
-        self._dumps = DumpReading(self.runner, read_dumps, context.now)
+        self._dumps = DumpReading(self.runner, read_dumps, context.now, cuts)
         loops: dict[str, Callable[[], float]] = {"log-files": self._read_files, "log-scan": self._scan}
         if policy.kernel is not None:
             loops["log-kernel"] = self._read_kernel
@@ -158,6 +167,7 @@ class LogReader:
             values["waiting"] = counters.findings_waiting
         if counters.problem:
             values["problem"] = counters.problem
+        values |= self.counters.cuts.presence()
         if self._shipping is not None:
             values |= self._shipping.presence()
         return {"logs": values}
@@ -192,12 +202,12 @@ class LogReader:
             users.append(self._shipping)
         known = {key for user in users for key in user.known_keys}
         began_at = self._context.now()
-        scan = self._discovery.scan(known, self._stopping.is_set)
+        scan = self._discovery.scan(known, self._stopping.is_set, TURN_SECONDS)
         if self._arrivals is not None and not self._stopping.is_set():
             self._arrivals.scanned(scan.files, began_at, self._context.now())
         for user in (*users, self._dumps) if not self._stopping.is_set() else ():
             user.found(scan)
-        return max(SCAN_SECONDS, _SCAN_SHARE * (time.monotonic() - began))
+        return max(SCAN_SECONDS, time.monotonic() - began)
 
     def _read_kernel(self) -> float:
         if not self.runner.can_take:

@@ -14,7 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
+from trainmedic_server.agent.log_reading.finding_budget import FindingsOfJobs
 from trainmedic_server.agent.log_reading.log_counters import LogCounters
+from trainmedic_server.agent.log_reading.log_policy import DEFAULT_MAX_JOB_FINDINGS
 from trainmedic_server.agent.log_reading.log_store import LogStore, OutgoingFinding
 from trainmedic_server.agent.log_reading.streams import LineStream, PendingExcerpt
 from trainmedic_server.domain.finding import Excerpt, Finding
@@ -69,7 +71,9 @@ class RuleRunner:
         counters: LogCounters,
         now: Callable[[], datetime],
         monotonic: Callable[[], float] = time.monotonic,
+        of_jobs: FindingsOfJobs | None = None,
     ) -> None:
+        self._of_jobs = of_jobs or FindingsOfJobs(DEFAULT_MAX_JOB_FINDINGS, counters.cuts)
         self._store = store
         self._gpu_of = gpu_of
         self._counters = counters
@@ -121,11 +125,15 @@ class RuleRunner:
                 return
             for line in lines:
                 for finding in tracker.feed(line):
+                    if not self._of_jobs.admits(source.stream.owner, finding):
+                        continue
                     self._say(finding)
                     if not finding.is_over:
                         self._counters.finding(finding.rule)
                         self._await_excerpt(source.stream, finding, line.place)
                 for finding in tracker.begun:
+                    if not self._of_jobs.admits(source.stream.owner, finding):
+                        continue
                     source.stream.excerpts = [*source.stream.excerpts, self._pending(finding, line.place, "")]
             self._positions[source.key] = {"place": place, "stream": source.stream.to_json()}
 
@@ -186,7 +194,7 @@ class RuleRunner:
                 return
             if is_last or now - self._ticked_at >= _TICK_EVERY:
                 self._ticked_at = now
-                for finding in self._tracker.tick(self._now()):
+                for finding in filter(self._of_jobs.was_admitted, self._tracker.tick(self._now())):
                     self._say(finding, self._held.pop(finding.id, None))
             is_due = bool(self._outgoing) or self._has_begun or is_last or now - self._committed_at >= _COMMIT_EVERY
             if not self._store.is_new and not (is_due and (self._outgoing or self._positions)):

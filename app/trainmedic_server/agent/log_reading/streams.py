@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from trainmedic_server.agent.log_reading.budgets import NODE_ITSELF, BudgetOwner
 from trainmedic_server.agent.log_reading.line_cutter import PlacedLine
 from trainmedic_server.domain.finding import MOST_AROUND, Excerpt, Origin
 from trainmedic_server.logs.assembly import LineAssembler
@@ -40,6 +41,8 @@ class LineStream:
     def __init__(self, origin: Origin, booted_at: datetime | None, kept: Mapping[str, Any]) -> None:
         """`kept` is what `to_json` gave before a restart, or empty. Raises TypeError, ValueError for something else."""
         self.origin = origin
+        self.owner: BudgetOwner = NODE_ITSELF
+        """Whose budget its findings use."""
         self.excerpts = [
             PendingExcerpt(str(finding_id), int(place), str(update))
             for finding_id, place, update in kept.get("excerpts", ())

@@ -84,6 +84,7 @@ class LogShipping:
             self._followed,
             self.counters,
             max_files=policy.max_files,
+            max_job_files=policy.max_job_files,
             now=context.now,
             monotonic=monotonic,
             sizes=SIZES,

@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from msgspec import Struct
-from msgspec.structs import asdict
 
 from trainmedic_server.diagnosis.flight_recorder import plain_pickle
 from trainmedic_server.errors import DumpError
@@ -24,6 +23,8 @@ MOST_ENTRIES = 200_000
 MOST_GROUPS = 20_000
 _MOST_RANKS = 200_000
 """Of a group. The largest jobs known have fewer ranks by far."""
+MOST_MEMBERS = 1_000_000
+"""Ranks of all groups together. A pickle of 90 KB can repeat one list of ranks 20,000 times."""
 _DONE_KEPT = 32
 _LONGEST_TEXT = 200
 _LARGEST = 2**63 - 1
@@ -67,6 +68,24 @@ class Dump(Struct, frozen=True):
     """For each group the number of the last collective it called; None where the dump says nothing of it."""
 
 
+class TakenGroup(TypedDict):
+    """A process group as `to_plain` writes it."""
+
+    name: str
+    description: str
+    ranks: list[int]
+
+
+class Taken(TypedDict):
+    """A dump as `to_plain` writes it. Decoding by this type makes nothing larger than the text itself holds."""
+
+    rank: int
+    configured: int
+    groups: list[TakenGroup]
+    entries: list[tuple[int, int, str, str, bool, bool, int]]
+    last_called: list[int] | None
+
+
 def read(raw: bytes, rank: int) -> Dump:
     """A dump from the bytes of its file, a pickle or JSON.
 
@@ -101,26 +120,31 @@ def from_plain(value: Any, rank: int) -> Dump:
     return Dump(rank, tuple(groups.values()), tuple(_kept(entries)), _last_called(value.get("pg_status")))
 
 
-def to_plain(dump: Dump) -> dict[str, Any]:
+def to_plain(dump: Dump) -> Taken:
     """What `from_taken` makes the same dump of; it can be written as JSON."""
     groups = list(dict.fromkeys([*dump.groups, *(entry.group for entry in dump.entries)]))
     places = {group: place for place, group in enumerate(groups)}
     return {
         "rank": dump.rank,
         "configured": len(dump.groups),
-        "groups": [asdict(group) for group in groups],
+        "groups": [
+            {"name": group.name, "description": group.description, "ranks": list(group.ranks)} for group in groups
+        ],
         "entries": [
-            [places[e.group], e.number, e.operation, e.sizes, e.is_done, e.is_started, e.created_ns]
+            (places[e.group], e.number, e.operation, e.sizes, e.is_done, e.is_started, e.created_ns)
             for e in dump.entries
         ],
         "last_called": None if dump.last_called is None else sorted(dump.last_called),
     }
 
 
-def from_taken(value: Mapping[str, Any]) -> Dump:
+def from_taken(value: Taken) -> Dump:
     """The dump of which `to_plain` made `value`."""
     groups = [ProcessGroup(g["name"], g["description"], tuple(g["ranks"])) for g in value["groups"]]
-    entries = tuple(Entry(groups[place], *rest) for place, *rest in value["entries"])
+    entries = tuple(
+        Entry(groups[place], number, operation, sizes, is_done, is_started, created)
+        for place, number, operation, sizes, is_done, is_started, created in value["entries"]
+    )
     called = value["last_called"]
     return Dump(
         value["rank"], tuple(groups[: value["configured"]]), entries, None if called is None else frozenset(called)
@@ -130,10 +154,14 @@ def from_taken(value: Mapping[str, Any]) -> Dump:
 def _groups(configured: Mapping[Any, Any]) -> Iterable[tuple[str, ProcessGroup]]:
     if len(configured) > MOST_GROUPS:
         raise DumpError(f"it has {len(configured):,} process groups; at most {MOST_GROUPS:,} are read")
+    left = MOST_MEMBERS
     for key, group in configured.items():
         if isinstance(key, str) and isinstance(group, dict):
-            name = _text(key)
-            yield name, ProcessGroup(name, _text(group.get("desc")), _members(group.get("ranks")))
+            name, members = _text(key), _members(group.get("ranks"))
+            left -= len(members)
+            if left < 0:
+                raise DumpError(f"its process groups have over {MOST_MEMBERS:,} ranks together, which is the limit")
+            yield name, ProcessGroup(name, _text(group.get("desc")), members)
 
 
 def _members(ranks: Any) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from typing import Any
 from trainmedic_server.agent.journal import Journal
 from trainmedic_server.agent.log_reading.discovery import Discovery
 from trainmedic_server.agent.log_reading.files import FileFollowing
+from trainmedic_server.agent.log_reading.finding_budget import FindingsOfJobs
 from trainmedic_server.agent.log_reading.followed_file import followed_by
 from trainmedic_server.agent.log_reading.log_counters import LogCounters
 from trainmedic_server.agent.log_reading.log_policy import LogsPolicy, read_logs
@@ -70,17 +71,24 @@ class Reading:
         self.journal = Journal(self._state)
         self.counters = LogCounters()
         self.store = LogStore(self.journal, NodeBoot(self._node, "boot-1", self.began), self.counters)
-        self.runner = RuleRunner(self.store, lambda _: None, self.counters, self.now, lambda: self.elapsed)
+        cuts, clock = self.counters.cuts, self._clock
+        of_jobs = FindingsOfJobs(self._policy.max_job_findings, cuts, clock)
+        self.runner = RuleRunner(self.store, lambda _: None, self.counters, self.now, clock, of_jobs)
         self.runner.use(self._rules)
-        self.discovery = Discovery(self._policy, self._node, self._pods)
+        self.discovery = Discovery(self._policy, self._node, self._pods, cuts=cuts)
         self.following = FileFollowing(
             self.runner,
             followed_by(self.runner, self.counters, self._policy.max_lines),
             self.counters,
             max_files=self._policy.max_files,
             now=self.now,
-            monotonic=lambda: self.elapsed,
+            monotonic=clock,
+            max_job_files=self._policy.max_job_files,
+            cuts=cuts,
         )
+
+    def _clock(self) -> float:
+        return self.elapsed
 
     def now(self) -> datetime:
         return self.began + timedelta(seconds=self.elapsed - 1000.0)

@@ -1,0 +1,50 @@
+"""Lines about logs that agents read only in part, for the lists of jobs and findings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trainmedic_server.cli import story, table
+from trainmedic_server.cli.client import Client
+from trainmedic_server.cli.exits import CommandError, NotAllowed, UnknownName
+from trainmedic_server.domain.log_cuts import CutKind
+
+_MOST_SHOWN = 5
+_MEANS: Mapping[CutKind, str] = {
+    CutKind.FILES: "{} log files not followed",
+    CutKind.ENTRIES: "{} scans ended before the last directory entry",
+    CutKind.JOBS: "{} job directories not scanned",
+    CutKind.SECONDS: "{} scans shortened or postponed",
+    CutKind.LINES: "{} lines not checked",
+    CutKind.FINDINGS: "{} findings not reported",
+    CutKind.DUMPS: "{} flight recorder dumps not read",
+}
+
+
+def lines(client: Client, job: str | None = None, node: str | None = None) -> Iterator[str]:
+    """Yield a line for each cut, the newest first. Servers without this list, and tokens that may not
+    read it, yield none."""
+    query = {name: value for name, value in (("job", job), ("node", node)) if value is not None}
+    try:
+        found = client.get("agents/log-cuts", {**query, "limit": str(_MOST_SHOWN)})
+    except (UnknownName, NotAllowed):
+        return
+    except CommandError as error:
+        yield f"It is not known which logs agents read only in part: {error.format_message()}"
+        return
+    for item in found["items"]:
+        yield _line(item)
+    if found["left_out"]:
+        yield f"CUT {found['left_out']} more, see GET /agents/log-cuts"
+
+
+def _line(item: Mapping[str, Any]) -> str:
+    whose = f"job {table.plain(item['job'])}" if item["job"] else "jobs"
+    owner = f" of user {item['uid']}" if item["uid"] is not None else ""
+    try:
+        what = _MEANS[CutKind(item["what"])].format(f"{item['count']:,}")
+    except ValueError:  # of a newer server
+        what = f"{item['count']:,} {table.plain(item['what'])}"
+    since = story.moment(item["since"])
+    return f"CUT {whose}{owner} on {table.plain(item['node'])}: {what} since {since}, its budget is used up"

@@ -1,0 +1,316 @@
+"""Budgets of log reading: whoever has much to read delays only their own logs."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.unit.agent.log_reading.reading import NODE, Reading, policy_of
+from tests.unit.agent.log_reading.test_discovery import say, touch
+from tests.unit.agent.log_reading.test_dumps import Node, write_dump
+from trainmedic.wire.log_layout import AttemptLogs
+from trainmedic_server.agent.log_reading import scan_units
+from trainmedic_server.agent.log_reading.budgets import (
+    NODE_ITSELF,
+    BudgetOwner,
+    FairTurns,
+    HourlyBudget,
+    SharedLines,
+)
+from trainmedic_server.agent.log_reading.cut_record import FORGOTTEN_AFTER, CutRecord
+from trainmedic_server.agent.log_reading.discovery import Discovery
+from trainmedic_server.agent.log_reading.file_shares import shares
+from trainmedic_server.agent.log_reading.scan_units import FoundFile
+from trainmedic_server.diagnosis.flight_recorder import digest
+from trainmedic_server.domain.log_cuts import MOST_REPORTED, CutKind, LogCut, cuts_in
+
+HOSTILE, OTHER, NORMAL = BudgetOwner(1000, "hostile"), BudgetOwner(1000, "other"), BudgetOwner(2000, "normal")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_users_and_then_their_jobs_are_served_in_turn() -> None:
+    """Whoever used least comes first, also in the next round."""
+    clock = Clock()
+    turns = FairTurns(clock)
+
+    def served(count: int) -> list[str | None]:
+        waiting = {HOSTILE: iter(range(100)), OTHER: iter(range(100)), NORMAL: iter(range(2))}
+        names = []
+        for owner, _ in turns.turns(waiting):
+            names.append(owner.job)
+            clock.now += 1.0 if owner == HOSTILE else 0.1
+            if len(names) == count:
+                break
+        return names
+
+    first = served(6)
+    assert first.count("hostile") == 1
+    assert first.count("normal") == 2
+    second = served(8)
+    assert second[:2] == ["normal", "normal"]
+    assert "hostile" not in second
+
+
+def test_short_work_goes_before_long_work_of_others_that_are_new_too() -> None:
+    """A thousand new jobs with floods do not delay the one line of another."""
+    turns = FairTurns(Clock())
+    waiting = {BudgetOwner(1000, str(number)): [0.1] for number in range(100)} | {OTHER: [0.0]}
+    owner, _ = next(turns.turns(waiting, lambda seconds: seconds))
+    assert owner == OTHER
+
+
+def test_an_hourly_budget_is_of_a_job_and_of_its_user() -> None:
+    """A user with many jobs has four times the budget of one, and a job's first words pass all the same."""
+    clock = Clock()
+    budget = HourlyBudget(100, clock)
+    assert sum(budget.take(HOSTILE) for _ in range(200)) == 100
+    others = [BudgetOwner(1000, f"job-{number}") for number in range(20)]
+    assert sum(budget.take(owner) for owner in others for _ in range(100)) == 300 + 2 * 17
+    assert not budget.take(HOSTILE)
+    assert budget.take(OTHER)
+    assert all(budget.take(NORMAL) for _ in range(100))
+    assert all(budget.take(NODE_ITSELF) for _ in range(1000))
+    clock.now += 1800
+    assert sum(budget.take(HOSTILE) for _ in range(200)) == 50
+
+
+def test_lines_of_a_job_are_bound_by_the_second() -> None:
+    """Ten seconds' worth at once, then what the seconds allow."""
+    clock = Clock()
+    lines = SharedLines(100, clock)
+    assert lines.within(HOSTILE, 900) == 900
+    assert lines.within(HOSTILE, 400) == 100
+    assert lines.within(HOSTILE, 400) == 0
+    clock.now += 1.0
+    assert lines.within(HOSTILE, 400) == 100
+    assert lines.within(NORMAL, 400) == 400
+
+
+def found(owner: BudgetOwner, number: int) -> FoundFile:
+    return FoundFile(f"/{owner.job}/{number}", 1, hash((owner, number)), 1, number, None, owner)
+
+
+def test_places_of_files_are_shared_between_users_and_jobs() -> None:
+    """Followed files make room for another user's, and no job has more than its bound."""
+    followed = {(1, number): HOSTILE for number in range(10)}
+    wanted = [found(NORMAL, 1), found(OTHER, 1), *(found(HOSTILE, number) for number in range(5))]
+    chosen = shares(followed, wanted, 6, 100)
+    assert {file.owner for file in chosen.opened} == {NORMAL, OTHER}
+    assert (len(chosen.closed), dict(chosen.left_out)) == (6, {HOSTILE: 11})
+    chosen = shares(followed, wanted, 100, 3)
+    assert (len(chosen.closed), dict(chosen.left_out)) == (7, {HOSTILE: 12})
+
+
+def test_a_job_with_many_entries_hides_no_other_job(tmp_path: Path) -> None:
+    """Its own scan ends at the bound, with the newest attempt first, and that is recorded."""
+    crowd = AttemptLogs.of(tmp_path, "crowd", 1)
+    for number in range(300):
+        touch(crowd.path / f"rank-{number}.jsonl", "")
+    touch(AttemptLogs.of(tmp_path, "crowd", 2).launcher(NODE))
+    normal = touch(AttemptLogs.of(tmp_path, "normal", 1).launcher(NODE))
+    cuts = CutRecord()
+    discovery = Discovery(policy_of(roots=[str(tmp_path)], max_job_entries=100), NODE, cuts=cuts)
+    scan = discovery.scan((), lambda: False, 60.0)
+    paths = {file.path for file in scan.files}
+    assert str(normal) in paths
+    assert str(AttemptLogs.of(tmp_path, "crowd", 2).launcher(NODE)) in paths
+    assert scan.is_cut
+    assert {(cut.job, cut.uid, cut.what) for cut in cuts.cuts()} == {("crowd", os.getuid(), CutKind.ENTRIES)}
+
+
+def test_a_scan_that_has_no_time_left_keeps_what_was_found_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job is scanned again later, with more time."""
+    path = touch(AttemptLogs.of(tmp_path, "slow", 1).launcher(NODE))
+    cuts = CutRecord()
+    discovery = Discovery(policy_of(roots=[str(tmp_path)]), NODE, cuts=cuts)
+    assert [file.path for file in discovery.scan((), lambda: False).files] == [str(path)]
+    (unit,) = discovery._units[0].by_name.values()
+    unit.allowed, unit.due, unit.changed_ns = 0.0, 0.0, -1
+    assert [file.path for file in discovery.scan((), lambda: False, 60.0).files] == [str(path)]
+    assert [(cut.job, cut.what) for cut in cuts.cuts()] == [("slow", CutKind.SECONDS)]
+
+
+def test_files_that_a_job_names_are_listed_once_for_each_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 names in one directory cost one listing of it."""
+    attempt = AttemptLogs.of(tmp_path / "logs", "llm-1", 2)
+    files = [
+        {"path": str(touch(tmp_path / "logs" / "own" / f"{number}.log")), "source": "training"} for number in range(64)
+    ]
+    say(attempt, files=files)
+    listings: list[int] = []
+    real = Discovery._listed
+    monkeypatch.setattr(Discovery, "_listed", lambda self, fd, finder: (listings.append(fd), real(self, fd, finder))[1])
+    scan = Discovery(policy_of(roots=[str(tmp_path / "logs")]), NODE).scan((), lambda: False)
+    assert len(scan.files) == 64
+    assert len(listings) <= 5  # the root, the job, its attempt, "own" as a job, and "own" by its name
+
+
+def test_what_is_remembered_of_a_users_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest job forgets its oldest files, a small one none."""
+    monkeypatch.setattr("trainmedic_server.agent.log_reading.discovery.MOST_OF_USER", 20)
+    for number in range(50):
+        touch(AttemptLogs.of(tmp_path, "many", 1 + number).launcher(NODE))
+    for number in range(5):
+        touch(AttemptLogs.of(tmp_path, "few", 1 + number).launcher(NODE))
+    cuts = CutRecord()
+    scan = Discovery(policy_of(roots=[str(tmp_path)]), NODE, cuts=cuts).scan((), lambda: False)
+    assert len(scan.files) == 20
+    assert sum("/few/" in file.path for file in scan.files) == 5
+    assert [(cut.job, cut.what, cut.count) for cut in cuts.cuts()] == [("many", CutKind.FILES, 35)]
+
+
+def test_directories_of_jobs_are_bounded_by_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that changed last are scanned; the number of the others is recorded."""
+    monkeypatch.setattr(scan_units, "MOST_JOBS", 3)
+    for number in range(5):
+        touch(AttemptLogs.of(tmp_path, f"job-{number}", 1).launcher(NODE))
+        os.utime(tmp_path / f"job-{number}", (1e9 + number, 1e9 + number))
+    cuts = CutRecord()
+    scan = Discovery(policy_of(roots=[str(tmp_path)]), NODE, cuts=cuts).scan((), lambda: False)
+    assert {file.origin.job for file in scan.files if file.origin} == {"job-2", "job-3", "job-4"}
+    assert [(cut.job, cut.what, cut.count) for cut in cuts.cuts()] == [(None, CutKind.JOBS, 2)]
+
+
+def test_findings_of_one_job_are_bounded_by_the_hour(tmp_path: Path) -> None:
+    """Another job's are told. What was refused is counted, and has no later word."""
+    root = tmp_path / "logs"
+    policy = policy_of(roots=[str(root)], max_job_findings=10)
+    reading = Reading(tmp_path / "state", policy)
+    flood = touch(AttemptLogs.of(root, "flood", 1).launcher(NODE), "".join(f"MARK {n}\n" for n in range(100, 200)))
+    normal = touch(AttemptLogs.of(root, "normal", 1).launcher(NODE), "MARK 1\n")
+    reading.step()
+    marks = reading.marks()
+    assert "1" in marks
+    assert len(marks) == 11
+    with flood.open("a") as file:
+        file.write("MARK 199\n")
+    reading.step()
+    reading.step(60)
+    assert len(reading.last_words()) == 11
+    assert {(cut.job, cut.what) for cut in reading.counters.cuts.cuts()} == {("flood", CutKind.FINDINGS)}
+    assert normal.exists()
+    reading.kill()
+
+
+def test_a_flood_is_read_after_another_jobs_line(tmp_path: Path) -> None:
+    """In one round of reading, however many files the flood has."""
+    root = tmp_path / "logs"
+    reading = Reading(tmp_path / "state", policy_of(roots=[str(root)]))
+    for number in range(20):
+        touch(AttemptLogs.of(root, f"flood-{number}", 1).launcher(NODE), "x" * 70 + "\n")
+    normal = touch(AttemptLogs.of(root, "normal", 1).launcher(NODE), "step\n")
+    reading.step()
+    for number in range(20):
+        with AttemptLogs.of(root, f"flood-{number}", 1).launcher(NODE).open("a") as file:
+            file.write("MARK 5\n" * 200)
+    with normal.open("a") as file:
+        file.write("MARK 1\n")
+    reading.elapsed += 1.1
+    polled: list[str] = []
+    real = reading.following._poll
+    reading.following._poll = lambda key, file, at: (polled.append(file.origin.job or ""), real(key, file, at))[1]  # type: ignore[method-assign]
+    reading.following.read()
+    assert polled[0] == "normal"
+    reading.kill()
+
+
+def test_a_dump_with_a_time_in_the_future_ages_out(tmp_path: Path) -> None:
+    """From when it was first seen."""
+    attempt = AttemptLogs.of(tmp_path / "logs", "llm-1", 2)
+    touch(attempt.launcher(NODE))
+    path = write_dump(attempt, 0)
+    os.utime(path, (4e9, 4e9))
+    node = Node(tmp_path / "logs")
+    node.look()
+    assert node.told
+    assert node.reading._lines
+    node.now += timedelta(hours=2)
+    node.look()
+    assert not node.reading._lines
+    times = node.times
+    node.look()
+    assert node.times == times
+
+
+def test_dumps_of_one_job_take_no_budget_of_another(tmp_path: Path) -> None:
+    """Heavy dumps are refused once they have used up the job's seconds. The other job's are read in its turn."""
+    heavy, light = AttemptLogs.of(tmp_path / "logs", "heavy", 1), AttemptLogs.of(tmp_path / "logs", "light", 1)
+    for attempt in (heavy, light):
+        touch(attempt.launcher(NODE))
+    for rank in range(12):
+        write_dump(heavy, rank)
+    write_dump(light, 1)
+    node = Node(tmp_path / "logs")
+    clock = Clock()
+    order: list[int] = []
+
+    def slow(raw: object) -> list[str]:
+        order.append(len(order))
+        clock.now += 50.0
+        return ["it takes more time or memory than a dump may"]
+
+    cuts = CutRecord()
+    node.reading = type(node.reading)(node, slow, lambda: node.now, cuts, clock)
+    node.look()
+    said = {each.origin.job: digest.read(excerpt.lines, 1)[1] for each, excerpt in node.told.values()}
+    assert len(said["light"]) == 1
+    assert "time" in said["light"][1]
+    assert sum("budget" in why for why in said["heavy"].values()) == 9
+    assert [(cut.job, cut.what, cut.count) for cut in cuts.cuts()] == [("heavy", CutKind.DUMPS, 9)]
+
+
+def test_cuts_are_forgotten_and_bounded() -> None:
+    """The presence of an agent stays small, with some of each kind."""
+    clock = Clock()
+    record = CutRecord(lambda: 1.7e9, clock)
+    for number in range(500):
+        record.add(BudgetOwner(number, "x" * 300), CutKind.LINES, 3)
+    record.stands_at(NORMAL, CutKind.FILES, 7)
+    record.stands_at(NORMAL, CutKind.FILES, 4)
+    record.stands_at(NORMAL, CutKind.ENTRIES, 0)
+    cuts = record.cuts("n1")
+    assert len(cuts) <= MOST_REPORTED
+    assert LogCut("n1", "normal", 2000, CutKind.FILES, 4, datetime.fromtimestamp(1.7e9, UTC)) in cuts
+    assert record.totals()["files"] == 2
+    raw = json.loads(json.dumps(record.presence()))
+    assert list(cuts_in("n1", {"logs": raw})) == cuts
+    clock.now += FORGOTTEN_AFTER + 1
+    assert (record.cuts(), record.presence()) == ([], {})
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        None,
+        7,
+        {"what": "lines"},
+        {"what": "other", "count": 1, "since": 0},
+        {"what": "lines", "count": True, "since": 0},
+        {"what": "lines", "count": 0, "since": 0},
+        {"what": "lines", "count": 2**60, "since": 0},
+        {"what": "lines", "count": 1, "since": 1e300},
+        {"what": "lines", "count": 1, "since": 0, "job": "x" * 300},
+        {"what": "lines", "count": 1, "since": 0, "uid": -1},
+        {"what": ["lines"], "count": 1, "since": "now"},
+    ],
+)
+def test_what_is_no_cut_in_a_presence_is_skipped(cut: object) -> None:
+    """And those beside it are listed."""
+    good = {"what": "lines", "count": 1, "since": 0, "job": None, "uid": None}
+    assert len(list(cuts_in("n1", {"logs": {"cuts": [cut, good]}}))) == 1
+    assert list(cuts_in("n1", {"logs": {"cuts": "x"}})) == list(cuts_in("n1", {})) == []
