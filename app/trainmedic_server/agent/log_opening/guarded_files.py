@@ -112,6 +112,7 @@ class GuardedFiles:
             for bound in way.bounds:
                 self._check(way, bound, os.X_OK)
             with self._as(way.user):
+                _check_entered(way.end)
                 return [facts_at(way.end.fd, name) for name in names]
 
     # ----------------------------------------------------------------------------------------------------
@@ -134,8 +135,8 @@ class GuardedFiles:
             with self._as(way.user):
                 fd = os.open(name, ENTRY if is_end and not is_directory else DIRECTORY, dir_fd=way.end.fd)
             parent, child = way.end, _step(name, fd, stack)
-            for each in placers(parent, child, self._users):
-                way.bind(each, number)
+            if (others := placers(parent, child, self._users)) is not None:
+                way.bind(others, number)
             way.steps.append(child)
         if is_directory:
             self._bind_owner(way, len(names))
@@ -198,7 +199,7 @@ class GuardedFiles:
             for parent, child in pairwise(steps):
                 _check_same(parent, child)
             if wanted == os.X_OK:
-                os.close(os.open(".", DIRECTORY, dir_fd=way.end.fd))
+                _check_entered(way.end)
             else:
                 os.close(reopened(way.end.fd, READ))
 
@@ -206,6 +207,11 @@ class GuardedFiles:
 def _step(name: str, fd: int, stack: ExitStack) -> Step:
     stack.callback(os.close, fd)
     return Step(name, fd, os.fstat(fd))
+
+
+def _check_entered(directory: Step) -> None:
+    """Raise OSError if the calling thread may not look at the entries of a directory."""
+    os.close(os.open(".", DIRECTORY, dir_fd=directory.fd))
 
 
 def _check_same(parent: Step, child: Step) -> None:

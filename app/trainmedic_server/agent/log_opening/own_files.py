@@ -71,7 +71,7 @@ def listed(fd: int, most: int) -> Listing:
 
 def facts_at(directory: int, name: str) -> FileFacts | None:
     """Return the facts of one entry of an open directory. None if it is missing."""
-    if "/" in name or name in {"", ".", ".."}:
+    if not {"/", "\0"}.isdisjoint(name) or name in {"", ".", ".."}:
         return None
     try:
         return FileFacts.of(os.stat(name, dir_fd=directory, follow_symlinks=False))

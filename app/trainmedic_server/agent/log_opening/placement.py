@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
 
 from msgspec import Struct
 
@@ -41,12 +40,11 @@ def writers(step: Step, users: UserDatabase) -> Rights | None:
     return of_group(gid) if users.is_shared(gid, step.facts.st_uid) else None
 
 
-def placers(parent: Step, child: Step, users: UserDatabase) -> Iterator[Rights]:
-    """Yield the rights of all users who can have placed `child` in `parent`, apart from the owners of both."""
-    if stat.S_ISDIR(child.facts.st_mode):
-        if (own := writers(child, users)) is not None:
-            yield own
-        if parent.facts.st_mode & stat.S_ISVTX:
-            return
-    if (others := writers(parent, users)) is not None:
-        yield others
+def placers(parent: Step, child: Step, users: UserDatabase) -> Rights | None:
+    """Return the rights that all who can have placed `child` in `parent` have, apart from the owners of both. None if
+    no other can."""
+    others = writers(parent, users)
+    if others is None or not stat.S_ISDIR(child.facts.st_mode) or not parent.facts.st_mode & stat.S_ISVTX:
+        return others
+    movers = writers(child, users)
+    return others if movers == ANYONE else movers

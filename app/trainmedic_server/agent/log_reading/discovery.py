@@ -161,7 +161,7 @@ class Discovery:
             self._sources.keep(look.path)
             files = old.files
         else:
-            files = tuple(self._walk(look))
+            files = tuple(self._walk(look, is_top=False))
             old = _OldDirectory(now, changed_ns, files)
         newest_ns = max((changed_ns, *(file.written_ns for file in files)))
         if time.time() - newest_ns / 1e9 > OLD_SECONDS and len(self._old) < MOST_ENTRIES:
