@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 import threading
+import weakref
 from collections.abc import Sequence
 
 from trainmedic_server.agent.log_opening import opener_frames
@@ -36,6 +37,7 @@ class OpenerClient:
         self._first = connection
         self._lock = threading.Lock()
         self._local = threading.local()
+        self._open: weakref.WeakSet[_Connection] = weakref.WeakSet()
 
     def open(self, path: str, named_by: NamedBy | None = None) -> int:
         answer, descriptor = self._ask(OpenFile(os.fsencode(path), Namer.of(named_by)))
@@ -64,8 +66,10 @@ class OpenerClient:
         return every
 
     def close(self) -> None:
-        """End the opener's service."""
-        self._first.close()
+        """End the opener's service. No other method is called after it."""
+        with self._lock:
+            for connection in (*self._open, self._first):
+                connection.close()
 
     def _ask(self, request: Request) -> tuple[OpenerAnswer, int | None]:
         opener_frames.send(self._connection(), request)
@@ -101,7 +105,9 @@ class OpenerClient:
                 raise
             finally:
                 far.close()
-            self._local.connection = _Connection(own)
+            made = self._local.connection = _Connection(own)
+            with self._lock:
+                self._open.add(made)
         connection: _Connection = self._local.connection
         return connection.socket
 
@@ -113,8 +119,11 @@ class _Connection:
         self.socket = connection
         self.reader = FrameReader(connection)
 
-    def __del__(self) -> None:
+    def close(self) -> None:
         self.socket.close()
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def _gone(text: str) -> OSError:

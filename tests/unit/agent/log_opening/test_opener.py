@@ -128,7 +128,9 @@ def test_each_thread_has_a_connection_and_none_waits_for_another(place: Path) ->
     served.end()
 
 
-@pytest.mark.parametrize("raw", [b"\xff\xff\xff\xff", b"\x00\x00\x00\x01\xc1", b"\x00\x00\x00\x09{}", b"\x00\x00\x00\x00"])
+@pytest.mark.parametrize(
+    "raw", [b"\xff\xff\xff\xff", b"\x00\x00\x00\x01\xc1", b"\x00\x00\x00\x09{}", b"\x00\x00\x00\x00"]
+)
 def test_an_invalid_frame_closes_its_connection_alone(place: Path, served: Served, raw: bytes) -> None:
     """A reader that was taken over ends no opener, and makes it allocate nothing."""
     file(place / "x.log", "x\n").chmod(0o644)
