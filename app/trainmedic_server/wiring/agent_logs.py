@@ -95,6 +95,7 @@ def log_reading(
         arrivals=arrivals,
         shipping=shipping,
     )
+    reader.counters.takes_rights = files.takes_rights
     return LogReading(reader, files, arrivals, shipping)
 
 
