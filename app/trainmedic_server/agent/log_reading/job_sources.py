@@ -105,6 +105,12 @@ class JobSources:
     def of_local_rank(self, attempt: str, local_rank: int) -> Origin | None:
         return next((said.origin for said in self._of_attempt(attempt) if said.local_rank == local_rank), None)
 
+    def is_of_another_job(self, attempt: str, job: str) -> bool:
+        """Whether this node's sources files in `attempt` name other jobs only. Then somebody has renamed its directory,
+        and its name says nothing."""
+        stated = {said.origin.job for said in self._of_attempt(attempt)}
+        return bool(stated) and job not in stated
+
     def named_files(self) -> Iterator[tuple[str, Origin, NamedBy]]:
         """Every further file that a rank of this node has named and that may be read."""
         for said in self._all():

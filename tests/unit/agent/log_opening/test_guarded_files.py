@@ -160,15 +160,13 @@ def test_what_lies_where_everybody_may_write_must_be_readable_for_everybody(plac
 
 
 @real_users
-def test_a_directory_in_a_sticky_one_is_its_owners(place: Path, way: str) -> None:
-    """To move or rename it takes its owner's rights, so his private files in it are read. Without the sticky bit
-    anybody can rename it into the directory of a job of his own."""
-    sticky, loose = directory(place / "sticky", mode=0o1777), directory(place / "loose", mode=0o777)
-    files = guarded(place, way)
-    assert content(files, file(directory(sticky / "job", ANN, 0o700) / "x.log", "ann\n", ANN)) == "ann\n"
-    with pytest.raises(PermissionError):
-        files.open(str(file(directory(loose / "job", ANN) / "x.log", SECRET, ANN)))
-    assert content(files, file(loose / "job" / "public.log", "ann\n", ANN, 0o644)) == "ann\n"
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o2777])
+def test_a_directory_where_everybody_may_write_is_its_owners(place: Path, way: str, mode: int) -> None:
+    """The SDK makes it for its user alone, and to move it there took its owner's rights."""
+    files, shared = guarded(place, way), directory(place / "shared", mode=mode)
+    for owner in (ANN, 0):
+        job = directory(shared / f"job-{owner}", owner, 0o700)
+        assert content(files, file(job / "x.log", "own\n", owner)) == "own\n"
 
 
 @real_users
