@@ -10,6 +10,8 @@ import os
 import socket
 import stat
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.two_users import ANN, BOB, MAY_GIVE, MAY_TAKE, TEAM, WAYS, directory, file, open_place, switch_of
+from trainmedic_server.agent.log_opening import guarded_files
 from trainmedic_server.agent.log_opening.guarded_files import GuardedFiles
 from trainmedic_server.agent.log_opening.node_files import LogRefused, NamedBy, UnreadReason
 from trainmedic_server.agent.log_opening.rights import Rights, UserDatabase, has_acl
@@ -40,7 +43,7 @@ def way(request: pytest.FixtureRequest) -> str:
 
 
 def guarded(place: Path, way: str, own_uid: int | None = None) -> GuardedFiles:
-    return GuardedFiles([str(place)], switch=switch_of(way), own_uid=own_uid)
+    return GuardedFiles([str(place), f"{place}/logs"], switch=switch_of(way), own_uid=own_uid)
 
 
 def content(files: GuardedFiles, path: Path, named_by: NamedBy | None = None) -> str:
@@ -101,6 +104,49 @@ def test_root_in_a_container_names_what_everybody_may_read_and_its_own(place: Pa
     for path in (private, of_root):
         with pytest.raises(PermissionError):
             files.open(str(path), sources)
+
+
+@real_users
+def test_root_in_a_container_gains_nothing_by_giving_its_file_away(place: Path, way: str) -> None:
+    """It can make the sources file Bob's, in its own directory, where Bob himself could not have put it."""
+    files = guarded(place, way, own_uid=0)
+    attempt = directory(directory(place / "logs" / "job", 0) / "attempt-1", 0)
+    sources = named_by(file(attempt / "sources-n1-0.json", "{}", BOB, 0o644))
+    private = file(directory(place / "bob", BOB) / "private.log", SECRET, BOB)
+    with pytest.raises(PermissionError):
+        files.open(str(private), sources)
+    assert content(files, file(place / "bob" / "public.log", "public\n", BOB, 0o644), sources) == "public\n"
+
+
+@real_users
+def test_a_pod_may_name_what_lies_in_its_own_volumes(place: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the kubelet's directory of the pod; not what lies in another pod's."""
+    monkeypatch.setattr(guarded_files, "_POD_VOLUMES", f"{place}/pods")
+    volumes = directory(place / "pods" / "uid-1" / "volumes", 0)
+    sources = named_by(file(volumes / "sources-n1-0.json", "{}", 0))
+    own = file(volumes / "x.log", "own\n", 0)
+    foreign = file(directory(place / "pods" / "uid-10" / "volumes", 0) / "x.log", SECRET, 0)
+    assert content(guarded(place, way, own_uid=0), own, sources) == "own\n"
+    with pytest.raises(PermissionError):
+        guarded(place, way, own_uid=0).open(str(foreign), sources)
+
+
+def test_root_of_a_user_namespace_does_not_take_rights(place: Path) -> None:
+    """It may not become the node's users, so modes are compared. Where no namespace can be had, nothing is taken by a
+    process without capabilities either, which the child tells in its place."""
+    code = (
+        "import ctypes, os; from pathlib import Path\n"
+        "from trainmedic_server.agent.log_opening.thread_rights import ThreadRights\n"
+        "libc, uid = ctypes.CDLL(None, use_errno=True), os.geteuid()\n"
+        "is_apart = libc.unshare(0x10000000) == 0\n"
+        "try: Path('/proc/self/uid_map').write_text(f'0 {uid} 1') if is_apart else None\n"
+        "except OSError: is_apart = False\n"
+        "print('namespace' if is_apart else 'none', ThreadRights().may_be_used())"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    kind, may_be_used = done.stdout.split()
+    assert may_be_used == str(MAY_TAKE and kind == "none")
 
 
 @real_users
