@@ -131,16 +131,17 @@ def test_a_pod_may_name_what_lies_in_its_own_volumes(place: Path, way: str, monk
         guarded(place, way, own_uid=0).open(str(foreign), sources)
 
 
-def test_root_of_a_user_namespace_does_not_take_rights(place: Path) -> None:
-    """It may not become the node's users, so modes are compared. Where no namespace can be had, nothing is taken by a
-    process without capabilities either, which the child tells in its place."""
+@pytest.mark.skipif(not os.access(sys.executable, os.X_OK), reason="this user may not start Python")
+def test_root_of_a_user_namespace_does_not_take_rights() -> None:
+    """It may not become the node's users, so modes are compared, and the process goes on. Where no namespace can be
+    had, the child says what this process says."""
     code = (
         "import ctypes, os; from pathlib import Path\n"
         "from trainmedic_server.agent.log_opening.thread_rights import ThreadRights\n"
         "libc, uid = ctypes.CDLL(None, use_errno=True), os.geteuid()\n"
         "is_apart = libc.unshare(0x10000000) == 0\n"
         "try: Path('/proc/self/uid_map').write_text(f'0 {uid} 1') if is_apart else None\n"
-        "except OSError: is_apart = False\n"
+        "except OSError: pass\n"
         "print('namespace' if is_apart else 'none', ThreadRights().may_be_used())"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -178,6 +178,7 @@ FileOpener(files).serve(socket.socket(fileno=int(sys.argv[1])))
 """
 
 
+@pytest.mark.skipif(not os.access(sys.executable, os.X_OK), reason="this user may not start Python")
 def test_three_capabilities_are_enough_for_an_opener(place: Path) -> None:
     """It gives up all others for good. With these it opens what a user keeps to himself, for his own job, and what
     only root may read, by the policy. Without any of them it opens what it may, and ends as well."""
