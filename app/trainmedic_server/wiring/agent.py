@@ -131,4 +131,4 @@ def _log_search(context: AgentContext, logs: LogReading | None) -> Executor:
         return NoLogsExecutor()
     from trainmedic_server.wiring.agent_logs import log_search
 
-    return log_search(context, context.policy.logs, logs.arrivals if logs is not None else None)
+    return log_search(context, context.policy.logs, logs)

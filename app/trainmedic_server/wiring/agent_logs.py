@@ -5,6 +5,7 @@ Who calls it: ``wiring.agent``.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
@@ -18,9 +19,13 @@ from trainmedic_server.adapters import dump_reader
 from trainmedic_server.agent.context import AgentContext
 from trainmedic_server.agent.executors import Executor
 from trainmedic_server.agent.gpu_record import GpuRecord
-from trainmedic_server.agent.log_reading import log_metrics
+from trainmedic_server.agent.log_opening.guarded_files import GuardedFiles
+from trainmedic_server.agent.log_opening.node_files import NodeFiles
+from trainmedic_server.agent.log_opening.thread_rights import ThreadRights
+from trainmedic_server.agent.log_reading import kernel_log, log_metrics, pstore
 from trainmedic_server.agent.log_reading.arrivals import ArrivalIndex
-from trainmedic_server.agent.log_reading.log_policy import LogsPolicy
+from trainmedic_server.agent.log_reading.discovery import PODS
+from trainmedic_server.agent.log_reading.log_policy import KernelReading, LogsPolicy
 from trainmedic_server.agent.log_reading.log_reader import LogReader, ShipsLines
 from trainmedic_server.agent.log_reading.log_store import NodeBoot
 from trainmedic_server.agent.log_search.executor import LogReadExecutor
@@ -28,6 +33,8 @@ from trainmedic_server.agent.log_search.searcher import LogSearcher
 from trainmedic_server.agent.power.control import boot_id
 from trainmedic_server.domain import gpu_names
 from trainmedic_server.ports.gpus import Gpus
+
+log = logging.getLogger(__name__)
 
 _MEMORY_OF_DUMPS = 192 * 1024**2
 """Address space of the process that reads dumps. One of 5 MB, with 2,000 entries, takes 45 MiB of memory."""
@@ -38,8 +45,12 @@ _LONGEST_ANSWER = 1024**2
 class LogReading:
     """The part as the agent and its exporter know it."""
 
-    def __init__(self, reader: LogReader, arrivals: ArrivalIndex, shipping: Shipping | None = None) -> None:
+    def __init__(
+        self, reader: LogReader, files: NodeFiles, arrivals: ArrivalIndex, shipping: Shipping | None = None
+    ) -> None:
         self._reader = reader
+        self.files = files
+        """How files are opened, for the search."""
         self.arrivals = arrivals
         """Arrival times of the files' bytes, for the search."""
         self._shipping = shipping
@@ -72,7 +83,8 @@ def log_reading(
     """What reads the logs of this node, and pushes them to a store where the policy names one. Raises
     JournalUnavailable."""
     boot = NodeBoot(context.node, boot_id(), context.now() - timedelta(seconds=since_boot()))
-    shipping = _shipping(context, policy, boot, store_token)
+    files = node_files(policy)
+    shipping = _shipping(context, policy, boot, files, store_token)
     read_dumps = partial(dump_reader.read_raw, most_memory=_MEMORY_OF_DUMPS, longest_answer=_LONGEST_ANSWER)
     arrivals = ArrivalIndex(context.journal)
     reader = LogReader(
@@ -81,25 +93,58 @@ def log_reading(
         boot,
         GpusByAddress(gpus, record).uuid,
         read_dumps=read_dumps,
+        files=files,
         arrivals=arrivals,
         shipping=shipping,
     )
-    return LogReading(reader, arrivals, shipping)
+    reader.counters.takes_rights = files.takes_rights
+    return LogReading(reader, files, arrivals, shipping)
 
 
-def _shipping(context: AgentContext, policy: LogsPolicy, boot: NodeBoot, store_token: str | None) -> Shipping | None:
+def node_files(policy: LogsPolicy) -> GuardedFiles:
+    """Return the files of this node that the policy lets be read. They are opened with the rights of the users who
+    placed or named them, if this process can take these rights, else by a comparison with the files' modes."""
+    tops = [*policy.roots, *policy.paths, *(files.path.base for files in policy.files)]
+    tops += [pattern.base for pattern in policy.slurm] + ([PODS] if policy.pods else [])
+    if policy.kernel is not None:
+        tops += pstore.DIRECTORIES
+        if kernel_log.way_of(policy.kernel) is KernelReading.FILE:
+            tops.append(policy.kernel.path.rpartition("/")[0])
+    return GuardedFiles(tops, switch=thread_rights())
+
+
+def thread_rights() -> ThreadRights | None:
+    """Return the way to take users' rights. None if this process cannot, which is logged."""
+    try:
+        rights = ThreadRights()
+    except OSError as error:
+        log.warning("cannot open logs with their users' rights; comparing file modes", extra={"reason": str(error)})
+        return None
+    if not rights.may_be_used():
+        log.warning(
+            "cannot open logs with their users' rights; comparing file modes",
+            extra={"reason": "CAP_SETUID and CAP_SETGID are missing"},
+        )
+        return None
+    return rights
+
+
+def _shipping(
+    context: AgentContext, policy: LogsPolicy, boot: NodeBoot, files: NodeFiles, store_token: str | None
+) -> Shipping | None:
     if policy.ship is None:
         return None
     # An agent that ships nothing loads nothing of what that takes: HTTP, and TLS.
     from trainmedic_server.agent.log_shipping.shipper import LogShipping
     from trainmedic_server.agent.log_shipping.store_push import StorePush
 
-    return LogShipping(context, policy, policy.ship, boot, StorePush(policy.ship, store_token))
+    return LogShipping(context, policy, policy.ship, boot, StorePush(policy.ship, store_token), files=files)
 
 
-def log_search(context: AgentContext, policy: LogsPolicy, arrivals: ArrivalIndex | None = None) -> Executor:
-    """What answers questions about the lines of this node's logs."""
-    return LogReadExecutor(LogSearcher(policy, context.node, arrivals=arrivals))
+def log_search(context: AgentContext, policy: LogsPolicy, logs: LogReading | None) -> Executor:
+    """Return what answers questions about the lines of this node's logs. `logs` is None if no rules read them."""
+    files, arrivals = (node_files(policy), None) if logs is None else (logs.files, logs.arrivals)
+    return LogReadExecutor(LogSearcher(policy, context.node, arrivals=arrivals, files=files))
 
 
 class GpusByAddress:

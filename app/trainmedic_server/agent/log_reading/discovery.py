@@ -9,20 +9,26 @@ Not here: opening files and reading them (``log_files``).
 from __future__ import annotations
 
 import errno
-import os
 import re
-import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from itertools import chain
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from trainmedic.wire import log_layout
-from trainmedic_server.agent.disk.filesystems import open_directory
+from trainmedic_server.agent.log_opening.node_files import (
+    FileFacts,
+    ListedName,
+    LogRefused,
+    NamedBy,
+    NodeFiles,
+    UnreadReason,
+    check_readable,
+)
+from trainmedic_server.agent.log_opening.own_files import OwnFiles
 from trainmedic_server.agent.log_reading.budgets import NODE_ITSELF, BudgetOwner, FairTurns
 from trainmedic_server.agent.log_reading.cut_record import CutRecord
 from trainmedic_server.agent.log_reading.finders import (
@@ -34,7 +40,6 @@ from trainmedic_server.agent.log_reading.finders import (
     readable,
 )
 from trainmedic_server.agent.log_reading.job_sources import JobSources
-from trainmedic_server.agent.log_reading.log_files import UnreadReason, open_way
 from trainmedic_server.agent.log_reading.log_policy import LogsPolicy
 from trainmedic_server.agent.log_reading.scan_units import (
     CHEAP_SECONDS,
@@ -80,11 +85,17 @@ class _Top(Struct):
     """A directory that the policy names, as one scan sees it."""
 
     path: str
-    fd: int
-    """-1 if it cannot be opened."""
     files: tuple[FoundFile, ...] = ()
     """Logs right in it."""
     units: Mapping[str, ScanUnit] = {}
+
+
+class _Look(Struct, frozen=True):
+    """A directory to look at."""
+
+    path: str
+    finder: Finder
+    named_by: NamedBy | None = None
 
 
 class Discovery:
@@ -97,16 +108,18 @@ class Discovery:
         pods: str = PODS,
         kernel_file: str | None = None,
         cuts: CutRecord | None = None,
+        files: NodeFiles = OwnFiles(),
     ) -> None:
         self._policy = policy
         self._node = node
+        self._files = files
         self._cuts = cuts or CutRecord()
         # The sources files of the first finder are never read: each unit has its own.
         self._tops: list[tuple[str, Finder]] = [
             (root, LayoutFinder(root, node, JobSources(policy, node))) for root in policy.roots
         ]
-        for files in policy.files:
-            self._tops.append((files.path.base, PatternFinder(files.path, files.source, node)))
+        for named in policy.files:
+            self._tops.append((named.path.base, PatternFinder(named.path, named.source, node)))
         for pattern in policy.slurm:
             self._tops.append((pattern.base, PatternFinder(pattern, "slurm", node)))
         if policy.pods:
@@ -115,10 +128,11 @@ class Discovery:
             directory, _, name = kernel_file.rpartition("/")
             self._tops.append((directory, NamedFiles({name: Origin("kernel", node)})))
         self._turns = FairTurns()
-        self._units = [UnitTable(policy, node, self._cuts) for _ in self._tops]
+        self._units = [UnitTable(policy, node, self._cuts, files) for _ in self._tops]
         self._refused: Counter[UnreadReason] = Counter()
         self._budget = ScanBudget(0, lambda: False)
         self._owner: BudgetOwner | None = None
+        self._sources: JobSources | None = None
         self._known: Collection[FileKey] = ()
 
     def scan(self, known: Collection[FileKey], is_stopping: Callable[[], bool], seconds: float | None = None) -> Scan:
@@ -127,14 +141,13 @@ class Discovery:
         With `seconds`, it ends about then. Of a job whose turn has not come, what the last look found still holds.
         """
         self._known, refused, is_cut = known, Counter[UnreadReason](), False
-        with ExitStack() as opened:
-            tops: list[_Top] = []
-            for (path, finder), units in zip(self._tops, self._units, strict=True):
-                self._refused, self._owner = refused, None
-                self._budget = ScanBudget(MOST_ENTRIES, is_stopping)
-                tops.append(self._top(path, finder, units, opened))
-                is_cut |= self._budget.is_cut
-            is_cut |= self._look_at_units(tops, is_stopping, seconds)
+        tops: list[_Top] = []
+        for (path, finder), units in zip(self._tops, self._units, strict=True):
+            self._refused, self._owner, self._sources = refused, None, None
+            self._budget = ScanBudget(MOST_ENTRIES, is_stopping)
+            tops.append(self._top(path, finder, units))
+            is_cut |= self._budget.is_cut
+        is_cut |= self._look_at_units(tops, is_stopping, seconds)
         return self._assembled(tops, refused, is_cut)
 
     def _assembled(self, tops: Sequence[_Top], refused: Counter[UnreadReason], is_cut: bool) -> Scan:
@@ -162,23 +175,17 @@ class Discovery:
 
     # --- the directories that the policy names ----------------------------------------------------------
 
-    def _top(self, path: str, finder: Finder, units: UnitTable, opened: ExitStack) -> _Top:
+    def _top(self, path: str, finder: Finder, units: UnitTable) -> _Top:
+        look = _Look(path, finder)
         try:
-            fd = open_way(path)
-        except OSError as error:
+            deeper, files, device = self._listed(look)
+            found = list(self._logs_among(look, files, device))
+            units.renew(path, deeper)
+        except (OSError, LogRefused) as error:
             self._count(error)
             units.by_name.clear()
-            return _Top(path, -1)
-        opened.callback(os.close, fd)
-        try:
-            deeper, files = self._listed(fd, finder)
-            found = list(self._logs_among(fd, path, finder, files))
-        except OSError as error:
-            self._count(error)
-            deeper, found = [], []
-        own = newest_of_users(found, MOST_OF_USER, self._known)
-        units.renew(fd, path, deeper)
-        return _Top(path, fd, tuple(own), units.by_name)
+            return _Top(path)
+        return _Top(path, tuple(newest_of_users(found, MOST_OF_USER, self._known)), units.by_name)
 
     # --- the directories of jobs ------------------------------------------------------------------------
 
@@ -186,43 +193,49 @@ class Discovery:
         """Look at those that are due, each user and job in turn. Return whether one had too many entries."""
         now, is_cut = time.monotonic(), False
         count = sum(len(top.units) for top in tops)
-        waiting: dict[BudgetOwner, list[tuple[int, ScanUnit]]] = {}
+        waiting: dict[BudgetOwner, list[tuple[ScanUnit, int]]] = {}
         for top in tops:
-            for unit in top.units.values():
-                if seconds is None or unit.due <= now:
-                    waiting.setdefault(unit.owner, []).append((top.fd, unit))
-        for owner, (fd, unit) in self._turns.turns(waiting, lambda item: item[1].cost):
+            due = [unit for unit in top.units.values() if seconds is None or unit.due <= now]
+            for unit, changed_ns in zip(due, self._changed(top.path, due), strict=True):
+                waiting.setdefault(unit.owner, []).append((unit, changed_ns))
+        for owner, (unit, changed_ns) in self._turns.turns(waiting, lambda item: item[0].cost):
             if is_stopping() or (seconds is not None and time.monotonic() - now >= seconds):
                 break
             has_used_up = self._turns.used_by(owner.uid) > USER_SECONDS
             if seconds is not None and has_used_up and unit.cost > CHEAP_SECONDS:
                 self._cuts.add(owner, CutKind.SECONDS)
                 continue
-            self._look_at(fd, unit, is_stopping, count, is_bounded=seconds is not None)
+            self._look_at(unit, changed_ns, is_stopping, count, is_bounded=seconds is not None)
             is_cut |= self._budget.is_cut
         return is_cut
 
+    def _changed(self, path: str, units: Sequence[ScanUnit]) -> list[int]:
+        """Return when the directory of each unit was last changed. -1 if it is gone."""
+        if not units:
+            return []
+        try:
+            every = self._files.facts(path, [unit.name for unit in units])
+        except (OSError, LogRefused) as error:
+            self._count(error)
+            return [-1] * len(units)
+        return [facts.written_ns if facts is not None else -1 for facts in every]
+
     def _look_at(
-        self, top: int, unit: ScanUnit, is_stopping: Callable[[], bool], units: int, *, is_bounded: bool
+        self, unit: ScanUnit, changed_ns: int, is_stopping: Callable[[], bool], units: int, *, is_bounded: bool
     ) -> None:
         began = time.monotonic()
-        self._owner, self._refused = unit.owner, Counter()
+        self._owner, self._refused, self._sources = unit.owner, Counter(), unit.sources
         seconds = unit.allowed if is_bounded else None
         budget = self._budget = ScanBudget(self._policy.max_job_entries, is_stopping, seconds)
-        try:
-            fd = open_directory(top, unit.name)
-        except OSError as error:
-            self._count(error)
+        if changed_ns < 0:
             unit.files, unit.named, unit.refused = (), (), self._refused
             return
-        changed_ns = os.fstat(fd).st_mtime_ns
         if unit.is_old and unit.changed_ns == changed_ns and began - unit.looked_at < _OLD_EVERY:
-            os.close(fd)
             unit.looked(began, budget, units)
             return
         if unit.sources is not None:
             unit.sources.begin_scan()
-        files, named = list(self._walk(fd, unit.path, unit.finder)), list(self._named(unit))
+        files, named = list(self._walk(_Look(unit.path, unit.finder))), list(self._named(unit))
         if budget.is_late:  # what this look did not reach may still be there
             files, named = _joined(unit.files, files), _joined(unit.named, named)
             self._cuts.add(unit.owner, CutKind.SECONDS)
@@ -237,89 +250,85 @@ class Discovery:
 
     def _named(self, unit: ScanUnit) -> Iterator[FoundFile]:
         """The files that the job's ranks have named."""
-        directories: dict[str, dict[str, Origin]] = {}
-        for path, origin in unit.sources.named_files() if unit.sources is not None else ():
+        directories: dict[tuple[str, NamedBy], dict[str, Origin]] = {}
+        for path, origin, named_by in unit.sources.named_files() if unit.sources is not None else ():
             directory, _, name = path.rpartition("/")
-            directories.setdefault(directory, {}).setdefault(name, origin)
-        for directory, origins in directories.items():
+            directories.setdefault((directory, named_by), {}).setdefault(name, origin)
+        for (directory, named_by), origins in directories.items():
             if not self._budget.goes_on() or self._budget.is_cut:
                 return
-            try:
-                fd = open_way(directory)
-            except OSError as error:
-                self._count(error)
-                continue
-            yield from self._walk(fd, directory, NamedFiles(origins))
+            yield from self._walk(_Look(directory, NamedFiles(origins), named_by))
 
-    def _walk(self, fd: int, path: str, finder: Finder) -> Iterator[FoundFile]:
-        """What is below the open directory `fd`, which is closed."""
+    def _walk(self, look: _Look) -> Iterator[FoundFile]:
+        """What is below a directory."""
         try:
-            deeper, files = self._listed(fd, finder)
-            yield from self._logs_among(fd, path, finder, files)
-            for name, inner in sorted(deeper, key=_newest_attempt_first):
-                if not self._budget.goes_on():
-                    return
-                try:
-                    child = open_directory(fd, name)
-                except OSError as error:
-                    self._count(error)
-                    continue
-                yield from self._walk(child, f"{path}/{name}", inner)
-        except OSError as error:
+            deeper, files, device = self._listed(look)
+            yield from self._logs_among(look, files, device)
+        except (OSError, LogRefused) as error:
             self._count(error)
-        finally:
-            os.close(fd)
+            return
+        for name, inner in sorted(deeper, key=_newest_attempt_first):
+            if not self._budget.goes_on():
+                return
+            yield from self._walk(_Look(f"{look.path}/{name}", inner, look.named_by))
 
-    def _logs_among(self, fd: int, path: str, finder: Finder, files: Sequence[os.DirEntry[str]]) -> Iterator[FoundFile]:
-        """The logs among the files of an open directory. Raises OSError."""
-        names, device = {entry.name for entry in files}, os.fstat(fd).st_dev
+    def _logs_among(self, look: _Look, files: Sequence[ListedName], device: int) -> Iterator[FoundFile]:
+        """The logs among the files of a directory. Raises OSError, LogRefused."""
+        sources = [entry.name for entry in files if entry.name.startswith(log_layout.SOURCES)]
+        if sources and self._sources is not None:
+            self._sources.look_at(look.path, sources)
+        logs: list[tuple[str, Origin | None]] = []
         # What a job says of its ranks comes before their logs: a listing has no order.
         for entry in sorted(files, key=lambda entry: not entry.name.startswith(log_layout.SOURCES)):
             if not self._budget.goes_on():
-                return
-            origin = finder.origin(entry.name)
-            if origin is not None or (device, entry.inode()) in self._known:
-                file = self._file(path, entry, origin, names)
-                if file is not None and (file.origin is not None or file.key in self._known):
-                    yield file
+                break
+            origin = look.finder.origin(entry.name)
+            if origin is not None or (device, entry.inode) in self._known:
+                logs.append((entry.name, origin))
+        if not logs:
+            return
+        names = {entry.name for entry in files}
+        every = self._files.facts(look.path, [name for name, _ in logs], look.named_by)
+        for (name, origin), facts in zip(logs, every, strict=True):
+            file = self._file(look, name, facts, origin, names) if facts is not None else None
+            if file is not None and (file.origin is not None or file.key in self._known):
+                yield file
 
-    def _listed(self, fd: int, finder: Finder) -> tuple[list[tuple[str, Finder]], list[os.DirEntry[str]]]:
-        """The directories of an open directory that are entered, and its other entries. Raises OSError."""
+    def _listed(self, look: _Look) -> tuple[list[tuple[str, Finder]], list[ListedName], int]:
+        """The directories of a directory that are entered, its other entries, and its device.
+
+        Raises OSError, LogRefused.
+        """
         deeper: list[tuple[str, Finder]] = []
-        files: list[os.DirEntry[str]] = []
-        with os.scandir(fd) as entries:
-            for entry in entries:
-                if not self._budget.takes_entry():
-                    break
-                if not entry.is_dir(follow_symlinks=False):
-                    files.append(entry)
-                elif (inner := finder.enter(entry.name)) is not None:
-                    deeper.append((entry.name, inner))
-        return deeper, files
+        files: list[ListedName] = []
+        listing = self._files.listing(look.path, self._budget.room, look.named_by)
+        self._budget.take_entries(len(listing.entries) + listing.is_cut)
+        for entry in listing.entries if self._budget.goes_on() else ():
+            if not entry.is_directory:
+                files.append(entry)
+            elif (inner := look.finder.enter(entry.name)) is not None:
+                deeper.append((entry.name, inner))
+        return deeper, files, listing.device
 
-    def _file(self, path: str, entry: os.DirEntry[str], origin: Origin | None, names: set[str]) -> FoundFile | None:
+    def _file(
+        self, look: _Look, name: str, facts: FileFacts, origin: Origin | None, names: Collection[str]
+    ) -> FoundFile | None:
         try:
-            facts = entry.stat(follow_symlinks=False)
-        except OSError:
-            return None  # it has vanished
-        if stat.S_ISLNK(facts.st_mode):
-            self._refused[UnreadReason.LINK] += 1
+            check_readable(facts.mode, facts.links)
+        except LogRefused as refused:
+            self._refused[refused.reason] += 1
             return None
-        if not stat.S_ISREG(facts.st_mode):
-            self._refused[UnreadReason.SPECIAL] += 1
-            return None
-        if facts.st_nlink > 1:
-            self._refused[UnreadReason.SECOND_NAME] += 1
-            return None
-        whole = f"{path}/{entry.name}"
-        owner = self._owner or BudgetOwner(facts.st_uid, origin.job if origin is not None else None)
+        whole = f"{look.path}/{name}"
+        owner = self._owner or BudgetOwner(facts.uid, origin.job if origin is not None else None)
         if origin is not None:
             owner = NODE_ITSELF if origin.source in KERNEL_SOURCES else owner
-            origin = None if is_rotated(entry.name, names) else replace(origin, stream=readable(whole))
-        return FoundFile(whole, facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, origin, owner)
+            origin = None if is_rotated(name, names) else replace(origin, stream=readable(whole))
+        return FoundFile(whole, facts.device, facts.inode, facts.size, facts.written_ns, origin, owner, look.named_by)
 
-    def _count(self, error: OSError) -> None:
-        if isinstance(error, PermissionError):
+    def _count(self, error: OSError | LogRefused) -> None:
+        if isinstance(error, LogRefused):
+            self._refused[error.reason] += 1
+        elif isinstance(error, PermissionError):
             self._refused[UnreadReason.FORBIDDEN] += 1
         elif isinstance(error, NotADirectoryError) or error.errno == errno.ELOOP:
             self._refused[UnreadReason.LINK] += 1

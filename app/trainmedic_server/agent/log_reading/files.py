@@ -17,10 +17,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec.structs import replace
 
+from trainmedic_server.agent.log_opening.node_files import LogRefused, NodeFiles, UnreadReason
+from trainmedic_server.agent.log_opening.own_files import OwnFiles
 from trainmedic_server.agent.log_reading.budgets import BudgetOwner, FairTurns
 from trainmedic_server.agent.log_reading.cut_record import CutRecord
 from trainmedic_server.agent.log_reading.discovery import FoundFile, Scan
@@ -30,9 +33,7 @@ from trainmedic_server.agent.log_reading.log_files import (
     FARTHEST_BEHIND,
     FilePosition,
     GrowingFile,
-    LogRefused,
     ReadSizes,
-    UnreadReason,
 )
 from trainmedic_server.agent.log_reading.log_policy import DEFAULT_MAX_JOB_FILES
 from trainmedic_server.domain.finding import Origin
@@ -146,6 +147,7 @@ class FileFollowing(Generic[FollowedT]):
         sizes: ReadSizes = ReadSizes(),
         max_job_files: int = DEFAULT_MAX_JOB_FILES,
         cuts: CutRecord | None = None,
+        files: NodeFiles = OwnFiles(),
     ) -> None:
         """Raises JournalUnavailable."""
         self._positions = positions
@@ -155,6 +157,7 @@ class FileFollowing(Generic[FollowedT]):
         self._cuts = cuts or CutRecord()
         self._turns = FairTurns(monotonic)
         self._sizes = sizes
+        self._files = files
         self._now = now
         self._monotonic = monotonic
         self._lock = threading.Lock()
@@ -313,7 +316,7 @@ class FileFollowing(Generic[FollowedT]):
             origin = known.origin
             if found.origin is not None and found.path == known.position.path:
                 origin = found.origin  # what a job says of a rank may have come after the file
-            file = self._open(found.path, known.position, origin)
+            file = self._open(found, known.position, origin)
             if found.path == known.position.path or file.look():
                 return file, replace(known, origin=origin)
             file.close()  # a new file with the number of one that is gone
@@ -324,11 +327,17 @@ class FileFollowing(Generic[FollowedT]):
             raise FileNotFoundError(errno.ENOENT, "what it was is gone", found.path)
         position = FilePosition(found.path, *key, since=microseconds(self._now()))
         known = KnownFile(position, found.origin, {})
-        return self._open(found.path, known.position, found.origin), known
+        return self._open(found, known.position, found.origin), known
 
-    def _open(self, path: str, position: FilePosition, origin: Origin) -> GrowingFile:
+    def _open(self, found: FoundFile, position: FilePosition, origin: Origin) -> GrowingFile:
         """Raises OSError, LogRefused."""
-        return GrowingFile.open(path, position, is_whole=origin.source in KERNEL_SOURCES, sizes=self._sizes)
+        return GrowingFile.open(
+            found.path,
+            position,
+            is_whole=origin.source in KERNEL_SOURCES,
+            sizes=self._sizes,
+            open_log=partial(self._files.open, named_by=found.named_by),
+        )
 
     def _forget(self, scan: Scan) -> None:
         """Forget closed files that have not been there for a day: a file system that is away comes again."""

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from trainmedic.wire.connection import OutageLog
 from trainmedic_server.agent.context import AgentContext
+from trainmedic_server.agent.log_opening.node_files import NodeFiles
 from trainmedic_server.agent.log_reading import kernel_log, pstore
 from trainmedic_server.agent.log_reading.arrivals import ArrivalIndex
 from trainmedic_server.agent.log_reading.discovery import Discovery, Scan
@@ -73,6 +74,7 @@ class LogReader:
         gpu_of: Callable[[str], str | None],
         *,
         read_dumps: ReadDumps,
+        files: NodeFiles,
         arrivals: ArrivalIndex | None = None,
         shipping: ShipsLines | None = None,
         kmsg: str = kernel_log.KMSG,
@@ -84,6 +86,7 @@ class LogReader:
         self._policy = policy
         self._boot = boot
         self._records = records
+        self._files = files
         self._arrivals = arrivals
         self._shipping = shipping
         self._kmsg = kmsg
@@ -96,7 +99,7 @@ class LogReader:
         self._kept = self._store.positions()
         self._way = kernel_log.way_of(policy.kernel, kmsg) if policy.kernel is not None else None
         kernel_file = policy.kernel.path if policy.kernel and self._way is KernelReading.FILE else None
-        self._discovery = Discovery(policy, context.node, kernel_file=kernel_file, cuts=cuts)
+        self._discovery = Discovery(policy, context.node, kernel_file=kernel_file, cuts=cuts, files=files)
         self._following = FileFollowing(
             self.runner,
             followed_by(
@@ -107,9 +110,10 @@ class LogReader:
             now=context.now,
             max_job_files=policy.max_job_files,
             cuts=cuts,
+            files=files,
         )
         self._sender = self._made_sender(context)
-        self._dumps = DumpReading(self.runner, read_dumps, context.now, cuts)
+        self._dumps = DumpReading(self.runner, read_dumps, context.now, cuts, files=files)
         loops: dict[str, Callable[[], float]] = {"log-files": self._read_files, "log-scan": self._scan}
         if policy.kernel is not None:
             loops["log-kernel"] = self._read_kernel
@@ -218,7 +222,7 @@ class LogReader:
         if not self._has_read_records:
             self._has_read_records = True
             kept = self._kept.get(pstore.KEY, {})
-            pstore.read_records(self.runner, origin, kept.get("place", {}), self._records)
+            pstore.read_records(self.runner, origin, kept.get("place", {}), self._records, self._files)
             self.runner.settle()
         if self._way is KernelReading.FILE or self._way is None:
             self._stopping.wait()

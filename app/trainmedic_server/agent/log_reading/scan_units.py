@@ -9,21 +9,19 @@ Who calls it: ``discovery``, from one thread.
 from __future__ import annotations
 
 import heapq
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from trainmedic.wire import log_layout
+from trainmedic_server.agent.log_opening.node_files import NamedBy, NodeFiles, UnreadReason
 from trainmedic_server.agent.log_reading.budgets import NODE_ITSELF, BudgetOwner
 from trainmedic_server.agent.log_reading.cut_record import CutRecord
 from trainmedic_server.agent.log_reading.finders import Finder, LayoutFinder, PodFinder, readable
 from trainmedic_server.agent.log_reading.job_sources import JobSources
-from trainmedic_server.agent.log_reading.log_files import UnreadReason
 from trainmedic_server.agent.log_reading.log_policy import LogsPolicy
 from trainmedic_server.domain.finding import Origin
 from trainmedic_server.domain.log_cuts import CutKind
@@ -60,6 +58,8 @@ class FoundFile(Struct, frozen=True):
     """None where only its inode says that it is a log: it was renamed."""
     owner: BudgetOwner = NODE_ITSELF
     """Whose budget its reading uses."""
+    named_by: NamedBy | None = None
+    """The file of a job that names it. None for what the policy names, and what lies in a job's directory."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -81,10 +81,14 @@ class ScanBudget:
         """Whether there were more entries."""
         return self._left <= 0
 
-    def takes_entry(self) -> bool:
-        """Count an entry of a directory; return whether it is to be looked at."""
-        self._left -= 1
-        return self._left > 0 and self.goes_on()
+    @property
+    def room(self) -> int:
+        """How many more entries may be listed."""
+        return max(self._left - 1, 0)
+
+    def take_entries(self, count: int) -> None:
+        """Count the entries that were listed, and one more if a directory has more."""
+        self._left -= count
 
     def goes_on(self) -> bool:
         """Return whether there is time left."""
@@ -130,22 +134,26 @@ class ScanUnit(Struct):
 class UnitTable:
     """The units of one directory that the policy names."""
 
-    def __init__(self, policy: LogsPolicy, node: str, cuts: CutRecord) -> None:
+    def __init__(self, policy: LogsPolicy, node: str, cuts: CutRecord, files: NodeFiles) -> None:
         self.by_name: dict[str, ScanUnit] = {}
         self._policy = policy
         self._node = node
         self._cuts = cuts
+        self._files = files
 
-    def renew(self, fd: int, path: str, present: Sequence[tuple[str, Finder]]) -> None:
-        """Have a unit for each directory that is `present` in the open directory `fd`, and for no other."""
+    def renew(self, path: str, present: Sequence[tuple[str, Finder]]) -> None:
+        """Have a unit for each directory that is `present` in the directory at `path`, and for no other.
+
+        Raises OSError, LogRefused.
+        """
         units, finders = self.by_name, dict(present)
         for name in [name for name in units if name not in finders]:
             del units[name]
         new: dict[int, list[tuple[int, str]]] = {}
-        for name in finders.keys() - units.keys():
-            with suppress(OSError):
-                facts = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                new.setdefault(facts.st_uid, []).append((facts.st_mtime_ns, name))
+        names = sorted(finders.keys() - units.keys())
+        for name, facts in zip(names, self._files.facts(path, names) if names else (), strict=True):
+            if facts is not None:
+                new.setdefault(facts.uid, []).append((facts.written_ns, name))
         for uid, named in new.items():
             room = max(MOST_JOBS - sum(unit.owner.uid == uid for unit in units.values()), 0)
             self._cuts.stands_at(BudgetOwner(uid), CutKind.JOBS, len(named) - room)
@@ -155,7 +163,7 @@ class UnitTable:
     def _unit(self, name: str, path: str, uid: int, finder: Finder) -> ScanUnit:
         sources, job = None, readable(log_layout.decoded(name) or name)
         if isinstance(finder, LayoutFinder):
-            sources = JobSources(self._policy, self._node)
+            sources = JobSources(self._policy, self._node, self._files)
             finder = replace(finder, sources=sources)
         elif isinstance(finder, PodFinder):
             job = finder.pod or job

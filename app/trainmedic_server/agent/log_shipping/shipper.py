@@ -22,6 +22,8 @@ from prometheus_client.metrics_core import Metric
 
 from trainmedic.wire.log_limit import LogLimit
 from trainmedic_server.agent.context import AgentContext
+from trainmedic_server.agent.log_opening.node_files import NodeFiles
+from trainmedic_server.agent.log_opening.own_files import OwnFiles
 from trainmedic_server.agent.log_reading import kernel_log
 from trainmedic_server.agent.log_reading.discovery import Scan
 from trainmedic_server.agent.log_reading.files import FileFollowing
@@ -68,6 +70,7 @@ class LogShipping:
         boot: NodeBoot,
         push: StorePush,
         *,
+        files: NodeFiles = OwnFiles(),
         monotonic: Callable[[], float] = time.monotonic,
         kmsg: str = kernel_log.KMSG,
     ) -> None:
@@ -88,6 +91,7 @@ class LogShipping:
             now=context.now,
             monotonic=monotonic,
             sizes=SIZES,
+            files=files,
         )
         self._kernel: ShippedKernel | None = None
         self._kernel_due = 0.0

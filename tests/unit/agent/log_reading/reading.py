@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from trainmedic_server.agent.journal import Journal
+from trainmedic_server.agent.log_opening.node_files import NodeFiles
+from trainmedic_server.agent.log_opening.own_files import OwnFiles
 from trainmedic_server.agent.log_reading.discovery import Discovery
 from trainmedic_server.agent.log_reading.files import FileFollowing
 from trainmedic_server.agent.log_reading.finding_budget import FindingsOfJobs
@@ -55,8 +57,15 @@ class Reading:
     """An agent's reading of files, from the database in `state`."""
 
     def __init__(
-        self, state: Path, policy: LogsPolicy, rules: RuleSet = RULES, pods: str = "/nowhere", node: str = NODE
+        self,
+        state: Path,
+        policy: LogsPolicy,
+        rules: RuleSet = RULES,
+        pods: str = "/nowhere",
+        node: str = NODE,
+        opened_by: NodeFiles = OwnFiles(),
     ) -> None:
+        self._files = opened_by
         self.elapsed = 1000.0
         self.began = datetime.now(UTC)
         self._state = state
@@ -75,7 +84,7 @@ class Reading:
         of_jobs = FindingsOfJobs(self._policy.max_job_findings, cuts, clock)
         self.runner = RuleRunner(self.store, lambda _: None, self.counters, self.now, clock, of_jobs)
         self.runner.use(self._rules)
-        self.discovery = Discovery(self._policy, self._node, self._pods, cuts=cuts)
+        self.discovery = Discovery(self._policy, self._node, self._pods, cuts=cuts, files=self._files)
         self.following = FileFollowing(
             self.runner,
             followed_by(self.runner, self.counters, self._policy.max_lines),
@@ -85,6 +94,7 @@ class Reading:
             monotonic=clock,
             max_job_files=self._policy.max_job_files,
             cuts=cuts,
+            files=self._files,
         )
 
     def _clock(self) -> float:
