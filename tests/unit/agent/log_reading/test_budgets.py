@@ -154,7 +154,7 @@ def test_files_that_a_job_names_are_listed_once_for_each_directory(
     say(attempt, files=files)
     listings: list[int] = []
     real = Discovery._listed
-    monkeypatch.setattr(Discovery, "_listed", lambda self, fd, finder: (listings.append(fd), real(self, fd, finder))[1])
+    monkeypatch.setattr(Discovery, "_listed", lambda self, look: (listings.append(look), real(self, look))[1])
     scan = Discovery(policy_of(roots=[str(tmp_path / "logs")]), NODE).scan((), lambda: False)
     assert len(scan.files) == 64
     assert len(listings) <= 5  # the root, the job, its attempt, "own" as a job, and "own" by its name
