@@ -176,6 +176,8 @@ class Discovery:
         except OSError as error:
             self._count(error)
             deeper, found = [], []
+        if self._budget.is_cut:
+            self._cuts.add(BudgetOwner(os.fstat(fd).st_uid, path), CutKind.ENTRIES)
         own = newest_of_users(found, MOST_OF_USER, self._known)
         units.renew(fd, path, deeper)
         return _Top(path, fd, tuple(own), units.by_name)
