@@ -46,6 +46,11 @@ def check_logs(policy: LogsPolicy, node: str) -> LogsCheck:
     report.values["refused"] = {reason.value: count for reason, count in sorted(scan.refused.items()) if count}
     for reason, count in report.values["refused"].items():
         report.warnings.append(f"{count} of what lies where logs are read is not read: {reason}")
+    if scan.is_cut:
+        report.warnings.append(
+            "a directory has more entries than a scan looks at, so logs in it may not be read; remove old files, or "
+            "raise max_job_entries"
+        )
     unreadable = [file.path for file in scan.files if not _may_open(file, files)]
     if unreadable:
         report.errors.append(

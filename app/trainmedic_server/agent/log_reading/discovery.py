@@ -185,6 +185,8 @@ class Discovery:
             self._count(error)
             units.by_name.clear()
             return _Top(path)
+        if self._budget.is_cut:
+            self._cuts.add(BudgetOwner(None, path), CutKind.ENTRIES)
         return _Top(path, tuple(newest_of_users(found, MOST_OF_USER, self._known)), units.by_name)
 
     # --- the directories of jobs ------------------------------------------------------------------------
