@@ -165,7 +165,7 @@ class _Packer:
 
 def _is_known(kind: type) -> bool:
     """Return whether objects of this class consist of their attributes, and the class is found by its name."""
-    own = any("__slots__" in vars(each) for each in kind.__mro__[:-1] if each.__module__ != "collections")
+    own = any(vars(each).get("__slots__") for each in kind.__mro__)
     return kind.__dictoffset__ != 0 and not own and _class(kind.__module__, kind.__qualname__) is kind
 
 
