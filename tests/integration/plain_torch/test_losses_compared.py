@@ -43,7 +43,7 @@ def spoil(training: Training, value: float = 50.0) -> Callable[[], None]:
 
     def act() -> None:
         with torch.no_grad():
-            training.model[0].weight.fill_(value)
+            training.model[0].weight.fill_(value)  # type: ignore[operator]
 
     return act
 
