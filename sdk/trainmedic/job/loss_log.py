@@ -208,8 +208,9 @@ class LossLog:
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps for `restore`, plain JSON values. It waits for the losses' device."""
         start = max(len(self._losses) - _CARRIED, 0)
-        losses = [[step, number(loss)] for step, loss in islice(self._losses.items(), start, None)]
-        return {"losses": losses, "changes": self._changes[-_CARRIED:]}
+        losses = {step: number(loss) for step, loss in islice(self._losses.items(), start, None)}
+        self._losses.update(losses)  # a tensor is read once
+        return {"losses": [list(pair) for pair in losses.items()], "changes": self._changes[-_CARRIED:]}
 
     def restore(self, state: Mapping[str, Any] | None, step: int) -> None:
         """Go on after a restart from where `state` was taken; None where the checkpoint does not hold it."""

@@ -198,6 +198,8 @@ class StepBoundary:
                 command.unsupported()
             if self._pause.lasts:
                 self._pause.wait(training.global_step)
+            if training.rollbacks != rollbacks:
+                self._is_save_due = False
             # After a rollback the present state is that of a checkpoint, and whole.
             if training.rollbacks == rollbacks and training.broken is None:
                 if interrupted:

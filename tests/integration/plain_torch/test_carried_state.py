@@ -22,7 +22,7 @@ from trainmedic.wire.envelope import Reply
 
 BATCH = torch.linspace(-1, 1, 12).reshape(4, 3)
 
-Loss = Callable[[nn.Module, torch.Tensor], torch.Tensor]
+Loss = Callable[[nn.Module, torch.Tensor], Any]
 
 
 class Looped:
@@ -93,7 +93,7 @@ class Recurrent(nn.Module):
         self.head = nn.Linear(5, 1)
         self.hidden: Any = None
 
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+    def forward(self, batch: torch.Tensor) -> Any:
         out, (h, c) = self.lstm(batch[None], self.hidden)
         self.hidden = (h.detach(), c.detach())
         return self.head(out)
@@ -108,18 +108,18 @@ class Caching(nn.Module):
         self.cache: list[torch.Tensor] = []
         self.register_buffer("average", torch.zeros(3), persistent=False)
 
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+    def forward(self, batch: torch.Tensor) -> Any:
         keys = self.line(batch)
-        self.average.mul_(0.9).add_(0.1 * keys.detach().mean(0))
+        average: Any = self.average
+        average.mul_(0.9).add_(0.1 * keys.detach().mean(0))
         past = torch.stack(self.cache[-4:]).mean(0) if self.cache else torch.zeros_like(keys)
         self.cache.append(keys.detach())
         del self.cache[:-4]
         return keys + past + self.average
 
 
-def squared(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-    out: torch.Tensor = model(batch)
-    return out.square().mean()
+def squared(model: nn.Module, batch: torch.Tensor) -> Any:
+    return model(batch).square().mean()
 
 
 @pytest.mark.parametrize(("model", "count"), [(Recurrent, 1), (Caching, 2)])
@@ -159,7 +159,7 @@ def named_tensor() -> tuple[Any, Callable[[torch.Tensor], torch.Tensor]]:
 def named_buffer() -> tuple[Any, Callable[[torch.Tensor], torch.Tensor]]:
     replay: deque[torch.Tensor] = deque(maxlen=5)
 
-    def mix(found: torch.Tensor) -> torch.Tensor:
+    def mix(found: torch.Tensor) -> Any:
         replay.append(found)
         return torch.stack(list(replay)).mean(0)
 
@@ -169,7 +169,7 @@ def named_buffer() -> tuple[Any, Callable[[torch.Tensor], torch.Tensor]]:
 def named_dict() -> tuple[Any, Callable[[torch.Tensor], torch.Tensor]]:
     held: dict[str, Any] = {"average": torch.zeros(3), "count": 0, "past": [torch.zeros(3)]}
 
-    def mix(found: torch.Tensor) -> torch.Tensor:
+    def mix(found: torch.Tensor) -> Any:
         held["count"] += 1
         held["average"] = held["average"] + (found - held["average"]) / held["count"]
         held["past"] = [*held["past"][-2:], found]
@@ -184,7 +184,7 @@ def named_functions() -> tuple[Any, Callable[[torch.Tensor], torch.Tensor]]:
     def put(value: torch.Tensor) -> None:
         hidden[0] = value
 
-    def mix(found: torch.Tensor) -> torch.Tensor:
+    def mix(found: torch.Tensor) -> Any:
         hidden[0] = 0.5 * hidden[0] + found
         return hidden[0]
 
@@ -198,7 +198,7 @@ def named_object() -> tuple[Any, Callable[[torch.Tensor], torch.Tensor]]:
 
     average = Average()
 
-    def mix(found: torch.Tensor) -> torch.Tensor:
+    def mix(found: torch.Tensor) -> Any:
         average.value = average.rate * average.value + found
         return average.value
 
@@ -220,7 +220,7 @@ def test_what_the_loop_names_goes_back(looped: Callable[..., Looped], kind: Call
     value, mix = kind()
     training = looped(nn.Linear(3, 3), also={"own": value} if is_named else None)
 
-    def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    def loss_of(model: nn.Module, batch: torch.Tensor) -> Any:
         out = model(batch)
         return (out + mix(out.detach().mean(0)).detach()).square().mean()
 
@@ -281,7 +281,7 @@ def test_a_rate_in_a_tensor_stays_the_loops_own(looped: Callable[..., Looped]) -
     rate = torch.tensor(0.01)
     training.optimizer.param_groups[0]["lr"] = rate
 
-    def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    def loss_of(model: nn.Module, batch: torch.Tensor) -> Any:
         rate.fill_(0.01 / (1 + training.run.global_step))
         return squared(model, batch)
 
@@ -315,7 +315,7 @@ def test_a_loss_that_is_no_number_is_never_applied(looped: Callable[..., Looped]
     hidden = [torch.zeros(3)]
     training = looped(nn.Linear(3, 3))
 
-    def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    def loss_of(model: nn.Module, batch: torch.Tensor) -> Any:
         if training.run.global_step == 17:
             hidden[0] = torch.full((3,), float("nan"))
         return (model(batch) + hidden[0]).square().mean()

@@ -43,7 +43,7 @@ def spoil(training: Training, value: float = 50.0) -> Callable[[], None]:
 
     def act() -> None:
         with torch.no_grad():
-            training.model[0].weight.fill_(value)
+            training.model[0].weight.fill_(value)  # type: ignore[operator]
 
     return act
 
@@ -206,3 +206,10 @@ def test_a_job_that_dies_while_losses_are_compared_never_says_applied(
     commander.close()
     assert reply.status == "failed"
     assert "interrupted" in reply.output["reason"]
+
+
+def test_a_checkpoint_that_was_due_at_a_rollback_is_not_written_after_it(begin: Begin, tmp_path: Path) -> None:
+    """The step that it was due for was abandoned."""
+    training = begin()
+    training.train(33, {30: training.order("job.rollback", step=10)})
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == [f"step-{step:08d}" for step in (0, 10, 20, 30)]

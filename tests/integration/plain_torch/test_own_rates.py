@@ -36,7 +36,7 @@ class Own:
         self.used: dict[int, float] = {}
         self.sent: list[str] = []
         make = more.pop("scheduler", None)
-        self.scheduler = make(self.optimizer) if make is not None else None
+        self.scheduler: Any = make(self.optimizer) if make is not None else None
         self.run = trainmedic.torch.attach(
             medic,
             model=self.model,

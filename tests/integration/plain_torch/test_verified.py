@@ -384,7 +384,7 @@ def test_a_checkpoint_from_between_jump_and_alert_is_passed_over(
     assert (reply.status, reply.output["step"]) == ("applied", 90)
     (passed,) = reply.output["passed_over"]
     assert (passed["checkpoint"], passed["step"]) == ("step-00000100", 100)
-    assert "against a median of 1.9" in passed["why"]
+    assert "against a median of 1.89" in passed["why"]
     course.run.close()
 
 

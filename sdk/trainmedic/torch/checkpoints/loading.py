@@ -97,7 +97,7 @@ class CheckpointLoading:
         training = self._training
         assert training.storage is not None
         try:
-            put_back_tensors = group_tensors.hold(training.rate.optimizers)
+            put_back_tensors = group_tensors.hold(list(training.parts.optimizers().values()))
             kept = training.storage.load(checkpoint, training.parts)
             put_back_tensors()
             before = kept.get("digests") if kept is not None and training.verifies else None

@@ -22,7 +22,7 @@ from tests.integration.plain_torch.test_carried_state import BATCH, Looped, Loss
 from tests.support.command_sender import Commander
 from trainmedic.job.loss_log import LossComparison, LossLog
 from trainmedic.recovery import batch_log
-from trainmedic.torch import boundary, carried_state, carried_values, loss_course, randomness, verification
+from trainmedic.torch import carried_state, carried_values, loss_course, randomness, rate_commands, verification
 from trainmedic.torch.checkpoints import digests, loading
 from trainmedic.torch.learning_rate import LearningRate
 from trainmedic.torch.state_parts import StateParts
@@ -59,7 +59,7 @@ class Scene:
     """What a scenario is made with."""
 
     def __init__(self, commander: Commander, medic: trainmedic.Medic, directory: Path) -> None:
-        self.make = lambda model, **more: Looped(commander, medic, directory, model, **more)
+        self.make: Callable[..., Looped] = lambda model, **more: Looped(commander, medic, directory, model, **more)
 
 
 def train(scene: Scene, model: nn.Module, loss_of: Loss = squared, **more: Any) -> None:
@@ -85,7 +85,7 @@ def unnamed(scene: Scene) -> None:
     """The loop carries a value that nobody can see."""
     hidden = [torch.zeros(3)]
 
-    def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    def loss_of(model: nn.Module, batch: torch.Tensor) -> Any:
         out: torch.Tensor = model(batch)
         hidden[0] = 0.5 * hidden[0] + out.detach().mean(0)
         return (out + hidden[0]).square().mean()
@@ -97,7 +97,7 @@ def not_finite(scene: Scene) -> None:
     """Such a value is spoiled in the course, and stays so."""
     hidden = [torch.zeros(3)]
 
-    def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    def loss_of(model: nn.Module, batch: torch.Tensor) -> Any:
         if scene_step(model) == AT:
             hidden[0] = torch.full((3,), math.nan)
         return (model(batch) + hidden[0]).square().mean()
@@ -115,11 +115,11 @@ def spoiled_late(scene: Scene) -> None:
     """The weights change without a word, six steps after the rollback."""
     counted = {"calls": 0}
 
-    def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    def loss_of(model: nn.Module, batch: torch.Tensor) -> Any:
         counted["calls"] += 1
         if counted["calls"] == AT + 6:
             with torch.no_grad():
-                model.weight.add_(0.5)  # type: ignore[operator, union-attr]
+                model.weight.add_(0.5)  # type: ignore[operator]
         return squared(model, batch)
 
     train(scene, nn.Linear(3, 3), loss_of)
@@ -300,7 +300,7 @@ def _rate_not_seen(patch: pytest.MonkeyPatch) -> None:
 
 
 def _rate_answered_at_once(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(boundary.RateCommands, "_look", lambda self, pending: None)
+    patch.setattr(rate_commands.RateCommands, "_look", lambda self, pending: None)
 
 
 BREAKS: tuple[tuple[Callable[[pytest.MonkeyPatch], None], Scenario], ...] = (
