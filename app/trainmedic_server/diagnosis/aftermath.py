@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict, deque
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from datetime import datetime, timedelta
 from math import isfinite
 
 from msgspec import Struct, field
 
 from trainmedic_server.domain.finding import CauseClass, Finding, Role
+from trainmedic_server.logs.blocks import HEADING
 from trainmedic_server.logs.line import Line
 from trainmedic_server.logs.progress import ProgressReader
 
@@ -32,6 +33,14 @@ _ENDING = re.compile(
 )
 """What is printed while a process ends, and so says nothing."""
 
+_WELL_AGAIN = 10
+"""Steps with finite numbers after which an earlier one without is over, in logs without times. A model whose weights
+are no numbers has none again."""
+_EXCUSED = re.compile(
+    r"(?i)\b(?:skip(?:s|ped|ping)?|ignor(?:e|es|ed|ing)|continu(?:e|es|ed|ing)|discard(?:s|ed|ing)?|drop(?:ped|ping)"
+    r"|giving up on|falling back|fallback)\b"
+)
+"""Words before a traceback that a program prints and goes on after."""
 _RECENT = 16
 """Lines of a stream that are remembered: a block, such as a traceback, is only known some lines after it began."""
 
@@ -50,6 +59,10 @@ class Aftermath(Struct):
     """Findings that only steps disprove: a rank that timed out, or lost its peer, may print ordinary lines for long."""
     _steps: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     _unwell: dict[str, dict[str, datetime]] = field(default_factory=dict)
+    excused: set[str] = field(default_factory=set)
+    """The ids of exceptions before which the program stated that it goes on."""
+    _well: Counter[str] = field(default_factory=Counter)
+    """Steps with finite numbers since a finding, by its id."""
     _loose: Counter[str] = field(default_factory=Counter)
     _chapters: Counter[_Voice] = field(default_factory=Counter)
     _recent: dict[str, deque[tuple[Line, bool, bool]]] = field(default_factory=dict)
@@ -82,6 +95,8 @@ class Aftermath(Struct):
             elif finding.role is Role.ROOT:
                 self._open[line.origin.stream, line.origin.rank][finding.id] = line.at
                 self._steps[line.origin.stream][finding.id] = 0
+        if findings and _is_excused(line, self._recent.get(line.origin.stream, ())):
+            self.excused.update(finding.id for finding in findings if finding.fields.get("exception"))
         ids, reader = {finding.id for finding in findings}, ProgressReader()
         for later, is_timed, is_step in self._recent.get(line.origin.stream, ()) if findings else ():
             if later.place > line.place:
@@ -129,7 +144,10 @@ class Aftermath(Struct):
         unwell = self._unwell.get(line.origin.stream)
         if unwell and isinstance(loss, float) and isfinite(loss):
             self.followed.update(unwell.keys())  # a step with a number says at least that the training went on
-            over = {each for each, at in unwell.items() if line.at - at >= _WHILE}
+            self._well.update(unwell.keys())
+            over = {
+                each for each, at in unwell.items() if line.at - at >= _WHILE or self._well[each] >= _WELL_AGAIN
+            }
             self.outlived |= over
             self._chapters[line.origin.stream, line.origin.rank] += bool(over)
             for each in over:
@@ -158,3 +176,11 @@ class Aftermath(Struct):
             if voice[0] == stream and ids & waits:
                 self._chapters[voice] += 1
                 waits -= ids
+
+
+def _is_excused(line: Line, recent: Iterable[tuple[Line, bool, bool]]) -> bool:
+    """Return whether the line before an exception, or its own beginning, states that the program goes on."""
+    before = [each for each, _, _ in recent if each.place < line.place and each.origin.rank == line.origin.rank]
+    own = line.text.partition("\n")[0].partition(HEADING)[0]
+    is_announced = bool(before) and line.number - before[-1].number <= 1 and _EXCUSED.search(before[-1].text[:400])
+    return bool(is_announced or _EXCUSED.search(own))
