@@ -41,6 +41,8 @@ _EXCUSED = re.compile(
     r"|giving up on|falling back|fallback)\b"
 )
 """Words before a traceback that a program prints and goes on after."""
+_LEFT_OUT = re.compile(r"(?i)\b(?:overflow\w*|skip(?:s|ped|ping)?)\b.{0,80}\b(?:step|loss scale|scaler|update)\b")
+"""Words of a loss scaler that left out a step with numbers that were not finite."""
 _RECENT = 16
 """Lines of a stream that are remembered: a block, such as a traceback, is only known some lines after it began."""
 
@@ -96,7 +98,7 @@ class Aftermath(Struct):
                 self._open[line.origin.stream, line.origin.rank][finding.id] = line.at
                 self._steps[line.origin.stream][finding.id] = 0
         if findings and _is_excused(line, self._recent.get(line.origin.stream, ())):
-            self.excused.update(finding.id for finding in findings if finding.fields.get("exception"))
+            self.excused.update(each.id for each in findings if _is_excusable(each))
         ids, reader = {finding.id for finding in findings}, ProgressReader()
         for later, is_timed, is_step in self._recent.get(line.origin.stream, ()) if findings else ():
             if later.place > line.place:
@@ -110,6 +112,8 @@ class Aftermath(Struct):
     def plain(self, line: Line, *, is_timed: bool, is_step: bool = False) -> None:
         """Record a line without a finding. `is_step` if it reports a step in the trainer's own form."""
         self._recent.setdefault(line.origin.stream, deque(maxlen=_RECENT)).append((line, is_timed, is_step))
+        if (unwell := self._unwell.get(line.origin.stream)) and _LEFT_OUT.search(line.text[:400]):
+            self.excused.update(unwell)
         self._take(line, is_timed, is_step)
 
     def _take(self, line: Line, is_timed: bool, is_step: bool, only: Set[str] | None = None) -> None:
@@ -145,9 +149,7 @@ class Aftermath(Struct):
         if unwell and isinstance(loss, float) and isfinite(loss):
             self.followed.update(unwell.keys())  # a step with a number says at least that the training went on
             self._well.update(unwell.keys())
-            over = {
-                each for each, at in unwell.items() if line.at - at >= _WHILE or self._well[each] >= _WELL_AGAIN
-            }
+            over = {each for each, at in unwell.items() if line.at - at >= _WHILE or self._well[each] >= _WELL_AGAIN}
             self.outlived |= over
             self._chapters[line.origin.stream, line.origin.rank] += bool(over)
             for each in over:
@@ -176,6 +178,12 @@ class Aftermath(Struct):
             if voice[0] == stream and ids & waits:
                 self._chapters[voice] += 1
                 waits -= ids
+
+
+def _is_excusable(finding: Finding) -> bool:
+    """Return whether a program can go on after what it printed: an exception that it caught, a step that it left
+    out."""
+    return bool(finding.fields.get("exception")) or finding.cause is CauseClass.NUMERICS
 
 
 def _is_excused(line: Line, recent: Iterable[tuple[Line, bool, bool]]) -> bool:

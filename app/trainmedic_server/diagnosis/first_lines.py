@@ -61,8 +61,9 @@ _COMPARES = re.compile(r"Duplicate GPU detected|Detected mismatch between collec
 """Words that are printed after all ranks have been compared. A silent rank adds nothing to them."""
 _LARGE_LOSS = "loss-high"
 """The shipped rule for losses that are far too large, and are numbers."""
-_TOOL = "tool-failed"
-"""The shipped rule for a tool of a launch script, whose failure the script may survive."""
+_SECOND = frozenset({"tool-failed", "pod-evicted"})
+"""Rules for lines that count only if nothing else states a cause: a launch script may survive a tool that failed, and an
+eviction without a reason has one elsewhere."""
 _KEEPS_FROM_STARTING = frozenset({"pod-not-started", "image-not-pulled"})
 """Rules for failures before the program starts: images, volumes, containers, launches by a scheduler."""
 _TOGETHER = 30.0
@@ -77,7 +78,7 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     """The first line of the job itself that can be where it began."""
     if not relevant.roots:
         return
-    cut = [finding for finding in relevant.roots if _was_cut(finding) or finding.rule == _TOOL]
+    cut = [finding for finding in relevant.roots if _gives_way(finding, facts)]
     roots = [finding for finding in relevant.roots if finding not in cut] or cut
     first = roots[0]
     rivals = [other for other in roots[1:] if not moment_of(first).is_before(moment_of(other))]
@@ -159,6 +160,13 @@ def _is_proven(finding: Finding) -> bool:
     words = _PROOF.get(finding.cause)
     is_devices = finding.cause is CauseClass.GPU and _HARDWARE.search(finding.line)
     return bool(is_devices or (words and words.search(finding.line)))
+
+
+def _gives_way(finding: Finding, facts: Facts) -> bool:
+    """Return whether every other line that can be the reason comes before this one."""
+    is_number = finding.cause is CauseClass.NUMERICS and "exception" not in finding.fields
+    was_left_out = is_number and (finding.id in facts.excused or bool(facts.followed.get(finding.id)))
+    return _was_cut(finding) or finding.rule in _SECOND or was_left_out
 
 
 def _is_doubtful(finding: Finding) -> bool:

@@ -178,9 +178,7 @@ _WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
         CauseClass.NUMERICS,
     ),
     (
-        re.compile(
-            r"^(?:INVALID_ARGUMENT|UNIMPLEMENTED|Invalid argument|Unimplemented): |^Weights only load failed"
-        ),
+        re.compile(r"^(?:INVALID_ARGUMENT|UNIMPLEMENTED|Invalid argument|Unimplemented): |^Weights only load failed"),
         CauseClass.CODE,
     ),
 )

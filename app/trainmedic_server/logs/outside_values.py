@@ -19,7 +19,9 @@ _DATA = (
     r"|texts?|conversations?|turns?"
 )
 _STATE = r"ckpt\w*|checkpoint\w*|\w*state(?:_dict|s)?|saved|snapshot|weights|env(?:iron\w*)?|stats?|info"
-_NAMES = re.compile(rf"(?<![\w.])(?:self\.)?(?:{_ANSWERS}|{_DATA}|{_STATE})(?=\s*(?:\[|\.|\)|,|$| (?:is|in|==|!=|[<>])))")
+_NAMES = re.compile(
+    rf"(?<![\w.])(?:self\.)?(?:{_ANSWERS}|{_DATA}|{_STATE})(?=\s*(?:\[|\.|\)|,|$| (?:is|in|==|!=|[<>])))"
+)
 _CALLS = re.compile(
     r"\.json\(|json\.loads?\(|os\.environ|getenv|\.recv\w*\(|\.read\w*\(|\.get\(timeout|\.generate\(|\.request\w*\("
     r"|\.post\(|\.fetch\w*\(|ray\.get\(|torch\.load\(|pickle\.loads?\(|\.result\(|next\(|subprocess|\.text\b|\.stdout"
