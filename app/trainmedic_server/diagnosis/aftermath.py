@@ -29,6 +29,10 @@ _ENDING = re.compile(
     r"|\[0x[0-9a-f]{4,16}\]\s*$|^(?:current )?thread 0x"
     # Continuation lines of PyTorch's messages.
     r"|^cuda kernel errors might|^for debugging consider|^compile with .torch_use_cuda|^search for .cuda"
+    r"|^of the allocated memory|^including non-pytorch|^if reserved|^see documentation|^process \d+ has"
+    # Continuation lines of Ray's messages about memory.
+    r"|^consider provisioning|^refer to the documentation|^to (?:adjust|disable|see) |^top \d+ memory|^pid\s+mem\b"
+    r"|^\d+\s+[\d.]+ ?gb\s"
     r"|^making sure all .forward|^if you already have done|^parameter indices which|^in addition, you can set"
 )
 """What is printed while a process ends, and so says nothing."""
@@ -37,11 +41,16 @@ _WELL_AGAIN = 10
 """Steps with finite numbers after which an earlier one without is over, in logs without times. A model whose weights
 are no numbers has none again."""
 _EXCUSED = re.compile(
-    r"(?i)\b(?:skip(?:s|ped|ping)?|ignor(?:e|es|ed|ing)|continu(?:e|es|ed|ing)|discard(?:s|ed|ing)?|drop(?:ped|ping)"
-    r"|giving up on|falling back|fallback)\b"
+    r"(?i)\b(?:skip(?:s|ped|ping)?|ignor(?:es|ed|ing)|dropp(?:ed|ing))\b.{0,60}"
+    r"\b(?:bad|broken|corrupt\w*|sample|batch|file|shard|record|row|item|example|image|video|entry|document|error|it)\b"
+    r"|\b(?:sample|batch|file|shard|record|row|item|example|image|video|entry|document)\b.{0,60}\b(?:skipp|ignor|dropp)"
+    r"|\b(?:skipping|ignoring(?: it)?|falling back)\W*$"
 )
 """Words before a traceback that a program prints and goes on after."""
-_LEFT_OUT = re.compile(r"(?i)\b(?:overflow\w*|skip(?:s|ped|ping)?)\b.{0,80}\b(?:step|loss scale|scaler|update)\b")
+_LEFT_OUT = re.compile(
+    r"(?i)\b(?:overflow\w*|skip(?:s|ped|ping)?)\b.{0,80}\b(?:steps?|loss scale|scaler|updates?)\b"
+    r"|\b(?:steps?|updates?)\b.{0,40}\bskipp"
+)
 """Words of a loss scaler that left out a step with numbers that were not finite."""
 _RECENT = 16
 """Lines of a stream that are remembered: a block, such as a traceback, is only known some lines after it began."""
@@ -97,8 +106,9 @@ class Aftermath(Struct):
             elif finding.role is Role.ROOT:
                 self._open[line.origin.stream, line.origin.rank][finding.id] = line.at
                 self._steps[line.origin.stream][finding.id] = 0
-        if findings and _is_excused(line, self._recent.get(line.origin.stream, ())):
-            self.excused.update(each.id for each in findings if _is_excusable(each))
+        if findings:
+            announced = _announcement(line, self._recent.get(line.origin.stream, ()))
+            self.excused.update(each.id for each in findings if _is_excused(each, announced))
         ids, reader = {finding.id for finding in findings}, ProgressReader()
         for later, is_timed, is_step in self._recent.get(line.origin.stream, ()) if findings else ():
             if later.place > line.place:
@@ -180,15 +190,16 @@ class Aftermath(Struct):
                 waits -= ids
 
 
-def _is_excusable(finding: Finding) -> bool:
-    """Return whether a program can go on after what it printed: an exception that it caught, a step that it left
-    out."""
-    return bool(finding.fields.get("exception")) or finding.cause is CauseClass.NUMERICS
+def _is_excused(finding: Finding, announced: str) -> bool:
+    """Return whether a program states that it goes on: without a step, or after an exception that it caught."""
+    if finding.cause is CauseClass.NUMERICS:
+        return bool(_LEFT_OUT.search(announced))
+    return bool(finding.fields.get("exception") and _EXCUSED.search(announced))
 
 
-def _is_excused(line: Line, recent: Iterable[tuple[Line, bool, bool]]) -> bool:
-    """Return whether the line before an exception, or its own beginning, states that the program goes on."""
+def _announcement(line: Line, recent: Iterable[tuple[Line, bool, bool]]) -> str:
+    """Return the line right before another one, and what stands before a traceback in its own line."""
     before = [each for each, _, _ in recent if each.place < line.place and each.origin.rank == line.origin.rank]
-    own = line.text.partition("\n")[0].partition(HEADING)[0]
-    is_announced = bool(before) and line.number - before[-1].number <= 1 and _EXCUSED.search(before[-1].text[:400])
-    return bool(is_announced or _EXCUSED.search(own))
+    last = before[-1].text[:400] if before and line.number - before[-1].number <= 1 else ""
+    first = line.text[:400].splitlines()[0] if line.text else ""
+    return f"{last}\n{first.partition(HEADING)[0]}"

@@ -44,11 +44,13 @@ _PROOF: Mapping[CauseClass, re.Pattern[str]] = {
     ),
     CauseClass.HOST_MEMORY: re.compile(
         r"No space left on device|\[Errno (?:12|28)\]|bad_alloc|^MemoryError(?:: Unable to allocate|\s*$)"
-        r"|[Oo]ut[ -]of[ -][Mm]emory: Kill|OOMKill|OOM Killed|low on resource: |running low on memory"
+        r"|[Oo]ut[ -]of[ -][Mm]emory: Kill|OOMKill|OOM Killed|low on resource: |running low on memory|NODE_OUT_OF_MEMORY|RayOutOfMemoryError"
         r"|exceeds the memory usage threshold|can't allocate memory: you tried"
     ),
     CauseClass.DATA: re.compile(r"image file is truncated"),
-    CauseClass.PREEMPTION: re.compile(r"\bPreempted\b|DUE TO PREEMPTION|node was preempted"),
+    CauseClass.PREEMPTION: re.compile(
+        r"\bPreempted\b|DUE TO (?:PREEMPTION|JOB REQUEUE|TIME LIMIT)|node was preempted|: this job is preempted"
+    ),
 }
 """Words that name the cause itself: the kernel's answer, or a kubelet's reason. They prove this cause alone."""
 _HARDWARE = re.compile(r"uncorrectable (?:ECC|NVLink) error|GPU is lost|HBM multi-bit")
@@ -59,6 +61,11 @@ _QUOTED = re.compile(
 """What a line quotes of an error, such as a text that a model has written, happened elsewhere or not at all."""
 _COMPARES = re.compile(r"Duplicate GPU detected|Detected mismatch between collectives")
 """Words that are printed after all ranks have been compared. A silent rank adds nothing to them."""
+_SAYS_ALL = re.compile(
+    r"Detected mismatch between collectives|out of memory\. Tried to allocate|ERROR_OUT_OF_DEVICE_MEMORY"
+    r"|got an unexpected keyword argument|missing \d+ required (?:positional|keyword-only) argument"
+)
+"""Messages of exceptions with one reading, also where their traceback was not read."""
 _LARGE_LOSS = "loss-high"
 """The shipped rule for losses that are far too large, and are numbers."""
 _SECOND = frozenset({"tool-failed", "pod-evicted"})
@@ -89,10 +96,12 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     alike += [f for f in roots if f not in alike and f.shape == leading.shape and _is_soon_after(f, leading)]
     ranks = frozenset(rank for finding in alike if (rank := rank_of(finding)) is not None)
     others = [f for f in [first, *rivals] if f.rule != leading.rule and rank_of(f) not in ranks]
+    others = [f for f in others if f.cause is not leading.cause]
     earlier = [
         other
         for other in [*relevant.cascades, *cut]
         if rank_of(other) not in ranks and moment_of(other).is_before(moment_of(leading), by=1.0)
+        if moment_of(leading).is_known
     ]
     is_sure = not others and not earlier and not facts.followed.get(leading.id)
     is_sure = is_sure and not any(_may_be_first(other, leading, ranks) for other in relevant.roots)
@@ -170,9 +179,9 @@ def _gives_way(finding: Finding, facts: Facts) -> bool:
 
 
 def _is_doubtful(finding: Finding) -> bool:
-    """Return whether the exception may have ended nothing. One that compares all ranks ends each of them."""
+    """Return whether the exception may have ended nothing. Without its traceback, some still state their cause."""
     doubts = _DOUBTFUL & finding.fields.keys()
-    return bool(doubts) and not (doubts <= {"alone", "first_frame"} and _COMPARES.search(finding.line))
+    return bool(doubts) and not (doubts <= {"alone", "first_frame"} and _SAYS_ALL.search(finding.line))
 
 
 def _was_cut(finding: Finding) -> bool:

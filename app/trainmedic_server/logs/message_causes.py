@@ -160,7 +160,8 @@ _WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
     ),
     (
         re.compile(
-            r"unexpected end of data|file signature not found|did not match any variant of untagged enum|[Tt]runcated file|truncated"
+            r"unexpected end of data|file signature not found|[Tt]runcated file|truncated"
+            r"|did not match any variant of untagged enum"
             r"|file size is 0 bytes|Could not open Parquet"
             r"|mmap length is greater than file size|could not parse ModelProto|[Cc]orrupt|bad magic"
             r"|invalid (?:magic|header)|not a gzip file"
@@ -189,8 +190,8 @@ _NO_DISK: Sequence[tuple[re.Pattern[str], CauseClass]] = (
     ),
     (
         re.compile(
-            r"(?i)inotify|user namespace|namespaces|semaphore|sem_open|cgroup|io_uring|watch(?:es)? limit|unshare|CLONE_NEW"
-            r"|add_watch|\bObserver\(|keyctl|add_key|bpf\w*\("
+            r"(?i)inotify|user namespace|namespaces|semaphore|sem_open|cgroup|io_uring|watch(?:es)? limit|unshare"
+            r"|CLONE_NEW|add_watch|\bObserver\(|keyctl|add_key|bpf\w*\("
         ),
         CauseClass.NODE,
     ),
