@@ -44,7 +44,8 @@ _PROOF: Mapping[CauseClass, re.Pattern[str]] = {
     ),
     CauseClass.HOST_MEMORY: re.compile(
         r"No space left on device|\[Errno (?:12|28)\]|bad_alloc|^MemoryError(?:: Unable to allocate|\s*$)"
-        r"|[Oo]ut[ -]of[ -][Mm]emory: Kill|OOMKill|OOM Killed|low on resource: |running low on memory|NODE_OUT_OF_MEMORY|RayOutOfMemoryError"
+        r"|[Oo]ut[ -]of[ -][Mm]emory: Kill|OOMKill|OOM Killed|low on resource: |running low on memory"
+        r"|NODE_OUT_OF_MEMORY|RayOutOfMemoryError"
         r"|exceeds the memory usage threshold|can't allocate memory: you tried"
     ),
     CauseClass.DATA: re.compile(r"image file is truncated"),
@@ -69,8 +70,8 @@ _SAYS_ALL = re.compile(
 _LARGE_LOSS = "loss-high"
 """The shipped rule for losses that are far too large, and are numbers."""
 _SECOND = frozenset({"tool-failed", "pod-evicted"})
-"""Rules for lines that count only if nothing else states a cause: a launch script may survive a tool that failed, and an
-eviction without a reason has one elsewhere."""
+"""Rules for lines that count only if nothing else states a cause. A launch script may survive a tool that failed, and
+the reason for an eviction may stand elsewhere."""
 _KEEPS_FROM_STARTING = frozenset({"pod-not-started", "image-not-pulled"})
 """Rules for failures before the program starts: images, volumes, containers, launches by a scheduler."""
 _TOGETHER = 30.0

@@ -260,7 +260,7 @@ def _by_errno(message: str) -> CauseClass | None:
         return None
     cause = _BY_ERRNO.get(int(next(group for group in match.groups() if group)))
     # A path after it means that a file system did not respond, or refused a lock.
-    is_files = cause in (CauseClass.NETWORK, CauseClass.NODE) and _OF_A_FILE.search(message)
+    is_files = cause in (CauseClass.NETWORK, CauseClass.NODE) and bool(_OF_A_FILE.search(message))
     is_files = is_files and not _TOO_MANY_FILES.search(message)
     return CauseClass.STORAGE if is_files else cause
 

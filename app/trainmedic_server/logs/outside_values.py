@@ -43,12 +43,12 @@ _OF_A_TYPE = re.compile(
 )
 """Messages about a value of another type than expected, as of a parsed answer or a field that is missing."""
 _CHECKS_ITSELF = re.compile(
-    r"(?i)\bdivisible\b|\bdivide\b|%|\bshapes?\b|\bdims?\b|\bdimensions?\b|\bndim\b|\bdtypes?\b|isinstance\(|\bhidden\w*"
+    r"(?i)\bdivisible\b|\bdivide\b|%|\bdtypes?\b|isinstance\(|\bhidden\w*"
     r"|\bheads?\b|\blayers?\b|\bconf(?:ig\w*)?\b|\bcfg\b|\bargs\b|\bhparams\b|\barguments?\b|\boptions?\b|\bflags?\b"
     r"|\bmust (?:be|have|match)\b|\bcannot be (?:used|combined|set)\b|\bnot supported\b|\bunsupported\b|\bmutually\b"
     r"|\bbatch[ _]size\b|\bmicro\w*|\bparallel\w*|\bunknown (?:mode|model|optimizer|loss|type)\b"
 )
-"""Words of assertions about the program's own settings and shapes."""
+"""Words of assertions about the program's own settings. A shape may be that of a sample."""
 _OF_THE_WORLD = re.compile(
     r"(?i)\b(?:world|ranks?|timed?[ _]?out|return_?code|status\w*|exit\w*|alive|vocab\w*|tokens?|labels?|samples?|rows?"
     r"|files?|path|url|http\w*|server|version|len|lengths?|empty|missing|corrupt\w*|checksum|hash|seed|found|got 0)\b"
@@ -66,7 +66,7 @@ def concerns(name: str, message: str, shown: str) -> bool:
     if _OF_A_TYPE.match(message):
         return True
     if name in ("TypeError", "AttributeError"):
-        return bool(_CALLS.search(shown))
+        return _reads_outside(shown)
     return False
 
 
@@ -79,7 +79,7 @@ def _reads_outside(shown: str) -> bool:
 
 
 def _is_own_check(text: str) -> bool:
-    """Return whether an assertion is about the program's own settings, shapes or arguments."""
+    """Return whether an assertion is about the program's own settings or arguments."""
     if not _CHECKS_ITSELF.search(text) or _CALLS.search(text):
         return False
     is_of_world = _OF_THE_WORLD.search(text) or _NAMES.search(text)
