@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict, deque
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from datetime import datetime, timedelta
 from math import isfinite
 
 from msgspec import Struct, field
 
 from trainmedic_server.domain.finding import CauseClass, Finding, Role
+from trainmedic_server.logs.blocks import HEADING
 from trainmedic_server.logs.line import Line
 from trainmedic_server.logs.progress import ProgressReader
 
@@ -28,10 +29,29 @@ _ENDING = re.compile(
     r"|\[0x[0-9a-f]{4,16}\]\s*$|^(?:current )?thread 0x"
     # Continuation lines of PyTorch's messages.
     r"|^cuda kernel errors might|^for debugging consider|^compile with .torch_use_cuda|^search for .cuda"
+    r"|^of the allocated memory|^including non-pytorch|^if reserved|^see documentation|^process \d+ has"
+    # Continuation lines of Ray's messages about memory.
+    r"|^consider provisioning|^refer to the documentation|^to (?:adjust|disable|see) |^top \d+ memory|^pid\s+mem\b"
+    r"|^\d+\s+[\d.]+ ?gb\s"
     r"|^making sure all .forward|^if you already have done|^parameter indices which|^in addition, you can set"
 )
 """What is printed while a process ends, and so says nothing."""
 
+_WELL_AGAIN = 10
+"""Steps with finite numbers after which an earlier one without is over, in logs without times. A model whose weights
+are no numbers has none again."""
+_EXCUSED = re.compile(
+    r"(?i)\b(?:skip(?:s|ped|ping)?|ignor(?:es|ed|ing)|dropp(?:ed|ing))\b.{0,60}"
+    r"\b(?:bad|broken|corrupt\w*|sample|batch|file|shard|record|row|item|example|image|video|entry|document|error|it)\b"
+    r"|\b(?:sample|batch|file|shard|record|row|item|example|image|video|entry|document)\b.{0,60}\b(?:skipp|ignor|dropp)"
+    r"|\b(?:skipping|ignoring(?: it)?|falling back)\W*$"
+)
+"""Words before a traceback that a program prints and goes on after."""
+_LEFT_OUT = re.compile(
+    r"(?i)\b(?:overflow\w*|skip(?:s|ped|ping)?)\b.{0,80}\b(?:steps?|loss scale|scaler|updates?)\b"
+    r"|\b(?:steps?|updates?)\b.{0,40}\bskipp"
+)
+"""Words of a loss scaler that left out a step with numbers that were not finite."""
 _RECENT = 16
 """Lines of a stream that are remembered: a block, such as a traceback, is only known some lines after it began."""
 
@@ -50,6 +70,10 @@ class Aftermath(Struct):
     """Findings that only steps disprove: a rank that timed out, or lost its peer, may print ordinary lines for long."""
     _steps: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     _unwell: dict[str, dict[str, datetime]] = field(default_factory=dict)
+    excused: set[str] = field(default_factory=set)
+    """The ids of exceptions before which the program stated that it goes on."""
+    _well: Counter[str] = field(default_factory=Counter)
+    """Steps with finite numbers since a finding, by its id."""
     _loose: Counter[str] = field(default_factory=Counter)
     _chapters: Counter[_Voice] = field(default_factory=Counter)
     _recent: dict[str, deque[tuple[Line, bool, bool]]] = field(default_factory=dict)
@@ -82,6 +106,9 @@ class Aftermath(Struct):
             elif finding.role is Role.ROOT:
                 self._open[line.origin.stream, line.origin.rank][finding.id] = line.at
                 self._steps[line.origin.stream][finding.id] = 0
+        if findings:
+            announced = _announcement(line, self._recent.get(line.origin.stream, ()))
+            self.excused.update(each.id for each in findings if _is_excused(each, announced))
         ids, reader = {finding.id for finding in findings}, ProgressReader()
         for later, is_timed, is_step in self._recent.get(line.origin.stream, ()) if findings else ():
             if later.place > line.place:
@@ -95,6 +122,8 @@ class Aftermath(Struct):
     def plain(self, line: Line, *, is_timed: bool, is_step: bool = False) -> None:
         """Record a line without a finding. `is_step` if it reports a step in the trainer's own form."""
         self._recent.setdefault(line.origin.stream, deque(maxlen=_RECENT)).append((line, is_timed, is_step))
+        if (unwell := self._unwell.get(line.origin.stream)) and _LEFT_OUT.search(line.text[:400]):
+            self.excused.update(unwell)
         self._take(line, is_timed, is_step)
 
     def _take(self, line: Line, is_timed: bool, is_step: bool, only: Set[str] | None = None) -> None:
@@ -129,7 +158,8 @@ class Aftermath(Struct):
         unwell = self._unwell.get(line.origin.stream)
         if unwell and isinstance(loss, float) and isfinite(loss):
             self.followed.update(unwell.keys())  # a step with a number says at least that the training went on
-            over = {each for each, at in unwell.items() if line.at - at >= _WHILE}
+            self._well.update(unwell.keys())
+            over = {each for each, at in unwell.items() if line.at - at >= _WHILE or self._well[each] >= _WELL_AGAIN}
             self.outlived |= over
             self._chapters[line.origin.stream, line.origin.rank] += bool(over)
             for each in over:
@@ -158,3 +188,18 @@ class Aftermath(Struct):
             if voice[0] == stream and ids & waits:
                 self._chapters[voice] += 1
                 waits -= ids
+
+
+def _is_excused(finding: Finding, announced: str) -> bool:
+    """Return whether a program states that it goes on: without a step, or after an exception that it caught."""
+    if finding.cause is CauseClass.NUMERICS:
+        return bool(_LEFT_OUT.search(announced))
+    return bool(finding.fields.get("exception") and _EXCUSED.search(announced))
+
+
+def _announcement(line: Line, recent: Iterable[tuple[Line, bool, bool]]) -> str:
+    """Return the line right before another one, and what stands before a traceback in its own line."""
+    before = [each for each, _, _ in recent if each.place < line.place and each.origin.rank == line.origin.rank]
+    last = before[-1].text[:400] if before and line.number - before[-1].number <= 1 else ""
+    first = line.text[:400].splitlines()[0] if line.text else ""
+    return f"{last}\n{first.partition(HEADING)[0]}"

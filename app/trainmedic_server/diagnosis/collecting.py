@@ -152,6 +152,7 @@ class Collector:
             used_nccl=self._used_nccl,
             collectives=self._collectives,
             followed=dict(self._aftermath.followed),
+            excused=frozenset(self._aftermath.excused),
             **more,
         )
 

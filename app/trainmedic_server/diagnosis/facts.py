@@ -71,6 +71,8 @@ class Facts(Struct, frozen=True):
     outlived: frozenset[str] = frozenset()
     """The ids of findings after which the training certainly went on."""
     followed: Mapping[str, int] = field(default_factory=dict)
+    excused: frozenset[str] = frozenset()
+    """The ids of exceptions before which the program stated that it goes on."""
     """How many ordinary lines the same rank, or stream, printed after a finding, by its id."""
     knows_what_was_read: bool = True
     """Whether it is known of which ranks lines were read."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from trainmedic_server.diagnosis.accusation import (
     RERUN,
@@ -33,19 +33,27 @@ _DOUBTFUL = frozenset({"thread", "first_frame", "alone", "crash", GUESS})
 missing nobody knows what stood there. A process that crashed does not say why."""
 _PROOF_OF_CODE = re.compile(
     r"Assertion `[^`']*(?:index out of bounds|srcIndex < srcSelectDimSize|srcSelectDimSize)[^`']*[`'] ?failed"
+    r"|Detected mismatch between collectives on ranks"
     r"|no kernel image is available|invalid device ordinal|Duplicate GPU detected|ncclInvalid(?:Usage|Argument)"
 )
 """Words of CUDA's and NCCL's checks of the program."""
-_PROOF = re.compile(
-    r"No space left on device|[Dd]isk quota exceeded|Stale (?:NFS )?file handle|\[Errno (?:5|28|116|117|122)\]"
-    r"|ephemeral[- ](?:local )?storage|local storage usage exceeds|image file is truncated"
-    r"|[Oo]ut[ -]of[ -][Mm]emory: Kill|OOMKill|OOM Killed|low on resource: |running low on memory"
-    r"|exceeds the memory usage threshold|can't allocate memory: you tried"
-    r"|\[Errno 12\]|bad_alloc|^MemoryError(?:: Unable to allocate|\s*$)|\bPreempted\b|DUE TO PREEMPTION"
-    r"|node was preempted"
-)
-"""Words that name the cause itself: the kernel's answer, or a kubelet's reason. They never prove that the program is at
-fault, whatever the rule made of the line."""
+_PROOF: Mapping[CauseClass, re.Pattern[str]] = {
+    CauseClass.STORAGE: re.compile(
+        r"No space left on device|[Dd]isk quota exceeded|Stale (?:NFS )?file handle|\[Errno (?:5|28|116|117|122)\]"
+        r"|ephemeral[- ](?:local )?storage|local storage usage exceeds|os error (?:28|122)\b"
+    ),
+    CauseClass.HOST_MEMORY: re.compile(
+        r"No space left on device|\[Errno (?:12|28)\]|bad_alloc|^MemoryError(?:: Unable to allocate|\s*$)"
+        r"|[Oo]ut[ -]of[ -][Mm]emory: Kill|OOMKill|OOM Killed|low on resource: |running low on memory"
+        r"|NODE_OUT_OF_MEMORY|RayOutOfMemoryError"
+        r"|exceeds the memory usage threshold|can't allocate memory: you tried"
+    ),
+    CauseClass.DATA: re.compile(r"image file is truncated"),
+    CauseClass.PREEMPTION: re.compile(
+        r"\bPreempted\b|DUE TO (?:PREEMPTION|JOB REQUEUE|TIME LIMIT)|node was preempted|: this job is preempted"
+    ),
+}
+"""Words that name the cause itself: the kernel's answer, or a kubelet's reason. They prove this cause alone."""
 _HARDWARE = re.compile(r"uncorrectable (?:ECC|NVLink) error|GPU is lost|HBM multi-bit")
 """Words of the driver, passed on by CUDA, for faults that no program causes."""
 _QUOTED = re.compile(
@@ -54,8 +62,16 @@ _QUOTED = re.compile(
 """What a line quotes of an error, such as a text that a model has written, happened elsewhere or not at all."""
 _COMPARES = re.compile(r"Duplicate GPU detected|Detected mismatch between collectives")
 """Words that are printed after all ranks have been compared. A silent rank adds nothing to them."""
+_SAYS_ALL = re.compile(
+    r"Detected mismatch between collectives|out of memory\. Tried to allocate|ERROR_OUT_OF_DEVICE_MEMORY"
+    r"|got an unexpected keyword argument|missing \d+ required (?:positional|keyword-only) argument"
+)
+"""Messages of exceptions with one reading, also where their traceback was not read."""
 _LARGE_LOSS = "loss-high"
 """The shipped rule for losses that are far too large, and are numbers."""
+_SECOND = frozenset({"tool-failed", "pod-evicted"})
+"""Rules for lines that count only if nothing else states a cause. A launch script may survive a tool that failed, and
+the reason for an eviction may stand elsewhere."""
 _KEEPS_FROM_STARTING = frozenset({"pod-not-started", "image-not-pulled"})
 """Rules for failures before the program starts: images, volumes, containers, launches by a scheduler."""
 _TOGETHER = 30.0
@@ -70,7 +86,7 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     """The first line of the job itself that can be where it began."""
     if not relevant.roots:
         return
-    cut = [finding for finding in relevant.roots if _was_cut(finding)]
+    cut = [finding for finding in relevant.roots if _gives_way(finding, facts)]
     roots = [finding for finding in relevant.roots if finding not in cut] or cut
     first = roots[0]
     rivals = [other for other in roots[1:] if not moment_of(first).is_before(moment_of(other))]
@@ -81,10 +97,12 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     alike += [f for f in roots if f not in alike and f.shape == leading.shape and _is_soon_after(f, leading)]
     ranks = frozenset(rank for finding in alike if (rank := rank_of(finding)) is not None)
     others = [f for f in [first, *rivals] if f.rule != leading.rule and rank_of(f) not in ranks]
+    others = [f for f in others if f.cause is not leading.cause]
     earlier = [
         other
         for other in [*relevant.cascades, *cut]
         if rank_of(other) not in ranks and moment_of(other).is_before(moment_of(leading), by=1.0)
+        if moment_of(leading).is_known
     ]
     is_sure = not others and not earlier and not facts.followed.get(leading.id)
     is_sure = is_sure and not any(_may_be_first(other, leading, ranks) for other in relevant.roots)
@@ -93,7 +111,7 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     is_devices = leading.cause is CauseClass.GPU and bool(_HARDWARE.search(leading.line))
     is_sure = is_sure and not has_both and (leading.cause not in _NEVER_SURE_BY_LINE or is_devices)
     is_sure = is_sure and not _was_killed(leading) and not _QUOTED.search(leading.line)
-    is_sure = is_sure and _DOUBTFUL.isdisjoint(leading.fields) and _is_proven(leading)
+    is_sure = is_sure and not _is_doubtful(leading) and _is_proven(leading) and leading.id not in facts.excused
     is_sure = is_sure and not _were_ended_with_others(ranks, facts)
     is_sure = is_sure and not _ran_until_stopped(leading, facts, relevant)
     # An exception can be what became of another one, on a rank of which nothing was read.
@@ -149,8 +167,22 @@ def _is_proven(finding: Finding) -> bool:
         return True
     if PROOF in finding.fields or _PROOF_OF_CODE.search(finding.line):
         return True
-    words = _PROOF.search(finding.line) or _HARDWARE.search(finding.line)
-    return bool(words) and finding.cause is not CauseClass.CODE
+    words = _PROOF.get(finding.cause)
+    is_devices = finding.cause is CauseClass.GPU and _HARDWARE.search(finding.line)
+    return bool(is_devices or (words and words.search(finding.line)))
+
+
+def _gives_way(finding: Finding, facts: Facts) -> bool:
+    """Return whether every other line that can be the reason comes before this one."""
+    is_number = finding.cause is CauseClass.NUMERICS and "exception" not in finding.fields
+    was_left_out = is_number and (finding.id in facts.excused or bool(facts.followed.get(finding.id)))
+    return _was_cut(finding) or finding.rule in _SECOND or was_left_out
+
+
+def _is_doubtful(finding: Finding) -> bool:
+    """Return whether the exception may have ended nothing. Without its traceback, some still state their cause."""
+    doubts = _DOUBTFUL & finding.fields.keys()
+    return bool(doubts) and not (doubts <= {"alone", "first_frame"} and _SAYS_ALL.search(finding.line))
 
 
 def _was_cut(finding: Finding) -> bool:
@@ -172,6 +204,7 @@ def _worth(leading: Finding, facts: Facts, relevant: Relevant, *, is_sure: bool)
     if (
         _was_cut(leading)
         or GUESS in leading.fields
+        or leading.id in facts.excused
         or (is_passed and rank_of(leading) not in firsts and others & firsts)
     ):
         return Confidence.LOW

@@ -125,8 +125,10 @@ def _of_traceback(lines: list[str], text: str) -> Continuation:
         return Continuation.NO
     if text.startswith(_WITHIN) or not text:
         return Continuation.MORE
-    if text.startswith(_CHAIN) or text.startswith(TRACEBACK):
+    if text.startswith(_CHAIN):
         return Continuation.MORE
+    if text.startswith(TRACEBACK):
+        return Continuation.NO if has_ended(lines) else Continuation.MORE  # Without a link, it is of another process.
     if _is_broken_message(lines, text):
         return Continuation.MORE
     if has_ended(lines) or lines[-1].startswith(_ANNOUNCED):

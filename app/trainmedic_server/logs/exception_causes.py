@@ -16,7 +16,7 @@ from importlib import resources
 from msgspec import Struct
 
 from trainmedic_server.domain.finding import CauseClass
-from trainmedic_server.logs import message_causes
+from trainmedic_server.logs import message_causes, outside_values, shown_source
 
 PROOF = "proof"
 """Field of a finding whose line leaves no other reading."""
@@ -96,12 +96,17 @@ _COLLECTIVE = re.compile(
     r"|^NCCL error: (?:unhandled (?:cuda|system) error|internal error|remote process exited)"
 )
 """Messages of collectives libraries about a peer. NCCL's other messages have rules."""
-_RUN_BY_EXEC = re.compile(r"<\w[\w -]{0,30}>$")
+_RUN_BY_EXEC = re.compile(
+    r"<(?:string|stdin|console|exec|eval|code|generated|solution|answer|completion|snippet|sandbox|ast|input|test"
+    r"|reward|module)\b[\w -]{0,30}>$"
+)
 """Place of source that no file holds, such as an answer of a model that a reward function has executed."""
 _TEMPORARY = re.compile(r"/tmp[a-z0-9_]{8}(?:/|\.py$)")  # noqa: S108
 """Place of source in a file that Python's tempfile has named, as a model's answer that is tried out."""
 _OF_HOST = re.compile(r"(?i)\b(?:host|cpu|ram|system|array|object|list|string)\b")
 """What a `MemoryError` with a message says if the machine's memory ran out."""
+_HEADING = "Traceback (most recent call last)"
+_ORIGINAL = f"Original {_HEADING}"
 _OF_GROUP = "Exception Group Traceback"
 """Of several exceptions that tasks raised at the same time, none is proof by itself."""
 _SPAWNED = re.compile(r"/torch/multiprocessing/spawn\.py$")
@@ -143,13 +148,13 @@ class ExceptionReading(Struct, frozen=True):
 def read(name: str, message: str, traceback: str = "") -> ExceptionReading:
     """Return what the exception `name`, with `message`, at the end of `traceback` states.
 
-    A program's error while it handled another exception, or because of one, proves nothing, and that other exception
-    is the cause if it states one that is not the program's."""
+    The first exception of a chain that states a cause other than the program is the cause. A program's error while it
+    handled another exception, or because of one, proves nothing."""
     inner = _inner(traceback)
     if inner and name.rpartition(".")[2] in _WRAPPERS:
         return read(*inner)
     reading = _read_last(name, message, traceback)
-    if not inner or reading.is_consequence or reading.cause is not CauseClass.CODE:
+    if not inner or reading.is_consequence:
         return reading
     earlier = read(*inner)
     if earlier.is_guess or earlier.is_consequence or earlier.cause in (CauseClass.CODE, CauseClass.UNKNOWN):
@@ -164,7 +169,7 @@ def _read_last(name: str, message: str, traceback: str) -> ExceptionReading:
         return read(inner_name, "", traceback)
     calls = _CALL.findall(traceback)
     place = calls[-1] if calls else ""
-    if calls and all(_RUN_BY_EXEC.match(call) for call in calls):
+    if _RUN_BY_EXEC.match(place):
         return ExceptionReading(CauseClass.CODE, is_guess=True)
     if last == "Exception" and not message.strip() and _SPAWNED.search(place):
         return ExceptionReading(CauseClass.UNKNOWN, is_consequence=True)
@@ -175,7 +180,8 @@ def _read_last(name: str, message: str, traceback: str) -> ExceptionReading:
     if last in _SURELY_CODE:
         return ExceptionReading(CauseClass.CODE, is_proof=True)
     is_programs = last in _PROGRAM or (last in ("RuntimeError", "ValueError") and bool(_TENSORS.search(message)))
-    by_message = None if last in _PROGRAM - _WITH_WORDS else message_causes.cause_of(name, message)
+    shown = shown_source.last_shown(traceback)
+    by_message = None if last in _PROGRAM - _WITH_WORDS else message_causes.cause_of(name, message, shown)
     if by_message is not None:
         return ExceptionReading(by_message)
     if _SAYS_NOTHING.search(message):
@@ -185,7 +191,7 @@ def _read_last(name: str, message: str, traceback: str) -> ExceptionReading:
     if last == "AssertionError" and _is_of_machine(message, traceback):
         return ExceptionReading(CauseClass.CODE)
     if is_programs:
-        is_proof = _is_proof(last, message, place, calls) and _OF_GROUP not in traceback
+        is_proof = _is_proof(last, message, calls, shown) and not _is_of_several(traceback)
         return ExceptionReading(CauseClass.CODE, is_proof=is_proof)
     return _by_class(name, last, message)
 
@@ -216,8 +222,15 @@ def _is_of_machine(message: str, traceback: str) -> bool:
     return bool(_OF_MACHINE.search(message) or (asserted and _OF_MACHINE.search(asserted[-1])))
 
 
-def _is_proof(last: str, message: str, place: str, calls: Sequence[str]) -> bool:
+def _is_of_several(traceback: str) -> bool:
+    """Return whether the text holds exceptions of several tasks, threads or processes, whose lines are mixed."""
+    chained = len(_CHAINED.findall(traceback)) + traceback.count(_ORIGINAL)
+    return _OF_GROUP in traceback or traceback.count(_HEADING) > 1 + chained
+
+
+def _is_proof(last: str, message: str, calls: Sequence[str], shown: str) -> bool:
     """Return whether only the program can have raised it there."""
+    place = calls[-1] if calls else ""
     if _TEMPORARY.search(place):
         return False
     if _SIGNATURE.search(message) or _TENSORS.search(message):
@@ -228,19 +241,22 @@ def _is_proof(last: str, message: str, place: str, calls: Sequence[str]) -> bool
         return False
     # A sample without a member is as often a fault of the data as of the program.
     is_loading = any(_LOADER.search(call) for call in calls)
-    return is_own and not is_loading and last != "ImportError"
+    if not is_own or is_loading or last == "ImportError":
+        return False
+    return not outside_values.concerns(last, message, shown)
 
 
 def _by_class(name: str, last: str, message: str) -> ExceptionReading:
     if last in _UNSPECIFIC:
         return ExceptionReading(CauseClass.UNKNOWN, is_guess=True)
+    if name.startswith("ray.") and last.endswith("OutOfMemoryError"):
+        return ExceptionReading(CauseClass.HOST_MEMORY)  # Of Ray's monitor of the machine's memory.
     if ("Checksum" in last or "Corrupt" in last) and message_causes.is_store(name):
         return ExceptionReading(CauseClass.STORAGE)  # The store's answer was damaged, not the object.
     if name.startswith(_READERS_OF_DATA):
         return ExceptionReading(CauseClass.DATA)
     if cause := _CLASSES.get(last):
-        is_rays = name.startswith("ray.") and cause is CauseClass.GPU_MEMORY
-        return ExceptionReading(CauseClass.HOST_MEMORY if is_rays else cause)
+        return ExceptionReading(cause)
     if last == "MemoryError" and _OF_HOST.search(message):
         # Python's own has no message, and a rule reads it. Allocators of cards raise it too.
         return ExceptionReading(CauseClass.HOST_MEMORY)

@@ -24,7 +24,7 @@ from trainmedic_server.expressions.evaluation import compile_expression
 from trainmedic_server.expressions.number_conditions import MissingMember, number_condition
 from trainmedic_server.expressions.regexes import Found, LiteralSet, SearchPattern
 from trainmedic_server.expressions.sandbox import PlainFunction
-from trainmedic_server.logs import exception_causes, records, shown_source
+from trainmedic_server.logs import exception_causes, message_causes, records, shown_source
 from trainmedic_server.logs.line import LONGEST, Line
 from trainmedic_server.logs.prefilter import Prefilter
 from trainmedic_server.logs.rule import LinePattern, LogRule, RuleSet
@@ -234,6 +234,10 @@ class LineMatcher:
         role, cause = pattern.role or ready.rule.role, pattern.cause or ready.rule.cause
         if ready.rule.is_general and pattern.cause is None and pattern.role is None:
             role, cause, fields = _of_exception(role, cause, fields, words)
+        elif cause is CauseClass.STORAGE and "\n" in words:
+            # A traceback shows what is used up, where the message does not say it.
+            shown = shown_source.last_shown(words[:LONGEST])
+            cause = message_causes.other_than_disk(words[-LONGEST_FIELD:], shown) or cause
         # A pattern that begins with the end of a line was found in the next one.
         begin = found.start + (text[found.start : found.start + 1] == b"\n")
         return LineMatch(ready.rule, role, cause, fields, start=len(text[:begin].decode(errors="replace")))

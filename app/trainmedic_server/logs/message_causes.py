@@ -18,7 +18,7 @@ _BY_ERRNO: Mapping[int, CauseClass] = {
     16: CauseClass.STORAGE,  # EBUSY: of a network file system
     19: CauseClass.NODE,  # ENODEV
     23: CauseClass.NODE,  # ENFILE
-    24: CauseClass.CODE,  # EMFILE: the limit of the process
+    24: CauseClass.NODE,  # EMFILE: the limit of open files
     27: CauseClass.STORAGE,  # EFBIG
     28: CauseClass.STORAGE,  # ENOSPC
     30: CauseClass.STORAGE,  # EROFS
@@ -40,6 +40,8 @@ _BY_ERRNO: Mapping[int, CauseClass] = {
 """Causes by Linux's error numbers, and by getaddrinfo's, which are negative. Those of paths (2, 13, 17) say nothing
 about a cause."""
 _OF_A_FILE = re.compile(r"\[Errno \d+\] [^:]{3,60}: b?['\"]/|unable to lock file")
+_TOO_MANY_FILES = re.compile(r"\[Errno 2[34]\]|[Tt]oo many open files")
+_SQL = re.compile(r"^(?:no such (?:table|column|function)|near \"|\w+ \w+ already exists|table \S+ has)")
 _NPU_CODE = re.compile(r"\berror code(?: is|[:=]) ?(\d{6})\b")
 _BY_NPU_CODE: Mapping[int, CauseClass] = {
     207001: CauseClass.GPU_MEMORY,
@@ -81,6 +83,7 @@ _GRPC = re.compile(
     r"StatusCode\.(UNAVAILABLE|DEADLINE_EXCEEDED)|^(?:UNAVAILABLE|DEADLINE_EXCEEDED): |^Deadline exceeded: "
 )
 _WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
+    (re.compile(r"[Dd]evice already acquired|already in use by another process"), CauseClass.NODE),
     (
         re.compile(
             r"\b(?:MPS backend|[Dd]evice|(?!CPU\b|RAM\b)[A-Z]{3,4})\b.{0,20}out of memory"
@@ -93,7 +96,7 @@ _WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
             r"|memory to serve at least one request"
             r"|cudaErrorMemoryAllocation|ERROR_OUT_OF_DEVICE_MEMORY|ALLOC_FAILED|workspace allocation failed"
             r"|OOM when allocating tensor.*GPU"
-            r"|[Aa]llocation failed:.* device memory"
+            r"|[Aa]llocation failed:.* device memory|workspace Allocation of size ::\d+ failed"
         ),
         CauseClass.GPU_MEMORY,
     ),
@@ -114,7 +117,7 @@ _WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
     ),
     (
         re.compile(
-            r"NVIDIA driver on your system is too old"
+            r"NVIDIA driver on your system is too old|[Tt]oo many open files|received 0 items of ancdata"
             r"|lib(?:cuda|nvidia-ml|hccl|ascendcl)[\w.-]*\.so[\w.]*: cannot open"
             r"|Driver/library version mismatch|Found no NVIDIA driver|can't start new thread"
             r"|CUDA driver initialization failed|system not yet initialized|\b[Nn]o (?:GPU|NPU|HPU"
@@ -157,7 +160,8 @@ _WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
     ),
     (
         re.compile(
-            r"unexpected end of data|did not match any variant of untagged enum|[Tt]runcated file|truncated"
+            r"unexpected end of data|file signature not found|[Tt]runcated file|truncated"
+            r"|did not match any variant of untagged enum"
             r"|file size is 0 bytes|Could not open Parquet"
             r"|mmap length is greater than file size|could not parse ModelProto|[Cc]orrupt|bad magic"
             r"|invalid (?:magic|header)|not a gzip file"
@@ -174,12 +178,21 @@ _WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
         ),
         CauseClass.NUMERICS,
     ),
-    (re.compile(r"^(?:INVALID_ARGUMENT|UNIMPLEMENTED|Invalid argument|Unimplemented): "), CauseClass.CODE),
+    (
+        re.compile(r"^(?:INVALID_ARGUMENT|UNIMPLEMENTED|Invalid argument|Unimplemented): |^Weights only load failed"),
+        CauseClass.CODE,
+    ),
 )
 _NO_DISK: Sequence[tuple[re.Pattern[str], CauseClass]] = (
-    (re.compile(r"\bdev/shm|shared memory|/torch_\d+|shm_open|shmget|psm_\w+"), CauseClass.HOST_MEMORY),
     (
-        re.compile(r"inotify|user namespace|namespaces|semaphore|sem_open|cgroup|io_uring|watch(?:es)? limit"),
+        re.compile(r"\bdev/shm|(?i:shared_?\s?memory)|/torch_\d+|shm_open|shmget|psm_\w+|[Ss]em_?[Ll]ock|memfd_create"),
+        CauseClass.HOST_MEMORY,
+    ),
+    (
+        re.compile(
+            r"(?i)inotify|user namespace|namespaces|semaphore|sem_open|cgroup|io_uring|watch(?:es)? limit|unshare"
+            r"|CLONE_NEW|add_watch|\bObserver\(|keyctl|add_key|bpf\w*\("
+        ),
         CauseClass.NODE,
     ),
 )
@@ -187,10 +200,14 @@ _NO_DISK: Sequence[tuple[re.Pattern[str], CauseClass]] = (
 _NO_SPACE = re.compile(r"[Nn]o space left|\[Errno 28\]|os error 28\b")
 
 
-def cause_of(name: str, message: str) -> CauseClass | None:
-    """Return the cause that the message of the exception `name` states. None if it states none."""
-    if _NO_SPACE.search(message) and (cause := _no_disk(message)):
+def cause_of(name: str, message: str, shown: str = "") -> CauseClass | None:
+    """Return the cause that the message of the exception `name` states. None if it states none.
+
+    `shown` is the source of the call that raised it, which names the resource that is used up."""
+    if cause := other_than_disk(message, shown):
         return cause
+    if name.startswith("sqlite3."):
+        return _of_sqlite(message) or _by_words(message)
     if cause := _by_npu_code(message):
         return cause
     words = _by_words(message, CauseClass.GPU_MEMORY, CauseClass.HOST_MEMORY, CauseClass.GPU, CauseClass.NODE)
@@ -202,8 +219,17 @@ def is_store(name: str) -> bool:
     return bool(_STORE.search(name))
 
 
-def _no_disk(message: str) -> CauseClass | None:
-    return next((cause for words, cause in _NO_DISK if words.search(message)), None)
+def other_than_disk(message: str, shown: str = "") -> CauseClass | None:
+    """Return the cause of "no space left" that is not a disk's. None if it is, or if the message says nothing of it."""
+    if not _NO_SPACE.search(message):
+        return None
+    return next((cause for words, cause in _NO_DISK if words.search(message) or words.search(shown)), None)
+
+
+def _of_sqlite(message: str) -> CauseClass | None:
+    if _SQL.search(message):
+        return CauseClass.CODE
+    return CauseClass.STORAGE if "unable to open database" in message else None
 
 
 def _by_words(message: str, *causes: CauseClass) -> CauseClass | None:
@@ -234,7 +260,8 @@ def _by_errno(message: str) -> CauseClass | None:
         return None
     cause = _BY_ERRNO.get(int(next(group for group in match.groups() if group)))
     # A path after it means that a file system did not respond, or refused a lock.
-    is_files = cause in (CauseClass.NETWORK, CauseClass.NODE) and _OF_A_FILE.search(message)
+    is_files = cause in (CauseClass.NETWORK, CauseClass.NODE) and bool(_OF_A_FILE.search(message))
+    is_files = is_files and not _TOO_MANY_FILES.search(message)
     return CauseClass.STORAGE if is_files else cause
 
 

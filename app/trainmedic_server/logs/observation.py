@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from trainmedic_server.domain import gpu_names
-from trainmedic_server.domain.finding import Finding, Origin
+from trainmedic_server.domain.finding import Finding, Origin, Role
 from trainmedic_server.domain.finding_codec import LARGEST_RANK
 from trainmedic_server.domain.log_sources import KERNEL_SOURCES
 from trainmedic_server.domain.target import Target, TargetKind
@@ -52,9 +52,14 @@ def identity(line: Line, match: LineMatch, gpu_of: GpuLookup) -> FindingIdentity
     """Return whose finding the line is. The match has a rule."""
     rule = match.rule
     assert rule is not None
-    return FindingIdentity(
-        _target(rule, match.fields, line.origin, gpu_of), rendering.labels_of(rule, match.fields) if rule.alert else {}
-    )
+    labels = rendering.labels_of(rule, match.fields) if rule.alert else _reason(match)
+    return FindingIdentity(_target(rule, match.fields, line.origin, gpu_of), labels)
+
+
+def _reason(match: LineMatch) -> Mapping[str, str]:
+    """Return the reason for an end that the line states. A line without one must not hide it."""
+    why = str(match.fields.get("why", "")).strip() if match.role is Role.TEARDOWN else ""
+    return {"why": why} if why else {}
 
 
 def seen(line: Line, match: LineMatch, of: FindingIdentity) -> Finding:

@@ -30,3 +30,18 @@ def without_source(text: str) -> str:
         is_shown = (margin is not None and call is None) or line.lstrip().startswith("│")
         kept.append(" " * len(line) if is_shown else line)
     return "\n".join(kept)
+
+
+def last_shown(text: str) -> str:
+    """Return the source that a traceback shows below its last call. Empty if it shows none."""
+    shown: list[str] = []
+    margin: int | None = None
+    for line in text.split("\n"):
+        call, begins_at = _CALL.match(line), len(line) - len(line.lstrip(" |"))
+        if call is not None:
+            shown, margin = [], len(call["margin"])
+        elif margin is not None and begins_at > margin:
+            shown.append(line.strip())
+        else:
+            margin = None
+    return "\n".join(line for line in shown if line.strip("~^ "))
