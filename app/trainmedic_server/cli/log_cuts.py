@@ -27,16 +27,16 @@ def lines(client: Client, job: str | None = None, node: str | None = None) -> It
     read it, yield none."""
     query = {name: value for name, value in (("job", job), ("node", node)) if value is not None}
     try:
-        found = client.get("agents/log-cuts", {**query, "limit": str(_MOST_SHOWN)})
+        page = client.get("agents/log-cuts", {**query, "limit": str(_MOST_SHOWN)})
     except (UnknownName, NotAllowed):
         return
     except CommandError as error:
         yield f"It is not known which logs agents read only in part: {error.format_message()}"
         return
-    for item in found["items"]:
+    for item in page["items"]:
         yield _line(item)
-    if found["left_out"]:
-        yield f"CUT {found['left_out']} more, see GET /agents/log-cuts"
+    if page["left_out"]:
+        yield f"CUT {page['left_out']} more, see GET /agents/log-cuts"
 
 
 def _line(item: Mapping[str, Any]) -> str:

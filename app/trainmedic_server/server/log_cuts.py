@@ -60,13 +60,13 @@ def add_to(routes: ApiRoutes, lists: PresenceLists) -> None:
 def _listed(
     agents: Sequence[Presence], limit: int, jobs: Collection[str] | None, nodes: Collection[str] | None
 ) -> LogCutList:
-    found = list(_matching(agents, jobs, nodes))
-    shown = heapq.nlargest(limit, found, key=lambda cut: (cut.since, cut.count))
+    cuts = list(_matching(agents, jobs, nodes))
+    shown = heapq.nlargest(limit, cuts, key=lambda cut: (cut.since, cut.count))
     items = [
         LogCutView(node=cut.node, job=cut.job, uid=cut.uid, what=cut.what, count=cut.count, since=cut.since)
         for cut in shown
     ]
-    return LogCutList(items=items, left_out=len(found) - len(items))
+    return LogCutList(items=items, left_out=len(cuts) - len(items))
 
 
 def _matching(

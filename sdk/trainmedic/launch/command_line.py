@@ -73,10 +73,10 @@ class LaunchLine:
         if Path(self.argv[0]).name != "torchrun":
             # An option of Python's own, such as -O, would be lost in a process that was started without it.
             return self.argv[0] if self.argv[1] == "-m" else None
-        found = shutil.which(self.argv[0])
-        if found is None:
+        script = shutil.which(self.argv[0])
+        if script is None:
             return None
-        with contextlib.suppress(OSError), Path(found).open("rb") as file:
+        with contextlib.suppress(OSError), Path(script).open("rb") as file:
             first = file.readline(_LONGEST_LINE).decode(errors="replace").strip()
             if first.startswith("#!/") and " " not in first and "python" in Path(first).name:
                 return first[2:]

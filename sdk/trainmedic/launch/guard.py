@@ -111,8 +111,8 @@ def signal_all(pids: list[int], number: int) -> None:
 class Guard:
     """Guards one child."""
 
-    def __init__(self, argv: list[str], lifeline: int, report: int, grace: float, given: int = -1) -> None:
-        """Start the child. `given` is a descriptor that the child gets, or -1."""
+    def __init__(self, argv: list[str], lifeline: int, report: int, grace: float, passed_fd: int = -1) -> None:
+        """Start the child. `passed_fd` is a descriptor that the child gets, or -1."""
         self._lifeline = lifeline
         self._grace = grace
         self._orders = b""
@@ -131,7 +131,8 @@ class Guard:
                 os._exit(127)
 
         # One that can be ended by signals that this process ignores.
-        self.child = subprocess.Popen(argv, preexec_fn=die_with_guard, pass_fds=(given,) if given >= 0 else ())  # noqa: S603 - the user's own command
+        passed = (passed_fd,) if passed_fd >= 0 else ()
+        self.child = subprocess.Popen(argv, preexec_fn=die_with_guard, pass_fds=passed)  # noqa: S603 - the user's own command
 
     def run(self) -> int:
         """Guard until nothing of the job is left; return the child's wait status."""

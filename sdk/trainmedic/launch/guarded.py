@@ -25,11 +25,11 @@ class Guarded:
         argv: Sequence[str],
         environment: Mapping[str, str],
         grace: float,
-        given: int = -1,
+        passed_fd: int = -1,
         *,
         prints_to_terminal: bool = False,
     ) -> None:
-        """Start it with the command `argv`, which gets the descriptor `given` unless it is -1.
+        """Start it with the command `argv`, which gets the descriptor `passed_fd` unless it is -1.
 
         Raises OSError if there is no room for a process or a descriptor.
         """
@@ -38,20 +38,20 @@ class Guarded:
         make: Callable[[], tuple[int, int]] = terminal.open_terminal if prints_to_terminal else os.pipe
         (self.out, out_end), (self.err, err_end) = make(), make()
         self.prints_to_terminal = prints_to_terminal
-        own = [sys.executable, "-I", "-S", str(_GUARD), str(guard_end), str(report_end), str(grace), str(given)]
+        own = [sys.executable, "-I", "-S", str(_GUARD), str(guard_end), str(report_end), str(grace), str(passed_fd)]
         self.process = subprocess.Popen(  # noqa: S603 - the user's own command
             [*own, *argv],
             stdout=out_end,
             stderr=err_end,
             env=dict(environment),
-            pass_fds=(guard_end, report_end, *((given,) if given >= 0 else ())),
+            pass_fds=(guard_end, report_end, *((passed_fd,) if passed_fd >= 0 else ())),
             start_new_session=True,
         )
         for descriptor in (guard_end, report_end, out_end, err_end):
             os.close(descriptor)
 
 
-class Standby:
+class WarmStandby:
     """A guard whose child has imported PyTorch and waits for the next attempt (see `warm`)."""
 
     def __init__(self, interpreter: str, threads: str, grace: float, *, prints_to_terminal: bool) -> None:

@@ -19,7 +19,7 @@ from trainmedic.launch import attempt_logs, causes, guard, terminal
 from trainmedic.launch.attempt import AttemptEnd, AttemptPlan, JobAttempt
 from trainmedic.launch.causes import AttemptRecord, Cause, signal_name
 from trainmedic.launch.command_line import LaunchLine
-from trainmedic.launch.guarded import Guarded, Standby
+from trainmedic.launch.guarded import Guarded, WarmStandby
 from trainmedic.launch.membership import NodeExclusions
 from trainmedic.launch.server_link import ServerLink
 from trainmedic.settings import ATTEMPT
@@ -72,7 +72,7 @@ class Supervisor:
         self._to_pass: list[int] = []
         """Signals for the job's own handlers, received and not yet given to it."""
         self._is_resized = False
-        self._standby: Standby | None = None
+        self._standby: WarmStandby | None = None
         self._failed: list[AttemptRecord] = []
         self._had_rank_0 = False
         self._waiting: tuple[str, ...] = ()
@@ -191,7 +191,7 @@ class Supervisor:
             if logs is not None and (logs.path / status_file.FILE_NAME).exists():
                 self._had_rank_0 = True
 
-    def _new_standby(self) -> Standby | None:
+    def _new_standby(self) -> WarmStandby | None:
         """Start the process of the next attempt. None without ``--warm``, or if it cannot be started."""
         options = self._options
         interpreter = options.line.interpreter
@@ -199,7 +199,7 @@ class Supervisor:
             return None
         try:
             terminals = options.prints_to_terminal
-            return Standby(interpreter, options.line.threads, options.grace, prints_to_terminal=terminals)
+            return WarmStandby(interpreter, options.line.threads, options.grace, prints_to_terminal=terminals)
         except OSError as error:
             log.warning("--warm has no effect: %s", error)
             self._options = replace(options, is_warm=False)

@@ -52,5 +52,5 @@ def _size() -> tuple[int, int]:
             if size.lines and size.columns:
                 return size.lines, size.columns
     sizes = [os.environ.get(name, "") for name in ("LINES", "COLUMNS")]
-    given = [int(text) if text.isascii() and text.isdigit() and 0 < int(text) < 65536 else None for text in sizes]
-    return given[0] or _FALLBACK_SIZE[0], given[1] or _FALLBACK_SIZE[1]
+    stated = [int(text) if text.isascii() and text.isdigit() and 0 < int(text) < 65536 else None for text in sizes]
+    return stated[0] or _FALLBACK_SIZE[0], stated[1] or _FALLBACK_SIZE[1]

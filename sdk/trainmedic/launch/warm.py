@@ -183,7 +183,7 @@ def _run(work: Callable[[], None]) -> NoReturn:
         work()
     except SystemExit as stop:
         code = _exit_code(stop.code)
-    except BaseException as error:
+    except BaseException as error:  # the end of the program: the process ends as Python would end it
         code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
         error.__traceback__ = _of_the_program(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
@@ -293,8 +293,8 @@ class _Ranks:
                 message = self._link.recv(_LONGEST_MESSAGE)
                 if not message:
                     return -signal.SIGKILL
-                told = json.loads(message)
-                self._ended[told["ended"]] = told["status"]
+                message_of_end = json.loads(message)
+                self._ended[message_of_end["ended"]] = message_of_end["status"]
             return self._ended.get(pid)
 
 
@@ -338,6 +338,6 @@ class _Rank:
 if __name__ == "__main__":
     try:
         main(int(sys.argv[1]), sys.argv[2])
-    except Exception:
+    except Exception:  # no process may go on past this point as a copy of another
         traceback.print_exc()
         os._exit(1)

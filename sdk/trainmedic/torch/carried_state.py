@@ -233,22 +233,22 @@ def generators_of(loader: Any) -> dict[str, Any]:
     roots = {"data": getattr(loader, "dataset", None), "collate": getattr(loader, "collate_fn", None)}
     if roots["data"] is None and callable(loader):
         roots["data"] = loader
-    found: dict[str, Any] = {}
-    seen: set[int] = set()
+    generators: dict[str, Any] = {}
+    visited: set[int] = set()
     for name, root in roots.items():
-        _search(f"loader.{name}", root, 0, seen, found)
-    return found
+        _search(f"loader.{name}", root, 0, visited, generators)
+    return generators
 
 
-def _search(name: str, value: Any, depth: int, seen: set[int], found: dict[str, Any]) -> None:
-    if depth > _DEEPEST or id(value) in seen or len(seen) > _MOST_SEEN:
+def _search(name: str, value: Any, depth: int, visited: set[int], generators: dict[str, Any]) -> None:
+    if depth > _DEEPEST or id(value) in visited or len(visited) > _MOST_SEEN:
         return
-    seen.add(id(value))
+    visited.add(id(value))
     if carried_values.is_random(value):
-        found[name] = value
+        generators[name] = value
         return
     for key, member in _members_of(value):
-        _search(f"{name}.{key}", member, depth + 1, seen, found)
+        _search(f"{name}.{key}", member, depth + 1, visited, generators)
 
 
 def _members_of(value: Any) -> Iterable[tuple[Any, Any]]:

@@ -174,10 +174,10 @@ def _is_batch(kind: type) -> bool:
 
 
 def _class(module: str, name: str) -> Any:
-    found: Any = sys.modules.get(module)
+    member: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
+        member = getattr(member, part, None)
+    return member
 
 
 def _refilled_list(present: Any, members: list[Any]) -> list[Any]:

@@ -142,7 +142,7 @@ def test_a_dump_of_another_user_is_not_read(scene: Scene, files: GuardedFiles) -
         taken.extend(each for _, each in raw)
         return ["no dump"]
 
-    reading = DumpReading(Taker(), read, lambda: datetime.now(UTC), files)  # type: ignore[arg-type]
+    reading = DumpReading(Taker(), read, lambda: datetime.now(UTC), files=files)  # type: ignore[arg-type]
     discovery = Discovery(policy_of(**scene.policy()), NODE, files=files)
     for _ in range(3):
         scan = discovery.scan((), lambda: False)
