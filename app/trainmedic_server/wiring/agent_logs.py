@@ -1,46 +1,76 @@
-"""Builds the part of the agent that reads logs. Imported only where the policy says that logs are read.
+"""Builds what reads logs, in the reader's process.
 
-Who calls it: ``wiring.agent``.
+Who calls it: ``wiring.agent_reader``.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Mapping
-from datetime import timedelta
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Any, Protocol
 
 from prometheus_client.metrics_core import Metric
 
-from trainmedic.wire.steady_time import since_boot
 from trainmedic_server.adapters import dump_reader
-from trainmedic_server.agent.context import AgentContext
-from trainmedic_server.agent.executors import Executor
-from trainmedic_server.agent.gpu_record import GpuRecord
+from trainmedic_server.agent.log_link import metric_families
+from trainmedic_server.agent.log_link.messages import LogMetric, ReaderStatus
 from trainmedic_server.agent.log_reading import log_metrics
 from trainmedic_server.agent.log_reading.arrivals import ArrivalIndex
+from trainmedic_server.agent.log_reading.finding_sender import FindingPort
 from trainmedic_server.agent.log_reading.log_policy import LogsPolicy
 from trainmedic_server.agent.log_reading.log_reader import LogReader, ShipsLines
 from trainmedic_server.agent.log_reading.log_store import NodeBoot
+from trainmedic_server.agent.log_reading.reading_context import ReadingContext
 from trainmedic_server.agent.log_search.executor import LogReadExecutor
 from trainmedic_server.agent.log_search.searcher import LogSearcher
-from trainmedic_server.agent.power.control import boot_id
+from trainmedic_server.agent.log_shipping.ship_counters import ShipCounters
+from trainmedic_server.agent.log_shipping.store_access import StoreAccess
 from trainmedic_server.domain import gpu_names
-from trainmedic_server.ports.gpus import Gpus
 
 _MEMORY_OF_DUMPS = 192 * 1024**2
 """Address space of the process that reads dumps. One of 5 MB, with 2,000 entries, takes 45 MiB of memory."""
+_LONGEST_PROBLEM = 1000
+
+
+class LinkPorts(FindingPort, Protocol):
+    """The link to the agent, as what reads uses it."""
+
+    def uuid_of(self, address: str) -> str | None: ...
+
+    def access(self) -> StoreAccess: ...
+
+
+class Shipping(ShipsLines, Protocol):
+    """What pushes lines to a store, with its metrics."""
+
+    counters: ShipCounters
+
+    def metrics(self) -> Iterator[Metric]: ...
 
 
 class LogReading:
-    """The part as the agent and its exporter know it."""
+    """What reads the logs of this node, searches them, and pushes their lines to a store if the policy names one.
 
-    def __init__(self, reader: LogReader, arrivals: ArrivalIndex, shipping: Shipping | None = None) -> None:
-        self._reader = reader
-        self.arrivals = arrivals
-        """Arrival times of the files' bytes, for the search."""
-        self._shipping = shipping
+    `start` and `stop` once each.
+    """
+
+    def __init__(self, context: ReadingContext, policy: LogsPolicy, boot: NodeBoot, link: LinkPorts) -> None:
+        """Raises JournalUnavailable."""
+        self._context = context
+        self._shipping = _shipping(context, policy, boot, link)
+        arrivals = ArrivalIndex(context.database)
+        self._reader = LogReader(
+            context,
+            policy,
+            boot,
+            _uuid_by(link),
+            read_dumps=partial(dump_reader.read_raw, most_memory=_MEMORY_OF_DUMPS),
+            port=link,
+            arrivals=arrivals,
+            shipping=self._shipping,
+        )
+        self._searches = LogReadExecutor(LogSearcher(policy, context.node, arrivals=arrivals))
 
     def start(self) -> None:
         """Raises JournalUnavailable."""
@@ -49,73 +79,48 @@ class LogReading:
     def stop(self, timeout: float) -> None:
         self._reader.stop(timeout)
 
-    def presence(self) -> Mapping[str, Any]:
-        return self._reader.presence()
+    def take_rules(self, at: datetime, raw: bytes) -> None:
+        self._reader.rules.take(at, raw)
 
-    def metrics(self) -> Iterator[Metric]:
-        yield from log_metrics.families(self._reader.counters, self._reader.runner.near)
+    def search(self, params: Mapping[str, Any], is_stopping: Callable[[], bool]) -> Sequence[str]:
+        return self._searches.page(params, is_stopping)
+
+    def status(self) -> ReaderStatus:
+        counters, way = self._reader.counters, self._reader.kernel_way
+        return ReaderStatus(
+            rules=counters.rules,
+            files=sum(counters.files.values()),
+            kernel=way.value if way is not None else None,
+            waiting=counters.findings_waiting,
+            problem=counters.problem[:_LONGEST_PROBLEM],
+            shipping_problem=self._shipping.counters.problem[:_LONGEST_PROBLEM] if self._shipping else None,
+        )
+
+    def loop_errors(self) -> Mapping[str, int]:
+        return self._context.counters.loop_errors()
+
+    def metrics(self) -> list[LogMetric]:
+        families = list(log_metrics.families(self._reader.counters, self._reader.runner.near))
         if self._shipping is not None:
-            yield from self._shipping.metrics()
+            families += self._shipping.metrics()
+        return metric_families.written(families)
 
 
-class Shipping(ShipsLines, Protocol):
-    """What pushes lines to a store, with its metrics."""
-
-    def metrics(self) -> Iterator[Metric]: ...
-
-
-def log_reading(
-    context: AgentContext, policy: LogsPolicy, gpus: Gpus, record: GpuRecord, store_token: str | None = None
-) -> LogReading:
-    """What reads the logs of this node, and pushes them to a store where the policy names one. Raises
-    JournalUnavailable."""
-    boot = NodeBoot(context.node, boot_id(), context.now() - timedelta(seconds=since_boot()))
-    shipping = _shipping(context, policy, boot, store_token)
-    read_dumps = partial(dump_reader.read_raw, most_memory=_MEMORY_OF_DUMPS)
-    arrivals = ArrivalIndex(context.journal)
-    reader = LogReader(
-        context,
-        policy,
-        boot,
-        GpusByAddress(gpus, record).uuid,
-        read_dumps=read_dumps,
-        arrivals=arrivals,
-        shipping=shipping,
-    )
-    return LogReading(reader, arrivals, shipping)
-
-
-def _shipping(context: AgentContext, policy: LogsPolicy, boot: NodeBoot, store_token: str | None) -> Shipping | None:
+def _shipping(context: ReadingContext, policy: LogsPolicy, boot: NodeBoot, link: LinkPorts) -> Shipping | None:
     if policy.ship is None:
         return None
-    # An agent that ships nothing loads nothing of what that takes: HTTP, and TLS.
+    # A reader that ships nothing loads nothing of what that takes: HTTP, and TLS.
     from trainmedic_server.agent.log_shipping.shipper import LogShipping
     from trainmedic_server.agent.log_shipping.store_push import StorePush
 
-    return LogShipping(context, policy, policy.ship, boot, StorePush(policy.ship, store_token))
+    return LogShipping(context, policy, policy.ship, boot, StorePush(policy.ship, link.access))
 
 
-def log_search(context: AgentContext, policy: LogsPolicy, arrivals: ArrivalIndex | None = None) -> Executor:
-    """What answers questions about the lines of this node's logs."""
-    return LogReadExecutor(LogSearcher(policy, context.node, arrivals=arrivals))
+def _uuid_by(link: LinkPorts) -> Callable[[str], str | None]:
+    """Return what finds the UUID of the GPU at a PCI address, however that is written."""
 
-
-class GpusByAddress:
-    """Finds a GPU by its PCI address, also one that has fallen off the bus: those that were there are remembered."""
-
-    def __init__(self, gpus: Gpus, record: GpuRecord) -> None:
-        self._gpus = gpus
-        self._record = record
-        self._lock = threading.Lock()
-        self._uuids: dict[str, str] = {}
-
-    def uuid(self, address: str) -> str | None:
-        """The UUID of the GPU at an address, however that is written; None where none is known."""
+    def uuid(address: str) -> str | None:
         normal = gpu_names.normal_pci(address)
-        if normal is None:
-            return None
-        with self._lock:
-            if normal not in self._uuids:
-                infos = [known.info for known in self._record.gpus()] + list(self._gpus.inventory().gpus)
-                self._uuids = {gpu_names.normal_pci(info.pci_address) or "": info.uuid for info in infos}
-            return self._uuids.get(normal)
+        return link.uuid_of(normal) if normal is not None else None
+
+    return uuid

@@ -25,8 +25,6 @@ class LogCounters:
         """Files that are followed, by source."""
         self.refused: Mapping[str, int] = {}
         """What lies where logs are read and is not, by the reason."""
-        self.clock_error: float | None = None
-        """Seconds; None before Redis was asked."""
         self.rules = ""
         """The version of the rules in force; empty where there are none."""
         self.problem = ""

@@ -6,7 +6,7 @@ The output's ``page`` is packed (``domain.log_pages``): ``lines``, ``cursor`` fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -27,7 +27,10 @@ class LogReadExecutor(Struct, frozen=True):
     queue: str = "logs"
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
-        params = accepted.command.params
+        return {"page": self.page(accepted.command.params, accepted.is_stopping)}
+
+    def page(self, params: Mapping[str, Any], is_stopping: Callable[[], bool]) -> list[str]:
+        """Return the page in pieces. Raises CommandRejected if the query cannot be answered."""
         try:
             query = LogQuery.of_wire(params)
             cursor = params.get("cursor")
@@ -35,10 +38,10 @@ class LogReadExecutor(Struct, frozen=True):
             most = params.get("most", searcher.MOST_LINES)
             most = most if isinstance(most, int) and 0 < most <= searcher.MOST_LINES else searcher.MOST_LINES
             while True:
-                page = self.searcher.page(query, places, accepted.is_stopping, most)
+                page = self.searcher.page(query, places, is_stopping, most)
                 pieces = _pieces(page)
                 if log_pages.fits(pieces) or most == 1:
-                    return {"page": pieces}
+                    return pieces
                 most = max(len(page.lines) // 2, 1)
         except (ValueError, KeyError) as error:
             raise CommandRejected(f"the query cannot be answered: {error}") from error

@@ -1,0 +1,90 @@
+"""Reading logs as the agent sees it: a process of its own, asked over the link.
+
+Who calls it: ``agent.service`` starts and stops it; the exporter asks for metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from msgspec import Struct
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from trainmedic_server.agent.executors import AcceptedCommand
+from trainmedic_server.agent.log_link import metric_families
+from trainmedic_server.agent.log_link.finding_relay import FindingRelay
+from trainmedic_server.agent.log_link.reader_link import AWAY, ReaderLink
+from trainmedic_server.agent.log_link.reader_news import ReaderNews
+from trainmedic_server.agent.log_link.reader_supervisor import ReaderSupervisor
+
+
+class LinkedReading:
+    """The part as the agent and its exporter know it. `start` and `stop` once each."""
+
+    def __init__(self, link: ReaderLink, relay: FindingRelay, news: ReaderNews, supervisor: ReaderSupervisor) -> None:
+        self._link = link
+        self._relay = relay
+        self._news = news
+        self._supervisor = supervisor
+
+    def start(self) -> None:
+        self._link.start()
+        self._relay.start()
+        self._news.start()
+        self._supervisor.start()
+
+    def stop(self, timeout: float) -> None:
+        """Have the reader send what it has found, and end it. What is left is sent after the next start."""
+        self._link.ask_to_stop()
+        self._supervisor.stop(timeout)
+        self._link.stop(0.5)
+        self._news.stop(0.5)
+        self._relay.stop(0.5)
+
+    def presence(self) -> Mapping[str, Any]:
+        """What the agent's presence states of it."""
+        status = self._link.status
+        values: dict[str, Any] = {"rules": status.rules, "files": status.files}
+        if status.kernel is not None:
+            values["kernel"] = status.kernel
+        if self._relay.clock_error is not None:
+            values["clock_error"] = round(self._relay.clock_error, 6)
+        if status.waiting:
+            values["waiting"] = status.waiting
+        problem = status.problem if self._link.is_up else AWAY
+        if problem:
+            values["problem"] = problem
+        if status.shipping_problem is not None:
+            values["shipping"] = {"problem": status.shipping_problem} if status.shipping_problem else {}
+        return {"logs": values}
+
+    def metrics(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "trainmedic_agent_reader_up",
+            "1 while the process that reads logs answers the agent.",
+            int(self._link.is_up),
+        )
+        yield CounterMetricFamily(
+            "trainmedic_agent_reader_restarts",
+            "How often the process that reads logs was started again.",
+            self._supervisor.restarts,
+        )
+        if self._relay.clock_error is not None:
+            yield GaugeMetricFamily(
+                "trainmedic_agent_clock_error_seconds",
+                "By how much this node's clock may differ from that of Redis.",
+                self._relay.clock_error,
+            )
+        yield from metric_families.read(self._link.metrics())
+
+
+class LinkedSearch(Struct, frozen=True):
+    """The executor of ``logs.read``: has the reader search what the policy lets be read."""
+
+    link: ReaderLink
+    action: str = "logs.read"
+    queue: str = "logs"
+
+    def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
+        return {"page": self.link.search(accepted.command.params, accepted.is_stopping)}
