@@ -43,9 +43,14 @@ def agent_reader(*, once: bool, **flags: Any) -> None:
         own_log.configure(loaded.log_level)
         stopping = threading.Event()
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        threading.Thread(target=lambda: (signal.sigwait(_SIGNALS), stopping.set()), daemon=True).start()
+        threading.Thread(target=_await_signal, args=(stopping,), daemon=True).start()
         wiring.run(loaded, stopping, once=once)
     except ConfigurationError as error:
         raise exits.InvalidInput(str(error)) from error
     except TrainmedicError as error:
         raise exits.Unreachable(f"The reader of logs cannot start: {error}") from error
+
+
+def _await_signal(stopping: threading.Event) -> None:
+    signal.sigwait(_SIGNALS)
+    stopping.set()

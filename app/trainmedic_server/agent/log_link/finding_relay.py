@@ -29,6 +29,9 @@ _RULES_EVERY = 5.0
 _CLOCK_EVERY = 60.0
 _FULL_SECONDS = 1.0
 _IDLE_SECONDS = 1.0
+_TURN_SECONDS = 1.0
+"""Time for which the relay has the connection at most before commands are received again."""
+_NEXT_SECONDS = 0.1
 
 
 class FindingRelay:
@@ -114,28 +117,46 @@ class FindingRelay:
         if now >= self._clock_due:
             self.clock_error = self._measured(client)
             self._clock_due = now + _CLOCK_EVERY
+        self._look_for_rules(client, now)
+        while self._batch is not None:
+            if not self._relayed(client):
+                return _FULL_SECONDS
+            if time.monotonic() - now > _TURN_SECONDS:
+                return 0.0
+            # The connection has other users, and to get it again can take a second: the next batch is on its way.
+            self._has_work.wait(_NEXT_SECONDS)
+            self._has_work.clear()
+        return _IDLE_SECONDS
+
+    def _look_for_rules(self, client: redis.Redis, now: float) -> None:
         with self._lock:
-            batch, generation, rules_due = self._batch, self._generation, self._rules_due
-        if generation and now >= rules_due:
-            rules = self._rules.look(client)
-            if rules is not None and not self._send(rules, generation):
-                self._rules.forget()
-            with self._lock:
-                if generation == self._generation:
-                    self._rules_due = now + _RULES_EVERY
+            generation, due = self._generation, self._rules_due
+        if not generation or now < due:
+            return
+        rules = self._rules.look(client)
+        if rules is not None and not self._send(rules, generation):
+            self._rules.forget()
+        with self._lock:
+            if generation == self._generation:
+                self._rules_due = now + _RULES_EVERY
+
+    def _relayed(self, client: redis.Redis) -> bool:
+        """Send the batch, and acknowledge it. Return False if Redis has no room for all of it."""
+        with self._lock:
+            batch, generation = self._batch, self._generation
         if batch is None:
-            return _IDLE_SECONDS
-        room = MOST_WAITING - int(client.xlen(FINDINGS))
-        if room <= 0:
-            return _FULL_SECONDS
-        self._add(client, batch.updates[:room])
+            return True
+        room = max(MOST_WAITING - int(client.xlen(FINDINGS)), 0)
         taken, rest = batch.updates[:room], batch.updates[room:]
+        if taken:
+            self._add(client, taken)
         with self._lock:
             if generation != self._generation:
-                return 0.0
+                return True
             self._batch = replace(batch, updates=rest) if rest else None
-        self._send(FindingsTaken([update.number for update in taken]), generation)
-        return _FULL_SECONDS if rest else _IDLE_SECONDS
+        if taken:
+            self._send(FindingsTaken([update.number for update in taken]), generation)
+        return not rest
 
     def _add(self, client: redis.Redis, updates: list[QueuedFinding]) -> None:
         with client.pipeline(transaction=False) as pipeline:

@@ -197,8 +197,8 @@ def _read(kind: Any, value: Any) -> Any:
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=_written).encode
-_of_agent = msgspec.msgpack.Decoder(AgentMessage, dec_hook=_read)
-_of_reader = msgspec.msgpack.Decoder(ReaderMessage)
+_of_agent: msgspec.msgpack.Decoder[AgentMessage] = msgspec.msgpack.Decoder(AgentMessage, dec_hook=_read)
+_of_reader: msgspec.msgpack.Decoder[ReaderMessage] = msgspec.msgpack.Decoder(ReaderMessage)
 
 
 def encoded(message: AgentMessage | ReaderMessage) -> bytes:

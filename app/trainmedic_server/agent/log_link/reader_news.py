@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.log_link.finding_relay import FindingRelay
-from trainmedic_server.agent.log_link.messages import GpusNow, Welcome
+from trainmedic_server.agent.log_link.messages import AgentMessage, GpusNow, Welcome
 from trainmedic_server.agent.log_link.reader_link import ReaderLink
 from trainmedic_server.agent.log_shipping.store_access import StoreAccess, read_access
 
@@ -73,7 +73,9 @@ class ReaderNews:
             self._look_at_gpus()
             self._access = self._store_access()
             self._relay.begin(generation)
-            first = [self._gpus, *([self._access] if self._welcome.policy.ship is not None else [])]
+            first: list[AgentMessage] = [self._gpus]
+            if self._welcome.policy.ship is not None:
+                first.append(self._access)
             self._link.greet([*first, self._welcome], generation)
             self._generation = generation
             self._changes_due = time.monotonic() + _CHANGES_EVERY
