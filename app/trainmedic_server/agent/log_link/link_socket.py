@@ -89,6 +89,11 @@ class LinkSocket:
         connection.close()
         return None
 
+    def wake(self) -> None:
+        """End the wait of the thread that accepts; nothing is accepted any more."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         self._socket.close()
         with contextlib.suppress(OSError):

@@ -14,9 +14,12 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from trainmedic_server.agent.executors import AcceptedCommand
 from trainmedic_server.agent.log_link import metric_families
 from trainmedic_server.agent.log_link.finding_relay import FindingRelay
-from trainmedic_server.agent.log_link.reader_link import AWAY, ReaderLink
+from trainmedic_server.agent.log_link.messages import ReaderStatus
+from trainmedic_server.agent.log_link.reader_link import AWAY, STARTING, ReaderLink
 from trainmedic_server.agent.log_link.reader_news import ReaderNews
 from trainmedic_server.agent.log_link.reader_supervisor import ReaderSupervisor
+
+_THREAD_SECONDS = 0.5
 
 
 class LinkedReading:
@@ -36,11 +39,13 @@ class LinkedReading:
 
     def stop(self, timeout: float) -> None:
         """Have the reader send what it has found, and end it. What is left is sent after the next start."""
+        self._supervisor.halt()
         self._link.ask_to_stop()
-        self._supervisor.stop(timeout)
-        self._link.stop(0.5)
-        self._news.stop(0.5)
-        self._relay.stop(0.5)
+        self._link.wait_for_end(timeout)
+        self._supervisor.stop()
+        self._link.stop()
+        self._news.stop(_THREAD_SECONDS)
+        self._relay.stop(_THREAD_SECONDS)
 
     def presence(self) -> Mapping[str, Any]:
         """What the agent's presence states of it."""
@@ -52,12 +57,16 @@ class LinkedReading:
             values["clock_error"] = round(self._relay.clock_error, 6)
         if status.waiting:
             values["waiting"] = status.waiting
-        problem = status.problem if self._link.is_up else AWAY
-        if problem:
+        if problem := self._problem(status):
             values["problem"] = problem
         if status.shipping_problem is not None:
             values["shipping"] = {"problem": status.shipping_problem} if status.shipping_problem else {}
         return {"logs": values}
+
+    def _problem(self, status: ReaderStatus) -> str:
+        if self._link.is_up:
+            return status.problem
+        return AWAY if self._link.generation or self._supervisor.restarts else STARTING
 
     def metrics(self) -> Iterator[Metric]:
         yield GaugeMetricFamily(

@@ -47,10 +47,12 @@ CONNECT_SECONDS = 5.0
 """Time for which a search waits for a reader that is just starting."""
 METRICS_SECONDS = 1.0
 _TURN = 0.2
+_JOIN_SECONDS = 1.0
 _MOST_WITHDRAWN = 100
 _MOST_LOOPS = 16
 """Loops of the reader that are counted, and errors of one between two heartbeats."""
-AWAY = "the reader of this node's logs is not running; the agent starts it again"
+STARTING = "the process that reads this node's logs is starting"
+AWAY = "the process that reads this node's logs does not answer; it is started again"
 
 
 class TakesFindings(Protocol):
@@ -101,14 +103,17 @@ class ReaderLink:
         """Have the reader send what it has found, and end."""
         self.send(Stop())
 
-    def stop(self, timeout: float) -> None:
-        """Wait for the reader to close the link, and end."""
-        deadline = time.monotonic() + timeout
+    def wait_for_end(self, timeout: float) -> None:
+        """Wait until the reader has closed the link."""
         with self._changed:
             self._changed.wait_for(lambda: self._stream is None, timeout)
+
+    def stop(self) -> None:
+        """End, also if the reader has not closed the link."""
         self._stopping.set()
+        self._socket.wake()
         self.drop()
-        self._thread.join(max(deadline - time.monotonic(), 1.0))
+        self._thread.join(_JOIN_SECONDS)
         self._socket.close()
 
     @property
@@ -236,6 +241,10 @@ class ReaderLink:
                 accepted = self._socket.accept()
                 if accepted is not None:
                     self._serve(FrameStream(accepted[0], LARGEST_OF_READER), accepted[1])
+            except OSError as error:
+                if not self._stopping.is_set():
+                    log.error("the reader of logs cannot be awaited", extra={"reason": error.strerror or str(error)})
+                self._stopping.wait(1.0)
             except Exception:  # the thread's boundary: one broken link must not end the acceptance of the next
                 log.exception("the link to the reader of logs goes on after an unexpected error")
                 self._counters.loop_error("log-link")

@@ -26,6 +26,7 @@ CONNECT_SECONDS = 60.0
 """Time within which a child must connect."""
 _LOOK_SECONDS = 0.25
 _BEAT_SECONDS = 1.0
+_END_SECONDS = 1.0
 _KILL_SECONDS = 2.0
 
 
@@ -60,16 +61,20 @@ class ReaderSupervisor:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self, timeout: float) -> None:
-        """Wait for the child to end, and end it if it does not."""
+    def halt(self) -> None:
+        """Start no reader any more."""
         self._stopping.set()
-        self._thread.join(_KILL_SECONDS)
+
+    def stop(self) -> None:
+        """End a child that has not ended by itself within a moment."""
+        self.halt()
+        # The kernel ends a child with the thread that started it, so the child goes first.
         child = self._child
-        if child is None:
-            return
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(timeout)
-        self._end(child)
+        if child is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_END_SECONDS)
+            self._end(child)
+        self._thread.join(_KILL_SECONDS)
 
     def round(self) -> None:
         """Do what is due."""
@@ -90,6 +95,9 @@ class ReaderSupervisor:
                 self._counters.loop_error("log-reader")
                 self._stopping.wait(1.0)
             self._stopping.wait(_LOOK_SECONDS)
+        child = self._child
+        if child is not None:
+            child.wait()
 
     def _watch_child(self, now: float) -> None:
         child = self._child
