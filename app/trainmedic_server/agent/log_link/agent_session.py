@@ -29,7 +29,7 @@ from trainmedic_server.agent.log_link.messages import (
     SearchFailure,
     SearchRequest,
     SearchWithdrawn,
-    Stop,
+    EndReading,
     Welcome,
     agent_message,
     encoded,
@@ -149,7 +149,7 @@ class AgentSession:
                 self._changed.notify_all()
         elif isinstance(message, RulesNow):
             self._parts.take_rules(message.at, message.raw)
-        elif isinstance(message, Stop):
+        elif isinstance(message, EndReading):
             self.ended.set()
         else:
             self._take_news(message)

@@ -82,12 +82,12 @@ class Ping(Struct, frozen=True, tag="ping"):
     wants_metrics: bool = False
 
 
-class Stop(Struct, frozen=True, tag="stop"):
+class EndReading(Struct, frozen=True, tag="end"):
     """The agent ends: send what is found, and close the link."""
 
 
 AgentMessage = (
-    Welcome | RulesNow | GpusNow | StoreAccess | FindingsTaken | SearchRequest | SearchWithdrawn | Ping | Stop
+    Welcome | RulesNow | GpusNow | StoreAccess | FindingsTaken | SearchRequest | SearchWithdrawn | Ping | EndReading
 )
 
 

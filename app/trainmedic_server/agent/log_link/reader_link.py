@@ -32,7 +32,7 @@ from trainmedic_server.agent.log_link.messages import (
     SearchFailure,
     SearchRequest,
     SearchWithdrawn,
-    Stop,
+    EndReading,
     encoded,
     reader_message,
 )
@@ -55,7 +55,7 @@ STARTING = "the process that reads this node's logs is starting"
 AWAY = "the process that reads this node's logs does not answer; it is started again"
 
 
-class TakesFindings(Protocol):
+class FindingOutlet(Protocol):
     """The place to which findings go. See `finding_relay`."""
 
     def offer(self, batch: FindingBatch, generation: int) -> bool:
@@ -73,7 +73,7 @@ class ReaderLink:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._socket = socket
-        self.findings: TakesFindings | None = None
+        self.findings: FindingOutlet | None = None
         self._counters = counters
         self._monotonic = monotonic
         self._changed = threading.Condition()
@@ -101,7 +101,7 @@ class ReaderLink:
 
     def ask_to_stop(self) -> None:
         """Have the reader send what it has found, and end."""
-        self.send(Stop())
+        self.send(EndReading())
 
     def wait_for_end(self, timeout: float) -> None:
         """Wait until the reader has closed the link."""
