@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +15,6 @@ from trainmedic_server.errors import ConfigurationError, TrainmedicError
 from trainmedic_server.settings import agent as agent_settings
 from trainmedic_server.settings import agent_reader as settings
 from trainmedic_server.wiring import agent_reader as wiring
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def _flags(command: Callable[..., None]) -> Callable[..., None]:
@@ -41,16 +37,8 @@ def agent_reader(*, once: bool, **flags: Any) -> None:
     try:
         loaded = settings.load(flags, os.environ)
         own_log.configure(loaded.log_level)
-        stopping = threading.Event()
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        threading.Thread(target=_await_signal, args=(stopping,), daemon=True).start()
-        wiring.run(loaded, stopping, once=once)
+        wiring.run(loaded, once=once)
     except ConfigurationError as error:
         raise exits.InvalidInput(str(error)) from error
     except TrainmedicError as error:
         raise exits.Unreachable(f"The reader of logs cannot start: {error}") from error
-
-
-def _await_signal(stopping: threading.Event) -> None:
-    signal.sigwait(_SIGNALS)
-    stopping.set()

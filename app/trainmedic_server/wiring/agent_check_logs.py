@@ -12,11 +12,12 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from trainmedic_server.agent.log_opening.node_files import LogRefused, NodeFiles
 from trainmedic_server.agent.log_reading import kernel_log
-from trainmedic_server.agent.log_reading.discovery import PODS, Discovery
-from trainmedic_server.agent.log_reading.log_files import open_way
+from trainmedic_server.agent.log_reading.discovery import PODS, Discovery, FoundFile
 from trainmedic_server.agent.log_reading.log_policy import KernelLog, KernelReading, LogsPolicy
 from trainmedic_server.agent.log_shipping.ship_policy import ShipPolicy
+from trainmedic_server.wiring.agent_files import node_files
 
 
 class LogsCheck(Struct):
@@ -32,13 +33,14 @@ def check_logs(policy: LogsPolicy, node: str) -> LogsCheck:
     report = LogsCheck({})
     tops = [*policy.roots, *policy.paths, *(files.path.base for files in policy.files)]
     tops += [pattern.base for pattern in policy.slurm] + ([PODS] if policy.pods else [])
-    report.values["directories"] = {top: _directory(top, report) for top in dict.fromkeys(tops)}
-    scan = Discovery(policy, node).scan((), lambda: False)
+    files = node_files(policy)
+    report.values["directories"] = {top: _directory(top, files, report) for top in dict.fromkeys(tops)}
+    scan = Discovery(policy, node, files=files).scan((), lambda: False)
     report.values["files"] = len(scan.files)
     report.values["refused"] = {reason.value: count for reason, count in sorted(scan.refused.items()) if count}
     for reason, count in report.values["refused"].items():
         report.warnings.append(f"{count} of what lies where logs are read is not read: {reason}")
-    unreadable = [file.path for file in scan.files if not os.access(file.path, os.R_OK)]
+    unreadable = [file.path for file in scan.files if not _may_open(file, files)]
     if unreadable:
         report.errors.append(
             f"{len(unreadable)} logs may not be read by this user, {unreadable[0]} among them; give the agent's "
@@ -49,10 +51,18 @@ def check_logs(policy: LogsPolicy, node: str) -> LogsCheck:
     return report
 
 
-def _directory(path: str, report: LogsCheck) -> str | None:
+def _may_open(file: FoundFile, files: NodeFiles) -> bool:
+    try:
+        os.close(files.open(file.path, file.named_by))
+    except (OSError, LogRefused):
+        return False
+    return True
+
+
+def _directory(path: str, files: NodeFiles, report: LogsCheck) -> str | None:
     """Why a directory cannot be looked through; None where it can."""
     try:
-        os.close(open_way(path))
+        files.listing(path, 0)
     except OSError as error:
         reason = error.strerror or str(error)
         if error.errno in (errno.ENOTDIR, errno.ELOOP):

@@ -15,6 +15,7 @@ from prometheus_client.metrics_core import Metric
 from trainmedic_server.adapters import dump_reader
 from trainmedic_server.agent.log_link import metric_families
 from trainmedic_server.agent.log_link.messages import LogMetric, ReaderStatus
+from trainmedic_server.agent.log_opening.node_files import NodeFiles
 from trainmedic_server.agent.log_reading import log_metrics
 from trainmedic_server.agent.log_reading.arrivals import ArrivalIndex
 from trainmedic_server.agent.log_reading.finding_sender import FindingPort
@@ -55,10 +56,12 @@ class LogReading:
     `start` and `stop` once each.
     """
 
-    def __init__(self, context: ReadingContext, policy: LogsPolicy, boot: NodeBoot, link: LinkPorts) -> None:
+    def __init__(
+        self, context: ReadingContext, policy: LogsPolicy, boot: NodeBoot, link: LinkPorts, files: NodeFiles
+    ) -> None:
         """Raises JournalUnavailable."""
         self._context = context
-        self._shipping = _shipping(context, policy, boot, link)
+        self._shipping = _shipping(context, policy, boot, files, link)
         arrivals = ArrivalIndex(context.database)
         self._reader = LogReader(
             context,
@@ -67,10 +70,11 @@ class LogReading:
             _uuid_by(link),
             read_dumps=partial(dump_reader.read_raw, most_memory=_MEMORY_OF_DUMPS),
             port=link,
+            files=files,
             arrivals=arrivals,
             shipping=self._shipping,
         )
-        self._searches = LogReadExecutor(LogSearcher(policy, context.node, arrivals=arrivals))
+        self._searches = LogReadExecutor(LogSearcher(policy, context.node, arrivals=arrivals, files=files))
 
     def start(self) -> None:
         """Raises JournalUnavailable."""
@@ -106,14 +110,16 @@ class LogReading:
         return metric_families.written(families)
 
 
-def _shipping(context: ReadingContext, policy: LogsPolicy, boot: NodeBoot, link: LinkPorts) -> Shipping | None:
+def _shipping(
+    context: ReadingContext, policy: LogsPolicy, boot: NodeBoot, files: NodeFiles, link: LinkPorts
+) -> Shipping | None:
     if policy.ship is None:
         return None
     # A reader that ships nothing loads nothing of what that takes: HTTP, and TLS.
     from trainmedic_server.agent.log_shipping.shipper import LogShipping
     from trainmedic_server.agent.log_shipping.store_push import StorePush
 
-    return LogShipping(context, policy, policy.ship, boot, StorePush(policy.ship, link.access))
+    return LogShipping(context, policy, policy.ship, boot, StorePush(policy.ship, link.access), files=files)
 
 
 def _uuid_by(link: LinkPorts) -> Callable[[str], str | None]:

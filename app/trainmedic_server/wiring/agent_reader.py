@@ -1,6 +1,8 @@
-"""The reader's composition root: gives up its rights, waits for the agent, and reads what the agent's policy names.
+"""The reader's composition root: two processes, of which one may open files and the other reads them.
 
-A process serves one link. When the link ends, the process ends too, or starts anew to wait for the next agent.
+The process that starts takes the agent's greeting, which says what may be read. Then it forks. The parent keeps the
+rights to open files and reads no content (``agent.log_opening``). The child gives up every right, serves the link and
+reads. Without rights there is nothing to divide. Each link has a child of its own.
 
 Who calls it: ``cli.agent_reader``.
 """
@@ -11,9 +13,11 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from trainmedic_server.agent.counters import AgentCounters
@@ -21,11 +25,16 @@ from trainmedic_server.agent.database import AgentDatabase
 from trainmedic_server.agent.log_link import link_socket, reader_directory, reader_process
 from trainmedic_server.agent.log_link.agent_session import AgentSession
 from trainmedic_server.agent.log_link.frames import FrameFault, FrameStream, LinkClosed
-from trainmedic_server.agent.log_link.messages import LARGEST_OF_AGENT
+from trainmedic_server.agent.log_link.messages import LARGEST_OF_AGENT, Welcome
+from trainmedic_server.agent.log_opening.node_files import NodeFiles
+from trainmedic_server.agent.log_opening.opener import FileOpener
+from trainmedic_server.agent.log_opening.opener_client import OpenerClient
+from trainmedic_server.agent.log_opening.thread_rights import ThreadRights
+from trainmedic_server.agent.log_reading import kernel_log
 from trainmedic_server.agent.log_reading.reading_context import ReadingContext
-from trainmedic_server.errors import ConfigurationError
+from trainmedic_server.errors import ConfigurationError, TrainmedicError
 from trainmedic_server.settings.agent_reader import ReaderSettings
-from trainmedic_server.wiring.agent_logs import LogReading
+from trainmedic_server.wiring.agent_files import KernelFiles, node_files
 
 log = logging.getLogger(__name__)
 
@@ -34,25 +43,105 @@ _OPEN_SECONDS = 20.0
 """Time for which the process before may still have the database."""
 _STOP_SECONDS = 2.5
 _LOOK_SECONDS = 0.5
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def run(settings: ReaderSettings, stopping: threading.Event, *, once: bool) -> None:
-    """Serve an agent until its link ends or `stopping` is set. Raises ConfigurationError, JournalUnavailable.
+def run(settings: ReaderSettings, *, once: bool) -> None:
+    """Serve one agent after another until SIGTERM; with `once`, until the end of the first link.
 
-    Without `once` the process then starts anew, and waits for the next agent.
+    Raises ConfigurationError, JournalUnavailable.
     """
     user = reader_process.reader_user(settings.reader_user)
     if not reader_process.may_become(user):
-        user = reader_process.ReaderUser(os.geteuid(), os.getegid())
-    reader_process.confine(user, settings.reader_memory, parent=os.getppid() if once else None)
-    while (stream := _connected(settings.state_dir)) is None:
-        if once or stopping.wait(_CONNECT_EVERY):
+        user = reader_process.own_user()
+    has_rights = reader_process.has_rights_to_read()
+    parent = os.getppid() if once else None
+    if has_rights:
+        ThreadRights().keep_only_these(reader_process.CAP_SYSLOG)
+    if parent is not None:
+        reader_process.end_with(parent)
+    stopping = _StopOrder()
+    while not stopping.is_given:
+        stream = _connected(settings.state_dir)
+        if stream is None:
+            if once:
+                return
+            time.sleep(_CONNECT_EVERY)
+            continue
+        greeting = _greeting(stream)
+        if greeting is not None:
+            reading = _Reading(settings, user, *greeting)
+            _serve_by_child(reading, stopping, has_rights=has_rights)
+        stream.release()
+        if once:
             return
-    _serve(AgentSession(stream), settings.state_dir, stopping)
-    if not once and not stopping.is_set():
-        log.info("the agent has ended; waiting for the next one")
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
-        os.execv(sys.executable, [sys.executable, "-m", "trainmedic_server", *sys.argv[1:]])  # noqa: S606
+        log.info("the link to the agent has ended; waiting for the next one")
+
+
+class _StopOrder:
+    """SIGTERM or SIGINT to this process, passed on to the child by the end of a pipe.
+
+    A signal would take the right to send one to the child's user.
+    """
+
+    def __init__(self) -> None:
+        self.is_given = False
+        self._pipe: int | None = None
+        for number in _SIGNALS:
+            signal.signal(number, self._take)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # the agent blocks them, and passes that on
+
+    def pass_on(self, pipe: int) -> None:
+        """Close the pipe when the order is given."""
+        self._pipe = pipe
+        if self.is_given:
+            self._close()
+
+    def forget(self) -> None:
+        self._close()
+
+    def _take(self, *_: object) -> None:
+        self.is_given = True
+        self._close()
+
+    def _close(self) -> None:
+        pipe, self._pipe = self._pipe, None
+        if pipe is not None:
+            os.close(pipe)
+
+
+class _Reading:
+    """What the child does with one link."""
+
+    def __init__(
+        self, settings: ReaderSettings, user: reader_process.ReaderUser, session: AgentSession, welcome: Welcome
+    ) -> None:
+        self._settings = settings
+        self._user = user
+        self._session = session
+        self.welcome = welcome
+
+    def run(self, order: int, files: Callable[[], NodeFiles], parent: int) -> None:
+        """Read until the link ends or the pipe `order` is closed. Raises ConfigurationError, JournalUnavailable."""
+        reader_process.confine(self._user, self._settings.reader_memory)
+        reader_process.end_with(parent)
+        # Only this process loads what reading takes.
+        from trainmedic_server.wiring.agent_logs import LogReading
+
+        stopping = threading.Event()
+        threading.Thread(target=_await_end, args=(order, stopping), daemon=True).start()
+        session, welcome = self._session, self.welcome
+        directory = self._settings.state_dir / reader_directory.NAME
+        with contextlib.closing(_database(directory, stopping)) as database:
+            context = ReadingContext(welcome.boot.node, database, AgentCounters())
+            reading = LogReading(context, welcome.policy, welcome.boot, session, files())
+            reading.start()
+            session.serve(reading)
+            log.info("reading logs", extra={"node": welcome.boot.node, "user": os.geteuid()})
+            while not session.ended.wait(_LOOK_SECONDS) and not stopping.is_set():
+                continue
+            reading.stop(_STOP_SECONDS)
+            session.close()
 
 
 def _connected(directory: Path) -> FrameStream | None:
@@ -62,22 +151,63 @@ def _connected(directory: Path) -> FrameStream | None:
         return None
 
 
-def _serve(session: AgentSession, directory: Path, stopping: threading.Event) -> None:
+def _greeting(stream: FrameStream) -> tuple[AgentSession, Welcome] | None:
+    session = AgentSession(stream)
     try:
-        welcome = session.greeted()
+        return session, session.greeted()
     except (LinkClosed, FrameFault) as error:
         log.warning("the agent has not greeted the reader of logs", extra={"reason": str(error)})
-        return
-    with contextlib.closing(_database(directory / reader_directory.NAME, stopping)) as database:
-        context = ReadingContext(welcome.boot.node, database, AgentCounters())
-        reading = LogReading(context, welcome.policy, welcome.boot, session)
-        reading.start()
-        session.serve(reading)
-        log.info("reading logs", extra={"node": welcome.boot.node})
-        while not session.ended.wait(_LOOK_SECONDS) and not stopping.is_set():
-            continue
-        reading.stop(_STOP_SECONDS)
-        session.close()
+        return None
+
+
+def _serve_by_child(reading: _Reading, stopping: _StopOrder, *, has_rights: bool) -> None:
+    """Have a child read; open files for it meanwhile if this process has the rights."""
+    order, giving = os.pipe()
+    opening, asking = socket.socketpair()
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        os.close(giving)
+        opening.close()
+        _be_child(reading, order, asking if has_rights else None, parent)
+    os.close(order)
+    asking.close()
+    stopping.pass_on(giving)
+    if has_rights:
+        files: NodeFiles = node_files(reading.welcome.policy)
+        if reading.welcome.policy.kernel is not None:
+            files = KernelFiles(files)
+        FileOpener(files).serve(opening)
+    opening.close()
+    os.waitpid(child, 0)
+    stopping.forget()
+
+
+def _be_child(reading: _Reading, order: int, asking: socket.socket | None, parent: int) -> None:
+    """Read, and end. Never returns."""
+    status = 1
+    try:
+        for number in _SIGNALS:
+            signal.signal(number, lambda *_: None)  # the parent gets them too, and passes them on
+        if asking is not None:
+            client = OpenerClient(asking)
+            kernel_log.open_kmsg = client.open
+            reading.run(order, lambda: client, parent)
+        else:
+            reading.run(order, lambda: node_files(reading.welcome.policy), parent)
+        status = 0
+    except TrainmedicError as error:
+        log.error("logs cannot be read", extra={"reason": str(error)})
+    except BaseException:  # the process's boundary: nothing of the parent's may run in the child
+        log.exception("reading logs has ended unexpectedly")
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _await_end(order: int, stopping: threading.Event) -> None:
+    os.read(order, 1)
+    stopping.set()
 
 
 def _database(directory: Path, stopping: threading.Event) -> AgentDatabase:

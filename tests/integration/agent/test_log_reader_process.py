@@ -46,8 +46,9 @@ class ActingNode(LogNode):
         self._policy.write_text(policy)
 
     def reader_pid(self) -> int | None:
-        """The process id of the agent's reader; None while it has none."""
-        return next((pid for pid in _children(self.agent.process.pid) if _is_reader(pid)), None)
+        """The process id of the agent's reader, which the opener has started; None while there is none."""
+        found = [pid for pid in _children(self.agent.process.pid) if _is_reader(pid)]
+        return found[-1] if found else None
 
     def a_reader(self, other_than: int | None = None) -> int:
         """Wait for a reader that answers the agent."""

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from trainmedic_server.agent.log_link.frames import FrameFault, FrameStream, LinkClosed
 from trainmedic_server.agent.log_link.messages import (
     AgentMessage,
+    EndReading,
     FailureKind,
     FindingBatch,
     FindingsTaken,
@@ -29,7 +30,6 @@ from trainmedic_server.agent.log_link.messages import (
     SearchFailure,
     SearchRequest,
     SearchWithdrawn,
-    EndReading,
     Welcome,
     agent_message,
     encoded,

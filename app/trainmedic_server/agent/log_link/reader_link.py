@@ -21,6 +21,7 @@ from trainmedic_server.agent.log_link.link_socket import LinkSocket, Peer
 from trainmedic_server.agent.log_link.messages import (
     LARGEST_OF_READER,
     AgentMessage,
+    EndReading,
     FailureKind,
     FindingBatch,
     LogMetric,
@@ -32,7 +33,6 @@ from trainmedic_server.agent.log_link.messages import (
     SearchFailure,
     SearchRequest,
     SearchWithdrawn,
-    EndReading,
     encoded,
     reader_message,
 )

@@ -28,7 +28,9 @@ _PASSED_ON = (
 """Variables that the reader gets. None of them holds a key or a password."""
 _PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _CLEAR_ALL = 1, 24, 38, 47, 4
 _CAP_VERSION = 0x20080522
-_CAP_SETGID, _CAP_SETUID = 6, 7
+_CAP_DAC_READ_SEARCH, _CAP_SETGID, _CAP_SETUID = 2, 6, 7
+CAP_SYSLOG = 34
+"""The right to open the kernel's log where the node restricts it."""
 _MOST_CAPABILITIES = 64
 
 
@@ -44,7 +46,6 @@ def reader_user(name: str | None) -> ReaderUser:
 
     It is the agent's own if the agent may not change the user, or if none is named and the default does not exist.
     """
-    own = ReaderUser(os.geteuid(), os.getegid())
     if name is not None and name.isascii() and name.isdigit():
         user = ReaderUser(int(name), _group_of(int(name)))
     else:
@@ -53,9 +54,19 @@ def reader_user(name: str | None) -> ReaderUser:
         except KeyError:
             if name is not None:
                 raise ConfigurationError(f"--reader-user: {name!r} is no user of this node") from None
-            return own
+            return own_user()
         user = ReaderUser(entry.pw_uid, entry.pw_gid)
     return user
+
+
+def own_user() -> ReaderUser:
+    """Return the user of this process."""
+    return ReaderUser(os.geteuid(), os.getegid())
+
+
+def has_rights_to_read() -> bool:
+    """Return whether this process has rights that reading must not have, and that only opening files takes."""
+    return any(_has(capability) for capability in (_CAP_DAC_READ_SEARCH, _CAP_SETGID, _CAP_SETUID, CAP_SYSLOG))
 
 
 def may_become(user: ReaderUser) -> bool:
@@ -76,19 +87,19 @@ def start(directory: Path, user: ReaderUser, memory: int, log_level: str) -> sub
     )
 
 
-def confine(user: ReaderUser, memory: int, *, parent: int | None = None) -> None:
+def confine(user: ReaderUser, memory: int) -> None:
     """Give up everything that reading does not need: the user, all capabilities, new privileges, more memory.
 
-    With `parent` the process also ends when that parent ends. Raises ConfigurationError.
+    Raises ConfigurationError.
     """
     library = ctypes.CDLL(None, use_errno=True)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("500")  # rather this process than the one that sets power
     for capability in range(_MOST_CAPABILITIES):
         library.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")  # rather this process than the one that sets power
     if user.uid != os.geteuid():
         try:
-            os.setgroups([])
+            os.setgroups(_groups_of(user))
             os.setresgid(user.gid, user.gid, user.gid)
             os.setresuid(user.uid, user.uid, user.uid)
         except OSError as error:
@@ -102,10 +113,16 @@ def confine(user: ReaderUser, memory: int, *, parent: int | None = None) -> None
     most = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if parent is not None:
-        library.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            raise ConfigurationError("the agent has ended")
+
+
+def end_with(parent: int) -> None:
+    """Have the kernel end this process when its parent ends. Call it after a change of the user, which forgets it.
+
+    Raises ConfigurationError if the parent has ended.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        raise ConfigurationError("the process that started the reader has ended")
 
 
 def _group_of(uid: int) -> int:
@@ -113,6 +130,14 @@ def _group_of(uid: int) -> int:
         return pwd.getpwuid(uid).pw_gid
     except KeyError:
         return uid
+
+
+def _groups_of(user: ReaderUser) -> list[int]:
+    """Return the groups that the node's database gives the user, such as the one that reads the journal."""
+    try:
+        return os.getgrouplist(pwd.getpwuid(user.uid).pw_name, user.gid)
+    except KeyError:
+        return [user.gid]
 
 
 def _has(*capabilities: int) -> bool:

@@ -9,19 +9,25 @@ Not here: opening files and reading them (``log_files``).
 from __future__ import annotations
 
 import errno
-import os
 import re
-import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from trainmedic.wire import log_layout
-from trainmedic_server.agent.disk.filesystems import open_directory
+from trainmedic_server.agent.log_opening.node_files import (
+    FileFacts,
+    ListedName,
+    LogRefused,
+    NamedBy,
+    NodeFiles,
+    UnreadReason,
+    check_readable,
+)
+from trainmedic_server.agent.log_opening.own_files import OwnFiles
 from trainmedic_server.agent.log_reading.finders import (
     Finder,
     LayoutFinder,
@@ -31,7 +37,6 @@ from trainmedic_server.agent.log_reading.finders import (
     readable,
 )
 from trainmedic_server.agent.log_reading.job_sources import JobSources
-from trainmedic_server.agent.log_reading.log_files import UnreadReason, open_way
 from trainmedic_server.agent.log_reading.log_policy import LogsPolicy
 from trainmedic_server.domain.finding import Origin
 
@@ -56,6 +61,8 @@ class FoundFile(Struct, frozen=True):
     """When it was last written: nanoseconds since 1970."""
     origin: Origin | None
     """None where only its inode says that it is a log: it was renamed."""
+    named_by: NamedBy | None = None
+    """The file of a job that names it. None for what the policy names, and what lies in a job's directory."""
 
 
 class Scan(Struct, frozen=True):
@@ -78,18 +85,40 @@ class _OldDirectory(Struct, frozen=True):
     files: tuple[FoundFile, ...]
 
 
+class _Look(Struct, frozen=True):
+    """A directory to look at."""
+
+    path: str
+    finder: Finder
+    known: Collection[tuple[int, int]]
+    is_stopping: Callable[[], bool]
+    named_by: NamedBy | None = None
+
+    def at(self, name: str, finder: Finder) -> _Look:
+        """The look at a directory in this one."""
+        return replace(self, path=f"{self.path}/{name}", finder=finder)
+
+
 class Discovery:
     """Looks for log files. One thread uses it."""
 
-    def __init__(self, policy: LogsPolicy, node: str, pods: str = PODS, kernel_file: str | None = None) -> None:
+    def __init__(
+        self,
+        policy: LogsPolicy,
+        node: str,
+        pods: str = PODS,
+        kernel_file: str | None = None,
+        files: NodeFiles = OwnFiles(),
+    ) -> None:
         self._policy = policy
         self._node = node
-        self._sources = JobSources(policy, node)
+        self._files = files
+        self._sources = JobSources(policy, node, files)
         self._tops: list[tuple[str, Finder]] = [
             (root, LayoutFinder(root, node, self._sources)) for root in policy.roots
         ]
-        for files in policy.files:
-            self._tops.append((files.path.base, PatternFinder(files.path, files.source, node)))
+        for named in policy.files:
+            self._tops.append((named.path.base, PatternFinder(named.path, named.source, node)))
         for pattern in policy.slurm:
             self._tops.append((pattern.base, PatternFinder(pattern, "slurm", node)))
         if policy.pods:
@@ -107,11 +136,11 @@ class Discovery:
         self._sources.begin_scan()
         files: dict[tuple[int, int], FoundFile] = {}
         for top, finder in self._tops:
-            for file in self._below(top, finder, known, is_stopping):
+            for file in self._walk(_Look(top, finder, known, is_stopping)):
                 self._keep(files, file)
-        for path, origin in self._sources.named_files():
+        for path, origin, named_by in self._sources.named_files():
             directory, _, name = path.rpartition("/")
-            for file in self._below(directory, NamedFile(name, origin), known, is_stopping):
+            for file in self._walk(_Look(directory, NamedFile(name, origin), known, is_stopping, named_by)):
                 self._keep(files, file)
         refused = self._refused + Counter({UnreadReason.OUTSIDE: self._sources.outside})
         dumps = tuple(file for file in files.values() if is_dump(file))
@@ -124,104 +153,88 @@ class Discovery:
         if key not in files or files[key].origin is None:
             files[key] = file
 
-    def _below(
-        self, top: str, finder: Finder, known: Collection[tuple[int, int]], is_stopping: Callable[[], bool]
-    ) -> Iterator[FoundFile]:
-        try:
-            fd = open_way(top)
-        except OSError as error:
-            self._count(error)
-            return
-        yield from self._walk(fd, top, finder, known, is_stopping)
-
-    def _unless_old(self, fd: int, path: str, walk: Callable[[], Iterator[FoundFile]]) -> Iterator[FoundFile]:
-        """What `walk` finds in the directory `fd`, or what it found a moment ago, if that was old."""
-        now, changed_ns = time.monotonic(), os.fstat(fd).st_mtime_ns
-        old = self._old.pop(path, None)
+    def _unless_old(self, look: _Look, changed_ns: int) -> Iterator[FoundFile]:
+        """What a look at a directory finds, or what it found a moment ago, if that was old."""
+        now = time.monotonic()
+        old = self._old.pop(look.path, None)
         if old is not None and old.changed_ns == changed_ns and now - old.looked_at < _OLD_EVERY:
-            os.close(fd)
-            self._sources.keep(path)
+            self._sources.keep(look.path)
             files = old.files
         else:
-            files = tuple(walk())
+            files = tuple(self._walk(look, is_top=False))
             old = _OldDirectory(now, changed_ns, files)
         newest_ns = max((changed_ns, *(file.written_ns for file in files)))
         if time.time() - newest_ns / 1e9 > OLD_SECONDS and len(self._old) < MOST_ENTRIES:
-            self._old[path] = old
+            self._old[look.path] = old
         yield from files
 
-    def _walk(
-        self,
-        fd: int,
-        path: str,
-        finder: Finder,
-        known: Collection[tuple[int, int]],
-        is_stopping: Callable[[], bool],
-        *,
-        is_top: bool = True,
-    ) -> Iterator[FoundFile]:
-        """What is below the open directory `fd`, which is closed."""
+    def _walk(self, look: _Look, *, is_top: bool = True) -> Iterator[FoundFile]:
+        """What is below a directory."""
         try:
-            deeper, files = self._listed(fd, finder, is_stopping)
-            names, device = {entry.name for entry in files}, os.fstat(fd).st_dev
+            deeper, files, device = self._listed(look)
+            logs: list[tuple[str, Origin | None]] = []
             # What a job says of its ranks comes before their logs: a listing has no order.
             for entry in sorted(files, key=lambda entry: not entry.name.startswith(log_layout.SOURCES)):
-                origin = finder.origin(entry.name)
-                if origin is not None or (device, entry.inode()) in known:
-                    file = self._file(path, entry, origin, names)
-                    if file is not None and (file.origin is not None or (file.device, file.inode) in known):
-                        yield file
+                origin = look.finder.origin(entry.name)
+                if origin is not None or (device, entry.inode) in look.known:
+                    logs.append((entry.name, origin))
+            yield from self._found(look, logs, {entry.name for entry in files})
+            changed = self._changed(look.path, [name for name, _ in deeper]) if is_top and deeper else {}
             for name, inner in deeper:
-                try:
-                    child = open_directory(fd, name)
-                except OSError as error:
-                    self._count(error)
-                    continue
-                walk = partial(self._walk, child, f"{path}/{name}", inner, known, is_stopping, is_top=False)
-                yield from self._unless_old(child, f"{path}/{name}", walk) if is_top else walk()
-        except OSError as error:
+                below = look.at(name, inner)
+                if is_top:
+                    yield from self._unless_old(below, changed[name]) if name in changed else ()
+                else:
+                    yield from self._walk(below, is_top=False)
+        except (OSError, LogRefused) as error:
             self._count(error)
-        finally:
-            os.close(fd)
 
-    def _listed(
-        self, fd: int, finder: Finder, is_stopping: Callable[[], bool]
-    ) -> tuple[list[tuple[str, Finder]], list[os.DirEntry[str]]]:
-        """The directories of an open directory that are entered, and its other entries. Raises OSError."""
+    def _listed(self, look: _Look) -> tuple[list[tuple[str, Finder]], list[ListedName], int]:
+        """The directories of a directory that are entered, its other entries, and its device. Raises OSError."""
         deeper: list[tuple[str, Finder]] = []
-        files: list[os.DirEntry[str]] = []
-        with os.scandir(fd) as entries:
-            for entry in entries:
-                self._left -= 1
-                if self._left <= 0 or is_stopping():
-                    break
-                if not entry.is_dir(follow_symlinks=False):
-                    files.append(entry)
-                elif (inner := finder.enter(entry.name)) is not None:
-                    deeper.append((entry.name, inner))
-        return deeper, files
+        files: list[ListedName] = []
+        listing = self._files.listing(look.path, max(self._left, 0), look.named_by)
+        self._left -= len(listing.entries) + listing.is_cut
+        for entry in listing.entries if not look.is_stopping() else ():
+            if not entry.is_directory:
+                files.append(entry)
+            elif (inner := look.finder.enter(entry.name)) is not None:
+                deeper.append((entry.name, inner))
+        return deeper, files, listing.device
 
-    def _file(self, path: str, entry: os.DirEntry[str], origin: Origin | None, names: set[str]) -> FoundFile | None:
+    def _changed(self, path: str, names: Sequence[str]) -> dict[str, int]:
+        """When each of these directories was last changed. Raises OSError, LogRefused."""
+        facts = zip(names, self._files.facts(path, names), strict=True)
+        return {name: each.written_ns for name, each in facts if each is not None}
+
+    def _found(
+        self, look: _Look, logs: Sequence[tuple[str, Origin | None]], names: Collection[str]
+    ) -> Iterator[FoundFile]:
+        if not logs:
+            return
+        every = self._files.facts(look.path, [name for name, _ in logs], look.named_by)
+        for (name, origin), facts in zip(logs, every, strict=True):
+            file = self._file(look, name, facts, origin, names) if facts is not None else None
+            if file is not None and (file.origin is not None or (file.device, file.inode) in look.known):
+                yield file
+
+    def _file(
+        self, look: _Look, name: str, facts: FileFacts, origin: Origin | None, names: Collection[str]
+    ) -> FoundFile | None:
         try:
-            facts = entry.stat(follow_symlinks=False)
-        except OSError:
-            return None  # it has vanished
-        if stat.S_ISLNK(facts.st_mode):
-            self._refused[UnreadReason.LINK] += 1
+            check_readable(facts.mode, facts.links)
+        except LogRefused as refused:
+            self._refused[refused.reason] += 1
             return None
-        if not stat.S_ISREG(facts.st_mode):
-            self._refused[UnreadReason.SPECIAL] += 1
-            return None
-        if facts.st_nlink > 1:
-            self._refused[UnreadReason.SECOND_NAME] += 1
-            return None
-        whole = f"{path}/{entry.name}"
+        whole = f"{look.path}/{name}"
         if origin is not None:
-            origin = None if is_rotated(entry.name, names) else replace(origin, stream=readable(whole))
-        return FoundFile(whole, facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, origin)
+            origin = None if is_rotated(name, names) else replace(origin, stream=readable(whole))
+        return FoundFile(whole, facts.device, facts.inode, facts.size, facts.written_ns, origin, look.named_by)
 
-    def _count(self, error: OSError) -> None:
-        if isinstance(error, PermissionError):
+    def _count(self, error: OSError | LogRefused) -> None:
+        if isinstance(error, LogRefused):
+            self._refused[error.reason] += 1
+        elif isinstance(error, PermissionError):
             self._refused[UnreadReason.FORBIDDEN] += 1
         elif isinstance(error, NotADirectoryError) or error.errno == errno.ELOOP:
             self._refused[UnreadReason.LINK] += 1

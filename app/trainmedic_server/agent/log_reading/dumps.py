@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
+from trainmedic_server.agent.log_opening.node_files import LogRefused, NodeFiles
+from trainmedic_server.agent.log_opening.own_files import OwnFiles
 from trainmedic_server.agent.log_reading.discovery import FoundFile, Scan
-from trainmedic_server.agent.log_reading.log_files import LogRefused, open_log
 from trainmedic_server.diagnosis.flight_recorder import digest
 from trainmedic_server.diagnosis.flight_recorder.dump import Dump
 from trainmedic_server.domain.finding import MOST_AROUND, CauseClass, Excerpt, Finding, Origin, Role
@@ -50,7 +51,14 @@ class TakesFindings(Protocol):
 class DumpReading:
     """Which dumps there are, and what those said that were read."""
 
-    def __init__(self, findings: TakesFindings, read: ReadDumps, now: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        findings: TakesFindings,
+        read: ReadDumps,
+        now: Callable[[], datetime],
+        files: NodeFiles = OwnFiles(),
+    ) -> None:
+        self._files = files
         self._findings = findings
         self._read = read
         self._now = now
@@ -94,13 +102,21 @@ class DumpReading:
     def _take(self, files: Sequence[FoundFile]) -> None:
         for file in files:
             try:
-                (dump,) = self._read([(_rank(file), _bytes(file.path))])
+                (dump,) = self._read([(_rank(file), self._bytes(file))])
                 if isinstance(dump, str):
                     raise DumpError(dump)
                 line = digest.write(dump, _attempt(file))
             except (OSError, LogRefused, DumpError) as error:
                 line = digest.write_refused(_rank(file), _attempt(file), str(error))
             self._lines[file.path] = (_mark(file), line)
+
+    def _bytes(self, found: FoundFile) -> bytes:
+        """Raises OSError, LogRefused, DumpError."""
+        with os.fdopen(self._files.open(found.path, found.named_by), "rb") as file:
+            raw = file.read(MOST_BYTES + 1)
+        if len(raw) > MOST_BYTES:
+            raise DumpError(f"it has more than {MOST_BYTES:,} bytes; an agent reads no larger one")
+        return raw
 
     def _tell(self, directory: str, files: Sequence[FoundFile]) -> None:
         origin = files[0].origin
@@ -140,12 +156,3 @@ def _written(file: FoundFile) -> datetime:
 
 def _mark(file: FoundFile) -> _Mark:
     return file.inode, file.size, file.written_ns
-
-
-def _bytes(path: str) -> bytes:
-    """Raises OSError, LogRefused, DumpError."""
-    with os.fdopen(open_log(path), "rb") as file:
-        raw = file.read(MOST_BYTES + 1)
-    if len(raw) > MOST_BYTES:
-        raise DumpError(f"it has more than {MOST_BYTES:,} bytes; an agent reads no larger one")
-    return raw

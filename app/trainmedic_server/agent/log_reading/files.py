@@ -17,19 +17,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec.structs import replace
 
+from trainmedic_server.agent.log_opening.node_files import LogRefused, NodeFiles, UnreadReason
+from trainmedic_server.agent.log_opening.own_files import OwnFiles
 from trainmedic_server.agent.log_reading.discovery import FoundFile, Scan
 from trainmedic_server.agent.log_reading.followed_file import KnownFile, known_file, microseconds
 from trainmedic_server.agent.log_reading.log_files import (
     FARTHEST_BEHIND,
     FilePosition,
     GrowingFile,
-    LogRefused,
     ReadSizes,
-    UnreadReason,
 )
 from trainmedic_server.domain.finding import Origin
 from trainmedic_server.domain.log_sources import KERNEL_SOURCES
@@ -130,6 +131,7 @@ class FileFollowing(Generic[FollowedT]):
         now: Callable[[], datetime],
         monotonic: Callable[[], float] = time.monotonic,
         sizes: ReadSizes = ReadSizes(),
+        files: NodeFiles = OwnFiles(),
     ) -> None:
         """Raises JournalUnavailable."""
         self._positions = positions
@@ -137,6 +139,7 @@ class FileFollowing(Generic[FollowedT]):
         self._counters = counters
         self._max_files = max_files
         self._sizes = sizes
+        self._files = files
         self._now = now
         self._monotonic = monotonic
         self._lock = threading.Lock()
@@ -276,7 +279,7 @@ class FileFollowing(Generic[FollowedT]):
             origin = known.origin
             if found.origin is not None and found.path == known.position.path:
                 origin = found.origin  # what a job says of a rank may have come after the file
-            file = self._open(found.path, known.position, origin)
+            file = self._open(found, known.position, origin)
             if found.path == known.position.path or file.look():
                 return file, replace(known, origin=origin)
             file.close()  # a new file with the number of one that is gone
@@ -287,11 +290,17 @@ class FileFollowing(Generic[FollowedT]):
             raise FileNotFoundError(errno.ENOENT, "what it was is gone", found.path)
         position = FilePosition(found.path, *key, since=microseconds(self._now()))
         known = KnownFile(position, found.origin, {})
-        return self._open(found.path, known.position, found.origin), known
+        return self._open(found, known.position, found.origin), known
 
-    def _open(self, path: str, position: FilePosition, origin: Origin) -> GrowingFile:
+    def _open(self, found: FoundFile, position: FilePosition, origin: Origin) -> GrowingFile:
         """Raises OSError, LogRefused."""
-        return GrowingFile.open(path, position, is_whole=origin.source in KERNEL_SOURCES, sizes=self._sizes)
+        return GrowingFile.open(
+            found.path,
+            position,
+            is_whole=origin.source in KERNEL_SOURCES,
+            sizes=self._sizes,
+            open_log=partial(self._files.open, named_by=found.named_by),
+        )
 
     def _forget(self, scan: Scan) -> None:
         """Forget closed files that have not been there for a day: a file system that is away comes again."""

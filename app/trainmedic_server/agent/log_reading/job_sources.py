@@ -16,7 +16,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainmedic.wire.reading import read_object
-from trainmedic_server.agent.log_reading.log_files import LogRefused, open_log
+from trainmedic_server.agent.log_opening.node_files import LogRefused, NamedBy, NodeFiles
+from trainmedic_server.agent.log_opening.own_files import OwnFiles
 from trainmedic_server.agent.log_reading.log_policy import LogsPolicy
 from trainmedic_server.agent.log_reading.path_patterns import checked_path
 from trainmedic_server.domain.finding import Origin
@@ -38,12 +39,15 @@ class _RankSources(Struct, frozen=True):
     """Path and source of each further file that the policy allows."""
     outside: int
     """How many it does not allow."""
+    named_by: NamedBy
+    """The sources file itself."""
 
 
 class JobSources:
     """The sources files of this node that a scan has met; each is read again when it has changed."""
 
-    def __init__(self, policy: LogsPolicy, node: str) -> None:
+    def __init__(self, policy: LogsPolicy, node: str, files: NodeFiles = OwnFiles()) -> None:
+        self._files = files
         self._allowed = (*policy.roots, *policy.paths)
         self._node = node
         self._read: dict[str, tuple[tuple[int, int, int], _RankSources | None]] = {}
@@ -74,10 +78,12 @@ class JobSources:
         """A scan has met the sources file `name` of the attempt in `directory`."""
         path = f"{directory}/{name}"
         try:
-            facts = os.stat(path, follow_symlinks=False)  # noqa: PTH116
-        except OSError:
+            (facts,) = self._files.facts(directory, (name,))
+        except (OSError, LogRefused):
             return
-        mark = (facts.st_ino, facts.st_size, facts.st_mtime_ns)
+        if facts is None:
+            return
+        mark = (facts.inode, facts.size, facts.written_ns)
         if path not in self._read or self._read[path][0] != mark:
             self._read[path] = (mark, self._of_file(path))
         said = self._read[path][1]
@@ -99,11 +105,11 @@ class JobSources:
     def of_local_rank(self, attempt: str, local_rank: int) -> Origin | None:
         return next((said.origin for said in self._of_attempt(attempt) if said.local_rank == local_rank), None)
 
-    def named_files(self) -> Iterator[tuple[str, Origin]]:
+    def named_files(self) -> Iterator[tuple[str, Origin, NamedBy]]:
         """Every further file that a rank of this node has named and that may be read."""
         for said in self._all():
             for path, source in said.files:
-                yield path, replace(said.origin, source=source)
+                yield path, replace(said.origin, source=source), said.named_by
 
     def _of_attempt(self, attempt: str) -> list[_RankSources]:
         return list(self._attempts.get(attempt, {}).values())
@@ -114,11 +120,11 @@ class JobSources:
 
     def _of_file(self, path: str) -> _RankSources | None:
         try:
-            fd = open_log(path)
+            fd = self._files.open(path)
         except (OSError, LogRefused):
             return None
         try:
-            raw = os.read(fd, _LARGEST + 1)
+            raw, facts = os.read(fd, _LARGEST + 1), os.fstat(fd)
         except OSError:
             return None
         finally:
@@ -126,11 +132,11 @@ class JobSources:
         if len(raw) > _LARGEST:
             return None
         try:
-            return self._said(read_object(raw))
+            return self._said(read_object(raw), NamedBy(path, facts.st_dev, facts.st_ino))
         except (ValueError, KeyError, TypeError, json.JSONDecodeError):
             return None  # it is being written, or somebody has written nonsense
 
-    def _said(self, values: Mapping[str, Any]) -> _RankSources | None:
+    def _said(self, values: Mapping[str, Any], named_by: NamedBy) -> _RankSources | None:
         if values.get("node") != self._node:
             return None
         attempt, rank, local_rank, node_rank = (
@@ -142,7 +148,7 @@ class JobSources:
         origin = Origin("training", self._node, job, attempt, rank, local_rank, node_rank)
         named = [(each["path"], each.get("source", "training")) for each in values.get("files", ())][:_MOST_FILES]
         files = tuple((path, source) for path, source in named if self._is_allowed(path) and source in _SOURCES)
-        return _RankSources(rank, local_rank, origin, files, len(named) - len(files))
+        return _RankSources(rank, local_rank, origin, files, len(named) - len(files), named_by)
 
     def _is_allowed(self, path: object) -> bool:
         try:

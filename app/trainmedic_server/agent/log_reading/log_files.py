@@ -1,13 +1,9 @@
-"""Opening a log file safely, and reading one that grows, is truncated, or renamed.
-
-A file is opened from ``/`` on, part by part, through no symbolic link. Only a regular file with one name is read:
-opening a pipe or a device can have an effect, and by a second name (a hard link) a user could put forward a file that
-is not theirs.
+"""Reading of a log file that grows, is truncated, or renamed.
 
 A file is known by its inode, and by its bytes: the first of it and the last before where reading goes on. Where those
 are not what they were it was truncated, or another took its number, and it is read from its beginning as another file.
 
-Not here: which files there are (``discovery``).
+Not here: which files there are (``discovery``), and opening them (``log_opening``).
 """
 
 from __future__ import annotations
@@ -15,15 +11,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import stat
-from collections.abc import Mapping
-from enum import StrEnum
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from trainmedic_server.agent.disk.filesystems import open_directory
+from trainmedic_server.agent.log_opening.own_files import OwnFiles
 from trainmedic_server.agent.log_reading.line_cutter import MOST_KEPT, LineCutter, PlacedLine
 
 LARGEST_READ = 256 * 1024
@@ -33,72 +27,9 @@ FARTHEST_BEHIND = 64 * 1024 * 1024
 _KEPT_BEHIND = 16 * 1024 * 1024
 _HEAD_BYTES = 256
 _TAIL_BYTES = 64
-_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
-
-class UnreadReason(StrEnum):
-    """Why something at a path is not read."""
-
-    LINK = "link"
-    """It is a symbolic link."""
-    SPECIAL = "special"
-    """It is neither a file nor a directory: a pipe, a socket, a device."""
-    SECOND_NAME = "second_name"
-    """The file has another name, by a hard link."""
-    OUTSIDE = "outside"
-    """A job named it, and the policy does not allow it."""
-    FORBIDDEN = "forbidden"
-    """The agent's user may not read it."""
-    TOO_MANY = "too_many"
-    """More files are written than the policy lets be followed."""
-
-
-class LogRefused(Exception):
-    """What is at the path is not read; ``reason`` says why."""
-
-    def __init__(self, reason: UnreadReason) -> None:
-        super().__init__(reason.value)
-        self.reason = reason
-
-
-def open_way(path: str) -> int:
-    """A descriptor of the directory at an absolute path. Raises OSError, also where a link is on the way."""
-    fd = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    for name in path.split("/")[1:]:
-        if not name:
-            continue
-        try:
-            child = open_directory(fd, name)
-        finally:
-            os.close(fd)
-        fd = child
-    return fd
-
-
-def open_log(path: str) -> int:
-    """A descriptor of the regular file at an absolute path. Raises OSError, LogRefused."""
-    directory, _, name = path.rpartition("/")
-    parent = open_way(directory)
-    try:
-        _check(os.stat(name, dir_fd=parent, follow_symlinks=False))
-        fd = os.open(name, _FLAGS, dir_fd=parent)
-    finally:
-        os.close(parent)
-    try:
-        _check(os.fstat(fd))  # another may have come under the name meanwhile
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def _check(facts: os.stat_result) -> None:
-    if stat.S_ISLNK(facts.st_mode):
-        raise LogRefused(UnreadReason.LINK)
-    if not stat.S_ISREG(facts.st_mode):
-        raise LogRefused(UnreadReason.SPECIAL)
-    if facts.st_nlink > 1:
-        raise LogRefused(UnreadReason.SECOND_NAME)
+OpenLog = Callable[[str], int]
+"""Returns a descriptor of the regular file at a path. Raises OSError, LogRefused."""
 
 
 class FilePosition(Struct, frozen=True):
@@ -181,7 +112,15 @@ class GrowingFile:
         self._written_ns = -1
 
     @classmethod
-    def open(cls, path: str, position: FilePosition, *, is_whole: bool = False, sizes: ReadSizes = ReadSizes()) -> Self:
+    def open(
+        cls,
+        path: str,
+        position: FilePosition,
+        *,
+        is_whole: bool = False,
+        sizes: ReadSizes = ReadSizes(),
+        open_log: OpenLog = OwnFiles().open,
+    ) -> Self:
         """Open the file that is at `path` where it was left. Raises OSError, LogRefused; FileNotFoundError where
         another file than that of `position` is there."""
         fd = open_log(path)

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from trainmedic_server.agent.log_opening.node_files import NodeFiles
 from trainmedic_server.agent.log_reading import kernel_log, pstore
 from trainmedic_server.agent.log_reading.arrivals import ArrivalIndex
 from trainmedic_server.agent.log_reading.discovery import Discovery, Scan
@@ -66,6 +67,7 @@ class LogReader:
         *,
         read_dumps: ReadDumps,
         port: FindingPort,
+        files: NodeFiles,
         arrivals: ArrivalIndex | None = None,
         shipping: ShipsLines | None = None,
         kmsg: str = kernel_log.KMSG,
@@ -77,6 +79,7 @@ class LogReader:
         self._policy = policy
         self._boot = boot
         self._records = records
+        self._files = files
         self._arrivals = arrivals
         self._shipping = shipping
         self._kmsg = kmsg
@@ -87,16 +90,17 @@ class LogReader:
         self._kept = self._store.positions()
         self._way = kernel_log.way_of(policy.kernel, kmsg) if policy.kernel is not None else None
         kernel_file = policy.kernel.path if policy.kernel and self._way is KernelReading.FILE else None
-        self._discovery = Discovery(policy, context.node, kernel_file=kernel_file)
+        self._discovery = Discovery(policy, context.node, kernel_file=kernel_file, files=files)
         self._following = FileFollowing(
             self.runner,
             followed_by(self.runner, self.counters, policy.max_lines, arrivals),
             self.counters,
             max_files=policy.max_files,
             now=context.now,
+            files=files,
         )
         self._sender = FindingSender(port, self._store, self.runner.has_findings)
-        self._dumps = DumpReading(self.runner, read_dumps, context.now)
+        self._dumps = DumpReading(self.runner, read_dumps, context.now, files)
         loops: dict[str, Callable[[], float]] = {"log-files": self._read_files, "log-scan": self._scan}
         if policy.kernel is not None:
             loops["log-kernel"] = self._read_kernel
@@ -181,7 +185,7 @@ class LogReader:
         if not self._has_read_records:
             self._has_read_records = True
             kept = self._kept.get(pstore.KEY, {})
-            pstore.read_records(self.runner, origin, kept.get("place", {}), self._records)
+            pstore.read_records(self.runner, origin, kept.get("place", {}), self._records, self._files)
             self.runner.settle()
         if self._way is KernelReading.FILE or self._way is None:
             self._stopping.wait()

@@ -14,8 +14,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from trainmedic_server.agent.log_opening.node_files import LogRefused, NodeFiles
+from trainmedic_server.agent.log_opening.own_files import OwnFiles
 from trainmedic_server.agent.log_reading.line_cutter import LineCutter
-from trainmedic_server.agent.log_reading.log_files import LogRefused, open_log
 from trainmedic_server.agent.log_reading.rule_runner import RuleRunner
 from trainmedic_server.agent.log_reading.streams import LineStream, excerpt_of
 from trainmedic_server.domain.finding import MOST_AROUND, Excerpt, Origin
@@ -26,6 +27,7 @@ _PACKED = re.compile(r".+\.(?:z|enc\.z|gz)\Z")
 _LARGEST = 1024 * 1024
 _MOST_RECORDS = 64
 _DEEPEST = 2
+_MOST_ENTRIES = 10_000
 KEY = "pstore"
 
 
@@ -47,15 +49,21 @@ class _Record:
         return excerpt_of(before[-MOST_AROUND:], [raw for begin, raw in self.lines if begin >= place])
 
 
-def read_records(runner: RuleRunner, origin: Origin, kept: Mapping[str, Any], tops: Sequence[str] = DIRECTORIES) -> int:
+def read_records(
+    runner: RuleRunner,
+    origin: Origin,
+    kept: Mapping[str, Any],
+    tops: Sequence[str] = DIRECTORIES,
+    files: NodeFiles = OwnFiles(),
+) -> int:
     """Show the rules every record that was not read before; return how many. `kept` is what was written of them."""
     read = [str(name) for name in kept.get("read", ())]
     count = 0
-    for path, written_at in list(_records(tops))[:_MOST_RECORDS]:
+    for path, written_at in list(_records(tops, files))[:_MOST_RECORDS]:
         name = f"{path} {written_at:.3f}"
         if name in read:
             continue
-        raw = _content(path)
+        raw = _content(path, files)
         if raw is None:
             continue
         read = [*read, name][-4 * _MOST_RECORDS :]
@@ -69,36 +77,29 @@ def read_records(runner: RuleRunner, origin: Origin, kept: Mapping[str, Any], to
     return count
 
 
-def _records(tops: Sequence[str]) -> Iterator[tuple[str, float]]:
+def _records(tops: Sequence[str], files: NodeFiles) -> Iterator[tuple[str, float]]:
     for top in tops:
-        yield from _below(top, 0)
+        yield from _below(top, 0, files)
 
 
-def _below(directory: str, depth: int) -> Iterator[tuple[str, float]]:
+def _below(directory: str, depth: int, files: NodeFiles) -> Iterator[tuple[str, float]]:
     try:
-        with os.scandir(directory) as entries:
-            found = sorted(entries, key=lambda entry: entry.name)
-    except OSError:
-        return
-    for entry in found:
-        path = f"{directory}/{entry.name}"
-        if entry.is_dir(follow_symlinks=False):
-            if depth < _DEEPEST:
-                yield from _below(path, depth + 1)
-        elif _RECORD.match(entry.name) and not _PACKED.match(entry.name):
-            try:
-                yield path, entry.stat(follow_symlinks=False).st_mtime
-            except OSError:
-                continue
-
-
-def _content(path: str) -> bytes | None:
-    try:
-        fd = open_log(path)
+        entries = sorted(files.listing(directory, _MOST_ENTRIES).entries, key=lambda entry: entry.name)
+        every = files.facts(directory, [entry.name for entry in entries])
     except (OSError, LogRefused):
-        return None
+        return
+    for entry, facts in zip(entries, every, strict=True):
+        path = f"{directory}/{entry.name}"
+        if entry.is_directory:
+            if depth < _DEEPEST:
+                yield from _below(path, depth + 1, files)
+        elif facts is not None and _RECORD.match(entry.name) and not _PACKED.match(entry.name):
+            yield path, facts.written_ns / 1e9
+
+
+def _content(path: str, files: NodeFiles) -> bytes | None:
     try:
-        with os.fdopen(fd, "rb") as file:
+        with os.fdopen(files.open(path), "rb") as file:
             return file.read(_LARGEST)
-    except OSError:
+    except (OSError, LogRefused):
         return None

@@ -13,10 +13,11 @@ import zlib
 from collections.abc import Mapping
 from datetime import UTC, datetime, tzinfo
 
+from trainmedic_server.agent.log_opening.own_files import OwnFiles
 from trainmedic_server.agent.log_reading.arrivals import ArrivalIndex
 from trainmedic_server.agent.log_reading.birth import born_at
 from trainmedic_server.agent.log_reading.line_cutter import LineCutter
-from trainmedic_server.agent.log_reading.log_files import open_log
+from trainmedic_server.agent.log_reading.log_files import OpenLog
 from trainmedic_server.agent.log_search.line_clock import BEGINNING, SLACK, LineClock
 from trainmedic_server.agent.log_search.line_filter import LineFilter
 from trainmedic_server.agent.log_search.wanted_lines import FilePlace, ReadBudget, WantedLines
@@ -49,6 +50,7 @@ class FileLines(WantedLines):
         budget: ReadBudget,
         arrivals: ArrivalIndex | None = None,
         zone: tzinfo | None = None,
+        open_log: OpenLog = OwnFiles().open,
     ) -> None:
         """Open the file. `begin` moves to the start. Raises OSError, LogRefused."""
         self._fd = open_log(path)

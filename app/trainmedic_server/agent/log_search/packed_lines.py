@@ -11,8 +11,9 @@ import zlib
 from collections.abc import Mapping
 from datetime import UTC, datetime, tzinfo
 
+from trainmedic_server.agent.log_opening.own_files import OwnFiles
 from trainmedic_server.agent.log_reading.line_cutter import LineCutter
-from trainmedic_server.agent.log_reading.log_files import open_log
+from trainmedic_server.agent.log_reading.log_files import OpenLog
 from trainmedic_server.agent.log_search.line_clock import LineClock
 from trainmedic_server.agent.log_search.line_filter import LineFilter
 from trainmedic_server.agent.log_search.wanted_lines import FilePlace, ReadBudget, WantedLines
@@ -28,7 +29,13 @@ class PackedLines(WantedLines):
     """One compressed file."""
 
     def __init__(
-        self, path: str, origin: Origin, line_filter: LineFilter, budget: ReadBudget, zone: tzinfo | None = None
+        self,
+        path: str,
+        origin: Origin,
+        line_filter: LineFilter,
+        budget: ReadBudget,
+        zone: tzinfo | None = None,
+        open_log: OpenLog = OwnFiles().open,
     ) -> None:
         """Open the file. Raises OSError, LogRefused."""
         self._fd = open_log(path)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
 import stat
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from trainmedic_server.agent.log_reading.log_files import open_way
+from trainmedic_server.agent.log_opening.node_files import FileFacts, LogRefused, NamedBy, NodeFiles
 
 MOST_OLDER = 16
 """Older parts of one file that are searched, the newest ones."""
 _OLDER = re.compile(r"(?:\.\d{1,3}|[.-]\d{8}(?:-?\d{1,6})?|[.-]\d{4}-\d\d-\d\d[\w.:-]{0,16}?)(?P<packed>\.gz)?\Z")
 _MOST_ENTRIES = 20_000
+_MOST_LISTED = 200_000
 
 
 class OlderPart(NamedTuple):
@@ -28,37 +29,40 @@ class OlderPart(NamedTuple):
 class Rotations:
     """Finder of older parts. It lists each directory once, so each answer needs a new one."""
 
-    def __init__(self) -> None:
-        self._names: dict[str, list[str]] = {}
+    def __init__(self, files: NodeFiles) -> None:
+        self._files = files
+        self._names: dict[tuple[str, NamedBy | None], list[str]] = {}
 
-    def of(self, path: str, since: float) -> list[OlderPart]:
+    def of(self, path: str, since: float, named_by: NamedBy | None = None) -> list[OlderPart]:
         """Return the older parts of the file at `path` that were written after `since`, newest first."""
         directory, _, name = path.rpartition("/")
+        matches = {
+            other: match
+            for other in self._listed(directory, named_by)
+            if other.startswith(name) and (match := _OLDER.match(other, len(name))) is not None
+        }
         parts: list[OlderPart] = []
-        for other in self._listed(directory):
-            match = _OLDER.match(other, len(name)) if other.startswith(name) else None
-            if match is None:
-                continue
-            try:
-                facts = os.stat(f"{directory}/{other}", follow_symlinks=False)  # noqa: PTH116
-            except OSError:
-                continue
-            if stat.S_ISREG(facts.st_mode) and facts.st_mtime >= since:
-                parts.append(OlderPart(f"{directory}/{other}", match["packed"] is not None, facts.st_mtime))
+        for other, facts in zip(matches, self._facts(directory, list(matches), named_by), strict=True):
+            if facts is not None and stat.S_ISREG(facts.mode) and facts.written_ns / 1e9 >= since:
+                is_packed = matches[other]["packed"] is not None
+                parts.append(OlderPart(f"{directory}/{other}", is_packed, facts.written_ns / 1e9))
         return sorted(parts, key=lambda part: -part.written_at)[:MOST_OLDER]
 
-    def _listed(self, directory: str) -> list[str]:
-        if directory not in self._names:
+    def _facts(self, directory: str, names: Sequence[str], named_by: NamedBy | None) -> Sequence[FileFacts | None]:
+        if not names:
+            return ()
+        try:
+            return self._files.facts(directory, names, named_by)
+        except (OSError, LogRefused):
+            return [None] * len(names)
+
+    def _listed(self, directory: str, named_by: NamedBy | None) -> Sequence[str]:
+        key = (directory, named_by)
+        if key not in self._names:
             try:
-                fd = open_way(directory)
-            except OSError:
-                self._names[directory] = []
-                return []
-            try:
-                names = [name for name in os.listdir(fd) if _OLDER.search(name)]  # noqa: PTH208 - of a descriptor
-            except OSError:
-                names = []
-            finally:
-                os.close(fd)
-            self._names[directory] = names[:_MOST_ENTRIES]
-        return self._names[directory]
+                entries = self._files.listing(directory, _MOST_LISTED, named_by).entries
+            except (OSError, LogRefused):
+                entries = ()
+            names = [entry.name for entry in entries if _OLDER.search(entry.name)]
+            self._names[key] = names[:_MOST_ENTRIES]
+        return self._names[key]

@@ -9,18 +9,19 @@ from __future__ import annotations
 import heapq
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime, tzinfo
+from functools import partial
 
 from msgspec import Struct, field, structs
 
+from trainmedic_server.agent.log_opening.node_files import LogRefused, NamedBy, NodeFiles
+from trainmedic_server.agent.log_opening.own_files import OwnFiles
 from trainmedic_server.agent.log_reading import kernel_log
 from trainmedic_server.agent.log_reading.arrivals import ArrivalIndex
 from trainmedic_server.agent.log_reading.discovery import Discovery
-from trainmedic_server.agent.log_reading.log_files import LogRefused
 from trainmedic_server.agent.log_reading.log_policy import KernelReading, LogsPolicy
 from trainmedic_server.agent.log_search import packed_lines
 from trainmedic_server.agent.log_search.file_lines import FileLines
@@ -55,6 +56,8 @@ class LogFileFound(Struct, frozen=True):
     path: str
     origin: Origin
     written_at: float
+    named_by: NamedBy | None = None
+    """The file of a job that names it."""
 
 
 class LogPage(Struct, frozen=True):
@@ -84,6 +87,7 @@ class LogSearcher:
         *,
         arrivals: ArrivalIndex | None = None,
         zone: tzinfo | None = None,
+        files: NodeFiles = OwnFiles(),
     ) -> None:
         """`zone` is the zone of times without one. None is this machine's."""
         self._policy = policy
@@ -91,7 +95,8 @@ class LogSearcher:
         self._zone = zone
         self._node = node
         self._kernel = Origin("kernel", node)
-        self._discovery = discovery if discovery is not None else Discovery(policy, node)
+        self._discovery = discovery if discovery is not None else Discovery(policy, node, files=files)
+        self._node_files = files
         self._files: Sequence[LogFileFound] = ()
         self._scanned_at = float("-inf")
 
@@ -147,7 +152,9 @@ class LogSearcher:
     def _scan(self, is_stopping: Callable[[], bool]) -> list[LogFileFound]:
         entries = self._discovery.scan((), is_stopping).files
         files = [
-            LogFileFound(each.path, each.origin, each.written_ns / 1e9) for each in entries if each.origin is not None
+            LogFileFound(each.path, each.origin, each.written_ns / 1e9, each.named_by)
+            for each in entries
+            if each.origin is not None
         ]
         kernel = self._policy.kernel
         if kernel is not None and kernel_log.way_of(kernel) is KernelReading.FILE:
@@ -179,7 +186,7 @@ class LogSearcher:
         files = [file for file in self._files if query.kernel and file.origin.source in KERNEL_SOURCES]
         for file in job_files:
             missing = unknown_of_file(file.origin, query)
-            if missing is None or not _is_written_since(file, query.since.timestamp()):
+            if missing is None or not self._is_written_since(file, query.since.timestamp()):
                 continue
             if missing:
                 left_out[missing] = left_out.get(missing, LeftOut()) + LeftOut(files=1)
@@ -189,6 +196,18 @@ class LogSearcher:
         if len(files) > MOST_FILES:
             notes.append(f"of {len(files)} files on {self._node} the last written {MOST_FILES} are searched")
         return files[:MOST_FILES]
+
+    def _is_written_since(self, file: LogFileFound, since: float) -> bool:
+        """Whether the file was written at `since` or later. A scan is some seconds old, so it does not know of what was
+        written after it."""
+        if file.written_at >= since:
+            return True
+        directory, _, name = file.path.rpartition("/")
+        try:
+            (facts,) = self._node_files.facts(directory, (name,), file.named_by)
+        except (OSError, LogRefused):
+            return False
+        return facts is not None and facts.written_ns / 1e9 >= since
 
     def _opened(
         self,
@@ -200,10 +219,10 @@ class LogSearcher:
     ) -> Iterable[WantedLines]:
         """Yield the files that can be opened, each with its older parts."""
         own_files = {(file.origin.job, file.origin.attempt) for file in files if "/ranks-" in file.path}
-        rotations = Rotations()
+        rotations = Rotations(self._node_files)
         met: set[str] = set()
         for file in files:
-            older = rotations.of(file.path, line_filter.query.since.timestamp())
+            older = rotations.of(file.path, line_filter.query.since.timestamp(), file.named_by)
             parts = [OlderPart(file.path, False, file.written_at), *older]
             whole = [part for part in (self._part(part, file, line_filter, budget, stack) for part in parts) if part]
             own_places = [places[lines.key] for lines in whole if lines.key in places]
@@ -229,12 +248,13 @@ class LogSearcher:
         budget: ReadBudget,
         stack: ExitStack,
     ) -> FileLines | PackedLines | None:
+        open_log = partial(self._node_files.open, named_by=file.named_by)
         try:
             lines: FileLines | PackedLines
             if part.is_packed:
-                lines = PackedLines(part.path, file.origin, line_filter, budget, self._zone)
+                lines = PackedLines(part.path, file.origin, line_filter, budget, self._zone, open_log)
             else:
-                lines = FileLines(part.path, file.origin, line_filter, budget, self._arrivals, self._zone)
+                lines = FileLines(part.path, file.origin, line_filter, budget, self._arrivals, self._zone, open_log)
         except (OSError, LogRefused):
             return None
         stack.callback(lines.close)
@@ -255,17 +275,6 @@ def _with_node_ranks(files: Sequence[LogFileFound]) -> list[LogFileFound]:
         else:
             shown.append(file)
     return shown
-
-
-def _is_written_since(file: LogFileFound, since: float) -> bool:
-    """Whether the file was written at `since` or later. A scan is some seconds old, so it does not know of what was
-    written after it."""
-    if file.written_at >= since:
-        return True
-    try:
-        return os.stat(file.path, follow_symlinks=False).st_mtime >= since  # noqa: PTH116
-    except OSError:
-        return False
 
 
 def _is_of_job(file: LogFileFound, query: LogQuery) -> bool:

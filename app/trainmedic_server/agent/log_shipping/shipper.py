@@ -20,6 +20,8 @@ from msgspec.structs import replace
 from prometheus_client.metrics_core import Metric
 
 from trainmedic.wire.log_limit import LogLimit
+from trainmedic_server.agent.log_opening.node_files import NodeFiles
+from trainmedic_server.agent.log_opening.own_files import OwnFiles
 from trainmedic_server.agent.log_reading import kernel_log
 from trainmedic_server.agent.log_reading.discovery import Scan
 from trainmedic_server.agent.log_reading.files import FileFollowing
@@ -67,6 +69,7 @@ class LogShipping:
         boot: NodeBoot,
         push: StorePush,
         *,
+        files: NodeFiles = OwnFiles(),
         monotonic: Callable[[], float] = time.monotonic,
         kmsg: str = kernel_log.KMSG,
     ) -> None:
@@ -86,6 +89,7 @@ class LogShipping:
             now=context.now,
             monotonic=monotonic,
             sizes=SIZES,
+            files=files,
         )
         self._kernel: ShippedKernel | None = None
         self._kernel_due = 0.0

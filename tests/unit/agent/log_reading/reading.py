@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from trainmedic_server.agent.journal import Journal
+from trainmedic_server.agent.log_opening.node_files import NodeFiles
+from trainmedic_server.agent.log_opening.own_files import OwnFiles
 from trainmedic_server.agent.log_reading.discovery import Discovery
 from trainmedic_server.agent.log_reading.files import FileFollowing
 from trainmedic_server.agent.log_reading.followed_file import followed_by
@@ -54,8 +56,15 @@ class Reading:
     """An agent's reading of files, from the database in `state`."""
 
     def __init__(
-        self, state: Path, policy: LogsPolicy, rules: RuleSet = RULES, pods: str = "/nowhere", node: str = NODE
+        self,
+        state: Path,
+        policy: LogsPolicy,
+        rules: RuleSet = RULES,
+        pods: str = "/nowhere",
+        node: str = NODE,
+        opened_by: NodeFiles = OwnFiles(),
     ) -> None:
+        self._files = opened_by
         self.elapsed = 1000.0
         self.began = datetime.now(UTC)
         self._state = state
@@ -72,7 +81,7 @@ class Reading:
         self.store = LogStore(self.journal, NodeBoot(self._node, "boot-1", self.began), self.counters)
         self.runner = RuleRunner(self.store, lambda _: None, self.counters, self.now, lambda: self.elapsed)
         self.runner.use(self._rules)
-        self.discovery = Discovery(self._policy, self._node, self._pods)
+        self.discovery = Discovery(self._policy, self._node, self._pods, files=self._files)
         self.following = FileFollowing(
             self.runner,
             followed_by(self.runner, self.counters, self._policy.max_lines),
@@ -80,6 +89,7 @@ class Reading:
             max_files=self._policy.max_files,
             now=self.now,
             monotonic=lambda: self.elapsed,
+            files=self._files,
         )
 
     def now(self) -> datetime:

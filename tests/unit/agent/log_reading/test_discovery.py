@@ -11,6 +11,8 @@ import pytest
 
 from tests.unit.agent.log_reading.reading import NODE, policy_of
 from trainmedic.wire.log_layout import AttemptLogs
+from trainmedic_server.agent.log_opening.node_files import Listing, NamedBy
+from trainmedic_server.agent.log_opening.own_files import OwnFiles
 from trainmedic_server.agent.log_reading import discovery as discovering
 from trainmedic_server.agent.log_reading.discovery import Discovery, Scan, is_rotated
 from trainmedic_server.domain.finding import Origin
@@ -34,6 +36,17 @@ def scan(discovery: Discovery) -> Scan:
 
 def origins(found: Scan) -> dict[str, Origin]:
     return {Path(file.path).name: file.origin for file in found.files if file.origin is not None}
+
+
+class ListingsCounted(OwnFiles):
+    """Files that remember which directories were listed."""
+
+    def __init__(self) -> None:
+        self.listed: list[str] = []
+
+    def listing(self, path: str, most: int, named_by: NamedBy | None = None) -> Listing:
+        self.listed.append(path)
+        return super().listing(path, most, named_by)
 
 
 @pytest.fixture
@@ -205,15 +218,18 @@ def test_old_jobs_are_not_looked_through_each_time(tmp_path: Path, monkeypatch: 
         os.utime(path, (1e9, 1e9))
     elapsed = [1000.0]
     monkeypatch.setattr(discovering.time, "monotonic", lambda: elapsed[0])
-    discovery = Discovery(policy_of(roots=[str(tmp_path / "logs")]), NODE)
+    files = ListingsCounted()
+    discovery = Discovery(policy_of(roots=[str(tmp_path / "logs")]), NODE, files=files)
     assert origins(scan(discovery)).keys() == {"rank-8.jsonl", "own.log"}
-    looked_at: list[str] = []
-    real = discovering.open_directory
-    monkeypatch.setattr(discovering, "open_directory", lambda fd, name: (looked_at.append(name), real(fd, name))[1])
+    job = tmp_path / "logs" / "llm-1"
+    looked_at = [str(tmp_path / "logs"), str(job), str(job / "attempt-1"), str(tmp_path / "logs")]
+    assert files.listed == looked_at
+    files.listed.clear()
     elapsed[0] += 90
     scan(discovery)
-    assert looked_at == ["llm-1", "attempt-1"]
+    assert files.listed == looked_at
+    files.listed.clear()
     assert origins(scan(discovery)).keys() == {"rank-8.jsonl", "own.log"}
-    assert looked_at == ["llm-1", "attempt-1", "llm-1"]
+    assert files.listed == [str(tmp_path / "logs")] * 2, "the job's directory was not listed"
     touch(AttemptLogs.of(tmp_path / "logs", "llm-1", 2).launcher(NODE))
     assert origins(scan(discovery)).keys() == {"rank-8.jsonl", "own.log", "launcher-n1.log"}

@@ -18,6 +18,8 @@ from tests.support.log_stores.loki_stand_in import LokiStandIn
 from tests.unit.agent.log_reading.reading import NODE, policy_of
 from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.journal import Journal
+from trainmedic_server.agent.log_opening.node_files import NodeFiles
+from trainmedic_server.agent.log_opening.own_files import OwnFiles
 from trainmedic_server.agent.log_reading.discovery import Discovery
 from trainmedic_server.agent.log_reading.log_store import NodeBoot
 from trainmedic_server.agent.log_reading.reading_context import ReadingContext
@@ -55,8 +57,16 @@ class Agent:
     """Those that a test has not killed."""
 
     def __init__(
-        self, state: Path, *, hours_ago: float = 0.0, kmsg: str = "/nowhere", pods_in: str = "/nowhere", **logs: Any
+        self,
+        state: Path,
+        *,
+        hours_ago: float = 0.0,
+        kmsg: str = "/nowhere",
+        pods_in: str = "/nowhere",
+        opened_by: NodeFiles = OwnFiles(),
+        **logs: Any,
     ) -> None:
+        self._files = opened_by
         self.elapsed = 1000.0
         self.began = datetime.now(UTC) - timedelta(hours=hours_ago)
         self._pods_in = pods_in
@@ -74,9 +84,16 @@ class Agent:
         assert self.policy.ship is not None
         boot = NodeBoot(NODE, "boot-1", self.began)
         self.shipping = LogShipping(
-            context, self.policy, self.policy.ship, boot, self.push, monotonic=lambda: self.elapsed, kmsg=self._kmsg
+            context,
+            self.policy,
+            self.policy.ship,
+            boot,
+            self.push,
+            files=self._files,
+            monotonic=lambda: self.elapsed,
+            kmsg=self._kmsg,
         )
-        self.discovery = Discovery(self.policy, NODE, self._pods_in)
+        self.discovery = Discovery(self.policy, NODE, self._pods_in, files=self._files)
         self.running.append(self)
 
     def kill(self) -> None:

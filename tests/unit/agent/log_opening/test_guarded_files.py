@@ -1,0 +1,382 @@
+"""Whose rights open a file: of whoever named it, or can have placed it.
+
+With root's capabilities each test runs by the users' real rights and by file modes, otherwise by file modes alone.
+Tests that need files of other users say so; their siblings without that need run everywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.two_users import ANN, BOB, MAY_GIVE, MAY_TAKE, TEAM, WAYS, directory, file, open_place, switch_of
+from trainmedic_server.agent.log_opening.guarded_files import GuardedFiles
+from trainmedic_server.agent.log_opening.node_files import LogRefused, NamedBy, UnreadReason
+from trainmedic_server.agent.log_opening.rights import Rights, UserDatabase, has_acl
+from trainmedic_server.agent.log_opening.thread_rights import ThreadRights
+
+SECRET = "the-secret-of-bob\n"
+OTHER_UID = 4_000_000
+"""An owner for the opener that this process is not, so that its own files count as a user's."""
+real_users = pytest.mark.skipif(not MAY_GIVE, reason="files of other users take CAP_CHOWN and CAP_DAC_OVERRIDE to make")
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with open_place() as made:
+        yield made
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def guarded(place: Path, way: str, own_uid: int | None = None) -> GuardedFiles:
+    return GuardedFiles([str(place)], switch=switch_of(way), own_uid=own_uid)
+
+
+def content(files: GuardedFiles, path: Path, named_by: NamedBy | None = None) -> str:
+    with os.fdopen(files.open(str(path), named_by)) as opened:
+        return opened.read()
+
+
+def named_by(path: Path) -> NamedBy:
+    facts = path.stat()
+    return NamedBy(str(path), facts.st_dev, facts.st_ino)
+
+
+def sources_of(place: Path, owner: int, job: str = "job") -> NamedBy:
+    """A sources file of a user, in a directory of his job."""
+    attempt = directory(directory(place / "logs" / job, owner) / "attempt-1", owner)
+    return named_by(file(attempt / "sources-n1-0.json", "{}", owner, 0o644))
+
+
+def test_with_the_capabilities_users_rights_are_really_taken() -> None:
+    """Otherwise the tests below would prove the weaker way alone, without a word."""
+    effective = int(Path("/proc/thread-self/status").read_text().split("CapEff:")[1].split()[0], 16)
+    has_both = effective >> 6 & 3 == 3
+    assert has_both or not MAY_TAKE
+    if has_both and os.geteuid() == 0 and "0 4294967295" in " ".join(Path("/proc/self/uid_map").read_text().split()):
+        assert WAYS == ("modes", "rights")
+
+
+# --- what a job names ---------------------------------------------------------------------------------------
+
+
+@real_users
+def test_a_name_gives_the_rights_of_who_wrote_it(place: Path, way: str) -> None:
+    """Ann's job may name Ann's files and public ones, and none that Bob keeps to himself."""
+    files, sources = guarded(place, way), sources_of(place, ANN)
+    own = file(directory(place / "ann", ANN, 0o700) / "own.log", "own\n", ANN)
+    public = file(directory(place / "bob", BOB) / "public.log", "public\n", BOB, 0o644)
+    private = file(place / "bob" / "private.log", SECRET, BOB)
+    hidden = file(directory(place / "hidden", BOB, 0o700) / "readable.log", SECRET, BOB, 0o644)
+    assert (content(files, own, sources), content(files, public, sources)) == ("own\n", "public\n")
+    for path in (private, hidden):
+        with pytest.raises(PermissionError):
+            files.open(str(path), sources)
+    with pytest.raises(PermissionError):
+        files.listing(str(place / "hidden"), 10, sources)
+    with pytest.raises(PermissionError):
+        files.facts(str(place / "hidden"), ["readable.log"], sources)
+
+
+@real_users
+def test_root_in_a_container_names_what_everybody_may_read_and_its_own(place: Path, way: str) -> None:
+    """Its own is the directory of its job. Elsewhere uid 0 gives no right."""
+    files, sources = guarded(place, way, own_uid=0), sources_of(place, 0)
+    own = file(place / "logs" / "job" / "more.log", "own\n", 0)
+    public = file(directory(place / "bob", BOB) / "public.log", "public\n", BOB, 0o644)
+    private = file(place / "bob" / "private.log", SECRET, BOB)
+    of_root = file(place / "root.log", SECRET, 0)
+    assert (content(files, own, sources), content(files, public, sources)) == ("own\n", "public\n")
+    for path in (private, of_root):
+        with pytest.raises(PermissionError):
+            files.open(str(path), sources)
+
+
+@real_users
+def test_a_name_by_somebody_elses_file_takes_both_rights(place: Path, way: str) -> None:
+    """Bob's sources file that lies in Ann's directory can have been moved there by Ann."""
+    files = guarded(place, way)
+    attempt = directory(directory(place / "logs" / "job", ANN) / "attempt-1", ANN)
+    sources = named_by(file(attempt / "sources-n1-0.json", "{}", BOB, 0o644))
+    private = file(directory(place / "bob", BOB) / "private.log", SECRET, BOB)
+    public = file(place / "bob" / "public.log", "public\n", BOB, 0o644)
+    with pytest.raises(PermissionError):
+        files.open(str(private), sources)
+    assert content(files, public, sources) == "public\n"
+
+
+def test_a_name_counts_only_while_its_file_is_the_one_that_was_read(place: Path, way: str) -> None:
+    """Another user's file under the same path gives none of his rights."""
+    log = file(place / "x.log", "x\n")
+    first = file(place / "sources.json", "{}")
+    by = named_by(first)
+    file(place / "other.json", "{}").replace(first)
+    with pytest.raises(FileNotFoundError):
+        guarded(place, way).open(str(log), by)
+
+
+# --- what a user places -------------------------------------------------------------------------------------
+
+
+@real_users
+def test_a_file_in_a_jobs_directory_is_opened_as_its_owner(place: Path, way: str) -> None:
+    """A file of Bob that came into Ann's directory is not read where Ann may not read it; hers is."""
+    files, job = guarded(place, way), directory(place / "job", ANN, 0o700)
+    assert content(files, file(job / "rank-0.jsonl", "ann\n", ANN)) == "ann\n"
+    moved = file(place / "private.log", SECRET, BOB).rename(job / "rank-1.jsonl")
+    with pytest.raises(PermissionError):
+        files.open(str(moved))
+    assert {entry.name for entry in files.listing(str(job), 10).entries} == {"rank-0.jsonl", "rank-1.jsonl"}
+
+
+@real_users
+def test_two_owners_on_a_way_must_both_be_able_to_go_it(place: Path, way: str) -> None:
+    """Bob's directory within Ann's: Ann could have renamed it, Bob could have moved something into it."""
+    files, inner = guarded(place, way), directory(directory(place / "ann", ANN) / "bob", BOB)
+    for owner in (ANN, BOB):
+        with pytest.raises(PermissionError):
+            files.open(str(file(inner / f"{owner}.log", SECRET, owner)))
+    assert content(files, file(inner / "public.log", "public\n", BOB, 0o644)) == "public\n"
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777])
+def test_what_lies_where_everybody_may_write_must_be_readable_for_everybody(place: Path, way: str, mode: int) -> None:
+    """Anybody can have moved a file there that he may not read, also into a sticky directory."""
+    files, shared = guarded(place, way), directory(place / "shared", mode=mode)
+    with pytest.raises(PermissionError):
+        files.open(str(file(shared / "private.log", SECRET)))
+    assert content(files, file(shared / "public.log", "public\n", mode=0o644)) == "public\n"
+
+
+@real_users
+def test_a_directory_in_a_sticky_one_is_its_owners(place: Path, way: str) -> None:
+    """To move or rename it takes its owner's rights, so his private files in it are read. Without the sticky bit
+    anybody can rename it into the directory of a job of his own."""
+    sticky, loose = directory(place / "sticky", mode=0o1777), directory(place / "loose", mode=0o777)
+    files = guarded(place, way)
+    assert content(files, file(directory(sticky / "job", ANN, 0o700) / "x.log", "ann\n", ANN)) == "ann\n"
+    with pytest.raises(PermissionError):
+        files.open(str(file(directory(loose / "job", ANN) / "x.log", SECRET, ANN)))
+    assert content(files, file(loose / "job" / "public.log", "ann\n", ANN, 0o644)) == "ann\n"
+
+
+@real_users
+def test_who_may_write_in_a_directory_of_another_can_have_moved_it(place: Path, way: str) -> None:
+    """Into a sticky directory, where it would count as a job of his."""
+    files, moved = guarded(place, way), directory(place / "sticky", mode=0o1777) / "job"
+    directory(directory(moved, BOB, 0o1775, TEAM) / "inner", BOB)
+    with pytest.raises(PermissionError):
+        files.open(str(file(moved / "inner" / "x.log", SECRET, BOB)))
+    assert content(files, file(moved / "inner" / "team.log", "team\n", BOB, 0o640, TEAM)) == "team\n"
+
+
+@real_users
+def test_what_a_group_may_write_must_be_readable_for_the_group(place: Path, way: str) -> None:
+    """A group of the system has no users, and counts as the administrator."""
+    files = guarded(place, way)
+    team = directory(place / "team", mode=0o2775, owner=0, group=TEAM)
+    assert content(files, file(team / "x.log", "team\n", ANN, 0o640, TEAM)) == "team\n"
+    with pytest.raises(PermissionError):
+        files.open(str(file(team / "private.log", SECRET, BOB)))
+    system = directory(place / "system", mode=0o775, owner=0, group=4)
+    assert content(files, file(system / "kern.log", "kernel\n", 0, 0o640, 4)) == "kernel\n"
+
+
+def test_a_users_own_group_is_no_other_users() -> None:
+    """Many distributions give each user a group, and let it write."""
+    users = UserDatabase()
+    assert users.is_shared(TEAM, ANN)
+    assert not users.is_shared(0, 0)
+    assert users.is_shared(100, 0)
+
+
+def test_a_user_whom_no_database_knows_has_no_group() -> None:
+    """The group of his files need not be his: a directory can pass its own on."""
+    assert UserDatabase().rights_of(ANN) == Rights(ANN, 65534)
+    assert 0 in UserDatabase().rights_of(0).groups
+
+
+# --- links, pipes, devices ----------------------------------------------------------------------------------
+
+
+def test_no_link_leads_anywhere(place: Path, way: str) -> None:
+    """Neither at the end nor on the way, neither symbolic nor hard."""
+    files, target = guarded(place, way), file(directory(place / "target") / "x.log", SECRET)
+    (place / "link.log").symlink_to(target)
+    (place / "way").symlink_to(target.parent)
+    (place / "hard.log").hardlink_to(target)
+    for path, reason in (("link.log", UnreadReason.LINK), ("hard.log", UnreadReason.SECOND_NAME)):
+        with pytest.raises(LogRefused) as refused:
+            files.open(str(place / path))
+        assert refused.value.reason is reason
+    for path in (place / "way", place / "way" / "x.log"):
+        with pytest.raises(NotADirectoryError):
+            files.listing(str(path), 10)
+    with pytest.raises(NotADirectoryError):
+        files.open(str(place / "way" / "x.log"))
+
+
+def test_what_is_no_file_is_not_opened(place: Path, way: str) -> None:
+    """A pipe would wake its writer or block, a device can act when it is opened."""
+    os.mkfifo(place / "pipe.log")
+    directory(place / "directory.log")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(place / "socket.log"))
+    files = GuardedFiles([str(place), "/dev"], switch=switch_of(way))
+    for path in (*place.iterdir(), Path("/dev/null"), Path("/dev/zero")):
+        with pytest.raises(LogRefused) as refused:
+            files.open(str(path))
+        assert refused.value.reason is UnreadReason.SPECIAL
+    with pytest.raises(OSError, match="No such device"):  # ENXIO: no reader has ever opened it
+        os.open(place / "pipe.log", os.O_WRONLY | os.O_NONBLOCK)
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "{}/../etc/passwd", "{}x/file", "relative", "", "{}/./x", "/"])
+def test_only_what_the_policy_names_is_opened(place: Path, way: str, path: str) -> None:
+    """Whatever the process that asks has been made to ask."""
+    files = guarded(place, way)
+    for call in (files.open, lambda path: files.listing(path, 1), lambda path: files.facts(path, ["x"])):
+        with pytest.raises(LogRefused) as refused:
+            call(path.format(place))
+        assert refused.value.reason is UnreadReason.OUTSIDE
+
+
+def test_names_lead_out_of_no_directory(place: Path, way: str) -> None:
+    """Facts are those of entries alone."""
+    file(place / "x", "x\n")
+    names = ["..", ".", "", "x/../x", "/etc/passwd", "x\0", "missing", "x"]
+    facts = guarded(place, way).facts(str(place), names)
+    assert [each is None for each in facts] == [True] * 7 + [False]
+
+
+def test_an_access_control_list_is_not_read_from_the_mode(place: Path) -> None:
+    """Its entries can refuse what the mode seems to grant."""
+    path = file(place / "x.log", "x\n", mode=0o644)
+    fd = os.open(path, os.O_PATH)
+    try:
+        assert not has_acl(fd)
+        entries = [(1, 6, 2**32 - 1), (2, 0, ANN), (4, 4, 2**32 - 1), (16, 4, 2**32 - 1), (32, 4, 2**32 - 1)]
+        raw = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+        try:
+            os.setxattr(path, "system.posix_acl_access", raw)
+        except OSError:
+            return  # this file system keeps none
+        assert has_acl(fd)
+        assert not Rights(ANN, 65534).may(os.R_OK, path.stat(), has_acl=True)
+    finally:
+        os.close(fd)
+
+
+# --- races --------------------------------------------------------------------------------------------------
+
+
+@real_users
+def test_exchanging_files_while_they_are_opened_shows_nothing_of_another(place: Path, way: str) -> None:
+    """Ann exchanges her log for Bob's file, a link to it, and her directory for another one, all the time."""
+    files, job = guarded(place, way), directory(directory(place / "ann", ANN) / "job", ANN)
+    of_bob = directory(place / "bob", BOB, 0o700)
+    secret = file(of_bob / "private.log", SECRET, BOB)
+    file(of_bob / "x.log", SECRET, BOB)
+    ended = threading.Event()
+
+    def exchange() -> None:
+        own, other = place / "own", job / "other"
+        while not ended.is_set():
+            file(own, "ann\n", ANN).rename(job / "x.log")
+            other.symlink_to(secret)
+            other.rename(job / "x.log")
+            file(own, SECRET, BOB).rename(job / "x.log")
+            job.rename(place / "ann" / "aside")
+            of_bob.rename(job)
+            job.rename(of_bob)
+            (place / "ann" / "aside").rename(job)
+
+    thread = threading.Thread(target=exchange)
+    thread.start()
+    try:
+        for _ in range(2000):
+            try:
+                text = content(files, job / "x.log")
+            except (OSError, LogRefused):
+                continue
+            assert text == "ann\n"
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.skipif(not MAY_TAKE, reason="users' rights take CAP_SETUID and CAP_SETGID")
+def test_rights_are_taken_by_one_thread_alone() -> None:
+    """Others go on with their own, and the thread has its own again afterwards, also after an error."""
+    rights, switch = Rights(ANN, TEAM, (TEAM, 20_200)), ThreadRights()
+
+    def ids() -> dict[str, str]:
+        lines = Path("/proc/thread-self/status").read_text().splitlines()
+        return dict(line.split(":\t", 1) for line in lines if line.startswith(("Uid", "Gid", "Groups", "CapEff")))
+
+    own, taken, meeting = ids(), [], threading.Barrier(2)
+
+    def act() -> None:
+        with switch.using(rights):
+            meeting.wait(60)
+            taken.append(ids())
+            meeting.wait(60)
+        taken.append(ids())
+
+    thread = threading.Thread(target=act)
+    thread.start()
+    meeting.wait(60)
+    assert ids() == own
+    meeting.wait(60)
+    thread.join()
+    euid = str(os.geteuid())
+    assert (taken[0]["Uid"].split()[1], taken[0]["Uid"].split()[3], taken[0]["Gid"].split()[3]) == (
+        euid,
+        str(ANN),
+        str(TEAM),
+    )
+    assert taken[0]["Groups"].split() == [str(TEAM), "20200"]
+    assert int(taken[0]["CapEff"], 16) == 1 << 6 | 1 << 7
+    assert taken[1] == own
+    with pytest.raises(ZeroDivisionError), switch.using(rights):
+        raise ZeroDivisionError
+    assert ids() == own
+
+
+@real_users
+@pytest.mark.skipif(not MAY_TAKE, reason="users' rights take CAP_SETUID and CAP_SETGID")
+def test_a_server_that_distrusts_root_serves_the_owner(place: Path) -> None:
+    """As NFS with root_squash does: here a thread without the capabilities by which root reads everything."""
+    private = file(directory(place / "ann", ANN, 0o700) / "x.log", "ann\n", ANN)
+    outcome: list[str] = []
+
+    def act() -> None:
+        switch = ThreadRights()
+        values = switch._read()
+        switch._write([values[0] & ~0b110, *values[1:]])
+        try:
+            os.close(os.open(private, os.O_RDONLY))
+        except PermissionError:
+            outcome.append("refused to root")
+        outcome.append(content(GuardedFiles([str(place)], switch=switch), private))
+
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join()
+    assert outcome == ["refused to root", "ann\n"]
+
+
+def test_the_place_itself_is_open(place: Path) -> None:
+    """Otherwise a refusal would say nothing about rights."""
+    assert all(parent.stat().st_mode & stat.S_IXOTH for parent in (place, *place.parents))

@@ -1,0 +1,171 @@
+"""The opener and its client: the same answers as without a process between, and no trust in what is asked."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.two_users import ANN, BOB, MAY_GIVE, WAYS, directory, file, open_place, switch_of
+from trainmedic_server.agent.log_opening import opener_frames
+from trainmedic_server.agent.log_opening.guarded_files import GuardedFiles
+from trainmedic_server.agent.log_opening.node_files import FileFacts, LogRefused, NamedBy, NodeFiles, UnreadReason
+from trainmedic_server.agent.log_opening.opener import MOST_NAMES, FileOpener
+from trainmedic_server.agent.log_opening.opener_client import OpenerClient
+from trainmedic_server.agent.log_opening.opener_frames import FrameReader, Opened, OpenFile
+from trainmedic_server.agent.log_opening.own_files import OwnFiles
+
+WAIT_SECONDS = 60.0
+
+
+class Served:
+    """A client whose opener runs in a thread."""
+
+    def __init__(self, files: NodeFiles) -> None:
+        own, far = socket.socketpair()
+        self.raw = own
+        self.client = OpenerClient(own)
+        self._thread = threading.Thread(target=FileOpener(files).serve, args=(far,))
+        self._thread.start()
+
+    def end(self) -> None:
+        self.client.close()
+        self._thread.join(WAIT_SECONDS)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with open_place() as made:
+        yield made
+
+
+@pytest.fixture
+def served(place: Path) -> Iterator[Served]:
+    made = Served(GuardedFiles([str(place)], switch=switch_of(WAYS[-1])))
+    yield made
+    made.end()
+
+
+def read(files: NodeFiles, path: Path, named_by: NamedBy | None = None) -> str:
+    with os.fdopen(files.open(str(path), named_by)) as opened:
+        return opened.read()
+
+
+def test_a_client_gets_what_the_files_themselves_say(place: Path, served: Served) -> None:
+    """Descriptors, listings and facts, also of names that are no UTF-8; refusals with their reason."""
+    odd = os.fsencode(directory(place / "logs")) + b"/\xff.log"
+    Path(os.fsdecode(odd)).write_text("odd\n")
+    file(place / "logs" / "a.log", "a\n").chmod(0o644)
+    (place / "logs" / "link.log").symlink_to("a.log")
+    directory(place / "logs" / "inner")
+    own, path = OwnFiles(), str(place / "logs")
+    assert read(served.client, place / "logs" / "a.log") == "a\n"
+    assert read(served.client, Path(os.fsdecode(odd))) == "odd\n"
+    names = [entry.name for entry in own.listing(path, 10).entries]
+    assert len(names) == 4
+    assert served.client.listing(path, 10) == own.listing(path, 10)
+    assert served.client.listing(path, 2).is_cut
+    assert served.client.facts(path, [*names, "missing"]) == [*own.facts(path, names), None]
+    with pytest.raises(LogRefused) as refused:
+        served.client.open(f"{path}/link.log")
+    assert refused.value.reason is UnreadReason.LINK
+    with pytest.raises(FileNotFoundError):
+        served.client.open(f"{path}/missing")
+    with pytest.raises(LogRefused):
+        served.client.open("/etc/passwd")
+
+
+def test_a_large_directory_comes_in_pages(place: Path, served: Served) -> None:
+    """No frame has more than is allowed."""
+    names = [f"{'x' * 240}-{number:04}" for number in range(MOST_NAMES + 500)]
+    for name in names:
+        (place / name).touch()
+    assert {entry.name for entry in served.client.listing(str(place), 10_000).entries} == set(names)
+    facts = served.client.facts(str(place), names)
+    assert len(facts) == len(names)
+    assert all(isinstance(each, FileFacts) for each in facts)
+
+
+@pytest.mark.skipif(not MAY_GIVE, reason="files of other users take CAP_CHOWN and CAP_DAC_OVERRIDE to make")
+def test_rights_come_from_the_file_that_names_and_not_from_the_asker(place: Path, served: Served) -> None:
+    """The client cannot say as whom to open."""
+    attempt = directory(directory(place / "job", ANN) / "attempt-1", ANN)
+    facts = file(attempt / "sources.json", "{}", ANN, 0o644).stat()
+    by = NamedBy(str(attempt / "sources.json"), facts.st_dev, facts.st_ino)
+    own = file(directory(place / "ann", ANN, 0o700) / "own.log", "own\n", ANN)
+    private = file(directory(place / "bob", BOB, 0o700) / "private.log", "secret\n", BOB)
+    assert read(served.client, own, by) == "own\n"
+    with pytest.raises(PermissionError):
+        served.client.open(str(private), by)
+
+
+def test_each_thread_has_a_connection_and_none_waits_for_another(place: Path) -> None:
+    """A file system that does not answer holds up who asked for it."""
+    entered, release = threading.Event(), threading.Event()
+    file(place / "quick.log", "quick\n").chmod(0o644)
+
+    class Slow(OwnFiles):
+        def open(self, path: str, named_by: NamedBy | None = None) -> int:
+            if path.endswith("slow.log"):
+                entered.set()
+                assert release.wait(WAIT_SECONDS)
+            return super().open(path, named_by)
+
+    file(place / "slow.log", "slow\n").chmod(0o644)
+    served, texts = Served(Slow()), []
+    thread = threading.Thread(target=lambda: texts.append(read(served.client, place / "slow.log")))
+    thread.start()
+    assert entered.wait(WAIT_SECONDS)
+    assert read(served.client, place / "quick.log") == "quick\n"
+    release.set()
+    thread.join(WAIT_SECONDS)
+    assert texts == ["slow\n"]
+    served.end()
+
+
+@pytest.mark.parametrize(
+    "raw", [b"\xff\xff\xff\xff", b"\x00\x00\x00\x01\xc1", b"\x00\x00\x00\x09{}", b"\x00\x00\x00\x00"]
+)
+def test_an_invalid_frame_closes_its_connection_alone(place: Path, served: Served, raw: bytes) -> None:
+    """A reader that was taken over ends no opener, and makes it allocate nothing."""
+    file(place / "x.log", "x\n").chmod(0o644)
+    hostile, far = socket.socketpair()
+    opener_frames.send(served.raw, opener_frames.AddConnection(), far.fileno())
+    far.close()
+    hostile.settimeout(WAIT_SECONDS)
+    with hostile:
+        hostile.sendall(raw)
+        hostile.shutdown(socket.SHUT_WR)
+        assert hostile.recv(1) == b""
+    assert read(served.client, place / "x.log") == "x\n"
+
+
+def test_descriptors_of_the_asker_are_closed(place: Path, served: Served) -> None:
+    """A request that brings one keeps none open in the opener."""
+    path = file(place / "x.log", "x\n")
+    path.chmod(0o644)
+    first, second = os.pipe()
+    opener_frames.send(served.raw, OpenFile(os.fsencode(path)), second)
+    os.close(second)
+    answer = FrameReader(served.raw).answer()
+    assert answer is not None
+    assert isinstance(answer[0], Opened)
+    assert answer[1] is not None
+    os.close(answer[1])
+    assert os.read(first, 1) == b"", "the other end of the pipe is closed"
+    os.close(first)
+
+
+def test_a_client_says_when_the_opener_has_gone(place: Path) -> None:
+    """As an error of the file, so that its reading goes on later."""
+    own, far = socket.socketpair()
+    client = OpenerClient(own)
+    far.close()
+    with pytest.raises(OSError, match=r"gone|[Bb]roken pipe"):
+        client.open(str(place / "x.log"))
+    client.close()
