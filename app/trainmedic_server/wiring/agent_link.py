@@ -5,6 +5,7 @@ Imported only where the policy says that logs are read. Who calls it: ``wiring.a
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping
 from datetime import timedelta
@@ -22,6 +23,7 @@ from trainmedic_server.agent.log_link.messages import Welcome
 from trainmedic_server.agent.log_link.reader_directory import prepare
 from trainmedic_server.agent.log_link.reader_link import ReaderLink
 from trainmedic_server.agent.log_link.reader_news import ReaderNews
+from trainmedic_server.agent.log_link.reader_process import ReaderUser
 from trainmedic_server.agent.log_link.reader_supervisor import ReaderSupervisor
 from trainmedic_server.agent.log_link.rule_news import RuleNews
 from trainmedic_server.agent.log_reading.log_policy import LogsPolicy
@@ -31,12 +33,14 @@ from trainmedic_server.domain import gpu_names
 from trainmedic_server.ports.gpus import Gpus
 from trainmedic_server.settings.agent import AgentSettings, ReaderStart
 
+log = logging.getLogger(__name__)
+
 
 def linked_reading(
     settings: AgentSettings, context: AgentContext, policy: LogsPolicy, gpus: Gpus, record: GpuRecord
 ) -> tuple[LinkedReading, LinkedSearch]:
     """Return what the agent starts, and the executor of searches. Raises ConfigurationError, JournalUnavailable."""
-    user = reader_process.reader_user(settings.reader_user)
+    user = _user(settings)
     prepare(settings.state_dir, context.journal, user)
     outage = OutageLog(f"logs of node {context.node}", "findings wait")
     link = ReaderLink(LinkSocket(settings.state_dir, user.uid, user.gid), context.counters)
@@ -62,6 +66,20 @@ def linked_reading(
     is_child = settings.reader is ReaderStart.CHILD
     supervisor = ReaderSupervisor(link, start if is_child else None, context.counters)
     return LinkedReading(link, relay, news, supervisor), LinkedSearch(link)
+
+
+def _user(settings: AgentSettings) -> ReaderUser:
+    """Return the user under whom logs are read. Raises ConfigurationError."""
+    user = reader_process.reader_user(settings.reader_user)
+    is_child = settings.reader is ReaderStart.CHILD
+    if is_child and not reader_process.may_become(user):
+        reason = "the agent may not change the user"
+    elif (closed := reader_process.closed_to(user, settings.state_dir)) is not None:
+        reason = f"that user may not pass through {closed}"
+    else:
+        return user
+    log.warning("logs are read under the agent's own user", extra={"reason": reason, "user": user.uid})
+    return reader_process.own_user()
 
 
 class GpusByAddress:

@@ -57,9 +57,16 @@ class LogReading:
     """
 
     def __init__(
-        self, context: ReadingContext, policy: LogsPolicy, boot: NodeBoot, link: LinkPorts, files: NodeFiles
+        self,
+        context: ReadingContext,
+        policy: LogsPolicy,
+        boot: NodeBoot,
+        link: LinkPorts,
+        files: NodeFiles,
+        *,
+        takes_rights: bool,
     ) -> None:
-        """Raises JournalUnavailable."""
+        """`takes_rights` says whether files are opened with the rights of users. Raises JournalUnavailable."""
         self._context = context
         self._shipping = _shipping(context, policy, boot, files, link)
         arrivals = ArrivalIndex(context.database)
@@ -74,6 +81,7 @@ class LogReading:
             arrivals=arrivals,
             shipping=self._shipping,
         )
+        self._reader.counters.takes_rights = takes_rights
         self._searches = LogReadExecutor(LogSearcher(policy, context.node, arrivals=arrivals, files=files))
 
     def start(self) -> None:

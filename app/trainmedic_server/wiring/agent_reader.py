@@ -121,7 +121,7 @@ class _Reading:
         self._session = session
         self.welcome = welcome
 
-    def run(self, order: int, files: Callable[[], NodeFiles], parent: int) -> None:
+    def run(self, order: int, files: NodeFiles, parent: int, *, takes_rights: bool) -> None:
         """Read until the link ends or the pipe `order` is closed. Raises ConfigurationError, JournalUnavailable."""
         reader_process.confine(self._user, self._settings.reader_memory)
         reader_process.end_with(parent)
@@ -134,7 +134,7 @@ class _Reading:
         directory = self._settings.state_dir / reader_directory.NAME
         with contextlib.closing(_database(directory, stopping)) as database:
             context = ReadingContext(welcome.boot.node, database, AgentCounters())
-            reading = LogReading(context, welcome.policy, welcome.boot, session, files())
+            reading = LogReading(context, welcome.policy, welcome.boot, session, files, takes_rights=takes_rights)
             reading.start()
             session.serve(reading)
             log.info("reading logs", extra={"node": welcome.boot.node, "user": os.geteuid()})
@@ -164,37 +164,35 @@ def _serve_by_child(reading: _Reading, stopping: _StopOrder, *, has_rights: bool
     """Have a child read; open files for it meanwhile if this process has the rights."""
     order, giving = os.pipe()
     opening, asking = socket.socketpair()
+    policy = reading.welcome.policy
+    own_files = node_files(policy)
+    takes_rights = own_files.takes_rights
+    files: NodeFiles = KernelFiles(own_files) if policy.kernel is not None else own_files
     parent = os.getpid()
     child = os.fork()
     if child == 0:
         os.close(giving)
         opening.close()
-        _be_child(reading, order, asking if has_rights else None, parent)
+        far_files: NodeFiles = OpenerClient(asking) if has_rights else files
+        _be_child(lambda: reading.run(order, far_files, parent, takes_rights=takes_rights), far_files)
     os.close(order)
     asking.close()
     stopping.pass_on(giving)
     if has_rights:
-        files: NodeFiles = node_files(reading.welcome.policy)
-        if reading.welcome.policy.kernel is not None:
-            files = KernelFiles(files)
         FileOpener(files).serve(opening)
     opening.close()
     os.waitpid(child, 0)
     stopping.forget()
 
 
-def _be_child(reading: _Reading, order: int, asking: socket.socket | None, parent: int) -> None:
+def _be_child(read: Callable[[], None], files: NodeFiles) -> None:
     """Read, and end. Never returns."""
     status = 1
     try:
         for number in _SIGNALS:
             signal.signal(number, lambda *_: None)  # the parent gets them too, and passes them on
-        if asking is not None:
-            client = OpenerClient(asking)
-            kernel_log.open_kmsg = client.open
-            reading.run(order, lambda: client, parent)
-        else:
-            reading.run(order, lambda: node_files(reading.welcome.policy), parent)
+        kernel_log.open_kmsg = files.open
+        read()
         status = 0
     except TrainmedicError as error:
         log.error("logs cannot be read", extra={"reason": str(error)})

@@ -28,6 +28,7 @@ from msgspec import Struct
 
 from trainmedic_server.agent.disk.report import Reason
 from trainmedic_server.agent.disk.rules import MIN_KEPT_CHECKPOINTS
+from trainmedic_server.agent.log_opening.own_files import ENTRY, READ, reopened
 
 COMPLETE_MARKER = ".trainmedic-complete"
 PINNED_MARKER = ".trainmedic-pinned"
@@ -137,14 +138,23 @@ def _has(fd: int, name: str) -> bool:
 
 
 def _beginning(directory: int, name: str, size: int) -> bytes:
-    """The first bytes of a file; no bytes where it cannot be read."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    """The first bytes of a regular file; no bytes where it cannot be read.
+
+    A job writes these files. Opening a pipe or device can have an effect, so the type is known before anything is
+    opened, and the very file that was looked at is.
+    """
     try:
+        entry = os.open(name, ENTRY, dir_fd=directory)
         try:
-            # Reading it must not make it young. O_NOATIME is for the owner and for root alone.
-            fd = os.open(name, flags | os.O_NOATIME, dir_fd=directory)
-        except PermissionError:
-            fd = os.open(name, flags, dir_fd=directory)
+            if not stat.S_ISREG(os.fstat(entry).st_mode):
+                return b""
+            try:
+                # Reading it must not make it young. O_NOATIME is for the owner and for root alone.
+                fd = reopened(entry, READ | os.O_NOATIME)
+            except PermissionError:
+                fd = reopened(entry, READ)
+        finally:
+            os.close(entry)
         try:
             return os.read(fd, size)
         finally:

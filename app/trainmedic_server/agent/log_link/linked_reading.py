@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from msgspec import Struct
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import Metric
 
 from trainmedic_server.agent.executors import AcceptedCommand
 from trainmedic_server.agent.log_link import metric_families
@@ -69,22 +69,9 @@ class LinkedReading:
         return AWAY if self._link.generation or self._supervisor.restarts else STARTING
 
     def metrics(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily(
-            "trainmedic_agent_reader_up",
-            "1 while the process that reads logs answers the agent.",
-            int(self._link.is_up),
+        yield from metric_families.reader_families(
+            is_up=self._link.is_up, restarts=self._supervisor.restarts, clock_error=self._relay.clock_error
         )
-        yield CounterMetricFamily(
-            "trainmedic_agent_reader_restarts",
-            "How often the process that reads logs was started again.",
-            self._supervisor.restarts,
-        )
-        if self._relay.clock_error is not None:
-            yield GaugeMetricFamily(
-                "trainmedic_agent_clock_error_seconds",
-                "By how much this node's clock may differ from that of Redis.",
-                self._relay.clock_error,
-            )
         yield from metric_families.read(self._link.metrics())
 
 

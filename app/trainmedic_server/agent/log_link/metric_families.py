@@ -1,10 +1,10 @@
-"""Metrics of the reader as messages, and as metrics of the agent again."""
+"""Metrics of the reader as messages, and as metrics of the agent again; and those of the agent about the reader."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from trainmedic_server.agent.log_link.messages import LogMetric, LogSample, MetricKind
 
@@ -42,3 +42,19 @@ def read(metrics: Iterable[LogMetric]) -> Iterator[Metric]:
         for sample in metric.samples:
             family.add_sample(f"{metric.name}{_ENDINGS[metric.kind]}", sample.labels, sample.value)
         yield family
+
+
+def reader_families(*, is_up: bool, restarts: int, clock_error: float | None) -> Iterator[Metric]:
+    """Yield what the agent itself knows of the reader."""
+    yield GaugeMetricFamily(
+        "trainmedic_agent_reader_up", "1 while the process that reads logs answers the agent.", int(is_up)
+    )
+    yield CounterMetricFamily(
+        "trainmedic_agent_reader_restarts", "How often the process that reads logs was started again.", restarts
+    )
+    if clock_error is not None:
+        yield GaugeMetricFamily(
+            "trainmedic_agent_clock_error_seconds",
+            "By how much this node's clock may differ from that of Redis.",
+            clock_error,
+        )

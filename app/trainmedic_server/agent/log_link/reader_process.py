@@ -74,6 +74,19 @@ def may_become(user: ReaderUser) -> bool:
     return user.uid == os.geteuid() or _has(_CAP_SETUID, _CAP_SETGID)
 
 
+def closed_to(user: ReaderUser, directory: Path) -> Path | None:
+    """Return the directory above `directory` through which the user may not pass. None if there is none."""
+    if user.uid in {0, os.geteuid()}:
+        return None
+    groups = _groups_of(user)
+    for parent in directory.absolute().parents:
+        facts = parent.stat()
+        shift = 6 if facts.st_uid == user.uid else 3 if facts.st_gid in groups else 0
+        if not facts.st_mode >> shift & 1:
+            return parent
+    return None
+
+
 def start(directory: Path, user: ReaderUser, memory: int, log_level: str) -> subprocess.Popen[bytes]:
     """Start the reader of the state directory as a child. Raises OSError."""
     command = [sys.executable, "-m", "trainmedic_server", "agent-reader", "--once", "--state-dir", str(directory)]

@@ -31,7 +31,7 @@ from trainmedic_server.agent.log_opening.node_files import (
     parts_of,
 )
 from trainmedic_server.agent.log_opening.own_files import DIRECTORY, ENTRY, READ, facts_at, listed, reopened
-from trainmedic_server.agent.log_opening.placement import Step, placers
+from trainmedic_server.agent.log_opening.placement import WayStep, placers
 from trainmedic_server.agent.log_opening.rights import ANYONE, Rights, UserDatabase, has_acl
 from trainmedic_server.agent.log_opening.thread_rights import ThreadRights
 
@@ -50,14 +50,14 @@ class _Bound(Struct, frozen=True):
 class _Way:
     """A walked way: every directory on it, and its end, open."""
 
-    def __init__(self, steps: list[Step], bounds: list[_Bound], user: Rights | None) -> None:
+    def __init__(self, steps: list[WayStep], bounds: list[_Bound], user: Rights | None) -> None:
         self.steps = steps
         self.bounds = bounds
         self.user = user
         """The user with whose rights the end was reached. None: this process."""
 
     @property
-    def end(self) -> Step:
+    def end(self) -> WayStep:
         return self.steps[-1]
 
     def bind(self, rights: Rights, begin: int) -> None:
@@ -204,17 +204,17 @@ class GuardedFiles:
                 os.close(reopened(way.end.fd, READ))
 
 
-def _step(name: str, fd: int, stack: ExitStack) -> Step:
+def _step(name: str, fd: int, stack: ExitStack) -> WayStep:
     stack.callback(os.close, fd)
-    return Step(name, fd, os.fstat(fd))
+    return WayStep(name, fd, os.fstat(fd))
 
 
-def _check_entered(directory: Step) -> None:
+def _check_entered(directory: WayStep) -> None:
     """Raise OSError if the calling thread may not look at the entries of a directory."""
     os.close(os.open(".", DIRECTORY, dir_fd=directory.fd))
 
 
-def _check_same(parent: Step, child: Step) -> None:
+def _check_same(parent: WayStep, child: WayStep) -> None:
     """Raise OSError if the calling thread cannot go from one step to the next."""
     fd = os.open(child.name, ENTRY, dir_fd=parent.fd)
     try:

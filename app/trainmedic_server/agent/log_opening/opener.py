@@ -28,10 +28,10 @@ from trainmedic_server.agent.log_opening.opener_frames import (
     Namer,
     Opened,
     OpenFile,
+    RefusedAnswer,
     Request,
     StatedFacts,
     StateFacts,
-    Unread,
 )
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class FileOpener:
                 facts = self._files.facts(os.fsdecode(request.path), names, _named_by(request.namer))
                 opener_frames.send(connection, StatedFacts(facts))
         except LogRefused as refused:
-            opener_frames.send(connection, Unread(refused.reason))
+            opener_frames.send(connection, RefusedAnswer(refused.reason))
         except OSError as error:
             opener_frames.send(connection, Failed(error.errno or errno.EIO, error.strerror or str(error)))
 

@@ -23,10 +23,10 @@ from trainmedic_server.agent.log_opening.opener_frames import (
     Opened,
     OpenerAnswer,
     OpenFile,
+    RefusedAnswer,
     Request,
     StatedFacts,
     StateFacts,
-    Unread,
 )
 
 
@@ -68,8 +68,9 @@ class OpenerClient:
     def close(self) -> None:
         """End the opener's service. No other method is called after it."""
         with self._lock:
-            for connection in (*self._open, self._first):
+            for connection in list(self._open):
                 connection.close()
+            self._first.close()
 
     def _ask(self, request: Request) -> tuple[OpenerAnswer, int | None]:
         opener_frames.send(self._connection(), request)
@@ -87,7 +88,7 @@ class OpenerClient:
             del self._local.connection
             raise _gone("the opener has gone")
         answer: OpenerAnswer = received[0]
-        if isinstance(answer, Unread):
+        if isinstance(answer, RefusedAnswer):
             raise LogRefused(answer.reason)
         if isinstance(answer, Failed):
             raise OSError(answer.number, answer.text)

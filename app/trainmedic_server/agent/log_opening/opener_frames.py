@@ -85,7 +85,7 @@ class StatedFacts(Struct, frozen=True, tag="stated"):
     facts: list[FileFacts | None]
 
 
-class Unread(Struct, frozen=True, tag="unread"):
+class RefusedAnswer(Struct, frozen=True, tag="unread"):
     """The answer in place of a refused file or directory."""
 
     reason: UnreadReason
@@ -99,7 +99,7 @@ class Failed(Struct, frozen=True, tag="failed"):
 
 
 Request = OpenFile | ListDirectory | StateFacts | AddConnection
-OpenerAnswer = Opened | ListedPage | StatedFacts | Unread | Failed
+OpenerAnswer = Opened | ListedPage | StatedFacts | RefusedAnswer | Failed
 
 
 class FrameError(Exception):

@@ -19,7 +19,7 @@ from msgspec import Struct
 from trainmedic_server.agent.log_opening.rights import ANYONE, Rights, UserDatabase, has_acl, of_group
 
 
-class Step(Struct, frozen=True):
+class WayStep(Struct, frozen=True):
     """One directory or entry on the way to a file, open as an ``O_PATH`` descriptor."""
 
     name: str
@@ -27,7 +27,7 @@ class Step(Struct, frozen=True):
     facts: os.stat_result
 
 
-def writers(step: Step, users: UserDatabase) -> Rights | None:
+def writers(step: WayStep, users: UserDatabase) -> Rights | None:
     """Return the rights that all who may write in a directory have, apart from its owner. None if no other may."""
     mode = step.facts.st_mode
     if mode & stat.S_IWOTH:
@@ -40,7 +40,7 @@ def writers(step: Step, users: UserDatabase) -> Rights | None:
     return of_group(gid) if users.is_shared(gid, step.facts.st_uid) else None
 
 
-def placers(parent: Step, child: Step, users: UserDatabase) -> Rights | None:
+def placers(parent: WayStep, child: WayStep, users: UserDatabase) -> Rights | None:
     """Return the rights that all who can have placed `child` in `parent` have, apart from the owners of both. None if
     no other can."""
     others = writers(parent, users)

@@ -25,6 +25,8 @@ class LogCounters:
         """Files that are followed, by source."""
         self.refused: Mapping[str, int] = {}
         """What lies where logs are read and is not, by the reason."""
+        self.takes_rights = False
+        """Whether files are opened with the rights of users. If not, users are compared with file modes."""
         self.rules = ""
         """The version of the rules in force; empty where there are none."""
         self.problem = ""

@@ -39,6 +39,11 @@ def families(counters: LogCounters, near: Callable[[], Mapping[str, int]]) -> It
 
 def _alone(counters: LogCounters) -> Iterator[Metric]:
     """Yield the metrics that have one series."""
+    yield GaugeMetricFamily(
+        "trainmedic_agent_log_takes_rights",
+        "1 if files are opened with the rights of users, 0 if file modes are compared.",
+        float(counters.takes_rights),
+    )
     yield CounterMetricFamily(
         "trainmedic_agent_log_skipped_bytes", "Bytes of lines too long or too far behind.", counters.bytes_left_out
     )

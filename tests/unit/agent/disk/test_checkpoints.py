@@ -108,6 +108,23 @@ def test_what_is_not_a_checkpoint_stays_and_is_searched(run: Path) -> None:
     assert left(output, "old") == {"not_a_checkpoint": 3, "among_newest": 2}
 
 
+def test_a_pipe_in_place_of_a_checkpoints_file_is_not_opened(tmp_path: Path) -> None:
+    """A job could learn by it that it was looked at, or have a device act. It counts as a file that says nothing."""
+    directory = tmp_path / "checkpoint-100"
+    directory.mkdir()
+    os.mkfifo(tmp_path / "latest")
+    pipe = os.open(tmp_path / "latest", os.O_RDWR | os.O_NONBLOCK)
+    parent, fd = os.open(tmp_path, os.O_RDONLY), os.open(directory, os.O_RDONLY)
+    try:
+        os.write(pipe, b"100")
+        traits = checkpoints.traits_of(parent, fd, "checkpoint-100", 1)
+        assert (traits.completeness, traits.best) == (checkpoints.Completeness.UNKNOWN, None)
+        assert os.read(pipe, 10) == b"100", "nothing was taken out of the pipe"
+    finally:
+        for each in (pipe, parent, fd):
+            os.close(each)
+
+
 def test_the_oldest_go_first_until_enough_is_free(run: Path) -> None:
     """Each goes whole, and the target is looked at between them."""
     for number in range(1, 7):
