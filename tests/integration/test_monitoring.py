@@ -69,6 +69,7 @@ ALERTS = {
     "LogRulesBroken": "warning",
     "LogFindingsLost": "warning",
     "LogWordingChanged": "warning",
+    "LogReaderAway": "warning",
     "LogShippingLosesLines": "warning",
     "LogShippingStuck": "warning",
     "FindingsNotTold": "critical",

@@ -43,6 +43,7 @@ _OPEN_SECONDS = 20.0
 """Time for which the process before may still have the database."""
 _STOP_SECONDS = 2.5
 _LOOK_SECONDS = 0.5
+_HANG_SECONDS = 10.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -120,6 +121,7 @@ class _Reading:
         self._user = user
         self._session = session
         self.welcome = welcome
+        self.stream = session.stream
 
     def run(self, order: int, files: NodeFiles, parent: int, *, takes_rights: bool) -> None:
         """Read until the link ends or the pipe `order` is closed. Raises ConfigurationError, JournalUnavailable."""
@@ -178,11 +180,27 @@ def _serve_by_child(reading: _Reading, stopping: _StopOrder, *, has_rights: bool
     os.close(order)
     asking.close()
     stopping.pass_on(giving)
+    watch = threading.Thread(target=_end_if_child_hangs, args=(reading.stream, child_ended := threading.Event()))
+    watch.start()
     if has_rights:
         FileOpener(files).serve(opening)
     opening.close()
     os.waitpid(child, 0)
+    child_ended.set()
+    reading.stream.close()
+    watch.join()
     stopping.forget()
+
+
+def _end_if_child_hangs(stream: FrameStream, child_ended: threading.Event) -> None:
+    """End this process if the child goes on although the agent has closed the link; the kernel ends the child then.
+
+    The child may be stopped, and the agent in another container cannot end it.
+    """
+    stream.wait_for_end()
+    if not child_ended.wait(_HANG_SECONDS):
+        log.error("the process that reads logs does not end; ending both")
+        os._exit(1)
 
 
 def _be_child(read: Callable[[], None], files: NodeFiles) -> None:

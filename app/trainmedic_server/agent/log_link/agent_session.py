@@ -62,7 +62,7 @@ class AgentSession:
     """One link, from `greeted` to its end. It is the `FindingPort` of what reads."""
 
     def __init__(self, stream: FrameStream) -> None:
-        self._stream = stream
+        self.stream = stream
         self._changed = threading.Condition()
         self._uuids: Mapping[str, str] = {}
         self._access = StoreAccess()
@@ -80,7 +80,7 @@ class AgentSession:
     def greeted(self) -> Welcome:
         """Wait for the agent's greeting. Raises LinkClosed, FrameFault."""
         while True:
-            message = agent_message(self._stream.receive())
+            message = agent_message(self.stream.receive())
             if isinstance(message, Welcome):
                 return message
             self._take_news(message)
@@ -100,14 +100,14 @@ class AgentSession:
         self._searching.start()
 
     def close(self) -> None:
-        self._stream.close()
+        self.stream.close()
         self._receiving.join(1.0)
 
     def send_findings(self, updates: Sequence[tuple[int, bytes]]) -> None:
         """Return when Redis has these updates. Raises LinkClosed if the link ends before."""
         with self._changed:
             self._on_their_way = {number for number, _ in updates}
-        self._stream.send(encoded(FindingBatch([QueuedFinding(number, body) for number, body in updates])))
+        self.stream.send(encoded(FindingBatch([QueuedFinding(number, body) for number, body in updates])))
         with self._changed:
             self._changed.wait_for(lambda: not self._on_their_way or self._is_closed)
             if self._on_their_way:
@@ -118,7 +118,7 @@ class AgentSession:
     def _receive(self) -> None:
         try:
             while True:
-                self._take(agent_message(self._stream.receive()))
+                self._take(agent_message(self.stream.receive()))
         except LinkClosed as error:
             log.debug("the link to the agent has ended", extra={"reason": str(error)})
         except FrameFault as fault:
@@ -137,7 +137,7 @@ class AgentSession:
         if isinstance(message, Ping):
             metrics = self._parts.metrics() if message.wants_metrics else None
             pong = Pong(message.number, self._parts.status(), dict(self._parts.loop_errors()), metrics)
-            self._stream.send(encoded(pong))
+            self.stream.send(encoded(pong))
         elif isinstance(message, SearchRequest):
             self._open.add(message.id)
             self._searches.put(message)
@@ -164,7 +164,7 @@ class AgentSession:
         """Answer searches, one after another."""
         while (request := self._searches.get()) is not None:
             try:
-                self._stream.send(encoded(self._answer(request)))
+                self.stream.send(encoded(self._answer(request)))
             except LinkClosed:
                 return
             self._open.discard(request.id)

@@ -6,6 +6,7 @@ A frame has an upper limit of length, which the receiver checks before it alloca
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import struct
 import threading
@@ -51,6 +52,13 @@ class FrameStream:
         if length > self._largest:
             raise FrameFault(f"a frame of {length} bytes exceeds the limit of {self._largest}")
         return self._exactly(length)
+
+    def wait_for_end(self) -> None:
+        """Wait until the link is closed at either end, without receiving anything."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLRDHUP)
+        while not poll.poll():
+            continue
 
     def close(self) -> None:
         """End the link, also for a thread that receives."""
