@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +32,7 @@ try:
 except OSError:
     pass
 """
+_NOBODY = 65534
 LONG = 90.0
 """Seconds within which something must happen, however busy the machine is."""
 CAP = {"watts": 500.0, "lease_seconds": 600}
@@ -47,7 +48,7 @@ class ActingNode(LogNode):
 
     def reader_pid(self) -> int | None:
         """The process id of the agent's reader, which the opener has started; None while there is none."""
-        found = [pid for pid in _children(self.agent.process.pid) if _is_reader(pid)]
+        found = self.reader_pids()
         return found[-1] if found else None
 
     def a_reader(self, other_than: int | None = None) -> int:
@@ -69,20 +70,6 @@ class ActingNode(LogNode):
         """A power command is carried out."""
         command = self.send(self.cap("0", lasting=120.0, **CAP))
         assert self.final(command, within=LONG).status == "applied"
-
-
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(OSError):
-            found += map(int, (task / "children").read_text().split())
-    return found + [each for child in found for each in _children(child)]
-
-
-def _is_reader(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return b"agent-reader" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    return False
 
 
 @pytest.fixture
@@ -130,6 +117,30 @@ def test_the_reader_has_no_secret_and_no_right(node: ActingNode) -> None:
     environment = Path(f"/proc/{reader}/environ").read_bytes()
     assert b"TRAINMEDIC_" not in environment
     assert b"redis" not in environment
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process under another user")
+def test_logs_are_read_under_a_user_of_their_own(redis_url: str) -> None:
+    """Root's agent has them read by a user who may open nothing; the files come from the opener."""
+    with tempfile.TemporaryDirectory() as name:
+        top = Path(name)
+        top.chmod(0o755)
+        (top / "logs").mkdir(mode=0o700)
+        append(top / "logs" / "a.log", "MARK 1\n")
+        (top / "logs" / "a.log").chmod(0o600)
+        node = ActingNode(top / "node", redis_url, files=[f"{top}/logs/{{job}}.log"])
+        node.start("--reader-user", str(_NOBODY))
+        try:
+            if "logs are read under the agent's own user" in node.agent.log.read_text():
+                pytest.skip("root may not change the user here")
+            node.hand_out()
+            node.found(1, within=LONG)
+            reader = node.a_reader()
+            assert Path(f"/proc/{reader}").stat().st_uid == _NOBODY
+            assert _searched(node) == "applied"
+            assert {path.stat().st_uid for path in (node.state / "reader").iterdir()} == {_NOBODY}
+        finally:
+            node.agent.end()
 
 
 @pytest.fixture
