@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -37,8 +38,9 @@ def agent_reader(*, once: bool, **flags: Any) -> None:
     try:
         loaded = settings.load(flags, os.environ)
         own_log.configure(loaded.log_level)
-        wiring.run(loaded, once=once)
+        status = wiring.run(loaded, once=once)
     except ConfigurationError as error:
         raise exits.InvalidInput(str(error)) from error
     except TrainmedicError as error:
         raise exits.Unreachable(f"The reader of logs cannot start: {error}") from error
+    sys.exit(status)

@@ -44,14 +44,16 @@ _OPEN_SECONDS = 20.0
 _STOP_SECONDS = 2.5
 _LOOK_SECONDS = 0.5
 _HANG_SECONDS = 10.0
+_SIGNALLED = 128
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def run(settings: ReaderSettings, *, once: bool) -> None:
+def run(settings: ReaderSettings, *, once: bool) -> int:
     """Serve one agent after another until SIGTERM; with `once`, until the end of the first link.
 
-    Raises ConfigurationError, JournalUnavailable.
+    Return the exit status of the last process that read: 128 and more after a signal. Raises ConfigurationError.
     """
+    status = 0
     user = reader_process.reader_user(settings.reader_user)
     if not reader_process.may_become(user):
         user = reader_process.own_user()
@@ -63,20 +65,22 @@ def run(settings: ReaderSettings, *, once: bool) -> None:
         reader_process.end_with(parent)
     stopping = _StopOrder()
     while not stopping.is_given:
-        stream = _connected(settings.state_dir)
-        if stream is None:
+        try:
+            stream = FrameStream(link_socket.connected(settings.state_dir), LARGEST_OF_AGENT)
+        except OSError as error:
             if once:
-                return
+                raise ConfigurationError(f"the agent cannot be reached: {error.strerror or error}") from error
             time.sleep(_CONNECT_EVERY)
             continue
         greeting = _greeting(stream)
         if greeting is not None:
             reading = _Reading(settings, user, *greeting)
-            _serve_by_child(reading, stopping, has_rights=has_rights)
+            status = _serve_by_child(reading, stopping, has_rights=has_rights)
         stream.release()
         if once:
-            return
+            break
         log.info("the link to the agent has ended; waiting for the next one")
+    return status
 
 
 class _StopOrder:
@@ -125,11 +129,11 @@ class _Reading:
 
     def run(self, order: int, files: NodeFiles, parent: int, *, takes_rights: bool) -> None:
         """Read until the link ends or the pipe `order` is closed. Raises ConfigurationError, JournalUnavailable."""
-        reader_process.confine(self._user, self._settings.reader_memory)
-        reader_process.end_with(parent)
-        # Only this process loads what reading takes.
+        # Only this process loads what reading takes, while it may still open the files of the program.
         from trainmedic_server.wiring.agent_logs import LogReading
 
+        reader_process.confine(self._user, self._settings.reader_memory)
+        reader_process.end_with(parent)
         stopping = threading.Event()
         threading.Thread(target=_await_end, args=(order, stopping), daemon=True).start()
         session, welcome = self._session, self.welcome
@@ -146,13 +150,6 @@ class _Reading:
             session.close()
 
 
-def _connected(directory: Path) -> FrameStream | None:
-    try:
-        return FrameStream(link_socket.connected(directory), LARGEST_OF_AGENT)
-    except OSError:
-        return None
-
-
 def _greeting(stream: FrameStream) -> tuple[AgentSession, Welcome] | None:
     session = AgentSession(stream)
     try:
@@ -162,8 +159,8 @@ def _greeting(stream: FrameStream) -> tuple[AgentSession, Welcome] | None:
         return None
 
 
-def _serve_by_child(reading: _Reading, stopping: _StopOrder, *, has_rights: bool) -> None:
-    """Have a child read; open files for it meanwhile if this process has the rights."""
+def _serve_by_child(reading: _Reading, stopping: _StopOrder, *, has_rights: bool) -> int:
+    """Have a child read; open files for it meanwhile if this process has the rights. Return its exit status."""
     order, giving = os.pipe()
     opening, asking = socket.socketpair()
     policy = reading.welcome.policy
@@ -185,11 +182,12 @@ def _serve_by_child(reading: _Reading, stopping: _StopOrder, *, has_rights: bool
     if has_rights:
         FileOpener(files).serve(opening)
     opening.close()
-    os.waitpid(child, 0)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     child_ended.set()
     reading.stream.close()
     watch.join()
     stopping.forget()
+    return status if status >= 0 else _SIGNALLED - status
 
 
 def _end_if_child_hangs(stream: FrameStream, child_ended: threading.Event) -> None:

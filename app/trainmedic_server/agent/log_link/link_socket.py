@@ -67,7 +67,9 @@ class LinkSocket:
                 self._socket.bind(path)
             self._path.chmod(0o600)
             if reader_uid != os.geteuid():
-                self._admit(reader_uid, reader_gid)
+                # By its group, so that the socket stays the agent's own: an opener of the agent's user connects too.
+                os.chown(self._path, -1, reader_gid)
+                self._path.chmod(0o660)
             self._socket.listen(1)
         except OSError as error:
             self._socket.close()
@@ -98,14 +100,6 @@ class LinkSocket:
         self._socket.close()
         with contextlib.suppress(OSError):
             self._path.unlink()
-
-    def _admit(self, uid: int, gid: int) -> None:
-        """Let the reader's user connect: as the owner of the socket, or else by its group."""
-        try:
-            os.chown(self._path, uid, gid)
-        except PermissionError:
-            os.chown(self._path, -1, gid)
-            self._path.chmod(0o660)
 
 
 def connected(directory: Path) -> socket.socket:
