@@ -76,7 +76,7 @@ class LogNode(GpuNode):
     def has_rules(self, rule_set: RuleSet = RULE_SET) -> None:
         """Wait until the agent applies them."""
         shown = f'trainmedic_agent_log_rules_info{{version="{rule_set.version}"}}'
-        eventually(lambda: shown in self.metrics(), 30, "the rules", 0.1)
+        eventually(lambda: shown in self.metrics(), 90, "the rules", 0.1)
 
     def reader_pids(self) -> list[int]:
         """The processes that read logs for the agent: the opener, then the reader that it has started."""
@@ -111,7 +111,7 @@ class LogNode(GpuNode):
         """The last that was said of each finding, by its mark."""
         return {update.finding.fields.get("n", update.finding.rule): update for update in self.updates()}
 
-    def found(self, *marks: int, within: float = 10.0) -> dict[str, FindingUpdate]:
+    def found(self, *marks: int, within: float = 90.0) -> dict[str, FindingUpdate]:
         """Wait until findings of these marks have come; return the last word of every one."""
         wanted = {str(mark) for mark in marks}
         eventually(lambda: wanted <= self.last_words().keys(), within, f"findings of {sorted(wanted)}", every=0.02)

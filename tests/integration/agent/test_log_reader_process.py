@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import struct
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 from benchmarks.agent_idle import memory
 from tests.integration.agent.test_log_reading import append
 from tests.support.log_node import LogNode
-from tests.support.programs import eventually
+from tests.support.programs import PYTHON_PATH, Program, eventually
 from trainmedic_server.agent.log_link import link_socket
 from trainmedic_server.agent.log_link.messages import LARGEST_OF_READER
 
@@ -33,6 +34,8 @@ except OSError:
     pass
 """
 _NOBODY = 65534
+_AGENT, _READER, _TENANT = 20_001, 20_002, 20_003
+"""Users that no machine has."""
 LONG = 90.0
 """Seconds within which something must happen, however busy the machine is."""
 CAP = {"watts": 500.0, "lease_seconds": 600}
@@ -183,3 +186,69 @@ def _play(node: ActingNode, frames: bytes) -> None:
     # The directory's own path may be too long for the name of a socket.
     command = [sys.executable, "-S", "-c", _HOSTILE, link_socket.NAME]
     subprocess.run(command, input=frames, cwd=node.state, check=False, timeout=LONG)
+
+
+_OPENERS = "+setuid,+setgid,+dac_read_search"
+_BOUND = f"--bounding-set=-all,{_OPENERS}"
+PLACES = {
+    "chart": (
+        ("--bounding-set=-all", "--inh-caps=-all", f"--groups={_READER}"),
+        (_BOUND, "--inh-caps=-all", "--clear-groups"),
+    ),
+    "unit": (
+        (f"--reuid={_AGENT}", f"--regid={_AGENT}", f"--groups={_READER}", "--bounding-set=-all", "--inh-caps=-all"),
+        (
+            *(f"--reuid={_READER}", f"--regid={_READER}", "--clear-groups", _BOUND),
+            *(f"--inh-caps=-all,{_OPENERS}", f"--ambient-caps=-all,{_OPENERS}"),
+        ),
+    ),
+}
+"""What agent and reader have in the chart's containers, and by the units of systemd: options of setpriv(1)."""
+
+
+class PlacedNode(ActingNode):
+    """Its agent has no more rights than `options` leave."""
+
+    options: tuple[str, ...] = ()
+
+    def _launcher(self) -> tuple[str | Path, ...]:
+        return "setpriv", "--no-new-privs", *self.options
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give processes these users and rights")
+@pytest.mark.parametrize("place", PLACES)
+def test_a_reader_that_something_else_starts(redis_url: str, place: str) -> None:
+    """With the rights that chart and units give: another user's log is read, also by the next agent."""
+    for_agent, for_reader = PLACES[place]
+    for options in (for_agent, for_reader):
+        command = ["setpriv", *options, sys.executable, "-c", "import trainmedic_server, redis"]
+        environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
+        if shutil.which("setpriv") is None or subprocess.run(command, env=environment, check=False).returncode:
+            pytest.skip("these users and rights cannot be had here")
+    with tempfile.TemporaryDirectory() as name:
+        top = Path(name)
+        top.chmod(0o755)
+        (top / "logs").mkdir(mode=0o700)
+        append(top / "logs" / "a.log", "MARK 1\n")
+        (top / "logs" / "a.log").chmod(0o600)
+        for path in (top / "logs", top / "logs" / "a.log"):
+            os.chown(path, _TENANT, _TENANT)
+        node = PlacedNode(top / "node", redis_url, files=[f"{top}/logs/{{job}}.log"])
+        node.options = for_agent
+        if place == "unit":
+            os.chown(node.directory, _AGENT, _AGENT)
+        external = ("--reader", "external", "--reader-user", str(_READER))
+        node.start(*external)
+        command = ["setpriv", "--no-new-privs", *for_reader, sys.executable, "-m", "trainmedic_server", "agent-reader"]
+        command += ["--state-dir", str(node.state), "--reader-user", str(_READER)]
+        try:
+            with Program(command, top / "reader.log", {"PYTHONPATH": PYTHON_PATH}):
+                node.hand_out()
+                node.found(1, within=LONG)
+                node.agent.end()
+                append(top / "logs" / "a.log", "MARK 2\n")
+                node.start(*external)
+                assert node.found(2, within=LONG).keys() == {"1", "2"}
+                assert _searched(node) == "applied"
+        finally:
+            node.agent.end()
