@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 from typing import Any
 
 from msgspec import Struct, field
@@ -35,6 +36,11 @@ def check_logs(policy: LogsPolicy, node: str) -> LogsCheck:
     tops += [pattern.base for pattern in policy.slurm] + ([PODS] if policy.pods else [])
     files = node_files(policy)
     report.values["directories"] = {top: _directory(top, files, report) for top in dict.fromkeys(tops)}
+    report.warnings += [
+        f"users may rename each other's jobs in {root}: set its sticky bit (chmod +t {root})"
+        for root in policy.roots
+        if _may_be_renamed_in(root)
+    ]
     scan = Discovery(policy, node, files=files).scan((), lambda: False)
     report.values["files"] = len(scan.files)
     report.values["refused"] = {reason.value: count for reason, count in sorted(scan.refused.items()) if count}
@@ -49,6 +55,15 @@ def check_logs(policy: LogsPolicy, node: str) -> LogsCheck:
     report.values["kernel"] = None if policy.kernel is None else _kernel(policy.kernel, report)
     report.values["ship"] = None if policy.ship is None else _ship(policy.ship, report)
     return report
+
+
+def _may_be_renamed_in(path: str) -> bool:
+    """Whether users can rename what belongs to others in a directory."""
+    try:
+        mode = os.stat(path, follow_symlinks=False).st_mode  # noqa: PTH116
+    except OSError:
+        return False
+    return bool(mode & (stat.S_IWGRP | stat.S_IWOTH)) and not mode & stat.S_ISVTX
 
 
 def _may_open(file: FoundFile, files: NodeFiles) -> bool:

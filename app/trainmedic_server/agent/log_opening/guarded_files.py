@@ -148,16 +148,21 @@ class GuardedFiles:
             way.bind(self._users.rights_of(uid), number)
 
     def _rights_of_namer(self, named_by: NamedBy, path: str) -> list[Rights]:
-        """Return whose rights the name of a file gives: its owner's and those of all who can have placed it."""
+        """Return whose rights the name of a file gives: its owner's and those of all who can have placed it.
+
+        Where root owns the file, or a directory of the job, root of any container can have made it, with any owner. It
+        has no rights outside its own place.
+        """
+        own_place = self._own_place(named_by.path)
         with self._walked(named_by.path, None) as way:
             facts = way.end.facts
             if (facts.st_dev, facts.st_ino) != (named_by.device, named_by.inode):
                 raise FileNotFoundError(errno.ENOENT, "the file that names it has changed", path)
             rights = [bound.rights for bound in way.bounds]
-        if facts.st_uid == 0 and not path.startswith(f"{self._own_place(named_by.path)}/"):
-            # Root of any container can have written it. It has no rights outside its own place.
+            is_of_root = any(step.facts.st_uid == 0 for step in way.steps[len(parts_of(own_place)) :])
+        if is_of_root and not path.startswith(f"{own_place}/"):
             rights.append(ANYONE)
-        elif facts.st_uid not in {0, self._own_uid}:
+        if facts.st_uid not in {0, self._own_uid}:
             rights.insert(0, self._users.rights_of(facts.st_uid))
         return rights
 

@@ -12,7 +12,6 @@ import ctypes
 import logging
 import os
 import platform
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -102,15 +101,14 @@ class ThreadRights:
             self._write(capabilities)
             self._libc.setfsuid(ctypes.c_uint(uid))
             self._libc.setfsgid(ctypes.c_uint(gid))
-            self._set_groups(groups)
+            if os.getgroups() != groups:
+                self._set_groups(groups)
             self._write(capabilities)  # a change of the user can take some
             if (self._libc.setfsuid(_NO_ID), self._libc.setfsgid(_NO_ID)) != (uid, gid):
                 raise PermissionError("the kernel does not give the rights back")
         except OSError:
             # A thread with a user's rights must not go on as if it had its own.
-            log.critical(
-                "cannot take back the rights of this process; it ends", extra={"thread": threading.get_ident()}
-            )
+            log.critical("cannot take back the rights of this process; it ends")
             os._exit(_EXIT_CODE)
 
     def _set_groups(self, groups: Sequence[int]) -> None:

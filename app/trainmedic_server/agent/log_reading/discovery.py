@@ -172,6 +172,8 @@ class Discovery:
         """What is below a directory."""
         try:
             deeper, files, device = self._listed(look)
+            if sources := [entry.name for entry in files if entry.name.startswith(log_layout.SOURCES)]:
+                self._sources.look_at(look.path, sources)
             logs: list[tuple[str, Origin | None]] = []
             # What a job says of its ranks comes before their logs: a listing has no order.
             for entry in sorted(files, key=lambda entry: not entry.name.startswith(log_layout.SOURCES)):

@@ -109,10 +109,12 @@ class LayoutFinder(Struct, frozen=True):
         if said.kind not in _STREAM_SOURCES or said.node != self.node:
             return None
         job = readable(said.job if said.job is not None else said.directory)
+        attempt = "/".join((self.root, *self.parts[:2]))
+        if said.job is not None and self.sources.is_of_another_job(attempt, said.job):
+            return None
         origin = Origin(_STREAM_SOURCES[said.kind], self.node, job=job, attempt=said.attempt)
         if said.local_rank is None:
             return origin
-        attempt = "/".join((self.root, *self.parts[:2]))
         return self.sources.of_local_rank(attempt, said.local_rank) or replace(origin, local_rank=said.local_rank)
 
     def _dump(self, said: log_layout.LogFile, rank: int) -> Origin | None:
@@ -122,6 +124,8 @@ class LayoutFinder(Struct, frozen=True):
         if origin is not None:
             return replace(origin, source=log_layout.FLIGHT_RECORDER)
         if self.sources.launchers(attempt) != {self.node}:
+            return None
+        if said.job is not None and self.sources.is_of_another_job(attempt, said.job):
             return None
         job = readable(said.job if said.job is not None else said.directory)
         return Origin(log_layout.FLIGHT_RECORDER, self.node, job=job, attempt=said.attempt, rank=rank)

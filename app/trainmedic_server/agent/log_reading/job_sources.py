@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from trainmedic.wire.reading import read_object
-from trainmedic_server.agent.log_opening.node_files import LogRefused, NamedBy, NodeFiles
+from trainmedic_server.agent.log_opening.node_files import FileFacts, LogRefused, NamedBy, NodeFiles
 from trainmedic_server.agent.log_opening.own_files import OwnFiles
 from trainmedic_server.agent.log_reading.log_policy import LogsPolicy
 from trainmedic_server.agent.log_reading.path_patterns import checked_path
@@ -50,6 +50,7 @@ class JobSources:
         self._files = files
         self._allowed = (*policy.roots, *policy.paths)
         self._node = node
+        self._looked_at: dict[str, FileFacts | None] = {}
         self._read: dict[str, tuple[tuple[int, int, int], _RankSources | None]] = {}
         # By the attempt's directory and the file's name: of this scan, and of the one before it.
         self._attempts: dict[str, dict[str, _RankSources]] = {}
@@ -74,13 +75,15 @@ class JobSources:
             if attempt.startswith(f"{job}/"):
                 self._attempts[attempt] = files
 
+    def look_at(self, directory: str, names: Sequence[str]) -> None:
+        """Take the facts of a directory's sources files, which a scan is about to meet. Raises OSError, LogRefused."""
+        every = self._files.facts(directory, names)
+        self._looked_at = {f"{directory}/{name}": facts for name, facts in zip(names, every, strict=True)}
+
     def saw(self, directory: str, name: str) -> None:
         """A scan has met the sources file `name` of the attempt in `directory`."""
         path = f"{directory}/{name}"
-        try:
-            (facts,) = self._files.facts(directory, (name,))
-        except (OSError, LogRefused):
-            return
+        facts = self._looked_at.get(path)
         if facts is None:
             return
         mark = (facts.inode, facts.size, facts.written_ns)
@@ -104,6 +107,12 @@ class JobSources:
 
     def of_local_rank(self, attempt: str, local_rank: int) -> Origin | None:
         return next((said.origin for said in self._of_attempt(attempt) if said.local_rank == local_rank), None)
+
+    def is_of_another_job(self, attempt: str, job: str) -> bool:
+        """Whether this node's sources files in `attempt` name other jobs only. Then somebody has renamed its directory,
+        and its name says nothing."""
+        stated = {said.origin.job for said in self._of_attempt(attempt)}
+        return bool(stated) and job not in stated
 
     def named_files(self) -> Iterator[tuple[str, Origin, NamedBy]]:
         """Every further file that a rank of this node has named and that may be read."""

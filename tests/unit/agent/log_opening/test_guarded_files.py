@@ -10,6 +10,8 @@ import os
 import socket
 import stat
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.two_users import ANN, BOB, MAY_GIVE, MAY_TAKE, TEAM, WAYS, directory, file, open_place, switch_of
+from trainmedic_server.agent.log_opening import guarded_files
 from trainmedic_server.agent.log_opening.guarded_files import GuardedFiles
 from trainmedic_server.agent.log_opening.node_files import LogRefused, NamedBy, UnreadReason
 from trainmedic_server.agent.log_opening.rights import Rights, UserDatabase, has_acl
@@ -40,7 +43,7 @@ def way(request: pytest.FixtureRequest) -> str:
 
 
 def guarded(place: Path, way: str, own_uid: int | None = None) -> GuardedFiles:
-    return GuardedFiles([str(place)], switch=switch_of(way), own_uid=own_uid)
+    return GuardedFiles([str(place), f"{place}/logs"], switch=switch_of(way), own_uid=own_uid)
 
 
 def content(files: GuardedFiles, path: Path, named_by: NamedBy | None = None) -> str:
@@ -104,6 +107,50 @@ def test_root_in_a_container_names_what_everybody_may_read_and_its_own(place: Pa
 
 
 @real_users
+def test_root_in_a_container_gains_nothing_by_giving_its_file_away(place: Path, way: str) -> None:
+    """It can make the sources file Bob's, in its own directory, where Bob himself could not have put it."""
+    files = guarded(place, way, own_uid=0)
+    attempt = directory(directory(place / "logs" / "job", 0) / "attempt-1", 0)
+    sources = named_by(file(attempt / "sources-n1-0.json", "{}", BOB, 0o644))
+    private = file(directory(place / "bob", BOB) / "private.log", SECRET, BOB)
+    with pytest.raises(PermissionError):
+        files.open(str(private), sources)
+    assert content(files, file(place / "bob" / "public.log", "public\n", BOB, 0o644), sources) == "public\n"
+
+
+@real_users
+def test_a_pod_may_name_what_lies_in_its_own_volumes(place: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the kubelet's directory of the pod; not what lies in another pod's."""
+    monkeypatch.setattr(guarded_files, "_POD_VOLUMES", f"{place}/pods")
+    volumes = directory(place / "pods" / "uid-1" / "volumes", 0)
+    sources = named_by(file(volumes / "sources-n1-0.json", "{}", 0))
+    own = file(volumes / "x.log", "own\n", 0)
+    foreign = file(directory(place / "pods" / "uid-10" / "volumes", 0) / "x.log", SECRET, 0)
+    assert content(guarded(place, way, own_uid=0), own, sources) == "own\n"
+    with pytest.raises(PermissionError):
+        guarded(place, way, own_uid=0).open(str(foreign), sources)
+
+
+@pytest.mark.skipif(not os.access(sys.executable, os.X_OK), reason="this user may not start Python")
+def test_root_of_a_user_namespace_does_not_take_rights() -> None:
+    """It may not become the node's users, so modes are compared, and the process goes on. Where no namespace can be
+    had, the child says what this process says."""
+    code = (
+        "import ctypes, os; from pathlib import Path\n"
+        "from trainmedic_server.agent.log_opening.thread_rights import ThreadRights\n"
+        "libc, uid = ctypes.CDLL(None, use_errno=True), os.geteuid()\n"
+        "is_apart = libc.unshare(0x10000000) == 0\n"
+        "try: Path('/proc/self/uid_map').write_text(f'0 {uid} 1') if is_apart else None\n"
+        "except OSError: pass\n"
+        "print('namespace' if is_apart else 'none', ThreadRights().may_be_used())"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    kind, may_be_used = done.stdout.split()
+    assert may_be_used == str(MAY_TAKE and kind == "none")
+
+
+@real_users
 def test_a_name_by_somebody_elses_file_takes_both_rights(place: Path, way: str) -> None:
     """Bob's sources file that lies in Ann's directory can have been moved there by Ann."""
     files = guarded(place, way)
@@ -160,15 +207,13 @@ def test_what_lies_where_everybody_may_write_must_be_readable_for_everybody(plac
 
 
 @real_users
-def test_a_directory_in_a_sticky_one_is_its_owners(place: Path, way: str) -> None:
-    """To move or rename it takes its owner's rights, so his private files in it are read. Without the sticky bit
-    anybody can rename it into the directory of a job of his own."""
-    sticky, loose = directory(place / "sticky", mode=0o1777), directory(place / "loose", mode=0o777)
-    files = guarded(place, way)
-    assert content(files, file(directory(sticky / "job", ANN, 0o700) / "x.log", "ann\n", ANN)) == "ann\n"
-    with pytest.raises(PermissionError):
-        files.open(str(file(directory(loose / "job", ANN) / "x.log", SECRET, ANN)))
-    assert content(files, file(loose / "job" / "public.log", "ann\n", ANN, 0o644)) == "ann\n"
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o2777])
+def test_a_directory_where_everybody_may_write_is_its_owners(place: Path, way: str, mode: int) -> None:
+    """The SDK makes it for its user alone, and to move it there took its owner's rights."""
+    files, shared = guarded(place, way), directory(place / "shared", mode=mode)
+    for owner in (ANN, 0):
+        job = directory(shared / f"job-{owner}", owner, 0o700)
+        assert content(files, file(job / "x.log", "own\n", owner)) == "own\n"
 
 
 @real_users

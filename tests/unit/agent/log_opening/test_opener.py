@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -159,6 +161,48 @@ def test_descriptors_of_the_asker_are_closed(place: Path, served: Served) -> Non
     os.close(answer[1])
     assert os.read(first, 1) == b"", "the other end of the pipe is closed"
     os.close(first)
+
+
+OPENER = """
+import socket, sys
+from pathlib import Path
+from trainmedic_server.agent.log_opening.guarded_files import GuardedFiles
+from trainmedic_server.agent.log_opening.opener import FileOpener
+from trainmedic_server.agent.log_opening.thread_rights import ThreadRights
+rights = ThreadRights()
+rights.keep_only_these()
+status = dict(line.split(":\\t") for line in Path("/proc/self/status").read_text().splitlines())
+print(status["CapPrm"], status["CapEff"], status["CapInh"], status["NoNewPrivs"], flush=True)
+files = GuardedFiles([sys.argv[2]], switch=rights if rights.may_be_used() else None)
+FileOpener(files).serve(socket.socket(fileno=int(sys.argv[1])))
+"""
+
+
+@pytest.mark.skipif(not os.access(sys.executable, os.X_OK), reason="this user may not start Python")
+def test_three_capabilities_are_enough_for_an_opener(place: Path) -> None:
+    """It gives up all others for good. With these it opens what a user keeps to himself, for his own job, and what
+    only root may read, by the policy. Without any of them it opens what it may, and ends as well."""
+    own, far = socket.socketpair()
+    command = [sys.executable, "-c", OPENER, str(far.fileno()), str(place)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    public = file(place / "public.log", "public\n", mode=0o644)
+    with subprocess.Popen(
+        command, env=environment, pass_fds=[far.fileno()], stdout=subprocess.PIPE, text=True
+    ) as process:
+        far.close()
+        client = OpenerClient(own)
+        assert process.stdout is not None
+        permitted, effective, inheritable, has_no_new = process.stdout.readline().split()
+        assert int(permitted, 16) & ~0b11000100 == 0
+        assert (effective, int(inheritable, 16), has_no_new) == (permitted, 0, "1")
+        assert read(client, public) == "public\n"
+        if MAY_GIVE and int(permitted, 16) == 0b11000100:
+            assert read(client, file(directory(place / "ann", ANN, 0o700) / "own.log", "own\n", ANN)) == "own\n"
+            assert read(client, file(directory(place / "root", 0, 0o700) / "own.log", "root\n", 0)) == "root\n"
+            with pytest.raises(PermissionError):
+                client.open(str(file(place / "ann" / "private.log", "secret\n", BOB)))
+        client.close()
+        assert process.wait(WAIT_SECONDS) == 0
 
 
 def test_a_client_says_when_the_opener_has_gone(place: Path) -> None:

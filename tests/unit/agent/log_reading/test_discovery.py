@@ -115,6 +115,23 @@ def test_a_job_may_name_files_where_the_policy_lets_it(tmp_path: Path, attempt: 
     assert result.refused == {"outside": 3}
 
 
+def test_a_directory_that_was_renamed_gives_no_job_by_its_name(tmp_path: Path, attempt: AttemptLogs) -> None:
+    """Where users may rename each other's directories, one could show another's output as that of his own job. What
+    the ranks say of themselves still counts."""
+    say(attempt)
+    for path in (
+        attempt.records(8),
+        attempt.launcher(NODE),
+        attempt.dump(3),
+        attempt.ranks(NODE) / "x" / "attempt_0" / "5" / "stdout.log",
+    ):
+        touch(path)
+    attempt.path.parent.rename(tmp_path / "logs" / "mallory-job")
+    result = scan(Discovery(policy_of(roots=[str(tmp_path / "logs")]), NODE))
+    assert {name: origin.job for name, origin in origins(result).items()} == {"rank-8.jsonl": "llm-1"}
+    assert result.dumps == ()
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"rank": 1}', '{"job": "x", "rank": -1, "local_rank": 0, "node": "n1"}', "x" * 70_000]
 )

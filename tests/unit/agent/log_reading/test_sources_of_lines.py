@@ -116,4 +116,9 @@ def test_the_check_says_what_would_be_read(tmp_path: Path) -> None:
     }
     assert report.values["refused"] == {"link": 2}
     assert report.values["kernel"] == "file"
+    assert not any("sticky" in warning for warning in report.warnings)
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o777)
+    shared = check_logs(policy_of(roots=[f"{tmp_path}/shared"]), NODE)
+    assert [f"chmod +t {tmp_path}/shared" in warning for warning in shared.warnings] == [True]
     assert [f"{tmp_path}/kern.log is not there" in error for error in report.errors] == [False, True]

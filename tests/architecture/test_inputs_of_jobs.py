@@ -1,0 +1,55 @@
+"""The table of what jobs can write: each row names a module that reads it and a test that shows it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/explanation/security.md"
+TITLE = "## What jobs can write, and who reads it"
+PACKAGES = (ROOT / "app/trainmedic_server", ROOT / "sdk/trainmedic")
+
+
+def rows() -> list[list[str]]:
+    """The cells of each row, without the heading."""
+    section = PAGE.read_text(encoding="utf-8").split(TITLE, 1)[1].split("\n## ", 1)[0]
+    lines = [line for line in section.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[1:]]
+
+
+def test_every_row_names_a_module_that_exists() -> None:
+    """Whoever doubts a row can read the code."""
+    for row in rows():
+        modules = re.findall(r"`([\w/]+\.py)`", row[2])
+        assert modules, f"{row[0]}: no module"
+        for module in modules:
+            assert any((package / module).is_file() for package in PACKAGES), f"{row[0]}: {module}"
+
+
+def test_every_row_names_a_test_that_exists() -> None:
+    """A promise without a test is a hope."""
+    for row in rows():
+        assert len(row) == 6, f"{row[0]}: {len(row)} cells"
+        (named,) = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row[5])
+        file, name = named
+        assert re.search(rf"^(?:async )?def {name}\(", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE), row[5]
+
+
+def test_what_opens_files_of_jobs_has_a_row() -> None:
+    """Every package of the agent that opens logs, and the opener itself."""
+    read = {module for row in rows() for module in re.findall(r"`([\w/]+\.py)`", row[2])}
+    for package in ("agent/log_reading", "agent/log_search", "agent/log_shipping", "agent/log_opening", "agent/disk"):
+        assert any(module.startswith(f"{package}/") for module in read), package
+
+
+def test_logs_are_opened_through_the_port_alone() -> None:
+    """No module that reads logs opens, lists or looks at a path by itself. The kernel's own log is a device."""
+    direct = re.compile(
+        r"\bos\.(?:open|stat|lstat|scandir|listdir|readlink)\(|\.read_(?:text|bytes)\(|\bPath\(.*\)\.(?:stat|open|iterdir|glob)"
+    )
+    allowed = {"kernel_log.py": "the kernel's log, and where journals lie", "store_push.py": "the store's token"}
+    for package in ("log_reading", "log_search", "log_shipping"):
+        for path in sorted((ROOT / "app/trainmedic_server/agent" / package).glob("*.py")):
+            found = direct.findall(path.read_text(encoding="utf-8"))
+            assert not found or path.name in allowed, f"{path.name}: {found}"
