@@ -61,6 +61,8 @@ class LinkedReading:
             values["problem"] = problem
         if status.shipping_problem is not None:
             values["shipping"] = {"problem": status.shipping_problem} if status.shipping_problem else {}
+        if status.cuts:
+            values["cuts"] = status.cuts
         return {"logs": values}
 
     def _problem(self, status: ReaderStatus) -> str:

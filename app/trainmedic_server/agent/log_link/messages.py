@@ -129,6 +129,10 @@ class SearchFailure(Struct, frozen=True, tag="failure"):
     reason: _Text
 
 
+_CutText = Annotated[str, Meta(max_length=256)]
+_CutField = _CutText | int | None
+
+
 class ReaderStatus(Struct, frozen=True):
     """What the agent's presence states of the reader."""
 
@@ -139,6 +143,8 @@ class ReaderStatus(Struct, frozen=True):
     problem: _Text = ""
     shipping_problem: _Text | None = None
     """None where no lines are pushed."""
+    cuts: Annotated[list[dict[_Name, _CutField]], Meta(max_length=200)] = []
+    """What budgets of jobs and users have left out, as the presence states it."""
 
 
 class MetricKind(StrEnum):
