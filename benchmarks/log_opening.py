@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import socket
 import tempfile
@@ -28,6 +29,7 @@ JOBS, RANKS, ROUNDS = 100, 8, 5
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         _fill(root)
