@@ -49,14 +49,16 @@ class Measured:
         self.waits: list[float] = []
         pid = node.agent.process.pid
         self.steps(SETTLING)
-        began, used = time.monotonic(), processor_seconds(pid)
+        pids = [pid, *node.reader_pids()]
+        began, used = time.monotonic(), sum(map(processor_seconds, pids))
         for _ in range(options.findings):
             self.steps(self._rng.uniform(0.5, 1.5))
             if files:
                 self.waits.append(self.one_finding())
         took = time.monotonic() - began
-        self.share = (processor_seconds(pid) - used) / took
+        self.share = (sum(map(processor_seconds, pids)) - used) / took
         self.memory = memory(pid)
+        self.of_reading = [memory(each) for each in pids[1:]]
 
     def steps(self, seconds: float) -> None:
         """Write what a training prints, for so long."""
@@ -103,10 +105,13 @@ def main() -> None:
             reading = Measured(node, files, options)
     print(
         f"{options.files} files, {options.lines} lines each a second, {len(rules.rules)} rules:"
-        f" {reading.memory['VmRSS']:.1f} MB resident, {reading.memory['VmRSS'] / without.memory['VmRSS']:.2f} times the"
+        f" agent {reading.memory['VmRSS']:.1f} MB resident,"
+        f" {reading.memory['VmRSS'] / without.memory['VmRSS']:.2f} times the"
         f" {without.memory['VmRSS']:.1f} MB of an agent that reads no logs; {100 * reading.share:.2f} % of a core"
         f" ({100 * without.share:.2f} % without)"
     )
+    parts = [f"{each['VmRSS']:.1f} MB, {each['Pss']:.1f} MB with shared pages divided" for each in reading.of_reading]
+    print(f"opener and reader: {'; '.join(parts)}")
     print(
         f"from line to finding in Redis: {statistics.median(reading.waits):.2f} s in the median, at most"
         f" {max(reading.waits):.2f} s ({len(reading.waits)} findings in files that are being written)"

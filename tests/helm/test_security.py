@@ -13,8 +13,9 @@ POWER = frozenset({"SYS_ADMIN"})
 """Without it NVIDIA's driver sets no power limit."""
 CLEANING = frozenset({"DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "LEASE"})
 """To look at and delete what others made, and to ask the kernel whether it is in use."""
-READING = frozenset({"DAC_READ_SEARCH"})
-"""To read the logs of others."""
+READING = frozenset({"SETUID", "SETGID", "DAC_READ_SEARCH"})
+"""To open logs with the rights of those who placed or named them, in the container that reads logs."""
+READER = "log-reader"
 PROCESSES = frozenset({"SYS_PTRACE"})
 """To see which files the node's processes hold open."""
 
@@ -22,10 +23,10 @@ ALLOWED: Mapping[str, frozenset[str]] = {
     "everything": POWER | CLEANING | PROCESSES,
     "power-control": POWER,
     "cleaning": CLEANING,
-    "logs": READING,
-    "kernel-log": READING,
 }
 """By combination, what the agent is given; by default nothing."""
+ROOT = ALLOWED.keys() | {"logs", "kernel-log"}
+"""Combinations in which the agent's pod runs as root."""
 HOST_PATHS: Mapping[str, set[str]] = {
     "everything": {
         *("/var/lib/trainmedic", "/var/log/training", "/scratch", "/data/logs", "/var/log", "/var/log/pods"),
@@ -52,9 +53,11 @@ def test_no_container_is_privileged(combination: str) -> None:
             added = frozenset(context["capabilities"].get("add", ()))
             assert context["capabilities"]["drop"] == ["ALL"]
             # Nothing less gives a container a device of the node.
-            is_privileged = is_agent(pod) and combination == "kernel-log"
+            is_reader = container["name"] == READER
+            is_privileged = is_reader and combination == "kernel-log"
             assert bool(context.get("privileged")) == is_privileged
-            assert added == (ALLOWED.get(combination, frozenset()) if is_agent(pod) else frozenset())
+            of_agent = ALLOWED.get(combination, frozenset()) if is_agent(pod) else frozenset()
+            assert added == (READING if is_reader else of_agent)
             assert context["allowPrivilegeEscalation"] == ("SYS_ADMIN" in added or is_privileged)
             assert ("appArmorProfile" in context) == ("SYS_PTRACE" in added)
 
@@ -64,7 +67,7 @@ def test_root_is_the_exception(combination: str) -> None:
     """Every pod runs as a user of its own, but for the agent that sets power limits, cleans or reads logs."""
     for pod, spec in charts.pods(charts.objects(combination)):
         context = spec["securityContext"]
-        is_root = is_agent(pod) and combination in ALLOWED
+        is_root = is_agent(pod) and combination in ROOT
         assert context["runAsNonRoot"] is not is_root
         assert (context["runAsUser"] == 0) == is_root
         assert context["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -145,12 +148,12 @@ def test_no_secret_stands_outside_a_secret(combination: str) -> None:
 
 @every_combination
 def test_every_container_has_bounds_and_is_watched(combination: str) -> None:
-    """Requests and a limit of memory; probes for what keeps running."""
+    """Requests and a limit of memory; probes for what keeps running. The agent watches the reader of logs itself."""
     for pod, spec in charts.pods(charts.objects(combination)):
         for container in spec["containers"]:
             assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
             assert "memory" in container["resources"]["limits"]
-            if not pod.startswith("Pod/"):
+            if not pod.startswith("Pod/") and container["name"] != READER:
                 assert {"startupProbe", "livenessProbe"} <= container.keys()
 
 
@@ -226,3 +229,19 @@ def test_who_comes_from_outside_the_cluster_is_let_in_where_that_was_asked_for()
         policy = charts.one(charts.parsed(charts.rendered(values)), "NetworkPolicy", "-server")
         (rule,) = policy["spec"]["ingress"]
         assert rule.get("from", [])[1:] == [peer] if sources == "named" else rule.get("from") == sources
+
+
+@pytest.mark.parametrize("combination", ["logs", "kernel-log", "everything"])
+def test_the_container_that_reads_logs_has_no_secret(combination: str) -> None:
+    """It has no key, no Redis and no policy; and the agent beside it sees no log but what it cleans."""
+    spec = charts.one(charts.objects(combination), "DaemonSet")["spec"]["template"]["spec"]
+    agent, reader = spec["containers"]
+    assert reader["name"] == READER
+    assert {each["name"] for each in reader["env"]} == {"TRAINMEDIC_STATE_DIR", "TRAINMEDIC_READER_USER"}
+    mounted = {each["name"].partition("-")[0] for each in reader["volumeMounts"]}
+    assert mounted <= {"state", "tmp", "logs", "clean", "kmsg"}
+    assert not any(each["name"].startswith(("logs-", "kmsg")) for each in agent["volumeMounts"])
+    assert all(each.get("readOnly") for each in reader["volumeMounts"] if each["name"] not in ("state", "tmp"))
+    environment = {each["name"]: each.get("value") for each in agent["env"]}
+    assert (environment["TRAINMEDIC_READER"], environment["TRAINMEDIC_READER_USER"]) == ("external", "10001")
+    assert spec["securityContext"]["supplementalGroups"] == [10001]

@@ -71,6 +71,7 @@ ALERTS = {
     "LogFindingsLost": "warning",
     "LogReadingCut": "warning",
     "LogWordingChanged": "warning",
+    "LogReaderAway": "warning",
     "LogShippingLosesLines": "warning",
     "LogShippingStuck": "warning",
     "FindingsNotTold": "critical",

@@ -69,7 +69,7 @@ class Node:
         )
         if wait:
             pid = self.program.process.pid
-            eventually(lambda: (self.presence() or {}).get("pid") == pid, 20, "the agent's presence", every=0.02)
+            eventually(lambda: (self.presence() or {}).get("pid") == pid, 60, "the agent's presence", every=0.02)
 
     def _launcher(self) -> tuple[str | Path, ...]:
         """What starts the agent, if it is not started directly; it must become the agent's process."""

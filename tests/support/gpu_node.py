@@ -47,4 +47,4 @@ class GpuNode(Node):
                 (f"http://{one['host']}:{one['port']}/metrics" for one in lines if one["event"] == "metrics"), None
             )
 
-        return eventually(ask, 10, "the exporter's address", every=0.02)
+        return eventually(ask, 60, "the exporter's address", every=0.02)

@@ -6,6 +6,7 @@ findings.
 
 from __future__ import annotations
 
+import contextlib
 import urllib.request
 from datetime import UTC, datetime
 from pathlib import Path
@@ -75,7 +76,11 @@ class LogNode(GpuNode):
     def has_rules(self, rule_set: RuleSet = RULE_SET) -> None:
         """Wait until the agent applies them."""
         shown = f'trainmedic_agent_log_rules_info{{version="{rule_set.version}"}}'
-        eventually(lambda: shown in self.metrics(), 30, "the rules", 0.1)
+        eventually(lambda: shown in self.metrics(), 90, "the rules", 0.1)
+
+    def reader_pids(self) -> list[int]:
+        """The processes that read logs for the agent: the opener, then the reader that it has started."""
+        return [pid for pid in _descendants(self.agent.process.pid) if _is_reader(pid)]
 
     def metrics(self) -> str:
         """What its exporter shows."""
@@ -106,8 +111,24 @@ class LogNode(GpuNode):
         """The last that was said of each finding, by its mark."""
         return {update.finding.fields.get("n", update.finding.rule): update for update in self.updates()}
 
-    def found(self, *marks: int, within: float = 10.0) -> dict[str, FindingUpdate]:
+    def found(self, *marks: int, within: float = 90.0) -> dict[str, FindingUpdate]:
         """Wait until findings of these marks have come; return the last word of every one."""
         wanted = {str(mark) for mark in marks}
         eventually(lambda: wanted <= self.last_words().keys(), within, f"findings of {sorted(wanted)}", every=0.02)
         return self.last_words()
+
+
+def _descendants(pid: int) -> list[int]:
+    """The children of a process, each before its own."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                found += map(int, (task / "children").read_text().split())
+    return [each for child in found for each in (child, *_descendants(child))]
+
+
+def _is_reader(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return b"agent-reader" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False

@@ -39,6 +39,11 @@ class AcceptedCommand(Struct, frozen=True):
     is_stopping: Callable[[], bool] = _never
     is_withdrawn: Callable[[], bool] = _never
 
+    @property
+    def is_over(self) -> bool:
+        """True once the command is withdrawn or the agent is stopping."""
+        return self.is_withdrawn() or self.is_stopping()
+
 
 class Executor(Protocol):
     """Carries out one action."""

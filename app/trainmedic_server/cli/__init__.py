@@ -38,6 +38,7 @@ class _CommandEntry(Struct, frozen=True):
 _COMMANDS: Mapping[str, _CommandEntry] = {
     "serve": _CommandEntry("serve", "Start the server."),
     "agent": _CommandEntry("agent", "Run the agent of a node, check what it would do, or give back what it holds."),
+    "agent-reader": _CommandEntry("agent_reader", "Read logs for the agent of a node, in a process of its own."),
     "status": _CommandEntry("status", "Show whether the server is well, and what it is doing."),
     "now": _CommandEntry("now", "Show what waits for you, what is changed, what comes next, and what is lost."),
     "history": _CommandEntry("history", "Show what was done, and why."),
@@ -80,7 +81,7 @@ class LazyGroup(click.Group):
         finally:
             gc.freeze()
             gc.enable()
-        command = getattr(module, cmd_name)
+        command = getattr(module, cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command)
         return command
 

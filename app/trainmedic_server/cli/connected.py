@@ -48,6 +48,8 @@ def show(
     if items:
         for line in table.rows(header, [cells(item, standing["at"]) for item in items], table.width()):
             click.echo(line)
+        for line in _log_problems(items):
+            click.echo(line)
     else:
         click.echo(f"No {kind} is connected.", err=True)
     for line in _lost(standing, kind):
@@ -61,6 +63,15 @@ def _every(client: Client, path: str) -> Iterator[Document]:
     while page.get("next"):
         page = client.get(path, {"cursor": page["next"]})
         yield from page["items"]
+
+
+def _log_problems(items: Sequence[Document]) -> Iterator[str]:
+    """Yield why an agent does not read the logs of its node now."""
+    for item in items:
+        logs = item.get("details", {}).get("logs")
+        problem = logs.get("problem") if isinstance(logs, Mapping) else None
+        if problem:
+            yield f"LOGS {table.plain(item['name'])}: {table.plain(str(problem))}"
 
 
 def _lost(standing: Document, kind: str) -> Iterator[str]:

@@ -26,7 +26,8 @@ def setting_flag(
         name,
         metavar=source.value,
         multiple=source.repeatable,
-        type=click.Path() if source.value in ("DIR", "FILE") else str,
+        # A reader of logs may pass through the state directory, and not list it.
+        type=click.Path(readable=source.value != "DIR") if source.value in ("DIR", "FILE") else str,
         shell_complete=(lambda ctx, param, begun: [c for c in choices if c.startswith(begun)]) if choices else None,
         help=f"{description}  [{variable}; default: {default}]",
     )

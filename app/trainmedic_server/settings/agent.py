@@ -13,6 +13,7 @@ import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,17 @@ from trainmedic_server.settings.sources import SettingSource
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _NODE = re.compile(r"[^\s\x00-\x1f\x7f]{1,253}")
 _SHORT_KEY = 16
+_LEAST_MEMORY = 96
+"""MiB. A reader that follows no file takes about 50."""
+
+
+class ReaderStart(StrEnum):
+    """Who starts the process that reads logs."""
+
+    CHILD = "child"
+    """The agent."""
+    EXTERNAL = "external"
+    """Something else, such as systemd or the kubelet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +55,9 @@ class AgentSettings:
     exporter_host: str
     exporter_port: int
     log_store_token: str | None = field(repr=False)
+    reader: ReaderStart
+    reader_user: str | None
+    reader_memory: int
     log_level: str
     read_keys: Callable[[], Sequence[bytes]] | None = field(default=None, repr=False)
     """Reads the keys that are set, those in files again each time."""
@@ -97,6 +112,18 @@ def _port(text: str) -> int:
     if not re.fullmatch(r"\d{1,5}", text, re.ASCII) or int(text) > 65535:
         raise ValueError("must be a port, 0 to 65535")
     return int(text)
+
+
+def _reader(text: str) -> ReaderStart:
+    if text not in list(ReaderStart):
+        raise ValueError(f"must be {' or '.join(ReaderStart)}")
+    return ReaderStart(text)
+
+
+def _memory(text: str) -> int:
+    if not re.fullmatch(r"\d{1,7}", text, re.ASCII) or int(text) < _LEAST_MEMORY:
+        raise ValueError(f"must be a number of MiB, {_LEAST_MEMORY} or more")
+    return int(text) * 1024**2
 
 
 def _level(text: str) -> str:
@@ -180,6 +207,27 @@ SETTINGS: Mapping[str, AgentSetting] = {
         str,
         "Bearer token, or user:password, for the store that lines are pushed to (`logs.ship` of the policy), where the "
         "policy names no `token_file`, which could be renewed without a restart.",
+    ),
+    "reader": AgentSetting(
+        SettingSource("TRAINMEDIC_READER", "--reader", "WAY", shown_default="child"),
+        lambda: ReaderStart.CHILD,
+        _reader,
+        "Who starts the process that reads logs: child (the agent) or external (a unit or container of its own, which "
+        "runs `trainmedic agent-reader`).",
+    ),
+    "reader_user": AgentSetting(
+        SettingSource("TRAINMEDIC_READER_USER", "--reader-user", "USER", shown_default="trainmedic-reader"),
+        _nothing,
+        str,
+        "User, by name or number, under whom logs are read. By default trainmedic-reader if the node has that user, "
+        "else the agent's own. An agent without the right to change the user reads as its own.",
+    ),
+    "reader_memory": AgentSetting(
+        SettingSource("TRAINMEDIC_READER_MEMORY", "--reader-memory", "MIB", shown_default="256"),
+        lambda: 256 * 1024**2,
+        _memory,
+        "Memory in MiB that the process that reads logs may have. At the limit that process ends and is started "
+        "again; the agent is not affected.",
     ),
     "log_level": AgentSetting(
         SettingSource("TRAINMEDIC_LOG_LEVEL", "--log-level", "LEVEL", shown_default="info"),

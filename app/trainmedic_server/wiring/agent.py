@@ -43,7 +43,7 @@ from trainmedic_server.settings.agent import AgentSettings
 from trainmedic_server.wiring.node_gpus import own_gpus
 
 if TYPE_CHECKING:
-    from trainmedic_server.wiring.agent_logs import LogReading
+    from trainmedic_server.agent.log_link.linked_reading import LinkedReading
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ def node_parts(settings: AgentSettings, context: AgentContext) -> Iterator[Agent
         control = PowerControl(gpus, ledger, policy.power)
         agent_labels = {"node": settings.node, "version": __version__, "policy": policy.digest or "none"}
         record = GpuRecord(context.journal)
-        logs = _log_reading(settings, context, gpus, record)
+        logs, search = _log_reading(settings, context, gpus, record)
         log_metrics = logs.metrics if logs is not None else lambda: iter(())
         collector = AgentCollector(gpus, ledger.all, context.counters, agent_labels, record, log_metrics)
         with contextlib.closing(Exporter(collector, settings.exporter_host, settings.exporter_port)) as exporter:
@@ -108,7 +108,7 @@ def node_parts(settings: AgentSettings, context: AgentContext) -> Iterator[Agent
                     DiskCleanExecutor(Cleaner(policy.cleaning, state_dir=settings.state_dir)),
                     PruneContainersExecutor(policy.containers),
                     NodeFactsExecutor(settings.node, gpus, record, cleaning_roots),
-                    _log_search(context, logs),
+                    search,
                 ],
                 tasks=[LeaseExpiry(control, since_boot)],
                 inventory=lambda: presence(gpus, pods_of),
@@ -116,19 +116,16 @@ def node_parts(settings: AgentSettings, context: AgentContext) -> Iterator[Agent
             )
 
 
-def _log_reading(settings: AgentSettings, context: AgentContext, gpus: Gpus, record: GpuRecord) -> LogReading | None:
-    """What reads logs, where the policy names some. Raises JournalUnavailable, ConfigurationError."""
+def _log_reading(
+    settings: AgentSettings, context: AgentContext, gpus: Gpus, record: GpuRecord
+) -> tuple[LinkedReading | None, Executor]:
+    """Return what reads logs, if the policy names some, and the executor of searches.
+
+    Raises JournalUnavailable, ConfigurationError.
+    """
     if context.policy.logs is None:
-        return None
-    # An agent that reads no logs loads nothing of what reading takes: the sandbox of expressions, and RE2.
-    from trainmedic_server.wiring.agent_logs import log_reading
+        return None, NoLogsExecutor()
+    # An agent that reads no logs loads nothing of what the link to the reader takes.
+    from trainmedic_server.wiring.agent_link import linked_reading
 
-    return log_reading(context, context.policy.logs, gpus, record, settings.log_store_token)
-
-
-def _log_search(context: AgentContext, logs: LogReading | None) -> Executor:
-    if context.policy.logs is None:
-        return NoLogsExecutor()
-    from trainmedic_server.wiring.agent_logs import log_search
-
-    return log_search(context, context.policy.logs, logs)
+    return linked_reading(settings, context, context.policy.logs, gpus, record)

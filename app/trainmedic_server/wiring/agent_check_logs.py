@@ -18,7 +18,7 @@ from trainmedic_server.agent.log_reading import kernel_log
 from trainmedic_server.agent.log_reading.discovery import PODS, Discovery, FoundFile
 from trainmedic_server.agent.log_reading.log_policy import KernelLog, KernelReading, LogsPolicy
 from trainmedic_server.agent.log_shipping.ship_policy import ShipPolicy
-from trainmedic_server.wiring.agent_logs import node_files
+from trainmedic_server.wiring.agent_files import node_files
 
 
 class LogsCheck(Struct):

@@ -61,11 +61,11 @@ def test_a_line_becomes_a_finding_of_its_job_and_rank(tmp_path: Path, redis_url:
         assert (finding.rule, finding.role, finding.count) == ("marked", Role.ROOT, 1)
         assert 0 < finding.clock_error < 1
         assert found["2"].finding.origin.source == "launcher"
-        eventually(lambda: node.last_words()["1"].excerpt is not None, 10, "the lines around it")
+        eventually(lambda: node.last_words()["1"].excerpt is not None, 90, "the lines around it")
         excerpt = node.last_words()["1"].excerpt
         assert excerpt is not None
         assert (excerpt.lines, excerpt.at) == (("one", "MARK 1", "two"), 1)
-        eventually(lambda: (node.presence() or {})["logs"]["files"] == 3, 15, "a presence with three files")
+        eventually(lambda: (node.presence() or {})["logs"]["files"] == 3, 90, "a presence with three files")
         assert (node.presence() or {})["logs"]["clock_error"] < 1
         metrics = node.metrics()
         assert 'trainmedic_agent_log_findings_total{rule="marked"} 2.0' in metrics
@@ -120,7 +120,7 @@ def test_an_agent_killed_at_random_loses_no_line_and_repeats_none(tmp_path: Path
         for kill in range(6):
             # A file must have been met by its name before it loses that.
             last = writer.write()
-            eventually(lambda marks=(last - 1, last): writer.has_come(*marks), 30, "the first lines", every=0.05)
+            eventually(lambda marks=(last - 1, last): writer.has_come(*marks), 90, "the first lines", every=0.05)
             until = time.monotonic() + rng.uniform(0.0, 0.8)
             while time.monotonic() < until:
                 writer.write()
@@ -132,7 +132,7 @@ def test_an_agent_killed_at_random_loses_no_line_and_repeats_none(tmp_path: Path
             writer.write()
             node.start(wait=False)
         everything = range(1, writer.mark + 1)
-        eventually(lambda: writer.has_come(*everything), 30, f"{writer.mark} findings", every=0.1)
+        eventually(lambda: writer.has_come(*everything), 90, f"{writer.mark} findings", every=0.1)
     assert {mark: found for mark, found in writer.ids.items() if len(found) > 1} == {}
     assert set(writer.counts.values()) == {1}
 
@@ -149,7 +149,7 @@ def test_findings_wait_while_redis_is_away(tmp_path: Path, redis_server: RedisSe
         node.kill()
         redis_server.start()
         node.start()
-        node.found(1, 2, 3, within=20)
+        node.found(1, 2, 3, within=90)
         first = {}
         for update in node.updates():
             first.setdefault(update.finding.fields["n"], update.number)
@@ -164,7 +164,7 @@ def test_nothing_more_is_added_while_the_server_takes_nothing(tmp_path: Path, re
         node.has_rules()
         append(logs / "a.log", "".join(f"MARK {mark}\n" for mark in range(1500)))
         with redis.Redis.from_url(redis_url) as client:
-            eventually(lambda: client.xlen(FINDINGS) == 1000, 20, "a full stream")
+            eventually(lambda: client.xlen(FINDINGS) == 1000, 90, "a full stream")
             time.sleep(1.5)
             assert client.xlen(FINDINGS) == 1000
         marks = {update.finding.fields["n"] for update in node.take_all()}
@@ -173,7 +173,7 @@ def test_nothing_more_is_added_while_the_server_takes_nothing(tmp_path: Path, re
             marks.update(update.finding.fields["n"] for update in node.take_all())
             return len(marks) == 1500
 
-        eventually(rest, 20, "the rest")
+        eventually(rest, 90, "the rest")
 
 
 def test_the_last_good_rules_are_applied_without_a_server(tmp_path: Path, redis_url: str, logs: Path) -> None:
@@ -228,7 +228,7 @@ def test_the_kernels_log_is_read_from_the_start_of_the_boot(tmp_path: Path, redi
                 first.id
             }
             assert found[str(mark + 1)].boot
-            eventually(lambda: "gpu-xid" in node.last_words(), 10, "the XID")
+            eventually(lambda: "gpu-xid" in node.last_words(), 90, "the XID")
             assert node.last_words()["gpu-xid"].finding.target.gpu == node.driver.cards[0].uuid
 
 

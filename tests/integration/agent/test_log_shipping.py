@@ -127,7 +127,7 @@ def test_the_agent_and_the_server_agree_on_a_store(tmp_path: Path, redis_url: st
             logs.write(0.2)
             environment = {"TRAINMEDIC_REDIS_URL": redis_url, "TRAINMEDIC_LOG_STORE": f"{kind}+{address}"}
             with Server(tmp_path / "server", NONE, environment=environment) as server:
-                eventually(lambda: len(searched(server)) >= logs.written, 30, "all lines")
+                eventually(lambda: len(searched(server)) >= logs.written, 90, "all lines")
                 assert numbers(searched(server)) == list(range(logs.written))
                 errors = searched(server, "--level", "error", "--rank", "7")
     assert numbers(errors) == list(range(5, logs.written, 10))
@@ -142,14 +142,14 @@ def test_a_store_behind_tls_is_known_by_the_policys_certificate(tmp_path: Path, 
     with Served(store.app, signed) as served:
         ship = {"url": served.url}
         with LogNode(tmp_path / "n1", redis_url, files=[f"{tmp_path}/{{job}}.log"], ship=ship) as node:
-            eventually(lambda: "CERTIFICATE_VERIFY_FAILED" in node.agent.log.read_text(), 20, "the reason")
+            eventually(lambda: "CERTIFICATE_VERIFY_FAILED" in node.agent.log.read_text(), 90, "the reason")
         assert store.pushes == []
         ship = {"url": served.url, "ca_file": str(signed[0])}
         with LogNode(tmp_path / "n2", redis_url, files=[f"{tmp_path}/{{job}}.log"], ship=ship) as node:
             node.kill()
             node.start(**variables)
-            eventually(lambda: store.lines(job="a")[:1] == ["one"], 20, "the line")
+            eventually(lambda: store.lines(job="a")[:1] == ["one"], 90, "the line")
             with (tmp_path / "a.log").open("a") as file:
                 file.write("two\n")
-            eventually(lambda: store.lines(job="a")[-1] == "two", 20, "the next line")
+            eventually(lambda: store.lines(job="a")[-1] == "two", 90, "the next line")
     assert store.pushes[-1]["authorization"] == "Basic cmVhZGVyOnBhc3M="

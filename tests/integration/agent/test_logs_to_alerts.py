@@ -37,7 +37,7 @@ def test_an_xid_in_the_kernels_log_becomes_one_run_for_its_gpu(tmp_path: Path, r
         Server(tmp_path / "server", PLAYBOOK, *options, environment={"TRAINMEDIC_SIGNING_KEY": KEY}) as server,
         LogNode(tmp_path / "node", redis_server.url, kernel=str(kern)) as node,
     ):
-        eventually(lambda: 'rules_info{version=""}' not in node.metrics(), 30, "rules from the server")
+        eventually(lambda: 'rules_info{version=""}' not in node.metrics(), 90, "rules from the server")
         time.sleep(2)
         with kern.open("a") as file:
             file.write(kernel_line("NVRM: Xid (PCI:0000:18:00): 79, pid=1, name=python, GPU has fallen off the bus."))
@@ -47,7 +47,7 @@ def test_an_xid_in_the_kernels_log_becomes_one_run_for_its_gpu(tmp_path: Path, r
         redis_server.start()
         server.start()
         node.start()
-        (run,) = eventually(server.runs, 30, "a run")
+        (run,) = eventually(server.runs, 90, "a run")
         assert (run["node"], run["gpu"]) == ("n1", node.driver.cards[0].uuid)
         time.sleep(3)
         assert len(server.runs()) == 1
@@ -67,18 +67,18 @@ def test_steps_that_wait_for_data_are_one_finding_that_ends(tmp_path: Path, redi
         Server(tmp_path / "server", PLAYBOOK, *options, environment={"TRAINMEDIC_SIGNING_KEY": KEY}) as server,
         LogNode(tmp_path / "node", redis_server.url, files=[str(log)]) as node,
     ):
-        eventually(lambda: 'rules_info{version=""}' not in node.metrics(), 30, "rules from the server")
+        eventually(lambda: 'rules_info{version=""}' not in node.metrics(), 90, "rules from the server")
         log.write_text("".join(step.format(at, 8.7, 8.6) for at in range(60)))
 
         def waits() -> list[dict[str, Any]]:
             items = server.ask("/findings").body["items"]
             return [item for item in items if item["rule"] == "waits-for-data"]
 
-        (item,) = eventually(waits, 30, "a finding")
+        (item,) = eventually(waits, 90, "a finding")
         assert (item["cause"], item["role"], item["ended_at"]) == ("data", "confirmation", None)
         assert item["alert"]["labels"]["alertname"] == "TrainingWaitsForData"
         assert item["alert"]["labels"]["needs"] == "people"
         with log.open("a") as file:
             file.write("".join(step.format(60 + at, 0.5, 0.01) for at in range(60)))
-        eventually(lambda: [item for item in waits() if item["ended_at"]], 30, "the end of the finding")
+        eventually(lambda: [item for item in waits() if item["ended_at"]], 90, "the end of the finding")
         assert len(waits()) == 1

@@ -120,3 +120,27 @@ def test_systemd_takes_the_unit_with_what_reading_logs_needs(tmp_path: Path) -> 
     here.write_text(unit.replace("[Install]", f"{more}\n[Install]"))
     verified = subprocess.run(["systemd-analyze", "verify", here], capture_output=True, text=True, check=False)
     assert (verified.returncode, verified.stdout + verified.stderr) == (0, "")
+
+
+def test_what_reads_logs_has_a_unit_of_its_own() -> None:
+    """It has the rights to open logs, its memory limit and no secret; the agent's drop-in gives the agent no right."""
+    unit = (UNIT.parent / "trainmedic-agent-reader.service").read_text()
+    ambient = next(line for line in unit.splitlines() if line.startswith("AmbientCapabilities="))
+    opening = {"CAP_SETUID", "CAP_SETGID", "CAP_DAC_READ_SEARCH", "CAP_SYSLOG"}
+    assert set(ambient.partition("=")[2].split()) == opening
+    assert "ExecStart=/opt/trainmedic/bin/trainmedic agent-reader\n" in unit
+    assert "MemoryMax=" in unit
+    assert "EnvironmentFile" not in unit
+    drop_in = (UNIT.parent / "logs.conf").read_text()
+    assert "Environment=TRAINMEDIC_READER=external\n" in drop_in
+    assert "Capabilit" not in drop_in.partition("[Service]")[2]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_takes_the_readers_unit(tmp_path: Path) -> None:
+    """With a program that is here."""
+    unit = (UNIT.parent / "trainmedic-agent-reader.service").read_text()
+    here = tmp_path / "trainmedic-agent-reader.service"
+    here.write_text(unit.replace("/opt/trainmedic/bin/trainmedic", "/bin/true"))
+    verified = subprocess.run(["systemd-analyze", "verify", here], capture_output=True, text=True, check=False)
+    assert not [line for line in verified.stderr.splitlines() if here.name in line], verified.stderr

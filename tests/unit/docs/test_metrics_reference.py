@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from prometheus_client.metrics_core import Metric
 
 from tests.driver.driver import Driver
 from trainmedic_server.adapters.nvml_gpus import NvmlGpus
 from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.exporter import AgentCollector
 from trainmedic_server.agent.gpu_record import GpuRecord
+from trainmedic_server.agent.log_link.metric_families import reader_families
 from trainmedic_server.agent.log_reading import log_metrics
 from trainmedic_server.agent.log_reading.log_counters import LogCounters
 from trainmedic_server.agent.log_shipping.ship_counters import ShipCounters
@@ -26,10 +29,12 @@ def test_the_reference_has_the_metrics_that_there_are(
     make_driver(1)
     gpus = NvmlGpus()
     counters = LogCounters()
-    counters.clock_error = 0.001
-    collector = AgentCollector(
-        gpus, dict, AgentCounters(), {"node": "n1"}, gpu_record, lambda: log_metrics.families(counters, dict)
-    )
+
+    def families_of_logs() -> Iterator[Metric]:
+        yield from log_metrics.families(counters, dict)
+        yield from reader_families(is_up=True, restarts=0, clock_error=0.001)
+
+    collector = AgentCollector(gpus, dict, AgentCounters(), {"node": "n1"}, gpu_record, families_of_logs)
     families = [*collector.collect(), *ShipCounters().families()]
     gpus.close()
     suffix = {"counter": "_total", "info": "_info"}

@@ -23,6 +23,8 @@ _SETGROUPS = {"x86_64": 116, "aarch64": 159}
 """Numbers of the system call, by machine."""
 _READ_SEARCH_BIT, _SETGID_BIT, _SETUID_BIT = 2, 6, 7
 _MOST_CAPABILITIES = 64
+_WORD_BITS = 32
+"""Bits of one word of a capability set."""
 _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
 _NEEDED = 1 << _SETGID_BIT | 1 << _SETUID_BIT
 _VERSION_3 = 0x20080522
@@ -60,17 +62,19 @@ class ThreadRights:
         except OSError:
             return False
 
-    def keep_only_these(self) -> None:
-        """Give up every capability but CAP_SETUID, CAP_SETGID and CAP_DAC_READ_SEARCH, for this process and its
-        children, for good. Call it before threads start. Raises OSError."""
+    def keep_only_these(self, *further: int) -> None:
+        """Give up every capability but CAP_SETUID, CAP_SETGID, CAP_DAC_READ_SEARCH and those that are named, for this
+        process and its children, for good. Call it before threads start. Raises OSError."""
         values = self._read()
-        kept = (_NEEDED | 1 << _READ_SEARCH_BIT) & values[1]
+        wanted = _NEEDED | 1 << _READ_SEARCH_BIT | sum(1 << number for number in further)
+        kept = wanted & (values[1] | values[4] << _WORD_BITS)
         for number in range(_MOST_CAPABILITIES):
             if not kept >> number & 1:
                 self._libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)  # not permitted without CAP_SETPCAP
         if self._libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "the process cannot renounce new privileges")
-        self._write([kept, kept, 0, 0, 0, 0])
+        low, high = kept & (1 << _WORD_BITS) - 1, kept >> _WORD_BITS
+        self._write([low, low, 0, high, high, 0])
 
     @contextmanager
     def using(self, rights: Rights) -> Iterator[None]:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from msgspec import Struct, field
 
-from trainmedic_server.agent.journal import Journal
+from trainmedic_server.agent.database import AgentDatabase
 from trainmedic_server.agent.log_reading.discovery import OLD_SECONDS, FoundFile
 from trainmedic_server.errors import JournalUnavailable
 
@@ -189,7 +189,7 @@ class _Seen(Struct):
 class ArrivalIndex:
     """The table and its newest blocks. Any thread may call it."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: AgentDatabase) -> None:
         """Raises JournalUnavailable."""
         journal.install("log_arrivals", [_TABLES])
         self._journal = journal

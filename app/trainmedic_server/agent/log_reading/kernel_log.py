@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -65,6 +65,15 @@ class KernelReader(Protocol):
     def close(self) -> None: ...
 
 
+def own_kmsg(path: str) -> int:
+    """Open the kernel's log with the rights of this process. Raises OSError."""
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+
+
+open_kmsg: Callable[[str], int] = own_kmsg
+"""Opens ``/dev/kmsg``. A reader without capabilities has the opener do it."""
+
+
 class KmsgReader:
     """Records of ``/dev/kmsg``, from number `first` on."""
 
@@ -72,7 +81,7 @@ class KmsgReader:
         """Raises OSError where it may not be read."""
         self.lost = 0
         self._next = first
-        self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        self._fd = open_kmsg(path)
 
     def fileno(self) -> int:
         return self._fd

@@ -31,8 +31,6 @@ class LogCounters:
         """What lies where logs are read and is not, by the reason."""
         self.takes_rights = False
         """Whether files are opened with the rights of users. If not, users are compared with file modes."""
-        self.clock_error: float | None = None
-        """Seconds; None before Redis was asked."""
         self.rules = ""
         """The version of the rules in force; empty where there are none."""
         self.problem = ""

@@ -69,12 +69,6 @@ def _alone(counters: LogCounters) -> Iterator[Metric]:
         "Updates of findings that Redis does not have yet.",
         counters.findings_waiting,
     )
-    if counters.clock_error is not None:
-        yield GaugeMetricFamily(
-            "trainmedic_agent_clock_error_seconds",
-            "By how much this node's clock may differ from that of Redis.",
-            counters.clock_error,
-        )
 
 
 def _with(

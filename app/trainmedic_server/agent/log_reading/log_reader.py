@@ -1,4 +1,4 @@
-"""Reading logs as a whole: its threads, started and stopped with the agent.
+"""Reading logs as a whole: its threads, started and stopped with its process.
 
 The kernel's log has a thread of its own, so that a file system which does not answer holds up neither it nor what it
 says about that file system.
@@ -9,13 +9,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Collection
+from typing import Protocol
 
 from msgspec.structs import replace
 
-from trainmedic.wire.connection import OutageLog
-from trainmedic_server.agent.context import AgentContext
 from trainmedic_server.agent.log_opening.node_files import NodeFiles
 from trainmedic_server.agent.log_reading import kernel_log, pstore
 from trainmedic_server.agent.log_reading.arrivals import ArrivalIndex
@@ -23,13 +21,14 @@ from trainmedic_server.agent.log_reading.discovery import Discovery, Scan
 from trainmedic_server.agent.log_reading.dumps import DumpReading, ReadDumps
 from trainmedic_server.agent.log_reading.files import FileFollowing
 from trainmedic_server.agent.log_reading.finding_budget import FindingsOfJobs
-from trainmedic_server.agent.log_reading.finding_sender import FindingSender
+from trainmedic_server.agent.log_reading.finding_sender import FindingPort, FindingSender
 from trainmedic_server.agent.log_reading.followed_file import FollowedFile, followed_by
 from trainmedic_server.agent.log_reading.kernel_log import KernelStream
 from trainmedic_server.agent.log_reading.line_budget import LinesOfJobs
 from trainmedic_server.agent.log_reading.log_counters import LogCounters
 from trainmedic_server.agent.log_reading.log_policy import KernelReading, LogsPolicy
 from trainmedic_server.agent.log_reading.log_store import LogStore, NodeBoot
+from trainmedic_server.agent.log_reading.reading_context import ReadingContext
 from trainmedic_server.agent.log_reading.rule_runner import RuleRunner
 from trainmedic_server.agent.log_reading.rules_in_force import RulesInForce
 from trainmedic_server.domain.finding import Origin
@@ -58,22 +57,19 @@ class ShipsLines(Protocol):
     def start(self) -> None: ...
     def stop(self, timeout: float) -> None: ...
 
-    def presence(self) -> Mapping[str, Any]:
-        """What the agent's presence says of it."""
-        ...
-
 
 class LogReader:
-    """The part of the agent that reads logs. `start` and `stop` once each."""
+    """The part of the reader that follows logs. `start` and `stop` once each."""
 
     def __init__(
         self,
-        context: AgentContext,
+        context: ReadingContext,
         policy: LogsPolicy,
         boot: NodeBoot,
         gpu_of: Callable[[str], str | None],
         *,
         read_dumps: ReadDumps,
+        port: FindingPort,
         files: NodeFiles,
         arrivals: ArrivalIndex | None = None,
         shipping: ShipsLines | None = None,
@@ -91,11 +87,11 @@ class LogReader:
         self._shipping = shipping
         self._kmsg = kmsg
         self._stopping = threading.Event()
-        self._store = LogStore(context.journal, boot, self.counters)
+        self._store = LogStore(context.database, boot, self.counters)
         cuts = self.counters.cuts
         of_jobs = FindingsOfJobs(policy.max_job_findings, cuts)
         self.runner = RuleRunner(self._store, gpu_of, self.counters, context.now, of_jobs=of_jobs)
-        self._rules = RulesInForce(context.node, self._store, self.runner)
+        self.rules = RulesInForce(self._store, self.runner)
         self._kept = self._store.positions()
         self._way = kernel_log.way_of(policy.kernel, kmsg) if policy.kernel is not None else None
         kernel_file = policy.kernel.path if policy.kernel and self._way is KernelReading.FILE else None
@@ -112,7 +108,7 @@ class LogReader:
             cuts=cuts,
             files=files,
         )
-        self._sender = self._made_sender(context)
+        self._sender = FindingSender(port, self._store, self.runner.has_findings)
         self._dumps = DumpReading(self.runner, read_dumps, context.now, cuts, files=files)
         loops: dict[str, Callable[[], float]] = {"log-files": self._read_files, "log-scan": self._scan}
         if policy.kernel is not None:
@@ -125,21 +121,9 @@ class LogReader:
         self._kernel: KernelStream | None = None
         self._has_read_records = False
 
-    def _made_sender(self, context: AgentContext) -> FindingSender:
-        outage = OutageLog(f"logs of node {context.node}", "findings wait")
-        return FindingSender(
-            context.redis.shared(outage),
-            context.signer,
-            self._store,
-            self._rules,
-            self.counters,
-            self.runner.has_findings,
-            lambda: context.now().timestamp(),
-        )
-
     def start(self) -> None:
         """Raises JournalUnavailable."""
-        self._rules.restore()
+        self.rules.restore()
         for thread in self._threads:
             thread.start()
         self._sender.start()
@@ -159,22 +143,10 @@ class LogReader:
             self._arrivals.settle(time.monotonic(), is_last=True)
         self._sender.stop(max(deadline - time.monotonic(), 0.5))
 
-    def presence(self) -> Mapping[str, Any]:
-        """What the agent's presence says of it."""
-        counters = self.counters
-        values: dict[str, Any] = {"rules": counters.rules, "files": sum(counters.files.values())}
-        if self._way is not None:
-            values["kernel"] = self._way.value
-        if counters.clock_error is not None:
-            values["clock_error"] = round(counters.clock_error, 6)
-        if counters.findings_waiting:
-            values["waiting"] = counters.findings_waiting
-        if counters.problem:
-            values["problem"] = counters.problem
-        values |= self.counters.cuts.presence()
-        if self._shipping is not None:
-            values |= self._shipping.presence()
-        return {"logs": values}
+    @property
+    def kernel_way(self) -> KernelReading | None:
+        """The way by which the kernel's log is read; None if it is not read."""
+        return self._way
 
     # --- the threads ------------------------------------------------------------------------------------
 

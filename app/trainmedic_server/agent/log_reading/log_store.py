@@ -1,4 +1,4 @@
-"""What reading logs remembers in the agent's database: how far it is, what rules know, what is still to be sent.
+"""What reading logs remembers in the reader's database: how far it is, what rules know, what is still to be sent.
 
 All of it changes in one transaction, so that after a kill at any moment what was read and what was found are of the
 same moment: no line is lost between them, and none makes another finding. What waits to be sent is bounded; where
@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainmedic.wire import envelope
-from trainmedic_server.agent.journal import Journal
+from trainmedic_server.agent.database import AgentDatabase
 from trainmedic_server.agent.log_reading.log_counters import LogCounters
 from trainmedic_server.domain import finding_codec
 from trainmedic_server.domain.finding import Excerpt, Finding
@@ -57,7 +57,7 @@ class OutgoingFinding(Struct, frozen=True):
 class LogStore:
     """The tables. Any thread may call it; every method raises JournalUnavailable."""
 
-    def __init__(self, journal: Journal, boot: NodeBoot, counters: LogCounters) -> None:
+    def __init__(self, journal: AgentDatabase, boot: NodeBoot, counters: LogCounters) -> None:
         journal.install("log_reading", [_TABLES])
         self._journal = journal
         self._boot = boot

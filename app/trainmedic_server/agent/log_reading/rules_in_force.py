@@ -1,19 +1,15 @@
-"""Which rules an agent applies: the server's, and where no server can be asked the last good ones of the disk.
+"""Which rules the reader applies: the server's, and where no server can be asked the last good ones of the disk.
 
-Rules are taken where the node's notice of them is genuine and they are the ones that it names. Rules that this program
-cannot read or compile, and such as are older than those in force, change nothing.
+The agent fetches rules and verifies the node's notice of them (``log_link.rule_news``). Rules that this program cannot
+read or compile, and such as are older than those in force, change nothing.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Any
-
-import redis
+from datetime import datetime
 
 from trainmedic.errors import TrainmedicError
-from trainmedic.wire.findings import LARGEST_RULES, RULES, RulesNotice, notice_of_rules
-from trainmedic.wire.signing import Signer
 from trainmedic_server.agent.log_reading.log_store import LogStore
 from trainmedic_server.agent.log_reading.rule_runner import RuleRunner
 from trainmedic_server.errors import JournalUnavailable
@@ -23,13 +19,12 @@ log = logging.getLogger(__name__)
 
 
 class RulesInForce:
-    """The rules of one node. One thread asks for new ones."""
+    """The rules of one node. One thread brings new ones."""
 
-    def __init__(self, node: str, store: LogStore, runner: RuleRunner) -> None:
-        self._node = node
+    def __init__(self, store: LogStore, runner: RuleRunner) -> None:
         self._store = store
         self._runner = runner
-        self._now: tuple[Any, bytes] | None = None
+        self._now: tuple[datetime, bytes] | None = None
         self._refused = ""
 
     def restore(self) -> None:
@@ -41,27 +36,14 @@ class RulesInForce:
         except ValueError as error:
             log.error("the log rules of the disk cannot be read", extra={"reason": str(error)})
 
-    def look(self, client: redis.Redis, signer: Signer | None) -> None:
-        """Ask for new rules. Raises an error of Redis, JournalUnavailable."""
-        key = notice_of_rules(self._node)
-        value: Any = client.get(key)
-        if value is None:
-            return  # no server hands out rules, or none has for an hour: those in force stay
-        try:
-            notice = RulesNotice.decode(value, self._node, signer)
-        except ValueError as error:  # BadSignature, EnvelopeError
-            self._refuse(f"the notice of log rules {error}")
-            return
-        if self._now is not None and (notice.is_of(self._now[1]) or notice.at < self._now[0]):
-            return
-        raw: Any = client.getrange(RULES, 0, LARGEST_RULES)
-        if not raw or len(raw) > LARGEST_RULES or not notice.is_of(raw):
-            self._refuse("the log rules are not those that the notice names")
+    def take(self, at: datetime, raw: bytes) -> None:
+        """Put rules in force that the agent has verified, unless they are older than those that are in force."""
+        if self._now is not None and (raw == self._now[1] or at < self._now[0]):
             return
         if self._use(raw):
-            self._now = (notice.at, raw)
+            self._now = (at, raw)
             try:
-                self._store.keep_rules(notice.at, raw)
+                self._store.keep_rules(at, raw)
             except JournalUnavailable as error:
                 log.warning("the log rules could not be kept", extra={"reason": str(error)})
 

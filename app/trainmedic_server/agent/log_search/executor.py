@@ -6,7 +6,7 @@ The output's ``page`` is packed (``domain.log_pages``): ``lines``, ``cursor`` fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -28,7 +28,18 @@ class LogReadExecutor(Struct, frozen=True):
     withdrawal: str = WITHDRAW
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
-        params = accepted.command.params
+        try:
+            return {"page": self.page(accepted.command.params, lambda: accepted.is_over)}
+        except CommandInterrupted:
+            if accepted.is_withdrawn():
+                raise CommandWithdrawn("the server withdrew it") from None
+            raise
+
+    def page(self, params: Mapping[str, Any], is_stopping: Callable[[], bool]) -> list[str]:
+        """Return the page in pieces.
+
+        Raises CommandRejected if the query cannot be answered, and CommandInterrupted once `is_stopping` returns true.
+        """
         try:
             query = LogQuery.of_wire(params)
             cursor = params.get("cursor")
@@ -36,21 +47,15 @@ class LogReadExecutor(Struct, frozen=True):
             most = params.get("most", searcher.MOST_LINES)
             most = most if isinstance(most, int) and 0 < most <= searcher.MOST_LINES else searcher.MOST_LINES
             while True:
-                page = self.searcher.page(query, places, lambda: _is_ended(accepted), most)
-                if accepted.is_withdrawn():
-                    raise CommandWithdrawn("the server withdrew it")
-                if accepted.is_stopping():
-                    raise CommandInterrupted("the agent is stopping")
+                page = self.searcher.page(query, places, is_stopping, most)
+                if is_stopping():
+                    raise CommandInterrupted("the search was stopped")
                 pieces = _pieces(page)
                 if log_pages.fits(pieces) or most == 1:
-                    return {"page": pieces}
+                    return pieces
                 most = max(len(page.lines) // 2, 1)
         except (ValueError, KeyError) as error:
             raise CommandRejected(f"the query cannot be answered: {error}") from error
-
-
-def _is_ended(accepted: AcceptedCommand) -> bool:
-    return accepted.is_withdrawn() or accepted.is_stopping()
 
 
 def _pieces(page: LogPage) -> list[str]:

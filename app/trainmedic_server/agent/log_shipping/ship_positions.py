@@ -1,4 +1,4 @@
-"""How far the store has each file: kept in the agent's database, beside how far reading for findings is."""
+"""How far the store has each file: kept in the reader's database, beside how far reading for findings is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Protocol
 
-from trainmedic_server.agent.journal import Journal
+from trainmedic_server.agent.database import AgentDatabase
 from trainmedic_server.errors import JournalUnavailable
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class ShipPositions:
 
     can_take = True
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: AgentDatabase) -> None:
         """Raises JournalUnavailable."""
         journal.install("log_shipping", [_TABLES])
         self._journal = journal

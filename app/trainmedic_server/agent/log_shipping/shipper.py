@@ -14,14 +14,12 @@ import random
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from msgspec.structs import replace
 from prometheus_client.metrics_core import Metric
 
 from trainmedic.wire.log_limit import LogLimit
-from trainmedic_server.agent.context import AgentContext
 from trainmedic_server.agent.log_opening.node_files import NodeFiles
 from trainmedic_server.agent.log_opening.own_files import OwnFiles
 from trainmedic_server.agent.log_reading import kernel_log
@@ -31,6 +29,7 @@ from trainmedic_server.agent.log_reading.followed_file import KnownFile
 from trainmedic_server.agent.log_reading.log_files import GrowingFile
 from trainmedic_server.agent.log_reading.log_policy import KernelReading, LogsPolicy
 from trainmedic_server.agent.log_reading.log_store import NodeBoot
+from trainmedic_server.agent.log_reading.reading_context import ReadingContext
 from trainmedic_server.agent.log_shipping.entries import Labels, StoreEntry
 from trainmedic_server.agent.log_shipping.ship_counters import LostReason, ShipCounters
 from trainmedic_server.agent.log_shipping.ship_policy import ShipPolicy
@@ -64,7 +63,7 @@ class LogShipping:
 
     def __init__(
         self,
-        context: AgentContext,
+        context: ReadingContext,
         policy: LogsPolicy,
         ship: ShipPolicy,
         boot: NodeBoot,
@@ -80,7 +79,7 @@ class LogShipping:
         self._policy, self._ship, self._boot, self._kmsg = policy, ship, boot, kmsg
         self._push = push
         self._monotonic = monotonic
-        self._positions = ShipPositions(context.journal)
+        self._positions = ShipPositions(context.database)
         self._booted_at = boot.booted_at or context.now()
         self._following: FileFollowing[ShippedFile] = FileFollowing(
             self._positions,
@@ -123,10 +122,6 @@ class LogShipping:
         """What the store has not taken by then is pushed after the next start."""
         self._stopping.set()
         self._thread.join(timeout)
-
-    def presence(self) -> Mapping[str, Any]:
-        problem = self.counters.problem
-        return {"shipping": {"problem": problem} if problem else {}}
 
     def metrics(self) -> Iterator[Metric]:
         return self.counters.families()

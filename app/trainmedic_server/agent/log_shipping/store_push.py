@@ -13,9 +13,8 @@ import json
 import re
 import ssl
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from msgspec import Struct, field
@@ -24,6 +23,7 @@ from trainmedic_server import __version__
 from trainmedic_server.agent.log_shipping.entries import Labels, StoreEntry
 from trainmedic_server.agent.log_shipping.ship_counters import LostReason
 from trainmedic_server.agent.log_shipping.ship_policy import ShipPolicy, StoreKind
+from trainmedic_server.agent.log_shipping.store_access import StoreAccess
 
 _PATHS = {StoreKind.LOKI: "/loki/api/v1/push", StoreKind.VICTORIALOGS: "/insert/loki/api/v1/push"}
 _TIMEOUT = 10.0
@@ -72,14 +72,15 @@ class Answer(Struct, frozen=True):
 class StorePush:
     """One store, over a connection that is kept. One thread uses it."""
 
-    def __init__(self, policy: ShipPolicy, token: str | None = None) -> None:
-        """`token` is used where the policy names no file of one."""
+    def __init__(self, policy: ShipPolicy, access: Callable[[], StoreAccess] = StoreAccess) -> None:
+        """`access` returns the store's credential as it is now."""
         parts = urlsplit(policy.url)
         self._is_secure = parts.scheme == "https"
         self._host, self._port = parts.hostname or "", parts.port
         self._path = parts.path + _PATHS[policy.kind]
         self._policy = policy
-        self._token = token
+        self._access = access
+        self._certificates: str | None = None
         self._connection: http.client.HTTPConnection | None = None
         self._was_used = False
 
@@ -118,14 +119,20 @@ class StorePush:
             self._connection = None
 
     def _connected(self) -> http.client.HTTPConnection:
-        """Raises OSError, for a certificate's file that is of no use too."""
+        """Raises OSError, ValueError if the certificates are of no use."""
         if not self._is_secure:
             return http.client.HTTPConnection(self._host, self._port, timeout=_TIMEOUT)
-        context = ssl.create_default_context(cafile=self._policy.ca_file)
+        self._certificates = self._access().certificates
+        context = ssl.create_default_context(cadata=self._certificates)
         return http.client.HTTPSConnection(self._host, self._port, timeout=_TIMEOUT, context=context)
 
     def _headers(self) -> dict[str, str]:
-        """Raises OSError, ValueError where the token cannot be read."""
+        """Raises OSError if the files of the access cannot be read."""
+        access = self._access()
+        if access.problem:
+            raise OSError(access.problem)
+        if access.certificates != self._certificates:
+            self.close()
         headers = {
             "Content-Type": "application/json",
             "Content-Encoding": "gzip",
@@ -137,9 +144,7 @@ class StorePush:
         elif tenant:
             account, _, project = tenant.partition(":")
             headers |= {"AccountID": account, "ProjectID": project or "0"}
-        token = self._token
-        if self._policy.token_file is not None:
-            token = Path(self._policy.token_file).read_text(encoding="utf-8")
+        token = access.token
         if token and ":" in token:
             headers["Authorization"] = f"Basic {base64.b64encode(token.strip().encode()).decode()}"
         elif token:

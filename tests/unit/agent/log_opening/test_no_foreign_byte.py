@@ -28,7 +28,7 @@ from trainmedic_server.agent.log_search.searcher import LogSearcher
 from trainmedic_server.diagnosis.flight_recorder.dump import Dump
 from trainmedic_server.domain.finding import Excerpt, Finding
 from trainmedic_server.domain.log_search import LogQuery
-from trainmedic_server.wiring.agent_logs import node_files
+from trainmedic_server.wiring.agent_files import node_files
 
 SECRET = "MARK 666 the-secret-of-bob"
 ANN_MODE, ANN_IS, BOB_IS = (0o700, ANN, BOB) if MAY_GIVE else (0o777, None, None)

@@ -15,9 +15,10 @@ from tests.unit.agent.log_reading.reading import NODE, Reading, policy_of
 from trainmedic.wire.log_layout import AttemptLogs
 from trainmedic_server.adapters.nvml_gpus import NvmlGpus
 from trainmedic_server.agent.gpu_record import GpuRecord
+from trainmedic_server.domain import gpu_names
 from trainmedic_server.domain.finding import TimeSource
 from trainmedic_server.wiring.agent_check_logs import check_logs
-from trainmedic_server.wiring.agent_logs import GpusByAddress
+from trainmedic_server.wiring.agent_link import GpusByAddress
 
 
 def write(path: Path, text: str) -> None:
@@ -89,13 +90,9 @@ def test_a_gpu_is_known_by_its_address_also_when_it_has_fallen_off_the_bus(
     gpus = NvmlGpus()
     gpu_record.observe(gpus.inventory(), [], {})
     driver.remove(1)
-    known = GpusByAddress(gpus, gpu_record)
-    assert [known.uuid(text) for text in ("0000:18:00", "00000000:20:00.0", "0000:99:00", "nonsense")] == [
-        driver.cards[0].uuid,
-        driver.cards[1].uuid,
-        None,
-        None,
-    ]
+    known = GpusByAddress(gpus, gpu_record).uuids()
+    addresses = [gpu_names.normal_pci(text) for text in ("0000:18:00", "00000000:20:00.0", "0000:99:00")]
+    assert [known.get(each or "") for each in addresses] == [driver.cards[0].uuid, driver.cards[1].uuid, None]
     gpus.close()
 
 

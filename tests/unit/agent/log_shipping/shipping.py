@@ -16,17 +16,16 @@ from starlette.testclient import TestClient
 
 from tests.support.log_stores.loki_stand_in import LokiStandIn
 from tests.unit.agent.log_reading.reading import NODE, policy_of
-from trainmedic_server.agent.context import AgentContext
 from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.journal import Journal
 from trainmedic_server.agent.log_opening.node_files import NodeFiles
 from trainmedic_server.agent.log_opening.own_files import OwnFiles
 from trainmedic_server.agent.log_reading.discovery import Discovery
 from trainmedic_server.agent.log_reading.log_store import NodeBoot
+from trainmedic_server.agent.log_reading.reading_context import ReadingContext
 from trainmedic_server.agent.log_shipping.entries import StoreEntry
 from trainmedic_server.agent.log_shipping.shipper import LogShipping
 from trainmedic_server.agent.log_shipping.store_push import Answer, Outcome, answer_of, body_of
-from trainmedic_server.agent.policy import Policy
 
 HEADERS = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
 
@@ -81,7 +80,7 @@ class Agent:
     def start(self) -> None:
         """A process begins, after the one before has gone."""
         self.journal = Journal(self._state)
-        context = AgentContext(NODE, lambda: None, None, Policy(), self.journal, AgentCounters(), self.now)
+        context = ReadingContext(NODE, self.journal, AgentCounters(), self.now)
         assert self.policy.ship is not None
         boot = NodeBoot(NODE, "boot-1", self.began)
         self.shipping = LogShipping(

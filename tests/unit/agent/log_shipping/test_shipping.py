@@ -203,11 +203,11 @@ def test_a_store_that_is_busy_is_asked_again_ever_less_often(tmp_path: Path, log
         agent.step(1.0)
     tried = len(agent.push.pushes)
     assert 3 <= tried <= 5
-    assert agent.shipping.presence()["shipping"]["problem"]
+    assert agent.shipping.counters.problem
     for _ in range(5):
         agent.step(80)
     assert agent.store.lines() == ["one"]
-    assert agent.shipping.presence() == {"shipping": {}}
+    assert agent.shipping.counters.problem == ""
     assert agent.lost() == {}
 
 
@@ -241,7 +241,7 @@ def test_a_store_that_understands_nothing_is_not_flooded(tmp_path: Path, logs: P
     for _ in range(30):
         agent.step(1.0)
     assert len(agent.push.pushes) < 60
-    assert agent.shipping.presence()["shipping"]["problem"].startswith("refused")
+    assert agent.shipping.counters.problem.startswith("refused")
 
 
 def test_a_file_that_is_deleted_is_pushed_all_the_same(tmp_path: Path, logs: Path) -> None:

@@ -1,0 +1,84 @@
+"""Frames over a stream socket: four bytes with the length, most significant byte first, then as many bytes.
+
+A frame has an upper limit of length, which the receiver checks before it allocates memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import struct
+import threading
+
+_HEADER = struct.Struct(">I")
+SEND_SECONDS = 5.0
+"""Time within which the other end must accept a frame."""
+
+
+class LinkClosed(ConnectionError):
+    """The other end has closed the link, or does not accept a frame in time."""
+
+
+class FrameFault(Exception):
+    """The other end has broken the rules of the link. The link must be closed."""
+
+
+class FrameStream:
+    """One end of a link. Any thread may send, one thread receives."""
+
+    def __init__(self, connection: socket.socket, largest: int) -> None:
+        """`largest` is the most bytes of a frame that is received."""
+        self._socket = connection
+        self._largest = largest
+        self._lock = threading.Lock()
+        # A timeout of the socket would limit receiving as well.
+        seconds, micros = int(SEND_SECONDS), int(SEND_SECONDS % 1 * 1e6)
+        connection.setblocking(True)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", seconds, micros))
+
+    def send(self, payload: bytes) -> None:
+        """Send a frame. Raises LinkClosed, after which the link is of no use."""
+        with self._lock:
+            try:
+                self._socket.sendall(_HEADER.pack(len(payload)) + payload)
+            except OSError as error:
+                self.close()
+                raise LinkClosed(f"a message could not be sent: {error.strerror or error}") from error
+
+    def receive(self) -> bytes:
+        """Return the next frame. Raises LinkClosed, FrameFault."""
+        (length,) = _HEADER.unpack(self._exactly(_HEADER.size))
+        if length > self._largest:
+            raise FrameFault(f"a frame of {length} bytes exceeds the limit of {self._largest}")
+        return self._exactly(length)
+
+    def wait_for_end(self) -> None:
+        """Wait until the link is closed at either end, without receiving anything."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLRDHUP)
+        while not poll.poll():
+            continue
+
+    def close(self) -> None:
+        """End the link, also for a thread that receives."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def release(self) -> None:
+        """Close the socket. Only the receiving thread may do this."""
+        self.close()
+        self._socket.close()
+
+    def _exactly(self, length: int) -> bytes:
+        buffer = bytearray(length)
+        view, received = memoryview(buffer), 0
+        while received < length:
+            try:
+                count = self._socket.recv_into(view[received:])
+            except OSError as error:
+                raise LinkClosed(error.strerror or str(error)) from error
+            if not count:
+                raise LinkClosed("the other end has closed the link")
+            received += count
+        return bytes(buffer)

@@ -1,0 +1,127 @@
+"""The socket in the state directory at which the agent awaits the reader.
+
+It has a name in the file system and a mode that lets the reader's user connect. The kernel names the user of the
+process that connects (``SO_PEERCRED``), so a wrong mode alone lets no one in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import struct
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from trainmedic_server.errors import ConfigurationError
+
+NAME = "reader.sock"
+_LONGEST = 100
+"""Bytes of a socket's path that every kernel accepts."""
+_ACCEPT_SECONDS = 0.5
+
+
+class Peer:
+    """The process at the other end."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        self.pid, self.uid, self.gid = struct.unpack("3i", raw)
+        self._handle: int | None = None
+        # A process of another namespace has no number here.
+        if self.pid > 0:
+            with contextlib.suppress(OSError):
+                self._handle = os.pidfd_open(self.pid)
+
+    def kill(self) -> bool:
+        """End the process at once. Return False if the agent may not do that."""
+        if self._handle is None:
+            return False
+        try:
+            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            return False
+        return True
+
+    def forget(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+
+class LinkSocket:
+    """The listening socket."""
+
+    def __init__(self, directory: Path, reader_uid: int, reader_gid: int) -> None:
+        """Raises ConfigurationError if the socket cannot be made."""
+        self._path = directory / NAME
+        self._uids: Collection[int] = {reader_uid, os.geteuid()}
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                self._path.unlink()
+            with short_path(self._path) as path:
+                self._socket.bind(path)
+            self._path.chmod(0o600)
+            if reader_uid != os.geteuid():
+                # By its group, so that the socket stays the agent's own: an opener of the agent's user connects too.
+                os.chown(self._path, -1, reader_gid)
+                self._path.chmod(0o660)
+            self._socket.listen(1)
+        except OSError as error:
+            self._socket.close()
+            raise ConfigurationError(
+                f"the reader of logs cannot be awaited at {self._path}: {error.strerror or error}"
+            ) from error
+        self._socket.settimeout(_ACCEPT_SECONDS)
+
+    def accept(self) -> tuple[socket.socket, Peer] | None:
+        """Return the next connection of the reader's user. None if there is none within a moment. Raises OSError."""
+        try:
+            connection, _ = self._socket.accept()
+        except TimeoutError:
+            return None
+        peer = Peer(connection)
+        if peer.uid in self._uids:
+            return connection, peer
+        peer.forget()
+        connection.close()
+        return None
+
+    def wake(self) -> None:
+        """End the wait of the thread that accepts; nothing is accepted any more."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._socket.close()
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+
+
+def connected(directory: Path) -> socket.socket:
+    """Connect to the agent. Raises OSError."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        with short_path(directory / NAME) as path:
+            connection.connect(path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@contextlib.contextmanager
+def short_path(path: Path) -> Iterator[str]:
+    """Yield a path to the same place that is short enough for a socket. Raises OSError."""
+    if len(os.fsencode(path)) <= _LONGEST:
+        yield str(path)
+        return
+    descriptor = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{path.name}"
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,169 @@
+"""The reader as a process: its user, its start by the agent, and what it gives up before it reads anything."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pwd
+import resource
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+from trainmedic_server.errors import ConfigurationError
+
+DEFAULT_USER = "trainmedic-reader"
+_STACKS = 16 * 8 * 1024**2
+"""Bytes that the stacks of threads count for, although hardly any of them are used."""
+_PASSED_ON = (
+    *("PATH", "LANG", "TZ", "TZDIR", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "TMPDIR"),
+    *("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "VIRTUAL_ENV", "MALLOC_ARENA_MAX"),
+)
+"""Variables that the reader gets. None of them holds a key or a password."""
+_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _CLEAR_ALL = 1, 24, 38, 47, 4
+_CAP_VERSION = 0x20080522
+_CAP_DAC_READ_SEARCH, _CAP_SETGID, _CAP_SETUID = 2, 6, 7
+CAP_SYSLOG = 34
+"""The right to open the kernel's log where the node restricts it."""
+_MOST_CAPABILITIES = 64
+
+
+class ReaderUser(Struct, frozen=True):
+    """The user of the reader."""
+
+    uid: int
+    gid: int
+
+
+def reader_user(name: str | None) -> ReaderUser:
+    """Return the user under whom logs are read. Raises ConfigurationError if a user that is named does not exist.
+
+    It is the agent's own if the agent may not change the user, or if none is named and the default does not exist.
+    """
+    if name is not None and name.isascii() and name.isdigit():
+        user = ReaderUser(int(name), _group_of(int(name)))
+    else:
+        try:
+            entry = pwd.getpwnam(name or DEFAULT_USER)
+        except KeyError:
+            if name is not None:
+                raise ConfigurationError(f"--reader-user: {name!r} is no user of this node") from None
+            return own_user()
+        user = ReaderUser(entry.pw_uid, entry.pw_gid)
+    return user
+
+
+def own_user() -> ReaderUser:
+    """Return the user of this process."""
+    return ReaderUser(os.geteuid(), os.getegid())
+
+
+def has_rights_to_read() -> bool:
+    """Return whether this process has rights that reading must not have, and that only opening files takes."""
+    return any(_has(capability) for capability in (_CAP_DAC_READ_SEARCH, _CAP_SETGID, _CAP_SETUID, CAP_SYSLOG))
+
+
+def may_become(user: ReaderUser) -> bool:
+    """Return whether this process may start another one under that user."""
+    return user.uid == os.geteuid() or _has(_CAP_SETUID, _CAP_SETGID)
+
+
+def closed_to(user: ReaderUser, directory: Path) -> Path | None:
+    """Return the directory above `directory` through which the user may not pass. None if there is none."""
+    if user.uid in {0, os.geteuid()}:
+        return None
+    groups = _groups_of(user)
+    for parent in directory.absolute().parents:
+        facts = parent.stat()
+        shift = 6 if facts.st_uid == user.uid else 3 if facts.st_gid in groups else 0
+        if not facts.st_mode >> shift & 1:
+            return parent
+    return None
+
+
+def start(directory: Path, user: ReaderUser, memory: int, log_level: str) -> subprocess.Popen[bytes]:
+    """Start the reader of the state directory as a child. Raises OSError."""
+    command = [sys.executable, "-m", "trainmedic_server", "agent-reader", "--once", "--state-dir", str(directory)]
+    command += ["--reader-user", str(user.uid), "--reader-memory", str(memory // 1024**2), "--log-level", log_level]
+    return subprocess.Popen(  # noqa: S603
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        env=_environment(os.environ),
+        start_new_session=True,
+    )
+
+
+def confine(user: ReaderUser, memory: int) -> None:
+    """Give up everything that reading does not need: the user, all capabilities, new privileges, more memory.
+
+    Raises ConfigurationError.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    for capability in range(_MOST_CAPABILITIES):
+        library.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")  # rather this process than the one that sets power
+    if user.uid != os.geteuid():
+        try:
+            os.setgroups(_groups_of(user))
+            os.setresgid(user.gid, user.gid, user.gid)
+            os.setresuid(user.uid, user.uid, user.uid)
+        except OSError as error:
+            raise ConfigurationError(f"the reader cannot become user {user.uid}: {error.strerror}") from error
+    library.prctl(_PR_CAP_AMBIENT, _CLEAR_ALL, 0, 0, 0)
+    header, nothing = struct.pack("Ii", _CAP_VERSION, 0), struct.pack("6I", *([0] * 6))
+    if library.capset(header, nothing) != 0 or library.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        raise ConfigurationError(f"the reader cannot give up its rights: {os.strerror(ctypes.get_errno())}")
+    limit = memory + _STACKS
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def end_with(parent: int) -> None:
+    """Have the kernel end this process when its parent ends. Call it after a change of the user, which forgets it.
+
+    Raises ConfigurationError if the parent has ended.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        raise ConfigurationError("the process that started the reader has ended")
+
+
+def _group_of(uid: int) -> int:
+    try:
+        return pwd.getpwuid(uid).pw_gid
+    except KeyError:
+        return uid
+
+
+def _groups_of(user: ReaderUser) -> list[int]:
+    """Return the groups that the node's database gives the user, such as the one that reads the journal."""
+    try:
+        return os.getgrouplist(pwd.getpwuid(user.uid).pw_name, user.gid)
+    except KeyError:
+        return [user.gid]
+
+
+def _has(*capabilities: int) -> bool:
+    """Return whether this process has these capabilities; root counts where the kernel does not say."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("CapEff:"):
+                mask = int(line.split()[1], 16)
+                return all(mask >> capability & 1 for capability in capabilities)
+    except OSError:
+        pass
+    return os.geteuid() == 0
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if name in _PASSED_ON or name.startswith("LC_")}

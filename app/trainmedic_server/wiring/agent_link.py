@@ -1,0 +1,102 @@
+"""Builds the agent's part of reading logs: the link to the reader, and what starts and watches it.
+
+Imported only where the policy says that logs are read. Who calls it: ``wiring.agent``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from datetime import timedelta
+from functools import partial
+
+from trainmedic.wire.connection import OutageLog
+from trainmedic.wire.steady_time import since_boot
+from trainmedic_server.agent.context import AgentContext
+from trainmedic_server.agent.gpu_record import GpuRecord
+from trainmedic_server.agent.log_link import reader_process
+from trainmedic_server.agent.log_link.finding_relay import FindingRelay
+from trainmedic_server.agent.log_link.link_socket import LinkSocket
+from trainmedic_server.agent.log_link.linked_reading import LinkedReading, LinkedSearch
+from trainmedic_server.agent.log_link.messages import Welcome
+from trainmedic_server.agent.log_link.reader_directory import prepare
+from trainmedic_server.agent.log_link.reader_link import ReaderLink
+from trainmedic_server.agent.log_link.reader_news import ReaderNews
+from trainmedic_server.agent.log_link.reader_process import ReaderUser
+from trainmedic_server.agent.log_link.reader_supervisor import ReaderSupervisor
+from trainmedic_server.agent.log_link.rule_news import RuleNews
+from trainmedic_server.agent.log_reading.log_policy import LogsPolicy
+from trainmedic_server.agent.log_reading.log_store import NodeBoot
+from trainmedic_server.agent.power.control import boot_id
+from trainmedic_server.domain import gpu_names
+from trainmedic_server.ports.gpus import Gpus
+from trainmedic_server.settings.agent import AgentSettings, ReaderStart
+
+log = logging.getLogger(__name__)
+
+
+def linked_reading(
+    settings: AgentSettings, context: AgentContext, policy: LogsPolicy, gpus: Gpus, record: GpuRecord
+) -> tuple[LinkedReading, LinkedSearch]:
+    """Return what the agent starts, and the executor of searches. Raises ConfigurationError, JournalUnavailable."""
+    user = _user(settings)
+    prepare(settings.state_dir, context.journal, user)
+    outage = OutageLog(f"logs of node {context.node}", "findings wait")
+    link = ReaderLink(LinkSocket(settings.state_dir, user.uid, user.gid), context.counters)
+    relay = FindingRelay(
+        context.node,
+        context.redis.shared(outage),
+        context.signer,
+        RuleNews(context.node, context.signer),
+        link.send,
+        lambda: context.now().timestamp(),
+    )
+    link.findings = relay
+    boot = NodeBoot(context.node, boot_id(), context.now() - timedelta(seconds=since_boot()))
+    news = ReaderNews(
+        link,
+        relay,
+        Welcome(policy, boot),
+        GpusByAddress(gpus, record).uuids,
+        settings.log_store_token,
+        context.counters,
+    )
+    start = partial(reader_process.start, settings.state_dir, user, settings.reader_memory, settings.log_level)
+    is_child = settings.reader is ReaderStart.CHILD
+    supervisor = ReaderSupervisor(link, start if is_child else None, context.counters)
+    return LinkedReading(link, relay, news, supervisor), LinkedSearch(link)
+
+
+def _user(settings: AgentSettings) -> ReaderUser:
+    """Return the user under whom logs are read. Raises ConfigurationError."""
+    user = reader_process.reader_user(settings.reader_user)
+    is_child = settings.reader is ReaderStart.CHILD
+    if is_child and not reader_process.may_become(user):
+        reason = "the agent may not change the user"
+    elif (closed := reader_process.closed_to(user, settings.state_dir)) is not None:
+        reason = f"that user may not pass through {closed}"
+    else:
+        return user
+    log.warning("logs are read under the agent's own user", extra={"reason": reason, "user": user.uid})
+    return reader_process.own_user()
+
+
+class GpusByAddress:
+    """GPUs by their PCI addresses, also those that have fallen off the bus: the ones that were there are remembered."""
+
+    def __init__(self, gpus: Gpus, record: GpuRecord) -> None:
+        self._gpus = gpus
+        self._record = record
+        self._lock = threading.Lock()
+        self._uuids: dict[str, str] = {}
+
+    def uuids(self) -> Mapping[str, str]:
+        """Return the UUID of each GPU by its address in normal form."""
+        with self._lock:
+            infos = [known.info for known in self._record.gpus()] + list(self._gpus.inventory().gpus)
+            for info in infos:
+                normal = gpu_names.normal_pci(info.pci_address)
+                if normal is not None:
+                    self._uuids[normal] = info.uuid
+            return dict(self._uuids)

@@ -1,0 +1,111 @@
+"""What the agent signs of that which the reader hands it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from tests.support.findings import of_training
+from trainmedic.wire.signing import Signer
+from trainmedic_server.agent.log_link.finding_relay import FindingRelay
+from trainmedic_server.agent.log_link.messages import AgentMessage, FindingBatch, FindingsTaken, QueuedFinding
+from trainmedic_server.agent.log_link.rule_news import RuleNews
+from trainmedic_server.domain import finding_codec
+from trainmedic_server.domain.finding_codec import FindingUpdate
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Pipeline:
+    """Of Redis what the relay uses to send."""
+
+    def __init__(self, taken: list[dict[Any, Any]]) -> None:
+        self._taken = taken
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def xadd(self, _: str, fields: dict[Any, Any]) -> None:
+        self._taken.append(fields)
+
+    def execute(self) -> None: ...
+
+
+class Redis:
+    """A Redis with room for some entries."""
+
+    def __init__(self, waiting: int) -> None:
+        self.waiting = waiting
+        self.taken: list[dict[Any, Any]] = []
+
+    def xlen(self, _: str) -> int:
+        return self.waiting + len(self.taken)
+
+    def pipeline(self, **_: Any) -> Pipeline:
+        return Pipeline(self.taken)
+
+
+class Relayed:
+    """A relay, and what it says to the reader."""
+
+    def __init__(self, waiting: int = 0) -> None:
+        self.said: list[AgentMessage] = []
+        self.redis: Any = Redis(waiting)
+        connection: Any = None
+        signer = Signer.of(b"a key of the tests")
+        self.relay = FindingRelay("n1", connection, signer, RuleNews("n1", signer), self._send, lambda: 0.0)
+        self.relay.begin(1)
+
+    def _send(self, message: AgentMessage, _: int) -> bool:
+        self.said.append(message)
+        return True
+
+
+def queued(number: int, node: str = "n1", stated: int | None = None) -> QueuedFinding:
+    finding = of_training("cuda-oom", node, "llm-1", number, NOW)
+    update = FindingUpdate(node, "instance", stated or number, finding)
+    return QueuedFinding(number, finding_codec.encode(update))
+
+
+def test_findings_are_signed_sent_and_acknowledged() -> None:
+    relayed = Relayed()
+    assert relayed.relay.offer(FindingBatch([queued(1), queued(2)]), 1)
+    assert relayed.relay._relayed(relayed.redis)
+    assert len(relayed.redis.taken) == 2
+    assert relayed.said == [FindingsTaken([1, 2])]
+
+
+@pytest.mark.parametrize(
+    "hostile", [queued(1, node="n2"), queued(1, stated=7), QueuedFinding(1, b"{}"), QueuedFinding(1, b"\xff")]
+)
+def test_nothing_is_signed_that_is_not_this_nodes_finding(hostile: QueuedFinding) -> None:
+    """It is left out, and acknowledged, so that the next ones are sent."""
+    relayed = Relayed()
+    assert relayed.relay.offer(FindingBatch([hostile, queued(2)]), 1)
+    assert relayed.relay._relayed(relayed.redis)
+    assert len(relayed.redis.taken) == 1
+    assert relayed.said == [FindingsTaken([1, 2])]
+
+
+def test_what_redis_has_no_room_for_waits() -> None:
+    """The rest of the batch goes when there is room; the reader keeps it until then."""
+    relayed = Relayed(waiting=999)
+    assert relayed.relay.offer(FindingBatch([queued(1), queued(2)]), 1)
+    assert not relayed.relay._relayed(relayed.redis)
+    assert relayed.said == [FindingsTaken([1])]
+    assert not relayed.relay.offer(FindingBatch([queued(3)]), 1)
+    relayed.redis.waiting = 0
+    assert relayed.relay._relayed(relayed.redis)
+    assert relayed.said == [FindingsTaken([1]), FindingsTaken([2])]
+
+
+def test_a_new_reader_has_no_batch_of_the_one_before() -> None:
+    """It offers the same findings again, with the same numbers."""
+    relayed = Relayed()
+    assert relayed.relay.offer(FindingBatch([queued(1)]), 1)
+    relayed.relay.begin(2)
+    assert relayed.relay.offer(FindingBatch([queued(1)]), 2)

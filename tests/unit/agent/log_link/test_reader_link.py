@@ -1,0 +1,234 @@
+"""The agent's end of the link: it answers, and it ends a reader that breaks the rules."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.support.programs import eventually
+from tests.unit.agent.log_link.linking import LONG, AgentEnd, PlayedReader
+from trainmedic_server.agent.log_link import metric_families, reader_link
+from trainmedic_server.agent.log_link.link_socket import Peer
+from trainmedic_server.agent.log_link.messages import (
+    LARGEST_OF_READER,
+    FailureKind,
+    FindingBatch,
+    LogMetric,
+    LogSample,
+    MetricKind,
+    Ping,
+    Pong,
+    QueuedFinding,
+    ReaderStatus,
+    SearchAnswer,
+    SearchFailure,
+    SearchRequest,
+    SearchWithdrawn,
+    encoded,
+)
+from trainmedic_server.errors import CommandFailed, CommandInterrupted, CommandRejected
+
+METRIC = LogMetric("trainmedic_agent_log_lines", MetricKind.COUNTER, "Lines.", [LogSample(3.0, {"source": "training"})])
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentEnd]:
+    # The reader that breaks the rules is this process.
+    monkeypatch.setattr(Peer, "kill", lambda _: True)
+    with AgentEnd(tmp_path) as made:
+        yield made
+
+
+def pong(number: int, metrics: list[LogMetric] | None = None) -> Pong:
+    return Pong(number, ReaderStatus(rules="r1", files=2), {"log-files": 1}, metrics)
+
+
+def searching(agent: AgentEnd, is_stopping: Callable[[], bool] = lambda: False) -> list[Any]:
+    """Search in a thread; the list gets the answer, or the error."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.append(agent.link.search({"job": "a"}, is_stopping))
+        except Exception as error:  # it is what the test looks at
+            outcome.append(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return outcome
+
+
+def outcome_of(outcome: list[Any]) -> Any:
+    return eventually(lambda: outcome, LONG, "the outcome of the search", every=0.01)[0]
+
+
+def test_a_heartbeat_brings_the_status_and_survived_errors(agent: AgentEnd) -> None:
+    """Each error of a loop is counted once."""
+    reader = agent.reader()
+    for _ in range(2):
+        assert agent.link.beat()
+        reader.send(pong(reader.gets(Ping).number))
+    eventually(lambda: agent.link.is_up and agent.link.status.files == 2, LONG, "the status", every=0.01)
+    assert agent.counters.loop_errors() == {"log-files": 1}
+
+
+def test_a_scrape_shows_the_metrics_of_the_reader(agent: AgentEnd) -> None:
+    """They are those of now, under the names that they had before."""
+    reader = agent.reader()
+    got: list[Any] = []
+    thread = threading.Thread(target=lambda: got.extend(agent.link.metrics()))
+    thread.start()
+    ping = reader.gets(Ping)
+    assert ping.wants_metrics
+    reader.send(pong(ping.number, [METRIC]))
+    thread.join(LONG)
+    (family,) = metric_families.read(got)
+    assert [(each.name, each.labels, each.value) for each in family.samples] == [
+        ("trainmedic_agent_log_lines_total", {"source": "training"}, 3.0)
+    ]
+
+
+def test_a_search_is_answered(agent: AgentEnd) -> None:
+    reader = agent.reader()
+    outcome = searching(agent)
+    request = reader.gets(SearchRequest)
+    assert request.params == {"job": "a"}
+    reader.send(SearchAnswer(request.id, ["page"]))
+    assert outcome_of(outcome) == ["page"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [(FailureKind.REJECTED, CommandRejected), (FailureKind.FAILED, CommandFailed)]
+)
+def test_a_search_that_fails_has_the_readers_reason(agent: AgentEnd, kind: FailureKind, error: type[Exception]) -> None:
+    reader = agent.reader()
+    outcome = searching(agent)
+    reader.send(SearchFailure(reader.gets(SearchRequest).id, kind, "no such job"))
+    answer = outcome_of(outcome)
+    assert isinstance(answer, error)
+    assert str(answer) == "no such job"
+
+
+def test_a_search_ends_with_the_reader(agent: AgentEnd) -> None:
+    """It fails at once, and so does the next one while no reader is there."""
+    reader = agent.reader()
+    outcome = searching(agent)
+    reader.gets(SearchRequest)
+    reader.socket.close()
+    assert isinstance(outcome_of(outcome), CommandFailed)
+
+
+def test_a_search_is_withdrawn_when_the_agent_stops(agent: AgentEnd) -> None:
+    """A late answer of it is no fault."""
+    reader = agent.reader()
+    stopping = threading.Event()
+    outcome = searching(agent, stopping.is_set)
+    request = reader.gets(SearchRequest)
+    stopping.set()
+    assert isinstance(outcome_of(outcome), CommandInterrupted)
+    assert reader.gets(SearchWithdrawn).id == request.id
+    reader.send(SearchAnswer(request.id, ["late"]))
+    assert agent.link.beat()
+    reader.send(pong(reader.gets(Ping).number))
+    eventually(lambda: agent.link.is_up, LONG, "the answer to the heartbeat", every=0.01)
+
+
+def test_a_search_without_a_reader_fails(agent: AgentEnd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_link, "CONNECT_SECONDS", 0.01)
+    with pytest.raises(CommandFailed, match="does not answer"):
+        agent.link.search({"job": "a"}, lambda: False)
+
+
+def test_a_reader_that_does_not_answer_is_ended(agent: AgentEnd) -> None:
+    """Another one takes its place."""
+    reader = agent.reader()
+    assert agent.link.beat()
+    agent.now += reader_link.HEARTBEAT_SECONDS + 1
+    assert not agent.link.beat()
+    agent.lost_it()
+    reader.socket.close()
+    second = agent.reader()
+    assert agent.link.beat()
+    second.send(pong(second.gets(Ping).number))
+    eventually(lambda: agent.link.is_up, LONG, "the second reader", every=0.01)
+
+
+def test_findings_wait_for_one_another(agent: AgentEnd) -> None:
+    """A second batch before the first is acknowledged ends the reader."""
+    reader = agent.reader()
+    batch = FindingBatch([QueuedFinding(1, b"x")])
+    reader.send(batch)
+    eventually(lambda: agent.findings.batch == batch, LONG, "the batch", every=0.01)
+    reader.send(batch)
+    agent.lost_it()
+
+
+def _framed(payload: bytes) -> bytes:
+    return struct.pack(">I", len(payload)) + payload
+
+
+HOSTILE = {
+    "longer than a frame may be": struct.pack(">I", LARGEST_OF_READER + 1),
+    "the longest length": b"\xff" * 64,
+    "no MessagePack": _framed(b"\xc1" * 100),
+    "empty": _framed(b""),
+    "deeply nested": _framed(b"\x91" * 100_000),
+    "a list that claims more than it has": _framed(b"\xdd\xff\xff\xff\xff"),
+    "an unknown kind": _framed(msgspec.msgpack.encode({"type": "welcome"})),
+    "a field of a wrong type": _framed(msgspec.msgpack.encode({"type": "pong", "number": "one"})),
+    "a heartbeat that was not sent": _framed(encoded(pong(4711))),
+    "an answer that nobody asked for": _framed(encoded(SearchAnswer(4711, []))),
+    "too many findings": _framed(encoded(FindingBatch([QueuedFinding(n, b"") for n in range(51)]))),
+    "a negative number": _framed(
+        msgspec.msgpack.encode({"type": "findings", "updates": [{"number": -1, "body": b""}]})
+    ),
+    "a metric of the agent's own": _framed(
+        msgspec.msgpack.encode(
+            {
+                "type": "pong",
+                "number": 1,
+                "status": {},
+                "loop_errors": {},
+                "metrics": [{"name": "trainmedic_agent_redis_connected", "kind": "gauge", "text": "", "samples": []}],
+            }
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_reader_that_breaks_the_rules_loses_its_link(agent: AgentEnd, what: str) -> None:
+    """The agent takes nothing of it, and serves the next reader."""
+    reader = agent.reader()
+    assert agent.link.beat()
+    reader.socket.sendall(HOSTILE[what])
+    agent.lost_it()
+    assert agent.link.status == ReaderStatus()
+    assert agent.findings.batch is None
+    assert isinstance(agent.reader(), PlayedReader)
+
+
+def test_an_endless_frame_ends_with_the_heartbeats(agent: AgentEnd) -> None:
+    """No answer can come while a frame does not end."""
+    reader = agent.reader()
+    reader.socket.sendall(struct.pack(">I", LARGEST_OF_READER) + b"x" * 1000)
+    assert agent.link.beat()
+    agent.now += reader_link.HEARTBEAT_SECONDS + 1
+    assert not agent.link.beat()
+    agent.lost_it()
+
+
+def test_names_of_loops_are_bounded(agent: AgentEnd) -> None:
+    """However many a reader makes up, a few become series of the agent."""
+    reader = agent.reader()
+    for turn in range(5):
+        assert agent.link.beat()
+        errors = {f"loop-{turn}-{number}": 1 for number in range(16)}
+        reader.send(Pong(reader.gets(Ping).number, ReaderStatus(files=turn), errors))
+    eventually(lambda: agent.link.status.files == 4, LONG, "the last status", every=0.01)
+    assert len(agent.counters.loop_errors()) == 16

@@ -1,0 +1,77 @@
+"""What the reader gives up before it reads anything."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.programs import PYTHON_PATH
+from trainmedic_server.agent.log_link import reader_process
+from trainmedic_server.agent.log_link.reader_process import ReaderUser
+from trainmedic_server.errors import ConfigurationError
+
+_CONFINED = """
+import os, sys
+from trainmedic_server.agent.log_link import reader_process
+reader_process.confine(reader_process.own_user(), 96 * 1024**2)
+def outcome(act):
+    try:
+        act()
+    except (MemoryError, PermissionError) as error:
+        return type(error).__name__
+    return "done"
+print(outcome(lambda: bytearray(400 * 1024**2)))
+status = open("/proc/self/status").read()
+print(*(int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("CapPrm", "CapEff", "CapAmb"))))
+print(next(line.split()[1] for line in status.splitlines() if line.startswith("NoNewPrivs")))
+"""
+
+
+def test_a_confined_process_has_no_capability_and_little_memory() -> None:
+    """Whatever user starts it."""
+    environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
+    command = [sys.executable, "-c", _CONFINED]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["MemoryError", "0 0 0", "1"]
+
+
+def test_secrets_are_not_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child's environment is a list of what it needs, not of what it must not have."""
+    seen: list[dict[str, str]] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, env, **__: seen.append(env))
+    monkeypatch.setenv("TRAINMEDIC_SIGNING_KEY", "key")
+    monkeypatch.setenv("REDISCLI_AUTH", "password")
+    monkeypatch.setenv("TZ", "UTC")
+    reader_process.start(tmp_path, reader_process.own_user(), 96 * 1024**2, "info")
+    (environment,) = seen
+    assert "TZ" in environment
+    assert not {"TRAINMEDIC_SIGNING_KEY", "REDISCLI_AUTH"} & environment.keys()
+
+
+def test_a_user_that_does_not_exist_is_a_fault() -> None:
+    """Unless it is the default, without which logs are read as before."""
+    with pytest.raises(ConfigurationError, match="no user of this node"):
+        reader_process.reader_user("nobody-by-that-name")
+    assert reader_process.reader_user("4711").uid == 4711
+
+
+def test_a_directory_that_the_user_may_not_pass_is_named(tmp_path: Path) -> None:
+    """The agent then reads under its own user, and says so."""
+    closed = tmp_path / "closed"
+    (closed / "state").mkdir(parents=True)
+    for parent in tmp_path.parents:
+        if not parent.stat().st_mode & 0o001:
+            expected: Path | None = parent
+            break
+    else:
+        expected = None
+    other = ReaderUser(os.geteuid() + 4711, os.getegid() + 4711)
+    closed.chmod(0o755)
+    assert reader_process.closed_to(other, closed / "state") in (tmp_path, expected)
+    closed.chmod(0o700)
+    assert reader_process.closed_to(other, closed / "state") == closed
+    assert reader_process.closed_to(reader_process.own_user(), closed / "state") is None
