@@ -51,7 +51,7 @@ _JOIN_SECONDS = 1.0
 _MOST_WITHDRAWN = 100
 _MOST_LOOPS = 16
 """Loops of the reader that are counted, and errors of one between two heartbeats."""
-STARTING = "the process that reads this node's logs is starting"
+STARTING = "the process that reads this node's logs has not connected yet"
 AWAY = "the process that reads this node's logs does not answer; it is started again"
 
 
