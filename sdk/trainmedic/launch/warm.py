@@ -13,7 +13,6 @@ If anything is missing, it runs ``argv`` as ``trainmedic-run`` without ``--warm`
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import os
@@ -24,11 +23,16 @@ import socket
 import sys
 import threading
 import traceback
+import types
+import zipfile
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Callable, NoReturn
 
 _LONGEST_MESSAGE = 1 << 20
+_LONGEST_REQUEST = 1 << 16
+"""Bytes. A socket of the system's default size takes such a message whole."""
 _LOOK_SECONDS = 0.05
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _THREADS = "OMP_NUM_THREADS"
@@ -38,7 +42,8 @@ _THREADS = "OMP_NUM_THREADS"
 def main(orders: int, threads: str) -> NoReturn:
     """Import what is slow to import, wait for the order, and carry it out. `threads` is the value of OMP_NUM_THREADS
     that torchrun will set, or empty."""
-    sys.path.pop(0)  # the directory of this file
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.pop(0)  # the directory of this file
     os.set_inheritable(orders, False)
     reason = _import_torch(threads)
     order = _read_order(orders)
@@ -104,7 +109,7 @@ def _serve(order: dict[str, Any]) -> NoReturn:
     torchrun = os.fork()
     if torchrun == 0:
         own.close()
-        _run(lambda: _run_torchrun(order["torchrun"], its))
+        _run(lambda: _run_torchrun(order["torchrun"], order["environment"], its))
     its.close()
 
     def pass_on(number: int, _: FrameType | None) -> None:
@@ -177,36 +182,20 @@ def _fork_rank(own: socket.socket) -> int:
 
 
 def _run(work: Callable[[], None]) -> NoReturn:
-    """Do the work of a whole process, and end the process as Python ends after its main program."""
-    code = 0
+    """Do the work of a whole process. What this raises ends the process as Python ends after its main program: it waits
+    for threads, calls exit functions, and writes what open files have buffered."""
     try:
         work()
-    except SystemExit as stop:
-        code = _exit_code(stop.code)
+    except SystemExit:
+        raise
     except BaseException as error:  # the end of the program: the process ends as Python would end it
-        code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
         error.__traceback__ = _of_the_program(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
-    with contextlib.suppress(BaseException):
-        threading._shutdown()  # type: ignore[attr-defined]
-    with contextlib.suppress(BaseException):
-        atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    os._exit(code)
-
-
-def _exit_code(code: object) -> int:
-    if code is None:
-        return 0
-    if isinstance(code, int):
-        return code & 0xFF
-    sys.stderr.write(f"{code}\n")
-    return 1
+        if isinstance(error, KeyboardInterrupt):
+            sys.excepthook = lambda *_: None  # it has been called
+            raise  # Python ends by SIGINT
+        raise SystemExit(1) from None
+    raise SystemExit(0)
 
 
 def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
@@ -216,17 +205,20 @@ def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def _run_torchrun(arguments: list[str], link: socket.socket) -> None:
+def _run_torchrun(arguments: list[str], environment: dict[str, str], link: socket.socket) -> None:
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
     from torch.distributed.run import main as torchrun
 
-    ranks = _Ranks(link)
+    ranks = _Ranks(link, environment)
     cold = subprocess_handler.SubprocessHandler._popen
 
     def start(handler: Any, args: tuple[str, ...], env: dict[str, str]) -> Any:
         if args[0] != sys.executable or not _program(list(args)):
             return cold(handler, args, env)
-        return ranks.start(list(args), env, [handler._stdout, handler._stderr])
+        request = ranks.request(list(args), env)
+        if len(request) > _LONGEST_REQUEST:
+            return cold(handler, args, env)
+        return ranks.start(list(args), request, [handler._stdout, handler._stderr])
 
     subprocess_handler.SubprocessHandler._popen = start  # type: ignore[assignment]
     sys.argv = ["torchrun", *arguments]
@@ -234,46 +226,85 @@ def _run_torchrun(arguments: list[str], link: socket.socket) -> None:
 
 
 def _program(argv: list[str]) -> list[str]:
-    """Return the script or ``-m`` and the module, with the arguments. Empty if the command is no Python program that
-    exists."""
+    """Return the script or ``-m`` and the module, with the arguments. Empty if the command is no Python program in
+    source text that exists."""
     rest = argv[2:] if argv[1:2] == ["-u"] else argv[1:]
     if rest[:1] == ["-m"]:
         return rest if len(rest) > 1 else []
-    return rest if rest and not rest[0].startswith("-") and Path(rest[0]).is_file() else []
+    if not rest or rest[0].startswith("-") or rest[0].endswith(".pyc") or not Path(rest[0]).is_file():
+        return []
+    return [] if zipfile.is_zipfile(rest[0]) else rest
 
 
 def _run_rank(argv: list[str]) -> None:
     """Run the program of a rank as Python would run it as its main program."""
+    _set_threads()
+    _seed()
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(write_through=True)  # type: ignore[union-attr]
+    program, sys.orig_argv = _program(argv), argv
+    # It stays the main module until the process has ended: exit functions and threads pickle its classes.
+    main_module = sys.modules["__main__"] = types.ModuleType("__main__")
+    names = vars(main_module)
+    names["__builtins__"] = sys.modules["builtins"]
+    is_safe = getattr(sys.flags, "safe_path", False)
+    if program[0] == "-m":
+        sys.argv = program[1:]
+        if not is_safe:
+            sys.path.insert(0, str(Path.cwd()))
+        runpy._run_module_as_main(program[1])  # type: ignore[attr-defined] # what ``python -m`` calls
+        return
+    sys.argv = program
+    if not is_safe:
+        sys.path.insert(0, str(Path(program[0]).resolve().parent))
+    path = str(Path(program[0]).absolute())
+    loader = SourceFileLoader("__main__", path)
+    names.update(__file__=path, __loader__=loader, __cached__=None)
+    exec(compile(loader.get_data(path), path, "exec", dont_inherit=True), names)  # noqa: S102 - the user's own program
+
+
+def _set_threads() -> None:
+    """Let PyTorch use as many threads as in a process that was started with this environment."""
     import torch
 
     threads = os.environ.get(_THREADS, "")
+    if not threads and torch.get_num_threads() == 1 and "MKL_NUM_THREADS" not in os.environ:
+        threads = str(len(os.sched_getaffinity(0)))  # this process was told 1, and torchrun has started one rank only
     if threads.isdigit() and int(threads) and int(threads) != torch.get_num_threads():
         torch.set_num_threads(int(threads))
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(write_through=True)  # type: ignore[union-attr]
-    program = _program(argv)
-    if program[0] == "-m":
-        sys.argv = program[1:]
-        sys.path.insert(0, str(Path.cwd()))
-        runpy.run_module(program[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = program
-        sys.path.insert(0, str(Path(program[0]).resolve().parent))
-        runpy.run_path(program[0], run_name="__main__")
+
+
+def _seed() -> None:
+    """Give this rank random numbers of its own, as each process has. The forks of one process would draw the same.
+
+    ``random`` does so itself, and on devices all processes begin with the same seed.
+    """
+    import torch
+
+    torch.default_generator.seed()
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
 
 
 class _Ranks:
     """The ranks that the serving process forked for torchrun."""
 
-    def __init__(self, link: socket.socket) -> None:
+    def __init__(self, link: socket.socket, environment: dict[str, str]) -> None:
+        """``environment`` is that of the process which forks them. Torchrun changes its own."""
         self._link = link
+        self._environment = environment
         self._ended: dict[int, int] = {}
         self._lock = threading.Lock()
 
-    def start(self, argv: list[str], environment: dict[str, str], streams: list[Any]) -> _Rank:
-        changed = {name: value for name, value in environment.items() if os.environ.get(name) != value}
-        removed = [name for name in os.environ if name not in environment]
-        request = json.dumps({"argv": argv, "changed": changed, "removed": removed}).encode()
+    def request(self, argv: list[str], environment: dict[str, str]) -> bytes:
+        """Return the message that asks for a rank."""
+        before = self._environment
+        changed = {name: value for name, value in environment.items() if before.get(name) != value}
+        removed = [name for name in before if name not in environment]
+        return json.dumps({"argv": argv, "changed": changed, "removed": removed}).encode()
+
+    def start(self, argv: list[str], request: bytes, streams: list[Any]) -> _Rank:
         fds = [stream.fileno() if stream is not None else place for place, stream in enumerate(streams, 1)]
         with self._lock:
             socket.send_fds(self._link, [request], fds)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,18 @@ from trainmedic.launch import warm
 _ONE_RANK = ["--standalone", "--nproc-per-node=1"]
 
 
-def ended(tmp_path: Path, program: str | None, arguments: list[str] | None = None) -> subprocess.CompletedProcess[str]:
+def ended(
+    tmp_path: Path,
+    program: str | None,
+    arguments: list[str] | None = None,
+    script: str = "",
+    more: Sequence[str] = (),
+    **variables: str | None,
+) -> subprocess.CompletedProcess[str]:
     """Run a program as the rank of a warm torchrun. None is a script that does not exist."""
-    script = tmp_path / "train.py"
+    path = tmp_path / "train.py"
     if program is not None:
-        script.write_text(program)
+        path.write_text(program)
     reading, writing = os.pipe()
     process = subprocess.Popen(
         [sys.executable, warm.__file__, str(reading), ""],
@@ -29,13 +37,15 @@ def ended(tmp_path: Path, program: str | None, arguments: list[str] | None = Non
         stderr=subprocess.PIPE,
         text=True,
         pass_fds=(reading,),
+        cwd=tmp_path,
     )
     os.close(reading)
-    torchrun = [*(arguments or _ONE_RANK), str(script), "an argument"]
+    torchrun = [*(arguments or _ONE_RANK), script or str(path), "an argument", *more]
     cold = [sys.executable, "-m", "torch.distributed.run", *torchrun]
-    environment = {**os.environ, "MINE": "set later"}
-    os.write(writing, json.dumps({"argv": cold, "torchrun": torchrun, "environment": environment}).encode())
-    os.close(writing)
+    set_later = {**os.environ, "MINE": "set later", **variables}
+    environment = {name: value for name, value in set_later.items() if value is not None}
+    with os.fdopen(writing, "wb") as orders:
+        orders.write(json.dumps({"argv": cold, "torchrun": torchrun, "environment": environment}).encode())
     out, err = process.communicate(timeout=PATIENCE)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
@@ -43,18 +53,81 @@ def ended(tmp_path: Path, program: str | None, arguments: list[str] | None = Non
 def test_a_program_runs_as_the_main_program(tmp_path: Path) -> None:
     """With its arguments, environment, directory, rank, exit functions and signals."""
     program = """
-import atexit, os, signal, sys, threading
+import sys
+print("forked" if "torch" in sys.modules else "executed")
+import atexit, os, signal, threading
 assert __name__ == "__main__" and sys.modules["__main__"].__dict__ is globals()
 atexit.register(lambda: print("at exit"))
 threading.Timer(0.2, lambda: print("thread")).start()
 handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)]
 print(sys.argv[1:], os.environ["MINE"], os.environ["RANK"], sys.path[0] == os.path.dirname(__file__))
 print(handlers == [signal.SIG_DFL] * 2, signal.getsignal(signal.SIGINT) is signal.default_int_handler)
-print("forked" if sys.orig_argv[1].endswith("warm.py") else "executed")
 """
     run = ended(tmp_path, program)
     assert run.returncode == 0, run.stderr
-    assert run.stdout.splitlines() == ["['an argument'] set later 0 True", "True True", "forked", "thread", "at exit"]
+    assert run.stdout.splitlines() == ["forked", "['an argument'] set later 0 True", "True True", "thread", "at exit"]
+
+
+def test_a_program_ends_as_a_process_of_its_own_ends(tmp_path: Path) -> None:
+    """What an open file has buffered is written, and exit functions and threads can pickle the program's classes."""
+    program = """
+import atexit, pickle, threading
+class Step: pass
+def pickled(where):
+    pickle.dumps(Step())
+    file.write(where)
+file = open("lines", "w")
+atexit.register(pickled, "at exit")
+threading.Timer(0.2, pickled, ["thread, "]).start()
+file.write("program, ")
+"""
+    run = ended(tmp_path, program)
+    assert run.returncode == 0, run.stderr
+    assert (tmp_path / "lines").read_text() == "program, thread, at exit"
+
+
+def test_a_program_finds_itself_after_it_has_changed_its_directory(tmp_path: Path) -> None:
+    """Hydra changes it, for one."""
+    (tmp_path / "elsewhere").mkdir()
+    program = (
+        "import os; os.chdir('elsewhere'); print(os.path.exists(__file__), __spec__, globals().get('annotations'))"
+    )
+    run = ended(tmp_path, program, script="train.py")
+    assert run.stdout == "True None None\n", run.stderr
+
+
+def test_ranks_draw_different_random_numbers_and_have_what_torchrun_sets(tmp_path: Path) -> None:
+    """The forks of one process would draw the same dropout on each rank."""
+    program = """
+import os, random, torch, numpy
+numbers = [torch.rand(1).item(), random.random(), numpy.random.rand(), os.environ["OMP_NUM_THREADS"]]
+print(os.environ["RANK"] + " " + " ".join(map(str, numbers)) + "\\n", end="")
+"""
+    run = ended(tmp_path, program, ["--standalone", "--nproc-per-node=2"], OMP_NUM_THREADS=None)
+    assert run.returncode == 0, run.stderr
+    (zero, *first, threads), (one, *second, its) = sorted(line.split() for line in run.stdout.splitlines())
+    assert (zero, one, threads, its) == ("0", "1", "1", "1")
+    assert not set(first) & set(second)
+
+
+def test_a_module_runs_as_the_main_program(tmp_path: Path) -> None:
+    """With its package; one that does not exist is told as Python tells it."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "beside.py").write_text("here = 1\n")
+    program = "from .beside import here; import sys; print(__name__, __spec__.name, sys.argv[1:], here)"
+    (tmp_path / "package" / "train.py").write_text(program)
+    run = ended(tmp_path, None, [*_ONE_RANK, "-m"], script="package.train")
+    assert (run.returncode, run.stdout) == (0, "__main__ package.train ['an argument'] 1\n"), run.stderr
+    run = ended(tmp_path, None, [*_ONE_RANK, "-m"], script="package.missing")
+    assert run.returncode == 1
+    assert "No module named package.missing" in run.stderr
+    assert "runpy" not in run.stderr
+
+
+def test_a_rank_with_more_arguments_than_a_message_holds_begins_all_the_same(tmp_path: Path) -> None:
+    """Such as those of a long list of files."""
+    run = ended(tmp_path, "import sys; print(len(sys.argv))", more=["x" * 1000] * 300)
+    assert run.stdout == "302\n", run.stderr
 
 
 @pytest.mark.parametrize(
