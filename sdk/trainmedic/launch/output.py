@@ -56,7 +56,7 @@ class OutputCopies:
                     open_.remove(pipe)
                     os.close(pipe.source)
                     self._pass_on(pipe, len(pipe.held))
-                elif pipe.held and time.monotonic() - pipe.held_since >= _LONGEST_HOLD:
+                if pipe.held and time.monotonic() - pipe.held_since >= _LONGEST_HOLD:
                     self._pass_on(pipe, len(pipe.held))
 
     def _copy(self, pipe: _Pipe) -> bool:

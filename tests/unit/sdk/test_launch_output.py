@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,22 @@ def test_a_prompt_comes_without_the_end_of_its_line(tmp_path: Path) -> None:
     assert os.read(received, 100) == b"continue? "
     os.close(end)
     copies.finish(60)
+
+
+def test_a_line_that_grows_slowly_is_passed_on_before_it_ends(tmp_path: Path) -> None:
+    """As the dots of a program that prints one for each batch: a pause between them is not needed."""
+    source, end = os.pipe()
+    received, sink = os.pipe()
+    copies = OutputCopies([(source, sink)], KeptFile(None, 1 << 20))
+    is_passed_on = False
+    for _ in range(60_000):
+        os.write(end, b".")
+        is_passed_on = bool(select.select([received], [], [], 0.001)[0])
+        if is_passed_on:
+            break
+    os.close(end)
+    copies.finish(60)
+    assert is_passed_on
 
 
 def test_a_link_in_place_of_a_ranks_output_is_not_followed(tmp_path: Path) -> None:
