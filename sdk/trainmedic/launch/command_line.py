@@ -71,8 +71,9 @@ class LaunchLine:
         if self.kind != "torchrun":
             return None
         if Path(self.argv[0]).name != "torchrun":
-            # An option of Python's own, such as -O, would be lost in a process that was started without it.
-            return self.argv[0] if self.argv[1] == "-m" else None
+            # An option of Python's own, such as -O, would be lost in a process that was started without it. The older
+            # module gives each rank its number as an argument, which torchrun does not.
+            return self.argv[0] if tuple(self.argv[1:3]) == ("-m", _TORCHRUN_MODULES[0]) else None
         script = shutil.which(self.argv[0])
         if script is None:
             return None

@@ -57,3 +57,17 @@ def test_nodes_are_bounded_and_left_out_where_the_launcher_can(line: str, change
 def test_other_commands_are_left_as_they_are(line: str) -> None:
     """And a torchrun of which somebody keeps the output already."""
     assert LaunchLine.of(line.split()).for_attempt(LOGS) == line.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "interpreter"),
+    [
+        ("/opt/bin/python -m torch.distributed.run t.py", "/opt/bin/python"),
+        ("python -O -m torch.distributed.run t.py", None),
+        ("python -m torch.distributed.launch t.py", None),
+        ("accelerate launch t.py", None),
+    ],
+)
+def test_only_a_torchrun_can_begin_in_a_process_that_is_warm(line: str, interpreter: str | None) -> None:
+    """The older module passes ``--local-rank`` to the script, and torchrun does not."""
+    assert LaunchLine.of(line.split()).interpreter == interpreter
