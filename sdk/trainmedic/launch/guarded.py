@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Callable, Mapping, Sequence
@@ -66,12 +67,12 @@ class WarmStandby:
         """Let the attempt begin, and return its guard. None if the process has ended; then it is closed."""
         if self._guarded.process.poll() is None:
             order = {"argv": list(argv), "torchrun": list(torchrun), "environment": dict(environment)}
-            with contextlib.suppress(OSError), os.fdopen(self._orders, "wb", closefd=False) as orders:
-                orders.write(json.dumps(order).encode())
-                orders.flush()
-                os.close(self._orders)
-                self._orders = -1
-                return self._guarded
+            # The process reads the order after its imports, and a pipe does not hold every environment. Meanwhile
+            # signals can come for the job.
+            write = threading.Thread(target=_write, args=(self._orders, json.dumps(order).encode()), daemon=True)
+            self._orders = -1
+            write.start()
+            return self._guarded
         self.close()
         return None
 
@@ -86,3 +87,9 @@ class WarmStandby:
         deadline = time.monotonic() + guard.LONGEST_GRACE_FOR_REST
         while guarded.process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
+
+
+def _write(pipe: int, content: bytes) -> None:
+    """Write to a pipe, and close it. A reader that has ended needs nothing."""
+    with contextlib.suppress(OSError), os.fdopen(pipe, "wb") as file:
+        file.write(content)

@@ -14,6 +14,7 @@ import pytest
 
 from tests.integration.launch.launched import PATIENCE
 from trainmedic.launch import warm
+from trainmedic.launch.guarded import WarmStandby
 
 _ONE_RANK = ["--standalone", "--nproc-per-node=1"]
 
@@ -190,3 +191,16 @@ def test_a_launcher_that_ends_before_the_attempt_leaves_nothing(tmp_path: Path) 
             process.send_signal(number)
             assert process.wait(PATIENCE) == -number
             os.close(writing)
+
+
+def test_an_attempt_begins_though_its_process_still_imports(tmp_path: Path) -> None:
+    """The launcher does not wait for it, however large the environment is. A signal for the job would wait too."""
+    busy = tmp_path / "busy"
+    busy.write_text("#!/bin/sh\nexec sleep 20\n")
+    busy.chmod(0o755)
+    standby = WarmStandby(str(busy), "", 1.0, prints_to_terminal=False)
+    guarded = standby.begin(["torchrun"], [], {f"LARGE_{number}": "x" * 100_000 for number in range(3)})
+    assert guarded is not None
+    assert guarded.process.poll() is None
+    standby.close()
+    guarded.process.wait(PATIENCE)
