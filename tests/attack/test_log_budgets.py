@@ -9,6 +9,7 @@ from tests.attack.effort import trials
 from tests.support.hostile_logs import HostileJobs
 from tests.support.log_node import LogNode
 from tests.support.process_use import MIB, process_use
+from tests.support.programs import eventually
 from trainmedic.wire.log_layout import AttemptLogs
 
 SHARE = trials(1, 20)
@@ -38,5 +39,10 @@ def test_a_hostile_user_hides_no_finding_and_fills_no_memory(tmp_path: Path, red
                     file.write(f"MARK {mark}\n")
                 node.found(mark, within=120)
         assert process_use(node.agent.process.pid).resident - before < GROWTH * MIB
-        cut = [line for line in node.metrics().splitlines() if line.startswith("trainmedic_agent_log_cuts_total")]
-        assert any(not line.endswith(" 0.0") for line in cut), cut
+        eventually(lambda: has_cuts(node.metrics()), 120, "a cut in the metrics")
+
+
+def has_cuts(metrics: str) -> bool:
+    """Whether a budget has left something out. A reader that is busy answers a scrape without its metrics."""
+    lines = [line for line in metrics.splitlines() if line.startswith("trainmedic_agent_log_cuts_total")]
+    return any(not line.endswith(" 0.0") for line in lines)

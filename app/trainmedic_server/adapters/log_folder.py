@@ -13,7 +13,7 @@ import re
 import stat
 import zlib
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path, PurePath
@@ -25,6 +25,7 @@ from msgspec.structs import replace
 from trainmedic.wire import log_layout
 from trainmedic_server.adapters import dump_reader
 from trainmedic_server.adapters.reading_limits import LimitReached, ReadingLimits
+from trainmedic_server.domain import file_times
 from trainmedic_server.domain.finding import Origin
 from trainmedic_server.domain.log_sources import KERNEL_SOURCES
 
@@ -232,7 +233,7 @@ def _file(path: Path, directory: Path) -> FolderFile | None:
     """What a file is; None for one that is no text and no dump."""
     with _opened(path) as stream:
         head = _head(stream)
-        written = datetime.fromtimestamp(os.fstat(stream.fileno()).st_mtime, UTC)
+        written = file_times.written_at(os.fstat(stream.fileno()))
     path_read, path = path, path.with_suffix("") if path.suffix == ".gz" else path
     named = _of_our_layout(path) or _of_torchrun(path, directory)
     kind, origin = named or (Kind.LINES, _of_name(path, directory, head))

@@ -106,7 +106,7 @@ class LogReading:
             files=sum(counters.files.values()),
             kernel=way.value if way is not None else None,
             waiting=counters.findings_waiting,
-            problem=counters.problem[:_LONGEST_PROBLEM],
+            problem=self._reader.problem[:_LONGEST_PROBLEM],
             shipping_problem=self._shipping.counters.problem[:_LONGEST_PROBLEM] if self._shipping else None,
             cuts=[cut.plain() for cut in counters.cuts.cuts()],
         )

@@ -191,9 +191,9 @@ def _serve_by_child(reading: _Reading, stopping: _StopOrder, *, has_rights: bool
 
 
 def _end_if_child_hangs(stream: FrameStream, child_ended: threading.Event) -> None:
-    """End this process if the child goes on although the agent has closed the link; the kernel ends the child then.
+    """End this process if the child goes on although the agent has closed the link.
 
-    The child may be stopped, and the agent in another container cannot end it.
+    The child may be stopped. Whatever started this process ends the child then: the agent, systemd, or the kubelet.
     """
     stream.wait_for_end()
     if not child_ended.wait(_HANG_SECONDS):

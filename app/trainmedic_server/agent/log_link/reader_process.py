@@ -87,11 +87,27 @@ def closed_to(user: ReaderUser, directory: Path) -> Path | None:
     return None
 
 
-def start(directory: Path, user: ReaderUser, memory: int, log_level: str) -> subprocess.Popen[bytes]:
+class ReaderChild(subprocess.Popen[bytes]):
+    """The reader as a child of this process: the leader of a group, in which its own child has another user.
+
+    The kernel ends that child together with its parent only if the parent may send it a signal.
+    """
+
+    def kill(self) -> None:
+        """End every process of the group that this process may end, at once, also a stopped one."""
+        # The group has this number as long as a process is in it. After the leader's end the number could be given
+        # to another process.
+        if self.returncode is None or not Path(f"/proc/{self.pid}").exists():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+        super().kill()
+
+
+def start(directory: Path, user: ReaderUser, memory: int, log_level: str) -> ReaderChild:
     """Start the reader of the state directory as a child. Raises OSError."""
     command = [sys.executable, "-m", "trainmedic_server", "agent-reader", "--once", "--state-dir", str(directory)]
     command += ["--reader-user", str(user.uid), "--reader-memory", str(memory // 1024**2), "--log-level", log_level]
-    return subprocess.Popen(  # noqa: S603
+    return ReaderChild(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

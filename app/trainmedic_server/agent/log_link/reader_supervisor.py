@@ -113,6 +113,7 @@ class ReaderSupervisor:
                 "the reader of logs has ended; it is started again",
                 extra={"status": child.returncode, "seconds": self._pause},
             )
+            self._end(child)  # its own child can be stopped, and would hold the reader's database
             self._child = None
             self._link.drop()
             self._start_at = now + self._pause
@@ -132,7 +133,7 @@ class ReaderSupervisor:
             self._pause = min(self._pause * 2, LONGEST_PAUSE)
 
     def _end(self, child: subprocess.Popen[bytes]) -> None:
-        """End a child at once. It may belong to another user, and then only its parent's death ends it."""
+        """End a child at once, with its own child."""
         with contextlib.suppress(OSError):
             child.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):

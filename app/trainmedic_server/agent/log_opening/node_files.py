@@ -16,6 +16,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from trainmedic_server.domain import file_times
+
 
 class UnreadReason(StrEnum):
     """Why something at a path is not read."""
@@ -71,7 +73,7 @@ class FileFacts(Struct, frozen=True):
             facts.st_ino,
             facts.st_nlink,
             facts.st_size,
-            facts.st_mtime_ns,
+            file_times.written_ns(facts),
             facts.st_uid,
         )
 

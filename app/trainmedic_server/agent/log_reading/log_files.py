@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from trainmedic_server.agent.log_opening.own_files import OwnFiles
 from trainmedic_server.agent.log_reading.budgets import NODE_ITSELF, BudgetOwner
 from trainmedic_server.agent.log_reading.line_cutter import MOST_KEPT, LineCutter, PlacedLine
+from trainmedic_server.domain import file_times
 
 LARGEST_READ = 256 * 1024
 """Bytes that are read of a file at a time, so that each has its turn."""
@@ -142,11 +143,11 @@ class GrowingFile:
         Raises OSError.
         """
         facts = os.fstat(self._fd)
-        if (facts.st_size, facts.st_mtime_ns) == (self._size, self._written_ns):
+        if (facts.st_size, file_times.written_ns(facts)) == (self._size, self._written_ns):
             return True
         if not self._is_same(facts.st_size):
             return False
-        self._size, self._written_ns = facts.st_size, facts.st_mtime_ns
+        self._size, self._written_ns = facts.st_size, file_times.written_ns(facts)
         return True
 
     def read(self) -> list[PlacedLine]:

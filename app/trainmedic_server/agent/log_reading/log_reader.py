@@ -40,6 +40,9 @@ SCAN_SECONDS = 1.0
 TURN_SECONDS = 0.5
 """After so long a scan ends, and whoever used least comes first in the next one. How often a job is scanned follows
 from what its own scans take (``scan_units``)."""
+HUNG_SECONDS = 30.0
+"""After so long without an end a round of reading or scanning counts as hung."""
+_HUNG = "looking at log files has not ended for {:g} s: a file system, or the process that opens files, does not answer"
 _PAUSE_AFTER_ERROR = 1.0
 _KERNEL_WAIT = 0.5
 
@@ -87,6 +90,8 @@ class LogReader:
         self._shipping = shipping
         self._kmsg = kmsg
         self._stopping = threading.Event()
+        self._began: dict[str, float] = {}
+        """By thread, when the round began in which it is."""
         self._store = LogStore(context.database, boot, self.counters)
         cuts = self.counters.cuts
         of_jobs = FindingsOfJobs(policy.max_job_findings, cuts)
@@ -148,16 +153,25 @@ class LogReader:
         """The way by which the kernel's log is read; None if it is not read."""
         return self._way
 
+    @property
+    def problem(self) -> str:
+        """What keeps this node's logs from being read. Empty if nothing does."""
+        now = time.monotonic()
+        is_hung = any(now - self._began.get(name, now) > HUNG_SECONDS for name in ("log-files", "log-scan"))
+        return self.counters.problem or (_HUNG.format(HUNG_SECONDS) if is_hung else "")
+
     # --- the threads ------------------------------------------------------------------------------------
 
     def _loop(self, name: str, run: Callable[[], float]) -> None:
         while not self._stopping.is_set():
+            self._began[name] = time.monotonic()
             try:
                 wait = run()
             except Exception:  # the thread's boundary: what one log brings about must not end the reading of others
                 log.exception("reading logs goes on after an unexpected error", extra={"loop": name})
                 self._context.counters.loop_error(name)
                 wait = _PAUSE_AFTER_ERROR
+            self._began.pop(name)
             if wait > 0:
                 self._stopping.wait(wait)
 

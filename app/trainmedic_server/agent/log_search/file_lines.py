@@ -21,6 +21,7 @@ from trainmedic_server.agent.log_reading.log_files import OpenLog
 from trainmedic_server.agent.log_search.line_clock import BEGINNING, SLACK, LineClock
 from trainmedic_server.agent.log_search.line_filter import LineFilter
 from trainmedic_server.agent.log_search.wanted_lines import FilePlace, ReadBudget, WantedLines
+from trainmedic_server.domain import file_times
 from trainmedic_server.domain.finding import Origin
 from trainmedic_server.logs.line_times import AHEAD, Stated
 
@@ -57,7 +58,7 @@ class FileLines(WantedLines):
         facts = os.fstat(self._fd)
         self._size = facts.st_size
         looked_at = datetime.now(UTC)
-        written_at = min(datetime.fromtimestamp(facts.st_mtime, UTC), looked_at)
+        written_at = min(file_times.written_at(facts), looked_at)
         known = arrivals.of((facts.st_dev, facts.st_ino), facts.st_size) if arrivals is not None else None
         clock = LineClock(written_at, arrivals=known, born_at=born_at(self._fd), zone=zone)
         super().__init__(f"{facts.st_dev:x}-{facts.st_ino:x}", origin, line_filter, clock, budget)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Mapping
-from datetime import UTC, datetime, tzinfo
+from datetime import tzinfo
 
 from trainmedic_server.agent.log_opening.own_files import OwnFiles
 from trainmedic_server.agent.log_reading.line_cutter import LineCutter
@@ -17,6 +17,7 @@ from trainmedic_server.agent.log_reading.log_files import OpenLog
 from trainmedic_server.agent.log_search.line_clock import LineClock
 from trainmedic_server.agent.log_search.line_filter import LineFilter
 from trainmedic_server.agent.log_search.wanted_lines import FilePlace, ReadBudget, WantedLines
+from trainmedic_server.domain import file_times
 from trainmedic_server.domain.finding import Origin
 
 MOST_UNPACKED = 128 * 1024 * 1024
@@ -40,7 +41,7 @@ class PackedLines(WantedLines):
         """Open the file. Raises OSError, LogRefused."""
         self._fd = open_log(path)
         facts = os.fstat(self._fd)
-        written_at = datetime.fromtimestamp(facts.st_mtime, UTC)
+        written_at = file_times.written_at(facts)
         key, clock = f"{facts.st_dev:x}-{facts.st_ino:x}", LineClock(written_at, zone=zone)
         super().__init__(key, origin, line_filter, clock, budget)
         self.is_cut = False

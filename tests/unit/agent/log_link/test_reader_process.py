@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.programs import PYTHON_PATH
+from tests.support.programs import PYTHON_PATH, eventually
 from trainmedic_server.agent.log_link import reader_process
-from trainmedic_server.agent.log_link.reader_process import ReaderUser
+from trainmedic_server.agent.log_link.reader_process import ReaderChild, ReaderUser
 from trainmedic_server.errors import ConfigurationError
 
 _CONFINED = """
@@ -42,7 +43,7 @@ def test_a_confined_process_has_no_capability_and_little_memory() -> None:
 def test_secrets_are_not_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The child's environment is a list of what it needs, not of what it must not have."""
     seen: list[dict[str, str]] = []
-    monkeypatch.setattr(subprocess, "Popen", lambda *_, env, **__: seen.append(env))
+    monkeypatch.setattr(reader_process, "ReaderChild", lambda *_, env, **__: seen.append(env))
     monkeypatch.setenv("TRAINMEDIC_SIGNING_KEY", "key")
     monkeypatch.setenv("REDISCLI_AUTH", "password")
     monkeypatch.setenv("TZ", "UTC")
@@ -50,6 +51,34 @@ def test_secrets_are_not_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (environment,) = seen
     assert "TZ" in environment
     assert not {"TRAINMEDIC_SIGNING_KEY", "REDISCLI_AUTH"} & environment.keys()
+
+
+@pytest.mark.parametrize("leader_ends_first", [False, True])
+def test_the_end_of_a_reader_is_the_end_of_its_own_child(leader_ends_first: bool) -> None:
+    """The child can be stopped, and as another user it does not end with its parent."""
+    script = "import os, subprocess; print(subprocess.Popen(['sleep', '600'], stdout=2).pid, flush=True); os.read(0, 1)"
+    reader = ReaderChild(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert reader.stdin is not None
+    assert reader.stdout is not None
+    with reader.stdin, reader.stdout:
+        child = int(reader.stdout.readline())
+        os.kill(child, signal.SIGSTOP)
+        if leader_ends_first:
+            reader.stdin.close()
+            reader.wait(60)
+        reader.kill()
+        reader.wait(60)
+    eventually(lambda: is_over(child), 60, "the end of the child")
+
+
+def is_over(pid: int) -> bool:
+    """Whether a process has ended. Where nobody waits for it, it stays as a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def test_a_user_that_does_not_exist_is_a_fault() -> None:
