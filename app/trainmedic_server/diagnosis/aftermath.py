@@ -52,6 +52,8 @@ _LEFT_OUT = re.compile(
     r"|\b(?:steps?|updates?)\b.{0,40}\bskipp"
 )
 """Words of a loss scaler that left out a step with numbers that were not finite."""
+_RAISED = re.compile(r"[\w.]{0,80}(?:Error|Exception): ")
+"""Beginning of a line that is the last one of a traceback."""
 _RECENT = 16
 """Lines of a stream that are remembered: a block, such as a traceback, is only known some lines after it began."""
 
@@ -191,9 +193,10 @@ class Aftermath(Struct):
 
 
 def _is_excused(finding: Finding, announced: str) -> bool:
-    """Return whether a program states that it goes on: without a step, or after an exception that it caught."""
+    """Return whether a program states that it goes on: without a step, or after an exception that it caught. A loss
+    scaler that has left out steps and then raises an exception does not go on."""
     if finding.cause is CauseClass.NUMERICS:
-        return bool(_LEFT_OUT.search(announced))
+        return not _RAISED.match(finding.line) and bool(_LEFT_OUT.search(announced))
     return bool(finding.fields.get("exception") and _EXCUSED.search(announced))
 
 

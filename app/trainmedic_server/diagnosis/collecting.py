@@ -24,6 +24,7 @@ from trainmedic_server.diagnosis.rank_seen import RankSeen
 from trainmedic_server.diagnosis.slow import RankStep
 from trainmedic_server.domain.finding import Finding, Origin, TimeSource
 from trainmedic_server.domain.log_sources import KERNEL_SOURCES, TEXT_SOURCES
+from trainmedic_server.logs import raw_text
 from trainmedic_server.logs.assembly import LineAssembler
 from trainmedic_server.logs.blocks import TRACEBACK
 from trainmedic_server.logs.line import Line
@@ -107,8 +108,9 @@ class Collector:
             rank = origin.rank if rank is None else rank
             if rank not in assemblers:
                 assemblers[rank] = LineAssembler(replace(origin, rank=rank, local_rank=None))
-            for line in assemblers[rank].feed(physical, last, place):
-                self._take(line, is_known)
+            for part in (*raw_text.earlier_bars(physical), physical):
+                for line in assemblers[rank].feed(part, last, place):
+                    self._take(line, is_known)
             place += len(physical) + 1
         for line in (line for assembler in assemblers.values() for line in assembler.flush()):
             self._take(line, is_known)

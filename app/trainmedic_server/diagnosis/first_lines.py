@@ -40,6 +40,7 @@ _PROOF_OF_CODE = re.compile(
 _PROOF: Mapping[CauseClass, re.Pattern[str]] = {
     CauseClass.STORAGE: re.compile(
         r"No space left on device|[Dd]isk quota exceeded|Stale (?:NFS )?file handle|\[Errno (?:5|28|116|117|122)\]"
+        r"|failed writing file [^:]{1,200}: file write failed"
         r"|ephemeral[- ](?:local )?storage|local storage usage exceeds|os error (?:28|122)\b"
     ),
     CauseClass.HOST_MEMORY: re.compile(
@@ -58,8 +59,14 @@ _HARDWARE = re.compile(r"uncorrectable (?:ECC|NVLink) error|GPU is lost|HBM mult
 """Words of the driver, passed on by CUDA, for faults that no program causes."""
 _QUOTED = re.compile(
     r"""['"`](?:[\w.]{1,80}(?:Error|Exception): )?(?:CUDA|HIP) error|['"`][\w.]{1,80}(?:Error|Exception): """
+    r"""|[a-z,=>] (?:CUDA|HIP) (?:error|out of memory)"""
 )
 """What a line quotes of an error, such as a text that a model has written, happened elsewhere or not at all."""
+_SAID = re.compile(
+    r"(?i)\W{0,4}(?:prompt|question|answer|response|completion|generat(?:ed|ion)|user|assistant|sample|example|prediction"
+    r"|output text|target text)\b[^:=>]{0,20}[:=>]"
+)
+"""Beginning of a line that shows a text that was read or generated. What stands in it is no message of the program."""
 _COMPARES = re.compile(r"Duplicate GPU detected|Detected mismatch between collectives")
 """Words that are printed after all ranks have been compared. A silent rank adds nothing to them."""
 _SAYS_ALL = re.compile(
@@ -176,7 +183,12 @@ def _gives_way(finding: Finding, facts: Facts) -> bool:
     """Return whether every other line that can be the reason comes before this one."""
     is_number = finding.cause is CauseClass.NUMERICS and "exception" not in finding.fields
     was_left_out = is_number and (finding.id in facts.excused or bool(facts.followed.get(finding.id)))
-    return _was_cut(finding) or finding.rule in _SECOND or was_left_out
+    return _was_cut(finding) or finding.rule in _SECOND or was_left_out or _is_said(finding)
+
+
+def _is_said(finding: Finding) -> bool:
+    """Return whether the line shows a text that was read or generated."""
+    return "exception" not in finding.fields and bool(_SAID.match(finding.line))
 
 
 def _is_doubtful(finding: Finding) -> bool:
@@ -203,6 +215,7 @@ def _worth(leading: Finding, facts: Facts, relevant: Relevant, *, is_sure: bool)
     is_passed = leading.cause is CauseClass.PREEMPTION or bool(facts.followed.get(leading.id))
     if (
         _was_cut(leading)
+        or _is_said(leading)
         or GUESS in leading.fields
         or leading.id in facts.excused
         or (is_passed and rank_of(leading) not in firsts and others & firsts)

@@ -37,19 +37,22 @@ _SIGNATURE = re.compile(
     r"|^No module named '|object is not callable$|^name '\w+' is not defined"
 )
 """Messages that state a wrong name or call. The program causes these, whichever file it is in."""
-_TENSORS = re.compile(
-    r"shapes cannot be multiplied|^The size of tensor a \(\d+\) must match"
-    r"|[Ee]xpected all tensors to be on the same dev"
-    r"|^Error\(s\) in loading state_dict for|^Trying to backward through the graph a second time"
+_OF_TENSORS = re.compile(
+    r"shapes cannot be multiplied|[Ee]xpected all tensors to be on the same dev"
+    r"|^Trying to backward through the graph a second time"
     r"|does not require grad and does not have a grad_fn|^Expected to have finished reduction in the prior iteration"
     r"|^Detected mismatch between collectives on ranks|^expected scalar type \w+ but match"
-    r"|modified by an inplace operat"
-    r"|^Sizes of tensors must match except in dimension|^shape '\[[\d, -]+\]' is invalid for input of size"
-    r"|^Given groups=\d+, weight of size|must have the same dtype, but got|^stack expects each tensor to be equal size"
+    r"|modified by an inplace operat|must have the same dtype, but got"
     r"|^Default process group has not been initialized|^Expected to mark a variable ready only once"
-    r"|^(?:mat1|self) and (?:mat2|mat) must have the same dtype"
+    r"|^(?:mat1|self) and (?:mat2|mat) must have the same dtype|^Error\(s\) in loading state_dict for"
 )
-"""PyTorch's errors about wrong shapes, types, devices and calls."""
+"""PyTorch's errors about wrong types, devices and calls, which no sample causes."""
+_SHAPES = re.compile(
+    r"^The size of tensor a \(\d+\) must match|^Sizes of tensors must match except in dimension"
+    r"|^shape '\[[\d, -]+\]' is invalid for input of size|^Given groups=\d+, weight of size"
+    r"|^stack expects each tensor to be equal size"
+)
+"""PyTorch's errors about shapes. A sample can have a wrong one as well."""
 _CLASSES: Mapping[str, CauseClass] = {
     name: CauseClass(cause) for cause, names in _DATA["causes"].items() for name in names
 }
@@ -63,10 +66,10 @@ _BY_PART: Sequence[tuple[re.Pattern[str], CauseClass]] = (
     ),
     (re.compile(r"Checksum|Corrupt|Truncated|Decod|Parse"), CauseClass.DATA),
     (re.compile(r"CUDA|Cuda|NVML"), CauseClass.GPU),
-    (re.compile(r"Config|Validation|Argument|Unsupported|Missing|Compil|NotFound|Forbidden|Setup"), CauseClass.CODE),
+    (re.compile(r"Config|Validation|Argument|Unsupported|Compil|Forbidden|Setup"), CauseClass.CODE),
 )
 """Causes that the name of an unlisted class states by itself."""
-_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<frozen |/conda/|\.so$")
+_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<frozen |/conda/|\.so$|\.pyx$")
 _LOADER = re.compile(r"/torch/utils/data/_utils/|/datasets/(?:iterable_|arrow_)?(?:dataset|builder|reader)\.py")
 _PROCESSES = re.compile(r"/(?:multiprocessing/(?:connection|managers|resource_\w+|queues)|concurrent/futures)[/.]")
 _CALL = re.compile(r'File "([^"\n]{1,400})", line \d+')
@@ -179,7 +182,7 @@ def _read_last(name: str, message: str, traceback: str) -> ExceptionReading:
         return ExceptionReading(CauseClass.NETWORK)  # A server sent an unexpected answer.
     if last in _SURELY_CODE:
         return ExceptionReading(CauseClass.CODE, is_proof=True)
-    is_programs = last in _PROGRAM or (last in ("RuntimeError", "ValueError") and bool(_TENSORS.search(message)))
+    is_programs = last in _PROGRAM or (last in ("RuntimeError", "ValueError") and _is_of_tensors(message))
     shown = shown_source.last_shown(traceback)
     by_message = None if last in _PROGRAM - _WITH_WORDS else message_causes.cause_of(name, message, shown)
     if by_message is not None:
@@ -233,17 +236,23 @@ def _is_proof(last: str, message: str, calls: Sequence[str], shown: str) -> bool
     place = calls[-1] if calls else ""
     if _TEMPORARY.search(place):
         return False
-    if _SIGNATURE.search(message) or _TENSORS.search(message):
-        return True
-    is_own = bool(place) and not _LIBRARY.search(place)
     # A None value should have come from elsewhere, such as a file that does not exist.
-    if "NoneType" in message or _OF_DATA.search(message):
+    if "NoneType" in message or _SHAPES.search(message):
         return False
+    is_own = bool(place) and not _LIBRARY.search(place)
+    if _SIGNATURE.search(message):
+        return (is_own or last != "ModuleNotFoundError") and not outside_values.unpacks_outside(shown)
+    if _OF_TENSORS.search(message):
+        return True
     # A sample without a member is as often a fault of the data as of the program.
     is_loading = any(_LOADER.search(call) for call in calls)
-    if not is_own or is_loading or last == "ImportError":
+    if not is_own or is_loading or _OF_DATA.search(message):
         return False
-    return not outside_values.concerns(last, message, shown)
+    return outside_values.is_own(last, message, shown)
+
+
+def _is_of_tensors(message: str) -> bool:
+    return bool(_OF_TENSORS.search(message) or _SHAPES.search(message))
 
 
 def _by_class(name: str, last: str, message: str) -> ExceptionReading:

@@ -1,86 +1,116 @@
-"""Values of a program that come from outside: answers of servers, samples, checkpoints, the environment, the machine.
+"""Exceptions about names, settings and objects of the program itself, and not about a value from outside.
 
-An exception about such a value proves nothing against the program, although the program raised it in its own file. The
-source that a traceback shows below its last call names the value; see ``exception_causes``.
+Values come from outside as answers of servers, samples, checkpoints, the environment, the machine. An exception about
+such a value proves nothing against the program, although the program raised it in its own file. No list of the names of
+such values is complete. So where the traceback shows the source that read a value, the source itself must show that the
+value is the program's own; see ``exception_causes``.
 """
 
 from __future__ import annotations
 
 import re
 
-_ANSWERS = (
-    r"resp\w*|repl(?:y|ies)|r|res|results?|answers?|bod(?:y|ies)|payload|msgs?|messages?|requests?|req|outputs?|out"
-    r"|completions?|choices?|generations?|client|session|http\w*|api|queue|q|event|packet|sock\w*|conn\w*|proc\w*"
-    r"|job|task|future|actor|handle|status"
+_SETTINGS = (
+    r"(?:self\.)?(?:\w+\.)*?(?:\w*_)?(?:conf(?:ig)?s?|cfg|args|h?params|hyper\w*|settings|kwargs|defaults)"
+    r"|[A-Z][A-Z0-9_]+"
 )
-_DATA = (
-    r"data(?:set|sets|_dict|_item)?|samples?|rows?|records?|examples?|items?|batch(?:es)?|lines?|docs?|documents?|entry"
-    r"|entries|inputs?|features?|columns?|anno\w*|meta\w*|manifest|header|index|obj|json_\w+|js|parsed|loaded|content"
-    r"|texts?|conversations?|turns?"
-)
-_STATE = r"ckpt\w*|checkpoint\w*|\w*state(?:_dict|s)?|saved|snapshot|weights|env(?:iron\w*)?|stats?|info"
-_NAMES = re.compile(
-    rf"(?<![\w.])(?:self\.)?(?:{_ANSWERS}|{_DATA}|{_STATE})(?=\s*(?:\[|\.|\)|,|$| (?:is|in|==|!=|[<>])))"
-)
-_CALLS = re.compile(
-    r"\.json\(|json\.loads?\(|os\.environ|getenv|\.recv\w*\(|\.read\w*\(|\.get\(timeout|\.generate\(|\.request\w*\("
-    r"|\.post\(|\.fetch\w*\(|ray\.get\(|torch\.load\(|pickle\.loads?\(|\.result\(|next\(|subprocess|\.text\b|\.stdout"
-    r"|\.content\b|yaml\.(?:safe_)?load"
-)
-_SUBSCRIPT = re.compile(r"([A-Za-z_][\w.]*(?:\([^()]*\))?)\s*\[\s*f?[\"']")
-_OWN_MAPPINGS = re.compile(
-    r"(?:^|[._])(?i:conf(?:ig)?s?|cfg|args|opts?|options|params|h?params|hyper\w*|settings|kwargs|defaults|registry"
-    r"|\w*_(?:config|cfg|args|kwargs|map|registry|table|factory|classes))$|^[A-Z][A-Z0-9_]+$"
-)
-"""Names of mappings that a program fills itself."""
-_VARIABLE = re.compile(r"^['\"][A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+['\"]$|^['\"](?:RANK|HOSTNAME|HOME|USER|PATH)['\"]$")
+"""Names of mappings and objects that a program or its configuration fills."""
+_IS_SETTINGS = re.compile(rf"(?:{_SETTINGS})$")
+_LITERAL_KEYS = re.compile(r"([A-Za-z_][\w.]*)((?:\[\s*f?(?:\"[^\"\n]*\"|'[^'\n]*')\s*\])+)")
+_POPPED = re.compile(r"([A-Za-z_][\w.]*)\.(?:pop|__getitem__)\(\s*(\"[^\"\n]*\"|'[^'\n]*')\s*\)")
+_LITERAL = re.compile(r"\"[^\"\n]*\"|'[^'\n]*'")
+_UNPACKED = re.compile(r"[(,]\s*\*{1,2}\s*([A-Za-z_][\w.]*)")
+_NO_ATTRIBUTE = re.compile(r"^'(\w+)' object has no attribute '(\w+)'")
+_CONDITION = re.compile(r"^assert\b(?P<condition>[^\"'\n]*)", re.MULTILINE)
+_NAME = re.compile(r"(?<![\w.])[A-Za-z_][\w.]*")
+_READS = re.compile(r"[\w\])]\s*\[|\.(?:pop|popitem|remove|__getitem__|__delitem__|move_to_end)\(")
+"""Source that reads a mapping."""
+_WORD = re.compile(r"(['\"])[A-Za-z_][\w.-]*\1$")
+_VARIABLE = re.compile(r"['\"](?:[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|RANK|HOSTNAME|HOME|USER|PATH)['\"]$")
 """Message of a KeyError about a variable of the environment."""
-_OF_A_TYPE = re.compile(
-    r"^(?:string|list|byte|tuple) ind(?:ices|ex) must be|^'(?:str|list|float|bytes|bool|NoneType)' object has no attr"
-    r"|^expected string or bytes-like|^'(?:str|float|NoneType|bool|int)' object is not (?:subscriptable|iterable)"
-    r"|^the JSON object must be|^float\(\) argument must be|^int\(\) argument must be|^argument of type 'NoneType'"
-    r"|^sequence item \d+: expected str|^can only concatenate str"
+_PARSED = re.compile(r"\b(?:str|int|float|bool|bytes|list|dict|tuple|set)\b")
+"""Types of parsed values, in the message of an exception that says that a value has a wrong one."""
+_TEXTS = re.compile(
+    r"^(?:string|byte) ind|^expected string or|JSON object must be|^can only concatenate|^sequence item"
 )
-"""Messages about a value of another type than expected, as of a parsed answer or a field that is missing."""
-_CHECKS_ITSELF = re.compile(
-    r"(?i)\bdivisible\b|\bdivide\b|%|\bdtypes?\b|isinstance\(|\bhidden\w*"
-    r"|\bheads?\b|\blayers?\b|\bconf(?:ig\w*)?\b|\bcfg\b|\bargs\b|\bhparams\b|\barguments?\b|\boptions?\b|\bflags?\b"
-    r"|\bmust (?:be|have|match)\b|\bcannot be (?:used|combined|set)\b|\bnot supported\b|\bunsupported\b|\bmutually\b"
-    r"|\bbatch[ _]size\b|\bmicro\w*|\bparallel\w*|\bunknown (?:mode|model|optimizer|loss|type)\b"
+_NO_NAMES = re.compile(r"^[^A-Za-z_]+$")
+_OPERATORS = frozenset({"and", "or", "not", "in", "is", "None", "True", "False"})
+_MODEL_SIZE = re.compile(
+    r"(?:\w*_)?(?:heads?|hidden(?:_size|_dim)?|n_embd|d_model|layers?|experts?|stages?|micro_?batch\w*|batch_size"
+    r"|accum\w*|(?:tensor|pipeline|context|expert|data|sequence)_?(?:model_)?parallel\w*|tp(?:_size)?|pp(?:_size)?"
+    r"|cp(?:_size)?|ep(?:_size)?)$"
 )
-"""Words of assertions about the program's own settings. A shape may be that of a sample."""
-_OF_THE_WORLD = re.compile(
-    r"(?i)\b(?:world|ranks?|timed?[ _]?out|return_?code|status\w*|exit\w*|alive|vocab\w*|tokens?|labels?|samples?|rows?"
-    r"|files?|path|url|http\w*|server|version|len|lengths?|empty|missing|corrupt\w*|checksum|hash|seed|found|got 0)\b"
-    r"|get_world_size|get_rank"
+"""Names of sizes that a configuration sets."""
+_DIVISIBLE = re.compile(r"\bdivisible\b|\bdivide\b")
+_FROM_OUTSIDE = re.compile(
+    r"(?i)\b(?:files?|suffix|ext(?:ension)?s?|formats?|mime\w*|codecs?|images?|audio|video|modalit\w*|columns?|fields?"
+    r"|samples?|rows?|records?|inputs?|outputs?|tokens?|labels?|responses?|repl(?:y|ies)|answers?|status|codes?|urls?"
+    r"|http\w*|versions?|headers?|messages?|roles?|languages?|kind|devices?|platforms?|drivers?|os|systems?)\b|\.\w{2,5}$"
 )
+"""Words of what a program does not implement because of what it was given."""
 
 
-def concerns(name: str, message: str, shown: str) -> bool:
-    """Return whether the exception `name` with `message` is about a value that may come from outside. `shown` is the
-    source of the call that raised it, empty if it is not known."""
+def is_own(name: str, message: str, shown: str) -> bool:
+    """Return whether the exception `name` with `message` is about the program itself. `shown` is the source of the call
+    that raised it, empty if it is not known."""
     if name == "KeyError":
-        return bool(_VARIABLE.match(message.strip())) or _reads_outside(shown)
+        return _is_own_key(message.strip(), shown)
+    if name == "AttributeError":
+        return _is_own_attribute(message, shown)
+    if name == "TypeError":
+        return _is_own_type(message, shown)
     if name == "AssertionError":
-        return not _is_own_check(f"{shown}\n{message}")
-    if _OF_A_TYPE.match(message):
-        return True
-    if name in ("TypeError", "AttributeError"):
-        return _reads_outside(shown)
-    return False
+        return _is_own_check(message, shown)
+    if name == "NotImplementedError":
+        return not _FROM_OUTSIDE.search(f"{message}\n{shown}".strip())
+    return name in ("NameError", "UnboundLocalError")
 
 
-def _reads_outside(shown: str) -> bool:
-    """Return whether the source subscripts a mapping that is not the program's own."""
-    subscripted = _SUBSCRIPT.findall(shown)
-    if any(not _OWN_MAPPINGS.search(each) for each in subscripted):
-        return True
-    return bool(_CALLS.search(shown) or (not subscripted and "[" in shown and _NAMES.search(shown)))
+def unpacks_outside(shown: str) -> bool:
+    """Return whether the source passes the members of a mapping or a list that is not the program's own."""
+    return any(not _IS_SETTINGS.match(each) for each in _UNPACKED.findall(shown))
 
 
-def _is_own_check(text: str) -> bool:
-    """Return whether an assertion is about the program's own settings or arguments."""
-    if not _CHECKS_ITSELF.search(text) or _CALLS.search(text):
+def _is_own_key(key: str, shown: str) -> bool:
+    """Return whether a key that is a word is missing in the program's settings, or the source does not show where."""
+    if not _WORD.match(key) or _VARIABLE.match(key):
         return False
-    is_of_world = _OF_THE_WORLD.search(text) or _NAMES.search(text)
-    return not is_of_world or bool(re.search(r"(?i)\bdivisible\b|%|\bmust divide\b", text))
+    if not _READS.search(shown):
+        return True
+    owners = [name for name, keys in _LITERAL_KEYS.findall(shown) if _has_key(keys, key)]
+    owners += [name for name, literal in _POPPED.findall(shown) if _has_key(literal, key)]
+    return bool(owners) and all(_IS_SETTINGS.match(each) for each in owners)
+
+
+def _has_key(source: str, key: str) -> bool:
+    return any(literal[1:-1] == key[1:-1] for literal in _LITERAL.findall(source))
+
+
+def _is_own_attribute(message: str, shown: str) -> bool:
+    """Return whether an object of a class is without an attribute, and the source does not read it from another object
+    than the program's own or its settings."""
+    missing = _NO_ATTRIBUTE.match(message)
+    if missing is None or _PARSED.fullmatch(missing[1]):
+        return False
+    owners = re.findall(rf"([A-Za-z_][\w.]*|[\])])\.{missing[2]}\b", shown)
+    return all(each == "self" or _IS_SETTINGS.match(each) for each in owners)
+
+
+def _is_own_type(message: str, shown: str) -> bool:
+    """Return whether the message is not about the type of a parsed value, or the source has no value but literals."""
+    is_of_value = _PARSED.search(message) or _TEXTS.search(message)
+    return not is_of_value or bool(_NO_NAMES.match(_LITERAL.sub("0", shown)))
+
+
+def _is_own_check(message: str, shown: str) -> bool:
+    """Return whether an assertion compares settings of the program with each other."""
+    checks = _CONDITION.findall(shown)
+    if not checks:
+        return bool(_DIVISIBLE.search(message)) and not _FROM_OUTSIDE.search(message)
+    names = [name for name in _NAME.findall(checks[-1]) if name not in _OPERATORS]
+    return bool(names) and all(_is_setting(name) for name in names)
+
+
+def _is_setting(name: str) -> bool:
+    owner, _, member = name.rpartition(".")
+    return bool(_MODEL_SIZE.match(member) or (owner and _IS_SETTINGS.match(owner)))

@@ -15,8 +15,10 @@ _ESCAPE = re.compile(
     rb"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,512}(?:\x07|\x1b\\)?"
     rb"|[PX^_][^\x1b]{0,512}(?:\x1b\\)?|[ -/]?[0-~])?"
 )
-_PROGRESS = re.compile(rb"\d%\||\d(?:it|s|B|batch|step|example)s?/s|\ds/(?:it|batch|step)|\?it/s")
+_PROGRESS = re.compile(rb"\d%\||\d(?:it|s|B|batch|step|example)s?/s|\ds/(?:it|batch|step)|\?it/s|\d/\d{1,12} \[[=>.]")
 _CONTROLS = bytes(byte for byte in (*range(32), 127) if byte not in b"\t\n")
+_BARS = 12
+"""Earlier states of a progress bar in one line that are read. A form has to grow some times before it counts."""
 _REDRAWN = 8
 """Pieces of a line with carriage returns that are looked at, from its end."""
 
@@ -75,6 +77,17 @@ def _is_utf8(raw: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+def earlier_bars(raw: bytes) -> list[bytes]:
+    """Return the states of a progress bar that a line was written over with, without what it shows at last.
+
+    A whole epoch of steps may stand in one line, which shows the last step alone.
+    """
+    if b"\r" not in raw:
+        return []
+    pieces = [piece for piece in raw.rstrip(b"\r").rsplit(b"\r", _BARS)[-_BARS:] if piece.strip()]
+    return [piece for piece in pieces[:-1] if len(piece) <= 1024 and _PROGRESS.search(piece)]
 
 
 def _shown(raw: bytes) -> bytes:

@@ -57,3 +57,30 @@ def test_a_job_that_steps_has_no_failure(trainer: Mapping[str, str], tmp_path: P
     log = [*steps(form, 10, 30), HANG.format(0), *steps(form, 31, 50)]
     verdict = diagnosed(written(tmp_path, log)).attempts[-1].verdict
     assert (verdict.cause, verdict.advice) == (CauseClass.UNKNOWN, "none")
+
+
+@pytest.mark.parametrize("drawn", ["\r{}", "{}\r"])
+@pytest.mark.parametrize(
+    "bar",
+    [
+        " {0}%|███       | {0}/1000 [00:{0}<10:00,  1.02it/s]",
+        "Epoch 0:  {0}%|█    | {0}/500 [00:{0}<01:00,  9.1it/s, v_num=0, train_loss=2.3]",
+        "{0}/500 [=====>........................] - ETA: 3s - loss: 2.3",
+    ],
+    ids=["tqdm", "Lightning", "Keras"],
+)
+def test_a_bar_that_is_redrawn_in_one_line_is_many_steps(bar: str, drawn: str, tmp_path: Path) -> None:
+    """The line shows the last state alone, and has not ended."""
+    before, after = ("".join(drawn.format(bar.format(i)) for i in part) for part in (range(10, 30), range(30, 50)))
+    raised = "\n".join([*RAISED, HANG.format(0)])
+    (tmp_path / "train.log").write_bytes(f"{before}\n{raised}\n{after}".encode())
+    verdict = diagnosed(tmp_path).attempts[-1].verdict
+    assert (verdict.cause, verdict.advice) == (CauseClass.UNKNOWN, "none")
+
+
+def test_a_bar_that_ends_with_the_program_is_no_step(tmp_path: Path) -> None:
+    """It is drawn once more as it is closed."""
+    bars = "".join(f"\r {i}%|███       | {i}/1000 [00:{i}<10:00,  1.02it/s]" for i in range(10, 30))
+    closed = "\r 29%|███       | 29/1000 [00:29<10:00,  1.02it/s]"
+    (tmp_path / "train.log").write_bytes("\n".join([bars, *RAISED, closed, ""]).encode())
+    assert diagnosed(tmp_path).attempts[-1].verdict.cause is CauseClass.CODE

@@ -128,3 +128,32 @@ def test_what_is_full_is_told_by_the_source_that_a_traceback_shows(
     """The kernel answers "no space left" for more than disks."""
     log = f"{OWN.replace(SHOWN, f'    {shown}{chr(10)}')}OSError: [Errno 28] No space left on device\n"
     assert verdict_on(tmp_path, log).cause is cause
+
+
+def test_a_loss_scaler_that_gives_up_is_the_reason(tmp_path: Path) -> None:
+    """It has left out steps before, and then raises."""
+    left_out = "WARNING: overflow detected, setting loss scale to: 0.00012207\n"
+    raised = "FloatingPointError: Minimum loss scale reached (0.0001). Your loss is probably exploding.\n"
+    verdict = verdict_on(tmp_path, f"{BEFORE}{left_out}{OWN}{raised}")
+    assert (verdict.cause, verdict.confidence) == (CauseClass.NUMERICS, Confidence.HIGH)
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "prompt: What does CUDA out of memory. Tried to allocate 2.00 GiB mean?\n",
+        "sample[0] = RuntimeError: CUDA error: uncorrectable ECC error encountered\n",
+        "Generated text: CUDA error: uncorrectable ECC error encountered\n",
+    ],
+)
+def test_a_text_that_the_program_shows_is_no_message_of_it(shown: str, tmp_path: Path) -> None:
+    """A model has read or written it. What the program raises later counts."""
+    assert verdict_on(tmp_path, f"{BEFORE}{shown}").confidence is Confidence.LOW
+    assert verdict_on(tmp_path, f"{BEFORE}{shown}{OWN}{WRONG_CALL}").cause is CauseClass.CODE
+
+
+def test_a_file_system_that_refused_bytes_is_sure(tmp_path: Path) -> None:
+    """PyTorch's writer states it."""
+    raised = "RuntimeError: PytorchStreamWriter failed writing file data/3: file write failed\n"
+    verdict = verdict_on(tmp_path, f"{BEFORE}{OWN}{raised}")
+    assert (verdict.cause, verdict.confidence) == (CauseClass.STORAGE, Confidence.HIGH)

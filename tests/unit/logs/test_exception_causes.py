@@ -84,6 +84,66 @@ def test_what_may_have_another_reason_is_no_proof(line: str, traceback: str) -> 
     assert not read(line, traceback).is_proof
 
 
+FROM_OUTSIDE = [
+    ("KeyError: 391090", "index = self._map[image_id]"),
+    ("KeyError: 'labels'", "labels = torch.stack([f.pop('labels') for f in features])"),
+    ("KeyError: 'cat'", "label = self.class_to_idx[name]"),
+    ("KeyError: 'image'", 'load = cfg["loaders"][kind]'),
+    ("KeyError: '<pad>'", "pad = lookup(token)"),
+    ("TypeError: '<' not supported between instances of 'str' and 'int'", "order = sorted(scores)"),
+    ("TypeError: unsupported operand type(s) for +: 'int' and 'str'", "total = total + count"),
+    ("TypeError: unhashable type: 'list'", "seen.add(ident)"),
+    ("TypeError: must be real number, not str", "w = math.exp(weight)"),
+    ("TypeError: Sample.__init__() got an unexpected keyword argument 'meta'", "sample = Sample(**line)"),
+    ("AttributeError: 'int' object has no attribute 'split'", "words = caption.split()"),
+    ("AttributeError: 'ErrorResponse' object has no attribute 'choices'", "c = judged.choices"),
+    ("AssertionError: caption must be a string", "assert isinstance(caption, str), 'caption must be a string'"),
+    ("AssertionError: reward must be between 0 and 1", "assert 0 <= x <= 1, 'reward must be between 0 and 1'"),
+    ("AssertionError", "assert size % 4096 == 0"),
+    ("AssertionError: batch size must match", "assert a.shape[0] == b.shape[0], 'batch size must match'"),
+    ("NotImplementedError: file type .heic", "raise NotImplementedError(f'file type {suffix}')"),
+    ("RuntimeError: stack expects each tensor to be equal size, but got [2048] at entry 0", "torch.stack(x)"),
+    ("RuntimeError: The size of tensor a (2050) must match the size of tensor b (2048)", "h = h + self.pos"),
+    ("RuntimeError: Given groups=1, weight of size [64, 3, 7, 7], expected input[8, 4, 9, 9]", "y = self.net(x)"),
+]
+OF_THE_PROGRAM = [
+    ("KeyError: 'weight_decy'", 'wd = config["optim"]["weight_decy"]'),
+    ("KeyError: 'warmup'", "warmup = args.pop('warmup')"),
+    ("KeyError: 'labels'", 'raise KeyError("labels")'),
+    ("TypeError: unsupported operand type(s) for +: 'int' and 'str'", '1 + "x"'),
+    ("TypeError: unsupported operand type(s) for @: 'Tensor' and 'Linear'", "y = x @ self.head"),
+    ("TypeError: Model() got an unexpected keyword argument 'n_hed'", "model = Model(**config)"),
+    ("AttributeError: 'GPT' object has no attribute 'lm_haed'", "y = self.lm_haed(h)"),
+    ("AssertionError", "assert cfg.n_embd % cfg.n_head == 0"),
+    ("AssertionError: layers", "assert args.num_layers % args.pipeline_parallel_size == 0, 'layers'"),
+    ("NotImplementedError: activation swigluu", "raise NotImplementedError(f'activation {cfg.act}')"),
+]
+
+
+@pytest.mark.parametrize(("line", "shown"), FROM_OUTSIDE)
+def test_a_value_that_may_come_from_outside_proves_nothing(line: str, shown: str) -> None:
+    """The source that read it does not show that it is the program's own."""
+    reading = read(line, OWN.replace("step()", shown))
+    assert (reading.cause, reading.is_proof) == (CauseClass.CODE, False)
+
+
+@pytest.mark.parametrize(("line", "shown"), OF_THE_PROGRAM)
+def test_a_value_that_the_program_has_set_is_proof(line: str, shown: str) -> None:
+    """It reads its settings, its own object, or literals."""
+    assert read(line, OWN.replace("step()", shown)).is_proof
+
+
+def test_a_call_of_compiled_python_is_no_file_of_the_program() -> None:
+    """Its tracebacks name no source, and a path without a folder of libraries."""
+    compiled = OWN + '  File "python/ray/_raylet.pyx", line 480, in ray._raylet.execute_task\n'
+    assert not read("KeyError: 'step_reward'", compiled).is_proof
+
+
+def test_a_class_that_says_that_something_was_not_found_is_a_guess() -> None:
+    """The thing may be data, a checkpoint or a setting."""
+    assert read("zarr.errors.ChunkNotFoundError: chunk 12 is missing").is_guess
+
+
 def test_a_class_that_nobody_knows_is_a_guess() -> None:
     """It says so, and so the verdict is a hint."""
     assert read("acme.tools.FlumError: no flum").is_guess
