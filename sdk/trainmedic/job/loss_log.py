@@ -61,8 +61,8 @@ class LossComparison:
         self._course = course
         self._expected = {} if course.not_comparable else dict(before)
         self._finite = self._passed = 0
-        trouble = self._trouble()
-        self._required = self._binding_steps(trouble)
+        self._trouble_at = trouble = self._find_trouble()
+        self._required = self._binding_steps()
         sound = [loss for at, loss in self._expected.items() if trouble is None or at < trouble]
         self._scale = max(map(abs, sound), default=0.0)  # a spike would make every difference small
         self.compared: list[int] = []
@@ -72,7 +72,7 @@ class LossComparison:
         self.not_finite_at: int | None = None
         self._frozen_because = ""
 
-    def _trouble(self) -> int | None:
+    def _find_trouble(self) -> int | None:
         """The first step that is not to be trusted: as the course says, not finite, or a jump."""
         steps = sorted(self._expected)
         losses = [self._expected[step] for step in steps]
@@ -80,9 +80,9 @@ class LossComparison:
         known = [] if self._course.trouble_at is None else [self._course.trouble_at]
         return min(known + found, default=None)
 
-    def _binding_steps(self, trouble: int | None) -> frozenset[int]:
+    def _binding_steps(self) -> frozenset[int]:
         """The steps whose losses have to agree."""
-        course, steps = self._course, sorted(self._expected)
+        course, trouble, steps = self._course, self._trouble_at, sorted(self._expected)
         if not course.is_known:
             return frozenset()
         if trouble is not None:
