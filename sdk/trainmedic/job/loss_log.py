@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
 
 from trainmedic.job.reported_values import kept, number
 
@@ -25,6 +25,11 @@ may sum in another order when memory is aligned otherwise."""
 COARSE_KERNELS = 2.0**-7
 """Tolerance on accelerators and in half precision: bfloat16's machine epsilon. PyTorch's notes on reproducibility list
 kernels there that add in any order, so results differ by rounding."""
+_JUMP_SPREADS = 6.0
+"""A loss beyond those before it by so many times their range, and by a quarter of the largest, is a jump."""
+_JUMP_SHARE, _JUMP_SHARE_OF_FEW = 0.25, 4.0
+_FEW = 3
+"""Losses below which their range says little, so that a jump is five times the largest."""
 _LONGEST = 8192
 _CARRIED = 512
 _NOT_REPORTED = "no loss was reported for these steps before"
@@ -55,9 +60,11 @@ class LossComparison:
         self.step = step
         self._course = course
         self._expected = {} if course.not_comparable else dict(before)
-        self._scale = max((abs(loss) for loss in self._expected.values() if math.isfinite(loss)), default=0.0)
         self._finite = self._passed = 0
+        self._trouble_at = trouble = self._find_trouble()
         self._required = self._binding_steps()
+        sound = [loss for at, loss in self._expected.items() if trouble is None or at < trouble]
+        self._scale = max(map(abs, sound), default=0.0)  # a spike would make every difference small
         self.compared: list[int] = []
         """The steps whose losses were compared."""
         self.different: dict[int, tuple[float, float]] = {}
@@ -65,18 +72,22 @@ class LossComparison:
         self.not_finite_at: int | None = None
         self._frozen_because = ""
 
+    def _find_trouble(self) -> int | None:
+        """The first step that is not to be trusted: as the course says, not finite, or a jump."""
+        steps = sorted(self._expected)
+        losses = [self._expected[step] for step in steps]
+        found = [step for at, step in enumerate(steps) if not math.isfinite(losses[at]) or _is_jump(losses, at)]
+        known = [] if self._course.trouble_at is None else [self._course.trouble_at]
+        return min(known + found, default=None)
+
     def _binding_steps(self) -> frozenset[int]:
         """The steps whose losses have to agree."""
-        course, steps = self._course, sorted(self._expected)
+        course, trouble, steps = self._course, self._trouble_at, sorted(self._expected)
         if not course.is_known:
             return frozenset()
-        trouble, changed = course.trouble_at, course.changed_at
-        if not all(math.isfinite(self._expected[step]) for step in steps):
-            wrong = next(step for step in steps if not math.isfinite(self._expected[step]))
-            trouble = wrong if trouble is None else min(trouble, wrong)
         if trouble is not None:
             steps = [step for step in steps[:1] if step < trouble]
-        return frozenset(step for step in steps if changed is None or step < changed)
+        return frozenset(step for step in steps if course.changed_at is None or step < course.changed_at)
 
     @property
     def is_complete(self) -> bool:
@@ -152,6 +163,16 @@ class LossComparison:
         else:
             why = _TROUBLE
         return f"from step {first} on other losses come: {why}"
+
+
+def _is_jump(losses: Sequence[float], at: int) -> bool:
+    """Return whether the loss at that index is far above all before it, which are finite."""
+    before = losses[:at]
+    largest = max(before, default=0.0)
+    if largest <= 0.0:
+        return False  # such losses have no scale to go by
+    share = _JUMP_SHARE if len(before) >= _FEW else _JUMP_SHARE_OF_FEW
+    return losses[at] - largest > _JUMP_SPREADS * (largest - min(before)) + share * largest
 
 
 NOTHING = LossComparison(0, {}, LossCourse(not_comparable="there was no rollback"))

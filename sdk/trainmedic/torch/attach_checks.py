@@ -6,29 +6,36 @@ Who calls it: ``attaching``. Not here: the types of options (``attaching``), wha
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Sequence
 
 import torch
 from torch import nn
 
 from trainmedic.errors import ConfigurationError
-from trainmedic.torch.optimizer_states import inner_optimizers, is_zero_redundancy, parameters_of
+from trainmedic.torch.carried_values import tensors_in
+from trainmedic.torch.optimizer_states import inner_optimizers, is_zero_redundancy, parameters_of, state_of
 from trainmedic.torch.state_parts import StateParts
 
 log = logging.getLogger("trainmedic")
 
 
-def check_parts(job: str, parts: StateParts, keeps_own: bool) -> None:
+def check_parts(job: str, parts: StateParts, keeps_own: bool, carried: Sequence[Any] = ()) -> None:
     """Raise ConfigurationError where the parts cannot be saved or are not of one training.
 
-    ``keeps_own`` is whether the user's own functions save what they like.
+    ``keeps_own`` is whether the user's own functions save what they like; ``carried`` are values that are saved too.
     """
     _check_materialised(parts)
     held = {id(parameter) for module in parts.modules().values() for parameter in module.parameters()}
     for name, optimizer in parts.of_optimizers().items():
         _check_form(name, optimizer)
         if held and not keeps_own:
-            _check_parameters(name, parameters_of(optimizer), held)
+            lost = [parameter for parameter in parameters_of(optimizer) if id(parameter) not in held]
+            if lost:
+                kept = _kept_beside(parts, carried)
+                lost = [
+                    parameter for parameter in lost if id(parameter) not in kept and _address(parameter) not in kept
+                ]
+            _check_parameters(name, len(parameters_of(optimizer)), lost)
         if not any(parameter.requires_grad for parameter in parameters_of(optimizer)):
             log.warning("%s: no parameter of %s requires a gradient: nothing is trained", job, name)
 
@@ -56,19 +63,38 @@ def _check_form(name: str, optimizer: Any) -> None:
         )
 
 
-def _check_parameters(name: str, parameters: list[torch.Tensor], held: set[int]) -> None:
-    """Check that each parameter which the optimizer moves is saved with a module."""
-    lost = [parameter for parameter in parameters if id(parameter) not in held]
-    if parameters and len(lost) == len(parameters):
+def _kept_beside(parts: StateParts, carried: Sequence[Any]) -> set[int]:
+    """Return identities and addresses of tensors that are saved without a module, such as weights in full precision
+    beside those in half. An optimizer's wrapper may hold them in its own state, or the user names them in `also`."""
+    states = [state_of(part) for part in parts.by_name.values() if not isinstance(part, nn.Module)]
+    kept: set[int] = set()
+    for tensor in tensors_in([*states, *carried]):
+        kept.update((id(tensor), _address(tensor)))
+    return kept - {0}
+
+
+def _check_parameters(name: str, count: int, lost: Sequence[torch.Tensor]) -> None:
+    """Check that each of the `count` parameters which the optimizer moves is saved; `lost` are those that are not."""
+    if count and len(lost) == count:
         raise ConfigurationError(
-            f"{name}: none of its {len(parameters)} parameters is one of the model's: it is the optimizer of another "
-            "model, or was made before the model got these parameters; make it of model.parameters()"
+            f"{name}: none of its {count} parameters is one of the model's: it is the optimizer of another "
+            "model, or was made before the model got these parameters; make it of model.parameters(). Copies in full "
+            "precision that it moves in their place are named in also, such as also={'master': the list of them}"
         )
     if lost:
         raise ConfigurationError(
-            f"{name}: {len(lost)} of its {len(parameters)} parameters are in no module that was given, the first of "
-            f"shape {tuple(lost[0].shape)}, so that no checkpoint would hold them: give their module in model or also"
+            f"{name}: {len(lost)} of its {count} parameters are in no module that was given, the first of "
+            f"shape {tuple(lost[0].shape)}, so that no checkpoint would hold them: give their module in model or also, "
+            "or name the parameters in also"
         )
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Return the address of its first number; 0 where it has none."""
+    try:
+        return tensor.data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return 0
 
 
 def _tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:

@@ -90,7 +90,8 @@ def attach(
     scaler = scaler if scaler is not None else steps.scaler
     more, named = named_by_user(also or {})
     parts = _state_parts(more, model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, ema=ema)
-    check_parts(medic.job, parts, keeps_own=checkpoints is not None and not isinstance(checkpoints, (str, Path)))
+    keeps_own = checkpoints is not None and not isinstance(checkpoints, (str, Path))
+    check_parts(medic.job, parts, keeps_own, [each.get() for each in named.values()])
     join_ranks(medic)
     storage, start = _with_memory(medic, parts, _storage(medic, parts, checkpoints, keep), memory)
     source = _source(medic, storage, loader, seed, reread)

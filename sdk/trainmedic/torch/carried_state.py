@@ -9,6 +9,7 @@ how a value is taken and put back (``carried_values``).
 from __future__ import annotations
 
 import logging
+from collections import deque
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any, Callable, Generic, Iterable, Iterator, Mapping
@@ -30,6 +31,7 @@ _MOST_SEEN = 5000  # objects that are looked at for random generators
 _DEEPEST = 5
 _MOST_NAMED = 8
 _LARGE = 1 << 28  # bytes
+_MOST_AT_START = 100  # members of a list or dict without tensors that is noted
 
 
 @dataclass(frozen=True)
@@ -48,21 +50,21 @@ class CarriedState:
     named: Mapping[str, _Named] = field(default_factory=dict)
     generators: Mapping[str, Any] = field(default_factory=dict)
     """Random generators that the data set uses in this process."""
-    _empty: frozenset[str] = frozenset()
-    """Attributes that held nothing when training was attached."""
+    _at_start: Mapping[str, carried_values.Held] = field(default_factory=dict)
+    """Attributes that held no tensor when training was attached, such as None, zero or an empty list."""
     _told: set[str] = field(default_factory=set)
 
     def begin(self) -> None:
-        """Note which attributes are empty at first, and log what is carried."""
+        """Note what attributes without tensors are at first, and log what is carried."""
         if self.parts is None:
             return
         owners = _owners(self.parts)
-        self._empty = frozenset(
-            f"{name}.{each}"
+        self._at_start = {
+            f"{name}.{each}": start
             for name, owner in owners.items()
             for each, value in vars(owner).items()
-            if _is_empty(value)
-        )
+            if each not in _OWN and (start := _without_tensors(value)) is not None
+        }
         held = self.take()
         if held:
             size = sum(_size(each) for each in held.values())
@@ -153,14 +155,14 @@ class CarriedState:
         return True
 
     def _forget(self, owner: Any, attribute: str, name: str) -> None:
-        """Empty an attribute that held nothing when the checkpoint was written."""
-        present = getattr(owner, attribute)
+        """Make an attribute what it was at first, because it held no tensor when the checkpoint was written."""
+        present, start = getattr(owner, attribute), self._at_start.get(name)
         if attribute in getattr(owner, "_non_persistent_buffers_set", ()):
             setattr(owner, attribute, None)
+        elif start is not None:
+            setattr(owner, attribute, carried_values.put_back(present, start))
         elif carried_values.is_in_place(present) and hasattr(present, "clear"):
             present.clear()
-        elif name in self._empty:
-            setattr(owner, attribute, None)
         else:
             delattr(owner, attribute)
 
@@ -300,8 +302,16 @@ def _storage(tensor: torch.Tensor) -> int:
         return 0
 
 
-def _is_empty(value: Any) -> bool:
-    return value is None or (isinstance(value, (list, dict)) and not value)
+def _without_tensors(value: Any) -> carried_values.Held | None:
+    """Return what such a value is, if it is plain and small and holds no tensor; else None."""
+    is_plain = value is None or isinstance(value, (bool, int, float))
+    is_container = isinstance(value, (list, tuple, dict, deque)) and len(value) <= _MOST_AT_START
+    if not is_plain and (not is_container or any(True for _ in carried_values.tensors_in(value))):
+        return None
+    try:
+        return carried_values.take(value)
+    except TypeError:
+        return None
 
 
 def _size(held: carried_values.Held) -> int:

@@ -138,16 +138,30 @@ class LearningRate:
         return None
 
     def give_up(self, scale: float) -> None:
-        """Take ``scale`` for the present one, because the loop sets the rates by itself: leave those as they are."""
+        """Take ``scale`` for the present one, because the loop sets rates by itself. Those that it has set stay.
+
+        A rate that still has the factor in it loses it: of a group that the loop does not set, or of a scheduler that
+        computes each rate from the one before, such as ``CosineAnnealingLR``.
+        """
         present = [group["lr"] for group in self._groups()]
-        rates = [float(rate) for rate in present]
+        rates = [self._without_change(number, float(rate), scale) for number, rate in enumerate(present)]
         self._rescale(self.scale, scale)
         for group, rate, value in zip(self._groups(), present, rates, strict=True):
             if isinstance(rate, torch.Tensor):
                 rate.fill_(value)
             else:
-                group["lr"] = rate
+                group["lr"] = value
         self._written.clear()
+
+    def _without_change(self, number: int, rate: float, scale: float) -> float:
+        """Return the rate of that group as if the change that is watched had not been made."""
+        expected, ratio = self._watched
+        if ratio == 1.0 or number >= len(expected) or not self._is_nearer(rate, expected[number]):
+            return rate
+        written, raw = self._written.get(("group", number, "lr"), (None, 0.0))
+        if written == rate:
+            return raw if scale == 1.0 else raw * scale  # dividing rounds
+        return rate / ratio
 
     def _is_scheduled(self, number: int, rate: float) -> bool:
         """Whether the rate of that group is what a known scheduler has set last."""

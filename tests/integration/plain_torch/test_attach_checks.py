@@ -66,3 +66,42 @@ def test_what_is_saved_is_accepted(medic: trainmedic.Medic, tmp_path: Path, capl
         parameter.requires_grad_(False)
     trainmedic.torch.attach(medic, model=[model, other], optimizer=optimizer, checkpoints=tmp_path).close()
     assert "no parameter of optimizer requires a gradient: nothing is trained" in caplog.text
+
+
+class Masters:
+    """A part that is no module, and whose state is the weights themselves."""
+
+    def __init__(self, weights: list[torch.Tensor]) -> None:
+        self.weights = weights
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"master": [weight.detach() for weight in self.weights]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for weight, saved in zip(self.weights, state["master"], strict=True):
+            weight.data.copy_(saved)
+
+
+@pytest.mark.parametrize("kind", ["list", "dict", "part", "one left out"])
+def test_weights_outside_of_modules_are_named(kind: str, medic: trainmedic.Medic, tmp_path: Path) -> None:
+    """Such as copies in full precision of a model in half, which the optimizer moves in its place."""
+    model = nn.Linear(2, 1, dtype=torch.bfloat16)
+    weights = [parameter.detach().float().requires_grad_() for parameter in model.parameters()]
+    also: dict[str, Any] = {
+        "list": {"master": weights},
+        "dict": {"master": {"weight": weights[0], "bias": weights[1]}},
+        "part": {"master": Masters(weights)},
+        "one left out": {"master": weights[:1]},
+    }[kind]
+    options: dict[str, Any] = {"optimizer": torch.optim.SGD(weights, lr=0.1), "also": also, "checkpoints": tmp_path}
+    if kind == "one left out":
+        with pytest.raises(ConfigurationError, match=r"1 of its 2 parameters are in no module.*name the parameters"):
+            trainmedic.torch.attach(medic, model=model, **options)
+        return
+    run = trainmedic.torch.attach(medic, model=model, **options)
+    weights[0].data.fill_(3.0)
+    run.checkpoint()
+    weights[0].data.fill_(5.0)
+    run.resume()
+    assert weights[0].tolist() == [[3.0, 3.0]]
+    run.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -118,6 +119,27 @@ class Caching(nn.Module):
         return keys + past + self.average
 
 
+class Averaging(nn.Module):
+    """It begins an average as something that is no tensor."""
+
+    def __init__(self, start: Any) -> None:
+        super().__init__()
+        self.line = nn.Linear(3, 3)
+        self.average = start
+
+    def forward(self, batch: torch.Tensor) -> Any:
+        keys = self.line(batch)
+        mean = keys.detach().mean()
+        if isinstance(self.average, list):
+            self.average[0] = mean if self.average[0] is None else 0.9 * self.average[0] + 0.1 * mean
+            return keys + self.average[0]
+        if isinstance(self.average, tuple):
+            self.average = (self.average[0] + 1, 0.9 * self.average[1] + 0.1 * mean)
+            return keys + self.average[1]
+        self.average = mean if self.average is None else 0.9 * self.average + 0.1 * mean
+        return keys + self.average
+
+
 def squared(model: nn.Module, batch: torch.Tensor) -> Any:
     return model(batch).square().mean()
 
@@ -134,9 +156,19 @@ def test_state_in_modules_is_found_and_goes_back(
     assert reply.output["verified"]["losses"]["compared"] == 8
 
 
-def test_state_from_before_the_first_step_is_empty_again(looped: Callable[..., Looped], tmp_path: Path) -> None:
-    """The checkpoint of step 0 knows no hidden state."""
-    training = looped(Recurrent())
+def averaging(start: Any) -> Callable[[], nn.Module]:
+    return lambda: Averaging(copy.copy(start))
+
+
+AT_START = [Recurrent, *map(averaging, [None, 0.0, 0, [None, None], [0.0], (0, 0.0)])]
+
+
+@pytest.mark.parametrize("model", AT_START)
+def test_state_from_before_the_first_step_is_as_it_was(
+    looped: Callable[..., Looped], model: Callable[[], nn.Module]
+) -> None:
+    """The checkpoint of step 0 knows no hidden state, and the loop needs what it began with."""
+    training = looped(model())
     sent = ""
     for batch in training.run.batches(steps=30):
         with training.run.step() as step:

@@ -149,6 +149,38 @@ def test_a_scheduler_that_attach_does_not_know_is_seen(own: Callable[..., Own]) 
     assert loop.used[20] == pytest.approx(0.1 * 0.99**19)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 40),
+        lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.99),
+    ],
+)
+def test_after_a_failure_nothing_stays_scaled(own: Callable[..., Own], make: Callable[..., Any]) -> None:
+    """These schedulers compute each rate from the one before, so the factor would stay in it for ever."""
+    loop, undisturbed = own(), own()
+    scheduler, other = make(loop.optimizer), make(undisturbed.optimizer)
+    loop.train(20, never, {5: loop.order("job.scale_lr", factor=0.5)}, after=scheduler.step)
+    undisturbed.train(20, never, {}, after=other.step)
+    assert loop.replies()[0].status == "failed"
+    assert [loop.used[step] for step in (5, 20)] == pytest.approx([undisturbed.used[step] for step in (5, 20)])
+
+
+def test_a_group_that_the_loop_does_not_set_gets_its_rate_back(own: Callable[..., Own]) -> None:
+    loop = own()
+    weight, bias = loop.model.parameters()
+    loop.optimizer.param_groups[0]["params"] = [weight]
+    loop.optimizer.add_param_group({"params": [bias], "lr": 0.7})
+
+    def first_group(loop: Own, step: Step) -> None:
+        loop.optimizer.param_groups[0]["lr"] = computed(step.number)
+
+    loop.train(20, first_group, {5: loop.order("job.scale_lr", factor=0.3)})
+    assert loop.replies()[0].status == "failed"
+    assert loop.used == {step: computed(step) for step in range(1, 21)}
+    assert loop.optimizer.param_groups[1]["lr"] == 0.7
+
+
 def test_a_scheduler_that_attach_knows_is_followed(own: Callable[..., Own]) -> None:
     """Though it moves the rate by much right then."""
     loop = own(scheduler=lambda optimizer: lr_scheduler.StepLR(optimizer, step_size=6, gamma=0.1))

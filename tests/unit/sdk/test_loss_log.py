@@ -91,6 +91,37 @@ def test_losses_that_were_no_numbers_are_a_fault_of_the_course() -> None:
     assert comparison.told()["compared"] == 4
 
 
+@pytest.mark.parametrize("trouble_at", [None, 26])
+@pytest.mark.parametrize("spike", [50.0, 1e6])
+def test_a_spike_hides_no_difference(spike: float, trouble_at: int | None) -> None:
+    """The tolerance is a share of the losses before it: else none of them could differ."""
+    log = trained(25)
+    log.note(26, spike)
+    comparison = repeated(log.go_back(20, LossCourse(COARSE_KERNELS, trouble_at=trouble_at)), log, 1.1)
+    assert "the loss of step 21 is" in comparison.problem
+
+
+@pytest.mark.parametrize("at", [22, 23, 27])
+def test_a_spike_need_not_come_again(at: int) -> None:
+    """Also where nobody said that there was a fault: a person orders a rollback to a step by its number."""
+    log = trained(30)
+    log.note(at, 1e6)
+    comparison = repeated(log.go_back(20, LossCourse()), log)
+    assert not comparison.problem
+    assert comparison.told()["agreed"] == 9
+    assert "because of a fault" in comparison.told()["why"]
+
+
+def test_losses_that_scatter_must_all_agree() -> None:
+    log = trained()
+    for step in range(21, 41):
+        log.note(step, curve(step) * (1.3 if step % 3 == 0 else 1.0))
+    comparison = log.go_back(20, LossCourse())
+    for step in range(21, 30):
+        log.note(step, curve(step) * (1.3 if step % 3 == 0 else 1.0) * (1.1 if step == 29 else 1.0))
+    assert "the loss of step 29 is" in comparison.problem
+
+
 @pytest.mark.parametrize("value", [NAN, math.inf, -math.inf])
 @pytest.mark.parametrize("why_not", ["", "3 batches are left out"])
 @pytest.mark.parametrize("after", [1, 20])

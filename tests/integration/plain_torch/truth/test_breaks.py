@@ -216,7 +216,7 @@ def _wrong_load(patch: pytest.MonkeyPatch) -> None:
         restore(self, {**states, "model": self.by_name["model"].state_dict()})
 
     patch.setattr(StateParts, "restore", only_optimizer)
-    patch.setattr(loading, "compare", lambda kept, present: digests.DigestComparison(len(present), ()))
+    patch.setattr(loading, "compare_with", lambda kept, parts: digests.DigestComparison(len(kept), ()))
 
 
 def _no_moments(patch: pytest.MonkeyPatch) -> None:
@@ -227,7 +227,7 @@ def _no_moments(patch: pytest.MonkeyPatch) -> None:
         restore(self, {**states, "optimizer": self.by_name["optimizer"].state_dict()})
 
     patch.setattr(StateParts, "restore", only_model)
-    patch.setattr(loading, "compare", lambda kept, present: digests.DigestComparison(len(present), ()))
+    patch.setattr(loading, "compare_with", lambda kept, parts: digests.DigestComparison(len(kept), ()))
     patch.setattr(LossComparison, "_binding_steps", lambda self: frozenset(sorted(self._expected)[:1]))
 
 
