@@ -52,6 +52,7 @@ BENCHMARKS: Mapping[str, Sequence[str]] = {
     "fleet": ("fleet",),
     "agent_logs": ("agent_logs",),
     "log_budgets": ("log_budgets", "--share", "0.2"),
+    "log_opening": ("log_opening",),
     "log_search": ("log_search",),
     "agent_with_pydantic": ("agent_with_pydantic",),
     "sdk_idle_step": ("sdk_idle_step",),

@@ -31,7 +31,10 @@ class LimitReached(OSError):
 
 
 class ReadingLimits:
-    """Time and resident memory that this process may use. A limit that was reached once stays reached."""
+    """Time and resident memory that this process may use for reading. A limit that was reached once stays reached.
+
+    `memory` is in bytes, in addition to what the process has when the reading begins.
+    """
 
     def __init__(
         self,
@@ -47,6 +50,7 @@ class ReadingLimits:
         self._monotonic = monotonic
         self._resident = resident or resident_bytes
         self._ends_at = monotonic() + seconds
+        self._resident_before = self._resident()
 
     @property
     def seconds_left(self) -> float:
@@ -57,7 +61,7 @@ class ReadingLimits:
         """Raise LimitReached if a limit is reached."""
         if self.reached is None and self._monotonic() >= self._ends_at:
             self.reached = LimitKind.SECONDS
-        if self.reached is None and self._resident() >= self.memory:
+        if self.reached is None and self._resident() - self._resident_before >= self.memory:
             self.reached = LimitKind.MEMORY
         if self.reached is not None:
             raise LimitReached(0, f"not read to its end: {self.said(self.reached)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import trainmedic
 from tests.integration.frameworks.hf import Script, make_trainer
@@ -20,6 +21,12 @@ steps:
   - {id: save, action: job.checkpoint}
   - {id: back, action: job.rollback}
 """
+
+
+def _stated(server: Server) -> Any:
+    """Return the capabilities of the only job once they name that of the Trainer."""
+    stated = [job["details"]["capabilities"] for job in server.ask("/jobs").body["items"]]
+    return stated[0] if stated and "job.checkpoint" in stated[0] else None
 
 
 def test_a_step_that_the_job_cannot_carry_out_fails_with_the_jobs_reason(tmp_path: Path) -> None:
@@ -44,13 +51,13 @@ def test_a_step_that_the_job_cannot_carry_out_fails_with_the_jobs_reason(tmp_pat
             training = threading.Thread(daemon=True, target=trainer.train)
             training.start()
             try:
-                (job,) = eventually(lambda: server.ask("/jobs").body["items"], 10, "the job is known")
+                # The first presence can come before the Trainer has begun.
+                capabilities = eventually(lambda: _stated(server), 60, "the job states what it can do")
                 assert server.ask("/webhook", delivery("TrainingLossSpike", "llm-1")).status == 200
                 run = server.closed_run()
             finally:
                 over.set()
                 training.join()
-    capabilities = job["details"]["capabilities"]
     assert {name: capabilities[name] for name in ("job.checkpoint", "job.rollback", "job.accumulate")} == {
         "job.checkpoint": "live",
         "job.rollback": "unsupported",

@@ -10,6 +10,7 @@ import torch
 
 from tests.integration.plain_torch.rollout_engine import Engine, Story, engine_process, train
 from tests.support.command_sender import Commander, Sent
+from trainmedic.wire.envelope import utc_now, write_time
 
 STEPS, SPOILED, LEFT, SAVED = 24, 12, 17, 10
 
@@ -24,15 +25,17 @@ def engine() -> Iterator[Engine]:
 def repaired(commander: Commander, engine: Engine, directory: Path, names_engine: bool) -> tuple[str, Story]:
     """The policy is spoiled after a step, and the engine gets that; some steps later all goes back. Return the status
     of the rollback, and the steps from then on."""
+    began: list[str] = []
     with commander.connect() as medic:
         sent = Sent(commander, medic)
 
         def each(number: int, policy: torch.nn.Linear) -> None:
             if number == SPOILED and not sent.ids:
+                began.append(write_time(utc_now()))
                 with torch.no_grad():
                     policy.weight.mul_(-5)
             if number == LEFT and not sent.ids:
-                sent("job.rollback", 600.0, step=SAVED)(None)
+                sent("job.rollback", 600.0, before=began[0])(None)
 
         story = train(medic, engine, directory, STEPS, each, names_engine)
         status = commander.final(sent.ids[0], 120.0).status
