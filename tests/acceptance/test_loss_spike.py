@@ -84,7 +84,10 @@ def the_job_went_back(watched: scene.Scene, run: dict[str, Any]) -> None:
     assert (rolled_back["data"], rolled_back["skipped_batches"]) == ("the same batches again", 200)
 
     assert (scaled["before"], scaled["after"]) == pytest.approx((3e-3, 1.5e-3))
-    assert watched.lowest(LEARNING_RATE, 60) == pytest.approx(1.5e-3)
+    # The alert can end before Prometheus asks again, and then the rate comes back. The updates in between were seen.
+    used = scaled["verified"]["learning_rate"]
+    assert used["updates"] == 2, used
+    assert used["used"] == pytest.approx(1.5e-3)
     assert watched.newest(LOSS) < good + 1.0
 
 

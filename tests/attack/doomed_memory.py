@@ -54,7 +54,7 @@ def main(steps: int) -> None:
         run = trainmedic.torch.attach(
             medic,
             model=model,
-            optimizer=torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1),
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
             also={"counter": counter},
             loader=torch.zeros(10_000, 1),
             checkpoints="saved",

@@ -45,6 +45,8 @@ class UsedBatches:
         # The random numbers before the first batch of this course that was made with them: later ones may be parts
         # of it. None where none was.
         self._random_since: Any = None
+        # The same before the batches of the present step were drawn; None where they were made without.
+        self._drawn_since: Any = None
 
     def __enter__(self) -> UsedBatches:
         self._step, self._loss = getattr(self._trainer, _STEP), getattr(self._trainer, _LOSS)
@@ -68,6 +70,8 @@ class UsedBatches:
 
     def drawn(self) -> None:
         """Take note that the loader has given the batches of the next step."""
+        has_moved = self._before is not None and randomness.has_moved(self._before)
+        self._drawn_since = self._before if has_moved else None
         self._look_at_random_numbers()
 
     def _take_step(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
@@ -100,11 +104,19 @@ class UsedBatches:
         (loaded,), self._loaded = self._loaded, None
         self._look_at_random_numbers()
         epoch = int(self._trainer.state.epoch or 0)
-        self._proof.drawn(_content(used, loaded), epoch, self._random_since, self._why_not)
+        since = self._drawn_since if _is_loaded(used, loaded) else self._random_since
+        self._proof.drawn(_content(used, loaded), epoch, since, self._why_not)
 
     def _look_at_random_numbers(self) -> None:
         if self._random_since is None and self._before is not None and randomness.has_moved(self._before):
             self._random_since = self._before
+
+
+def _is_loaded(used: Any, loaded: Any) -> bool:
+    """Return whether a batch is what the loader has given, on any device."""
+    if used is loaded:
+        return True
+    return isinstance(used, Mapping) and isinstance(loaded, Mapping) and set(used) == set(loaded)
 
 
 def _content(used: Any, loaded: Any) -> Any:
@@ -115,7 +127,7 @@ def _content(used: Any, loaded: Any) -> Any:
     """
     if not isinstance(used, Mapping):
         return used
-    if isinstance(loaded, Mapping) and set(used) == set(loaded):
+    if _is_loaded(used, loaded):
         return used
     tokens = {name: value for name, value in used.items() if not _is_computed(value)}
     return tokens if any(isinstance(value, torch.Tensor) for value in tokens.values()) else used

@@ -277,13 +277,16 @@ def _cell(cell: Any) -> Any:
 
 
 def _owners(parts: StateParts) -> dict[str, Any]:
-    """The modules and optimizers whose attributes are looked at, by name."""
+    """Return the modules whose attributes are looked at, by name.
+
+    The attributes of optimizers are part of their state (``optimizer_attributes``).
+    """
     owners: dict[str, Any] = {}
     for part, module in parts.modules().items():
         for name, each in module.named_modules():
             if not _is_wrapper(type(each)):
                 owners[f"{part}.{name}" if name else part] = each
-    return {**owners, **parts.optimizers()}
+    return owners
 
 
 def _is_wrapper(kind: type) -> bool:

@@ -13,6 +13,8 @@ import torch
 
 SILENT = 100
 """Steps without any update after which a loop is said to train nothing."""
+_HOOKS = "_optimizer_step_pre_hooks"
+"""What `register_step_pre_hook` needs. A wrapper that does not call the constructor of its base class lacks it."""
 _MOST = 256
 """Largest number of steps that is taken for one accumulation."""
 
@@ -33,7 +35,7 @@ class OptimizerSteps:
         """Called right before an update, while the optimizers have the rates that it uses."""
         self._last = 0
         innermost = [_innermost(each) for each in optimizers]
-        self.works = bool(innermost) and all(hasattr(each, "register_step_pre_hook") for each in innermost)
+        self.works = bool(innermost) and all(hasattr(each, _HOOKS) for each in innermost)
         """Whether the optimizers can be observed."""
         self._handles = [each.register_step_pre_hook(self._steps) for each in innermost] if self.works else []
 
@@ -66,7 +68,15 @@ def has_gradients(optimizers: Sequence[Any]) -> bool:
 
 
 def _innermost(optimizer: Any) -> Any:
-    """Return the optimizer in a wrapper such as Accelerate's."""
-    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+    """Return the optimizer in a wrapper, such as Accelerate's, or PyTorch's of local SGD."""
+    while (inner := _inner(optimizer)) is not None:
         optimizer = inner
     return optimizer
+
+
+def _inner(optimizer: Any) -> torch.optim.Optimizer | None:
+    for name in ("optimizer", "optim"):
+        inner = getattr(optimizer, name, None)
+        if isinstance(inner, torch.optim.Optimizer) and inner is not optimizer:
+            return inner
+    return None

@@ -25,18 +25,20 @@ import trainmedic.lightning
 
 PACE = 0.05  # seconds
 NOISE = 0.7
+_fault: list[int] = []
+"""The step after which the weights are spoiled. A rollback does not bring it back, as it would an attribute."""
 
 
 class LanguageModel(L.LightningModule):
     def __init__(self, vocab_size: int, fault: int) -> None:
         super().__init__()
         self.model = Transformer(vocab_size=vocab_size, ninp=32, nhid=32)
-        self.fault = [fault]
+        _fault.append(fault)
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         time.sleep(PACE)
-        if self.fault and self.global_step == self.fault[0]:
-            self.fault.clear()
+        if _fault and self.global_step == _fault[0]:
+            _fault.clear()
             with torch.no_grad():
                 for parameter in self.parameters():
                     parameter.add_(torch.randn_like(parameter) * NOISE)
