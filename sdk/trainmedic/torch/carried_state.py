@@ -186,7 +186,8 @@ class _Known:
 
     def _is_known(self, tensor: torch.Tensor) -> bool:
         is_there = isinstance(tensor, nn.Parameter) or id(tensor) in self._ids or tensor.is_meta
-        return is_there or _storage(tensor) in self._storages
+        # What a wrapper has freed is a view of weights that it keeps elsewhere.
+        return is_there or _storage(tensor) in self._storages or carried_values.is_freed(tensor)
 
 
 def named_by_user(also: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, _Named]]:

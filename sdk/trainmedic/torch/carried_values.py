@@ -44,10 +44,26 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(each)
 
 
+def is_freed(tensor: torch.Tensor) -> bool:
+    """Return whether the memory of a tensor was freed. Reading such a tensor ends the process.
+
+    FSDP frees the memory of the whole weights between steps, and leaves views of them in attributes of modules.
+    """
+    if tensor.layout != torch.strided or not tensor.numel():
+        return False
+    last = tensor.storage_offset() + sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    try:
+        return tensor.untyped_storage().nbytes() < (last + 1) * tensor.element_size()
+    except (NotImplementedError, RuntimeError):  # a tensor of a class of its own has no storage
+        return False
+
+
 def take(value: Any) -> Held:
     """Return a copy of the value that stays as it is now. Raises TypeError for what cannot be taken."""
     if isinstance(value, torch.Tensor):
-        if value.is_meta or hasattr(value, "placements") or value.layout != torch.strided:
+        if value.is_meta or hasattr(value, "placements") or value.layout != torch.strided or is_freed(value):
             raise TypeError("a tensor that is spread over ranks, sparse or without data")
         return _TENSOR, (value.detach().to("cpu", copy=True), str(value.device))
     if isinstance(value, _PLAIN):

@@ -19,6 +19,9 @@ import trainmedic
 import trainmedic.torch
 from tests.support.command_sender import Commander
 from trainmedic.errors import ConfigurationError
+from trainmedic.torch import carried_values
+from trainmedic.torch.carried_state import CarriedState
+from trainmedic.torch.state_parts import StateParts
 from trainmedic.wire.envelope import Reply
 
 BATCH = torch.linspace(-1, 1, 12).reshape(4, 3)
@@ -355,3 +358,20 @@ def test_a_loss_that_is_no_number_is_never_applied(looped: Callable[..., Looped]
     reply = training.train(loss_of, steps=22, skip_batches=skip)
     assert reply.status == "failed"
     assert "is not a finite number, 1 step(s) after the checkpoint" in reply.output["reason"]
+
+
+def test_views_whose_memory_was_freed_are_left_alone() -> None:
+    """FSDP leaves such views in attributes of modules; reading one would end the process."""
+    weights = torch.randn(8)
+    view = weights[2:6]
+    weights.untyped_storage().resize_(0)
+    module = torch.nn.Linear(2, 2)
+    module.weights = view
+    assert carried_values.is_freed(view)
+    assert not carried_values.is_freed(torch.randn(3, 4).t()[1:])
+    assert not carried_values.is_freed(torch.empty(0))
+    with pytest.raises(TypeError):
+        carried_values.take(view)
+    carried = CarriedState(StateParts(model=module))
+    carried.begin()
+    assert carried.take() == {}
