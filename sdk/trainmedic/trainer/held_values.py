@@ -15,6 +15,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from trainmedic.torch.carried_values import is_freed
+
 LARGEST = 256 << 20
 """Bytes of one value that is copied."""
 _DEEPEST = 12
@@ -143,7 +145,7 @@ class _Packer:
         return [[self.pack(key, depth), self.pack(value, depth)] for key, value in items]
 
     def _tensor(self, value: torch.Tensor) -> Any:
-        if type(value) is not torch.Tensor or value.is_meta or value.layout != torch.strided:
+        if type(value) is not torch.Tensor or value.is_meta or value.layout != torch.strided or is_freed(value):
             raise NotPlain(type(value).__name__)
         self._count(value.numel() * value.element_size())
         return ("tensor", value.detach().clone(), str(value.device))
