@@ -175,7 +175,20 @@ def _is_jump(losses: Sequence[float], at: int) -> bool:
     return losses[at] - largest > _JUMP_SPREADS * (largest - min(before)) + share * largest
 
 
-NOTHING = LossComparison(0, {}, LossCourse(not_comparable="there was no rollback"))
+class _NoComparison(LossComparison):
+    """The comparison of a training that has not gone back. It takes nothing, because all trainings share it."""
+
+    def add(self, step: int, loss: Any) -> None:
+        return
+
+    def step_passed(self, step: int) -> None:
+        return
+
+    def course_changes(self, because: str) -> None:
+        return
+
+
+NOTHING = _NoComparison(0, {}, LossCourse(not_comparable="there was no rollback"))
 
 
 class LossLog:

@@ -7,7 +7,15 @@ import math
 
 import pytest
 
-from trainmedic.job.loss_log import COARSE_KERNELS, COMPARED, EXACT_KERNELS, LossComparison, LossCourse, LossLog
+from trainmedic.job.loss_log import (
+    COARSE_KERNELS,
+    COMPARED,
+    EXACT_KERNELS,
+    NOTHING,
+    LossComparison,
+    LossCourse,
+    LossLog,
+)
 
 NAN = float("nan")
 
@@ -209,3 +217,22 @@ def test_a_restart_knows_the_losses_from_before_it() -> None:
     assert comparison.told()["compared"] == 15
     log.restore(None, 35)
     assert log.go_back(20, LossCourse()).told()["compared"] == 0
+
+
+def test_a_loss_that_is_no_number_before_any_rollback_is_in_no_comparison() -> None:
+    """Trainings that compare no losses, and other trainings of the process, share what stands for none."""
+    log = LossLog()
+    log.expect_from(0)
+    for step, loss in ((1, 1.0), (2, float("nan")), (30, 2.0)):
+        log.note(step, loss)
+        log.comparison.step_passed(step)
+    log.course_changes(30)
+    assert log.comparison is NOTHING
+    assert NOTHING.not_finite_at is None
+    assert not NOTHING.problem
+    assert NOTHING.told() == {
+        "compared": 0,
+        "agreed": 0,
+        "finite": 0,
+        "why": "not comparable: there was no rollback",
+    }
