@@ -199,7 +199,7 @@ class LossLog:
     def __init__(self) -> None:
         self.until = 0
         """The last step whose loss is to be noted."""
-        self.comparison = NOTHING
+        self.comparison: LossComparison = NOTHING
         """The last one that `go_back` began."""
         self._losses: dict[int, Any] = {}
         self._changes: list[int] = []
