@@ -40,7 +40,7 @@ def text(path: Path) -> Path:
     """A text that can be learned, in which a word says much of the next."""
     choice = random.Random(0)
     lines = [
-        [WORDS[(start + 3 * place) % len(WORDS)] for place in range(20)] for start in choice.choices(range(20), k=2000)
+        [WORDS[(start + 3 * place) % len(WORDS)] for place in range(20)] for start in choice.choices(range(20), k=3000)
     ]
     path.write_text("\n".join(" ".join(line) for line in lines))
     return path

@@ -58,7 +58,8 @@ def main(directory: Path, accident: str, steps: int) -> None:
     )
     resumed = run.resume()
     print(f"rank {dist.get_rank()} begins at {resumed}", flush=True)
-    print(f"in the process of {Path(sys.orig_argv[1]).name}", flush=True)
+    if b"warm.py" in Path("/proc/self/cmdline").read_bytes():
+        print("in a process that was warm", flush=True)
     print(f"{dist.get_world_size()} ranks accumulate {run.accumulation}", flush=True)
     pause = float(os.environ.get("STEP_SECONDS", "0.01"))
     for (batch,) in run.batches(steps=steps):
