@@ -111,10 +111,10 @@ def the_history_tells_how(item: dict[str, Any], run: dict[str, Any]) -> None:
 
     story = ["started", "wait_started", "wait_ended"]
     story += ["step_started", "step_succeeded", "step_started", "step_succeeded"]
-    story += ["wait_started", "wait_ended", "closed"]
+    story += ["closed"]
     events = run["events"]
     assert in_order(story, [event["kind"] for event in events])
-    # With a fast job the loss can recover before the rate is halved.
-    assert in_order(["started", "step_succeeded", "alert_resolved", "closed"], [event["kind"] for event in events])
+    # With a fast job the loss can recover before the rate is halved; then there is no wait for it.
+    assert in_order(["started", "alert_resolved", "closed"], [event["kind"] for event in events])
     assert [event["seq"] for event in events] == sorted(event["seq"] for event in events)
     assert [moment(event["at"]) for event in events] == sorted(moment(event["at"]) for event in events)

@@ -237,7 +237,8 @@ class Discovery:
             return
         if unit.sources is not None:
             unit.sources.begin_scan()
-        files, named = list(self._walk(_Look(unit.path, unit.finder))), list(self._named(unit))
+        # The newest attempt is looked at first, for the case that time runs out. Lines are read in the attempts' order.
+        files, named = sorted(self._walk(_Look(unit.path, unit.finder)), key=_attempt_of), list(self._named(unit))
         if budget.is_late:  # what this look did not reach may still be there
             files, named = _joined(unit.files, files), _joined(unit.named, named)
             self._cuts.add(unit.owner, CutKind.SECONDS)
@@ -339,6 +340,10 @@ class Discovery:
 def _joined(before: Sequence[FoundFile], found: Sequence[FoundFile]) -> list[FoundFile]:
     """What was found now, and before that what was found under other keys."""
     return list(({file.key: file for file in before} | {file.key: file for file in found}).values())
+
+
+def _attempt_of(file: FoundFile) -> int:
+    return (file.origin.attempt or 0) if file.origin is not None else 0
 
 
 def _newest_attempt_first(entry: tuple[str, Finder]) -> int:
