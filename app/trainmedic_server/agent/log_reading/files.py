@@ -243,7 +243,11 @@ class FileFollowing(Generic[FollowedT]):
         self._polled_at.pop(key, None)
 
     def _adopt(self, scan: Scan) -> None:
-        """Open what was found and has something to read, the last written first, within each owner's share."""
+        """Open what was found and has something to read, within each owner's share: the last written is chosen first.
+
+        They are opened, and so read, in the order of their last writes, because a failure belongs to the first attempt
+        that shows it.
+        """
         refused = Counter(scan.refused)
         now = self._now().timestamp()
         wanted: list[FoundFile] = []
@@ -260,7 +264,7 @@ class FileFollowing(Generic[FollowedT]):
         chosen = shares(owners, wanted, self._max_files, self._max_job_files)
         for key in chosen.closed:
             self._put_away(key, self._followed[key])
-        for found in chosen.opened:
+        for found in sorted(chosen.opened, key=lambda file: file.written_ns):
             self._follow(found.key, found, refused)
         for owner, count in chosen.left_out.items():
             refused[UnreadReason.TOO_MANY] += count
