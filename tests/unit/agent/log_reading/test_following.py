@@ -322,7 +322,7 @@ def test_the_most_files_of_the_policy_are_those_that_were_written_last(tmp_path:
         os.utime(logs / f"{number}.log", (2e9 + number, 2e9 + number))
     reading = Reading(tmp_path / "state", policy_of(files=[f"{logs}/*.log"], max_files=2))
     reading.step()
-    assert reading.marks() == ["4", "3"]
+    assert reading.marks() == ["3", "4"]
     assert reading.counters.refused == {"too_many": 3}
     reading.kill()
 
