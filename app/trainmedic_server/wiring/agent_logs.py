@@ -23,7 +23,7 @@ from trainmedic_server.agent.log_reading.log_policy import LogsPolicy
 from trainmedic_server.agent.log_reading.log_reader import LogReader, ShipsLines
 from trainmedic_server.agent.log_reading.log_store import NodeBoot
 from trainmedic_server.agent.log_reading.reading_context import ReadingContext
-from trainmedic_server.agent.log_search.executor import LogReadExecutor
+from trainmedic_server.agent.log_search.search_pages import SearchPages
 from trainmedic_server.agent.log_search.searcher import LogSearcher
 from trainmedic_server.agent.log_shipping.ship_counters import ShipCounters
 from trainmedic_server.agent.log_shipping.store_access import StoreAccess
@@ -84,7 +84,7 @@ class LogReading:
             shipping=self._shipping,
         )
         self._reader.counters.takes_rights = takes_rights
-        self._searches = LogReadExecutor(LogSearcher(policy, context.node, arrivals=arrivals, files=files))
+        self._searches = SearchPages(LogSearcher(policy, context.node, arrivals=arrivals, files=files))
 
     def start(self) -> None:
         """Raises JournalUnavailable."""

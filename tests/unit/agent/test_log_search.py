@@ -15,11 +15,11 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.messages import make_command
+from tests.support.search_in_process import search_executor
 from trainmedic_server.agent.executors import AcceptedCommand, Executor
 from trainmedic_server.agent.log_reading.discovery import Discovery, Scan
 from trainmedic_server.agent.log_reading.log_policy import KernelLog, KernelReading, LogsPolicy
 from trainmedic_server.agent.log_search import searcher
-from trainmedic_server.agent.log_search.executor import LogReadExecutor
 from trainmedic_server.agent.log_search.searcher import LogSearcher
 from trainmedic_server.agent.no_logs import NoLogsExecutor
 from trainmedic_server.domain import log_pages
@@ -247,7 +247,7 @@ def test_an_answer_fits_into_a_reply_and_the_next_one_goes_on(node: Node) -> Non
     noise = random.Random(1)
     lines = [f"{at(3000 - number)} {noise.randbytes(100).hex()} {number}" for number in range(2000)]
     node.write("launcher-gpu-07.log", *lines)
-    executor = LogReadExecutor(node.searcher())
+    executor = search_executor(node.searcher())
     found, cursor, answers = [], {}, 0  # type: ignore[var-annotated]
     while True:
         page = ask(executor, **QUERY.to_wire(), **cursor)
@@ -275,7 +275,7 @@ def test_an_answer_fits_into_a_reply_and_the_next_one_goes_on(node: Node) -> Non
 def test_a_query_that_makes_no_sense_is_rejected(node: Node, params: dict[str, Any], reason: str) -> None:
     """With what is wrong about it."""
     with pytest.raises(CommandRejected, match=reason):
-        ask(LogReadExecutor(node.searcher()), **params)
+        ask(search_executor(node.searcher()), **params)
 
 
 def test_without_a_policy_for_logs_nothing_is_read() -> None:

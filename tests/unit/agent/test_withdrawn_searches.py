@@ -14,6 +14,7 @@ import pytest
 from msgspec import Struct
 
 from tests.support.messages import make_command
+from tests.support.search_in_process import search_executor
 from trainmedic.wire import envelope
 from trainmedic.wire.receiver import ReceivedCommand
 from trainmedic_server.agent.command_runner import CommandRunner
@@ -22,8 +23,8 @@ from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.executors import AcceptedCommand, Executor
 from trainmedic_server.agent.intake import CommandIntake
 from trainmedic_server.agent.journal import Journal, JournalEntry
+from trainmedic_server.agent.log_link.linked_reading import LinkedSearch
 from trainmedic_server.agent.log_reading.log_policy import LogsPolicy
-from trainmedic_server.agent.log_search.executor import LogReadExecutor
 from trainmedic_server.agent.log_search.searcher import LogSearcher
 from trainmedic_server.agent.policy import Policy
 from trainmedic_server.agent.replies import AgentReplies
@@ -48,24 +49,24 @@ class After:
 
 
 @pytest.fixture
-def executor(tmp_path: Path) -> LogReadExecutor:
+def executor(tmp_path: Path) -> LinkedSearch:
     log = tmp_path / "logs" / "llm-1" / "attempt-1" / "launcher-n1.log"
     log.parent.mkdir(parents=True)
     log.write_text("a line of a job that goes on as it should\n" * LINES + "ERROR the last line\n")
-    return LogReadExecutor(LogSearcher(LogsPolicy(roots=(str(tmp_path / "logs"),)), "n1"))
+    return search_executor(LogSearcher(LogsPolicy(roots=(str(tmp_path / "logs"),)), "n1"))
 
 
 def search(calls: Callable[[], bool], **flags: Any) -> AcceptedCommand:
     return AcceptedCommand(make_command(READ, params=QUERY.to_wire()), **{**flags, "is_withdrawn": calls})
 
 
-def found(executor: LogReadExecutor) -> list[str]:
+def found(executor: LinkedSearch) -> list[str]:
     page = log_pages.unpacked(executor.perform(search(lambda: False))["page"])
     return [line["line"] for line in page["lines"]]
 
 
 @pytest.mark.parametrize("calls", [0, 1, 2, 5, 100, 5000])
-def test_a_search_ends_where_it_is_when_it_is_withdrawn(executor: LogReadExecutor, calls: int) -> None:
+def test_a_search_ends_where_it_is_when_it_is_withdrawn(executor: LinkedSearch, calls: int) -> None:
     """Before the directories are looked at, while they are, and between any two lines."""
     withdrawn = After(calls)
     with pytest.raises(CommandWithdrawn):
@@ -74,14 +75,14 @@ def test_a_search_ends_where_it_is_when_it_is_withdrawn(executor: LogReadExecuto
 
 
 @pytest.mark.parametrize("calls", [0, 1, 2, 3])
-def test_the_search_after_a_withdrawn_one_is_complete(executor: LogReadExecutor, calls: int) -> None:
+def test_the_search_after_a_withdrawn_one_is_complete(executor: LinkedSearch, calls: int) -> None:
     """A look at the directories that was cut short is not kept."""
     with contextlib.suppress(CommandWithdrawn):
         executor.perform(search(After(calls)))
     assert found(executor) == ["ERROR the last line"]
 
 
-def test_a_search_is_interrupted_when_the_agent_stops(executor: LogReadExecutor) -> None:
+def test_a_search_is_interrupted_when_the_agent_stops(executor: LinkedSearch) -> None:
     """The next start of the agent answers it, if that comes in time."""
     with pytest.raises(CommandInterrupted):
         executor.perform(search(lambda: False, is_stopping=After(100)))

@@ -1,4 +1,4 @@
-"""The executor of ``logs.read``: a page of the lines of a job, as the output of a reply.
+"""The pages of ``logs.read``, as the reader of logs makes them: lines of a job, as the output of a reply.
 
 The output's ``page`` is packed (``domain.log_pages``): ``lines``, ``cursor`` for the next page, ``end``, ``notes``,
 ``left_out``, ``job_files``.
@@ -11,29 +11,17 @@ from typing import Any
 
 from msgspec import Struct
 
-from trainmedic_server.agent.executors import AcceptedCommand
 from trainmedic_server.agent.log_search import searcher
 from trainmedic_server.agent.log_search.searcher import LogPage, LogSearcher, Places
 from trainmedic_server.domain import log_pages
-from trainmedic_server.domain.log_search import READ, WITHDRAW, LogQuery
-from trainmedic_server.errors import CommandInterrupted, CommandRejected, CommandWithdrawn
+from trainmedic_server.domain.log_search import LogQuery
+from trainmedic_server.errors import CommandInterrupted, CommandRejected
 
 
-class LogReadExecutor(Struct, frozen=True):
-    """Searches what the policy lets be read."""
+class SearchPages(Struct, frozen=True):
+    """The pages of searches in what the policy lets be read. ``log_link.linked_reading`` has the executor."""
 
     searcher: LogSearcher
-    action: str = READ
-    queue: str = "logs"
-    withdrawal: str = WITHDRAW
-
-    def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
-        try:
-            return {"page": self.page(accepted.command.params, lambda: accepted.is_over)}
-        except CommandInterrupted:
-            if accepted.is_withdrawn():
-                raise CommandWithdrawn("the server withdrew it") from None
-            raise
 
     def page(self, params: Mapping[str, Any], is_stopping: Callable[[], bool]) -> list[str]:
         """Return the page in pieces.
