@@ -1,15 +1,13 @@
 """Servers of the release before, of this one and of the next on one database, one after the other: nothing is lost or
 done twice.
 
-The release before is the commit before the newest migration; the oldest that works on this schema is the commit that it
-came with. Both are taken from git and run with the libraries that they pinned. The next one is this one with another
-migration, which only adds to the schema.
+The release before is the commit before the newest migration. The oldest that works on this schema is the commit that
+last changed the migration that it is named by. Both are taken from git and run with the libraries that they pinned. The
+next one is this one with another migration, which only adds to the schema.
 """
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,9 @@ import pytest
 from tests.support import messages
 from tests.support.live import Job, Server
 from tests.support.postgres import PostgresServer
-from tests.support.programs import ROOT, eventually
-from tests.support.releases import Release, commit_of, installed
+from tests.support.programs import eventually
+from tests.support.releases import Release, commit_of, installed, next_release
+from tests.support.run_store_tables import connected, definitions, rows
 from tests.support.server_group import works
 from trainmedic_server.adapters.sql_store import revision, schema
 
@@ -33,23 +32,12 @@ steps:
     with: {factor: 0.5}
     undo: on_resolve
 """
-MakeServer = Callable[[str, bool], Server]
-MIGRATION = """
-import sqlalchemy as sa
-from alembic import op
-
-revision, down_revision, branch_labels, depends_on = "9999", "{head}", None, None
+MakeServer = Callable[..., Server]
 
 
-def upgrade():
-    op.add_column("runs", sa.Column("mood", sa.Text))
-    op.create_table("moods", sa.Column("name", sa.Text, primary_key=True))
-"""
-
-
-def migration(number: str) -> str:
-    [path] = (revision.MIGRATIONS / "versions").glob(f"{number}_*.py")
-    return str(path)
+def migration(pattern: str) -> str:
+    """The pattern of git for a migration, which need not be there any more."""
+    return f":(glob)app/trainmedic_server/adapters/sql_store/migrations/versions/{pattern}_*.py"
 
 
 @pytest.fixture(scope="module")
@@ -62,19 +50,32 @@ def release_before() -> Release:
 @pytest.fixture(scope="module")
 def oldest_release() -> Release:
     """The oldest that works on this schema: the commit that last changed the migration to `schema.READABLE_FROM`."""
-    return installed(commit_of("--", migration(schema.READABLE_FROM)))
+    return installed(commit_of("--diff-filter=AM", "--", migration(schema.READABLE_FROM)))
+
+
+@pytest.fixture(scope="module")
+def named_release() -> Release:
+    """The one that the refusal of an older schema names."""
+    return installed(commit_of(revision.EARLIER_RELEASE.split()[-1]))
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def server(
-    request: pytest.FixtureRequest, tmp_path: Path, redis_url: str, postgres: PostgresServer, release_before: Release
-) -> MakeServer:
-    """Makes a server, of the release before or of this one, on the same database."""
-    url = f"sqlite:///{tmp_path}/shared.db" if request.param == "sqlite" else postgres.database()
+def url(request: pytest.FixtureRequest, tmp_path: Path, postgres: PostgresServer) -> str:
+    return f"sqlite:///{tmp_path}/shared.db" if request.param == "sqlite" else postgres.database()
 
-    def make(name: str, is_before: bool) -> Server:
-        options = ("--database", url, "--redis", redis_url)
-        return Server(tmp_path / name, PLAYBOOK, *options, release=release_before if is_before else None)
+
+@pytest.fixture
+def new_url(url: str, tmp_path: Path, postgres: PostgresServer) -> str:
+    """An empty database of the same kind."""
+    return f"sqlite:///{tmp_path}/new.db" if url.startswith("sqlite") else postgres.database()
+
+
+@pytest.fixture
+def server(tmp_path: Path, redis_url: str, url: str) -> MakeServer:
+    """Makes a server of a release, or of this one, on the same database."""
+
+    def make(name: str, release: Release | None = None) -> Server:
+        return Server(tmp_path / name, PLAYBOOK, "--database", url, "--redis", redis_url, release=release)
 
     return make
 
@@ -97,43 +98,53 @@ def give_back(server: Server, job: Job, delivery: Mapping[str, Any]) -> None:
 
 
 @pytest.mark.long
-def test_each_release_takes_up_what_the_other_left(server: MakeServer, redis_url: str) -> None:
-    """The release before acts; this one takes over, brings the schema up to date and gives back; the release before,
-    started again, says that the schema is newer and changes nothing; this one goes on."""
+def test_an_older_schema_goes_through_the_release_that_the_refusal_names(
+    server: MakeServer, url: str, new_url: str, redis_url: str, oldest_release: Release, named_release: Release
+) -> None:
+    """A release whose schema is older acts, and owes an undo. This one refuses the store and changes nothing. The
+    release that it names takes over, and acts too. This one takes over from that, with the schema of a new store, and
+    gives both back."""
     with Job("llm-1", redis_url) as job:
-        with server("before", True) as before:
-            fired = act(before, job)
-            eventually(lambda: [run["status"] for run in before.runs()] == ["succeeded"], 60, "the run ended", 0.1)
-            before.stop()
-        with server("now", False) as now:
-            give_back(now, job, fired)
-            assert len(now.runs()) == 1
+        with server("older", oldest_release) as older:
+            first = act(older, job)
+            eventually(lambda: [run["status"] for run in older.runs()] == ["succeeded"], 60, "the run ended", every=0.1)
+            older.stop()
+        with connected(url) as connection:
+            left = definitions(connection), rows(connection)
+        refused = server("refused")
+        refused.start(wait=False)
+        assert refused.program is not None
+        assert refused.program.process.wait(60) != 0
+        said = refused.program.tail()
+        assert f"is at revision '{schema.READABLE_FROM}'; this release needs '{revision.FIRST}'" in said
+        assert revision.EARLIER_RELEASE in said
+        with connected(url) as connection:
+            assert (definitions(connection), rows(connection)) == left
+        with server("named", named_release) as named:
+            give_back(named, job, first)
+            second = act(named, job)
+            eventually(lambda: [run["status"] for run in named.runs()] == ["succeeded"] * 2, 60, "the run ended", 0.1)
+            named.stop()
+        with server("now") as now:
+            give_back(now, job, second)
+            assert len(now.runs()) == 2
             now.stop()
-        again = server("again", True)
-        again.start(wait=False)
-        assert again.program is not None
-        assert again.program.process.wait(60) != 0
-        assert "does not know" in again.program.tail()
-        with server("later", False) as later:
-            act(later, job)
-            eventually(lambda: len(later.runs()) == 2, 60, "both are there", every=0.1)
-    assert job.done == ["job.scale_lr 0.5", "job.scale_lr 2", "job.scale_lr 0.5"]
+    assert job.done == ["job.scale_lr 0.5", "job.scale_lr 2"] * 2
+    with connected(url) as adopted, connected(new_url) as new:
+        revision.bring_to_head(new)
+        assert definitions(adopted) == definitions(new)
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 def test_the_next_release_stands_by_until_the_one_before_has_gone(
-    postgres: PostgresServer, tmp_path: Path, redis_url: str, release_before: Release
+    server: MakeServer, redis_url: str, release_before: Release
 ) -> None:
     """Two of them, as a rolling upgrade starts them, on a database that the release before works on: one takes over,
     brings the schema up to date, and both are there; nobody else touched the schema meanwhile."""
-    database = postgres.database()
-
-    def make(name: str, release: Release | None = None) -> Server:
-        return Server(tmp_path / name, PLAYBOOK, "--database", database, "--redis", redis_url, release=release)
-
-    with Job("llm-1", redis_url) as job, make("before", release_before) as before:
+    with Job("llm-1", redis_url) as job, server("before", release_before) as before:
         act(before, job)
-        with make("first") as first, make("second") as second:
+        with server("first") as first, server("second") as second:
             eventually(lambda: len(before.runs()) == 1, 60, "the one before works on", every=0.1)
             before.stop()
             working = eventually(
@@ -144,38 +155,26 @@ def test_the_next_release_stands_by_until_the_one_before_has_gone(
 
 
 @pytest.fixture(scope="module")
-def next_release(tmp_path_factory: pytest.TempPathFactory) -> Release:
+def following_release(tmp_path_factory: pytest.TempPathFactory) -> Release:
     """One that has one migration more than this one."""
-    tree = tmp_path_factory.mktemp("after")
-    shutil.copytree(ROOT / "app", tree / "app", ignore=shutil.ignore_patterns("__pycache__"))
-    store = tree / "app/trainmedic_server/adapters/sql_store"
-    (store / "migrations/versions/9999_moods.py").write_text(MIGRATION.format(head=schema.HEAD))
-    code = (store / "schema.py").read_text()
-    changed = code.replace(f'HEAD = "{schema.HEAD}"', 'HEAD = "9999"')
-    assert changed != code
-    (store / "schema.py").write_text(changed)
-    return Release(Path(sys.executable), f"{tree}/app:{ROOT}/sdk")
+    return next_release(tmp_path_factory.mktemp("after"))
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 def test_this_release_works_on_after_the_next_has_added_to_the_schema(
-    postgres: PostgresServer, tmp_path: Path, redis_url: str, next_release: Release
+    server: MakeServer, redis_url: str, following_release: Release
 ) -> None:
     """Both are there, as while servers roll. The next one takes over, adds to the schema and is killed; this one, which
     stood by, works on what it left, and the next takes over from it again."""
-    database = postgres.database()
-
-    def make(name: str, release: Release | None = None) -> Server:
-        return Server(tmp_path / name, PLAYBOOK, "--database", database, "--redis", redis_url, release=release)
-
-    with Job("llm-1", redis_url) as job, make("next", next_release) as following:
+    with Job("llm-1", redis_url) as job, server("next", following_release) as following:
         act(following, job)
-        with make("this") as this:
+        with server("this") as this:
             assert not works(this)
             following.kill()
             eventually(lambda: works(this), 60, "this one takes over", every=0.1)
             act(this, job)
-            with make("again", next_release) as again:
+            with server("again", following_release) as again:
                 this.stop()
                 eventually(lambda: works(again), 60, "the next one takes over", every=0.1)
                 act(again, job)
@@ -183,22 +182,19 @@ def test_this_release_works_on_after_the_next_has_added_to_the_schema(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_the_oldest_release_that_knows_this_schema_and_this_one_work_in_turns(
-    kind: str, postgres: PostgresServer, tmp_path: Path, redis_url: str, oldest_release: Release
+    server: MakeServer, redis_url: str, oldest_release: Release
 ) -> None:
     """Each acts, is killed, and what it owes is given back by the other; each reads what the other wrote."""
-    url = f"sqlite:///{tmp_path}/shared.db" if kind == "sqlite" else postgres.database()
     owed: dict[str, Any] | None = None
     with Job("llm-1", redis_url) as job:
         for turn, release in enumerate((None, oldest_release, None, oldest_release)):
-            options = ("--database", url, "--redis", redis_url)
-            with Server(tmp_path / f"{turn}", PLAYBOOK, *options, release=release) as server:
+            with server(f"{turn}", release) as one:
                 if owed is not None:
-                    give_back(server, job, owed)
-                owed = act(server, job)
-                eventually(lambda: server.runs()[0]["status"] == "succeeded", 60, "the run ended", every=0.1)
-                assert len(server.runs()) == turn + 1
-                assert all(each["steps"] for each in map(server.run, (each["run_id"] for each in server.runs())))
-                server.kill()
+                    give_back(one, job, owed)
+                owed = act(one, job)
+                eventually(lambda: one.runs()[0]["status"] == "succeeded", 60, "the run ended", every=0.1)
+                assert len(one.runs()) == turn + 1
+                assert all(each["steps"] for each in map(one.run, (each["run_id"] for each in one.runs())))
+                one.kill()
     assert job.done == ["job.scale_lr 0.5", "job.scale_lr 2"] * 3 + ["job.scale_lr 0.5"]

@@ -96,6 +96,18 @@ def test_the_migrations_make_exactly_the_schema(url: str) -> None:
     session.close()
 
 
+async def test_a_standby_refuses_an_older_schema_without_waiting(url: str, store: SqlStore) -> None:
+    """Another server works on it: this one says at its start that it could not take over, and changes nothing."""
+    await store.transact(lambda tx: _set_revision(tx, "0017"))
+    with pytest.raises(errors.ConfigurationError, match=f"'0017'.*'{revision.FIRST}'.*{revision.EARLIER_RELEASE}"):
+        await asyncio.wait_for(Election(url).win(), PATIENCE)
+    assert await store.transact(lambda tx: revision.current(tx.flushed_connection())) == "0017"  # type: ignore[attr-defined]
+
+
+def _set_revision(tx: Any, number: str) -> None:
+    tx.flushed_connection().execute(sa.text("UPDATE alembic_version SET version_num = :number"), {"number": number})
+
+
 def plan_of(connection: sa.Connection, wanted: HistoryFilter) -> list[str]:
     """How PostgreSQL reads a page of the history in the middle."""
     text = str(page_select(wanted, 100, (at(5), "id")).compile(connection, compile_kwargs={"literal_binds": True}))

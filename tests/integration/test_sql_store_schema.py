@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +16,17 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from msgspec.structs import replace
 
 from tests.contract import run_store_values as values
-from tests.contract.run_store_values import at, closed, gpu, heard, run
+from tests.contract.run_store_values import at, closed, heard, run
 from tests.support.programs import PYTHON_PATH
+from tests.support.run_store_tables import rows
 from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store import database, revision, schema
 from trainmedic_server.adapters.sql_store.history_page import page_select
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.known_finding import EpisodeKey
-from trainmedic_server.domain.run import OPEN, OperatorOrder, OrderKind, Status, StepStatus
+from trainmedic_server.domain.run import OperatorOrder, OrderKind
 from trainmedic_server.ports.store import HistoryFilter, Transaction
 
 ROOT = Path(__file__).parents[2]
@@ -84,6 +82,18 @@ def test_a_database_of_a_newer_release_is_refused(url: str, migrated: sa.Connect
     assert revision.current(migrated) == "9999"
 
 
+def test_a_database_of_an_older_release_is_refused(url: str, migrated: sa.Connection) -> None:
+    """The server says which revision it has found, which it needs and which release to go through; it changes
+    nothing."""
+    with migrated.begin():
+        migrated.exec_driver_sql("UPDATE alembic_version SET version_num = '0017'")
+        before = rows(migrated)
+    with pytest.raises(errors.ConfigurationError, match=f"'0017'.*'{revision.FIRST}'.*{revision.EARLIER_RELEASE}"):
+        SqlStore.open(url)
+    with migrated.begin():
+        assert rows(migrated) == before
+
+
 @pytest.fixture
 async def newer(url: str) -> sa.Engine:
     """A store that a later release has added to, and that says from which revision on code still works on it."""
@@ -130,57 +140,6 @@ async def test_an_interrupted_migration_leaves_an_empty_database(url: str, monke
 def _half_an_upgrade(connection: sa.Connection) -> None:
     schema.alerts.create(connection)
     raise RuntimeError("killed here")
-
-
-@pytest.mark.parametrize("earlier", ["0001", "0015"])
-async def test_runs_of_an_earlier_release_are_counted_by_day_as_one_by_one(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: str
-) -> None:
-    """Those of the last month; older ones, and those of a release that had given the store no identity, too."""
-    now = datetime.now(UTC)
-    asked = values.step(kind="approve", action=None, status=StepStatus.REJECTED, started_at=at(1), ended_at=at(4.4))
-    late = values.step(1, status=StepStatus.TIMED_OUT)
-    runs = [
-        replace(closed(number, gpu(number)), status=status, created_at=begun, ended_at=ended, steps=(asked, late))
-        for number, status in enumerate(Status)
-        for begun in [now - timedelta(days=number * 4)]
-        for ended in [None if status in OPEN else begun + timedelta(seconds=40.77)]
-    ]
-    first = next(each for each in runs if each.status is Status.SUCCEEDED)
-    repeated = replace(first, id=closed(99).id, created_at=first.created_at + timedelta(minutes=9), ended_at=now)
-    store = SqlStore.open(f"sqlite:///{tmp_path}/new.db")
-    await store.transact(lambda tx: tx.save_alerts([heard()]))
-    await store.transact(lambda tx: tx.add_runs([*runs, repeated]))
-    await store.close()
-    with monkeypatch.context() as older:
-        older.setattr(schema, "HEAD", earlier)
-        with sa.create_engine(url).begin() as connection:
-            revision._upgrade(connection)
-            _copy_rows(connection, tmp_path / "new.db", ["runs", "steps", *(["identity"] if earlier > "0001" else [])])
-    store = SqlStore.open(url)
-    time = now - timedelta(days=400), now + timedelta(days=1)
-    by_day = await store.tally(*time)
-    await store.transact(lambda tx: _count_one_by_one(tx))
-    assert by_day == await store.tally(*time)
-    assert by_day["cool"].repeated == 1
-    assert by_day["cool"].statuses == {**dict.fromkeys(Status, 1), Status.SUCCEEDED: 2}
-    await store.close()
-
-
-def _copy_rows(connection: sa.Connection, origin: Path, tables: list[str]) -> None:
-    """Into an earlier schema, what it has columns for."""
-    with closing(sqlite3.connect(origin)) as reading:
-        for name in tables:
-            columns = [column["name"] for column in sa.inspect(connection).get_columns(name)]
-            known = [row[1] for row in reading.execute(f"PRAGMA table_info({name})")]
-            shared = ", ".join(f'"{column}"' for column in columns if column in known)
-            for row in reading.execute(f"SELECT {shared} FROM {name}"):
-                places = ", ".join("?" * len(row))
-                connection.exec_driver_sql(f"INSERT INTO {name} ({shared}) VALUES ({places})", row)
-
-
-def _count_one_by_one(tx: Any) -> None:
-    tx.flushed_connection().execute(sa.update(schema.identity).values(counted_from=10**6))
 
 
 def test_a_start_with_nothing_to_migrate_does_not_import_alembic(url: str, migrated: sa.Connection) -> None:

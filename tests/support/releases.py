@@ -1,7 +1,8 @@
-"""Releases of the past, as they were: their files from this repository's history, with the libraries they pinned.
+"""Releases of the past and of the future, for the tests of an upgrade.
 
-Here: what makes one run. Not here: what it is asked to do. Used by the tests of an upgrade. Each is installed once,
-into a virtual environment beside its files in ``.cache/releases``, which takes about a minute and a package index.
+Those of the past are their files from this repository's history, with the libraries they pinned. Each is installed
+once, into a virtual environment beside its files in ``.cache/releases``, which takes about a minute and a package
+index. That of the future is this checkout with one migration more. Not here: what a release is asked to do.
 """
 
 from __future__ import annotations
@@ -13,6 +14,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.programs import CACHE, ROOT
+from trainmedic_server.adapters.sql_store import schema
+
+NEXT_REVISION = "9999"
+_MIGRATION = f"""
+import sqlalchemy as sa
+from alembic import op
+
+revision, down_revision, branch_labels, depends_on = "{NEXT_REVISION}", "{schema.HEAD}", None, None
+
+
+def upgrade():
+    op.add_column("runs", sa.Column("mood", sa.Text))
+    op.create_table("moods", sa.Column("name", sa.Text, primary_key=True))
+    op.execute("INSERT INTO moods (name) SELECT id FROM runs")
+    op.execute("UPDATE runs SET mood = 'calm'")
+"""
 
 
 @dataclass(frozen=True)
@@ -49,3 +66,20 @@ def installed(commit: str) -> Release:
         subprocess.run([str(python), "-m", "pip", "install", *options, "--requirement", requirements], check=True)
         (directory / "complete").touch()
     return Release(python, f"{directory}/app:{directory}/sdk")
+
+
+def add_migration(migrations: Path) -> None:
+    """Add a migration to `NEXT_REVISION`, which only adds to the schema."""
+    (migrations / "versions" / f"{NEXT_REVISION}_moods.py").write_text(_MIGRATION)
+
+
+def next_release(directory: Path) -> Release:
+    """This checkout with one migration more, as files in `directory`."""
+    shutil.copytree(ROOT / "app", directory / "app", ignore=shutil.ignore_patterns("__pycache__"))
+    store = directory / "app/trainmedic_server/adapters/sql_store"
+    add_migration(store / "migrations")
+    code = (store / "schema.py").read_text()
+    changed = code.replace(f'HEAD = "{schema.HEAD}"', f'HEAD = "{NEXT_REVISION}"')
+    assert changed != code
+    (store / "schema.py").write_text(changed)
+    return Release(Path(sys.executable), f"{directory}/app:{ROOT}/sdk")

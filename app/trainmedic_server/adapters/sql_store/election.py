@@ -60,6 +60,7 @@ class Election:
             self._session = await asyncio.to_thread(
                 postgresql.LockSession.open, self._url, self._takeover, self._address
             )
+            await asyncio.to_thread(_require_not_older, self._session)
         if await asyncio.to_thread(self._session.take_lock):
             self.holder = ""
             return True
@@ -81,6 +82,12 @@ class Election:
                 log.warning("stands by", why=reason, error=error)
         if error is not None:
             self.holder = ""
+
+
+def _require_not_older(session: postgresql.LockSession) -> None:
+    """Refuse a schema that this release cannot take over. Raises ConfigurationError, StoreUnavailable."""
+    with database.translated("PostgreSQL does not answer"), session.engine.begin() as connection:
+        revision.require_not_older(connection)
 
 
 def _what_is_left(session: postgresql.LockSession) -> str:

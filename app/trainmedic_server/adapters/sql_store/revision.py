@@ -1,7 +1,7 @@
 """Bringing the database's schema to the revision that this code needs.
 
-Who calls it: ``store``, once at start, and ``election``, which tells others of it. Alembic is imported only where there
-is something to do: it costs a good part of the time in which a server is to be ready.
+Who calls it: ``store``, once at start, and ``election``, before it waits and once it has the lock. Alembic is imported
+only where there is something to do: it costs a good part of the time in which a server is to be ready.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ from trainmedic_server.adapters.sql_store import schema
 log = telemetry.logger(__name__)
 
 MIGRATIONS = Path(__file__).with_name("migrations")
+FIRST = "0018"
+"""The revision that the first migration makes. A store of an earlier one is refused."""
+EARLIER_RELEASE = "trainmedic-server 0.1.0 of commit 005226a75fe5"
+"""The release that brings a store of an earlier revision to `FIRST`."""
 _VERSION = sa.text("SELECT version_num FROM alembic_version")
 _TELL_EVERY = 10.0
 """Seconds between two lines of the log during a long migration."""
@@ -42,15 +46,26 @@ def runs_to_migrate(connection: sa.Connection) -> int | None:
     return int(connection.execute(sa.select(sa.func.count()).select_from(schema.runs)).scalar_one())
 
 
+def require_not_older(connection: sa.Connection) -> None:
+    """Return if the database is empty or at `FIRST` or later. Raises ConfigurationError."""
+    at = current(connection)
+    if at is not None and at < FIRST:
+        raise errors.ConfigurationError(
+            f"the run store's schema is at revision {at!r}; this release needs {FIRST!r} or later. "
+            f"First start {EARLIER_RELEASE} on it, which brings it to {FIRST!r} (docs/how-to/upgrade.md)"
+        )
+
+
 def bring_to_head(connection: sa.Connection) -> None:
     """Run the migrations that the database lacks, all in the transaction that `connection` is in.
 
     A schema of a newer release is left as it is, if that release says that this one works on it; raises
-    ConfigurationError otherwise.
+    ConfigurationError otherwise, and if the schema is older than `FIRST`.
     """
     at = current(connection)
     if at == schema.HEAD:
         return
+    require_not_older(connection)
     if at is not None and at not in _known():
         _require_readable(connection, at)
         return
