@@ -2,7 +2,8 @@
 does neither, each with its reason. Pure, given the `AdmissionFacts` that were read for them.
 
 `Admitter` takes the deliveries of one transaction one after the other; every decision sees those before it, as if
-each delivery had been committed alone. Who calls it: ``intake``. Not here: whether guards let a run start (``guards``).
+each delivery had been committed alone. Who calls it: ``intake`` and ``by_hand``. Not here: whether guards let a run
+start (``guards``).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import guards, pausing, plan, scope, step_sequence
 from trainmedic_server.engine.admission_changes import AdmissionChanges, ByHand, StartedRun
 from trainmedic_server.engine.matching import Candidate, Key, MatchedAlert, PreparedDelivery
+from trainmedic_server.engine.plan_values import RunPlan
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 from trainmedic_server.ports.store import GuardFacts, LinkedRun
@@ -57,7 +59,7 @@ class AdmissionFacts(Struct):
 
 
 class Admitter:
-    """Decides on deliveries, one after the other, into one set of `AdmissionChanges`."""
+    """Decides on deliveries, one after the other. `changes` are the `AdmissionChanges` of all of them."""
 
     def __init__(
         self, facts: AdmissionFacts, limits: EngineLimits, new_id: Callable[[], str], now: datetime, ago: Ago
@@ -70,7 +72,42 @@ class Admitter:
         self._started: Counter[str] = Counter()
         self._opened: Counter[str] = Counter()
         self._by_hand: ByHand | None = None
-        self.changes = AdmissionChanges()
+        self._records: dict[Identity, AlertRecord] = {}
+        self._runs: dict[str, Run] = {}
+        self._links: list[tuple[str, Identity]] = []
+        self._events: list[Event] = []
+        self._nodes: set[str] = set()
+        self._controls: Controls | None = None
+        self._to_drive: dict[str, StartedRun] = {}
+        self._touched: set[str] = set()
+
+    def changes(self, first_plan: Callable[[StartedRun], RunPlan | None] = lambda _: None) -> AdmissionChanges:
+        """Return what has been decided, with the first plans of the runs that start; `first_plan` returns None for a
+        run that its driver plans. So does a driver where something more was heard of the run in the same
+        transaction."""
+        runs, to_drive, events = dict(self._runs), dict(self._to_drive), list(self._events)
+        for run_id, started in self._to_drive.items():
+            first = first_plan(started) if run_id not in self._touched else None
+            if first is not None:
+                runs[run_id] = first.run
+                to_drive[run_id] = replace(started, run=first.run, then=first.then)
+                events += first.events
+        return AdmissionChanges(
+            records=self._records,
+            runs=list(runs.values()),
+            links=self._links,
+            events=events,
+            nodes=self._nodes,
+            controls=self._controls,
+            started=list(to_drive.values()),
+            touched=self._touched,
+        )
+
+    def take_touched(self) -> set[str]:
+        """Return the ids of the runs that something was heard of since the last call, and forget them: for a delivery
+        that is only explained."""
+        touched, self._touched = self._touched, set()
+        return touched
 
     def start(self, record: AlertRecord, candidate: Candidate, order: ByHand) -> Run:
         """Start a run because a person wants it, by the same guards; return it, or the record of why it did not start.
@@ -96,7 +133,7 @@ class Admitter:
         """Decide on one delivery."""
         admitted: list[PlaybookDecision] = []
         duplicates = unmatched = 0
-        self.changes.events.extend(prepared.failures)
+        self._events.extend(prepared.failures)
         for alert, matched in zip(prepared.delivery.alerts, prepared.matched, strict=True):
             unmatched += not matched.candidates
             if alert.status is AlertStatus.RESOLVED:
@@ -108,7 +145,7 @@ class Admitter:
         delivery = prepared.delivery
         for rejected in delivery.rejected:
             self._rejected(rejected)
-        self.changes.events.extend(_events_of_rejected(delivery, self._now))
+        self._events.extend(_events_of_rejected(delivery, self._now))
         return Admission(
             delivery.id,
             len(delivery.alerts) + len(delivery.rejected),
@@ -162,7 +199,7 @@ class Admitter:
         for run in self._facts.linked.get(record.identity, ()):
             self._add_event(run.run_id, "alert_resolved", alert=record.alert.name, because=because)
             if run.status not in (Status.NOT_STARTED, Status.OBSERVED):
-                self.changes.touched.add(run.run_id)
+                self._touched.add(run.run_id)
 
     def _firing(self, alert: Alert, matched: MatchedAlert) -> tuple[bool, list[PlaybookDecision]]:
         """Record an alert that fires; return whether it was known, and each playbook's decision."""
@@ -214,11 +251,11 @@ class Admitter:
             run_id = self._facts.open_runs[candidate.key]
             self._link(run_id, record, LinkedRun(run_id, name, target_key, "running", Decision.JOINED))
             self._add_event(run_id, "joined", alert=record.alert.name, fingerprint=record.alert.fingerprint)
-            self.changes.touched.add(run_id)
+            self._touched.add(run_id)
             return PlaybookDecision(run_id, name, target_key, Decision.JOINED)
         run = self._add_run(record, candidate, outcome)
         if before and outcome.decision is Decision.STARTED:
-            self.changes.events.append(Event("started_later", self._now, before[-1].run_id, data={"run_id": run.id}))
+            self._events.append(Event("started_later", self._now, before[-1].run_id, data={"run_id": run.id}))
         return PlaybookDecision(run.id, name, target_key, outcome.decision, outcome.why)
 
     def _guard(self, alert: Alert, candidate: Candidate) -> guards.GuardDecision:
@@ -267,12 +304,12 @@ class Admitter:
         self._facts.controls = replace(
             self._facts.controls, breaker_open=True, breaker_opened_at=self._now, breaker_reason=reason
         )
-        self.changes.controls = self._facts.controls
-        self.changes.events.append(Event("breaker_opened", self._now, data={"why": reason}))
+        self._controls = self._facts.controls
+        self._events.append(Event("breaker_opened", self._now, data={"why": reason}))
 
     def _add_run(self, record: AlertRecord, candidate: Candidate, outcome: guards.GuardDecision) -> Run:
         run = self._new_run(record, candidate, outcome)
-        self.changes.runs.append(run)
+        self._runs[run.id] = run
         self._link(run.id, record, LinkedRun(run.id, *candidate.key, str(run.status), run.decision))
         data: dict[str, object] = {
             "alert": record.alert.name,
@@ -286,11 +323,11 @@ class Admitter:
         else:
             data |= {"by_hand": True, "repeats": run.repeats, "note": self._by_hand.note}
             event = Event(str(run.decision), self._now, run.id, self._by_hand.actor, data)
-            self.changes.events.append(event)
+            self._events.append(event)
         if run.status is not Status.NOT_STARTED:
             self._count(candidate, run)
         if run.is_open:
-            self.changes.started.append(StartedRun(run, candidate.playbook, record))
+            self._to_drive[run.id] = StartedRun(run, candidate.playbook, record)
         return run
 
     def _new_run(self, record: AlertRecord, candidate: Candidate, outcome: guards.GuardDecision) -> Run:
@@ -340,7 +377,7 @@ class Admitter:
             facts = self._facts.guards.get(candidate.key, GuardFacts())
             self._facts.guards[candidate.key] = replace(facts, last_ended_at=self._now)
         if run.target is not None and run.target.node is not None:
-            self.changes.nodes.add(run.target.node)
+            self._nodes.add(run.target.node)
             self._facts.known_nodes.add(run.target.node)
             if run.is_open:
                 self._facts.nodes_acted_on.add(run.target.node)
@@ -348,7 +385,7 @@ class Admitter:
     def _keep(self, record: AlertRecord) -> None:
         identity = record.identity
         self._facts.records[identity] = record
-        self.changes.records[identity] = record
+        self._records[identity] = record
         firing = self._facts.firing.setdefault(identity.fingerprint, {})
         if record.is_resolved:
             firing.pop(identity, None)
@@ -357,11 +394,11 @@ class Admitter:
 
     def _link(self, run_id: str, record: AlertRecord, linked: LinkedRun) -> None:
         identity = record.identity
-        self.changes.links.append((run_id, identity))
+        self._links.append((run_id, identity))
         self._facts.linked.setdefault(identity, []).append(linked)
 
     def _add_event(self, run_id: str, kind: str, **data: object) -> None:
-        self.changes.events.append(Event(kind, self._now, run_id, data=data))
+        self._events.append(Event(kind, self._now, run_id, data=data))
 
 
 def _events_of_rejected(delivery: Delivery, now: datetime) -> Iterator[Event]:

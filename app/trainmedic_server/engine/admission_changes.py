@@ -1,13 +1,15 @@
 """What an admission has decided, to be written in one transaction; and who starts a run by hand.
 
-Who calls it: ``admission`` makes it, ``intake`` and ``by_hand`` write it, ``service`` does what is to be done then.
+Who calls it: ``admission`` makes it, whole, ``intake`` and ``by_hand`` write it, ``service`` does what is to be done
+then.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence, Set
 from datetime import datetime
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from trainmedic_server.domain.alert import AlertRecord, Identity
 from trainmedic_server.domain.run import Controls, Event, Run
@@ -27,17 +29,18 @@ class StartedRun(Struct, frozen=True):
     """What to do first, where that is on record with the run's admission."""
 
 
-class AdmissionChanges(Struct):
+class AdmissionChanges(Struct, frozen=True):
     """What is to be written, and, in the last two fields, what is to be done once it is durable."""
 
-    records: dict[Identity, AlertRecord] = field(default_factory=dict)
-    runs: list[Run] = field(default_factory=list)
-    links: list[tuple[str, Identity]] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
-    nodes: set[str] = field(default_factory=set)
-    controls: Controls | None = None
-    started: list[StartedRun] = field(default_factory=list)
-    touched: set[str] = field(default_factory=set)
+    records: Mapping[Identity, AlertRecord]
+    runs: Sequence[Run]
+    links: Sequence[tuple[str, Identity]]
+    events: Sequence[Event]
+    nodes: Set[str]
+    controls: Controls | None
+    """None if they stay."""
+    started: Sequence[StartedRun]
+    touched: Set[str]
     """The ids of runs whose drivers have to read what has changed."""
 
     def write(self, tx: Transaction, now: datetime) -> None:

@@ -146,8 +146,9 @@ class HandStarter:
         if not write:
             return Started(run, steps), None
         tx.keep_playbook(run.playbook, run.version, playbook.text, now)
-        admitting.changes.write(tx, now)
-        return Started(run, steps), admitting.changes
+        changes = admitting.changes()
+        changes.write(tx, now)
+        return Started(run, steps), changes
 
     def _steps(
         self, run: Run, playbook: CompiledPlaybook, record: AlertRecord, topology: Topology

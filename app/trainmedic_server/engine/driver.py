@@ -5,16 +5,17 @@ restart before it makes a driver). What comes from outside (an alert
 that joined or resolved, an operator's order, pause) is written beside the run by whoever brings it; then the driver
 is touched, and reads it before it plans again. So there are no locks around runs, and no lost updates.
 
-Who calls it: ``workers``. Not here: what a run does next (``plan``), and how an attempt ends (``attempts``).
+An attempt is made here too: its call, its targets, and every way it can end. Who calls it: ``workers``. Not here: what
+a run does next (``plan``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import structlog
 from msgspec.structs import replace
@@ -22,10 +23,11 @@ from pydantic import BaseModel
 
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain import approval
+from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.pause import OperatorPause
-from trainmedic_server.domain.run import Decision, Event, OrderKind, Run, Status, StepState
+from trainmedic_server.domain.run import Attempt, Decision, Event, OrderKind, Run, Status, StepState
 from trainmedic_server.domain.target import Target
-from trainmedic_server.engine import after_resolve, attempts, claims, plan, steps
+from trainmedic_server.engine import after_resolve, claims, plan, steps
 from trainmedic_server.engine.engine_services import EngineServices
 from trainmedic_server.engine.plan_values import (
     CALLED_OFF,
@@ -39,10 +41,14 @@ from trainmedic_server.engine.plan_values import (
     Wait,
 )
 from trainmedic_server.engine.recorder import RunSnapshot, Seen, rejections
-from trainmedic_server.ports.actions import Call, Clearance
+from trainmedic_server.ports.actions import ON_RECORD, Actions, Call, Clearance, MultiNodeAction, NodeTouchingAction
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
+GRACE = timedelta(seconds=5)
+"""How long after its deadline an action may still report before it is cut off."""
+
 EndedAttempt = tuple[PerformAttempt, AttemptOutcome]
+Work = Callable[[Call], Awaitable[Mapping[str, Any]]]
 
 log = telemetry.logger(__name__)
 
@@ -59,13 +65,15 @@ class Driver:
         received_at: datetime | None,
         then: Instruction | None = None,
     ) -> None:
-        """`then` is what is on record to be done first, and not begun."""
+        """`then` is what the run does first, where that is on record with its admission."""
         self.run = run
         self._outside = outside
         self._services = services
         self._context = services.planning_context(playbook)
         self._received_at = received_at
         self._then = then
+        """What is on record to be done next, and not begun. None while that is planned, and while an attempt is in
+        flight."""
         self._touches: set[str] = set()
         """The nodes that its attempts were found to touch."""
         self._in_flight: OutsideState | None = None
@@ -120,30 +128,28 @@ class Driver:
             self._note_planned()
 
     async def _carry_through(self) -> None:
-        then, self._then = self._then, None
-        if then is None:
-            then = await self._next(None)
-        while not isinstance(then, Idle) or self._touched.is_set():
-            then = await self._next(await self._carry_out(then))
+        if self._then is None:
+            await self._plan_next(None)
+        while not isinstance(self._then, Idle) or self._touched.is_set():
+            await self._plan_next(await self._carry_out())
 
-    async def _next(self, ended: EndedAttempt | None) -> Instruction:
-        """What to do next, by the outcome of the attempt that has ended and all that came from outside; it is on
-        record then."""
+    async def _plan_next(self, ended: EndedAttempt | None) -> None:
+        """Plan what to do next, by the outcome of the attempt that has ended and all that came from outside, and put it
+        on record."""
         self._then = None
-        while True:
+        while self._then is None:
             await self._read_outside()
             draft = self._draft()
             next_plan = plan.advance(draft) if ended is None else plan.conclude_and_advance(draft, *ended)
             if await self._commit(next_plan):  # else plan again, with the alert that has joined meanwhile
-                return next_plan.then
+                self._then = next_plan.then
 
-    async def _carry_out(self, then: Instruction) -> EndedAttempt | None:
-        match then:
+    async def _carry_out(self) -> EndedAttempt | None:
+        match self._then:
             case Wait(until):
                 self._release_if_closed()
                 await self._rest(until)
             case PerformAttempt() as act:
-                self._then = act
                 return act, await self._perform(act)
         return None
 
@@ -197,7 +203,7 @@ class Driver:
         refused = await self._locate(act, name)
         if refused is not None:
             return refused
-        targets = attempts.targets_of(self.run, act, actions)
+        targets = _targets_of(self.run, act, actions)
         worked_on = claims.of_attempt(targets, actions.action_class(name))
         async with self._services.locks.acting(claim, *worked_on) as waited:
             refused = await self._refused(act, targets, waited)
@@ -206,7 +212,7 @@ class Driver:
             try:
                 call = self._call(act)
             except (errors.ConfigurationError, ValueError) as problem:
-                return attempts.unmakeable_outcome(act, str(problem))
+                return _unmakeable_outcome(act, str(problem))
             if await self._is_called_off(act):
                 return CALLED_OFF
             began = self._now()
@@ -215,9 +221,9 @@ class Driver:
                 self._received_at = None
             self._services.fence()
             self._then = None  # begun
-            outcome = await self._outcome(name, call, lambda call: actions.get(name).perform(call), began)
+            outcome = await _outcome_of(name, call, lambda call: actions.get(name).perform(call), began, metrics)
         metrics.step_seconds.labels(name, outcome.status).observe((self._now() - began).total_seconds())
-        number = attempts.attempts_of(state, act)[-1].number
+        number = _attempts_of(state, act)[-1].number
         log.info("attempt ended", action=name, step=state.id, attempt=number, outcome=outcome.status)
         return outcome
 
@@ -225,19 +231,19 @@ class Driver:
         """The outcome of an attempt that must not be made; None where it may, and what it touches is on record."""
         actions = self._services.actions
         try:
-            touched = attempts.nodes_touched(self.run, act, actions, targets)
+            touched = _nodes_touched(self.run, act, actions, targets)
             self._touches |= touched
             if await self._is_called_off(act, waited):
                 return CALLED_OFF
             has_acted = steps.has_acted_before(self.run, self.run.step(act.key), actions)
             barred = await self._services.breaker.why_barred(self.run, touched, has_acted=has_acted)
         except errors.ConfigurationError as problem:
-            return attempts.unmakeable_outcome(act, str(problem))
+            return _unmakeable_outcome(act, str(problem))
         if barred is not None:
-            return attempts.barred_outcome(act, barred)
+            return _barred_outcome(act, barred)
         if waited:
             # The time in which another attempt was in flight on the same target is not taken from this one.
-            later = attempts.with_full_timeout(self.run, act, self._now())
+            later = _with_full_timeout(self.run, act, self._now())
             await self._commit(RunPlan(later, (), act))
         return None
 
@@ -253,7 +259,7 @@ class Driver:
 
         An undo works where its action did, which is recorded already.
         """
-        action = attempts.multi_node_action(self._services.actions, name) if not act.undo else None
+        action = _multi_node_action(self._services.actions, name) if not act.undo else None
         if action is None:
             return None
         located: list[BaseModel] = []
@@ -265,8 +271,8 @@ class Driver:
         try:
             call = self._call(act)
         except (errors.ConfigurationError, ValueError) as problem:
-            return attempts.unmakeable_outcome(act, str(problem))
-        outcome = await self._outcome(name, call, ask, self._now())
+            return _unmakeable_outcome(act, str(problem))
+        outcome = await _outcome_of(name, call, ask, self._now(), self._services.metrics)
         if outcome.status != "applied":
             return outcome
         if located[0] is not call.params:
@@ -275,15 +281,12 @@ class Driver:
             await self._commit(draft.plan(act))
         return None
 
-    async def _outcome(self, name: str, call: Call, work: attempts.Work, now: datetime) -> AttemptOutcome:
-        return await attempts.outcome_of(name, call, work, now, self._services.metrics)
-
     def _call(self, act: PerformAttempt) -> Call:
         state = self.run.step(act.key)
         alert = self._outside.alerts[0].alert
         report_wait = functools.partial(self._report_wait, state)
         clearance = functools.partial(self._clearance, state)
-        return attempts.call_of(self.run, act, self._services.actions, alert, self._now(), report_wait, clearance)
+        return _call_of(self.run, act, self._services.actions, alert, self._now(), report_wait, clearance)
 
     async def _clearance(self, state: StepState) -> Clearance:
         """Return what has happened since the attempt of this step began. The driver stays touched, because the plan
@@ -330,7 +333,7 @@ class Driver:
                 self.touch()
                 return False
         self.run = after
-        for action, command_id in attempts.ended_between(before, after):
+        for action, command_id in _ended_between(before, after):
             if self._services.actions.action_class(action) is not None:
                 self._services.actions.get(action).outcome_saved(command_id)
         self._services.metrics.show_run(before, after)
@@ -381,3 +384,168 @@ class Driver:
 
     def _now(self) -> datetime:
         return self._services.clock.now()
+
+
+def _attempts_of(state: StepState, act: PerformAttempt) -> tuple[Attempt, ...]:
+    """The attempts of the step, or of its undo, that are on record; the last is the one to be made."""
+    return state.undo_attempts if act.undo else state.attempts
+
+
+def _call_of(
+    run: Run,
+    act: PerformAttempt,
+    actions: Actions,
+    alert: Alert,
+    now: datetime,
+    report_wait: Callable[[str], Awaitable[None]],
+    clearance: Callable[[], Awaitable[Clearance]],
+) -> Call:
+    """The call for the attempt. One whose time is over before it is begun, because a commit took so long, has its whole
+    time from `now`. Raises ConfigurationError or ValueError where none can be made."""
+    state = run.step(act.key)
+    undo = state.undo if act.undo else None
+    name = undo.action if undo else state.action or ""
+    *earlier, attempt = _attempts_of(state, act)
+    repeated = bool(earlier) and earlier[-1].command_id == attempt.command_id
+    action_class = actions.action_class(name)
+    assert run.target is not None
+    if action_class is None:
+        raise errors.ConfigurationError(f"this server has no action {name!r}")
+    return Call(
+        command_id=attempt.command_id,
+        run_id=run.id,
+        playbook=run.playbook,
+        target=run.target,
+        params=action_class.Params.model_validate(undo.params if undo else state.params, context=ON_RECORD),
+        reason=f"{alert.name}: {undo.because}" if undo else alert.name,
+        issued_at=attempt.started_at,
+        deadline=attempt.deadline if now < attempt.deadline else now + (attempt.deadline - attempt.started_at),
+        alert=alert,
+        resumed=act.resumed or repeated,
+        undo_of=undo.undo_of if undo else None,
+        undoes_applied=undo is not None and _was_applied(state, undo.undo_of),
+        report_wait=report_wait,
+        clearance=clearance if undo is None else None,  # neither pause nor cancelling stops an undo
+    )
+
+
+def _was_applied(state: StepState, command_id: str) -> bool:
+    return any(attempt.command_id == command_id and attempt.status == "applied" for attempt in state.attempts)
+
+
+@functools.cache
+def _has_methods_of(action_class: Hashable, protocol: type) -> bool:
+    """Kept by class: each attempt asks several times, and Python 3.11 takes tens of microseconds to compare them."""
+    return isinstance(action_class, protocol)
+
+
+def _multi_node_action(actions: Actions, name: str) -> MultiNodeAction | None:
+    """The action of this name, if it finds out itself on which nodes it works."""
+    try:
+        action = actions.get(name)
+    except errors.PermanentFailure:
+        return None  # the attempt fails with the reason
+    return cast("MultiNodeAction", action) if _has_methods_of(type(action), MultiNodeAction) else None
+
+
+def _targets_of(run: Run, act: PerformAttempt, actions: Actions) -> Sequence[Target]:
+    """The targets that the attempt works on. One that only reads disturbs nothing on a job's nodes, so these are
+    not among its targets."""
+    assert run.target is not None
+    state = run.step(act.key)
+    undo = state.undo if act.undo else None
+    action_class = actions.action_class(undo.action if undo else state.action or "")
+    if action_class is None or not action_class.harmful or not _has_methods_of(action_class, MultiNodeAction):
+        return (run.target,)
+    try:
+        params = action_class.Params.model_validate(undo.params if undo else state.params, context=ON_RECORD)
+    except ValueError:
+        return (run.target,)  # the attempt will not be made
+    return (run.target, *cast("type[MultiNodeAction]", action_class).places(params))
+
+
+def _nodes_touched(run: Run, act: PerformAttempt, actions: Actions, targets: Sequence[Target]) -> set[str]:
+    """The nodes on which the attempt on these targets may change something, which the breaker counts; none for one that
+    only reads, and for an undo, which nothing holds back. Raises ConfigurationError where the action cannot say."""
+    state = run.step(act.key)
+    action_class = actions.action_class(state.action or "")
+    if act.undo or action_class is None or not action_class.harmful:
+        return set()
+    assert run.target is not None
+    nodes = {target.node for target in targets if target.node is not None}
+    if _has_methods_of(action_class, NodeTouchingAction):
+        try:
+            params = action_class.Params.model_validate(state.params, context=ON_RECORD)
+            nodes |= set(cast("type[NodeTouchingAction]", action_class).touches(params, run.target))
+        except Exception as error:  # it may be another package's, and what it touches must be known
+            raise errors.ConfigurationError(
+                f"action {state.action} does not say which nodes it touches: {type(error).__name__}: {error}"
+            ) from error
+    return nodes
+
+
+def _barred_outcome(act: PerformAttempt, reason: str) -> AttemptOutcome:
+    """The outcome of an attempt that the breaker keeps from being made."""
+    return replace(_unmakeable_outcome(act, reason), barred_by=Decision.BREAKER_OPEN)
+
+
+def _with_full_timeout(run: Run, act: PerformAttempt, now: datetime) -> Run:
+    """The run with the attempt's deadline reset to its full timeout from `now`."""
+    state = run.step(act.key)
+    *earlier, last = _attempts_of(state, act)
+    moved = (*earlier, replace(last, deadline=now + (last.deadline - last.started_at)))
+    if act.undo and state.undo:
+        return run.with_step(replace(state, undo=replace(state.undo, attempts=moved)))
+    return run.with_step(replace(state, attempts=moved))
+
+
+def _unmakeable_outcome(act: PerformAttempt, reason: str) -> AttemptOutcome:
+    """The outcome of an attempt that this server cannot make. An undo is tried again, because another version of the
+    server may be able to make it; the outcome of an attempt that a killed server may have made is unknown."""
+    if act.undo:
+        return AttemptOutcome("failed", error=reason)
+    return AttemptOutcome("unknown" if act.resumed else "rejected", error=reason)
+
+
+def _ended_between(before: Run, after: Run) -> Iterator[tuple[str, str]]:
+    """The action and the command id of each attempt that was in flight in `before` and has ended in `after`."""
+    for old, new in zip(before.steps, after.steps, strict=True):
+        if old is new:
+            continue
+        pairs = [(new.action, old.attempts, new.attempts)]
+        if old.undo and new.undo:
+            pairs.append((new.undo.action, old.undo.attempts, new.undo.attempts))
+        for action, attempts_before, attempts_after in pairs:
+            if not action or not attempts_before or attempts_before[-1].status != "running":
+                continue
+            last = attempts_before[-1]
+            if all(attempt.status != "running" for attempt in attempts_after if attempt.number == last.number):
+                yield action, last.command_id
+
+
+async def _outcome_of(name: str, call: Call, work: Work, now: datetime, metrics: telemetry.Metrics) -> AttemptOutcome:
+    """How the call ends: every way it can end is made an `AttemptOutcome`."""
+    limit = max((call.deadline - now + GRACE).total_seconds(), 0.0)
+    try:
+        async with asyncio.timeout(limit):
+            return AttemptOutcome("applied", await work(call))
+    except errors.TemporaryFailure as failure:
+        return AttemptOutcome("failed", failure.output, str(failure), failure.is_begun)
+    except errors.PermanentFailure as failure:
+        return AttemptOutcome("rejected", failure.output, str(failure), failure.is_begun)
+    except errors.NotSetUp as failure:
+        return AttemptOutcome("skipped", failure.output, str(failure))
+    except errors.EffectDisproved as failure:
+        return AttemptOutcome("failed", failure.output, str(failure), failure.is_begun, may_be_repeated=False)
+    except errors.NoLongerWanted as failure:
+        return AttemptOutcome("stopped", failure.output, str(failure), failure.is_begun)
+    except errors.OutcomeUnknown as failure:
+        return AttemptOutcome("unknown", failure.output, str(failure))
+    except TimeoutError:
+        return AttemptOutcome("unknown", error="the action did not end in time")
+    except Exception as failure:  # an action's bug ends its attempt, not the server
+        metrics.loop_errors.labels("action").inc()
+        log.exception("an action failed in a way that it does not declare", action=name)
+        return AttemptOutcome(
+            "unknown", error=f"unexpected {type(failure).__name__} in the action; see the server's log"
+        )

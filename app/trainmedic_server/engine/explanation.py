@@ -125,10 +125,10 @@ def explain(
     admitter = Admitter(facts, context.limits, lambda: f"{_IMAGINED}{next(numbers)}", context.now, context.ago)
     explained = []
     for alert, matched in zip(delivery.delivery.alerts, delivery.matched, strict=True):
-        admitter.changes.touched.clear()
         admission = admitter.admit(PreparedDelivery(replace(delivery.delivery, alerts=(alert,)), (matched,)))
         decisions = {decision.playbook: decision for decision in admission.runs}
-        told = tuple(sorted(admitter.changes.touched)) if alert.status is AlertStatus.RESOLVED else ()
+        touched = admitter.take_touched()
+        told = tuple(sorted(touched)) if alert.status is AlertStatus.RESOLVED else ()
         explanations = [
             *(_reacting(each, alert, decisions, guard_facts, admitter, context) for each in matched.candidates),
             *_not_reacting(matched, alert, by_name),

@@ -2,8 +2,8 @@
 its own then, and can be made as soon as the delivery is durable.
 
 The target is locked before the transaction begins, because only who has it may plan to act on it. What is not planned
-here, the run's driver plans: where the target is busy, where something more was heard of the run in the same
-transaction, and where the plan would close the run. Who calls it: ``intake``.
+here, the run's driver plans: where the target is busy, and where the plan would close the run. Who calls it:
+``intake``, which has ``admission`` ask for the plans.
 """
 
 from __future__ import annotations
@@ -11,12 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
-from msgspec.structs import replace
-
 from trainmedic_server import telemetry
 from trainmedic_server.domain.alert import AlertStatus
 from trainmedic_server.domain.playbook import Mode
-from trainmedic_server.domain.run import Run
 from trainmedic_server.domain.target import Target
 from trainmedic_server.engine import claims, plan
 from trainmedic_server.engine.admission_changes import AdmissionChanges, StartedRun
@@ -60,27 +57,17 @@ class KeptTargets:
         for keeper in (*self._keepers.values(), *self._turned_away.values()):
             self._services.locks.release(keeper)
 
-    def plan_started(self, changes: AdmissionChanges, now: datetime) -> None:
-        """Put the first plans of the runs that have started into the changes. Called in the transaction."""
-        planned: dict[str, Run] = {}
-        for number, started in enumerate(changes.started):
-            run = started.run
-            if (run.playbook, run.target_key) not in self._keepers or run.id in changes.touched:
-                continue
-            first = self._first_plan(started, now)
-            if first is not None and first.run.is_open:
-                changes.started[number] = replace(started, run=first.run, then=first.then)
-                changes.events += first.events
-                planned[run.id] = first.run
-        changes.runs = [planned.get(run.id, run) for run in changes.runs]
-
-    def _first_plan(self, started: StartedRun, now: datetime) -> RunPlan | None:
+    def first_plan(self, started: StartedRun, now: datetime) -> RunPlan | None:
+        """Return what the run does first; None where its driver has to plan that. Called in the transaction."""
+        if (started.run.playbook, started.run.target_key) not in self._keepers:
+            return None
         context = self._services.planning_context(started.playbook)
         try:
-            return plan.advance(RunDraft(started.run, OutsideState((started.alert,)), context, now))
+            first = plan.advance(RunDraft(started.run, OutsideState((started.alert,)), context, now))
         except Exception:  # the boundary of a run: its driver meets the bug again, and nobody else does
             log.exception("a run could not be planned as it was admitted", run_id=started.run.id)
             return None
+        return first if first.run.is_open else None
 
     def pass_on(self, changes: AdmissionChanges) -> None:
         """Give the runs whose first plans are durable now their targets."""

@@ -146,9 +146,8 @@ class DeliveryIntake:
         facts = admission_facts.read(tx, prepared, services.limits, ago, services.topology())
         admitting = Admitter(facts, services.limits, services.new_id, now, ago)
         replies = tuple(admitting.admit(entry) for entry in prepared)
-        changes = admitting.changes
+        changes = admitting.changes(lambda started: kept.first_plan(started, now))
         self._keep_playbooks(tx, prepared, changes)
-        kept.plan_started(changes, now)
         changes.write(tx, now)
         return AdmittedBatch(replies, changes)
 
