@@ -15,7 +15,7 @@ from alembic.migration import MigrationContext
 from structlog.testing import capture_logs
 
 from tests.support.postgres import PostgresServer
-from tests.support.programs import PYTHON_PATH
+from tests.support.programs import PYTHON_PATH, eventually
 from tests.support.releases import NEXT_REVISION, add_migration, next_release
 from tests.support.run_store_tables import connected, rows
 from trainmedic_server.adapters.sql_store import revision, schema
@@ -100,12 +100,19 @@ def test_a_migration_that_is_killed_begins_again(url: str, tmp_path: Path, first
 
 async def test_what_a_migration_goes_through_is_told(outdated: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log has how many runs there are, that it goes on, and its end; a start with nothing to do has none of it."""
+    upgrade, going_on = revision._upgrade, "run store schema is still being migrated"
+
+    def upgrade_slowly(connection: sa.Connection) -> None:
+        upgrade(connection)
+        eventually(lambda: any(entry["event"] == going_on for entry in logs), 60, "it is told", every=0.005)
+
     monkeypatch.setattr(revision, "_TELL_EVERY", 0.005)
+    monkeypatch.setattr(revision, "_upgrade", upgrade_slowly)
     with capture_logs() as logs:
         await SqlStore.open(outdated).close()
     first, *others = [entry for entry in logs if "run store schema" in entry["event"]]
     assert (first["event"], first["runs"]) == ("run store schema is being migrated", RUNS)
-    assert others[0]["event"] == "run store schema is still being migrated"
+    assert others[0]["event"] == going_on
     assert others[-1]["event"] == "run store schema migrated"
     with capture_logs() as logs:
         await SqlStore.open(outdated).close()

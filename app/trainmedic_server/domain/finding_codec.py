@@ -9,64 +9,61 @@ Who calls it: the agent writes, the server reads. Not here: signatures, and the 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Annotated, Any
 
-from msgspec import Struct
-from msgspec.structs import replace
+from msgspec import Meta, Struct, ValidationError, convert, to_builtins
+from msgspec.structs import asdict, replace
 
 from trainmedic.wire import envelope
 from trainmedic.wire.envelope import EnvelopeError
 from trainmedic.wire.reading import read_object, without_nul
 from trainmedic_server.domain.finding import (
+    LABEL_NAME,
     LARGEST_EXCERPT,
+    LARGEST_NUMBER,
+    LONGEST_LINE,
+    LONGEST_STREAM,
+    LONGEST_VALUE,
     MOST_AROUND,
-    CauseClass,
+    MOST_FIELDS,
+    MOST_LABELS,
     Excerpt,
     Finding,
-    Origin,
-    Role,
-    TimeSource,
+    Id,
 )
+from trainmedic_server.domain.finding import LARGEST_RANK as LARGEST_RANK
 from trainmedic_server.domain.target import LONGEST_NAME, Target, TargetKind
 
 VERSION = 1
-LONGEST_LINE = 500
-"""Characters of a finding's line."""
-LONGEST_VALUE = 256
-"""Characters of a label's or a field's value."""
-MOST_LABELS = 10
-MOST_FIELDS = 32
 MOST_RANKS = 65_536
-LARGEST_RANK = 1_000_000
-_MOST_NUMBER = 1_000_000_000_000_000
-_LONGEST_STREAM = 4096
-_LONGEST_CLOCK_ERROR = 1e9
-_ID = re.compile(r"[!-~]{1,128}\Z")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
-_RULE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
+_NEEDED = frozenset({"labels", "fields", "count", "time", "clock_error"})
+"""Members of a finding that have a default and are always sent."""
+_PARTS: Mapping[TargetKind, tuple[str, ...]] = {
+    TargetKind.GPU: ("node", "gpu"),
+    TargetKind.NODE: ("node",),
+    TargetKind.JOB: ("job",),
+    TargetKind.CLUSTER: (),
+}
+_LABEL_NAME = re.compile(LABEL_NAME)
 _RANKS = re.compile(r"(?:\d{1,7}(?:-\d{1,7})?(?:,\d{1,7}(?:-\d{1,7})?)*)?\Z", re.ASCII)
-
-Kind = TypeVar("Kind", bound=StrEnum)
 
 
 class FindingUpdate(Struct, frozen=True):
     """What a node says of a finding: all that is known of it by then, so the last word replaces those before it."""
 
-    node: str
+    node: Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)]
     """Who says so, and by whose key it is signed; the origin's node is the same, or empty."""
-    instance: str
+    instance: Id
     """Which process says so: an id that it has made when it began."""
-    number: int
+    number: Annotated[int, Meta(ge=1, le=LARGEST_NUMBER)]
     """Which update of that process it is, counted from 1. A number that is left out was lost."""
     finding: Finding
     excerpt: Excerpt | None = None
     """The lines around it; None where they were sent before, or are not known."""
-    boot: str = ""
+    boot: Annotated[str, Meta(max_length=128)] = ""
     """The id that the node's kernel has given its boot; empty where it gives none."""
     booted_at: datetime | None = None
     """When the node was booted, aware and in UTC; None where that is not known."""
@@ -83,10 +80,11 @@ def encode(update: FindingUpdate) -> bytes:
         "finding": _written(update.finding),
     }
     if update.booted_at is not None:
-        fields["booted_at"] = envelope.write_time(update.booted_at)
+        fields["booted_at"] = update.booted_at
     if update.excerpt is not None:
-        fields["excerpt"] = _written_excerpt(update.excerpt)
-    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+        fields["excerpt"] = to_builtins(_cut_excerpt(update.excerpt))
+    text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"), default=envelope.write_time)
+    return text.encode("utf-8", "replace")
 
 
 def decode(raw: bytes) -> FindingUpdate:
@@ -97,19 +95,20 @@ def decode(raw: bytes) -> FindingUpdate:
         raise EnvelopeError("finding: not a JSON object") from error
     if fields.get("v") != VERSION:
         raise EnvelopeError(f"finding: v is {str(fields.get('v'))[:20]!r}; this version reads {VERSION}")
-    node = _name(fields, "node", is_needed=True)
-    finding = _finding(_object(fields, "finding"))
-    if finding.origin.node not in ("", node):
-        raise EnvelopeError("finding: it comes from another node than it was read on")
-    return FindingUpdate(
-        node=node,
-        instance=_matching(fields, "instance", _ID),
-        number=_whole(fields, "number", 1),
-        finding=replace(finding, origin=replace(finding.origin, node=node)),
-        excerpt=_excerpt(_object(fields, "excerpt")) if fields.get("excerpt") is not None else None,
-        boot=_text(fields, "boot", 128),
-        booted_at=_time(fields, "booted_at") if fields.get("booted_at") is not None else None,
-    )
+    finding, booted_at = fields.get("finding"), fields.get("booted_at")
+    if not isinstance(finding, dict) or not finding.keys() >= _NEEDED:
+        raise EnvelopeError(f"finding: it is not an object, or one of {', '.join(sorted(_NEEDED))} is missing")
+    fields["booted_at"] = None if booted_at is None else _time(fields, "booted_at")
+    fields["finding"] = finding | {
+        "first_at": _time(finding, "first_at"),
+        "last_at": _time(finding, "last_at"),
+        "ranks": read_ranks(_text(finding, "ranks", 8 * MOST_RANKS)),
+        "over": finding.get("over") is True,
+    }
+    try:
+        return _checked(convert(fields, FindingUpdate))
+    except ValidationError as error:
+        raise EnvelopeError(f"finding: {error}") from error
 
 
 def write_ranks(ranks: Iterable[int]) -> str:
@@ -141,191 +140,72 @@ def read_ranks(text: str) -> frozenset[int]:
 
 
 def _written(finding: Finding) -> dict[str, Any]:
-    origin = finding.origin
-    fields: dict[str, Any] = {
-        "id": finding.id,
-        "rule": finding.rule,
-        "role": finding.role.value,
-        "cause": finding.cause.value,
-        "target": _given(
-            kind=finding.target.kind.value, node=finding.target.node, gpu=finding.target.gpu, job=finding.target.job
-        ),
-        "origin": _given(
-            source=origin.source,
-            node=origin.node or None,
-            job=origin.job,
-            attempt=origin.attempt,
-            rank=origin.rank,
-            local_rank=origin.local_rank,
-            node_rank=origin.node_rank,
-            pod=origin.pod,
-            stream=origin.stream[:_LONGEST_STREAM] or None,
-        ),
-        "first_at": envelope.write_time(finding.first_at),
-        "last_at": envelope.write_time(finding.last_at),
-        "line": finding.line[:LONGEST_LINE],
-        "labels": _cut(finding.labels, MOST_LABELS),
-        "fields": _cut(finding.fields, MOST_FIELDS),
+    cut = replace(
+        finding,
+        line=finding.line[:LONGEST_LINE],
+        labels=_cut(finding.labels, MOST_LABELS),
+        fields=_cut(finding.fields, MOST_FIELDS),
+        ranks=frozenset(),
+    )
+    origin = asdict(finding.origin)
+    del origin["generation"]
+    origin |= {"node": finding.origin.node or None, "stream": finding.origin.stream[:LONGEST_STREAM] or None}
+    fields: dict[str, Any] = to_builtins(cut, builtin_types=(datetime,))
+    return fields | {
+        "target": _given(to_builtins(finding.target)),
+        "origin": _given(origin),
         "ranks": write_ranks(sorted(finding.ranks)[:MOST_RANKS]),
-        "count": finding.count,
-        "time": finding.time_source.value,
-        "clock_error": finding.clock_error,
-        "over": finding.is_over,
-        "shape": finding.shape,
     }
-    return fields
 
 
-def _written_excerpt(excerpt: Excerpt) -> dict[str, Any]:
+def _cut_excerpt(excerpt: Excerpt) -> Excerpt:
     begin = max(excerpt.at - MOST_AROUND, 0)
     around = excerpt.lines[begin : excerpt.at + MOST_AROUND + 1]
     lines = tuple(line.replace("\0", "\N{REPLACEMENT CHARACTER}") for line in around)
     number = excerpt.number + begin if excerpt.number else 0
-    kept = Excerpt(lines, excerpt.at - begin, number).within()
-    return {"lines": list(kept.lines), "at": kept.at, "number": kept.number}
+    return Excerpt(lines, excerpt.at - begin, number).within()
 
 
-def _given(**members: object) -> dict[str, object]:
+def _given(members: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in members.items() if value is not None}
 
 
 def _cut(texts: Mapping[str, str], most: int) -> dict[str, str]:
-    names = sorted(filter(_NAME.match, texts))
+    names = sorted(filter(_LABEL_NAME.match, texts))
     return {name: texts[name][:LONGEST_VALUE] for name in names[:most]}
 
 
 # --- reading ---------------------------------------------------------------------------------------
 
 
-def _finding(fields: Mapping[str, Any]) -> Finding:
-    first_at, last_at = _time(fields, "first_at"), _time(fields, "last_at")
-    if last_at < first_at:
+def _checked(update: FindingUpdate) -> FindingUpdate:
+    """The update with what its types cannot say checked. Raises EnvelopeError."""
+    finding, target, origin = update.finding, update.finding.target, update.finding.origin
+    if finding.last_at < finding.first_at:
         raise EnvelopeError("finding: last_at is before first_at")
-    clock_error = fields.get("clock_error")
-    if isinstance(clock_error, bool) or not isinstance(clock_error, int | float):
-        raise EnvelopeError("finding: clock_error is not a number")
-    if not (math.isfinite(clock_error) and 0 <= clock_error <= _LONGEST_CLOCK_ERROR):
-        raise EnvelopeError("finding: clock_error is out of bounds")
-    return Finding(
-        id=_matching(fields, "id", _ID),
-        rule=_matching(fields, "rule", _RULE),
-        role=_one_of(fields, "role", Role),
-        cause=_one_of(fields, "cause", CauseClass),
-        target=_target(_object(fields, "target")),
-        origin=_origin(_object(fields, "origin")),
-        first_at=first_at,
-        last_at=last_at,
-        line=_text(fields, "line", LONGEST_LINE),
-        labels=_texts(fields, "labels", MOST_LABELS),
-        fields=_texts(fields, "fields", MOST_FIELDS),
-        ranks=read_ranks(_text(fields, "ranks", 8 * MOST_RANKS)),
-        count=_whole(fields, "count", 1),
-        time_source=_one_of(fields, "time", TimeSource),
-        clock_error=float(clock_error),
-        is_over=fields.get("over") is True,
-        shape=_text(fields, "shape", 128),
-    )
-
-
-_PARTS: Mapping[TargetKind, tuple[str, ...]] = {
-    TargetKind.GPU: ("node", "gpu"),
-    TargetKind.NODE: ("node",),
-    TargetKind.JOB: ("job",),
-    TargetKind.CLUSTER: (),
-}
-
-
-def _target(fields: Mapping[str, Any]) -> Target:
-    kind = _one_of(fields, "kind", TargetKind)
-    parts = {name: _name(fields, name, is_needed=True) for name in _PARTS[kind]}
-    return Target(kind, **parts)
-
-
-def _origin(fields: Mapping[str, Any]) -> Origin:
-    job, pod = (_name(fields, name) or None for name in ("job", "pod"))
-    attempt, rank, local_rank, node_rank = (
-        _whole(fields, name, 0, LARGEST_RANK) if fields.get(name) is not None else None
-        for name in ("attempt", "rank", "local_rank", "node_rank")
-    )
-    return Origin(
-        source=_text(fields, "source", 64, is_needed=True),
-        node=_name(fields, "node"),
-        job=job,
-        attempt=attempt,
-        rank=rank,
-        local_rank=local_rank,
-        node_rank=node_rank,
-        pod=pod,
-        stream=_text(fields, "stream", _LONGEST_STREAM),
-    )
-
-
-def _excerpt(fields: Mapping[str, Any]) -> Excerpt:
-    lines = fields.get("lines")
-    if not isinstance(lines, list) or not 0 < len(lines) <= 2 * MOST_AROUND + 1:
-        raise EnvelopeError("finding: the excerpt has no lines, or too many")
-    if not all(isinstance(line, str) for line in lines):
-        raise EnvelopeError("finding: a line of the excerpt is no text")
-    if sum(len(line.encode()) + 1 for line in lines) > LARGEST_EXCERPT + 1:
-        raise EnvelopeError("finding: the excerpt is too large")
-    return Excerpt(tuple(lines), _whole(fields, "at", 0, len(lines) - 1), _whole(fields, "number", 0))
-
-
-def _object(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = fields.get(name)
-    if not isinstance(value, dict):
-        raise EnvelopeError(f"finding: {name} is not an object")
-    return value
-
-
-def _text(fields: Mapping[str, Any], name: str, longest: int, is_needed: bool = False) -> str:
-    value = fields.get(name, "")
-    if not isinstance(value, str) or len(value) > longest or (is_needed and not value):
-        raise EnvelopeError(f"finding: {name} is no text of {1 if is_needed else 0} to {longest} characters")
-    return value
-
-
-def _name(fields: Mapping[str, Any], name: str, is_needed: bool = False) -> str:
-    """A name of a node, GPU, job or pod: no index of a database takes a longer one."""
-    text = _text(fields, name, LONGEST_NAME, is_needed)
-    if len(text.encode()) > LONGEST_NAME:
-        raise EnvelopeError(f"finding: {name} is longer than {LONGEST_NAME} bytes")
-    return text
-
-
-def _matching(fields: Mapping[str, Any], name: str, pattern: re.Pattern[str]) -> str:
-    value = fields.get(name)
-    if not isinstance(value, str) or not pattern.match(value):
-        raise EnvelopeError(f"finding: {name} is not a name")
-    return value
-
-
-def _one_of(fields: Mapping[str, Any], name: str, kind: type[Kind]) -> Kind:
-    try:
-        return kind(str(fields.get(name)))
-    except ValueError as error:
-        raise EnvelopeError(f"finding: {name} is none that this version knows") from error
-
-
-def _whole(fields: Mapping[str, Any], name: str, least: int, most: int = _MOST_NUMBER) -> int:
-    value = fields.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise EnvelopeError(f"finding: {name} is not a whole number from {least} to {most}")
-    return value
+    if origin.node not in ("", update.node):
+        raise EnvelopeError("finding: it comes from another node than it was read on")
+    parts = {name: getattr(target, name) for name in _PARTS[target.kind]}
+    for name in (update.node, origin.job, origin.pod, *parts.values()):
+        if name is not None and len(name.encode()) > LONGEST_NAME:
+            raise EnvelopeError(f"finding: a name is longer than {LONGEST_NAME} bytes")
+    if not all(parts.values()):
+        raise EnvelopeError(f"finding: the target, a {target.kind}, has no {' or no '.join(parts)}")
+    if update.excerpt is not None:
+        if update.excerpt.at >= len(update.excerpt.lines):
+            raise EnvelopeError("finding: the excerpt has no line at its place")
+        if sum(len(line.encode()) + 1 for line in update.excerpt.lines) > LARGEST_EXCERPT + 1:
+            raise EnvelopeError("finding: the excerpt is too large")
+    where = replace(origin, node=update.node, job=origin.job or None, pod=origin.pod or None, generation="")
+    return replace(update, finding=replace(finding, target=Target(target.kind, **parts), origin=where))
 
 
 def _time(fields: Mapping[str, Any], name: str) -> datetime:
-    value = fields.get(name)
-    if not isinstance(value, str) or len(value) > 64:
-        raise EnvelopeError(f"finding: {name} is not a time")
-    return envelope.read_time(value)
+    return envelope.read_time(_text(fields, name, 64))
 
 
-def _texts(fields: Mapping[str, Any], name: str, most: int) -> dict[str, str]:
-    value = _object(fields, name)
-    if len(value) > most:
-        raise EnvelopeError(f"finding: {name} has more than {most} members")
-    for key, text in value.items():
-        if not _NAME.match(key) or not isinstance(text, str) or len(text) > LONGEST_VALUE:
-            raise EnvelopeError(f"finding: {name} has a member that is no name with a text")
-    return dict(value)
+def _text(fields: Mapping[str, Any], name: str, longest: int) -> str:
+    value = fields.get(name, "")
+    if not isinstance(value, str) or len(value) > longest:
+        raise EnvelopeError(f"finding: {name} is no text of at most {longest} characters")
+    return value

@@ -34,6 +34,8 @@ from trainmedic_server.ports.store import GuardFacts, LinkedRun
 
 _REJECTED_IN_HISTORY = 20
 """Most malformed alerts of one delivery that the history lists."""
+FirstPlan = Callable[[StartedRun, datetime], RunPlan | None]
+"""What a run that starts now does first; None where its driver has to plan that."""
 _UNFOUND = frozenset({Decision.TARGET_UNKNOWN, Decision.TARGET_AMBIGUOUS})
 
 
@@ -81,13 +83,12 @@ class Admitter:
         self._to_drive: dict[str, StartedRun] = {}
         self._touched: set[str] = set()
 
-    def changes(self, first_plan: Callable[[StartedRun], RunPlan | None] = lambda _: None) -> AdmissionChanges:
-        """Return what has been decided, with the first plans of the runs that start; `first_plan` returns None for a
-        run that its driver plans. So does a driver where something more was heard of the run in the same
-        transaction."""
+    def changes(self, first_plan: FirstPlan | None = None) -> AdmissionChanges:
+        """Return what has been decided, with the first plans of the runs that start. A run of which something more was
+        heard in the same transaction is left to its driver."""
         runs, to_drive, events = dict(self._runs), dict(self._to_drive), list(self._events)
         for run_id, started in self._to_drive.items():
-            first = first_plan(started) if run_id not in self._touched else None
+            first = first_plan(started, self._now) if first_plan is not None and run_id not in self._touched else None
             if first is not None:
                 runs[run_id] = first.run
                 to_drive[run_id] = replace(started, run=first.run, then=first.then)

@@ -146,7 +146,7 @@ class DeliveryIntake:
         facts = admission_facts.read(tx, prepared, services.limits, ago, services.topology())
         admitting = Admitter(facts, services.limits, services.new_id, now, ago)
         replies = tuple(admitting.admit(entry) for entry in prepared)
-        changes = admitting.changes(lambda started: kept.first_plan(started, now))
+        changes = admitting.changes(kept.first_plan)
         self._keep_playbooks(tx, prepared, changes)
         changes.write(tx, now)
         return AdmittedBatch(replies, changes)

@@ -13,7 +13,7 @@ from datetime import timedelta
 from functools import cache, cached_property
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct, ValidationError, convert, field
 from msgspec.structs import fields, force_setattr
 
 from trainmedic_server.domain.finding import CauseClass, Role
@@ -129,10 +129,10 @@ class RuleSet(Struct, frozen=True, dict=True):
             rules, left_out = [], []
             for plain in document["rules"]:
                 if _is_known(plain):
-                    rules.append(_rule(plain))
+                    rules.append(convert(plain, LogRule, strict=False))  # a time is a number of seconds
                 else:
                     left_out.append(str(plain["name"]))
-        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (KeyError, TypeError, AttributeError, RecursionError, ValidationError) as error:
             raise ValueError(f"not a set of log rules: {type(error).__name__} {error}") from None
         return cls(tuple(rules), tuple(left_out))
 
@@ -172,38 +172,3 @@ def _is_known(plain: Mapping[str, Any]) -> bool:
 
 def _names(kind: type[Struct]) -> frozenset[str]:
     return frozenset(kind.__struct_fields__)
-
-
-def _rule(plain: Mapping[str, Any]) -> LogRule:
-    count, alert = plain.get("count"), plain.get("alert")
-    made: dict[str, Any] = {
-        **plain,
-        "role": Role(plain["role"]),
-        "cause": CauseClass(plain["cause"]),
-        "target": TargetKind(plain.get("target", "job")),
-        "match": tuple(
-            LinePattern(
-                part["pattern"],
-                Role(part["role"]) if "role" in part else None,
-                CauseClass(part["cause"]) if "cause" in part else None,
-            )
-            for part in plain.get("match", ())
-        ),
-        "count": _count(count) if count else None,
-        "alert": _alert(alert) if alert else None,
-    }
-    made.update({name: tuple(plain.get(name, ())) for name in ("sources", "contains", "unless", "ends")})
-    made.update({name: timedelta(seconds=plain[name]) for name in ("lasting", "silence") if name in plain})
-    return LogRule(**made)
-
-
-def _count(plain: Mapping[str, Any]) -> RequiredCount:
-    per = plain.get("per")
-    window = None if per is None else timedelta(seconds=per)
-    return RequiredCount(int(plain["at_least"]), window, bool(plain.get("in_a_row")))
-
-
-def _alert(plain: Mapping[str, Any]) -> RuleAlert:
-    confirm = plain.get("confirm")
-    confirmation = Confirmation(timedelta(seconds=confirm["within"]), tuple(confirm["by"])) if confirm else None
-    return RuleAlert(**{**plain, "labels": dict(plain.get("labels", {})), "confirm": confirmation})

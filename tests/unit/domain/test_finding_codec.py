@@ -190,3 +190,42 @@ def test_a_name_is_bounded_in_bytes() -> None:
     update = finding_codec.encode(replace(UPDATE, node="é" * 300, finding=replace(XID, origin=Origin("kernel"))))
     with pytest.raises(EnvelopeError, match="bytes"):
         finding_codec.decode(update)
+
+
+def test_the_form_on_the_wire_stays() -> None:
+    """Agents and servers of other releases read and write these bytes."""
+    finding = (
+        b'{"id":"node-2/kmsg/boot-1/4711/gpu-xid","rule":"gpu-xid","role":"root","cause":"gpu",'
+        b'"target":{"kind":"gpu","node":"node-2","gpu":"GPU-509665ad"},'
+        b'"origin":{"source":"kernel","node":"node-2","stream":"/dev/kmsg"},'
+        b'"first_at":"2026-03-01T12:00:00.000000Z","last_at":"2026-03-01T12:00:03.000000Z",'
+        b'"line":"NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off the bus.","labels":{"xid":"79"},'
+        b'"fields":{"pci":"0000:9b:00","xid":"79"},"ranks":"","count":2,"time":"line","clock_error":0.002,"over":false,'
+        b'"shape":"5f3a"}'
+    )
+    around = (
+        b'{"lines":["before","NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off the bus.","after"],"at":1,"number":40}'
+    )
+    head = b'{"v":1,"node":"node-2","instance":"agent-1","number":7,"boot":"b-1","finding":'
+    tail = b',"booted_at":"2026-03-01T12:00:00.000000Z","excerpt":'
+    written = head + finding + tail + around + b"}"
+    assert finding_codec.encode(UPDATE) == written
+    assert finding_codec.decode(written) == UPDATE
+
+
+@pytest.mark.parametrize("name", ["id", "line", "labels", "fields", "count", "time", "clock_error", "first_at"])
+def test_a_finding_without_a_member_that_is_always_sent_is_refused(name: str) -> None:
+    """No default takes its place, such as a clock without an error."""
+    changed: Any = json.loads(json.dumps(_WHOLE))
+    del changed["finding"][name]
+    with pytest.raises(EnvelopeError):
+        finding_codec.decode(json.dumps(changed).encode())
+
+
+def test_what_only_the_agent_knows_does_not_travel() -> None:
+    """The generation of a stream makes ids; one that is sent is not taken."""
+    known = replace(UPDATE, finding=replace(XID, origin=replace(XID.origin, generation="7/8/9")))
+    assert finding_codec.encode(known) == finding_codec.encode(UPDATE)
+    changed: Any = json.loads(json.dumps(_WHOLE))
+    changed["finding"]["origin"]["generation"] = "7/8/9"
+    assert finding_codec.decode(json.dumps(changed).encode()) == UPDATE

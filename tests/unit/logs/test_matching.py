@@ -105,7 +105,31 @@ def test_a_rule_set_travels_and_comes_back() -> None:
     assert RuleSet((rule("c"),)).version != rules.version
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"version": 2, "rules": []}', b'{"version": 1, "rules": [1]}'])
+def test_the_form_of_a_rule_set_stays() -> None:
+    """Agents and servers of other releases read and write these bytes: times are seconds, defaults are left out, but
+    for labels."""
+    alert = RuleAlert("A", confirm=Confirmation(timedelta(seconds=1.5), ("b",)))
+    rules = RuleSet((rule("a", lasting=timedelta(minutes=1), count=RequiredCount(3, timedelta(hours=1)), alert=alert),))
+    assert rules.encode() == (
+        b'{"rules":[{"alert":{"confirm":{"by":["b"],"within":1.5},"labels":{},"name":"A"},"cause":"gpu_memory",'
+        b'"contains":["CUDA"],"count":{"at_least":3,"per":3600.0},"lasting":60.0,'
+        b'"match":[{"pattern":"CUDA out of memory"}],"name":"a","role":"root","sources":["training"]}],"version":1}'
+    )
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"version": 2, "rules": []}',
+        b'{"version": 1, "rules": [1]}',
+        b'{"version": 1, "rules": [{"name": "a"}]}',
+        RuleSet((rule("a"),)).encode().replace(b'"root"', b'"unheard-of"'),
+        RuleSet((rule("a"),)).encode().replace(b'"name":"a"', b'"name":7'),
+    ],
+)
 def test_what_is_no_rule_set_is_refused(data: bytes) -> None:
     """With one kind of error."""
     with pytest.raises(ValueError):
