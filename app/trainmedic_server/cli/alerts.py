@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
-from trainmedic_server.cli import ages, listing, story, table
+from trainmedic_server.cli import listing, table
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.times import TimeParam
 from trainmedic_server.domain.alert import AlertStatus
+from trainmedic_server.presentation import times, words
 
 _HEADER = ("HEARD", "ALERT", "STATUS", "TIMES", "LABELS", "WHAT CAME OF IT")
 # The members of an item, in the order of the server's own CSV (`server.heard_alerts.HeardAlertView`).
@@ -61,8 +62,7 @@ def alerts(
     elif output == "csv":
         listing.write_csv(listed, _COLUMNS)
     elif rows := [_cells(item) for item in listed]:
-        for line in table.rows(_HEADER, rows, table.width()):
-            click.echo(line)
+        table.show(_HEADER, rows)
     else:
         click.echo("No alert matches.", err=True)
 
@@ -76,11 +76,11 @@ def _pair(text: str) -> str:
 
 def _cells(item: listing.Item) -> tuple[object, ...]:
     labels = {name: value for name, value in item["labels"].items() if name != "alertname"}
-    heard = ages.age(item["last_heard"], datetime.now(UTC).isoformat())
+    heard = times.age(item["last_heard"], datetime.now(UTC).isoformat())
     name = item["alert_name"]
     if item.get("original_alert_name") not in (None, name):
         name = f"{name} (sent as {item['original_alert_name']})"
-    return heard, name, item["status"], f"×{item['count']}", story.data(labels), _outcome(item)
+    return heard, name, item["status"], f"×{item['count']}", words.data(labels), _outcome(item)
 
 
 def _outcome(item: listing.Item) -> str:
@@ -89,6 +89,6 @@ def _outcome(item: listing.Item) -> str:
         return str(item["reason"])
     told = []
     for reaction in item["reactions"]:
-        run = f" (run {table.short_id(reaction['run_id'])})" if reaction.get("run_id") else ""
+        run = f" (run {words.short_id(reaction['run_id'])})" if reaction.get("run_id") else ""
         told.append(f"{reaction['playbook']}: {reaction['decision']}{run}")
     return "; ".join(told)

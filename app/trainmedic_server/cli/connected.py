@@ -7,16 +7,16 @@ from typing import Any
 
 import click
 
-from trainmedic_server.cli import ages, log_cuts, table
+from trainmedic_server.cli import log_cuts, table
 from trainmedic_server.cli.client import Client, server_options
-from trainmedic_server.domain.plain_text import json_text
+from trainmedic_server.cli.output import output_option, print_document
+from trainmedic_server.presentation import times, words
 
 Document = Mapping[str, Any]
-output_option = click.option("--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 
 
 @click.command()
-@output_option
+@output_option("table")
 @server_options
 def agents(client: Client, output: str) -> None:
     """List the node agents that are connected, and those that were lost within a day."""
@@ -42,7 +42,7 @@ def show(
     """Print what `path` lists, and under it who of this kind is lost."""
     items = list(_every(client, path))
     if output == "json":
-        click.echo(json_text(items, indent=2))
+        print_document(items, output, list)
         return
     standing = client.get("now")
     if items:
@@ -71,14 +71,14 @@ def _log_problems(items: Sequence[Document]) -> Iterator[str]:
         logs = item.get("details", {}).get("logs")
         problem = logs.get("problem") if isinstance(logs, Mapping) else None
         if problem:
-            yield f"LOGS {table.plain(item['name'])}: {table.plain(str(problem))}"
+            yield f"LOGS {words.plain(item['name'])}: {words.plain(str(problem))}"
 
 
 def _lost(standing: Document, kind: str) -> Iterator[str]:
     for each in standing["lost"]:
         if each["kind"] == kind:
-            heard = ages.ago(each["since"], standing["at"])
-            yield f"LOST {table.plain(each['name'])}, last heard of {heard}: {table.plain(each['reason'])}"
+            heard = times.ago(each["since"], standing["at"])
+            yield f"LOST {words.plain(each['name'])}, last heard of {heard}: {words.plain(each['reason'])}"
 
 
 def _agent(item: Document, at: str) -> Sequence[object]:
@@ -86,7 +86,7 @@ def _agent(item: Document, at: str) -> Sequence[object]:
     gpus = details.get("gpus")
     return (
         item["name"],
-        ages.age(item["last_seen"], at),
+        times.age(item["last_seen"], at),
         len(gpus) if isinstance(gpus, list) else "-",
         details.get("version"),
         "; ".join(item.get("doubts", ())) or "-",
@@ -98,7 +98,7 @@ def _job(item: Document, at: str) -> Sequence[object]:
     able = details.get("capabilities")
     return (
         item["name"],
-        ages.age(item["last_seen"], at),
+        times.age(item["last_seen"], at),
         details.get("step"),
         len(item["gpus"]) if item.get("gpus") else details.get("ranks"),
         _few(item.get("nodes", ())),

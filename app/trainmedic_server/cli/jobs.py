@@ -6,13 +6,14 @@ from urllib.parse import quote
 
 import click
 
-from trainmedic_server.cli import table
 from trainmedic_server.cli.client import Client, server_options
-from trainmedic_server.cli.connected import list_jobs, output_option
+from trainmedic_server.cli.connected import list_jobs
+from trainmedic_server.cli.output import output_option
+from trainmedic_server.presentation import words
 
 
 @click.group(invoke_without_command=True)
-@output_option
+@output_option("table")
 @server_options
 def jobs(client: Client, output: str) -> None:
     """List the training jobs that are connected, or say that one which is gone was meant to end."""
@@ -27,4 +28,4 @@ def jobs(client: Client, output: str) -> None:
 def end(client: Client, job: str, note: str) -> None:
     """Say that a job which is gone was meant to end, so that TrainingGone ends. Who did it is recorded."""
     life = client.post(f"jobs/{quote(job)}/end", {"note": note})
-    click.echo(f"{table.plain(life.get('name'))}: {table.plain(life.get('state'))}")
+    click.echo(f"{words.plain(life.get('name'))}: {words.plain(life.get('state'))}")

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from trainmedic_server.cli import table
 from trainmedic_server.cli.client import Client
 from trainmedic_server.domain.reaction import NoReaction
+from trainmedic_server.presentation import words
 
 _WITHIN = "1d"
 _MOST_ALERTS = 100
@@ -38,6 +38,6 @@ def lines(entries: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     listed = list(entries)
     for entry in listed[:_SHOWN]:
         text = f"{entry['playbook']} refused {entry['alerts']} of {entry['alert']} within a day: {entry['reason']}"
-        yield f"{'NO PROOF':<11}{table.plain(text)}"
+        yield f"{'NO PROOF':<11}{words.plain(text)}"
     if len(listed) > _SHOWN:
         yield f"{'':<11}and {len(listed) - _SHOWN} more: 'trainmedic alerts --since 1d'"

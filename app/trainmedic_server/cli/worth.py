@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainmedic_server.cli import story, table
+from trainmedic_server.cli import table
+from trainmedic_server.presentation import times, words
 
 _PLAYBOOK = ("PLAYBOOK", "STARTED", "HELPED", "FAILED", "TIMED OUT", "UNDONE", "REJECTED", "HELD BACK", "AGAIN")
 _COUNTS = ("started", "helped", "failed", "timed_out", "undone_by_hand", "rejected", "held_back", "repeated")
@@ -23,7 +24,7 @@ def worth_lines(report: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     causes = report.get("repaired") or []
     reason = unknown.get("repaired")
-    yield "runs, by cause:" + ("" if causes else " none") + (f" ({table.plain(reason)})" if reason else "")
+    yield "runs, by cause:" + ("" if causes else " none") + (f" ({words.plain(reason)})" if reason else "")
     if causes:
         of_causes = [
             tuple(cause[name] for name in ("cause", "runs", "succeeded", "failed", "helped")) for cause in causes
@@ -33,11 +34,11 @@ def worth_lines(report: Mapping[str, Any]) -> Iterator[str]:
     kept = report.get("gpu_hours_kept")
     if kept:
         yield f"GPU-hours kept: {kept['gpu_hours']:g}, by {kept['runs']} runs; not counted: {kept['uncounted']}"
-        yield f"  formula: {table.plain(kept['formula'])}"
+        yield f"  formula: {words.plain(kept['formula'])}"
         for assumption in kept["assumptions"]:
-            yield f"  assumed: {table.plain(assumption)}"
+            yield f"  assumed: {words.plain(assumption)}"
         if kept["median_person_seconds"] is not None:
-            yield f"  people who were asked answered after {_span(kept['median_person_seconds'])} (median)"
+            yield f"  people who were asked answered after {times.span(kept['median_person_seconds'])} (median)"
 
 
 def _nodes(report: Mapping[str, Any]) -> Iterator[str]:
@@ -48,7 +49,7 @@ def _nodes(report: Mapping[str, Any]) -> Iterator[str]:
             node["verdicts"],
             node["touched"],
             node["came_back"],
-            _span(node["mtbi_seconds"]),
+            times.span(node["mtbi_seconds"]),
             ", ".join(node["alert_names"]),
         )
         for node in report.get("nodes", ())
@@ -59,8 +60,4 @@ def _nodes(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _times(repair: Mapping[str, Any]) -> tuple[str, str]:
-    return _span(repair["median_seconds"]), _span(repair["median_person_seconds"])
-
-
-def _span(seconds: float | None) -> str:
-    return story.span(None if seconds is None else seconds * 1000)
+    return times.span(repair["median_seconds"]), times.span(repair["median_person_seconds"])

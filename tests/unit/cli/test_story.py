@@ -63,7 +63,7 @@ def test_a_run_that_waits_says_what_it_waits_for_how_long_and_since_when() -> No
     line = story.next_line(upcoming, "2026-01-31T03:00:00Z")
     assert line.startswith(
         "waits for node:n1, which run f06b8a6f has; that run of cap waits for Hot to resolve, "
-        "until 03:12Z (in 12 min) at the latest; waiting 3 min"
+        "until 03:12Z (in 12 min) at the latest; waiting since 02:57Z (3 min ago)"
     )
 
 

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
 
-from trainmedic_server.domain.run import Status
+from trainmedic_server.presentation.rows import Row, refusal
 from trainmedic_server.server.console import folding
 from trainmedic_server.server.console.page_request import PageRequest
 
@@ -17,17 +17,17 @@ _SEVERAL = ("status", "playbook", "decision")
 
 async def read(
     page: PageRequest, chosen: Mapping[str, str], cursor: str = "", *, each: bool = False
-) -> tuple[list[folding.FoldedRow], str]:
+) -> tuple[list[Row], str]:
     """The rows of the runs that are `chosen` by the API's filters, from `cursor` on, and the cursor of the next page,
     empty at the end; with `each`, every run has its own. Raises HttpProblem."""
 
     async def asked(bounds: Mapping[str, str]) -> Any:
         return await page.get("/history", [*_pairs(chosen), *bounds.items()])
 
-    return await folding.read(asked, cursor, None if each else _says, "timestamp")
+    return await folding.read(asked, cursor, None if each else refusal, "timestamp")
 
 
-def alike(chosen: Mapping[str, str], row: folding.FoldedRow) -> str:
+def alike(chosen: Mapping[str, str], row: Row) -> str:
     """The query of the list that has each item of a row."""
     same = {name: row.item[name] for name in _SEVERAL}
     behind = datetime.fromisoformat(row.item["timestamp"]) + timedelta(microseconds=1)
@@ -43,10 +43,3 @@ def _pairs(chosen: Mapping[str, str]) -> list[tuple[str, str]]:
         for part in (value.split(",") if name in _SEVERAL else [value])
         if part
     ]
-
-
-def _says(item: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Decisions not to start that have playbook, alert and reason in common say the same."""
-    if item["status"] != Status.NOT_STARTED:
-        return None
-    return item["playbook"], item["alert_name"], item["decision"]
