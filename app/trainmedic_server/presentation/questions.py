@@ -12,12 +12,8 @@ from trainmedic_server.presentation.words import call, count, times
 
 UNASKED = "May this run act?"
 """The question of a step without one of its own."""
-AGAIN = {
-    "approval_requested": "Asked again",
-    "approval_reminded": "Reminder",
-    "approval_escalated": "Nobody has answered",
-}
-"""What precedes a question that is asked once more, by the kind of its event."""
+AGAIN = {"approval_reminded": "Reminder", "approval_escalated": "Nobody has answered"}
+"""What precedes a question of which people are reminded, by the kind of the event."""
 UNANSWERED = {
     "rejected_by_timeout": "nobody has answered in time, which rejects it",
     "approved_by_timeout": "nobody has answered in time, which approves it",
@@ -30,12 +26,7 @@ UNANSWERED = {
 
 def asks(run: Run) -> str:
     """Return who asks, and because of which alert."""
-    return f"{runs.title(run.playbook, run.target_key)} asks, because of {run.alert_name}:"
-
-
-def needs(by: Sequence[str], number: int) -> str:
-    """Return whose approval a question needs: ``approval by ann or hardware, 2 different people``."""
-    return f"approval by {who(by, number)}"
+    return f"{runs.title_of(run)} asks, because of {run.alert_name}:"
 
 
 def who(by: Sequence[str] | None, number: int | None) -> str:

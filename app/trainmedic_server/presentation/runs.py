@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from trainmedic_server.domain.run import Status
+from trainmedic_server.domain.run import Run, Status
 from trainmedic_server.presentation import times
 from trainmedic_server.presentation.sentences import At, RunName, Sentence, Values
 from trainmedic_server.presentation.words import words
@@ -23,6 +23,11 @@ _MOMENTS = (("before", "before"), ("at", "at the act"), ("after", "10 min after"
 def title(playbook: str, target: str | None) -> str:
     """Return the name of a run for people: its playbook and target."""
     return f"{playbook} on {target or 'no target'}"
+
+
+def title_of(run: Run) -> str:
+    """Return the name of a run for people."""
+    return title(run.playbook, run.target_key)
 
 
 def waits(item: Document) -> str:
@@ -44,18 +49,18 @@ def result(item: Document) -> str:
     return f"{words(status)}, owes" if owes else words(status)
 
 
-class Done(Struct, frozen=True):
+class DoneWords(Struct, frozen=True):
     """What a run did, and how that went. Each may be empty; neither repeats the other."""
 
     action: str
     message: str
 
 
-def done(item: Document) -> Done:
+def done(item: Document) -> DoneWords:
     """Return what a run did. Without a start, the message is the reason."""
     action, message = item.get("action_taken") or "", item.get("message") or ""
     is_told = action in message and item["status"] != Status.FAILED
-    return Done("" if is_told else action, message)
+    return DoneWords("" if is_told else action, message)
 
 
 def what(item: Document) -> str:
@@ -80,7 +85,7 @@ def took(performed: Document) -> str:
     return times.span(ended - began) if began and ended else ""
 
 
-class Effect(Struct, frozen=True):
+class EffectWords(Struct, frozen=True):
     """The measured effect of a run: the verdict in words, the measured values, and the reason."""
 
     verdict: str
@@ -88,13 +93,13 @@ class Effect(Struct, frozen=True):
     reason: str
 
 
-def effect(document: Document) -> Effect:
+def effect(document: Document) -> EffectWords:
     """Return the effect in words, with the alert's metric before, at and after the act as far as it was measured."""
     values = tuple(f"{label} {document[name]:g}" for name, label in _MOMENTS if document.get(name) is not None)
-    return Effect(words(document.get("verdict")), values, document.get("reason") or "")
+    return EffectWords(words(document.get("verdict")), values, document.get("reason") or "")
 
 
-class Next(Struct, frozen=True):
+class NextWords(Struct, frozen=True):
     """What a run is at and waits for (`now`), until when (`until`), and what comes then (`then`)."""
 
     now: tuple[Sentence, ...]
@@ -102,9 +107,9 @@ class Next(Struct, frozen=True):
     then: Sentence
 
 
-def upcoming(document: Document | None) -> Next | None:
+def upcoming(document: Document | None) -> NextWords | None:
     """Return what a run does next. None if it is over."""
-    return Next(tuple(_now(document)), tuple(_until(document)), _then(document)) if document else None
+    return NextWords(tuple(_now(document)), tuple(_until(document)), _then(document)) if document else None
 
 
 def _now(document: Document) -> Iterator[Sentence]:

@@ -62,14 +62,16 @@ def cut(text: str, size: int) -> str:
 
 def data(values: Mapping[str, Any]) -> str:
     """Return values as ``percent=80 reason="too hot"``, without empty ones."""
-    return " ".join(
-        f"{plain(name)}={_value(value)}" for name, value in values.items() if value not in (None, "", {}, [])
-    )
+    return _pairs({name: value for name, value in values.items() if value not in ("", {}, [])})
 
 
 def call(action: object, params: Mapping[str, Any] | None, note: object = None) -> str:
-    """Return an action with its parameters: ``job.scale_lr  factor=0.5  (only if …)``."""
-    return f"{plain(action)}  {data(params or {})}".rstrip() + (f"  ({plain(note)})" if note else "")
+    """Return an action with its parameters, also empty ones: ``job.scale_lr factor=0.5  (only if …)``."""
+    return f"{plain(action)} {_pairs(params or {})}".rstrip() + (f"  ({plain(note)})" if note else "")
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    return " ".join(f"{plain(name)}={_value(value)}" for name, value in values.items() if value is not None)
 
 
 def _value(value: Any) -> str:
