@@ -10,7 +10,7 @@ import click
 
 from trainmedic_server.cli import listing, table
 from trainmedic_server.cli.client import Client, server_options
-from trainmedic_server.cli.times import TimeParam
+from trainmedic_server.cli.params import TimeParam, pairs_of
 from trainmedic_server.domain.alert import AlertStatus
 from trainmedic_server.presentation import times, words
 
@@ -24,7 +24,14 @@ _COLUMNS = (
 
 @click.command()
 @click.option("--alert", "alertname", metavar="NAME", help="The alert's name.")
-@click.option("--label", "labels", metavar="NAME=VALUE", multiple=True, help="A label that it has. Can be repeated.")
+@click.option(
+    "--label",
+    "labels",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=pairs_of,
+    help="A label that it has. Can be repeated.",
+)
 @click.option("--status", type=click.Choice([status.value for status in AlertStatus]), help="As far as is known.")
 @click.option("--nobody", is_flag=True, help="Those that no playbook reacted to.")
 @click.option("--since", type=TimeParam(), metavar="TIME", help="From then on: a time, or how long ago (90m, 7d).")
@@ -36,7 +43,7 @@ _COLUMNS = (
 def alerts(
     client: Client,
     alertname: str | None,
-    labels: Sequence[str],
+    labels: Sequence[tuple[str, str]],
     status: str | None,
     nobody: bool,
     since: str | None,
@@ -54,7 +61,7 @@ def alerts(
     """
     given = {"alertname": alertname, "status": status, "since": since, "until": until}
     conditions: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    conditions |= {"label": [_pair(text) for text in labels]} if labels else {}
+    conditions |= {"label": [f"{name}={value}" for name, value in labels]} if labels else {}
     conditions |= {"reacted": "false"} if nobody else {}
     listed = listing.items(client, "alerts", conditions, None if everything else limit)
     if output == "json":
@@ -65,13 +72,6 @@ def alerts(
         table.show(_HEADER, rows)
     else:
         click.echo("No alert matches.", err=True)
-
-
-def _pair(text: str) -> str:
-    name, sign, _ = text.partition("=")
-    if not sign or not name:
-        raise click.UsageError(f"--label {text!r} is not a label and its value, such as job_name=llm-1")
-    return text
 
 
 def _cells(item: listing.Item) -> tuple[object, ...]:

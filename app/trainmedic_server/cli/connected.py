@@ -1,9 +1,10 @@
-"""``trainmedic agents``, and the list of ``trainmedic jobs``: who is connected, and who is lost."""
+"""``trainmedic agents`` and ``jobs``: who is connected, who is lost, and what an operator says of a job."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import click
 
@@ -23,12 +24,26 @@ def agents(client: Client, output: str) -> None:
     show(client, output, "agents", "agent", ("NODE", "SEEN", "GPUS", "VERSION", "DOUBTS"), _agent)
 
 
-def list_jobs(client: Client, output: str) -> None:
-    """Print the training jobs that are connected, those that were lost within a day, and whose logs are cut."""
-    show(client, output, "jobs", "job", ("JOB", "SEEN", "STEP", "GPUS", "NODES", "CAN", "DOUBTS"), _job)
-    if output != "json":
-        for line in log_cuts.lines(client):
-            click.echo(line)
+@click.group(invoke_without_command=True)
+@output_option("table")
+@server_options
+def jobs(client: Client, output: str) -> None:
+    """List the training jobs that are connected, or say that one which is gone was meant to end."""
+    if click.get_current_context().invoked_subcommand is None:
+        show(client, output, "jobs", "job", ("JOB", "SEEN", "STEP", "GPUS", "NODES", "CAN", "DOUBTS"), _job)
+        if output != "json":
+            for line in log_cuts.lines(client):
+                click.echo(line)
+
+
+@jobs.command()
+@click.argument("job", metavar="JOB")
+@click.option("--note", required=True, metavar="TEXT", help="Who has ended it, and why; kept in the history.")
+@server_options
+def end(client: Client, job: str, note: str) -> None:
+    """Say that a job which is gone was meant to end, so that TrainingGone ends. Who did it is recorded."""
+    life = client.post(f"jobs/{quote(job)}/end", {"note": note})
+    click.echo(f"{words.plain(life.get('name'))}: {words.plain(life.get('state'))}")
 
 
 def show(

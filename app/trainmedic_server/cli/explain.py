@@ -17,8 +17,8 @@ from trainmedic_server.catalog.library import Library
 from trainmedic_server.cli import exits, explained
 from trainmedic_server.cli.client import Client, token_from_file
 from trainmedic_server.cli.output import output_option, print_document
+from trainmedic_server.cli.params import TimeParam
 from trainmedic_server.cli.playbook_paths import alert_map_option, loaded_alert_map, playbook_roots
-from trainmedic_server.cli.times import TimeParam
 from trainmedic_server.domain.plain_text import visible
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.topology import Topology

@@ -11,7 +11,7 @@ import click
 from trainmedic_server.cli import job_names, listing, log_cuts, story, table
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.output import output_option, print_document
-from trainmedic_server.cli.times import TimeParam
+from trainmedic_server.cli.params import TimeParam
 from trainmedic_server.domain.finding import Role
 from trainmedic_server.presentation import times, words
 

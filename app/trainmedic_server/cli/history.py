@@ -18,7 +18,7 @@ import click
 from trainmedic_server.cli import exits, listing, story, table
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.output import output_option, print_document
-from trainmedic_server.cli.times import TimeParam
+from trainmedic_server.cli.params import TimeParam
 from trainmedic_server.domain.plain_text import json_text
 from trainmedic_server.domain.run import Decision, Status
 from trainmedic_server.presentation import rows, runs, times, words

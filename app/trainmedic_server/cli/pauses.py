@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -13,30 +11,10 @@ import click
 from trainmedic_server.cli import table
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.output import output_option, print_document
+from trainmedic_server.cli.params import TimeParam, labels_of
 from trainmedic_server.presentation import times, words
 
 _HEADER = ("ID", "SCOPE", "STATE", "UNTIL", "BY", "WHY")
-_LABEL = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
-
-
-class _Moment(click.ParamType[str]):
-    """A time; without a zone it is this machine's."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        try:
-            return datetime.fromisoformat(value).astimezone(UTC).isoformat()
-        except ValueError:
-            self.fail(f"{value!r} is not a time, such as 2026-01-31T12:00:00Z")
-
-
-def labels_of(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, str]:
-    """The labels that ``--label name=value`` gives, for a callback of the option."""
-    pairs = [_LABEL.fullmatch(value) for value in values]
-    if not all(pairs):
-        raise click.BadParameter("write it as name=value", ctx=ctx, param=param)
-    return {pair[1]: pair[2] for pair in pairs if pair}
 
 
 @click.command()
@@ -47,7 +25,7 @@ def labels_of(ctx: click.Context, param: click.Parameter, values: Sequence[str])
     "--label", "labels", multiple=True, metavar="NAME=VALUE", callback=labels_of, help="Only for alerts with it."
 )
 @click.option("--for", "length", metavar="DURATION", help="For so long (2h); without it until 'trainmedic resume'.")
-@click.option("--starts", type=_Moment(), metavar="TIME", help="From then on: a maintenance window.")
+@click.option("--starts", type=TimeParam(ago=False), metavar="TIME", help="From then on: a maintenance window.")
 @click.option("--every", metavar="DURATION", help="Again and again, such as 7d; needs --for.")
 @click.option("--note", default="", metavar="TEXT", help="Why; shown wherever the pause is.")
 @click.option("--observe-only", is_flag=True, help="Of a playbook: start its runs, and only record what they would do.")

@@ -14,11 +14,12 @@ import click
 from trainmedic_server.cli import exits, table
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.output import output_option, print_document
-from trainmedic_server.cli.times import TimeParam
-from trainmedic_server.cli.worth import worth_lines
+from trainmedic_server.cli.params import TimeParam
 from trainmedic_server.presentation import times, words
 
 _SHOWN = 10
+_PLAYBOOK = ("PLAYBOOK", "STARTED", "HELPED", "FAILED", "TIMED OUT", "UNDONE", "REJECTED", "HELD BACK", "AGAIN")
+_COUNTS = ("started", "helped", "failed", "timed_out", "undone_by_hand", "rejected", "held_back", "repeated")
 _LOST = ("failures", "restarts", "redone", "checkpoints", "evaluations", "repairs", "stalls", "other")
 
 
@@ -99,7 +100,7 @@ def _fleet_lines(report: Mapping[str, Any]) -> Iterator[str]:
     if causes:
         yield from table.rows(("CAUSE", "FAILURES", "JOBS", "DOWN", "GPU-HOURS", "NOT COUNTED"), causes, 100)
     yield ""
-    yield from worth_lines(report)
+    yield from _worth_lines(report)
 
 
 def _range(report: Mapping[str, Any]) -> str:
@@ -271,3 +272,54 @@ def _repair_lines(report: Mapping[str, Any]) -> Iterator[str]:
 def _dated(lines: Sequence[tuple[str, str, str]]) -> Iterator[str]:
     for at, kind, text in lines:
         yield f"  {times.stamp(at)}  {words.plain(kind)}: {words.plain(text)}"
+
+
+def _worth_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    unknown = report.get("unknown") or {}
+    yield from _node_lines(report)
+    yield ""
+    repairs = report.get("repairs") or []
+    yield "repairs:" + ("" if repairs else " none")
+    if repairs:
+        rows = [(repair["playbook"], *(repair[name] for name in _COUNTS), *_repair_times(repair)) for repair in repairs]
+        yield from table.rows((*_PLAYBOOK, "TOOK", "PERSON"), rows, 120)
+    yield ""
+    causes = report.get("repaired") or []
+    reason = unknown.get("repaired")
+    yield "runs, by cause:" + ("" if causes else " none") + (f" ({words.plain(reason)})" if reason else "")
+    if causes:
+        of_causes = [
+            tuple(cause[name] for name in ("cause", "runs", "succeeded", "failed", "helped")) for cause in causes
+        ]
+        yield from table.rows(("CAUSE", "RUNS", "SUCCEEDED", "FAILED", "HELPED"), of_causes, 100)
+    yield ""
+    kept = report.get("gpu_hours_kept")
+    if kept:
+        yield f"GPU-hours kept: {kept['gpu_hours']:g}, by {kept['runs']} runs; not counted: {kept['uncounted']}"
+        yield f"  formula: {words.plain(kept['formula'])}"
+        for assumption in kept["assumptions"]:
+            yield f"  assumed: {words.plain(assumption)}"
+        if kept["median_person_seconds"] is not None:
+            yield f"  people who were asked answered after {times.span(kept['median_person_seconds'])} (median)"
+
+
+def _node_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    nodes = [
+        (
+            node["node"],
+            node["alerts"],
+            node["verdicts"],
+            node["touched"],
+            node["came_back"],
+            times.span(node["mtbi_seconds"]),
+            ", ".join(node["alert_names"]),
+        )
+        for node in report.get("nodes", ())
+    ]
+    yield "nodes that keep failing:" + ("" if nodes else " none")
+    if nodes:
+        yield from table.rows(("NODE", "ALERTS", "VERDICTS", "TOUCHED", "CAME BACK", "MTBI", "WHICH"), nodes, 120)
+
+
+def _repair_times(repair: Mapping[str, Any]) -> tuple[str, str]:
+    return times.span(repair["median_seconds"]), times.span(repair["median_person_seconds"])

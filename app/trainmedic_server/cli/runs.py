@@ -11,7 +11,7 @@ import click
 from trainmedic_server.cli import exits, story
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.history import run_path
-from trainmedic_server.cli.pauses import labels_of
+from trainmedic_server.cli.params import labels_of
 from trainmedic_server.presentation import words
 
 _OPEN = ("running", "waiting", "awaiting_approval")

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import click
 
-from trainmedic_server.cli import exits, unproven
+from trainmedic_server.cli import exits
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.now import switches
 from trainmedic_server.cli.output import output_option, print_document
+from trainmedic_server.domain.reaction import NoReaction
 from trainmedic_server.presentation import words
 
 _SHOWN = 10
+_WITHIN = "1d"
+_MOST_ALERTS = 100
+"""Most alerts that are read for one alertname, the newest ones. They come from one rule or a few."""
 
 
 @click.command()
@@ -39,9 +43,7 @@ def status(client: Client, output: str) -> None:
         **{part: _or_reason(functools.partial(client.get, part)) for part in ("playbooks", "agents", "jobs")},
     }
     books = report["playbooks"]
-    report["unproven"] = (
-        [] if isinstance(books, str) else _or_reason(lambda: unproven.refused(client, books.get("items", ())))
-    )
+    report["unproven"] = [] if isinstance(books, str) else _or_reason(lambda: _refused(client, books.get("items", ())))
     if output == "json":
         report = {name: part for name, part in report.items() if name != "now"} | _switches(now)
     print_document(report, output, _lines)
@@ -100,7 +102,7 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
         text = f"unknown: {words.plain(reply)}" if isinstance(reply, str) else describe(reply)
         yield f"{part.removeprefix('open_'):<11}{text}"
     if not isinstance(report["unproven"], str):
-        yield from unproven.lines(report["unproven"])
+        yield from _proof_lines(report["unproven"])
 
 
 def _counts(counts: Mapping[str, int]) -> str:
@@ -134,3 +136,31 @@ def _connected(command: str, kind: str, now: Any, reply: Mapping[str, Any]) -> s
         return text
     more = f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
     return f"{text}; LOST within a day: {', '.join(map(words.plain, lost[:_SHOWN]))}{more}"
+
+
+def _refused(client: Client, playbooks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return what playbooks refused within a day for lack of proof: one entry for each playbook and alertname, with
+    ``playbook``, ``alert``, ``alerts`` (how many of the newest hundred) and the ``reason`` of the newest.
+
+    After an upgrade these are alerts of rules that an earlier release shipped, without the label that playbooks need.
+    """
+    entries: dict[tuple[str, str], dict[str, Any]] = {}
+    asking = [playbook for playbook in playbooks if playbook.get("proof")]
+    for name in sorted({name for playbook in asking for name in playbook["alerts"]}):
+        for alert in client.get("alerts", {"alertname": name, "since": _WITHIN, "limit": _MOST_ALERTS})["items"]:
+            for reaction in alert["reactions"]:
+                if reaction["decision"] == NoReaction.NO_PROOF:
+                    key = (reaction["playbook"], name)
+                    entry = {"playbook": key[0], "alert": name, "alerts": 0, "reason": reaction["reason"]}
+                    entries.setdefault(key, entry)["alerts"] += 1
+    return [entries[key] for key in sorted(entries)]
+
+
+def _proof_lines(entries: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the text lines for them. No lines if there are none."""
+    listed = list(entries)
+    for entry in listed[:_SHOWN]:
+        text = f"{entry['playbook']} refused {entry['alerts']} of {entry['alert']} within a day: {entry['reason']}"
+        yield f"{'NO PROOF':<11}{words.plain(text)}"
+    if len(listed) > _SHOWN:
+        yield f"{'':<11}and {len(listed) - _SHOWN} more: 'trainmedic alerts --since 1d'"

@@ -12,8 +12,7 @@ from typing import Any
 
 from trainmedic_server.presentation import questions, runs, sentences, times
 from trainmedic_server.presentation.sentences import At, Piece, RunName, Values
-from trainmedic_server.presentation.words import call, data, few, plain, short_id
-from trainmedic_server.presentation.words import times as so_often
+from trainmedic_server.presentation.words import call, data, few, how_often, plain, short_id
 
 Document = Mapping[str, Any]
 
@@ -156,7 +155,7 @@ def _alerts(run: Document) -> Iterator[str]:
             state = f"resolved {times.stamp(alert['resolved_at'])} ({plain(alert.get('resolved_because'))})"
         else:
             state = plain(alert.get("status"))
-        heard = so_often(alert.get("count", 1))
+        heard = how_often(alert.get("count", 1))
         yield f"  {plain(name)}  since {times.stamp(alert.get('starts_at'))}, {state}, heard {heard}"
         if labels:
             yield f"    labels       {data(labels)}"

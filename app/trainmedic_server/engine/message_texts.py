@@ -83,17 +83,6 @@ def written(event: Event, run: Run | None, kinds_told: Told) -> Draft | None:
     return replace(draft, component=component_of_run(run)) if draft is not None and run is not None else None
 
 
-KINDS = frozenset(
-    {"approval_requested", "approval_reminded", "approval_escalated", "approved", "rejected", "approval_ended",
-     "closed", "alert_resolved", "started_later",
-     "rate_limited", "concurrency_limited", "stale", "target_unknown", "target_ambiguous",
-     "undo_delayed", "undo_done", "undo_closed",
-     "breaker_opened", "breaker_closed", "pause_ordered", "resumed", "pause_began", "pause_ended", "mode_changed",
-     "server_started"}
-)  # fmt: skip
-"""The events that people may be told of."""
-
-
 def passed_by(
     message: Message, run: Run | None, alerts: Sequence[AlertRecord] = (), linked: Sequence[LinkedRun] = ()
 ) -> bool:
@@ -434,6 +423,10 @@ _OF_RUN: Mapping[str, Callable[[Event, Run, set[MessageKind]], Draft | None]] = 
     "undo_done": _undone,
     "undo_closed": _undone,
 }
+
+
+KINDS = frozenset({*_OF_SERVER, *_OF_RUN})
+"""The events that people may be told of."""
 
 
 # --- several as one -----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 from trainmedic_server.domain.approval import Terms
 from trainmedic_server.domain.run import Run, StepState
 from trainmedic_server.presentation import runs
-from trainmedic_server.presentation.words import call, count, times
+from trainmedic_server.presentation.words import call, count, how_often
 
 UNASKED = "May this run act?"
 """The question of a step without one of its own."""
@@ -38,7 +38,7 @@ def who(by: Sequence[str] | None, number: int | None) -> str:
 def asked(terms: Mapping[str, Any]) -> Iterator[str]:
     """Return what has happened to a question so far. `terms` is a question of the API, or a step's terms."""
     if (number := terms.get("asked") or 1) > 1:
-        yield f"asked {times(number)}"
+        yield f"asked {how_often(number)}"
     if terms.get("escalated"):
         yield "handed on"
     if given := terms.get("approved_by"):

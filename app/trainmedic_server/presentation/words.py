@@ -43,7 +43,7 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def times(number: int) -> str:
+def how_often(number: int) -> str:
     """Return ``once``, or ``3 times``."""
     return "once" if number == 1 else f"{number} times"
 

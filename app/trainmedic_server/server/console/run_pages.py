@@ -18,7 +18,7 @@ from trainmedic_server.domain.run import Status
 from trainmedic_server.presentation import times
 from trainmedic_server.presentation.rows import Row
 from trainmedic_server.presentation.runs import title
-from trainmedic_server.server.console import run_rows
+from trainmedic_server.server.console import folding
 from trainmedic_server.server.console.book_pages import UNCOUNTED
 from trainmedic_server.server.console.page_request import PageRequest
 from trainmedic_server.server.problems import HttpProblem
@@ -46,7 +46,7 @@ async def runs(page: PageRequest) -> Response:
 
     try:
         _check(text)
-        rows, after = await run_rows.read(page, chosen, cursor, each=bool(each))
+        rows, after = await folding.runs(page, chosen, cursor, each=bool(each))
     except HttpProblem as problem:
         if problem.status != HTTPStatus.UNPROCESSABLE_ENTITY:
             raise
@@ -61,7 +61,7 @@ async def runs(page: PageRequest) -> Response:
         status=422 if wrong and "hx-request" not in page.request.headers else 200,
         wrong=wrong,
         rows=rows,
-        alike=partial(run_rows.alike, chosen),
+        alike=partial(folding.alike_runs, chosen),
         more=urlencode({**shown, "cursor": after}) if after else "",
         chosen=chosen,
         text=text,
