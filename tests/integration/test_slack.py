@@ -163,7 +163,7 @@ def test_a_question_is_asked_and_approved_by_a_button(door: Door) -> None:
         "http.request",
         "<!date^",
         f"https://medic.example/runs/{run_id}",
-        "1 approval needed",
+        "Needs approval by any operator",
     ):
         assert part in shown
     door.acknowledged(door.slack.press(ANN, ts, "approve"))

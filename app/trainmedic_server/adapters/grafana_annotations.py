@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.web_door import WebDoor
 from trainmedic_server.domain.links import run_link
-from trainmedic_server.domain.run import Event, Run, UndoStatus
+from trainmedic_server.domain.run import Event, Run
 from trainmedic_server.errors import PermanentFailure
 from trainmedic_server.ports.store import RunStore
 
@@ -79,9 +79,7 @@ def given_back_at(run: Run) -> datetime | None:
     """When the last of what the run changed was given back, or when it closed; None while it is open or owes one."""
     if run.is_open or run.owes_undo:
         return None
-    done = [step.undo.attempts[-1] for step in run.steps if step.undo and step.undo.status is UndoStatus.DONE]
-    moments = [attempt.ended_at for attempt in done if attempt.ended_at is not None]
-    return max(moments, default=run.ended_at)
+    return run.undone_at or run.ended_at
 
 
 def _milliseconds(moment: datetime) -> int:

@@ -48,7 +48,7 @@ _COMMANDS: Mapping[str, _CommandEntry] = {
     "keep": _CommandEntry("findings", "Keep what is known of a job, however old it gets."),
     "approvals": _CommandEntry("approvals", "Show what waits for people, and what would be done."),
     "runs": _CommandEntry("runs", "Approve, reject, cancel, undo, start or try again a run."),
-    "jobs": _CommandEntry("jobs", "List the training jobs, or say that one which is gone was meant to end."),
+    "jobs": _CommandEntry("connected", "List the training jobs, or say that one which is gone was meant to end."),
     "agents": _CommandEntry("connected", "List the node agents, and those that are lost."),
     "report": _CommandEntry("report", "Show what the time of a job came to, or what failures cost over all jobs."),
     "pause": _CommandEntry("pauses", "Stop new repairs, all or some, for a while or until further notice."),

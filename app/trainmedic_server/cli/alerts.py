@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
-from trainmedic_server.cli import ages, listing, story, table
+from trainmedic_server.cli import listing, table
 from trainmedic_server.cli.client import Client, server_options
-from trainmedic_server.cli.times import TimeParam
+from trainmedic_server.cli.params import TimeParam, pairs_of
 from trainmedic_server.domain.alert import AlertStatus
+from trainmedic_server.presentation import times, words
 
 _HEADER = ("HEARD", "ALERT", "STATUS", "TIMES", "LABELS", "WHAT CAME OF IT")
 # The members of an item, in the order of the server's own CSV (`server.heard_alerts.HeardAlertView`).
@@ -23,7 +24,14 @@ _COLUMNS = (
 
 @click.command()
 @click.option("--alert", "alertname", metavar="NAME", help="The alert's name.")
-@click.option("--label", "labels", metavar="NAME=VALUE", multiple=True, help="A label that it has. Can be repeated.")
+@click.option(
+    "--label",
+    "labels",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=pairs_of,
+    help="A label that it has. Can be repeated.",
+)
 @click.option("--status", type=click.Choice([status.value for status in AlertStatus]), help="As far as is known.")
 @click.option("--nobody", is_flag=True, help="Those that no playbook reacted to.")
 @click.option("--since", type=TimeParam(), metavar="TIME", help="From then on: a time, or how long ago (90m, 7d).")
@@ -35,7 +43,7 @@ _COLUMNS = (
 def alerts(
     client: Client,
     alertname: str | None,
-    labels: Sequence[str],
+    labels: Sequence[tuple[str, str]],
     status: str | None,
     nobody: bool,
     since: str | None,
@@ -53,7 +61,7 @@ def alerts(
     """
     given = {"alertname": alertname, "status": status, "since": since, "until": until}
     conditions: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    conditions |= {"label": [_pair(text) for text in labels]} if labels else {}
+    conditions |= {"label": [f"{name}={value}" for name, value in labels]} if labels else {}
     conditions |= {"reacted": "false"} if nobody else {}
     listed = listing.items(client, "alerts", conditions, None if everything else limit)
     if output == "json":
@@ -61,26 +69,18 @@ def alerts(
     elif output == "csv":
         listing.write_csv(listed, _COLUMNS)
     elif rows := [_cells(item) for item in listed]:
-        for line in table.rows(_HEADER, rows, table.width()):
-            click.echo(line)
+        table.show(_HEADER, rows)
     else:
         click.echo("No alert matches.", err=True)
 
 
-def _pair(text: str) -> str:
-    name, sign, _ = text.partition("=")
-    if not sign or not name:
-        raise click.UsageError(f"--label {text!r} is not a label and its value, such as job_name=llm-1")
-    return text
-
-
 def _cells(item: listing.Item) -> tuple[object, ...]:
     labels = {name: value for name, value in item["labels"].items() if name != "alertname"}
-    heard = ages.age(item["last_heard"], datetime.now(UTC).isoformat())
+    heard = times.age(item["last_heard"], datetime.now(UTC).isoformat())
     name = item["alert_name"]
     if item.get("original_alert_name") not in (None, name):
         name = f"{name} (sent as {item['original_alert_name']})"
-    return heard, name, item["status"], f"×{item['count']}", story.data(labels), _outcome(item)
+    return heard, name, item["status"], f"×{item['count']}", words.data(labels), _outcome(item)
 
 
 def _outcome(item: listing.Item) -> str:
@@ -89,6 +89,6 @@ def _outcome(item: listing.Item) -> str:
         return str(item["reason"])
     told = []
     for reaction in item["reactions"]:
-        run = f" (run {table.short_id(reaction['run_id'])})" if reaction.get("run_id") else ""
+        run = f" (run {words.short_id(reaction['run_id'])})" if reaction.get("run_id") else ""
         told.append(f"{reaction['playbook']}: {reaction['decision']}{run}")
     return "; ".join(told)

@@ -1,34 +1,49 @@
-"""``trainmedic agents``, and the list of ``trainmedic jobs``: who is connected, and who is lost."""
+"""``trainmedic agents`` and ``jobs``: who is connected, who is lost, and what an operator says of a job."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import click
 
-from trainmedic_server.cli import ages, log_cuts, table
+from trainmedic_server.cli import log_cuts, table
 from trainmedic_server.cli.client import Client, server_options
-from trainmedic_server.domain.plain_text import json_text
+from trainmedic_server.cli.output import output_option, print_document
+from trainmedic_server.presentation import times, words
 
 Document = Mapping[str, Any]
-output_option = click.option("--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 
 
 @click.command()
-@output_option
+@output_option("table")
 @server_options
 def agents(client: Client, output: str) -> None:
     """List the node agents that are connected, and those that were lost within a day."""
     show(client, output, "agents", "agent", ("NODE", "SEEN", "GPUS", "VERSION", "DOUBTS"), _agent)
 
 
-def list_jobs(client: Client, output: str) -> None:
-    """Print the training jobs that are connected, those that were lost within a day, and whose logs are cut."""
-    show(client, output, "jobs", "job", ("JOB", "SEEN", "STEP", "GPUS", "NODES", "CAN", "DOUBTS"), _job)
-    if output != "json":
-        for line in log_cuts.lines(client):
-            click.echo(line)
+@click.group(invoke_without_command=True)
+@output_option("table")
+@server_options
+def jobs(client: Client, output: str) -> None:
+    """List the training jobs that are connected, or say that one which is gone was meant to end."""
+    if click.get_current_context().invoked_subcommand is None:
+        show(client, output, "jobs", "job", ("JOB", "SEEN", "STEP", "GPUS", "NODES", "CAN", "DOUBTS"), _job)
+        if output != "json":
+            for line in log_cuts.lines(client):
+                click.echo(line)
+
+
+@jobs.command()
+@click.argument("job", metavar="JOB")
+@click.option("--note", required=True, metavar="TEXT", help="Who has ended it, and why; kept in the history.")
+@server_options
+def end(client: Client, job: str, note: str) -> None:
+    """Say that a job which is gone was meant to end, so that TrainingGone ends. Who did it is recorded."""
+    life = client.post(f"jobs/{quote(job)}/end", {"note": note})
+    click.echo(f"{words.plain(life.get('name'))}: {words.plain(life.get('state'))}")
 
 
 def show(
@@ -42,7 +57,7 @@ def show(
     """Print what `path` lists, and under it who of this kind is lost."""
     items = list(_every(client, path))
     if output == "json":
-        click.echo(json_text(items, indent=2))
+        print_document(items, output, list)
         return
     standing = client.get("now")
     if items:
@@ -71,14 +86,14 @@ def _log_problems(items: Sequence[Document]) -> Iterator[str]:
         logs = item.get("details", {}).get("logs")
         problem = logs.get("problem") if isinstance(logs, Mapping) else None
         if problem:
-            yield f"LOGS {table.plain(item['name'])}: {table.plain(str(problem))}"
+            yield f"LOGS {words.plain(item['name'])}: {words.plain(str(problem))}"
 
 
 def _lost(standing: Document, kind: str) -> Iterator[str]:
     for each in standing["lost"]:
         if each["kind"] == kind:
-            heard = ages.ago(each["since"], standing["at"])
-            yield f"LOST {table.plain(each['name'])}, last heard of {heard}: {table.plain(each['reason'])}"
+            heard = times.ago(each["since"], standing["at"])
+            yield f"LOST {words.plain(each['name'])}, last heard of {heard}: {words.plain(each['reason'])}"
 
 
 def _agent(item: Document, at: str) -> Sequence[object]:
@@ -86,7 +101,7 @@ def _agent(item: Document, at: str) -> Sequence[object]:
     gpus = details.get("gpus")
     return (
         item["name"],
-        ages.age(item["last_seen"], at),
+        times.age(item["last_seen"], at),
         len(gpus) if isinstance(gpus, list) else "-",
         details.get("version"),
         "; ".join(item.get("doubts", ())) or "-",
@@ -98,7 +113,7 @@ def _job(item: Document, at: str) -> Sequence[object]:
     able = details.get("capabilities")
     return (
         item["name"],
-        ages.age(item["last_seen"], at),
+        times.age(item["last_seen"], at),
         details.get("step"),
         len(item["gpus"]) if item.get("gpus") else details.get("ranks"),
         _few(item.get("nodes", ())),

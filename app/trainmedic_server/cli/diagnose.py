@@ -15,9 +15,10 @@ from trainmedic_server.adapters.reading_limits import ReadingLimits
 from trainmedic_server.cli import exits
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.logs import loaded, rules_option
+from trainmedic_server.cli.output import output_option, print_document
 from trainmedic_server.diagnosis.advice import MEANS
 from trainmedic_server.diagnosis.verdict import Advice
-from trainmedic_server.domain.plain_text import json_text, visible
+from trainmedic_server.domain.plain_text import visible
 from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.wiring.folder_diagnosis import AttemptVerdict, FolderDiagnosis, diagnose_folder
 
@@ -50,7 +51,7 @@ _MOST_SHOWN = 6
     metavar="MIB",
     help="With --dir: MiB of memory from which on nothing more is read. The process that reads dumps has as many.",
 )
-@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@output_option()
 @server_options
 def diagnose(
     client: Client,
@@ -84,12 +85,8 @@ def _of_server(client: Client, job: str | None, attempt: int | None, output: str
         raise exits.InvalidInput("name a job, or a folder by --dir")
     query = {} if attempt is None else {"attempt": str(attempt)}
     found = client.get(f"jobs/{quote(job)}/diagnosis", query)
-    if output == "json":
-        click.echo(json_text(found, indent=2))
-        return
-    click.echo(visible(f"{found['job']}" + (f", attempt {found['attempt']}" if found["attempt"] else "")))
-    for line in shown(found):
-        click.echo(visible(line))
+    attempts = f", attempt {found['attempt']}" if found["attempt"] else ""
+    print_document(found, output, lambda _: map(visible, (f"{found['job']}{attempts}", *shown(found))))
 
 
 def _of_folder(
@@ -108,14 +105,10 @@ def _of_folder(
     chosen = next((each for each in reversed(found.attempts) if attempt in (None, each.attempt)), None)
     if chosen is None:
         raise exits.UnknownName(f"there are no logs of attempt {attempt}")
-    if output == "json":
-        said = {"job": chosen.job, "attempt": chosen.attempt, **chosen.verdict.plain()}
-        read = {"files_read": found.files_read, "read_in_part": found.read_in_part, "left_out": found.left_out}
-        read |= {"limit_reached": found.limit_reached}
-        click.echo(json_text(said | read, indent=2))
-        return
-    for line in _text(chosen, found, limits):
-        click.echo(visible(line))
+    said = {"job": chosen.job, "attempt": chosen.attempt, **chosen.verdict.plain()}
+    read = {"files_read": found.files_read, "read_in_part": found.read_in_part, "left_out": found.left_out}
+    read |= {"limit_reached": found.limit_reached}
+    print_document(said | read, output, lambda _: map(visible, _text(chosen, found, limits)))
 
 
 def _text(chosen: AttemptVerdict, found: FolderDiagnosis, limits: ReadingLimits) -> Iterator[str]:

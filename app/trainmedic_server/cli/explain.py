@@ -16,9 +16,10 @@ from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.cli import exits, explained
 from trainmedic_server.cli.client import Client, token_from_file
+from trainmedic_server.cli.output import output_option, print_document
+from trainmedic_server.cli.params import TimeParam
 from trainmedic_server.cli.playbook_paths import alert_map_option, loaded_alert_map, playbook_roots
-from trainmedic_server.cli.times import TimeParam
-from trainmedic_server.domain.plain_text import json_text, visible
+from trainmedic_server.domain.plain_text import visible
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import explanation
@@ -55,7 +56,7 @@ from trainmedic_server.simulation.explain import explain as explain_alerts
 @click.option("--server", metavar="URL", help="Ask this server, with all that it knows, instead of files.")
 @click.option("--token", metavar="TOKEN", envvar="TRAINMEDIC_TOKEN", help="Token to present to the server.")
 @click.option("--test", "as_test", is_flag=True, help="Print a file of tests of it, for 'playbook test'.")
-@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@output_option()
 def explain(
     alert: BinaryIO,
     paths: Sequence[Path],
@@ -90,11 +91,8 @@ def explain(
         answer = _of_files(document, alert.name, paths, Mode(mode), inventory, at, alert_map, as_test)
     if as_test:
         click.echo(answer["test"], nl=False)
-    elif output == "json":
-        click.echo(json_text(answer, indent=2))
     else:
-        for line in explained.lines(answer):
-            click.echo(line)
+        print_document(answer, output, explained.lines)
 
 
 def _document(alert: BinaryIO) -> Any:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainmedic_server.cli import story
-from trainmedic_server.cli.table import plain
 from trainmedic_server.domain.plain_text import json_text
+from trainmedic_server.presentation import words
+from trainmedic_server.presentation.words import plain
 
 Document = Mapping[str, Any]
 
@@ -29,7 +29,7 @@ def alert_lines(alert: Document) -> Iterator[str]:
     """One alert."""
     labels = {name: value for name, value in alert.get("labels", {}).items() if name != "alertname"}
     name = plain(alert.get("alert_name") or "(without a name)")
-    yield f"alert {name}, {plain(alert.get('status'))}: {story.data(labels)}"
+    yield f"alert {name}, {plain(alert.get('status'))}: {words.data(labels)}"
     yield from original(alert, "  ")
     if alert.get("kept_back"):
         yield f"  Alertmanager does not send it: {plain(alert['kept_back'])}. If it did:"
@@ -50,7 +50,7 @@ def original(alert: Document, before: str) -> Iterator[str]:
     if (sent := alert.get("original_labels")) is not None:
         labels = {name: value for name, value in sent.items() if name != "alertname"}
         name = plain(alert.get("original_alert_name") or sent.get("alertname") or "(without a name)")
-        yield f"{before}mapped from {name}: {story.data(labels)}".rstrip()
+        yield f"{before}mapped from {name}: {words.data(labels)}".rstrip()
 
 
 def suggestion(alert: Document, before: str) -> Iterator[str]:

@@ -10,9 +10,10 @@ import click
 
 from trainmedic_server.cli import job_names, listing, log_cuts, story, table
 from trainmedic_server.cli.client import Client, server_options
-from trainmedic_server.cli.times import TimeParam
+from trainmedic_server.cli.output import output_option, print_document
+from trainmedic_server.cli.params import TimeParam
 from trainmedic_server.domain.finding import Role
-from trainmedic_server.domain.plain_text import json_text
+from trainmedic_server.presentation import times, words
 
 _HEADER = ("FINDING", "TIME", "RULE", "ROLE", "TARGET", "COUNT", "RANKS", "STATE", "LINE")
 _LONGEST_RANKS = 20
@@ -42,7 +43,7 @@ def _filters(command: Callable[..., None]) -> Callable[..., None]:
 @click.group(invoke_without_command=True)
 @_filters
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most so many findings.")
-@click.option("--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@output_option("table")
 @server_options
 def findings(client: Client, limit: int, output: str, open_: str | None, **filters: str | None) -> None:
     """Show what log rules have found, newest first.
@@ -57,13 +58,12 @@ def findings(client: Client, limit: int, output: str, open_: str | None, **filte
     conditions = {name: value for name, value in {**filters, "open": open_}.items() if value is not None}
     items = list(listing.items(client, "findings", conditions, limit))
     if output == "json":
-        click.echo(json_text(items, indent=2))
+        print_document(items, output, list)
         return
     if not items:
         click.echo("No finding matches.", err=True)
     else:
-        for line in table.rows(_HEADER, [_cells(item) for item in items], table.width()):
-            click.echo(line)
+        table.show(_HEADER, [_cells(item) for item in items])
     for line in log_cuts.lines(client, filters["job"], filters["node"]):
         click.echo(line, err=True)
 
@@ -71,7 +71,7 @@ def findings(client: Client, limit: int, output: str, open_: str | None, **filte
 @findings.command()
 @click.argument("finding_id", metavar="FINDING")
 @click.option("--job", metavar="NAME", help="The finding's job. A token that is bounded to jobs needs it.")
-@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@output_option()
 @server_options
 def show(client: Client, finding_id: str, output: str, job: str | None) -> None:
     """Show one finding, and the lines around it in each stream."""
@@ -79,11 +79,7 @@ def show(client: Client, finding_id: str, output: str, job: str | None) -> None:
         raise click.UsageError(f"{finding_id!r} is not the id of a finding")
     path = f"findings/{finding_id}"
     finding = client.get(listing.job_path(job, path) if job else path)
-    if output == "json":
-        click.echo(json_text(finding, indent=2))
-        return
-    for line in story.finding_lines(finding):
-        click.echo(line)
+    print_document(finding, output, story.finding_lines)
 
 
 @click.command()
@@ -124,9 +120,9 @@ def _job_and_attempt(text: str) -> tuple[str, int | None]:
 
 def _kept_line(kept: Document) -> str:
     attempt = f", attempt {kept['attempt']}" if kept.get("attempt") else ""
-    note = f": {table.plain(kept['note'])}" if kept.get("note") else ""
-    by = table.plain(kept.get("by"))
-    return f"{table.plain(kept.get('job'))}{attempt}  kept since {story.moment(kept.get('at'))} by {by}{note}"
+    note = f": {words.plain(kept['note'])}" if kept.get("note") else ""
+    by = words.plain(kept.get("by"))
+    return f"{words.plain(kept.get('job'))}{attempt}  kept since {times.stamp(kept.get('at'))} by {by}{note}"
 
 
 def _cells(item: Document) -> tuple[object, ...]:
@@ -135,4 +131,4 @@ def _cells(item: Document) -> tuple[object, ...]:
     state = "suspected" if item.get("suspected") else "open" if item.get("open") else str(item.get("ended_because"))
     target = story.finding_target(item)
     members = (item.get("rule"), item.get("role"), target, item.get("count"))
-    return (item.get("id"), story.moment(item.get("first_at")), *members, shown, state, item.get("line"))
+    return (item.get("id"), times.stamp(item.get("first_at")), *members, shown, state, item.get("line"))

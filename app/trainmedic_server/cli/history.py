@@ -15,11 +15,13 @@ from typing import Any
 
 import click
 
-from trainmedic_server.cli import exits, listing, run_rows, story, table
+from trainmedic_server.cli import exits, listing, story, table
 from trainmedic_server.cli.client import Client, server_options
-from trainmedic_server.cli.times import TimeParam
+from trainmedic_server.cli.output import output_option, print_document
+from trainmedic_server.cli.params import TimeParam
 from trainmedic_server.domain.plain_text import json_text
 from trainmedic_server.domain.run import Decision, Status
+from trainmedic_server.presentation import rows, runs, times, words
 
 # The members of an item, in the order of the server's own CSV. The model that names them is the server's
 # (`server.views.HistoryItem`), and importing it would load pydantic.
@@ -29,6 +31,7 @@ _COLUMNS = (
     "waiting_on", "deadline", "approved_by", "decided_at",
     "started_by", "repeats", "original_alert_name", "original_labels",
 )  # fmt: skip
+_HEADER = ("WHEN", "RUN", "ALERT", "PLAYBOOK", "TARGET", "RESULT", "TOOK", "WHAT")
 _MOST_FOLDED = 20
 """So many times as many items as rows are read for a table, where many of them fold into one."""
 # Fixed while following, where the rows to come are not known; the last column takes what is left.
@@ -129,17 +132,13 @@ def history(
 @click.option(
     "--job", metavar="NAME", help="The run's job; RUN must then be complete. A token that is bounded to jobs needs it."
 )
-@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@output_option()
 @server_options
 def show(client: Client, run_id: str, output: str, job: str | None) -> None:
     """Tell the whole story of one run: alerts, decision, steps, undo, and what happened when."""
     path = f"history/{run_path(run_id)}"
     run = client.get(listing.job_path(job, path) if job else path)
-    if output == "json":
-        click.echo(json_text(run, indent=2))
-        return
-    for line in story.lines(run):
-        click.echo(line)
+    print_document(run, output, story.lines)
 
 
 def run_path(run_id: str) -> str:
@@ -153,29 +152,43 @@ def _print_table(client: Client, conditions: Mapping[str, Any], limit: int | Non
     """The newest rows. What folds into one row counts once, so that decisions in their hundreds push nothing out."""
     at = datetime.now(UTC).isoformat()
     if each:
-        rows = [run_rows.Row(item) for item in listing.items(client, "history", conditions, limit)]
+        shown = rows.folded(listing.items(client, "history", conditions, limit), None, "timestamp")
     else:
-        rows = _folded_rows(client, conditions, limit)
-    if not rows:
+        shown = _folded_rows(client, conditions, limit)
+    if not shown:
         click.echo("No run matches.", err=True)
         return
-    for line in table.rows(run_rows.HEADER, [run_rows.cells(row, at) for row in rows[:limit]], table.width()):
-        click.echo(line)
+    table.show(_HEADER, [_cells(row, at) for row in shown[:limit]])
 
 
-def _folded_rows(client: Client, conditions: Mapping[str, Any], limit: int | None) -> list[run_rows.Row]:
+def _folded_rows(client: Client, conditions: Mapping[str, Any], limit: int | None) -> list[rows.Row]:
     """As many rows as are asked for, of as many pages as that takes."""
     most = None if limit is None else limit * _MOST_FOLDED
     page_size = listing.PAGE if limit is None else min(max(limit, 100), listing.PAGE)
     items: list[Item] = []
-    rows: list[run_rows.Row] = []
     for item in listing.items(client, "history", conditions, most, page_size):
         items.append(item)
         if limit is not None and len(items) % page_size == 0:
-            rows = run_rows.folded(items)
-            if len(rows) > limit:
-                return rows[:limit]
-    return run_rows.folded(items)
+            shown = rows.folded(items, rows.refusal, "timestamp")
+            if len(shown) > limit:
+                return shown[:limit]
+    return rows.folded(items, rows.refusal, "timestamp")
+
+
+def _cells(row: rows.Row, at: str) -> tuple[object, ...]:
+    """The cells of a row under `_HEADER`, with ages as of `at`."""
+    item = row.item
+    targets = {each["target"] for each in (item, *row.alike)}
+    return (
+        times.age(item["timestamp"], at),
+        f"×{row.count}" if row.alike else words.short_id(item["run_id"]),
+        item["alert_name"],
+        item["playbook"],
+        words.count(len(targets), "target") if len(targets) > 1 else item["target"],
+        runs.result(item),
+        runs.lasted(item) or "-",
+        runs.what(item),
+    )
 
 
 def _follow(client: Client, conditions: Mapping[str, Any], limit: int, as_json: bool) -> None:
@@ -183,9 +196,9 @@ def _follow(client: Client, conditions: Mapping[str, Any], limit: int, as_json: 
     items = {item["run_id"]: item for item in reversed(list(listing.items(client, "history", conditions, limit)))}
     at = datetime.now(UTC).isoformat()
     if not as_json:
-        click.echo(table.fit(run_rows.HEADER, _WIDTHS, table.width()))
+        click.echo(table.fit(_HEADER, _WIDTHS, table.width()))
     for item in items.values():
-        row = [table.plain(cell) for cell in run_rows.cells(run_rows.Row(item), at)]
+        row = [words.plain(cell) for cell in _cells(rows.Row(item), at)]
         click.echo(json_text(item) if as_json else table.fit(row, _WIDTHS, table.width()))
     for event in _endless_events(client):
         about = _item_of(client, event, items)
@@ -207,7 +220,7 @@ def _endless_events(client: Client) -> Iterator[dict[str, Any]]:
         except exits.Unreachable as error:
             if last_id is None and reconnections == 0:
                 raise
-            click.echo(f"{table.plain(error.message.splitlines()[0])} Trying again.", err=True)
+            click.echo(f"{words.plain(error.message.splitlines()[0])} Trying again.", err=True)
         time.sleep(min(2.0 ** min(reconnections, 5), _LONGEST_PAUSE_SECONDS))
 
 
@@ -238,6 +251,6 @@ def _matches(item: Item, conditions: Mapping[str, Any]) -> bool:
 
 
 def _event_line(event: Mapping[str, Any], item: Item | None) -> str:
-    about = f"{table.plain(item['playbook'])} {table.plain(item['target'])}  " if item else ""
-    run_id = table.short_id(event.get("run_id")).ljust(8)
-    return f"{story.moment(event.get('at'))}  {run_id}  {about}{story.describe(event)}"
+    about = f"{words.plain(item['playbook'])} {words.plain(item['target'])}  " if item else ""
+    run_id = words.short_id(event.get("run_id")).ljust(8)
+    return f"{times.stamp(event.get('at'))}  {run_id}  {about}{story.describe(event)}"

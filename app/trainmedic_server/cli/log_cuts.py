@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainmedic_server.cli import story, table
 from trainmedic_server.cli.client import Client
 from trainmedic_server.cli.exits import CommandError, NotAllowed, UnknownName
 from trainmedic_server.domain.log_cuts import CutKind
+from trainmedic_server.presentation import times, words
 
 _MOST_SHOWN = 5
 _MEANS: Mapping[CutKind, str] = {
@@ -40,11 +40,11 @@ def lines(client: Client, job: str | None = None, node: str | None = None) -> It
 
 
 def _line(item: Mapping[str, Any]) -> str:
-    whose = f"job {table.plain(item['job'])}" if item["job"] else "jobs"
+    whose = f"job {words.plain(item['job'])}" if item["job"] else "jobs"
     owner = f" of user {item['uid']}" if item["uid"] is not None else ""
     try:
         what = _MEANS[CutKind(item["what"])].format(f"{item['count']:,}")
     except ValueError:  # of a newer server
-        what = f"{item['count']:,} {table.plain(item['what'])}"
-    since = story.moment(item["since"])
-    return f"CUT {whose}{owner} on {table.plain(item['node'])}: {what} since {since}, its budget is used up"
+        what = f"{item['count']:,} {words.plain(item['what'])}"
+    since = times.stamp(item["since"])
+    return f"CUT {whose}{owner} on {words.plain(item['node'])}: {what} since {since}, its budget is used up"

@@ -15,7 +15,7 @@ import click
 
 from trainmedic_server.cli import exits, job_names
 from trainmedic_server.cli.client import Client
-from trainmedic_server.cli.times import TimeParam
+from trainmedic_server.cli.params import TimeParam
 from trainmedic_server.domain.log_search import LogLevel
 from trainmedic_server.domain.plain_text import json_text, visible
 

@@ -21,9 +21,11 @@ from trainmedic_server.catalog.schema import log_rule_schema
 from trainmedic_server.cli import exits
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.log_lines import line_options, show_lines
+from trainmedic_server.cli.output import output_option
 from trainmedic_server.domain.log_sources import SOURCES, misspelt
 from trainmedic_server.domain.plain_text import json_text, visible
 from trainmedic_server.logs.rule import RuleSet
+from trainmedic_server.presentation import words
 from trainmedic_server.simulation import report, suite
 from trainmedic_server.simulation.check import check_log_rules, test_files
 from trainmedic_server.simulation.log_lines import LineExplanation
@@ -73,12 +75,12 @@ def check(paths: Sequence[Path]) -> None:
     for problem in problems:
         click.echo(visible(str(problem), keep="\n"))
     if problems:
-        raise exits.Failure(_count(len(problems), "mistake"))
+        raise exits.Failure(words.count(len(problems), "mistake"))
     if not rules.rules:
         raise exits.InvalidInput(
             f"There is no log rule in {', '.join(map(str, roots))}: a rule is a YAML document with the key log_rule."
         )
-    click.echo(f"{_count(len(rules.rules), 'log rule')}, no mistake.")
+    click.echo(f"{words.count(len(rules.rules), 'log rule')}, no mistake.")
 
 
 @logs.command()
@@ -109,7 +111,7 @@ def test(paths: Sequence[Path], verbose: bool) -> None:
     for line in report.results(_tested(files, results), verbose=verbose):
         click.echo(line)
     if not all(result.passed for result in results):
-        raise exits.Failure(_count(sum(not result.passed for result in results), "file") + " failed")
+        raise exits.Failure(words.count(sum(not result.passed for result in results), "file") + " failed")
 
 
 def _tested(files: Sequence[Path], results: list[suite.FileResult]) -> Iterator[suite.FileResult]:
@@ -131,7 +133,7 @@ def _tested(files: Sequence[Path], results: list[suite.FileResult]) -> Iterator[
 )
 @rules_option
 @click.option("--matched", is_flag=True, help="Only lines that a rule takes, ends with, or nearly takes.")
-@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@output_option()
 def explain(file: BufferedIOBase, source: str, paths: Sequence[Path], matched: bool, output: str) -> None:
     """Show the level, time and metrics of each line of a log, and which rule takes it, with which fields.
 
@@ -182,7 +184,3 @@ def _roots(paths: Sequence[Path]) -> list[Path]:
     if not roots:
         raise exits.InvalidInput("There are no log rules; name their folder.")
     return roots
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
-from trainmedic_server.cli import ages, story, table
+from trainmedic_server.cli import story, table
 from trainmedic_server.cli.client import Client, server_options
-from trainmedic_server.domain.plain_text import json_text
+from trainmedic_server.cli.output import output_option, print_document
+from trainmedic_server.presentation import times, words
 
 Document = Mapping[str, Any]
 _SHOWN = 20
@@ -18,17 +19,12 @@ _OBSERVE = ", observe only"
 
 
 @click.command()
-@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@output_option()
 @server_options
 def now(client: Client, output: str) -> None:
     """Show how things stand: what waits for you, what is changed and when it is given back, what comes next."""
-    standing = client.get("now")
-    if output == "json":
-        click.echo(json_text(standing, indent=2))
-        return
     width = table.width()
-    for line in lines(standing):
-        click.echo(table.cut(line, width))
+    print_document(client.get("now"), output, lambda standing: (words.cut(line, width) for line in lines(standing)))
 
 
 def lines(standing: Document) -> Iterator[str]:
@@ -50,7 +46,7 @@ def lines(standing: Document) -> Iterator[str]:
         if len(entries) > _SHOWN:
             yield f"  and {len(entries) - _SHOWN} more: --output json has them all"
         if name == "changed" and standing.get("changed_since"):  # An earlier server does not send it.
-            yield f"  Changes without an undo are listed since {ages.moment(standing['changed_since'], at)}."
+            yield f"  Changes without an undo are listed since {times.near(standing['changed_since'], at)}."
     yield ""
     yield f"Last hour   {_counts(standing['last_hour']['decisions'])}"
     if left_out := standing["counts"]["left_out"]:
@@ -61,7 +57,7 @@ def switches(standing: Document, at: str) -> str:
     """Mode, pauses and breaker in one line."""
     paused = [_pause(pause, at) for pause in standing["paused"]]
     breaker = standing["breaker"]
-    state = f"OPEN: {table.plain(breaker['reason'])}; 'trainmedic resume --breaker' closes it"
+    state = f"OPEN: {words.plain(breaker['reason'])}; 'trainmedic resume --breaker' closes it"
     state = state if breaker["open"] else "closed"
     return f"mode {standing['mode']}; {'; '.join(paused) or 'not paused'}; breaker {state}"
 
@@ -69,61 +65,61 @@ def switches(standing: Document, at: str) -> str:
 def _head(standing: Document, at: str) -> str:
     counts = standing["counts"]
     closed = "1 closed one owes" if counts["owing"] == 1 else f"{counts['owing']} closed ones owe"
-    runs = f"{table.count(sum(counts['open'].values()), 'run')} open, {closed} an undo"
+    runs = f"{words.count(sum(counts['open'].values()), 'run')} open, {closed} an undo"
     return f"{switches(standing, at)}; {runs}"
 
 
 def _pause(pause: Document, at: str) -> str:
-    scope = "" if pause["scope"] == "everything" else f" {table.plain(pause['scope'])}"
-    note = f" ({table.plain(pause['note'])})" if pause.get("note") else ""
-    until = f", until {ages.moment(pause['until'], at)}" if pause.get("until") else ""
+    scope = "" if pause["scope"] == "everything" else f" {words.plain(pause['scope'])}"
+    note = f" ({words.plain(pause['note'])})" if pause.get("note") else ""
+    until = f", until {times.near(pause['until'], at)}" if pause.get("until") else ""
     scope, word = scope.removesuffix(_OBSERVE), "OBSERVE ONLY" if scope.endswith(_OBSERVE) else "PAUSED"
-    return f"{word}{scope} by {table.plain(pause['by'])} {ages.ago(pause['since'], at)}{note}{until}"
+    return f"{word}{scope} by {words.plain(pause['by'])} {times.ago(pause['since'], at)}{note}{until}"
 
 
 def _approval(approval: Document, at: str) -> Iterator[str]:
-    yield f"  {_name(approval)}  {table.plain(approval['question'])}"
-    until = f", until {ages.moment(approval['until'], at)}" if approval["until"] else ""
-    gpus = "" if approval["gpus"] is None else f"; {table.count(approval['gpus'], 'GPU')}"
-    nodes = f"; {table.count(len(approval['nodes']), 'node')}" if approval["nodes"] else ""
-    yield f"      asked {ages.ago(approval['asked_at'], at)}{until}{nodes}{gpus}"
+    yield f"  {_name(approval)}  {words.plain(approval['question'])}"
+    until = f", until {times.near(approval['until'], at)}" if approval["until"] else ""
+    gpus = "" if approval["gpus"] is None else f"; {words.count(approval['gpus'], 'GPU')}"
+    nodes = f"; {words.count(len(approval['nodes']), 'node')}" if approval["nodes"] else ""
+    yield f"      asked {times.ago(approval['asked_at'], at)}{until}{nodes}{gpus}"
     steps = approval["steps"]
     if steps:
         more = (
-            f", and {table.count(len(steps) - 1, 'more step')}, which 'trainmedic approvals' shows"
+            f", and {words.count(len(steps) - 1, 'more step')}, which 'trainmedic approvals' shows"
             if len(steps) > 1
             else ""
         )
-        yield f"      would do {table.plain(steps[0]['action'])} {story.data(steps[0]['params'])}".rstrip() + more
+        yield f"      would do {words.plain(steps[0]['action'])} {words.data(steps[0]['params'])}".rstrip() + more
 
 
 def _change(change: Document, at: str) -> Iterator[str]:
-    difference = f"{table.plain(change['before'])} → {table.plain(change['after'])}" if change["after"] else ""
+    difference = f"{words.plain(change['before'])} → {words.plain(change['after'])}" if change["after"] else ""
     made = difference if change["is_certain"] else "perhaps: it is not known whether it was applied"
-    made = made or story.data(change["params"])
+    made = made or words.data(change["params"])
     ends = [change["given_back"]]
     if change["lease_seconds"]:
-        ends.append(f"or {story.span(change['lease_seconds'] * 1000)} after nobody renews it")
+        ends.append(f"or {times.span(change['lease_seconds'])} after nobody renews it")
     if change["latest"]:
-        ends.append(f"the run waits until {ages.moment(change['latest'], at)}")
+        ends.append(f"the run waits until {times.near(change['latest'], at)}")
     if change["undo_error"]:
-        ends.append(f"NOT DONE when tried: {table.plain(change['undo_error'])}")
+        ends.append(f"NOT DONE when tried: {words.plain(change['undo_error'])}")
     made = f"{change['action']} {made}".rstrip()
-    yield f"  {_name(change)}  {made}  made {ages.ago(change['since'], at)}; back {', '.join(ends)}"
+    yield f"  {_name(change)}  {made}  made {times.ago(change['since'], at)}; back {', '.join(ends)}"
 
 
 def _running(run: Document, at: str) -> Iterator[str]:
-    yield f"  {_name(run)}  {run['status']}  begun {ages.ago(run['since'], at)}"
+    yield f"  {_name(run)}  {run['status']}  begun {times.ago(run['since'], at)}"
     yield f"      {story.next_line(run['next'], at) or 'nothing is next'}"
 
 
 def _lost(lost: Document, at: str) -> Iterator[str]:
-    heard, reason = ages.ago(lost["since"], at), table.plain(lost["reason"])
-    yield f"  {lost['kind']} {table.plain(lost['name'])}  last heard of {heard}: {reason}"
+    heard, reason = times.ago(lost["since"], at), words.plain(lost["reason"])
+    yield f"  {lost['kind']} {words.plain(lost['name'])}  last heard of {heard}: {reason}"
 
 
 def _name(entry: Document) -> str:
-    return f"{table.short_id(entry['run_id'])}  {table.plain(entry['target'])}  {table.plain(entry['playbook'])}"
+    return f"{words.short_id(entry['run_id'])}  {words.plain(entry['target'])}  {words.plain(entry['playbook'])}"
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -2,40 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
 import click
 
-from trainmedic_server.cli import story, table
+from trainmedic_server.cli import table
 from trainmedic_server.cli.client import Client, server_options
-from trainmedic_server.domain.plain_text import json_text
+from trainmedic_server.cli.output import output_option, print_document
+from trainmedic_server.cli.params import TimeParam, labels_of
+from trainmedic_server.presentation import times, words
 
 _HEADER = ("ID", "SCOPE", "STATE", "UNTIL", "BY", "WHY")
-_LABEL = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
-
-
-class _Moment(click.ParamType[str]):
-    """A time; without a zone it is this machine's."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        try:
-            return datetime.fromisoformat(value).astimezone(UTC).isoformat()
-        except ValueError:
-            self.fail(f"{value!r} is not a time, such as 2026-01-31T12:00:00Z")
-
-
-def labels_of(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, str]:
-    """The labels that ``--label name=value`` gives, for a callback of the option."""
-    pairs = [_LABEL.fullmatch(value) for value in values]
-    if not all(pairs):
-        raise click.BadParameter("write it as name=value", ctx=ctx, param=param)
-    return {pair[1]: pair[2] for pair in pairs if pair}
 
 
 @click.command()
@@ -46,7 +25,7 @@ def labels_of(ctx: click.Context, param: click.Parameter, values: Sequence[str])
     "--label", "labels", multiple=True, metavar="NAME=VALUE", callback=labels_of, help="Only for alerts with it."
 )
 @click.option("--for", "length", metavar="DURATION", help="For so long (2h); without it until 'trainmedic resume'.")
-@click.option("--starts", type=_Moment(), metavar="TIME", help="From then on: a maintenance window.")
+@click.option("--starts", type=TimeParam(ago=False), metavar="TIME", help="From then on: a maintenance window.")
 @click.option("--every", metavar="DURATION", help="Again and again, such as 7d; needs --for.")
 @click.option("--note", default="", metavar="TEXT", help="Why; shown wherever the pause is.")
 @click.option("--observe-only", is_flag=True, help="Of a playbook: start its runs, and only record what they would do.")
@@ -67,31 +46,29 @@ def pause(client: Client, length: str | None, observe_only: bool, **wanted: Any)
             click.echo(f"{_scope(made['pause'])}: {_state(made['pause'])}, until {_until(made['pause'])}")
         click.echo(controls(made))
         if made.get("warning"):
-            click.echo(f"Warning: {table.plain(made['warning'])}", err=True)
+            click.echo(f"Warning: {words.plain(made['warning'])}", err=True)
         return
     playbook = given.pop("playbook", None)
     if playbook is None or given.keys() - {"for", "note"}:
         raise click.UsageError("--observe-only goes with --playbook, --for and --note")
     client.post(f"playbooks/{quote(playbook, safe='')}/mode", {"mode": "observe", **given})
-    click.echo(f"{table.plain(playbook)} only observes; 'trainmedic pauses' shows until when.")
+    click.echo(f"{words.plain(playbook)} only observes; 'trainmedic pauses' shows until when.")
 
 
 @click.command()
-@click.option("--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@output_option("table")
 @server_options
 def pauses(client: Client, output: str) -> None:
     """Show what is paused, or will be: by whom, until when, and why."""
     items = client.get("pauses")["items"]
-    if output == "json":
-        click.echo(json_text(items, indent=2))
-    elif not items:
-        click.echo("Nothing is paused.")
-    else:
-        rows = [
-            (item.get("id"), _scope(item), _state(item), _until(item), item.get("by"), item.get("note"))
-            for item in items
-        ]
-        click.echo("\n".join(table.rows(_HEADER, rows, 160)))
+    print_document(items, output, _list)
+
+
+def _list(items: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+    cells = [
+        (item.get("id"), _scope(item), _state(item), _until(item), item.get("by"), item.get("note")) for item in items
+    ]
+    return table.rows(_HEADER, cells, 160) if cells else ["Nothing is paused."]
 
 
 @click.command()
@@ -117,13 +94,13 @@ def controls(switches: Mapping[str, Any]) -> str:
     """The pauses and the breaker in one line."""
     paused = "paused" if switches.get("paused") else "not paused"
     if switches.get("paused_by"):
-        paused += f" by {table.plain(switches['paused_by'])} since {story.moment(switches.get('paused_at'))}"
+        paused += f" by {words.plain(switches['paused_by'])} since {times.stamp(switches.get('paused_at'))}"
     parts = [text for item in switches.get("pauses") or () if (text := _partly(item))]
     # That the server as a whole is not paused is no news beside what is.
     paused = "; ".join(parts if parts and not switches.get("paused") else [paused, *parts])
     if not switches.get("breaker_open"):
         return f"{paused}, breaker closed"
-    reason = f" ({table.plain(switches['breaker_reason'])})" if switches.get("breaker_reason") else ""
+    reason = f" ({words.plain(switches['breaker_reason'])})" if switches.get("breaker_reason") else ""
     return f"{paused}, breaker OPEN{reason}: close it with 'trainmedic resume --breaker'"
 
 
@@ -133,20 +110,20 @@ def _partly(item: Mapping[str, Any]) -> str:
     is_plain = item.get("scope") == "everything" and item.get("in_force") and not end and not note
     if is_plain:
         return ""
-    why = f": {table.plain(note)}" if note else ""
-    until = f" until {story.moment(end)}" if end else ""
-    return f"{_scope(item)} {_state(item)} by {table.plain(item.get('by'))}{until}{why}"
+    why = f": {words.plain(note)}" if note else ""
+    until = f" until {times.stamp(end)}" if end else ""
+    return f"{_scope(item)} {_state(item)} by {words.plain(item.get('by'))}{until}{why}"
 
 
 def _scope(item: Mapping[str, Any]) -> str:
-    return table.plain(item.get("scope"))
+    return words.plain(item.get("scope"))
 
 
 def _state(item: Mapping[str, Any]) -> str:
     word = "observe only" if item.get("observe") else "paused"
-    return word if item.get("in_force") else f"{word} from {story.moment(item.get('starts_at'))}"
+    return word if item.get("in_force") else f"{word} from {times.stamp(item.get('starts_at'))}"
 
 
 def _until(item: Mapping[str, Any]) -> str:
-    every = f", every {table.plain(item['every'])}" if item.get("every") else ""
-    return (story.moment(item["until"]) if item.get("until") else "resumed") + every
+    every = f", every {words.plain(item['every'])}" if item.get("every") else ""
+    return (times.stamp(item["until"]) if item.get("until") else "resumed") + every

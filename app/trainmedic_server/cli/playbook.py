@@ -15,9 +15,11 @@ from trainmedic_server.catalog.library import Library
 from trainmedic_server.catalog.schema import json_schema
 from trainmedic_server.cli import exits, rule_report
 from trainmedic_server.cli.explain import explain
+from trainmedic_server.cli.output import output_option
 from trainmedic_server.cli.playbook_list import list_playbooks, list_versions
 from trainmedic_server.cli.playbook_paths import alert_map_option, loaded_alert_map, playbook_roots
 from trainmedic_server.domain.plain_text import visible
+from trainmedic_server.presentation import words
 from trainmedic_server.simulation import report, rule_outcomes, suite
 from trainmedic_server.simulation.check import CheckResult, check_alert_maps, test_files
 from trainmedic_server.simulation.check import check as check_paths
@@ -55,13 +57,13 @@ def check(paths: Sequence[Path], alert_map: Sequence[Path]) -> None:
     for problem in (*problems, *checked.warnings, *warnings):
         click.echo(visible(str(problem), keep="\n"))
     if problems:
-        raise exits.Failure(_count(len(problems), "mistake"))
+        raise exits.Failure(words.count(len(problems), "mistake"))
     if checked.empty:
         raise exits.InvalidInput(f"There is no playbook in {', '.join(map(str, checked.empty))}.")
-    counted = [_count(len(checked.playbooks), "playbook")] if has_playbooks else []
+    counted = [words.count(len(checked.playbooks), "playbook")] if has_playbooks else []
     if alert_map:
         renames = sum(len(content.renames) for content in library.contents)
-        counted.append(f"{_count(renames, 'rename')} in {_count(len(library.contents), 'alert map')}")
+        counted.append(f"{words.count(renames, 'rename')} in {words.count(len(library.contents), 'alert map')}")
     click.echo(f"{', '.join(counted)}, no mistake.")
 
 
@@ -71,7 +73,7 @@ def check(paths: Sequence[Path], alert_map: Sequence[Path]) -> None:
     "--playbooks", "paths", metavar="PATH", multiple=True, type=click.Path(path_type=Path), help="Can be repeated."
 )
 @alert_map_option
-@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@output_option()
 def rules(files: Sequence[Path], paths: Sequence[Path], alert_map: Sequence[Path], output: str) -> None:
     """Print which playbook each alert of your rules starts, or why it starts none.
 
@@ -102,7 +104,9 @@ def rules(files: Sequence[Path], paths: Sequence[Path], alert_map: Sequence[Path
     if any(problems for _, problems in read):
         raise exits.Failure("a rule file could not be read completely")
     if wrong := sum(not outcome.is_as_expected for outcome in comes_to):
-        raise exits.Failure(f"{_count(wrong, 'alert')} of {len(comes_to)} had another outcome than the list states")
+        raise exits.Failure(
+            f"{words.count(wrong, 'alert')} of {len(comes_to)} had another outcome than the list states"
+        )
 
 
 @playbook.command()
@@ -139,7 +143,7 @@ def test(paths: Sequence[Path], verbose: bool, as_json: bool) -> None:
         for line in report.results(_tested(files, results), verbose=verbose):
             click.echo(line)
     if not all(result.passed for result in results):
-        raise exits.Failure(_count(sum(not result.passed for result in results), "file") + " failed")
+        raise exits.Failure(words.count(sum(not result.passed for result in results), "file") + " failed")
 
 
 def _tested(files: Iterable[Path], results: list[suite.FileResult]) -> Iterator[suite.FileResult]:
@@ -148,10 +152,6 @@ def _tested(files: Iterable[Path], results: list[suite.FileResult]) -> Iterator[
     for file in files:
         results.append(suite.run_file(file, actions))
         yield results[-1]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 playbook.add_command(list_playbooks)

@@ -9,41 +9,41 @@ from urllib.parse import quote
 
 import click
 
-from trainmedic_server.cli import ages, table
+from trainmedic_server.cli import table
 from trainmedic_server.cli.client import Client, server_options
-from trainmedic_server.cli.connected import output_option
+from trainmedic_server.cli.output import output_option, print_document
 from trainmedic_server.domain.modes import Mode
-from trainmedic_server.domain.plain_text import json_text, visible
+from trainmedic_server.domain.plain_text import visible
+from trainmedic_server.presentation import times, words
 
 _VERSION_HEADER = ("VERSION", "LOADED", "RUNS", "FIRST USED", "LAST USED")
 _HEADER = ("PLAYBOOK", "MODE", "ALERTS", "RUNS", "OPEN", "FAILED", "HELD BACK", "SUMMARY")
 
 
 @click.command(name="list")
-@output_option
+@output_option("table")
 @server_options
 def list_playbooks(client: Client, output: str) -> None:
     """List the playbooks that the server has loaded, with how their runs ended, and files that it could not load."""
     reply = client.get("playbooks")
     if output == "json":
-        click.echo(json_text(reply, indent=2))
+        print_document(reply, output, list)
         return
     allowed = Mode(client.get("now")["mode"])
     lines = [
         (item["name"], _mode(item["mode"], allowed), ", ".join(item["alerts"]), *_ended(item["runs"]), item["summary"])
         for item in reply["items"]
     ]
-    for line in table.rows(_HEADER, lines, table.width()):
-        click.echo(line)
+    table.show(_HEADER, lines)
     for problem in reply["errors"]:
         place = ":".join(str(part) for part in (problem["file"], problem["line"], problem["column"]) if part)
-        click.echo(f"NOT LOADED {table.plain(place)}: {table.plain(problem['message'])}")
+        click.echo(f"NOT LOADED {words.plain(place)}: {words.plain(problem['message'])}")
 
 
 @click.command(name="versions")
 @click.argument("name", metavar="PLAYBOOK")
 @click.option("--since", "before", metavar="VERSION", help="Show what changed since this one, or a beginning of it.")
-@output_option
+@output_option("table")
 @server_options
 def list_versions(client: Client, name: str, before: str | None, output: str) -> None:
     """List the texts that a playbook had, the loaded one first, and show what was changed last."""
@@ -53,14 +53,13 @@ def list_versions(client: Client, name: str, before: str | None, output: str) ->
     if before is None and len(items) > 1:
         reply = client.get(path, {"before": items[1]["version"], "after": items[0]["version"]})
     if output == "json":
-        click.echo(json_text(reply, indent=2))
+        print_document(reply, output, list)
         return
     at = datetime.now(UTC).isoformat()
     lines = [
         (item["version"][:12], "yes" if item["loaded"] else "no", item["runs"], *_used(item, at)) for item in items
     ]
-    for line in table.rows(_VERSION_HEADER, lines, table.width()):
-        click.echo(line)
+    table.show(_VERSION_HEADER, lines)
     if diff := reply["diff"]:
         click.echo("")
         for line in diff["text"].splitlines():
@@ -68,7 +67,7 @@ def list_versions(client: Client, name: str, before: str | None, output: str) ->
 
 
 def _used(item: Mapping[str, Any], at: str) -> tuple[str, str]:
-    return ages.age(item["first_used_at"], at), ages.age(item["last_used_at"], at)
+    return times.age(item["first_used_at"], at), times.age(item["last_used_at"], at)
 
 
 def _mode(own: str, allowed: Mode) -> str:

@@ -11,13 +11,15 @@ from urllib.parse import quote
 
 import click
 
-from trainmedic_server.cli import exits, story, table
+from trainmedic_server.cli import exits, table
 from trainmedic_server.cli.client import Client, server_options
-from trainmedic_server.cli.times import TimeParam
-from trainmedic_server.cli.worth import worth_lines
-from trainmedic_server.domain.plain_text import json_text
+from trainmedic_server.cli.output import output_option, print_document
+from trainmedic_server.cli.params import TimeParam
+from trainmedic_server.presentation import times, words
 
 _SHOWN = 10
+_PLAYBOOK = ("PLAYBOOK", "STARTED", "HELPED", "FAILED", "TIMED OUT", "UNDONE", "REJECTED", "HELD BACK", "AGAIN")
+_COUNTS = ("started", "helped", "failed", "timed_out", "undone_by_hand", "rejected", "held_back", "repeated")
 _LOST = ("failures", "restarts", "redone", "checkpoints", "evaluations", "repairs", "stalls", "other")
 
 
@@ -27,7 +29,7 @@ _LOST = ("failures", "restarts", "redone", "checkpoints", "evaluations", "repair
 @click.option("--since", type=TimeParam(), metavar="TIME", help="From then on.  [default: 24h of a job, 7d of all]")
 @click.option("--until", type=TimeParam(), metavar="TIME", help="Until then.  [default: now]")
 @click.option("--person-after", metavar="DURATION", help="When a person would have repaired it.  [default: 30m]")
-@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@output_option()
 @server_options
 def report(
     client: Client,
@@ -47,23 +49,19 @@ def report(
     if job is not None and (fleet or person_after):
         raise exits.InvalidInput("--fleet and --person-after are of the report over all jobs; leave out the job.")
     given = (("since", since), ("until", until), ("person_after", person_after))
-    times = {name: time for name, time in given if time is not None}
-    document = client.get("report" if job is None else f"jobs/{quote(job)}/report", times)
-    if output == "json":
-        click.echo(json_text(document, indent=2))
-        return
-    for line in _fleet_lines(document) if job is None else _job_lines(document):
-        click.echo(line)
+    query = {name: time for name, time in given if time is not None}
+    document = client.get("report" if job is None else f"jobs/{quote(job)}/report", query)
+    print_document(document, output, _fleet_lines if job is None else _job_lines)
 
 
 def _job_lines(report: Mapping[str, Any]) -> Iterator[str]:
     unknown = report.get("unknown") or {}
-    yield f"{table.plain(report.get('job'))}  {_range(report)}"
+    yield f"{words.plain(report.get('job'))}  {_range(report)}"
     yield ""
     yield _figure("GPUs", _plain(report.get("gpus")), unknown.get("gpus"))
     yield _figure("GPU utilisation", _spread(report.get("gpu_utilization"), " %"), unknown.get("gpu_utilization"))
     yield _figure("GPU memory", _spread(report.get("gpu_memory"), " %"), unknown.get("gpu_memory"))
-    unit = f" {table.plain(report.get('throughput_unit'))}"
+    unit = f" {words.plain(report.get('throughput_unit'))}"
     yield _figure("throughput", _spread(report.get("throughput"), unit), unknown.get("throughput"))
     yield _figure("baseline", _baseline(report.get("baseline"), unit), unknown.get("baseline"))
     yield _figure("efficiency", _efficiency(report.get("efficiency")), unknown.get("efficiency"))
@@ -102,12 +100,12 @@ def _fleet_lines(report: Mapping[str, Any]) -> Iterator[str]:
     if causes:
         yield from table.rows(("CAUSE", "FAILURES", "JOBS", "DOWN", "GPU-HOURS", "NOT COUNTED"), causes, 100)
     yield ""
-    yield from worth_lines(report)
+    yield from _worth_lines(report)
 
 
 def _range(report: Mapping[str, Any]) -> str:
-    times = report.get("time_range") or {}
-    return f"{story.moment(times.get('since'))} to {story.moment(times.get('until'))}"
+    covered = report.get("time_range") or {}
+    return f"{times.stamp(covered.get('since'))} to {times.stamp(covered.get('until'))}"
 
 
 def _figure(name: str, value: str | None, reason: str | None) -> str:
@@ -115,11 +113,11 @@ def _figure(name: str, value: str | None, reason: str | None) -> str:
 
 
 def _because(reason: str | None) -> str:
-    return f" ({table.plain(reason)})" if reason else ""
+    return f" ({words.plain(reason)})" if reason else ""
 
 
 def _plain(value: object) -> str | None:
-    return None if value is None else table.plain(value)
+    return None if value is None else words.plain(value)
 
 
 def _spread(spread: Mapping[str, float] | None, unit: str) -> str | None:
@@ -134,7 +132,7 @@ def _baseline(baseline: Mapping[str, Any] | None, unit: str) -> str | None:
     if baseline["of"] == "target":
         return f"{baseline['value']:.4g}{unit}, the target that the job declares"
     of = "its first stable hour" if baseline["of"] == "first_stable_hour" else f"its first {baseline['points']} points"
-    return f"{baseline['value']:.4g}{unit}, the median of {of}, from {story.moment(baseline['since'])}"
+    return f"{baseline['value']:.4g}{unit}, the median of {of}, from {times.stamp(baseline['since'])}"
 
 
 def _efficiency(score: Mapping[str, Any] | None) -> str | None:
@@ -142,16 +140,12 @@ def _efficiency(score: Mapping[str, Any] | None) -> str | None:
         return None
     share = score.get("throughput_share")
     limit = f", because the throughput is {share:.0%} of the baseline" if score.get("limited_by") else ""
-    return f"{score['score']:g} ({table.plain(score['rating'])}{limit})"
-
-
-def _span(seconds: float | None) -> str:
-    return story.span(None if seconds is None else seconds * 1000)
+    return f"{score['score']:g} ({words.plain(score['rating'])}{limit})"
 
 
 def _down(seconds: float | None, not_back: int) -> str:
     """How long jobs were down, and of how many failures nobody has told that the job is back."""
-    parts = ([] if seconds is None else [_span(seconds)]) + ([f"{not_back} not back"] if not_back else [])
+    parts = ([] if seconds is None else [times.span(seconds)]) + ([f"{not_back} not back"] if not_back else [])
     return ", ".join(parts)
 
 
@@ -160,13 +154,13 @@ def _goodput_lines(goodput: Mapping[str, Any] | None, reason: str | None) -> Ite
         yield _figure("goodput", None, reason)
         return
     wall = goodput["wall_seconds"]
-    yield _figure("goodput", f"{goodput['ratio']:.1%} of {_span(wall)} went into training", None)
+    yield _figure("goodput", f"{goodput['ratio']:.1%} of {times.span(wall)} went into training", None)
     lost = {name: goodput["lost"].get(name, 0.0) for name in _LOST}
-    parts = [f"{name} {_span(seconds)}" for name, seconds in lost.items() if seconds]
+    parts = [f"{name} {times.span(seconds)}" for name, seconds in lost.items() if seconds]
     if parts:
         yield f"{'':17}lost: {', '.join(parts)}"
     if goodput["unmeasured_seconds"]:
-        yield f"{'':17}not measured: {_span(goodput['unmeasured_seconds'])}"
+        yield f"{'':17}not measured: {times.span(goodput['unmeasured_seconds'])}"
 
 
 def _shares(shares: Mapping[str, float | None]) -> str:
@@ -182,9 +176,9 @@ def _bottleneck_lines(bottleneck: Mapping[str, Any] | None, reason: str | None) 
     if bottleneck is None:
         yield _figure("bottleneck", None, reason)
         return
-    yield _figure("bottleneck", f"{table.plain(bottleneck['kind'])} ({table.plain(bottleneck['severity'])})", None)
+    yield _figure("bottleneck", f"{words.plain(bottleneck['kind'])} ({words.plain(bottleneck['severity'])})", None)
     for text in (*bottleneck["reasons"], *bottleneck["advice"]):
-        yield f"{'':17}{table.plain(text)}"
+        yield f"{'':17}{words.plain(text)}"
 
 
 def _cpu_lines(cpu: Mapping[str, Any] | None, reason: str | None) -> Iterator[str]:
@@ -199,7 +193,7 @@ def _cpu_lines(cpu: Mapping[str, Any] | None, reason: str | None) -> Iterator[st
     yield _figure("CPU of a rank", f"{cpu['median_cores']:.3g} cores busy (median){span}", None)
     for each in known:
         if each["is_outlier"]:
-            yield f"{'':17}rank {table.plain(each['rank'])} on {table.plain(each['node'])}: {each['cores']:.3g} cores"
+            yield f"{'':17}rank {words.plain(each['rank'])} on {words.plain(each['node'])}: {each['cores']:.3g} cores"
 
 
 def _evaluation_lines(evaluations: Sequence[Mapping[str, Any]] | None, reason: str | None) -> Iterator[str]:
@@ -208,12 +202,12 @@ def _evaluation_lines(evaluations: Sequence[Mapping[str, Any]] | None, reason: s
         return
     yield _figure("evaluations", f"{len(evaluations)} metric(s)", None)
     for each in evaluations:
-        value = table.plain(each["problem"]) if each["value"] is None else f"{each['value']:.6g}"
+        value = words.plain(each["problem"]) if each["value"] is None else f"{each['value']:.6g}"
         step = "" if each["step"] is None else f" at step {each['step']}"
         spread = (
             "" if each["reports"] < 2 or each["lowest"] is None else f", {each['lowest']:.6g} to {each['highest']:.6g}"
         )
-        yield f"  {story.moment(each['at'])}  {table.plain(each['metric'])}: {value}{step}{spread}"
+        yield f"  {times.stamp(each['at'])}  {words.plain(each['metric'])}: {value}{step}{spread}"
 
 
 def _error_lines(name: str, errors: Mapping[str, Any] | None, reason: str | None) -> Iterator[str]:
@@ -252,7 +246,7 @@ def _failure_lines(report: Mapping[str, Any]) -> Iterator[str]:
     for failure in report.get("failures", ())[-_SHOWN:]:
         verdict = failure.get("verdict")
         why = f"{verdict['cause']} ({verdict['confidence']}): {verdict['summary']}" if verdict else failure["reason"]
-        down = "" if failure["down_seconds"] is None else f", down for {_span(failure['down_seconds'])}"
+        down = "" if failure["down_seconds"] is None else f", down for {times.span(failure['down_seconds'])}"
         lines.append((failure["at"], failure["kind"], why + down))
     yield from _dated(lines)
 
@@ -277,4 +271,55 @@ def _repair_lines(report: Mapping[str, Any]) -> Iterator[str]:
 
 def _dated(lines: Sequence[tuple[str, str, str]]) -> Iterator[str]:
     for at, kind, text in lines:
-        yield f"  {story.moment(at)}  {table.plain(kind)}: {table.plain(text)}"
+        yield f"  {times.stamp(at)}  {words.plain(kind)}: {words.plain(text)}"
+
+
+def _worth_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    unknown = report.get("unknown") or {}
+    yield from _node_lines(report)
+    yield ""
+    repairs = report.get("repairs") or []
+    yield "repairs:" + ("" if repairs else " none")
+    if repairs:
+        rows = [(repair["playbook"], *(repair[name] for name in _COUNTS), *_repair_times(repair)) for repair in repairs]
+        yield from table.rows((*_PLAYBOOK, "TOOK", "PERSON"), rows, 120)
+    yield ""
+    causes = report.get("repaired") or []
+    reason = unknown.get("repaired")
+    yield "runs, by cause:" + ("" if causes else " none") + (f" ({words.plain(reason)})" if reason else "")
+    if causes:
+        of_causes = [
+            tuple(cause[name] for name in ("cause", "runs", "succeeded", "failed", "helped")) for cause in causes
+        ]
+        yield from table.rows(("CAUSE", "RUNS", "SUCCEEDED", "FAILED", "HELPED"), of_causes, 100)
+    yield ""
+    kept = report.get("gpu_hours_kept")
+    if kept:
+        yield f"GPU-hours kept: {kept['gpu_hours']:g}, by {kept['runs']} runs; not counted: {kept['uncounted']}"
+        yield f"  formula: {words.plain(kept['formula'])}"
+        for assumption in kept["assumptions"]:
+            yield f"  assumed: {words.plain(assumption)}"
+        if kept["median_person_seconds"] is not None:
+            yield f"  people who were asked answered after {times.span(kept['median_person_seconds'])} (median)"
+
+
+def _node_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    nodes = [
+        (
+            node["node"],
+            node["alerts"],
+            node["verdicts"],
+            node["touched"],
+            node["came_back"],
+            times.span(node["mtbi_seconds"]),
+            ", ".join(node["alert_names"]),
+        )
+        for node in report.get("nodes", ())
+    ]
+    yield "nodes that keep failing:" + ("" if nodes else " none")
+    if nodes:
+        yield from table.rows(("NODE", "ALERTS", "VERDICTS", "TOUCHED", "CAME BACK", "MTBI", "WHICH"), nodes, 120)
+
+
+def _repair_times(repair: Mapping[str, Any]) -> tuple[str, str]:
+    return times.span(repair["median_seconds"]), times.span(repair["median_person_seconds"])

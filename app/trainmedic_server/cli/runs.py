@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
-from trainmedic_server.cli import exits, story, table
+from trainmedic_server.cli import exits, story
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.history import run_path
-from trainmedic_server.cli.pauses import labels_of
+from trainmedic_server.cli.params import labels_of
+from trainmedic_server.presentation import words
 
 _OPEN = ("running", "waiting", "awaiting_approval")
 
@@ -35,10 +36,10 @@ def _order(kind: str, summary: str, needs_note: bool = False) -> click.Command:
         run = client.post(f"runs/{run_path(run_id)}/{kind}", {"note": note, "undo": True} if undo else {"note": note})
         owed = ", owes an undo" if run.get("owes_undo") else ""
         if owed and ends_run and not undo:
-            owed += f" ('trainmedic runs undo {table.short_id(run['run_id'])}' gives it back now)"
+            owed += f" ('trainmedic runs undo {words.short_id(run['run_id'])}' gives it back now)"
         is_ending = kind in ("cancel", "undo") and run.get("status") in _OPEN
         later = ", and ends as soon as what is in work has ended ('trainmedic now' says when)" if is_ending else ""
-        what = f"{table.plain(run.get('playbook'))} {table.plain(run.get('target'))}"
+        what = f"{words.plain(run.get('playbook'))} {words.plain(run.get('target'))}"
         click.echo(f"{what}: {story.status(run)}{owed}{later}")
 
     if ends_run:
@@ -80,18 +81,18 @@ def _show(started: Mapping[str, Any]) -> None:
     """What became of a start. Ends with 1 where something bars it."""
     is_dry, decision = started["run"] is None, started["decision"]
     for step in started["steps"]:
-        note = f"  ({table.plain(step['note'])})" if step.get("note") else ""
-        click.echo(f"  {table.plain(step['id'])}: {table.plain(step['action'])}  {story.data(step['params'])}{note}")
-    what = f"{table.plain(started['playbook'])} {table.plain(started['target'])}"
+        note = f"  ({words.plain(step['note'])})" if step.get("note") else ""
+        click.echo(f"  {words.plain(step['id'])}: {words.plain(step['action'])}  {words.data(step['params'])}{note}")
+    what = f"{words.plain(started['playbook'])} {words.plain(started['target'])}"
     if decision not in ("started", "observe_only"):
         raise exits.Failure(f"{what}: {'would not start' if is_dry else 'not started'}: {decision}: {started['why']}")
-    waits = f", and waits for run {table.plain(started['waits_for'])}" if started.get("waits_for") else ""
+    waits = f", and waits for run {words.plain(started['waits_for'])}" if started.get("waits_for") else ""
     begins = "would only be recorded" if decision == "observe_only" else "would start"
     if is_dry:
-        click.echo(f"{what}: {begins}, mode {started['mode']}, for {table.plain(started['alert_name'])}{waits}")
+        click.echo(f"{what}: {begins}, mode {started['mode']}, for {words.plain(started['alert_name'])}{waits}")
     else:
         again = ", started by this request before" if started["repeated"] else ""
-        click.echo(f"{what}: {story.status(started['run'])}, run {table.plain(started['run']['run_id'])}{again}{waits}")
+        click.echo(f"{what}: {story.status(started['run'])}, run {words.plain(started['run']['run_id'])}{again}{waits}")
 
 
 runs.add_command(_order("approve", "Let a run that waits for approval go on."))

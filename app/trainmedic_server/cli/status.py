@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import click
 
-from trainmedic_server.cli import exits, table, unproven
+from trainmedic_server.cli import exits
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.now import switches
-from trainmedic_server.domain.plain_text import json_text
+from trainmedic_server.cli.output import output_option, print_document
+from trainmedic_server.domain.reaction import NoReaction
+from trainmedic_server.presentation import words
 
 _SHOWN = 10
+_WITHIN = "1d"
+_MOST_ALERTS = 100
+"""Most alerts that are read for one alertname, the newest ones. They come from one rule or a few."""
 
 
 @click.command()
-@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@output_option()
 @server_options
 def status(client: Client, output: str) -> None:
     """Show whether the server is well and may act, and what it is doing.
@@ -38,14 +43,10 @@ def status(client: Client, output: str) -> None:
         **{part: _or_reason(functools.partial(client.get, part)) for part in ("playbooks", "agents", "jobs")},
     }
     books = report["playbooks"]
-    report["unproven"] = (
-        [] if isinstance(books, str) else _or_reason(lambda: unproven.refused(client, books.get("items", ())))
-    )
+    report["unproven"] = [] if isinstance(books, str) else _or_reason(lambda: _refused(client, books.get("items", ())))
     if output == "json":
-        click.echo(json_text({name: part for name, part in report.items() if name != "now"} | _switches(now), indent=2))
-    else:
-        for line in _lines(report):
-            click.echo(line)
+        report = {name: part for name, part in report.items() if name != "now"} | _switches(now)
+    print_document(report, output, _lines)
     if not ready["ready"]:
         raise exits.Unreachable("The server is not ready.")
 
@@ -73,22 +74,22 @@ def _or_reason(ask: Callable[[], Any]) -> Any:
 
 def _lines(report: Mapping[str, Any]) -> Iterator[str]:
     ready, now = report["ready"], report["now"]
-    yield f"{'server':<11}{report['server']}, version {table.plain(report['version'])}"
+    yield f"{'server':<11}{report['server']}, version {words.plain(report['version'])}"
     yield f"{'ready':<11}{'yes' if ready['ready'] else 'NO'}"
     for part in ("store", "redis", "playbooks"):
         state = ready.get(part, {})
-        yield f"  {part:<11}{'ok' if state.get('ok') else 'NOT OK'}: {table.plain(state.get('detail'))}"
+        yield f"  {part:<11}{'ok' if state.get('ok') else 'NOT OK'}: {words.plain(state.get('detail'))}"
     if rules := ready.get("log_rules"):
-        yield f"  {'log rules':<11}{'ok' if rules.get('ok') else 'NOT OK'}: {table.plain(rules.get('detail'))}"
+        yield f"  {'log rules':<11}{'ok' if rules.get('ok') else 'NOT OK'}: {words.plain(rules.get('detail'))}"
     if mapped := ready.get("alert_map"):
-        yield f"  {'alert map':<11}{'ok' if mapped.get('ok') else 'NOT OK'}: {table.plain(mapped.get('detail'))}"
+        yield f"  {'alert map':<11}{'ok' if mapped.get('ok') else 'NOT OK'}: {words.plain(mapped.get('detail'))}"
     if not ready.get("clock", {}).get("ok", True):
-        yield f"  {'clock':<11}NOT OK: {table.plain(ready['clock'].get('detail'))}"
+        yield f"  {'clock':<11}NOT OK: {words.plain(ready['clock'].get('detail'))}"
     if not ready.get("notifications", {}).get("ok", True):
-        yield f"  {'messages':<11}NOT SENT: {table.plain(ready['notifications'].get('detail'))}"
+        yield f"  {'messages':<11}NOT SENT: {words.plain(ready['notifications'].get('detail'))}"
     elif not isinstance(now, str) and now.get("notifications"):
-        yield f"  {'messages':<11}{table.plain(now['notifications'])}"
-    yield f"{'switches':<11}{f'unknown: {table.plain(now)}' if isinstance(now, str) else switches(now, now['at'])}"
+        yield f"  {'messages':<11}{words.plain(now['notifications'])}"
+    yield f"{'switches':<11}{f'unknown: {words.plain(now)}' if isinstance(now, str) else switches(now, now['at'])}"
     described_by: Mapping[str, Callable[[Any], str]] = {
         "open_runs": _counts,
         "undos": _undos,
@@ -98,10 +99,10 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
     }
     for part, describe in described_by.items():
         reply = report[part]
-        text = f"unknown: {table.plain(reply)}" if isinstance(reply, str) else describe(reply)
+        text = f"unknown: {words.plain(reply)}" if isinstance(reply, str) else describe(reply)
         yield f"{part.removeprefix('open_'):<11}{text}"
     if not isinstance(report["unproven"], str):
-        yield from unproven.lines(report["unproven"])
+        yield from _proof_lines(report["unproven"])
 
 
 def _counts(counts: Mapping[str, int]) -> str:
@@ -114,7 +115,7 @@ def _undos(undos: Mapping[str, Any]) -> str:
     if not delayed:
         return text
     shown = "".join(
-        f"\n{'':<13}{table.plain(undo['run_id'])}: {table.plain(undo['undo_error'])}" for undo in delayed[:_SHOWN]
+        f"\n{'':<13}{words.plain(undo['run_id'])}: {words.plain(undo['undo_error'])}" for undo in delayed[:_SHOWN]
     )
     more = f"\n{'':<13}and {len(delayed) - _SHOWN} more" if len(delayed) > _SHOWN else ""
     return f"{text}, {len(delayed)} of them NOT DONE when tried:{shown}{more}"
@@ -134,4 +135,32 @@ def _connected(command: str, kind: str, now: Any, reply: Mapping[str, Any]) -> s
     if not lost:
         return text
     more = f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
-    return f"{text}; LOST within a day: {', '.join(map(table.plain, lost[:_SHOWN]))}{more}"
+    return f"{text}; LOST within a day: {', '.join(map(words.plain, lost[:_SHOWN]))}{more}"
+
+
+def _refused(client: Client, playbooks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return what playbooks refused within a day for lack of proof: one entry for each playbook and alertname, with
+    ``playbook``, ``alert``, ``alerts`` (how many of the newest hundred) and the ``reason`` of the newest.
+
+    After an upgrade these are alerts of rules that an earlier release shipped, without the label that playbooks need.
+    """
+    entries: dict[tuple[str, str], dict[str, Any]] = {}
+    asking = [playbook for playbook in playbooks if playbook.get("proof")]
+    for name in sorted({name for playbook in asking for name in playbook["alerts"]}):
+        for alert in client.get("alerts", {"alertname": name, "since": _WITHIN, "limit": _MOST_ALERTS})["items"]:
+            for reaction in alert["reactions"]:
+                if reaction["decision"] == NoReaction.NO_PROOF:
+                    key = (reaction["playbook"], name)
+                    entry = {"playbook": key[0], "alert": name, "alerts": 0, "reason": reaction["reason"]}
+                    entries.setdefault(key, entry)["alerts"] += 1
+    return [entries[key] for key in sorted(entries)]
+
+
+def _proof_lines(entries: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the text lines for them. No lines if there are none."""
+    listed = list(entries)
+    for entry in listed[:_SHOWN]:
+        text = f"{entry['playbook']} refused {entry['alerts']} of {entry['alert']} within a day: {entry['reason']}"
+        yield f"{'NO PROOF':<11}{words.plain(text)}"
+    if len(listed) > _SHOWN:
+        yield f"{'':<11}and {len(listed) - _SHOWN} more: 'trainmedic alerts --since 1d'"

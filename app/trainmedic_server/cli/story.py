@@ -6,51 +6,17 @@ The functions are pure and return text, which ``history`` and ``runs`` print. Th
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from trainmedic_server.cli import ages
-from trainmedic_server.cli.table import plain, short_id
-from trainmedic_server.domain.plain_text import json_text
+from trainmedic_server.presentation import questions, runs, sentences, times
+from trainmedic_server.presentation.sentences import At, Piece, RunName, Values
+from trainmedic_server.presentation.words import call, data, few, how_often, plain, short_id
 
 Document = Mapping[str, Any]
 
-_SHOWN_NODES = 8
-
-
-def moment(text: str | None, date: bool = True) -> str:
-    """An RFC 3339 time as ``2026-01-31 12:00:00Z``, or its time of day to the millisecond."""
-    if not text:
-        return "-"
-    try:
-        value = datetime.fromisoformat(text).astimezone(UTC)
-    except ValueError:
-        return plain(text)
-    return value.strftime("%Y-%m-%d %H:%M:%SZ") if date else value.strftime("%H:%M:%S.%f")[:-3]
-
-
-def span(milliseconds: float | None) -> str:
-    """A length of time in a unit that suits it: ``850 ms``, ``12.3 s``, ``4 min 05 s``, ``2 h 10 min``."""
-    if milliseconds is None:
-        return "-"
-    if milliseconds < 1000:
-        return f"{round(milliseconds)} ms"
-    seconds = milliseconds / 1000
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02} s"
-    return f"{minutes // 60} h {minutes % 60:02} min"
-
-
-def data(values: Mapping[str, Any]) -> str:
-    """The values as ``percent=80 reason="too hot"``, without those that are empty."""
-    return " ".join(
-        f"{plain(name)}={_value(value)}" for name, value in values.items() if value not in (None, "", {}, [])
-    )
+_PHASES = {"on_success": "on success: ", "on_failure": "on failure: "}
 
 
 def status(run: Document) -> str:
@@ -69,8 +35,7 @@ def describe(event: Document) -> str:
 def lines(run: Document) -> Iterator[str]:
     """The whole story of a run, line by line."""
     yield f"Run {plain(run.get('run_id'))}"
-    for name, value in _head(run):
-        yield f"  {name:<10}{value}"
+    yield from (f"  {name:<10}{value}" for name, value in _head(run))
     parts = (("Alerts", _alerts(run)), ("Logs", _findings(run)), ("Steps", _steps(run)), ("Timeline", _timeline(run)))
     for title, part in parts:
         if content := list(part):
@@ -79,36 +44,19 @@ def lines(run: Document) -> Iterator[str]:
 
 def next_line(upcoming: Document | None, at: str) -> str:
     """What a run is at, waits for, and does next, in one line; empty where nothing is next."""
-    if not upcoming:
-        return ""
-    parts = [f"at {plain(upcoming['now'])}"] if upcoming["now"] else []
-    if upcoming["waits_for"]:
-        awaited, holder = plain(upcoming["waits_for"]), upcoming.get("holder")
-        parts.append(f"waits for {awaited.replace(plain(holder), short_id(holder)) if holder else awaited}")
-        parts += _held_by(upcoming, at)
-    if upcoming["not_before"]:
-        parts.append(f"not before {ages.moment(upcoming['not_before'], at)}")
-    if upcoming["deadline"]:
-        otherwise = plain(upcoming["at_deadline"])
-        parts.append(f"at the latest {ages.moment(upcoming['deadline'], at)}: {otherwise}")
-    return "; ".join([*parts, _then(upcoming)])
 
+    def write(piece: Piece) -> str:
+        match piece:
+            case At(time):
+                return times.near(time, at)
+            case RunName(run_id):
+                return short_id(run_id)
+            case Values(values):
+                return data(values)
+        return plain(piece)
 
-def _held_by(upcoming: Document, at: str) -> Iterator[str]:
-    """Return what the blocking run does, until when at the latest, and since when this run waits."""
-    if holder := upcoming.get("held_by"):
-        until = f", until {ages.moment(holder['until'], at)} at the latest" if holder["until"] else ""
-        yield f"that run of {plain(holder['playbook'])} {plain(holder['doing'])}{until}"
-    if upcoming.get("waiting_since"):
-        yield f"waiting {ages.age(upcoming['waiting_since'], at)}"
-
-
-def _then(upcoming: Document) -> str:
-    note = f" ({plain(upcoming['note'])})" if upcoming["note"] else ""
-    if upcoming["step"] is None:
-        return f"then {plain(upcoming['outcome'] or 'unknown')}{note}"
-    what = upcoming["question"] or " ".join((upcoming["action"] or upcoming["kind"], data(upcoming["params"])))
-    return f"next {plain(upcoming['step'])}: {plain(what.strip())}{note}"
+    told = runs.upcoming(upcoming)
+    return "; ".join(sentences.written(each, write) for each in (*told.now, *told.until, told.then)) if told else ""
 
 
 def finding_lines(finding: Document) -> Iterator[str]:
@@ -116,18 +64,20 @@ def finding_lines(finding: Document) -> Iterator[str]:
     yield f"Finding {plain(finding.get('id'))}"
     alert = finding.get("alert") or {}
     over = (
-        f"over {moment(finding['ended_at'])} ({plain(finding.get('ended_because'))})" if finding.get("ended_at") else ""
+        f"over {times.stamp(finding['ended_at'])} ({plain(finding.get('ended_because'))})"
+        if finding.get("ended_at")
+        else ""
     )
     members = {
         "rule": f"{plain(finding.get('rule'))}, {plain(finding.get('role'))}, cause {plain(finding.get('cause'))}",
         "target": plain(finding.get("target")),
         "claim": _claim(finding),
         "job": " attempt ".join(str(plain(finding[name])) for name in ("job", "attempt") if finding.get(name)),
-        "nodes": _nodes(finding.get("nodes", ())),
+        "nodes": few(finding.get("nodes", ()), noun="node"),
         "ranks": plain(finding.get("ranks") or ""),
         "count": plain(finding.get("count")),
-        "first": moment(finding.get("first_at")),
-        "last": moment(finding.get("last_at")),
+        "first": times.stamp(finding.get("first_at")),
+        "last": times.stamp(finding.get("last_at")),
         "state": "suspected" if finding.get("suspected") else over or "open",
         "confirmed": plain(finding.get("confirmed_by") or ""),
         "alert": data(alert.get("labels", {})) or f"none: {plain(finding.get('no_alert_because'))}",
@@ -178,36 +128,23 @@ def _head(run: Document) -> Iterator[tuple[str, str]]:
     yield "status", status(run)
     yield "decision", plain(run.get("decision"))
     yield "mode", plain(run.get("mode"))
-    yield "began", moment(run.get("timestamp"))
+    yield "began", times.stamp(run.get("timestamp"))
     if run.get("ended_at"):
-        yield "ended", f"{moment(run['ended_at'])}  (after {span(run.get('duration_ms'))})"
+        yield "ended", f"{times.stamp(run['ended_at'])}  (after {runs.lasted(run) or '-'})"
     if run.get("action_taken"):
         yield "did" if run.get("status") != "observed" else "would do", plain(run["action_taken"])
     if run.get("touched"):
-        yield "touched", _nodes(run["touched"])
+        yield "touched", few(run["touched"], noun="node")
     if run.get("owes_undo"):
         yield "owes", "an undo" + (f", not done yet: {plain(run['undo_error'])}" if run.get("undo_error") else "")
     if run.get("message"):
         yield "message", plain(run["message"])
     if run.get("effect"):
-        yield "effect", _effect(run["effect"])
+        told = runs.effect(run["effect"])
+        measured = ", ".join(filter(None, (*told.values, told.reason)))
+        yield "effect", plain(": ".join(filter(None, (told.verdict, measured))))
     if upcoming := next_line(run.get("next"), datetime.now(UTC).isoformat()):
         yield "next", upcoming
-
-
-def _effect(effect: Document) -> str:
-    """Whether it helped, and the alert's metric before, at and after the act as far as it was measured."""
-    moments = (("before", "before"), ("at", "at the act"), ("after", "10 min after"))
-    measured = [f"{words} {effect[name]:g}" for name, words in moments if effect.get(name) is not None]
-    reason = [plain(effect["reason"])] if effect.get("reason") else []
-    verdict = plain(effect.get("verdict")).replace("_", " ")
-    return verdict + (f": {', '.join([*measured, *reason])}" if measured or reason else "")
-
-
-def _nodes(names: Sequence[str]) -> str:
-    """The first of these nodes, and how many more there are."""
-    more = f" and {len(names) - _SHOWN_NODES} more nodes" if len(names) > _SHOWN_NODES else ""
-    return ", ".join(map(plain, names[:_SHOWN_NODES])) + more
 
 
 def _alerts(run: Document) -> Iterator[str]:
@@ -215,29 +152,26 @@ def _alerts(run: Document) -> Iterator[str]:
         labels = dict(alert.get("labels", {}))
         name = labels.pop("alertname", "(no alertname)")
         if alert.get("resolved_at"):
-            because = plain(alert.get("resolved_because"))
-            state = f"resolved {moment(alert['resolved_at'])} ({because})"
+            state = f"resolved {times.stamp(alert['resolved_at'])} ({plain(alert.get('resolved_because'))})"
         else:
             state = plain(alert.get("status"))
-        yield f"  {plain(name)}  since {moment(alert.get('starts_at'))}, {state}, heard {_times(alert.get('count', 1))}"
+        heard = how_often(alert.get("count", 1))
+        yield f"  {plain(name)}  since {times.stamp(alert.get('starts_at'))}, {state}, heard {heard}"
         if labels:
             yield f"    labels       {data(labels)}"
         if (sent := alert.get("original_labels")) is not None:
             original = dict(sent)
-            yield f"    mapped from  {plain(original.pop('alertname', '(no alertname)'))}  {data(original)}".rstrip()
+            yield f"    mapped from  {call(original.pop('alertname', '(no alertname)'), original)}"
         if alert.get("annotations"):
             yield f"    annotations  {data(alert['annotations'])}"
 
 
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
-
-
 def _steps(run: Document) -> Iterator[str]:
     for step in run.get("steps", ()):
-        phase = {"on_success": "on success: ", "on_failure": "on failure: "}.get(str(step.get("phase")), "")
+        phase = _PHASES.get(str(step.get("phase")), "")
         action = plain(step.get("action") or step.get("kind"))
-        yield f"  {phase}{plain(step.get('id'))}  {action}  {plain(step.get('status'))}{_took(step)}"
+        took = f"  ({length})" if (length := runs.took(step)) else ""
+        yield f"  {phase}{plain(step.get('id'))}  {action}  {plain(step.get('status'))}{took}"
         if step.get("kind") == "approve":
             yield from _terms(step.get("params") or {})
         elif step.get("params"):
@@ -247,22 +181,19 @@ def _steps(run: Document) -> Iterator[str]:
         yield from _results(step, "    ")
         if undo := step.get("undo"):
             because = f" because {plain(undo['because'])}" if undo.get("because") else ""
-            call = f"{plain(undo.get('action'))} {data(undo.get('params', {}))}".rstrip()
-            yield f"    undo     {call}  {plain(undo.get('status'))}{because} ({plain(undo.get('trigger'))})"
+            made = f"{plain(undo.get('action'))} {data(undo.get('params', {}))}".rstrip()
+            yield f"    undo     {made}  {plain(undo.get('status'))}{because} ({plain(undo.get('trigger'))})"
             yield from _results(undo, "      ")
             if undo.get("retry_at"):
-                yield f"      again    {moment(undo['retry_at'])}"
+                yield f"      again    {times.stamp(undo['retry_at'])}"
 
 
 def _terms(terms: Document) -> Iterator[str]:
     """What an approval is asked for, and of whom."""
     for ahead in terms.get("steps", ()):
-        note = f"  ({plain(ahead['note'])})" if ahead.get("note") else ""
-        yield f"    would    {plain(ahead.get('action'))}  {data(ahead.get('params') or {})}".rstrip() + note
-    who = " or ".join(map(plain, terms.get("by") or ())) or "any operator"
-    number = f", {terms['count']} different people" if (terms.get("count") or 1) > 1 else ""
-    times = f"; asked {_times(terms['asked'])}" if (terms.get("asked") or 1) > 1 else ""
-    yield f"    of       {who}{number}{times}"
+        yield f"    would    {call(ahead.get('action'), ahead.get('params'), ahead.get('note'))}"
+    who = questions.who(terms.get("by"), terms.get("count"))
+    yield f"    of       {plain('; '.join((who, *questions.asked(terms))))}"
 
 
 def _results(performed: Document, indent: str) -> Iterator[str]:
@@ -271,7 +202,7 @@ def _results(performed: Document, indent: str) -> Iterator[str]:
     if len(attempts) > 1 or any(attempt.get("error") for attempt in attempts):
         for attempt in attempts:
             error = f": {plain(attempt['error'])}" if attempt.get("error") else ""
-            began = moment(attempt.get("started_at"), date=False)
+            began = times.time_of_day(attempt.get("started_at"))
             yield f"{indent}attempt {attempt.get('number')} at {began}  {plain(attempt.get('status'))}{error}"
     if performed.get("output"):
         yield f"{indent}output   {data(performed['output'])}"
@@ -282,23 +213,8 @@ def _results(performed: Document, indent: str) -> Iterator[str]:
 def _timeline(run: Document) -> Iterator[str]:
     previous_day = None
     for event in run.get("events", ()):
-        day = moment(event.get("at"))[:10]
+        day = times.stamp(event.get("at"))[:10]
         if day != previous_day:
             yield f"  {day}"
             previous_day = day
-        yield f"  {moment(event.get('at'), date=False)}  {describe(event)}"
-
-
-def _took(step: Document) -> str:
-    try:
-        began, ended = (datetime.fromisoformat(step[name]) for name in ("started_at", "ended_at"))
-    except (KeyError, TypeError, ValueError):
-        return ""
-    return f"  ({span((ended - began).total_seconds() * 1000)})"
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, str):
-        shown = plain(value)
-        return json.dumps(shown, ensure_ascii=False) if " " in shown or not shown else shown
-    return plain(json_text(value, default=str))
+        yield f"  {times.time_of_day(event.get('at'))}  {describe(event)}"

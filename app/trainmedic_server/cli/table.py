@@ -1,4 +1,4 @@
-"""Plain text for a terminal: aligned columns, and text from outside made harmless."""
+"""Aligned columns for a terminal."""
 
 from __future__ import annotations
 
@@ -7,30 +7,14 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from trainmedic_server.domain.plain_text import visible
+import click
 
-_SHORT_ID = 8
+from trainmedic_server.presentation.words import cut, plain
+
 _GAP = 2
 _LEAST = 10
 """Characters that a column keeps where the table is too wide."""
 _LEAST_OF_LAST = 24
-
-
-def plain(value: object) -> str:
-    """`value` on one line, without control characters: label values must not steer a terminal."""
-    if value is None:
-        return "-"
-    return visible(str(value).replace("\n", " ⏎ "))
-
-
-def count(number: int, noun: str) -> str:
-    """How many there are, in words for one and for several."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def short_id(run_id: object) -> str:
-    """The end of a run's id, which its commands take: ids of one second have their beginnings alike."""
-    return plain(run_id)[-_SHORT_ID:]
 
 
 def width() -> int:
@@ -51,13 +35,14 @@ def rows(header: Sequence[str], lines: Sequence[Sequence[object]], width: int) -
     return [fit(line, widths, width) for line in cells]
 
 
+def show(header: Sequence[str], lines: Sequence[Sequence[object]]) -> None:
+    """Print a table as wide as the terminal."""
+    for line in rows(header, lines, width()):
+        click.echo(line)
+
+
 def fit(cells: Sequence[str], widths: Sequence[int], width: int) -> str:
     """One line of a table."""
     padded = [cut(cell, size).ljust(size) for cell, size in zip(cells[:-1], widths[:-1], strict=True)]
     left = (" " * _GAP).join([*padded, ""])
     return (left + cut(cells[-1], max(width - len(left), 20))).rstrip()
-
-
-def cut(text: str, size: int) -> str:
-    """`text` within `size` characters."""
-    return text if len(text) <= size else text[: size - 1] + "…"

@@ -7,37 +7,41 @@ from typing import Any, Protocol
 
 import click
 
-from trainmedic_server.cli import explained, story
+from trainmedic_server.cli import explained
 from trainmedic_server.cli.client import Client, server_options
-from trainmedic_server.cli.table import plain
-from trainmedic_server.cli.times import TimeParam
-from trainmedic_server.domain.plain_text import json_text
+from trainmedic_server.cli.output import output_option, print_document
+from trainmedic_server.cli.params import TimeParam, labels_of
+from trainmedic_server.presentation import times, words
+from trainmedic_server.presentation.words import plain
 
 Document = Mapping[str, Any]
 
 
 @click.command()
 @click.option("--alert", "alertname", metavar="NAME", required=True, help="The alert's name.")
-@click.option("--label", "labels", metavar="NAME=VALUE", multiple=True, help="A label that it has. Can be repeated.")
+@click.option(
+    "--label",
+    "labels",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=labels_of,
+    help="A label that it has. Can be repeated.",
+)
 @click.option(
     "--since", type=TimeParam(), metavar="TIME", help="Heard of since then: a time, or how long ago (90m, 7d)."
 )
 @click.option("--limit", type=click.IntRange(1, 1000), default=5, show_default=True, help="At most so many alerts.")
-@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@output_option()
 @server_options
-def why(client: Client, alertname: str, labels: Sequence[str], since: str | None, limit: int, output: str) -> None:
+def why(client: Client, alertname: str, labels: Mapping[str, str], since: str | None, limit: int, output: str) -> None:
     """Say what happened to an alert, or why nothing did, and what would happen if it fired now.
 
     \b
     trainmedic why --alert GPUTemperatureHigh
     trainmedic why --alert TrainingLossSpike --label job_name=llm-1 --since 1d
     """
-    answer = told(client, alertname, dict(_pair(text) for text in labels), since, limit)
-    if output == "json":
-        click.echo(json_text(answer, indent=2))
-        return
-    for line in _lines(alertname, answer["heard"], answer["more"], answer["now"]):
-        click.echo(line)
+    answer = told(client, alertname, labels, since, limit)
+    print_document(answer, output, lambda _: _lines(alertname, answer["heard"], answer["more"], answer["now"]))
 
 
 class Asking(Protocol):
@@ -60,13 +64,6 @@ def told(asked: Asking, alertname: str, labels: Mapping[str, str], since: str | 
     return {"heard": heard, "more": page["next"] is not None, "now": now}
 
 
-def _pair(text: str) -> tuple[str, str]:
-    name, sign, value = text.partition("=")
-    if not sign or not name:
-        raise click.UsageError(f"--label {text!r} is not a label and its value, such as job_name=llm-1")
-    return name, value
-
-
 def _lines(alertname: str, heard: Sequence[Document], has_more: bool, now: Document) -> Iterator[str]:
     if not heard:
         yield f"No alert {plain(alertname)} with these labels was heard of; if it was sent, it did not arrive here."
@@ -82,11 +79,11 @@ def _lines(alertname: str, heard: Sequence[Document], has_more: bool, now: Docum
 
 def _heard(alert: Document) -> Iterator[str]:
     labels = {name: value for name, value in alert["labels"].items() if name != "alertname"}
-    times = f"heard {alert['count']} times, first" if alert["count"] > 1 else "heard once,"
-    last = f", last {story.moment(alert['last_heard'])}" if alert["count"] > 1 else ""
-    yield f"{plain(alert['alert_name'])} {story.data(labels)}".rstrip()
+    often = f"heard {alert['count']} times, first" if alert["count"] > 1 else "heard once,"
+    last = f", last {times.stamp(alert['last_heard'])}" if alert["count"] > 1 else ""
+    yield f"{plain(alert['alert_name'])} {words.data(labels)}".rstrip()
     yield from explained.original(alert, "  ")
-    yield f"  {plain(alert['status'])}, {times} {story.moment(alert['first_heard'])}{last}"
+    yield f"  {plain(alert['status'])}, {often} {times.stamp(alert['first_heard'])}{last}"
     if not alert["reactions"]:
         yield f"  {plain(alert['reason'])}"
         yield from explained.suggestion(alert, "  ")

@@ -303,6 +303,12 @@ class Run(Struct, frozen=True):
         return any(step.undo and step.undo.status.is_owed for step in self.steps)
 
     @property
+    def undone_at(self) -> datetime | None:
+        """When the last of its undos was carried out. None where none was, or one is still owed."""
+        done = [step.undo.attempts[-1] for step in self.steps if step.undo and step.undo.status is UndoStatus.DONE]
+        return None if self.owes_undo else max((last.ended_at for last in done if last.ended_at), default=None)
+
+    @property
     def delayed_undo(self) -> Undo | None:
         """An undo that was tried, did not succeed and is still owed; None where there is none."""
         begun = (step.undo for step in self.steps if step.undo and step.undo.status is UndoStatus.RUNNING)

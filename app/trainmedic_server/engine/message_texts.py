@@ -14,7 +14,6 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import starmap
-from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -22,7 +21,6 @@ from msgspec.structs import replace
 from trainmedic_server.domain import duration, links
 from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.alert_labels import Label
-from trainmedic_server.domain.approval import Terms
 from trainmedic_server.domain.component import Component, component_of_run
 from trainmedic_server.domain.message import Message, MessageKind, Severity, minute
 from trainmedic_server.domain.modes import Mode
@@ -32,6 +30,8 @@ from trainmedic_server.domain.plain_text import json_text
 from trainmedic_server.domain.run import PASSING, Decision, Event, Run, Status, StepState, StepStatus
 from trainmedic_server.domain.target import IdentityLabels
 from trainmedic_server.ports.store import LinkedRun
+from trainmedic_server.presentation import questions, runs
+from trainmedic_server.presentation.words import count, cut
 
 SOON = timedelta(seconds=10)
 """How long a message waits for others of its topic."""
@@ -83,17 +83,6 @@ def written(event: Event, run: Run | None, kinds_told: Told) -> Draft | None:
     return replace(draft, component=component_of_run(run)) if draft is not None and run is not None else None
 
 
-KINDS = frozenset(
-    {"approval_requested", "approval_reminded", "approval_escalated", "approved", "rejected", "approval_ended",
-     "closed", "alert_resolved", "started_later",
-     "rate_limited", "concurrency_limited", "stale", "target_unknown", "target_ambiguous",
-     "undo_delayed", "undo_done", "undo_closed",
-     "breaker_opened", "breaker_closed", "pause_ordered", "resumed", "pause_began", "pause_ended", "mode_changed",
-     "server_started"}
-)  # fmt: skip
-"""The events that people may be told of."""
-
-
 def passed_by(
     message: Message, run: Run | None, alerts: Sequence[AlertRecord] = (), linked: Sequence[LinkedRun] = ()
 ) -> bool:
@@ -131,7 +120,7 @@ def together(messages: Sequence[Message], now: datetime) -> tuple[str, str, Seve
     if len(messages) > _MOST_LINES:
         lines.append(f"and {len(messages) - _MOST_LINES} more")
     title = f"[{severity}] {_heading(first.kind, first.topic, len(messages))}{late}"
-    return title, _cut("\n".join(lines)), severity
+    return title, cut("\n".join(lines), _MOST_CHARACTERS), severity
 
 
 def _lateness(message: Message, now: datetime) -> str:
@@ -145,61 +134,38 @@ def of_broken_playbooks(problems: Sequence[str]) -> Draft:
     """What is told of mistakes in playbook files, each as ``file:line:column: message``."""
     files = sorted({problem.partition(":")[0] for problem in problems})
     text = "\n".join([*problems[:_MOST_LINES], "What was loaded before goes on."])
-    title = f"{_count(len(files), 'playbook file')} cannot be loaded: {', '.join(files[:3])}"
-    return Draft(MessageKind.PLAYBOOK_BROKEN, PLAYBOOKS, title, _cut(text), hold=timedelta(0))
+    title = f"{count(len(files), 'playbook file')} cannot be loaded: {', '.join(files[:3])}"
+    return Draft(MessageKind.PLAYBOOK_BROKEN, PLAYBOOKS, title, cut(text, _MOST_CHARACTERS), hold=timedelta(0))
 
 
 # --- of a run -----------------------------------------------------------------------------------------
 
 
 def _asked(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
-    question = event.data.get("message") or "May this run act?"
+    question = event.data.get("message") or questions.UNASKED
     until = event.data.get("deadline")
+    asking = next((step for step in run.steps if step.id == event.data.get("step") and step.kind == "approve"), None)
     lines = [
-        f"{run.playbook} on {run.target_key} asks, because of {run.alert_name}: {question}",
-        *ahead(run, str(event.data.get("step"))),
-        *_whom(event.data),
+        f"{questions.asks(run)} {question}",
+        *(questions.ahead(asking) if asking is not None else ()),
+        f"Needs approval by {questions.who(event.data.get('by'), event.data.get('count'))}.",
         f"It waits until {minute(until)}." if until else "It waits until it is answered.",
         f"trainmedic runs approve {run.id}",
         f"trainmedic runs reject {run.id}",
     ]
-    title = f"{_AGAIN.get(event.kind, '')}{run.target_key}: {question}"
+    again = f"{questions.AGAIN[event.kind]}: " if event.kind in questions.AGAIN else ""
+    title = f"{again}{run.target_key}: {question}"
     return Draft(MessageKind.APPROVAL, run.playbook, title, "\n".join(lines), run.id, to=event.data.get("to"))
-
-
-_AGAIN = {"approval_reminded": "Reminder: ", "approval_escalated": "Nobody has answered: "}
-
-
-def ahead(run: Run, step_id: str) -> list[str]:
-    """What an approval would let happen, as it was rendered when the question was asked."""
-    asking = next((step for step in run.steps if step.id == step_id and step.kind == "approve"), None)
-    terms = Terms.of(asking) if asking is not None else Terms()
-    if not terms.steps:
-        return []
-    gpus = f" ({_count(terms.gpus, 'GPU')})" if terms.gpus else ""
-    lines = [f"If approved{gpus}:"]
-    for step in terms.steps:
-        params = f" {json_text(dict(step.params))}" if step.params else ""
-        lines.append(f"- {step.id}: {step.action}{params}{f' ({step.note})' if step.note else ''}")
-    return lines
-
-
-def _whom(data: Mapping[str, Any]) -> list[str]:
-    """Who has to approve, where that is not anybody alone."""
-    by, count = data.get("by") or (), data.get("count") or 1
-    if not by and count == 1:
-        return []
-    return [f"{_count(count, 'approval')} needed{' of ' if by else ''}{', '.join(by)}."]
 
 
 def _closed(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
     if run.status is Status.NOT_STARTED:
         return _not_started(run, run.decision, run.message)
     if run.status is Status.FAILED and not has_told_people(run):
-        title = f"{run.playbook} on {run.target_key} failed"
+        title = f"{runs.title_of(run)} failed"
         return Draft(MessageKind.RUN_FAILED, run.playbook, title, _story(run), run.id)
     if run.status is Status.SUCCEEDED and run.acted_at is not None:
-        title = f"{run.playbook} on {run.target_key}: {run.message}"
+        title = f"{runs.title_of(run)}: {run.message}"
         return Draft(MessageKind.REPAIRED, run.playbook, title, _story(run), run.id)
     return None
 
@@ -246,19 +212,9 @@ def _answered(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | N
     if MessageKind.APPROVAL not in kinds_told:
         return None
     if event.kind == "approval_ended":
-        how = _ENDED.get(str(event.data.get("outcome")))
+        how = questions.UNANSWERED.get(str(event.data.get("outcome")))
         return _follow_up(run, how) if how is not None else None
-    note = event.data.get("note")
-    return _follow_up(run, f"{event.kind} by {event.actor}{f': {note}' if note else ''}")
-
-
-_ENDED = {
-    "resolved": "no answer is needed any more: the alert has resolved",
-    "timed_out": "nobody has answered in time",
-    "rejected_by_timeout": "nobody has answered in time, which rejects it",
-    "approved_by_timeout": "nobody has answered in time, which approves it",
-    "unanswered": "nobody has answered in time; it is asked again later",
-}
+    return _follow_up(run, questions.answered(event.kind, event.actor, event.data.get("note") or ""))
 
 
 def _resolved(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
@@ -291,7 +247,7 @@ def _not_started(run: Run, decision: Decision, why: str) -> Draft | None:
     # Several guards in turn may refuse a target: one of them is enough.
     beginning = int(run.alert.starts_at.timestamp() // _FLAPS_WITHIN.total_seconds())
     once = _digest("not started", run.playbook, run.target_key, str(beginning))
-    title = f"{run.playbook} on {run.target_key} did not start: {_short(why)}"
+    title = f"{runs.title_of(run)} did not start: {cut(why, _LONGEST_REASON)}"
     return Draft(MessageKind.NOT_STARTED, run.playbook, title, "\n".join(lines), run.id, once=once)
 
 
@@ -325,7 +281,7 @@ def _untargeted(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft |
     strangers = _hosts(name for name in _quoted(subjects, why) if f"{name} {UNKNOWN}" in why)
     hosts = strangers or _hosts(_quoted(subjects, why)) or _hosts(starmap(Label, subjects.items()))
     once = _digest("stranger" if strangers else event.kind, *(hosts or (run.playbook, run.alert_name)))
-    title = f"{run.playbook} does nothing about {run.alert_name}: {_short(why)}"
+    title = f"{run.playbook} does nothing about {run.alert_name}: {cut(why, _LONGEST_REASON)}"
     return Draft(MessageKind.TARGET_UNKNOWN, TARGETS, title, "\n".join(lines), run.id, once=once)
 
 
@@ -366,7 +322,7 @@ def _digest(*parts: str) -> str:
 def _delayed(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
     if MessageKind.UNDO_OVERDUE in kinds_told:
         return None
-    title = f"{run.playbook} on {run.target_key}: what it did cannot be taken back"
+    title = f"{runs.title_of(run)}: what it did cannot be taken back"
     text = (
         f"{event.data.get('action')} of step {event.data.get('step')}: {event.data.get('error')}\n"
         "It is tried again until it succeeds, or a person ends the duty: "
@@ -382,12 +338,12 @@ def _undone(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | Non
     how = f"{event.actor} has ended the duty to take it back" if by_person else "what it did is taken back"
     if kinds_told & {MessageKind.RUN_FAILED, MessageKind.UNDO_OVERDUE} or has_told_people(run):
         return replace(_follow_up(run, how), once=f"{run.id}/undone")
-    title = f"{run.playbook} on {run.target_key}: {how}"
+    title = f"{runs.title_of(run)}: {how}"
     return Draft(MessageKind.GIVEN_BACK, run.playbook, title, "", run.id, once=f"{run.id}/undone")
 
 
 def _follow_up(run: Run, what: str) -> Draft:
-    return Draft(MessageKind.FOLLOW_UP, run.playbook, f"Re: {run.playbook} on {run.target_key}: {what}", "", run.id)
+    return Draft(MessageKind.FOLLOW_UP, run.playbook, f"Re: {runs.title_of(run)}: {what}", "", run.id)
 
 
 # --- of the server ------------------------------------------------------------------------------------
@@ -469,6 +425,10 @@ _OF_RUN: Mapping[str, Callable[[Event, Run, set[MessageKind]], Draft | None]] = 
 }
 
 
+KINDS = frozenset({*_OF_SERVER, *_OF_RUN})
+"""The events that people may be told of."""
+
+
 # --- several as one -----------------------------------------------------------------------------------
 
 
@@ -487,7 +447,8 @@ def _heading(kind: MessageKind, topic: str, count: int) -> str:
 
 def _with_handle(message: Message) -> str:
     handle = _handle(message, "")
-    return _cut(message.text, len(handle) + 1) + (f"\n{handle}" if message.text and handle else handle)
+    text = cut(message.text, _MOST_CHARACTERS - len(handle) - 1)
+    return "\n".join(filter(None, (text, handle)))
 
 
 def _handle(message: Message, before: str) -> str:
@@ -495,17 +456,3 @@ def _handle(message: Message, before: str) -> str:
     parts = [f"run {links.short_id(message.run_id)}"] if message.run_id else []
     parts += [message.link] if message.link else []
     return before + " · ".join(parts) if parts else ""
-
-
-def _cut(text: str, room: int = 0) -> str:
-    limit = _MOST_CHARACTERS - room
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
-
-
-def _short(why: str) -> str:
-    """Return the reason in the length of a title. It may quote labels of any length."""
-    return why if len(why) <= _LONGEST_REASON else f"{why[: _LONGEST_REASON - 1]}…"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -12,13 +12,15 @@ from trainmedic_server.domain import approval
 from trainmedic_server.domain.alert import AlertRecord, AlertStatus
 from trainmedic_server.domain.plain_text import json_bytes
 from trainmedic_server.domain.playbook import Mode, UndoTrigger
-from trainmedic_server.domain.run import Decision, Event, OrderKind, Run, Status, StepStatus, UndoStatus
+from trainmedic_server.domain.run import Decision, Event, OrderKind, Run, Status, StepState, StepStatus, UndoStatus
 from trainmedic_server.ports.store import RunRecord
-from trainmedic_server.server import effect_view, examples, run_lines
+from trainmedic_server.server import effect_view, examples
 from trainmedic_server.server.effect_view import EffectView
 from trainmedic_server.server.finding_views import RunFinding
 from trainmedic_server.server.upcoming_view import NextView
 from trainmedic_server.server.view import View
+
+_ANSWERED = (StepStatus.SUCCEEDED, StepStatus.REJECTED)
 
 
 class HistoryItem(View):
@@ -225,7 +227,7 @@ def _alert(stored: AlertRecord) -> AlertView:
 
 def _line(run: Run) -> dict[str, Any]:
     """The members of a history item."""
-    target, undone_at = run.target, run_lines.undone_at(run)
+    target, undone_at = run.target, run.undone_at
     return {
         "run_id": run.id,
         "timestamp": run.created_at,
@@ -248,11 +250,34 @@ def _line(run: Run) -> dict[str, Any]:
         "undo_error": run.delayed_undo.error if run.delayed_undo else None,
         "undone_at": undone_at,
         "waiting_on": run.waiting_on,
-        "deadline": run_lines.deadline_of(run),
+        "deadline": _deadline_of(run),
         "approved_by": list(approval.approved_by(run)),
-        "decided_at": run_lines.decided_at(run),
+        "decided_at": _decided_at(run),
         "started_by": run.started_by,
         "repeats": run.repeats,
         "original_alert_name": run.original_alert_name,
         "original_labels": None if run.original_labels is None else dict(run.original_labels),
     }
+
+
+def _deadline_of(run: Run) -> datetime | None:
+    """When what an open run is at ends by itself."""
+    if not run.is_open:
+        return None
+    at = next((step for step in run.steps if step.status in (StepStatus.RUNNING, StepStatus.WAITING)), None)
+    if at is None:
+        return None
+    if at.deadline is None and at.status is StepStatus.RUNNING and at.attempts:
+        return at.attempts[-1].deadline
+    return at.deadline
+
+
+def _decided_at(run: Run) -> datetime | None:
+    """When people last approved or rejected what it asked."""
+    return max((step.ended_at for step in _decided(run) if step.ended_at is not None), default=None)
+
+
+def _decided(run: Run) -> list[StepState]:
+    """The questions that people have answered."""
+    answers = (step for step in run.steps if step.kind == "approve" and step.status in _ANSWERED)
+    return [step for step in answers if approval.approvers(step) or step.output.get("by")]

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from trainmedic_server.cli import ages, history, run_rows, table
+from trainmedic_server.cli import history, table
 from trainmedic_server.cli.client import Client, ServerSentEvent, _parse
 from trainmedic_server.cli.exits import Unreachable
+from trainmedic_server.presentation import rows as table_rows
+from trainmedic_server.presentation import runs, times
 
 AT = "2026-01-31T12:00:00Z"
 
@@ -42,10 +44,14 @@ def held_back(number: int, **changes: Any) -> dict[str, Any]:
     return item(number, **{**closed, "message": reason, **changes})
 
 
+def folded(items: list[dict[str, Any]]) -> list[table_rows.Row]:
+    return table_rows.folded(items, table_rows.refusal, "timestamp")
+
+
 def test_two_hundred_rows_fit_120_columns() -> None:
     """With the longest names that are usual; every column keeps something, and the last at least what is said first."""
     items = [item(number, action_taken=None, message="the alert had not resolved in time") for number in range(200)]
-    lines = table.rows(run_rows.HEADER, [run_rows.cells(row, AT) for row in run_rows.folded(items)], 120)
+    lines = table.rows(history._HEADER, [history._cells(row, AT) for row in folded(items)], 120)
     assert len(lines) == 201
     assert max(map(len, lines)) <= 120
     assert lines[1].startswith("7 min  00000000  GPUTemperature")
@@ -57,9 +63,9 @@ def test_decisions_that_say_the_same_are_one_row() -> None:
     waiting = item(99, status="waiting", waiting_on="resolved", duration_ms=None)
     other = held_back(50, decision="cooldown")
     late = held_back(60, timestamp="2026-01-31T10:40:00Z")
-    rows = run_rows.folded([*(held_back(number) for number in range(48)), waiting, other, late])
-    assert [row.others for row in rows] == [47, 0, 0, 0]
-    cells = [run_rows.cells(row, AT) for row in rows]
+    rows = folded([*(held_back(number) for number in range(48)), waiting, other, late])
+    assert [row.count for row in rows] == [48, 1, 1, 1]
+    cells = [history._cells(row, AT) for row in rows]
     assert cells[0][1:7] == ("×48", "GPUTemperatureHigh", "gpu-temperature-high", "48 targets", "held back", "-")
     assert cells[1][5] == "waits: alert"
     assert cells[2][4] == other["target"]
@@ -81,15 +87,15 @@ def test_decisions_that_say_the_same_are_one_row() -> None:
 )
 def test_what_became_of_a_run_is_told_in_a_word(changes: dict[str, Any], result: str) -> None:
     """What an open run waits for is told apart, and what was taken back does not read as applied."""
-    assert run_rows.result(item(**changes)) == result
+    assert runs.result(item(**changes)) == result
 
 
 def test_nothing_is_told_twice() -> None:
     """Nor does a failed run begin with the message that told of it, as if that had been the repair."""
-    assert run_rows.what(item()) == "applied gpu.power_limit"
+    assert runs.what(item()) == "applied gpu.power_limit"
     failed = item(status="failed", action_taken="notify", message="step cap: no agent on node 'node-3' is connected")
-    assert run_rows.what(failed) == "step cap: no agent on node 'node-3' is connected; did notify"
-    assert run_rows.what(item(message="")) == "gpu.power_limit"
+    assert runs.what(failed) == "step cap: no agent on node 'node-3' is connected; did notify"
+    assert runs.what(item(message="")) == "gpu.power_limit"
 
 
 @pytest.mark.parametrize(
@@ -105,8 +111,8 @@ def test_nothing_is_told_twice() -> None:
 )
 def test_times_are_told_by_how_far_away_they_are(text: str | None, ago: str, moment: str) -> None:
     """In the unit that suits them."""
-    assert ages.ago(text, AT) == ago
-    assert ages.moment(text, AT) == moment
+    assert times.ago(text, AT) == ago
+    assert times.near(text, AT) == moment
 
 
 class CutOff(Client):

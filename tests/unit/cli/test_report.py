@@ -11,7 +11,7 @@ from trainmedic_server.cli.report import _fleet_lines
 
 @pytest.mark.parametrize(
     ("seconds", "not_back", "shown"),
-    [(None, 2, "2 not back"), (900.0, 1, "15 min 00 s, 1 not back"), (900.0, 0, "15 min 00 s")],
+    [(None, 2, "2 not back"), (900.0, 1, "15 min, 1 not back"), (900.0, 0, "15 min")],
 )
 def test_jobs_that_never_came_back_were_not_down_for_no_time(seconds: float | None, not_back: int, shown: str) -> None:
     """Of jobs that are down still nobody knows for how long."""

@@ -36,7 +36,7 @@ def test_whether_it_helped_is_told() -> None:
 def test_an_approval_is_told_by_what_it_would_let_happen_and_whose_it_is() -> None:
     """Not by the terms as they are on record."""
     told = [line.strip() for line in story.lines({"run_id": "r", "steps": [ASKED]})]
-    assert "would    job.scale_lr  factor=0.5" in told
+    assert "would    job.scale_lr factor=0.5" in told
     assert "of       ann or hardware, 2 different people; asked 3 times" in told
     assert not any("on_timeout" in line or "{" in line for line in told)
 
@@ -63,7 +63,7 @@ def test_a_run_that_waits_says_what_it_waits_for_how_long_and_since_when() -> No
     line = story.next_line(upcoming, "2026-01-31T03:00:00Z")
     assert line.startswith(
         "waits for node:n1, which run f06b8a6f has; that run of cap waits for Hot to resolve, "
-        "until 03:12Z (in 12 min) at the latest; waiting 3 min"
+        "until 03:12Z (in 12 min) at the latest; waiting since 02:57Z (3 min ago)"
     )
 
 

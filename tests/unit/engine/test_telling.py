@@ -125,7 +125,7 @@ async def test_a_question_is_asked_with_what_would_be_done_and_where_to_answer(b
     run = await t.world.run()
     ((title, text, to, severity),) = t.channels.sent
     assert (title, to, severity) == ("[warning] node:n1: Cap n1?", "oncall", Severity.WARNING)
-    assert '- cap: test.cap {"amount": 1.0}' in text
+    assert "- cap: test.cap amount=1.0" in text
     assert f"It waits until {run.step(('steps', 0)).deadline:%d %b %H:%M}Z." in text
     assert f"trainmedic runs approve {run.id}" in text
     assert text.endswith(f"run {run.id[-8:]} · https://medic.example/runs/{run.id}")
@@ -152,7 +152,7 @@ async def test_a_question_goes_where_the_playbook_says_and_is_told_again(begin: 
     assert asked[0] == ("[warning] node:n1: Cap?", "chat")
     assert asked[1] == ("[warning] Reminder: node:n1: Cap?", "chat")
     assert ("[warning] Nobody has answered: node:n1: Cap?", "pager") in asked
-    assert "1 approval needed of ann." in t.channels.sent[0][1]
+    assert "Needs approval by ann." in t.channels.sent[0][1]
     ended = [title for title in t.channels.titles if title.startswith("[info] Re:")]
     assert ended[-1] == "[info] Re: asking on node:n1: nobody has answered in time, which rejects it"
 

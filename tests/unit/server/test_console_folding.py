@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from tests.support.api_world import World, payload
 from trainmedic_server.domain.run import Decision, Status
+from trainmedic_server.presentation import rows as rows_of
 from trainmedic_server.server.console import folding
 
 START = datetime(2026, 1, 31, 3, tzinfo=UTC)
@@ -29,9 +30,9 @@ def _says(item: Mapping[str, Any]) -> str | None:
 def test_what_says_the_same_within_an_hour_is_one_row_in_the_place_of_the_newest() -> None:
     """What comes between keeps its row, and so does what is an hour older."""
     items = [_item(0, "full"), _item(1, None, 1), _item(2, "full", 2), _item(3, "full", 60), _item(4, "full", 61)]
-    rows = folding.folded(items, _says, "at")
+    rows = rows_of.folded(items, _says, "at")
     assert [(row.item["number"], row.count, row.oldest["number"]) for row in rows] == [(0, 3, 3), (1, 1, 1), (4, 1, 4)]
-    assert len(folding.folded(items, None, "at")) == 5
+    assert len(rows_of.folded(items, None, "at")) == 5
 
 
 async def test_a_page_is_filled_though_hundreds_of_items_fold_into_one_row() -> None:

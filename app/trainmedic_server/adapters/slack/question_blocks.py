@@ -18,7 +18,8 @@ from trainmedic_server.domain.approval import AskedQuestion, Terms
 from trainmedic_server.domain.links import run_link, short_id
 from trainmedic_server.domain.plain_text import visible
 from trainmedic_server.domain.run import OperatorOrder, OrderKind, Run, StepState, StepStatus
-from trainmedic_server.engine import message_texts
+from trainmedic_server.presentation import questions
+from trainmedic_server.presentation.runs import title_of
 
 APPROVE, REJECT, REASON = "approve", "reject", "reason"
 METADATA = "trainmedic_question"
@@ -45,13 +46,13 @@ def answered(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> Answ
     names = tuple(dict.fromkeys(order.actor for order in answers if order.kind is OrderKind.APPROVE))
     rejection = next((order for order in answers if order.kind is OrderKind.REJECT), None)
     if rejection is not None:
-        return Answered(names, f"Rejected by {rejection.actor}{f': {rejection.note}' if rejection.note else ''}")
+        return Answered(names, _capital(questions.answered("rejected", rejection.actor, rejection.note)))
     if names and len(names) >= Terms.of(step).count:
-        return Answered(names, f"Approved by {' and '.join(names)}")
+        return Answered(names, _capital(questions.answered("approved", " and ".join(names), "")))
     if step.status is StepStatus.WAITING:
         return Answered(names, "")
     if step.status is StepStatus.SUCCEEDED:
-        return Answered(names, "Nobody has answered in time, which approves it")
+        return Answered(names, _capital(questions.UNANSWERED["approved_by_timeout"]))
     return Answered(names, f"Not asked any more: {step.error or run.message or step.status}")
 
 
@@ -63,9 +64,8 @@ def is_open(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> bool:
 def message(run: Run, step: StepState, orders: Sequence[OperatorOrder], external_url: str) -> dict[str, Any]:
     """The message of a question, as ``chat.postMessage`` and ``chat.update`` take it, without the channel."""
     link = run_link(external_url, run.id)
-    heading = f"{run.playbook} on {run.target_key} asks, because of {run.alert_name}:"
-    ahead = message_texts.ahead(run, step.id)
-    blocks = [_section(f"{_line(heading)}\n{_quoted(step.message or 'May this run act?')}")]
+    ahead = questions.ahead(step)
+    blocks = [_section(f"{_line(questions.asks(run))}\n{_quoted(step.message or questions.UNASKED)}")]
     blocks += [_section("\n".join(map(_line, ahead)))] if ahead else []
     if is_open(run, step, orders):
         blocks += [_terms(run, step, orders), _buttons(run, step, link)]
@@ -78,7 +78,7 @@ def message(run: Run, step: StepState, orders: Sequence[OperatorOrder], external
         blocks += [{"type": "actions", "elements": [_open(link)]}] if link else []
         words = _line(how)
     blocks.append({"type": "context", "elements": [_plain(f"run {short_id(run.id)}")]})
-    short = f"{run.playbook} on {run.target_key} {words}: {step.message or ''}"
+    short = f"{title_of(run)} {words}: {step.message or ''}"
     return {
         "text": escaped(cut(_line(short), _SHORT)),
         "blocks": blocks,
@@ -92,8 +92,7 @@ def message(run: Run, step: StepState, orders: Sequence[OperatorOrder], external
 
 def reminder(run: Run, step: StepState, kind: str) -> str:
     """What is said below a question that still waits; Slack's markup, in which nothing of the question is any."""
-    words = {"approval_reminded": "Reminder", "approval_escalated": "Nobody has answered; handed on"}
-    text = f"{words.get(kind, 'Asked again')}: {run.playbook} on {run.target_key} still waits: {step.message or ''}"
+    text = f"{questions.AGAIN.get(kind, 'Asked again')}: {title_of(run)} still waits: {step.message or ''}"
     return escaped(cut(_line(text), _TEXT // 2))
 
 
@@ -109,7 +108,7 @@ def reason_form(value: str, run: Run, step: StepState) -> dict[str, Any]:
         "submit": _plain("Reject"),
         "close": _plain("Back"),
         "blocks": [
-            _section(f"{_line(f'{run.playbook} on {run.target_key}')}\n{_quoted(step.message or '')}"),
+            _section(f"{_line(title_of(run))}\n{_quoted(step.message or '')}"),
             {"type": "input", "block_id": REASON, "label": _plain("Why?"), "element": field},
         ],
     }
@@ -173,10 +172,9 @@ def cut(text: str, limit: int) -> str:
 
 def _terms(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> Block:
     terms, approved_by = Terms.of(step), answered(run, step, orders).approved_by
-    whom = f" of {' or '.join(terms.by)}" if terms.by else ""
-    parts = [f"{terms.count} approval{'' if terms.count == 1 else 's'} needed{whom}"]
-    parts += [f"approved so far by {', '.join(approved_by)}"] if approved_by else []
-    parts += ["nobody has answered in time, and it is asked again later"] if terms.lapsed else []
+    so_far = {"asked": terms.asked, "escalated": terms.escalated, "approved_by": approved_by}
+    parts = [f"Needs approval by {questions.who(terms.by, terms.count)}", *questions.asked(so_far)]
+    parts += [questions.UNANSWERED["unanswered"]] if terms.lapsed else []
     elements = [_plain(cut(_line("; ".join(parts)), _TEXT))]
     if step.deadline is not None:
         moment, otherwise = int(step.deadline.timestamp()), step.deadline.strftime("%d %b %H:%M UTC")
@@ -189,7 +187,7 @@ def _buttons(run: Run, step: StepState, link: str) -> Block:
     value = value_of(run.id, AskedQuestion(step.id, Terms.of(step).asked))
     sure = {
         "title": _plain("Approve?"),
-        "text": _plain(cut(_line(f"{run.playbook} on {run.target_key}: {step.message or ''}"), _CONFIRM)),
+        "text": _plain(cut(_line(f"{title_of(run)}: {step.message or ''}"), _CONFIRM)),
         "confirm": _plain("Approve"),
         "deny": _plain("Back"),
     }
@@ -209,6 +207,10 @@ def _section(text: str) -> Block:
 
 def _plain(text: str) -> Block:
     return {"type": "plain_text", "text": text, "emoji": False}
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _line(text: str) -> str:

@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 
 from starlette.responses import Response
 
+from trainmedic_server.presentation.rows import Row
 from trainmedic_server.server.console import folding
 from trainmedic_server.server.console.page_request import PageRequest
 from trainmedic_server.server.problems import HttpProblem
@@ -33,7 +34,7 @@ async def alerts(page: PageRequest) -> Response:
     async def asked(bounds: Mapping[str, str]) -> Any:
         return await page.get("/alerts", {**chosen, **bounds})
 
-    rows: list[folding.FoldedRow] = []
+    rows: list[Row] = []
     after = wrong = ""
     try:
         rows, after = await folding.read(asked, page.query.get("cursor", ""), None if each else _says, "last_heard")
@@ -84,7 +85,7 @@ def _says(item: Mapping[str, Any]) -> tuple[Any, ...] | None:
     return item["alert_name"], item["status"], item["reacted"], item["reason"], *decisions
 
 
-def _alike(chosen: Mapping[str, str], row: folding.FoldedRow) -> str:
+def _alike(chosen: Mapping[str, str], row: Row) -> str:
     """The query of the list that has each alert of a row, and others of its name."""
     reacted = "true" if row.item["reacted"] else "false"
     same = {"alertname": row.item["alert_name"], "status": row.item["status"], "reacted": reacted}

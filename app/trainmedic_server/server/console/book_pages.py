@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from trainmedic_server.server.console import run_rows
+from trainmedic_server.server.console import folding
 from trainmedic_server.server.console.page_request import PageRequest
 from trainmedic_server.server.problems import HttpProblem
 
@@ -33,7 +33,7 @@ async def playbook(page: PageRequest, **more: Any) -> Response:
     so the page asks for them once the rest is there. `more` is what a form has found out."""
     name = page.parameters["playbook"]
     shown = await page.get(f"/playbooks/{name}", UNCOUNTED)
-    runs, older = await run_rows.read(page, {"playbook": name})
+    runs, older = await folding.runs(page, {"playbook": name})
     versions, wrong = None, ""
     if asked := {end: value for end in ("before", "after") if (value := page.query.get(end, "").strip())}:
         try:
@@ -49,7 +49,7 @@ async def playbook(page: PageRequest, **more: Any) -> Response:
         book=shown,
         runs=runs,
         more=older,
-        alike=partial(run_rows.alike, {"playbook": name}),
+        alike=partial(folding.alike_runs, {"playbook": name}),
         versions=versions,
         wrong_version=wrong,
         targets=await _targets(page, shown["target"]) if page.is_operator else (),

@@ -1,48 +1,34 @@
-"""Lists in which rows that say the same are one row, so that decisions in their hundreds push nothing off a page. Who
-calls it: the pages about runs and about alerts."""
+"""Pages of lists in which rows that say the same are one row. Callers: the pages that
+list runs or alerts."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
+from urllib.parse import urlencode
 
-from msgspec import Struct, field
+from trainmedic_server.presentation.rows import Item, Row, Says, folded, refusal
+from trainmedic_server.server.console.page_request import PageRequest
 
-Item = Mapping[str, Any]
-
+_SEVERAL = ("status", "playbook", "decision")
+"""Filters that take more than one value, with commas between them."""
 _PAGE = 60
 _FEW_ROWS = 30
 _MORE = 250
 _MOST_READ = 1_000
-_WITHIN = timedelta(hours=1)
-
-
-class FoldedRow(Struct, frozen=True):
-    """An item, and how many others say the same; the oldest of them."""
-
-    item: Item
-    alike: list[Item] = field(default_factory=list)
-
-    @property
-    def count(self) -> int:
-        return 1 + len(self.alike)
-
-    @property
-    def oldest(self) -> Item:
-        return self.alike[-1] if self.alike else self.item
 
 
 async def read(
     page_of: Callable[[dict[str, str]], Awaitable[Any]],
     cursor: str,
-    says: Callable[[Item], Hashable | None] | None,
+    says: Says | None,
     at: str,
-) -> tuple[list[FoldedRow], str]:
+) -> tuple[list[Row], str]:
     """The rows of a page from `cursor` on, and the cursor of the next page, empty at the end: as many items as fill it
     once they are folded, at most about a thousand.
 
-    `page_of` asks the API with ``limit`` and ``cursor``; `says` and `at` are those of `folded`.
+    `page_of` asks the API with ``limit`` and ``cursor``; `says` and `at` are those of `rows.folded`.
     """
     items: list[Item] = []
     limit = _PAGE
@@ -55,27 +41,31 @@ async def read(
             return rows, cursor
 
 
-def folded(items: Iterable[Item], says: Callable[[Item], Hashable | None] | None, at: str) -> list[FoldedRow]:
-    """The rows of `items`, which come newest first: those that say the same within an hour are one, in the place of the
-    newest.
+async def runs(
+    page: PageRequest, chosen: Mapping[str, str], cursor: str = "", *, each: bool = False
+) -> tuple[list[Row], str]:
+    """The rows of the runs that are `chosen` by the API's filters, from `cursor` on, and the cursor of the next page,
+    empty at the end; with `each`, every run has its own. Raises HttpProblem."""
 
-    `says` is what an item says, None for one that keeps its own row; where it is None itself, all do. `at` names the
-    member that has an item's time.
-    """
-    newest: dict[Hashable, FoldedRow] = {}
-    rows: list[FoldedRow] = []
-    for item in items:
-        said = says(item) if says else None
-        row = newest.get(said) if said is not None else None
-        if row is not None and _time(row.item[at]) - _time(item[at]) <= _WITHIN:
-            row.alike.append(item)
-            continue
-        row = FoldedRow(item)
-        rows.append(row)
-        if said is not None:
-            newest[said] = row
-    return rows
+    async def asked(bounds: Mapping[str, str]) -> Any:
+        return await page.get("/history", [*_pairs(chosen), *bounds.items()])
+
+    return await read(asked, cursor, None if each else refusal, "timestamp")
 
 
-def _time(text: str) -> datetime:
-    return datetime.fromisoformat(text)
+def alike_runs(chosen: Mapping[str, str], row: Row) -> str:
+    """The query of the list that has each item of a row."""
+    same = {name: row.item[name] for name in _SEVERAL}
+    behind = datetime.fromisoformat(row.item["timestamp"]) + timedelta(microseconds=1)
+    same |= {"alertname": row.item["alert_name"], "since": row.oldest["timestamp"], "until": behind.isoformat()}
+    return urlencode({**chosen, **same, "each": "true"})
+
+
+def _pairs(chosen: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The filters as the API takes them: several values of one name, one by one."""
+    return [
+        (name, part)
+        for name, value in chosen.items()
+        for part in (value.split(",") if name in _SEVERAL else [value])
+        if part
+    ]

@@ -13,8 +13,9 @@ from urllib.parse import quote, urlsplit
 from markupsafe import Markup, escape
 
 from trainmedic_server.domain.plain_text import visible
+from trainmedic_server.presentation import sentences, times, words
+from trainmedic_server.presentation.sentences import At, Piece, RunName, Sentence, Values
 
-_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 _MARKS = {
     "running": ("●", "going"),
     "waiting": ("◐", "going"),
@@ -37,69 +38,25 @@ _MARKS = {
     "resolved": ("✓", "good"),
 }
 _RUN_ID = re.compile(r"(?<![\w-])([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?![\w-])")
-_WORDS = {
-    "awaiting_approval": "asks",
-    "not_started": "held back",
-    "observed": "observed",
-    "timed_out": "timed out",
-    "target_unknown": "no target",
-    "target_ambiguous": "target unclear",
-    "target_busy": "target busy",
-    "not_accepted": "not accepted",
-    "concurrency_limited": "too many at once",
-    "rate_limited": "too many lately",
-    "breaker_open": "breaker open",
-    "observe_only": "observes only",
-}
 
 
-def moment(value: Any) -> datetime | None:
-    """The time that an RFC 3339 text names; None for nothing."""
-    if value is None or value == "":
-        return None
-    if isinstance(value, datetime):
-        return value
-    try:
-        return datetime.fromisoformat(str(value))
-    except ValueError:
-        return None
-
-
-def span(value: Any) -> str:
-    """A length of time in two units at the most: ``1 min 30 s``. `value` is seconds or a timedelta."""
-    if value is None:
-        return "–"
-    seconds = value.total_seconds() if isinstance(value, timedelta) else float(value)
-    if 0 < abs(seconds) < 1:
-        return f"{seconds * 1000:.0f} ms"
-    left, parts = round(abs(seconds)), []
-    for size, unit in _UNITS:
-        count, left = divmod(left, size)
-        if count:
-            parts.append(f"{count} {unit}")
-        elif parts:
-            break
-        if len(parts) == 2:
-            break
-    return ("−" if seconds < 0 else "") + (" ".join(parts) or "0 s")
+def span(value: float | timedelta | None) -> str:
+    """A length of time, or so many seconds, in two units at the most: ``1 min 30 s``."""
+    return "–" if value is None else times.span(value)
 
 
 def age(value: Any, now: datetime) -> str:
     """How long ago, or until when: ``4 min``, ``in 3 min``."""
-    at = moment(value)
+    at = times.read(value)
     if at is None:
         return "–"
-    seconds = (now - at).total_seconds()
-    for size, unit in _UNITS:
-        if abs(seconds) >= size or size == 1:
-            amount = f"{int(abs(seconds) // size)} {unit}"
-            return f"in {amount}" if seconds <= -1 else amount
-    return "0 s"
+    length = times.between(at, now)
+    return f"in {length}" if (now - at).total_seconds() <= -1 else length
 
 
 def clock_time(value: Any, now: datetime | None = None) -> str:
     """The time of day in UTC, with the day where it is another one than `now`'s."""
-    at = moment(value)
+    at = times.read(value)
     if at is None:
         return "–"
     at = at.astimezone(UTC)
@@ -109,7 +66,7 @@ def clock_time(value: Any, now: datetime | None = None) -> str:
 
 def precise(value: Any, now: datetime) -> Markup:
     """Format the time of day in UTC with milliseconds. Add the date if it differs from the date of `now`."""
-    at = moment(value)
+    at = times.read(value)
     if at is None:
         return Markup("–")
     at = at.astimezone(UTC)
@@ -122,7 +79,7 @@ def precise(value: Any, now: datetime) -> Markup:
 
 def local_field(value: Any, up: bool = False) -> str:
     """Format a time for a date and time field, in UTC and whole seconds. `up` rounds up, for the end of a window."""
-    at = moment(value)
+    at = times.read(value)
     if at is None:
         return ""
     at = at.astimezone(UTC)
@@ -136,20 +93,15 @@ def loss(value: Any) -> str:
     return f"{value:.5g}" if isinstance(value, int | float) and not isinstance(value, bool) else plain(value)
 
 
-def cut(value: Any, limit: int) -> str:
-    """Cut a text to `limit` characters."""
-    return _cut(str(value), limit)
-
-
 def day(value: Any) -> str:
     """The day and the minute in UTC."""
-    at = moment(value)
+    at = times.read(value)
     return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M") if at else "–"
 
 
 def when(value: Any, now: datetime, *, ahead: bool = False) -> Markup:
     """An age as a ``<time>`` element, which the script keeps current."""
-    at = moment(value)
+    at = times.read(value)
     if at is None:
         return Markup("–")
     exact = at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -160,18 +112,9 @@ def status_mark(value: Any) -> Markup:
     """A status as a shape and a word, in the colour of its kind."""
     text = str(value)
     shape, kind = _MARKS.get(text, ("·", "calm"))
-    return Markup('<span class="st {}"><span aria-hidden="true">{}</span> {}</span>').format(kind, shape, words(text))
-
-
-def words(value: Any) -> str:
-    """A name of the API as words: ``target_busy`` is ``target busy``."""
-    text = str(value)
-    return _WORDS.get(text, text.replace("_", " "))
-
-
-def tail(run_id: Any) -> str:
-    """The end of a run's id, by which people tell runs apart, as in messages and at the command line."""
-    return str(run_id)[-8:]
+    return Markup('<span class="st {}"><span aria-hidden="true">{}</span> {}</span>').format(
+        kind, shape, words.words(text)
+    )
 
 
 def safe_link(value: Any) -> str | None:
@@ -211,7 +154,7 @@ def pairs(value: Any, limit: int = 200) -> Markup:
         return Markup('<span class="dim">–</span>')
     pieces = [
         Markup('<span class="kv"><span class="k">{}</span>={}</span>').format(
-            finish(str(name)), finish(_cut(plain(held), limit))
+            finish(str(name)), finish(words.cut(plain(held), limit))
         )
         for name, held in value.items()
     ]
@@ -249,12 +192,24 @@ def linked_runs(value: Any, base: str = "") -> Markup:
     return Markup("").join(link.format(base, piece) if place % 2 else piece for place, piece in enumerate(pieces))
 
 
+def sentence(value: Sentence, now: datetime, base: str = "") -> Markup:
+    """Return a sentence, in which times have their distance, and runs link to their pages below the path `base`."""
+
+    def write(piece: Piece) -> str:
+        match piece:
+            case At(time):
+                return Markup("{} ({})").format(clock_time(time, now), when(time, now))
+            case RunName(run_id):
+                return Markup('<a href="{}/runs/{}">{}</a>').format(base, run_id, words.short_id(run_id))
+            case Values(values):
+                return pairs(values)
+        return escape(finish(piece))
+
+    return Markup(sentences.written(value, write))  # noqa: S704 - every piece is escaped
+
+
 def coded(value: Any) -> Markup:
     """A text of the API's description, whose pieces within backticks are code."""
     pieces = str(finish(value)).split("`")
     code = Markup("<code>{}</code>")
     return Markup("").join(code.format(piece) if place % 2 else piece for place, piece in enumerate(pieces))
-
-
-def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"

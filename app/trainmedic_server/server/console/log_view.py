@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 from msgspec import Struct, field
 
 from trainmedic_server.domain.log_search import LogQuery, read_time, written
-from trainmedic_server.server.console.formats import moment
+from trainmedic_server.presentation import times
 from trainmedic_server.server.log_lines import LONGEST_SINCE
 from trainmedic_server.server.times import time_of
 
@@ -189,7 +189,7 @@ class LogView(Struct, frozen=True):
 def around(at: Any, rank: Any = None, node: Any = None, source: Any = None) -> str:
     """Return the query of the lines around a moment, of a rank, or else of a node. Empty without a time. For a kernel's
     line it includes the kernel's lines."""
-    point = moment(at)
+    point = times.read(at)
     if point is None:
         return ""
     names: dict[str, Any] = {"at": written(_aware(point))}
@@ -203,7 +203,7 @@ def around(at: Any, rank: Any = None, node: Any = None, source: Any = None) -> s
 
 
 def _point(text: str) -> datetime:
-    point = moment(text)
+    point = times.read(text)
     if point is None:
         raise ValueError("must be a time, such as 2026-01-31T12:00:05Z")
     return _aware(point)
@@ -214,7 +214,7 @@ def _time(text: str, now: datetime) -> datetime:
     try:
         return time_of(text, now)
     except ValueError:
-        point = moment(text)
+        point = times.read(text)
         if point is None:
             raise ValueError(
                 "must be a time in UTC (2026-01-31 12:00:05), a time with a zone, or a duration (90m)"

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.responses import Response
 
 from trainmedic_server.diagnosis.advice import MEANS
-from trainmedic_server.server.console import log_page, run_rows
+from trainmedic_server.server.console import folding, log_page
 from trainmedic_server.server.console.page_request import PageRequest
 from trainmedic_server.server.console.rank_losses import losses_of
 from trainmedic_server.server.problems import HttpProblem
@@ -37,7 +37,7 @@ async def job(page: PageRequest) -> Response:
     """One job, by rank."""
     name = page.parameters["job"]
     shown = await _named(page, "/jobs", name)
-    runs, more = await run_rows.read(page, {"job": name})
+    runs, more = await folding.runs(page, {"job": name})
     diagnosis = await page.get_or(None, f"/jobs/{name}/diagnosis")
     findings = await log_page.findings_of(page, name, _MOST_FINDINGS)
     if shown is None and not runs and diagnosis is None and not findings:
@@ -53,7 +53,7 @@ async def job(page: PageRequest) -> Response:
         job=shown,
         runs=runs,
         more=more,
-        alike=partial(run_rows.alike, {"job": name}),
+        alike=partial(folding.alike_runs, {"job": name}),
         diagnosis=diagnosis,
         advice_means=MEANS,
         findings=findings,
@@ -80,7 +80,7 @@ async def node(page: PageRequest) -> Response:
     """One node: what its agent says, and what was done there."""
     name = page.parameters["node"]
     agent = await _named(page, "/agents", name)
-    runs, more = await run_rows.read(page, {"node": name})
+    runs, more = await folding.runs(page, {"node": name})
     if agent is None and not runs:
         raise HttpProblem(404, f"No agent of a node {name} is connected, and no run was on one of that name.")
     present = await page.stands()
@@ -91,7 +91,7 @@ async def node(page: PageRequest) -> Response:
         agent=agent,
         runs=runs,
         more=more,
-        alike=partial(run_rows.alike, {"node": name}),
+        alike=partial(folding.alike_runs, {"node": name}),
         changed=_changed(present.document),
     )
 

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from trainmedic_server import __version__
 from trainmedic_server.ports.outside import Clock
+from trainmedic_server.presentation import questions, runs, times, words
 from trainmedic_server.server.base_path import BasePath
 from trainmedic_server.server.console import formats, log_view
 from trainmedic_server.server.console.assets import Assets
@@ -28,9 +29,9 @@ SECURITY_HEADERS = {
 }
 _COMPRESSED_FROM = 600
 _FILTERS = (
-    *("span", "words", "tail", "pairs", "plain", "day", "segment", "lines"),
+    *("span", "pairs", "plain", "day", "segment", "lines"),
     *("shell", "as_json", "status_mark", "safe_link", "without", "coded"),
-    *("cut", "local_field", "loss"),
+    *("local_field", "loss"),
 )
 _LINK = re.compile(r"""(?<=[\s"'])(href|action|src|hx-get|hx-post)="(?=/)""")
 
@@ -70,14 +71,19 @@ class Renderer:
         self._environment.filters["when"] = lambda value: formats.when(value, clock.now())
         self._environment.filters["clock"] = lambda value: formats.clock_time(value, clock.now())
         self._environment.filters["precise"] = lambda value: formats.precise(value, clock.now())
-        self._environment.filters["moment"] = formats.moment
+        self._environment.filters["moment"] = times.read
+        self._environment.filters["words"] = words.words
+        self._environment.filters["tail"] = words.short_id
+        self._environment.filters["cut"] = lambda value, size: words.cut(str(value), size)
+        self._environment.filters["sentence"] = lambda value: formats.sentence(value, clock.now(), base.link)
         self._environment.filters["linked_runs"] = lambda value: formats.linked_runs(value, base.link)
         self._environment.globals.update(
             asset=lambda name: base.over(assets.url(name)),
             base=base.link,
             version=__version__,
             share=formats.share,
-            moment_of=formats.moment,
+            questions=questions,
+            run_words=runs,
             log_around=log_view.around,
         )
 

@@ -15,7 +15,10 @@ from starlette.responses import RedirectResponse, Response
 
 from trainmedic_server.domain.problems import did_you_mean
 from trainmedic_server.domain.run import Status
-from trainmedic_server.server.console import folding, formats, run_rows
+from trainmedic_server.presentation import times
+from trainmedic_server.presentation.rows import Row
+from trainmedic_server.presentation.runs import title
+from trainmedic_server.server.console import folding
 from trainmedic_server.server.console.book_pages import UNCOUNTED
 from trainmedic_server.server.console.page_request import PageRequest
 from trainmedic_server.server.problems import HttpProblem
@@ -38,12 +41,12 @@ SAVED = (
 async def runs(page: PageRequest) -> Response:
     """The list, newest first, from a cursor on."""
     (chosen, text), wrong = _conditions(page.query), ""
-    rows: list[folding.FoldedRow] = []
+    rows: list[Row] = []
     cursor, after, each = page.query.get("cursor", ""), "", page.query.get("each", "")
 
     try:
         _check(text)
-        rows, after = await run_rows.read(page, chosen, cursor, each=bool(each))
+        rows, after = await folding.runs(page, chosen, cursor, each=bool(each))
     except HttpProblem as problem:
         if problem.status != HTTPStatus.UNPROCESSABLE_ENTITY:
             raise
@@ -58,7 +61,7 @@ async def runs(page: PageRequest) -> Response:
         status=422 if wrong and "hx-request" not in page.request.headers else 200,
         wrong=wrong,
         rows=rows,
-        alike=partial(run_rows.alike, chosen),
+        alike=partial(folding.alike_runs, chosen),
         more=urlencode({**shown, "cursor": after}) if after else "",
         chosen=chosen,
         text=text,
@@ -75,7 +78,7 @@ async def run(page: PageRequest) -> Response:
     shown = await page.get(f"/history/{page.parameters['run']}")
     return await page.page(
         "run.html",
-        title=f"{shown['playbook']} on {shown['target'] or 'no target'}",
+        title=title(shown["playbook"], shown["target"]),
         live=f"run:{shown['run_id']}",
         **await story(page.get_or, shown),
     )
@@ -119,21 +122,21 @@ def effect_svg(effect: Mapping[str, Any] | None) -> Markup:
     series = [(at, value) for at, value in (effect or {}).get("series") or [] if value is not None]
     if effect is None or len(series) < 2:
         return Markup("")
-    times, values = [at for at, _ in series], [value for _, value in series]
+    moments, values = [at for at, _ in series], [value for _, value in series]
     limit = effect.get("limit")
     seen = [*values, limit] if limit is not None else values
     low, high = min(seen), max(seen)
-    wide, tall = (times[-1] - times[0]) or 1, (high - low) or 1
+    wide, tall = (moments[-1] - moments[0]) or 1, (high - low) or 1
 
     def across(at: float) -> float:
-        return float(round(600 * (at - times[0]) / wide, 1))
+        return float(round(600 * (at - moments[0]) / wide, 1))
 
     def down(value: float) -> float:
         return float(round(88 - 80 * (value - low) / tall, 1))
 
     points = " ".join(f"{across(at)},{down(value)}" for at, value in series)
     marks = f'<line class="mark" x1="0" x2="600" y1="{down(limit)}" y2="{down(limit)}"/>' if limit is not None else ""
-    if (acted := formats.moment(effect.get("acted_at"))) is not None:
+    if (acted := times.read(effect.get("acted_at"))) is not None:
         x = max(0.0, min(600.0, across(acted.timestamp())))
         marks += f'<line class="mark" x1="{x}" x2="{x}" y1="0" y2="96"/>'
     label = f"from {values[0]:g} to {values[-1]:g}; the upright line is the act"

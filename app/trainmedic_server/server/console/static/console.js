@@ -12,7 +12,7 @@ const say = (/** @type {string} */ text) => { const said = $("#said"); if (said)
 const UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
 function age(/** @type {number} */ seconds) {
   for (const [size, unit] of UNITS) {
-    if (Math.abs(seconds) >= size || size === 1) {
+    if (Math.abs(seconds) >= size * (unit === "h" || unit === "min" ? 2 : 1) || size === 1) {
       const amount = `${Math.floor(Math.abs(seconds) / Number(size))} ${unit}`;
       return seconds <= -1 ? `in ${amount}` : amount;
     }

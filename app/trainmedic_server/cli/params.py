@@ -1,0 +1,46 @@
+"""Types and forms of options that several commands have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+_DURATION = re.compile(r"(\d+(ms|[ywdhms]))+")
+
+
+class TimeParam(click.ParamType[str]):
+    """A time. A time without a zone is in the zone of this machine. With `ago`, it can also be a Prometheus duration,
+    which the server subtracts from its own clock."""
+
+    name = "time"
+
+    def __init__(self, *, ago: bool = True) -> None:
+        self._ago = ago
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if self._ago and _DURATION.fullmatch(value):
+            return str(value)
+        try:
+            return datetime.fromisoformat(value).astimezone(UTC).isoformat()
+        except ValueError:
+            if self._ago:
+                self.fail(f"{value!r} is neither a time (2026-01-31T12:00:00Z) nor how long ago it was (90m, 7d)")
+            self.fail(f"{value!r} is not a time, such as 2026-01-31T12:00:00Z")
+
+
+def pairs_of(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> Sequence[tuple[str, str]]:
+    """Return the labels of options ``--label name=value``. A callback."""
+    pairs = [value.partition("=") for value in values]
+    for value, (name, sign, _) in zip(values, pairs, strict=True):
+        if not sign or not name:
+            raise click.UsageError(f"--label {value!r} is not a label and its value, such as job_name=llm-1", ctx=ctx)
+    return [(name, value) for name, _, value in pairs]
+
+
+def labels_of(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, str]:
+    """Return the labels by name. A callback."""
+    return dict(pairs_of(ctx, param, values))

@@ -1,0 +1,60 @@
+"""Questions of runs that wait for people: what they ask, of whom, and how they were answered. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from trainmedic_server.domain.approval import Terms
+from trainmedic_server.domain.run import Run, StepState
+from trainmedic_server.presentation import runs
+from trainmedic_server.presentation.words import call, count, how_often
+
+UNASKED = "May this run act?"
+"""The question of a step without one of its own."""
+AGAIN = {"approval_reminded": "Reminder", "approval_escalated": "Nobody has answered"}
+"""What precedes a question of which people are reminded, by the kind of the event."""
+UNANSWERED = {
+    "rejected_by_timeout": "nobody has answered in time, which rejects it",
+    "approved_by_timeout": "nobody has answered in time, which approves it",
+    "timed_out": "nobody has answered in time",
+    "unanswered": "nobody has answered in time; it is asked again later",
+    "resolved": "no answer is needed any more: the alert has resolved",
+}
+"""How a question ended without an answer, by the outcome of its event ``approval_ended``."""
+
+
+def asks(run: Run) -> str:
+    """Return who asks, and because of which alert."""
+    return f"{runs.title_of(run)} asks, because of {run.alert_name}:"
+
+
+def who(by: Sequence[str] | None, number: int | None) -> str:
+    """Return who has to approve: ``any operator``, ``ann or hardware, 2 different people``."""
+    different = f", {number} different people" if (number or 1) > 1 else ""
+    return (" or ".join(by or ()) or "any operator") + different
+
+
+def asked(terms: Mapping[str, Any]) -> Iterator[str]:
+    """Return what has happened to a question so far. `terms` is a question of the API, or a step's terms."""
+    if (number := terms.get("asked") or 1) > 1:
+        yield f"asked {how_often(number)}"
+    if terms.get("escalated"):
+        yield "handed on"
+    if given := terms.get("approved_by"):
+        yield f"approved so far by {', '.join(given)}"
+
+
+def answered(kind: str, actor: str, note: str) -> str:
+    """Return who approved or rejected a question, and with which note."""
+    return f"{kind} by {actor}{f': {note}' if note else ''}"
+
+
+def ahead(step: StepState) -> list[str]:
+    """Return what an approval would let happen, as it was rendered when the question was asked."""
+    terms = Terms.of(step)
+    if not terms.steps:
+        return []
+    gpus = f" ({count(terms.gpus, 'GPU')})" if terms.gpus else ""
+    steps = (f"- {each.id}: {call(each.action, each.params, each.note)}" for each in terms.steps)
+    return [f"If approved{gpus}:", *steps]

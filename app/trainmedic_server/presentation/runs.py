@@ -1,0 +1,143 @@
+"""What became of a run, what it waits for and what it does next. Pure.
+
+The functions read the API's documents. Members that an older server lacks count as empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from trainmedic_server.domain.run import Run, Status
+from trainmedic_server.presentation import times
+from trainmedic_server.presentation.sentences import At, RunName, Sentence, Values
+from trainmedic_server.presentation.words import words
+
+Document = Mapping[str, Any]
+_WAITS = {"resolved": "alert"}
+_MOMENTS = (("before", "before"), ("at", "at the act"), ("after", "10 min after"))
+
+
+def title(playbook: str, target: str | None) -> str:
+    """Return the name of a run for people: its playbook and target."""
+    return f"{playbook} on {target or 'no target'}"
+
+
+def title_of(run: Run) -> str:
+    """Return the name of a run for people."""
+    return title(run.playbook, run.target_key)
+
+
+def waits(item: Document) -> str:
+    """Return what an idle run waits for: ``waits: alert``. Empty if it does not wait."""
+    if item["status"] != Status.WAITING:
+        return ""
+    on = str(item.get("waiting_on") or "")
+    return f"waits: {words(_WAITS.get(on, on))}" if on else "waits"
+
+
+def result(item: Document) -> str:
+    """Return what became of a run in a few words, with what of it is to be taken back, or was."""
+    status = str(item["status"])
+    if waiting := waits(item):
+        return waiting
+    if item.get("undone_at"):
+        return f"{words(status)}, undone"
+    owes = item.get("owes_undo") and status not in (Status.RUNNING, Status.AWAITING_APPROVAL)
+    return f"{words(status)}, owes" if owes else words(status)
+
+
+class DoneWords(Struct, frozen=True):
+    """What a run did, and how that went. Each may be empty; neither repeats the other."""
+
+    action: str
+    message: str
+
+
+def done(item: Document) -> DoneWords:
+    """Return what a run did. Without a start, the message is the reason."""
+    action, message = item.get("action_taken") or "", item.get("message") or ""
+    is_told = action in message and item["status"] != Status.FAILED
+    return DoneWords("" if is_told else action, message)
+
+
+def what(item: Document) -> str:
+    """Return why nothing began, or what was done and how it ended, in one line."""
+    told = done(item)
+    if item["status"] == Status.NOT_STARTED:
+        return ": ".join(filter(None, (str(item["decision"]), told.message)))
+    if item["status"] == Status.FAILED:
+        return f"{told.message}; did {told.action}" if told.action else told.message or "-"
+    return ": ".join(filter(None, (told.action, told.message))) or "-"
+
+
+def lasted(item: Document) -> str:
+    """Return how long a run took. Empty while it is open, and for a decision not to start one."""
+    length = item.get("duration_ms")
+    return "" if length is None or item.get("status") == Status.NOT_STARTED else times.span(length / 1000)
+
+
+def took(performed: Document) -> str:
+    """Return how long a step took. Empty while it runs."""
+    began, ended = times.read(performed.get("started_at")), times.read(performed.get("ended_at"))
+    return times.span(ended - began) if began and ended else ""
+
+
+class EffectWords(Struct, frozen=True):
+    """The measured effect of a run: the verdict in words, the measured values, and the reason."""
+
+    verdict: str
+    values: tuple[str, ...]
+    reason: str
+
+
+def effect(document: Document) -> EffectWords:
+    """Return the effect in words, with the alert's metric before, at and after the act as far as it was measured."""
+    values = tuple(f"{label} {document[name]:g}" for name, label in _MOMENTS if document.get(name) is not None)
+    return EffectWords(words(document.get("verdict")), values, document.get("reason") or "")
+
+
+class NextWords(Struct, frozen=True):
+    """What a run is at and waits for (`now`), until when (`until`), and what comes then (`then`)."""
+
+    now: tuple[Sentence, ...]
+    until: tuple[Sentence, ...]
+    then: Sentence
+
+
+def upcoming(document: Document | None) -> NextWords | None:
+    """Return what a run does next. None if it is over."""
+    return NextWords(tuple(_now(document)), tuple(_until(document)), _then(document)) if document else None
+
+
+def _now(document: Document) -> Iterator[Sentence]:
+    if document.get("now"):
+        yield "at ", document["now"]
+    if awaited := document.get("waits_for"):
+        before, found, after = awaited.partition(document.get("holder") or "\0")
+        yield ("waits for ", before, RunName(found), after) if found else ("waits for ", awaited)
+        if held := document.get("held_by"):
+            until: Sentence = (", until ", At(held["until"]), " at the latest") if held.get("until") else ()
+            yield "that run of ", held["playbook"], " ", held["doing"], *until
+    if since := document.get("waiting_since"):
+        yield "waiting since ", At(since)
+
+
+def _until(document: Document) -> Iterator[Sentence]:
+    if document.get("not_before"):
+        yield "not before ", At(document["not_before"])
+    if document.get("deadline"):
+        yield "at the latest ", At(document["deadline"]), f": {document.get('at_deadline') or 'it ends'}"
+
+
+def _then(document: Document) -> Sentence:
+    note = f" ({document['note']})" if document.get("note") else ""
+    if not document.get("step"):
+        return f"then {document.get('outcome') or 'unknown'}", note
+    if document.get("question"):
+        return f"next {document['step']}: ", document["question"], note
+    params = document.get("params") or {}
+    values: Sentence = (" ", Values(params)) if params else ()
+    return f"next {document['step']}: ", document.get("action") or document.get("kind") or "", *values, note

@@ -1,0 +1,35 @@
+"""Sentences of pieces that surfaces lay out differently. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+
+class At(Struct, frozen=True):
+    """A time, as the API writes it."""
+
+    time: str
+
+
+class RunName(Struct, frozen=True):
+    """The ID of a run."""
+
+    run_id: str
+
+
+class Values(Struct, frozen=True):
+    """Parameters by name."""
+
+    values: Mapping[str, Any]
+
+
+Piece = str | At | RunName | Values
+Sentence = tuple[Piece, ...]
+
+
+def written(sentence: Sentence, write: Callable[[Piece], str]) -> str:
+    """Return the sentence as text."""
+    return "".join(map(write, sentence)).strip()
