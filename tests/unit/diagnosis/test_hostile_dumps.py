@@ -132,8 +132,8 @@ def test_only_what_is_needed_is_taken_over() -> None:
 def test_the_child_can_do_nothing_else() -> None:
     """No file, no process, no more memory than a dump needs: shown by a child that tries after it gave them up."""
     program = (
-        "from trainmedic_server.adapters import dump_child; import os, socket\n"
-        "dump_child._give_up_everything()\n"
+        "from trainmedic_server import confined_child; import os, socket\n"
+        "confined_child.give_up_everything(2 * 2**30)\n"
         "tried = [lambda: open('/etc/hostname'), os.fork, lambda: socket.socket(), lambda: bytearray(3 * 2**30)]\n"
         "for what in tried:\n"
         "    try:\n"

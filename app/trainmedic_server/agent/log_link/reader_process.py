@@ -8,7 +8,6 @@ import os
 import pwd
 import resource
 import signal
-import struct
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from trainmedic_server import confined_child
 from trainmedic_server.errors import ConfigurationError
 
 DEFAULT_USER = "trainmedic-reader"
@@ -26,12 +26,10 @@ _PASSED_ON = (
     *("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "VIRTUAL_ENV", "MALLOC_ARENA_MAX"),
 )
 """Variables that the reader gets. None of them holds a key or a password."""
-_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _CLEAR_ALL = 1, 24, 38, 47, 4
-_CAP_VERSION = 0x20080522
+_PR_SET_PDEATHSIG = 1
 _CAP_DAC_READ_SEARCH, _CAP_SETGID, _CAP_SETUID = 2, 6, 7
 CAP_SYSLOG = 34
 """The right to open the kernel's log where the node restricts it."""
-_MOST_CAPABILITIES = 64
 
 
 class ReaderUser(Struct, frozen=True):
@@ -121,9 +119,7 @@ def confine(user: ReaderUser, memory: int) -> None:
 
     Raises ConfigurationError.
     """
-    library = ctypes.CDLL(None, use_errno=True)
-    for capability in range(_MOST_CAPABILITIES):
-        library.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+    confined_child.drop_bounding_set()
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")  # rather this process than the one that sets power
     if user.uid != os.geteuid():
@@ -133,10 +129,10 @@ def confine(user: ReaderUser, memory: int) -> None:
             os.setresuid(user.uid, user.uid, user.uid)
         except OSError as error:
             raise ConfigurationError(f"the reader cannot become user {user.uid}: {error.strerror}") from error
-    library.prctl(_PR_CAP_AMBIENT, _CLEAR_ALL, 0, 0, 0)
-    header, nothing = struct.pack("Ii", _CAP_VERSION, 0), struct.pack("6I", *([0] * 6))
-    if library.capset(header, nothing) != 0 or library.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
-        raise ConfigurationError(f"the reader cannot give up its rights: {os.strerror(ctypes.get_errno())}")
+    try:
+        confined_child.drop_capabilities()
+    except OSError as error:
+        raise ConfigurationError(f"the reader cannot give up its rights: {error.strerror}") from error
     limit = memory + _STACKS
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     most = limit if hard == resource.RLIM_INFINITY else min(limit, hard)

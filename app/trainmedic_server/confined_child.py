@@ -1,0 +1,60 @@
+"""Limits that a process sets on itself before it parses what a job's user wrote.
+
+Who calls it: the programs that ``confined_process`` starts, and ``agent.log_link.reader_process`` for capabilities.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import struct
+from pathlib import Path
+
+_NOBODY = 65534
+_CAP_VERSION = 0x20080522
+_MOST_CAPABILITIES = 64
+_PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _CLEAR_ALL = 24, 38, 47, 4
+
+
+def give_up_everything(most_memory: int) -> None:
+    """Give up other users' files, writing, opening, starting processes, and address space above `most_memory` bytes.
+
+    Raises OSError.
+    """
+    # Where memory runs short all the same, this process is to be killed, and not the one that started it.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    drop_bounding_set()
+    if os.geteuid() == 0:
+        # Without the right to become another user, as in some containers, the limits below have to do.
+        with contextlib.suppress(PermissionError):
+            os.setgroups([])
+            os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+            os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+    drop_capabilities()
+    for kind, limit in (
+        (resource.RLIMIT_AS, most_memory),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_NOFILE, 0),
+        (resource.RLIMIT_NPROC, 0),
+    ):
+        resource.setrlimit(kind, (limit, limit))
+
+
+def drop_bounding_set() -> None:
+    """Let no program that this process executes get a capability. Without CAP_SETPCAP nothing happens."""
+    library = ctypes.CDLL(None, use_errno=True)
+    for capability in range(_MOST_CAPABILITIES):
+        library.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+
+
+def drop_capabilities() -> None:
+    """Give up every capability, and the ways to get one back. Call it after a change of the user. Raises OSError."""
+    library = ctypes.CDLL(None, use_errno=True)
+    library.prctl(_PR_CAP_AMBIENT, _CLEAR_ALL, 0, 0, 0)
+    header, nothing = struct.pack("Ii", _CAP_VERSION, 0), struct.pack("6I", *([0] * 6))
+    if library.capset(header, nothing) != 0 or library.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
