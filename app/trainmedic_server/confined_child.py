@@ -10,9 +10,13 @@ import ctypes
 import os
 import resource
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
-_NOBODY = 65534
+PARSER_IDS = (2_100_000_018, 60_998)
+"""User and group of a process that root starts, the first that this user namespace has. No account has them: they lie
+outside the ranges of distributions, systemd and SSSD."""
+_SELF = Path("/proc/self")
 _CAP_VERSION = 0x20080522
 _MOST_CAPABILITIES = 64
 _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _CLEAR_ALL = 24, 38, 47, 4
@@ -27,12 +31,12 @@ def give_up_everything(most_memory: int) -> None:
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     drop_bounding_set()
-    if os.geteuid() == 0:
+    if os.geteuid() == 0 and (own := first_mapped(PARSER_IDS)) is not None:
         # Without the right to become another user, as in some containers, the limits below have to do.
         with contextlib.suppress(PermissionError):
             os.setgroups([])
-            os.setresgid(_NOBODY, _NOBODY, _NOBODY)
-            os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+            os.setresgid(own, own, own)
+            os.setresuid(own, own, own)
     drop_capabilities()
     for kind, limit in (
         (resource.RLIMIT_AS, most_memory),
@@ -42,6 +46,20 @@ def give_up_everything(most_memory: int) -> None:
         (resource.RLIMIT_NPROC, 0),
     ):
         resource.setrlimit(kind, (limit, limit))
+
+
+def first_mapped(ids: Sequence[int]) -> int | None:
+    """Return the first number that is a user and a group of this user namespace. None if there is none."""
+    ranges = [_ranges(_SELF / f"{name}_map") for name in ("uid", "gid")]
+    return next((number for number in ids if all(any(number in each for each in part) for part in ranges)), None)
+
+
+def _ranges(path: Path) -> list[range]:
+    try:
+        lines = [line.split() for line in path.read_text().splitlines()]
+    except OSError:
+        return []
+    return [range(int(first), int(first) + int(count)) for first, _, count in lines]
 
 
 def drop_bounding_set() -> None:

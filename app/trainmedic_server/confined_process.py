@@ -13,6 +13,8 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 
+from trainmedic_server import confined_child, kill_as_user
+
 START_SECONDS = 30
 """Seconds that the start of the process may take."""
 
@@ -35,7 +37,7 @@ class ConfinedProcess:
         process = self._process = self._process or self._started()
         assert process.stdin is not None
         assert process.stdout is not None
-        watchdog = threading.Timer(seconds, process.kill)
+        watchdog = threading.Timer(seconds, _kill, (process,))
         watchdog.start()
         try:
             process.stdin.write(request)
@@ -50,7 +52,7 @@ class ConfinedProcess:
         """Kill the process."""
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
+            _kill(process)
             with suppress(OSError):  # what the pipe still holds is not wanted
                 process.communicate()
 
@@ -61,3 +63,13 @@ class ConfinedProcess:
         return subprocess.Popen(  # noqa: S603 - our own program; what others wrote is its input alone
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
         )
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End the process, also as another user's and without CAP_KILL."""
+    try:
+        process.kill()
+    except PermissionError:
+        own = confined_child.first_mapped(confined_child.PARSER_IDS)
+        if own is not None and process.returncode is None:
+            kill_as_user.kill(process.pid, own)

@@ -18,7 +18,10 @@ from trainmedic_server.agent.log_reading import kernel_log
 from trainmedic_server.agent.log_reading.discovery import PODS, Discovery, FoundFile
 from trainmedic_server.agent.log_reading.log_policy import KernelLog, KernelReading, LogsPolicy
 from trainmedic_server.agent.log_shipping.ship_policy import ShipPolicy
+from trainmedic_server.errors import ConfigurationError
+from trainmedic_server.settings.agent import AgentSettings
 from trainmedic_server.wiring.agent_files import node_files
+from trainmedic_server.wiring.agent_link import chosen_user
 
 
 class LogsCheck(Struct):
@@ -29,9 +32,10 @@ class LogsCheck(Struct):
     warnings: list[str] = field(default_factory=list)
 
 
-def check_logs(policy: LogsPolicy, node: str) -> LogsCheck:
+def check_logs(policy: LogsPolicy, settings: AgentSettings) -> LogsCheck:
     """Look at everything that the policy names, once."""
     report = LogsCheck({})
+    _user(settings, report)
     tops = [*policy.roots, *policy.paths, *(files.path.base for files in policy.files)]
     tops += [pattern.base for pattern in policy.slurm] + ([PODS] if policy.pods else [])
     files = node_files(policy)
@@ -41,7 +45,7 @@ def check_logs(policy: LogsPolicy, node: str) -> LogsCheck:
         for root in policy.roots
         if _may_be_renamed_in(root)
     ]
-    scan = Discovery(policy, node, files=files).scan((), lambda: False)
+    scan = Discovery(policy, settings.node, files=files).scan((), lambda: False)
     report.values["files"] = len(scan.files)
     report.values["refused"] = {reason.value: count for reason, count in sorted(scan.refused.items()) if count}
     for reason, count in report.values["refused"].items():
@@ -60,6 +64,23 @@ def check_logs(policy: LogsPolicy, node: str) -> LogsCheck:
     report.values["kernel"] = None if policy.kernel is None else _kernel(policy.kernel, report)
     report.values["ship"] = None if policy.ship is None else _ship(policy.ship, report)
     return report
+
+
+def _user(settings: AgentSettings, report: LogsCheck) -> None:
+    """Under which user logs would be read."""
+    try:
+        user, reason = chosen_user(settings)
+    except ConfigurationError as error:
+        report.values["user"] = None
+        report.errors.append(str(error))
+        return
+    report.values["user"] = user.uid
+    if reason is not None:
+        report.warnings.append(
+            f"logs would be read under the agent's own user {user.uid}: {reason}. What reads them could send signals "
+            "to the agent, and open its files; name another user with --reader-user, or give the agent CAP_SETUID, "
+            "CAP_SETGID and CAP_CHOWN"
+        )
 
 
 def _may_be_renamed_in(path: str) -> bool:

@@ -5,6 +5,7 @@ Who calls it: ``wiring.agent_reader``.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
@@ -109,6 +110,7 @@ class LogReading:
             problem=self._reader.problem[:_LONGEST_PROBLEM],
             shipping_problem=self._shipping.counters.problem[:_LONGEST_PROBLEM] if self._shipping else None,
             cuts=[cut.plain() for cut in counters.cuts.cuts()],
+            uid=os.geteuid(),
         )
 
     def loop_errors(self) -> Mapping[str, int]:

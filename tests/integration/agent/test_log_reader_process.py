@@ -19,7 +19,7 @@ from benchmarks.agent_idle import memory
 from tests.integration.agent.test_log_reading import append
 from tests.support.log_node import LogNode
 from tests.support.programs import PYTHON_PATH, Program, eventually
-from trainmedic_server.agent.log_link import link_socket
+from trainmedic_server.agent.log_link import link_socket, reader_process
 from trainmedic_server.agent.log_link.messages import LARGEST_OF_READER
 
 _HOSTILE = """
@@ -123,8 +123,13 @@ def test_the_reader_has_no_secret_and_no_right(node: ActingNode) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process under another user")
-def test_logs_are_read_under_a_user_of_their_own(redis_url: str) -> None:
-    """Root's agent has them read by a user who may open nothing; the files come from the opener."""
+@pytest.mark.parametrize("named", [None, str(_NOBODY)])
+def test_logs_are_read_under_a_user_of_their_own(redis_url: str, named: str | None) -> None:
+    """Root's agent has them read by a user who may open nothing, also if none is named; the files come from the opener.
+
+    A metric says so.
+    """
+    uid = reader_process.reader_user(named).uid
     with tempfile.TemporaryDirectory() as name:
         top = Path(name)
         top.chmod(0o755)
@@ -132,16 +137,17 @@ def test_logs_are_read_under_a_user_of_their_own(redis_url: str) -> None:
         append(top / "logs" / "a.log", "MARK 1\n")
         (top / "logs" / "a.log").chmod(0o600)
         node = ActingNode(top / "node", redis_url, files=[f"{top}/logs/{{job}}.log"])
-        node.start("--reader-user", str(_NOBODY))
+        node.start(*(("--reader-user", named) if named is not None else ()))
         try:
             if "logs are read under the agent's own user" in node.agent.log.read_text():
                 pytest.skip("root may not change the user here")
             node.hand_out()
             node.found(1, within=LONG)
             reader = node.a_reader()
-            assert Path(f"/proc/{reader}").stat().st_uid == _NOBODY
+            assert Path(f"/proc/{reader}").stat().st_uid == uid
+            assert "trainmedic_agent_reader_own_user 1.0" in node.metrics()
             assert _searched(node) == "applied"
-            assert {path.stat().st_uid for path in (node.state / "reader").iterdir()} == {_NOBODY}
+            assert {path.stat().st_uid for path in (node.state / "reader").iterdir()} == {uid}
         finally:
             node.agent.end()
 
