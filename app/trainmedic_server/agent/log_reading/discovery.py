@@ -79,6 +79,8 @@ class Scan(Struct, frozen=True):
     """Of flight recorders; they are no logs."""
     is_cut: bool = False
     """There were more entries than are looked at."""
+    late: int = 0
+    """Jobs whose directories were not looked through, or not to their ends, because time had run out."""
 
 
 class _Top(Struct):
@@ -134,11 +136,19 @@ class Discovery:
         self._owner: BudgetOwner | None = None
         self._sources: JobSources | None = None
         self._known: Collection[FileKey] = ()
+        self._late = 0
 
-    def scan(self, known: Collection[FileKey], is_stopping: Callable[[], bool], seconds: float | None = None) -> Scan:
+    def scan(
+        self,
+        known: Collection[FileKey],
+        is_stopping: Callable[[], bool],
+        seconds: float | None = None,
+        job_seconds: float = 0.0,
+    ) -> Scan:
         """Look at everything once. `known` are the devices and inodes of files that are followed by any name.
 
-        With `seconds`, it ends about then. Of a job whose turn has not come, what the last look found still holds.
+        With `seconds`, it ends about then. Of a job whose turn has not come, what the last look found still holds. The
+        look at one job may take `job_seconds`, or longer if earlier looks were too short.
         """
         self._known, refused, is_cut = known, Counter[UnreadReason](), False
         tops: list[_Top] = []
@@ -147,7 +157,8 @@ class Discovery:
             self._budget = ScanBudget(MOST_ENTRIES, is_stopping)
             tops.append(self._top(path, finder, units))
             is_cut |= self._budget.is_cut
-        is_cut |= self._look_at_units(tops, is_stopping, seconds)
+        self._late = 0
+        is_cut |= self._look_at_units(tops, is_stopping, seconds, job_seconds)
         return self._assembled(tops, refused, is_cut)
 
     def _assembled(self, tops: Sequence[_Top], refused: Counter[UnreadReason], is_cut: bool) -> Scan:
@@ -166,7 +177,7 @@ class Discovery:
                 refused[UnreadReason.OUTSIDE] += unit.sources.outside
         dumps = tuple(file for file in files.values() if is_dump(file))
         logs = tuple(file for file in files.values() if not is_dump(file))
-        return Scan(logs, +refused, dumps, is_cut)
+        return Scan(logs, +refused, dumps, is_cut, self._late)
 
     def _keep(self, files: dict[FileKey, FoundFile], file: FoundFile) -> None:
         """Of several that name one file, the first that says whose it is."""
@@ -191,13 +202,16 @@ class Discovery:
 
     # --- the directories of jobs ------------------------------------------------------------------------
 
-    def _look_at_units(self, tops: Sequence[_Top], is_stopping: Callable[[], bool], seconds: float | None) -> bool:
+    def _look_at_units(
+        self, tops: Sequence[_Top], is_stopping: Callable[[], bool], seconds: float | None, job_seconds: float
+    ) -> bool:
         """Look at those that are due, each user and job in turn. Return whether one had too many entries."""
         now, is_cut = time.monotonic(), False
         count = sum(len(top.units) for top in tops)
         waiting: dict[BudgetOwner, list[tuple[ScanUnit, int]]] = {}
         for top in tops:
             due = [unit for unit in top.units.values() if seconds is None or unit.due <= now]
+            self._late += len(due)
             for unit, changed_ns in zip(due, self._changed(top.path, due), strict=True):
                 waiting.setdefault(unit.owner, []).append((unit, changed_ns))
         for owner, (unit, changed_ns) in self._turns.turns(waiting, lambda item: item[0].cost):
@@ -207,8 +221,10 @@ class Discovery:
             if seconds is not None and has_used_up and unit.cost > CHEAP_SECONDS:
                 self._cuts.add(owner, CutKind.SECONDS)
                 continue
-            self._look_at(unit, changed_ns, is_stopping, count, is_bounded=seconds is not None)
+            allowed = None if seconds is None else max(unit.allowed, job_seconds)
+            self._look_at(unit, changed_ns, is_stopping, count, allowed)
             is_cut |= self._budget.is_cut
+            self._late -= not self._budget.is_late
         return is_cut
 
     def _changed(self, path: str, units: Sequence[ScanUnit]) -> list[int]:
@@ -223,11 +239,10 @@ class Discovery:
         return [facts.written_ns if facts is not None else -1 for facts in every]
 
     def _look_at(
-        self, unit: ScanUnit, changed_ns: int, is_stopping: Callable[[], bool], units: int, *, is_bounded: bool
+        self, unit: ScanUnit, changed_ns: int, is_stopping: Callable[[], bool], units: int, seconds: float | None
     ) -> None:
         began = time.monotonic()
         self._owner, self._refused, self._sources = unit.owner, Counter(), unit.sources
-        seconds = unit.allowed if is_bounded else None
         budget = self._budget = ScanBudget(self._policy.max_job_entries, is_stopping, seconds)
         if changed_ns < 0:
             unit.files, unit.named, unit.refused = (), (), self._refused
@@ -239,6 +254,8 @@ class Discovery:
             unit.sources.begin_scan()
         # The newest attempt is looked at first, for the case that time runs out. Lines are read in the attempts' order.
         files, named = sorted(self._walk(_Look(unit.path, unit.finder)), key=_attempt_of), list(self._named(unit))
+        if is_stopping():
+            return  # what was found before still holds, and the next look is due
         if budget.is_late:  # what this look did not reach may still be there
             files, named = _joined(unit.files, files), _joined(unit.named, named)
             self._cuts.add(unit.owner, CutKind.SECONDS)
