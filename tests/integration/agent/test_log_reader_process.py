@@ -89,14 +89,18 @@ def _searched(node: ActingNode) -> str:
     return node.final(node.send(command), within=LONG).status
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_commands_do_not_notice_that_the_reader_is_gone(node: ActingNode, tmp_path: Path, how: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("who", "how"), [("reader", signal.SIGKILL), ("reader", signal.SIGSTOP), ("opener", signal.SIGSTOP)]
+)
+def test_commands_do_not_notice_that_the_reader_is_gone(
+    node: ActingNode, tmp_path: Path, who: str, how: signal.Signals
+) -> None:
     """It comes back by itself, loses no line and repeats none, and answers searches again."""
     path = tmp_path / "logs" / "a.log"
     append(path, "MARK 1\n")
     node.found(1, within=LONG)
     reader = node.a_reader()
-    os.kill(reader, how)
+    os.kill(reader if who == "reader" else node.reader_pids()[0], how)
     node.caps_a_gpu()
     append(path, "MARK 2\n")
     node.caps_a_gpu()

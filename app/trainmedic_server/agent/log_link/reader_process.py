@@ -122,6 +122,11 @@ class ReaderChild(subprocess.Popen[bytes]):
     user_of_child: int | None = None
     """User of that child. None: the one of this process."""
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped the reader. It then opens no file, and its own child waits."""
+        return is_stopped(self.pid)
+
     def kill(self) -> None:
         """End every process of the group at once, also a stopped one."""
         # The group has this number as long as a process is in it. After the leader's end the number could be given
@@ -147,6 +152,16 @@ def start(directory: Path, user: ReaderUser, memory: int, log_level: str) -> Rea
     )
     child.user_of_child = user.uid
     return child
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a signal has stopped a process. False if the kernel does not say."""
+    try:
+        # The name of the process, in brackets, can hold anything.
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:1]
+    except OSError:
+        return False
+    return state == [b"T"]
 
 
 def confine(user: ReaderUser, memory: int) -> None:

@@ -195,3 +195,16 @@ def test_a_directory_that_the_user_may_not_pass_is_named(tmp_path: Path) -> None
     closed.chmod(0o700)
     assert reader_process.closed_to(other, closed / "state") == closed
     assert reader_process.closed_to(reader_process.own_user(), closed / "state") is None
+
+
+def test_a_stopped_process_is_known() -> None:
+    """Whatever it is called, and not one that has ended."""
+    script = "import ctypes; ctypes.CDLL(None).prctl(15, b') T 1 (', 0, 0, 0); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert not reader_process.is_stopped(child.pid)
+        child.send_signal(signal.SIGSTOP)
+        eventually(lambda: reader_process.is_stopped(child.pid), 60, "a stopped process")
+        child.kill()
+    assert not reader_process.is_stopped(child.pid)
