@@ -13,7 +13,8 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from trainmedic_server.agent.log_opening.node_files import LogRefused, NodeFiles
+from trainmedic_server.agent.log_opening.node_files import LogRefused, NodeFiles, others_may_rename
+from trainmedic_server.agent.log_opening.rights import UserDatabase
 from trainmedic_server.agent.log_reading import kernel_log
 from trainmedic_server.agent.log_reading.discovery import PODS, Discovery, FoundFile
 from trainmedic_server.agent.log_reading.log_policy import KernelLog, KernelReading, LogsPolicy
@@ -42,7 +43,7 @@ def check_logs(policy: LogsPolicy, settings: AgentSettings) -> LogsCheck:
     report.values["directories"] = {top: _directory(top, files, report) for top in dict.fromkeys(tops)}
     report.warnings += [
         f"users may rename each other's jobs in {root}: set its sticky bit (chmod +t {root})"
-        for root in policy.roots
+        for root in (*policy.roots, *(files.path.base for files in policy.files), *(each.base for each in policy.slurm))
         if _may_be_renamed_in(root)
     ]
     scan = Discovery(policy, settings.node, files=files).scan((), lambda: False)
@@ -84,12 +85,14 @@ def _user(settings: AgentSettings, report: LogsCheck) -> None:
 
 
 def _may_be_renamed_in(path: str) -> bool:
-    """Whether users can rename what belongs to others in a directory."""
+    """Whether users can rename what belongs to others in a directory. Groups of the system have no such users."""
     try:
-        mode = os.stat(path, follow_symlinks=False).st_mode  # noqa: PTH116
+        facts = os.stat(path, follow_symlinks=False)  # noqa: PTH116
     except OSError:
         return False
-    return bool(mode & (stat.S_IWGRP | stat.S_IWOTH)) and not mode & stat.S_ISVTX
+    if not stat.S_ISDIR(facts.st_mode) or not others_may_rename(facts.st_mode):
+        return False
+    return bool(facts.st_mode & stat.S_IWOTH) or UserDatabase().is_shared(facts.st_gid, facts.st_uid)
 
 
 def _may_open(file: FoundFile, files: NodeFiles) -> bool:

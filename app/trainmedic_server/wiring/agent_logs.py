@@ -87,7 +87,8 @@ class LogReading:
             shipping=self._shipping,
         )
         self._reader.counters.takes_rights = takes_rights
-        self._searches = SearchPages(LogSearcher(policy, context.node, arrivals=arrivals, files=files))
+        searcher = LogSearcher(policy, context.node, arrivals=arrivals, files=files, names=self._reader.names)
+        self._searches = SearchPages(searcher)
 
     def start(self) -> None:
         """Raises JournalUnavailable."""

@@ -22,6 +22,7 @@ from trainmedic.wire import log_layout
 from trainmedic_server.agent.log_opening.node_files import (
     FileFacts,
     ListedName,
+    Listing,
     LogRefused,
     NamedBy,
     NodeFiles,
@@ -31,6 +32,7 @@ from trainmedic_server.agent.log_opening.node_files import (
 from trainmedic_server.agent.log_opening.own_files import OwnFiles
 from trainmedic_server.agent.log_reading.budgets import NODE_ITSELF, BudgetOwner, FairTurns
 from trainmedic_server.agent.log_reading.cut_record import CutRecord
+from trainmedic_server.agent.log_reading.directory_names import DirectoryNames
 from trainmedic_server.agent.log_reading.finders import (
     Finder,
     LayoutFinder,
@@ -111,7 +113,9 @@ class Discovery:
         kernel_file: str | None = None,
         cuts: CutRecord | None = None,
         files: NodeFiles = OwnFiles(),
+        names: DirectoryNames | None = None,
     ) -> None:
+        """`names` are those of jobs' directories that other looks know as well."""
         self._policy = policy
         self._node = node
         self._files = files
@@ -130,7 +134,8 @@ class Discovery:
             directory, _, name = kernel_file.rpartition("/")
             self._tops.append((directory, NamedFiles({name: Origin("kernel", node)})))
         self._turns = FairTurns()
-        self._units = [UnitTable(policy, node, self._cuts, files) for _ in self._tops]
+        shared = names or DirectoryNames()
+        self._units = [UnitTable(policy, node, self._cuts, files, shared) for _ in self._tops]
         self._refused: Counter[UnreadReason] = Counter()
         self._budget = ScanBudget(0, lambda: False)
         self._owner: BudgetOwner | None = None
@@ -189,9 +194,9 @@ class Discovery:
     def _top(self, path: str, finder: Finder, units: UnitTable) -> _Top:
         look = _Look(path, finder)
         try:
-            deeper, files, device = self._listed(look)
-            found = list(self._logs_among(look, files, device))
-            units.renew(path, deeper)
+            deeper, files, listing = self._listed(look)
+            found = list(self._logs_among(look, files, listing.device))
+            units.renew(path, deeper, may_be_renamed=listing.may_be_renamed)
         except (OSError, LogRefused) as error:
             self._count(error)
             units.by_name.clear()
@@ -209,11 +214,12 @@ class Discovery:
         now, is_cut = time.monotonic(), False
         count = sum(len(top.units) for top in tops)
         waiting: dict[BudgetOwner, list[tuple[ScanUnit, int]]] = {}
-        for top in tops:
+        for top, table in zip(tops, self._units, strict=True):
             due = [unit for unit in top.units.values() if seconds is None or unit.due <= now]
             self._late += len(due)
-            for unit, changed_ns in zip(due, self._changed(top.path, due), strict=True):
-                waiting.setdefault(unit.owner, []).append((unit, changed_ns))
+            for unit, facts in zip(due, self._facts(top.path, due), strict=True):
+                seen = table.renew_changed(top.path, unit, facts) if facts is not None else unit
+                waiting.setdefault(seen.owner, []).append((seen, facts.written_ns if facts is not None else -1))
         for owner, (unit, changed_ns) in self._turns.turns(waiting, lambda item: item[0].cost):
             if is_stopping() or (seconds is not None and time.monotonic() - now >= seconds):
                 break
@@ -227,16 +233,15 @@ class Discovery:
             self._late -= not self._budget.is_late
         return is_cut
 
-    def _changed(self, path: str, units: Sequence[ScanUnit]) -> list[int]:
-        """Return when the directory of each unit was last changed. -1 if it is gone."""
+    def _facts(self, path: str, units: Sequence[ScanUnit]) -> Sequence[FileFacts | None]:
+        """Return the facts of the directory of each unit. None if it is gone."""
         if not units:
             return []
         try:
-            every = self._files.facts(path, [unit.name for unit in units])
+            return self._files.facts(path, [unit.name for unit in units])
         except (OSError, LogRefused) as error:
             self._count(error)
-            return [-1] * len(units)
-        return [facts.written_ns if facts is not None else -1 for facts in every]
+            return [None] * len(units)
 
     def _look_at(
         self, unit: ScanUnit, changed_ns: int, is_stopping: Callable[[], bool], units: int, seconds: float | None
@@ -282,8 +287,8 @@ class Discovery:
     def _walk(self, look: _Look) -> Iterator[FoundFile]:
         """What is below a directory."""
         try:
-            deeper, files, device = self._listed(look)
-            yield from self._logs_among(look, files, device)
+            deeper, files, listing = self._listed(look)
+            yield from self._logs_among(look, files, listing.device)
         except (OSError, LogRefused) as error:
             self._count(error)
             return
@@ -314,8 +319,8 @@ class Discovery:
             if file is not None and (file.origin is not None or file.key in self._known):
                 yield file
 
-    def _listed(self, look: _Look) -> tuple[list[tuple[str, Finder]], list[ListedName], int]:
-        """The directories of a directory that are entered, its other entries, and its device.
+    def _listed(self, look: _Look) -> tuple[list[tuple[str, Finder]], list[ListedName], Listing]:
+        """The directories of a directory that are entered, its other entries, and the listing.
 
         Raises OSError, LogRefused.
         """
@@ -328,7 +333,7 @@ class Discovery:
                 files.append(entry)
             elif (inner := look.finder.enter(entry.name)) is not None:
                 deeper.append((entry.name, inner))
-        return deeper, files, listing.device
+        return deeper, files, listing
 
     def _file(
         self, look: _Look, name: str, facts: FileFacts, origin: Origin | None, names: Collection[str]

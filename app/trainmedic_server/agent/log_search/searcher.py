@@ -21,6 +21,7 @@ from trainmedic_server.agent.log_opening.node_files import LogRefused, NamedBy, 
 from trainmedic_server.agent.log_opening.own_files import OwnFiles
 from trainmedic_server.agent.log_reading import kernel_log
 from trainmedic_server.agent.log_reading.arrivals import ArrivalIndex
+from trainmedic_server.agent.log_reading.directory_names import DirectoryNames
 from trainmedic_server.agent.log_reading.discovery import Discovery, Scan
 from trainmedic_server.agent.log_reading.log_policy import KernelReading, LogsPolicy
 from trainmedic_server.agent.log_search import packed_lines
@@ -94,6 +95,7 @@ class LogSearcher:
         arrivals: ArrivalIndex | None = None,
         zone: tzinfo | None = None,
         files: NodeFiles = OwnFiles(),
+        names: DirectoryNames | None = None,
     ) -> None:
         """`zone` is the zone of times without one. None is this machine's."""
         self._policy = policy
@@ -101,7 +103,7 @@ class LogSearcher:
         self._zone = zone
         self._node = node
         self._kernel = Origin("kernel", node)
-        self._discovery = discovery if discovery is not None else Discovery(policy, node, files=files)
+        self._discovery = discovery if discovery is not None else Discovery(policy, node, files=files, names=names)
         self._node_files = files
         self._files: Sequence[LogFileFound] = ()
         self._scanned_at = float("-inf")
