@@ -130,7 +130,7 @@ def test_only_what_is_needed_is_taken_over() -> None:
 
 
 def test_the_child_can_do_nothing_else() -> None:
-    """No file, process or signal, no more memory than a dump needs: shown by a child that tries after it gave them up."""
+    """No file, process or signal, no more memory than a dump needs: shown by a child that tries it afterwards."""
     program = (
         "from trainmedic_server import confined_child; import os, socket\n"
         "confined_child.give_up_everything(2 * 2**30)\n"
