@@ -239,9 +239,23 @@ def test_the_container_that_reads_logs_has_no_secret(combination: str) -> None:
     assert reader["name"] == READER
     assert {each["name"] for each in reader["env"]} == {"TRAINMEDIC_STATE_DIR", "TRAINMEDIC_READER_USER"}
     mounted = {each["name"].partition("-")[0] for each in reader["volumeMounts"]}
-    assert mounted <= {"state", "tmp", "logs", "clean", "kmsg"}
+    assert mounted <= {"state", "reader", "logs", "clean", "kmsg"}
     assert not any(each["name"].startswith(("logs-", "kmsg")) for each in agent["volumeMounts"])
-    assert all(each.get("readOnly") for each in reader["volumeMounts"] if each["name"] not in ("state", "tmp"))
+    assert all(each.get("readOnly") for each in reader["volumeMounts"] if each["name"] not in ("state", "reader-tmp"))
     environment = {each["name"]: each.get("value") for each in agent["env"]}
     assert (environment["TRAINMEDIC_READER"], environment["TRAINMEDIC_READER_USER"]) == ("external", "10001")
     assert spec["securityContext"]["supplementalGroups"] == [10001]
+
+
+@pytest.mark.parametrize("combination", ["logs", "kernel-log", "everything"])
+def test_the_container_that_reads_logs_shares_the_state_directory_alone_and_has_its_own_limits(
+    combination: str,
+) -> None:
+    """There the agent awaits it at a socket. A shared /tmp would let its user put links where root opens files."""
+    agent, reader = charts.one(charts.objects(combination), "DaemonSet")["spec"]["template"]["spec"]["containers"]
+    writable = [{each["name"] for each in one["volumeMounts"] if not each.get("readOnly")} for one in (agent, reader)]
+    assert writable[0] & writable[1] == {"state"}
+    assert reader["securityContext"]["readOnlyRootFilesystem"] is True
+    assert reader["resources"]["limits"]["memory"]
+    environment = {each["name"]: each["value"] for each in reader["env"] if "value" in each}
+    assert environment["TRAINMEDIC_READER_USER"] not in ("0", "root")

@@ -9,15 +9,12 @@ sees at which dump that was.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import resource
 import signal
 import sys
-from pathlib import Path
 from typing import BinaryIO
 
+from trainmedic_server import confined_child
 from trainmedic_server.diagnosis.flight_recorder import dump
 from trainmedic_server.errors import DumpError
 
@@ -27,13 +24,12 @@ MEMORY = 2 * 1024**3
 LONGEST_ANSWER = 16 * 1024**2
 """Bytes. 512 ranks with 100 collectives under way each have 15 KiB a rank."""
 TOO_MUCH = "it has too much under way"
-_NOBODY = 65534
 
 
 def main(most_memory: int = MEMORY, longest_answer: int = LONGEST_ANSWER) -> None:
     """Answer the dumps that come on standard input, one after another."""
     source, answers = sys.stdin.buffer, sys.stdout.buffer
-    _give_up_everything(most_memory)
+    confined_child.give_up_everything(most_memory)
     while header := source.readline(64):
         rank, length = (int(part) for part in header.split())
         signal.alarm(SECONDS_PER_DUMP)
@@ -51,26 +47,6 @@ def _answer(source: BinaryIO, rank: int, length: int, longest: int) -> str:
     except MemoryError:
         return json.dumps({"refused": "it takes more memory than a dump may"})
     return answer if len(answer) <= longest else json.dumps({"refused": TOO_MUCH})
-
-
-def _give_up_everything(most_memory: int = MEMORY) -> None:
-    # Where memory runs short all the same, this process is to be killed, and not the one that started it.
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
-    if os.geteuid() == 0:
-        # Without the right to become another user, as in some containers, the limits below have to do.
-        with contextlib.suppress(PermissionError):
-            os.setgroups([])
-            os.setresgid(_NOBODY, _NOBODY, _NOBODY)
-            os.setresuid(_NOBODY, _NOBODY, _NOBODY)
-    for kind, limit in (
-        (resource.RLIMIT_AS, most_memory),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_NOFILE, 0),
-        (resource.RLIMIT_NPROC, 0),
-    ):
-        resource.setrlimit(kind, (limit, limit))
 
 
 if __name__ == "__main__":

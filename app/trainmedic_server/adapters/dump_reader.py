@@ -8,11 +8,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -22,6 +18,7 @@ from msgspec.structs import replace
 
 from trainmedic_server.adapters import dump_child
 from trainmedic_server.adapters.reading_limits import ReadingLimits
+from trainmedic_server.confined_process import START_SECONDS, ConfinedProcess
 from trainmedic_server.diagnosis.flight_recorder import dump
 from trainmedic_server.diagnosis.flight_recorder.dump import Dump, ProcessGroup
 from trainmedic_server.errors import DumpError
@@ -30,7 +27,6 @@ MOST_DUMPS = 4096
 """Of one job."""
 _ANSWER_SHARE = 64
 """An answer has this part of the memory at most: as Python's values it is up to ten times as large."""
-_START_SECONDS = 30
 _ENDED = "it takes more time or memory than a dump may"
 _RANK = re.compile(r"(?:^|[^0-9])(\d{1,7})(?:\.(?:json|pkl|pickle|pt|bin))?$")
 
@@ -119,15 +115,15 @@ _DECODER = msgspec.json.Decoder(_Answer)
 
 
 class DumpProcess:
-    """The process that reads dumps, one at a time. It is started when it is needed, and again after it has ended."""
+    """The process that reads dumps, one at a time."""
 
     def __init__(
         self, most_memory: int, longest_answer: int, seconds_left: Callable[[], float] = lambda: float("inf")
     ) -> None:
-        self._most_memory = most_memory
         self._longest_answer = longest_answer
         self._seconds_left = seconds_left
-        self._process: subprocess.Popen[bytes] | None = None
+        limits = (str(most_memory), str(longest_answer))
+        self._process = ConfinedProcess(dump_child.__name__, limits, longest_answer)
 
     def __enter__(self) -> Self:
         return self
@@ -137,7 +133,8 @@ class DumpProcess:
 
     def read(self, rank: int, raw: bytes) -> Dump | str:
         """Return the dump, or why it is none."""
-        line = self._answer(rank, raw)
+        seconds = min(dump_child.SECONDS_PER_DUMP + START_SECONDS, self._seconds_left())
+        line = self._process.ask(b"%d %d\n%s" % (rank, len(raw), raw), seconds)
         if not line.endswith(b"\n"):
             self.end()
             return dump_child.TOO_MUCH if len(line) > self._longest_answer else _ENDED
@@ -150,37 +147,7 @@ class DumpProcess:
 
     def end(self) -> None:
         """Kill the process."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            with suppress(OSError):  # what the pipe still holds is not wanted
-                process.communicate()
-
-    def _answer(self, rank: int, raw: bytes) -> bytes:
-        """The child's line, cut after `longest_answer` bytes; without a line feed at the end if the child ended."""
-        process = self._process = self._process or self._started()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        seconds = min(dump_child.SECONDS_PER_DUMP + _START_SECONDS, self._seconds_left())
-        watchdog = threading.Timer(seconds, process.kill)
-        watchdog.start()
-        try:
-            process.stdin.write(b"%d %d\n%s" % (rank, len(raw), raw))
-            process.stdin.flush()
-            return process.stdout.readline(self._longest_answer + 1)
-        except OSError:  # the child ended while it took the dump
-            return b""
-        finally:
-            watchdog.cancel()
-
-    def _started(self) -> subprocess.Popen[bytes]:
-        # No environment: what stands in it, such as tokens, is none of the dump's business.
-        environment = {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-        limits = (str(self._most_memory), str(self._longest_answer))
-        command = [sys.executable, "-P", "-m", dump_child.__name__, *limits]
-        return subprocess.Popen(  # noqa: S603 - our own program; what others wrote is its input alone
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
-        )
+        self._process.end()
 
 
 def _bytes_of(path: Path) -> bytes:

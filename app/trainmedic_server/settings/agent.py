@@ -220,7 +220,9 @@ SETTINGS: Mapping[str, AgentSetting] = {
         _nothing,
         str,
         "User, by name or number, under whom logs are read. By default trainmedic-reader if the node has that user, "
-        "else the agent's own. An agent without the right to change the user reads as its own.",
+        "else 2100000017, or 60999 in a user namespace without that number: users without an account. An agent "
+        "without the right to change the user reads as its own, which its log, `trainmedic agent check` and a metric "
+        "state.",
     ),
     "reader_memory": AgentSetting(
         SettingSource("TRAINMEDIC_READER_MEMORY", "--reader-memory", "MIB", shown_default="256"),

@@ -74,7 +74,7 @@ def check(settings: AgentSettings) -> CheckReport:
     _power(policy, own, report)
     _cleaning(policy, settings.state_dir, own, report)
     _containers(policy, report)
-    _logs(policy, settings.node, report)
+    _logs(policy, settings, report)
     _state(settings.state_dir, report)
     _redis(settings, policy, report)
     _other_agents(report)
@@ -170,13 +170,13 @@ def _containers(policy: Policy, report: CheckReport) -> None:
         report.errors.append(str(error))
 
 
-def _logs(policy: Policy, node: str, report: CheckReport) -> None:
+def _logs(policy: Policy, settings: AgentSettings, report: CheckReport) -> None:
     report.values["logs"] = None
     if policy.logs is None:
         return
     from trainmedic_server.wiring.agent_check_logs import check_logs
 
-    found = check_logs(policy.logs, node)
+    found = check_logs(policy.logs, settings)
     report.values["logs"] = found.values
     report.errors.extend(found.errors)
     report.warnings.extend(found.warnings)

@@ -13,12 +13,16 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from trainmedic_server.agent.log_opening.node_files import LogRefused, NodeFiles
+from trainmedic_server.agent.log_opening.node_files import LogRefused, NodeFiles, others_may_rename
+from trainmedic_server.agent.log_opening.rights import UserDatabase
 from trainmedic_server.agent.log_reading import kernel_log
 from trainmedic_server.agent.log_reading.discovery import PODS, Discovery, FoundFile
 from trainmedic_server.agent.log_reading.log_policy import KernelLog, KernelReading, LogsPolicy
 from trainmedic_server.agent.log_shipping.ship_policy import ShipPolicy
+from trainmedic_server.errors import ConfigurationError
+from trainmedic_server.settings.agent import AgentSettings
 from trainmedic_server.wiring.agent_files import node_files
+from trainmedic_server.wiring.agent_link import chosen_user
 
 
 class LogsCheck(Struct):
@@ -29,19 +33,20 @@ class LogsCheck(Struct):
     warnings: list[str] = field(default_factory=list)
 
 
-def check_logs(policy: LogsPolicy, node: str) -> LogsCheck:
+def check_logs(policy: LogsPolicy, settings: AgentSettings) -> LogsCheck:
     """Look at everything that the policy names, once."""
     report = LogsCheck({})
+    _user(settings, report)
     tops = [*policy.roots, *policy.paths, *(files.path.base for files in policy.files)]
     tops += [pattern.base for pattern in policy.slurm] + ([PODS] if policy.pods else [])
     files = node_files(policy)
     report.values["directories"] = {top: _directory(top, files, report) for top in dict.fromkeys(tops)}
     report.warnings += [
         f"users may rename each other's jobs in {root}: set its sticky bit (chmod +t {root})"
-        for root in policy.roots
+        for root in (*policy.roots, *(files.path.base for files in policy.files), *(each.base for each in policy.slurm))
         if _may_be_renamed_in(root)
     ]
-    scan = Discovery(policy, node, files=files).scan((), lambda: False)
+    scan = Discovery(policy, settings.node, files=files).scan((), lambda: False)
     report.values["files"] = len(scan.files)
     report.values["refused"] = {reason.value: count for reason, count in sorted(scan.refused.items()) if count}
     for reason, count in report.values["refused"].items():
@@ -62,13 +67,32 @@ def check_logs(policy: LogsPolicy, node: str) -> LogsCheck:
     return report
 
 
-def _may_be_renamed_in(path: str) -> bool:
-    """Whether users can rename what belongs to others in a directory."""
+def _user(settings: AgentSettings, report: LogsCheck) -> None:
+    """Under which user logs would be read."""
     try:
-        mode = os.stat(path, follow_symlinks=False).st_mode  # noqa: PTH116
+        user, reason = chosen_user(settings)
+    except ConfigurationError as error:
+        report.values["user"] = None
+        report.errors.append(str(error))
+        return
+    report.values["user"] = user.uid
+    if reason is not None:
+        report.warnings.append(
+            f"logs would be read under the agent's own user {user.uid}: {reason}. What reads them could send signals "
+            "to the agent, and open its files; name another user with --reader-user, or give the agent CAP_SETUID, "
+            "CAP_SETGID and CAP_CHOWN"
+        )
+
+
+def _may_be_renamed_in(path: str) -> bool:
+    """Whether users can rename what belongs to others in a directory. Groups of the system have no such users."""
+    try:
+        facts = os.stat(path, follow_symlinks=False)  # noqa: PTH116
     except OSError:
         return False
-    return bool(mode & (stat.S_IWGRP | stat.S_IWOTH)) and not mode & stat.S_ISVTX
+    if not stat.S_ISDIR(facts.st_mode) or not others_may_rename(facts.st_mode):
+        return False
+    return bool(facts.st_mode & stat.S_IWOTH) or UserDatabase().is_shared(facts.st_gid, facts.st_uid)
 
 
 def _may_open(file: FoundFile, files: NodeFiles) -> bool:

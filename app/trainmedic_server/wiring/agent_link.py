@@ -6,11 +6,14 @@ Imported only where the policy says that logs are read. Who calls it: ``wiring.a
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Mapping
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 
+import trainmedic_server
 from trainmedic.wire.connection import OutageLog
 from trainmedic.wire.steady_time import since_boot
 from trainmedic_server.agent.context import AgentContext
@@ -40,7 +43,9 @@ def linked_reading(
     settings: AgentSettings, context: AgentContext, policy: LogsPolicy, gpus: Gpus, record: GpuRecord
 ) -> tuple[LinkedReading, LinkedSearch]:
     """Return what the agent starts, and the executor of searches. Raises ConfigurationError, JournalUnavailable."""
-    user = _user(settings)
+    user, reason = chosen_user(settings)
+    if reason is not None:
+        log.warning("logs are read under the agent's own user", extra={"reason": reason, "user": user.uid})
     prepare(settings.state_dir, context.journal, user)
     outage = OutageLog(f"logs of node {context.node}", "findings wait")
     link = ReaderLink(LinkSocket(settings.state_dir, user.uid, user.gid), context.counters)
@@ -68,18 +73,11 @@ def linked_reading(
     return LinkedReading(link, relay, news, supervisor), LinkedSearch(link)
 
 
-def _user(settings: AgentSettings) -> ReaderUser:
-    """Return the user under whom logs are read. Raises ConfigurationError."""
-    user = reader_process.reader_user(settings.reader_user)
+def chosen_user(settings: AgentSettings) -> tuple[ReaderUser, str | None]:
+    """Return the user under whom logs are read, and why it is the agent's own, if so. Raises ConfigurationError."""
     is_child = settings.reader is ReaderStart.CHILD
-    if is_child and not reader_process.may_become(user):
-        reason = "the agent may not change the user"
-    elif (closed := reader_process.closed_to(user, settings.state_dir)) is not None:
-        reason = f"that user may not pass through {closed}"
-    else:
-        return user
-    log.warning("logs are read under the agent's own user", extra={"reason": reason, "user": user.uid})
-    return reader_process.own_user()
+    program = [Path(sys.executable), Path(trainmedic_server.__file__)] if is_child else []
+    return reader_process.usable_user(settings.reader_user, [settings.state_dir, *program], is_started=is_child)
 
 
 class GpusByAddress:

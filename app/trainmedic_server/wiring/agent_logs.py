@@ -5,6 +5,7 @@ Who calls it: ``wiring.agent_reader``.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
@@ -15,6 +16,7 @@ from prometheus_client.metrics_core import Metric
 from trainmedic_server.adapters import dump_reader
 from trainmedic_server.agent.log_link import metric_families
 from trainmedic_server.agent.log_link.messages import LogMetric, ReaderStatus
+from trainmedic_server.agent.log_link.reader_process import is_stopped
 from trainmedic_server.agent.log_opening.node_files import NodeFiles
 from trainmedic_server.agent.log_reading import log_metrics
 from trainmedic_server.agent.log_reading.arrivals import ArrivalIndex
@@ -34,6 +36,7 @@ _MEMORY_OF_DUMPS = 192 * 1024**2
 _LONGEST_ANSWER = 1024**2
 """Bytes that the reader takes of that process for one dump. As Python's values they are ten times as many."""
 _LONGEST_PROBLEM = 1000
+_STOPPED = "a signal has stopped the process that opens this node's logs; none is read until it is continued or ended"
 
 
 class LinkPorts(FindingPort, Protocol):
@@ -84,7 +87,8 @@ class LogReading:
             shipping=self._shipping,
         )
         self._reader.counters.takes_rights = takes_rights
-        self._searches = SearchPages(LogSearcher(policy, context.node, arrivals=arrivals, files=files))
+        searcher = LogSearcher(policy, context.node, arrivals=arrivals, files=files, names=self._reader.names)
+        self._searches = SearchPages(searcher)
 
     def start(self) -> None:
         """Raises JournalUnavailable."""
@@ -106,9 +110,10 @@ class LogReading:
             files=sum(counters.files.values()),
             kernel=way.value if way is not None else None,
             waiting=counters.findings_waiting,
-            problem=self._reader.problem[:_LONGEST_PROBLEM],
+            problem=_STOPPED if is_stopped(os.getppid()) else self._reader.problem[:_LONGEST_PROBLEM],
             shipping_problem=self._shipping.counters.problem[:_LONGEST_PROBLEM] if self._shipping else None,
             cuts=[cut.plain() for cut in counters.cuts.cuts()],
+            uid=os.geteuid(),
         )
 
     def loop_errors(self) -> Mapping[str, int]:

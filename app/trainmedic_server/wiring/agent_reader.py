@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from trainmedic_server import kill_as_user
 from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.database import AgentDatabase
 from trainmedic_server.agent.log_link import link_socket, reader_directory, reader_process
@@ -54,9 +55,9 @@ def run(settings: ReaderSettings, *, once: bool) -> int:
     Return the exit status of the last process that read: 128 and more after a signal. Raises ConfigurationError.
     """
     status = 0
-    user = reader_process.reader_user(settings.reader_user)
-    if not reader_process.may_become(user):
-        user = reader_process.own_user()
+    user, reason = reader_process.usable_user(settings.reader_user, [settings.state_dir], is_started=True)
+    if reason is not None and not once:  # the agent has said it of the process that it starts
+        log.warning("logs are read under the opener's own user", extra={"reason": reason, "user": user.uid})
     has_rights = reader_process.has_rights_to_read()
     parent = os.getppid() if once else None
     if has_rights:
@@ -122,7 +123,7 @@ class _Reading:
         self, settings: ReaderSettings, user: reader_process.ReaderUser, session: AgentSession, welcome: Welcome
     ) -> None:
         self._settings = settings
-        self._user = user
+        self.user = user
         self._session = session
         self.welcome = welcome
         self.stream = session.stream
@@ -132,7 +133,7 @@ class _Reading:
         # Only this process loads what reading takes, while it may still open the files of the program.
         from trainmedic_server.wiring.agent_logs import LogReading
 
-        reader_process.confine(self._user, self._settings.reader_memory)
+        reader_process.confine(self.user, self._settings.reader_memory)
         reader_process.end_with(parent)
         stopping = threading.Event()
         threading.Thread(target=_await_end, args=(order, stopping), daemon=True).start()
@@ -177,7 +178,8 @@ def _serve_by_child(reading: _Reading, stopping: _StopOrder, *, has_rights: bool
     os.close(order)
     asking.close()
     stopping.pass_on(giving)
-    watch = threading.Thread(target=_end_if_child_hangs, args=(reading.stream, child_ended := threading.Event()))
+    child_ended = threading.Event()
+    watch = threading.Thread(target=_end_if_child_hangs, args=(reading, child, child_ended))
     watch.start()
     if has_rights:
         FileOpener(files).serve(opening)
@@ -190,14 +192,15 @@ def _serve_by_child(reading: _Reading, stopping: _StopOrder, *, has_rights: bool
     return status if status >= 0 else _SIGNALLED - status
 
 
-def _end_if_child_hangs(stream: FrameStream, child_ended: threading.Event) -> None:
-    """End this process if the child goes on although the agent has closed the link.
+def _end_if_child_hangs(reading: _Reading, child: int, child_ended: threading.Event) -> None:
+    """End the child and this process if the child goes on although the agent has closed the link: it may be stopped.
 
-    The child may be stopped. Whatever started this process ends the child then: the agent, systemd, or the kubelet.
+    Without the right to do so, whatever started this process ends the child: the agent, systemd, or the kubelet.
     """
-    stream.wait_for_end()
+    reading.stream.wait_for_end()
     if not child_ended.wait(_HANG_SECONDS):
         log.error("the process that reads logs does not end; ending both")
+        kill_as_user.kill(child, reading.user.uid)
         os._exit(1)
 
 

@@ -19,7 +19,7 @@ from benchmarks.agent_idle import memory
 from tests.integration.agent.test_log_reading import append
 from tests.support.log_node import LogNode
 from tests.support.programs import PYTHON_PATH, Program, eventually
-from trainmedic_server.agent.log_link import link_socket
+from trainmedic_server.agent.log_link import link_socket, reader_process
 from trainmedic_server.agent.log_link.messages import LARGEST_OF_READER
 
 _HOSTILE = """
@@ -89,14 +89,18 @@ def _searched(node: ActingNode) -> str:
     return node.final(node.send(command), within=LONG).status
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_commands_do_not_notice_that_the_reader_is_gone(node: ActingNode, tmp_path: Path, how: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("who", "how"), [("reader", signal.SIGKILL), ("reader", signal.SIGSTOP), ("opener", signal.SIGSTOP)]
+)
+def test_commands_do_not_notice_that_the_reader_is_gone(
+    node: ActingNode, tmp_path: Path, who: str, how: signal.Signals
+) -> None:
     """It comes back by itself, loses no line and repeats none, and answers searches again."""
     path = tmp_path / "logs" / "a.log"
     append(path, "MARK 1\n")
     node.found(1, within=LONG)
     reader = node.a_reader()
-    os.kill(reader, how)
+    os.kill(reader if who == "reader" else node.reader_pids()[0], how)
     node.caps_a_gpu()
     append(path, "MARK 2\n")
     node.caps_a_gpu()
@@ -123,8 +127,13 @@ def test_the_reader_has_no_secret_and_no_right(node: ActingNode) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process under another user")
-def test_logs_are_read_under_a_user_of_their_own(redis_url: str) -> None:
-    """Root's agent has them read by a user who may open nothing; the files come from the opener."""
+@pytest.mark.parametrize("named", [None, str(_NOBODY)])
+def test_logs_are_read_under_a_user_of_their_own(redis_url: str, named: str | None) -> None:
+    """Root's agent has them read by a user who may open nothing, also if none is named; the files come from the opener.
+
+    A metric says so.
+    """
+    uid = reader_process.reader_user(named).uid
     with tempfile.TemporaryDirectory() as name:
         top = Path(name)
         top.chmod(0o755)
@@ -132,16 +141,17 @@ def test_logs_are_read_under_a_user_of_their_own(redis_url: str) -> None:
         append(top / "logs" / "a.log", "MARK 1\n")
         (top / "logs" / "a.log").chmod(0o600)
         node = ActingNode(top / "node", redis_url, files=[f"{top}/logs/{{job}}.log"])
-        node.start("--reader-user", str(_NOBODY))
+        node.start(*(("--reader-user", named) if named is not None else ()))
         try:
             if "logs are read under the agent's own user" in node.agent.log.read_text():
                 pytest.skip("root may not change the user here")
             node.hand_out()
             node.found(1, within=LONG)
             reader = node.a_reader()
-            assert Path(f"/proc/{reader}").stat().st_uid == _NOBODY
+            assert Path(f"/proc/{reader}").stat().st_uid == uid
+            assert "trainmedic_agent_reader_own_user 1.0" in node.metrics()
             assert _searched(node) == "applied"
-            assert {path.stat().st_uid for path in (node.state / "reader").iterdir()} == {_NOBODY}
+            assert {path.stat().st_uid for path in (node.state / "reader").iterdir()} == {uid}
         finally:
             node.agent.end()
 

@@ -291,9 +291,15 @@ class BusyDiscovery(Discovery):
         super().__init__(policy, "gpu-07")
         self.scans = 0
 
-    def scan(self, known: Collection[tuple[int, int]], is_stopping: Callable[[], bool]) -> Scan:
+    def scan(
+        self,
+        known: Collection[tuple[int, int]],
+        is_stopping: Callable[[], bool],
+        seconds: float | None = None,
+        job_seconds: float = 0.0,
+    ) -> Scan:
         self.scans += 1
-        return super().scan(known, is_stopping)
+        return super().scan(known, is_stopping, seconds, job_seconds)
 
 
 def test_the_pages_of_one_answer_do_not_list_directories_again(node: Node) -> None:

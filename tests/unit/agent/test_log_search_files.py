@@ -295,3 +295,27 @@ def test_a_page_that_ends_early_gives_no_line_before_an_earlier_one(
     lines = node.page(grep="line [0-9]*5$").lines
     numbers = [int(line.text.rpartition(" ")[2]) for line in lines]
     assert numbers == list(range(5, 3000, 10))
+
+
+def test_a_look_for_files_that_takes_too_long_is_cut_and_that_is_said(
+    node: SearchedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user's job with very many directories holds no search up. What the look did not reach is a note."""
+    node.write(3)
+    (node.root / "large").mkdir()
+    monkeypatch.setattr(searcher, "SCAN_SECONDS", 0.0)
+    page = node.search.page(QUERY, {})
+    assert not page.lines
+    assert any("2 jobs on n1 were not looked through in time" in note for note in page.notes)
+
+
+def test_listing_directories_for_older_parts_is_cut_and_that_is_said(
+    node: SearchedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files themselves are searched."""
+    node.write(3)
+    node.write(3, node.log.with_name(f"{node.log.name}.1"))
+    monkeypatch.setattr(searcher, "LISTING_SECONDS", -1.0)
+    page = node.search.page(QUERY, {})
+    assert len(page.lines) == 3
+    assert any("older parts of 1 files on n1 are not searched" in note for note in page.notes)

@@ -130,11 +130,12 @@ def test_only_what_is_needed_is_taken_over() -> None:
 
 
 def test_the_child_can_do_nothing_else() -> None:
-    """No file, no process, no more memory than a dump needs: shown by a child that tries after it gave them up."""
+    """No file, process or signal, no more memory than a dump needs: shown by a child that tries it afterwards."""
     program = (
-        "from trainmedic_server.adapters import dump_child; import os, socket\n"
-        "dump_child._give_up_everything()\n"
+        "from trainmedic_server import confined_child; import os, socket\n"
+        "confined_child.give_up_everything(2 * 2**30)\n"
         "tried = [lambda: open('/etc/hostname'), os.fork, lambda: socket.socket(), lambda: bytearray(3 * 2**30)]\n"
+        "tried.append(lambda: os.kill(os.getpid(), 0))\n"
         "for what in tried:\n"
         "    try:\n"
         "        what()\n"
@@ -142,7 +143,9 @@ def test_the_child_can_do_nothing_else() -> None:
     )
     environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["OSError", "BlockingIOError", "OSError", "MemoryError"], done.stderr
+    assert done.stdout.split() == ["OSError", "BlockingIOError", "OSError", "MemoryError", "PermissionError"], (
+        done.stderr
+    )
 
 
 def test_an_unpickler_that_is_handed_any_bytes_raises_one_error() -> None:

@@ -32,7 +32,7 @@ def test_the_reference_has_the_metrics_that_there_are(
 
     def families_of_logs() -> Iterator[Metric]:
         yield from log_metrics.families(counters, dict)
-        yield from reader_families(is_up=True, restarts=0, clock_error=0.001)
+        yield from reader_families(is_up=True, restarts=0, clock_error=0.001, uid=2_100_000_017)
 
     collector = AgentCollector(gpus, dict, AgentCounters(), {"node": "n1"}, gpu_record, families_of_logs)
     families = [*collector.collect(), *ShipCounters().families()]

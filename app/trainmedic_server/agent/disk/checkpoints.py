@@ -11,7 +11,9 @@ latest. A name that begins with ``tmp-`` or ends in ``.tmp`` is not complete. Of
 **These stay**, of the checkpoints in one directory: the newest two (or ``keep_newest``, if that is more)
 that are complete, and as many of those of which it is unknown; "newest" both by the time of writing and by
 step, which differ after a rollback. Further those with the marker of a rollback target, and the one that
-the Hugging Face trainer calls its best.
+the Hugging Face trainer calls its best. All stay if a file that decides this cannot be read.
+
+A process without rights parses these files (``metadata_reader``). The agent sees names and markers alone.
 
 Not here: finding checkpoints and the conditions of a rule (``search``), deleting them (``checkpoint_removal``).
 """
@@ -19,16 +21,16 @@ Not here: finding checkpoints and the conditions of a rule (``search``), deletin
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Collection, Sequence
 from enum import StrEnum
 
 from msgspec import Struct
 
+from trainmedic_server.agent.disk.checkpoint_names import is_name_of_checkpoint, step_of
+from trainmedic_server.agent.disk.metadata_reader import MetadataReader, MetadataUnread
 from trainmedic_server.agent.disk.report import Reason
 from trainmedic_server.agent.disk.rules import MIN_KEPT_CHECKPOINTS
-from trainmedic_server.agent.log_opening.own_files import ENTRY, READ, reopened
 
 COMPLETE_MARKER = ".trainmedic-complete"
 PINNED_MARKER = ".trainmedic-pinned"
@@ -38,13 +40,6 @@ MARKS_OF_COMPLETENESS = (COMPLETE_MARKER, _DISTRIBUTED_INDEX, _TRAINER_STATE)
 """Files in a checkpoint, each of which is written last."""
 _LATEST = ("latest", "latest_checkpointed_iteration.txt")
 """DeepSpeed's ("global_step100") and Megatron's ("100")."""
-
-_NAME = re.compile(
-    r"(?:tmp-)?(?:checkpoint|ckpt|global_?step|step|iter|iteration|epoch)[-_=]?\d.*|.+\.ckpt", re.IGNORECASE
-)
-_STEP = re.compile(r"step[-_=]?(\d{1,18})", re.IGNORECASE)
-_NUMBER = re.compile(r"\d{1,18}")
-_BEST = re.compile(rb'"best_model_checkpoint":\s*"((?:[^"\\]|\\.)*)"')
 
 
 class Completeness(StrEnum):
@@ -65,12 +60,14 @@ class CheckpointTraits(Struct, frozen=True):
     is_pinned: bool
     best: str | None
     """The name of the best checkpoint so far, where this one records it."""
+    is_known: bool = True
+    """False if a file that decides it could not be read."""
 
 
 def is_checkpoint(fd: int, name: str) -> bool:
     """Whether the open directory `fd`, called `name`, is a checkpoint."""
     markers = (COMPLETE_MARKER, PINNED_MARKER, _DISTRIBUTED_INDEX)
-    return _NAME.fullmatch(name) is not None or any(_has(fd, marker) for marker in markers)
+    return is_name_of_checkpoint(name) or any(_has(fd, marker) for marker in markers)
 
 
 def is_pinned(fd: int) -> bool:
@@ -78,20 +75,20 @@ def is_pinned(fd: int) -> bool:
     return _has(fd, PINNED_MARKER)
 
 
-def traits_of(parent: int, fd: int, name: str, written_ns: int) -> CheckpointTraits:
+def traits_of(parent: int, fd: int, name: str, written_ns: int, metadata: MetadataReader) -> CheckpointTraits:
     """The traits of the checkpoint `name`, open as `fd`, in the open directory `parent`."""
-    return CheckpointTraits(name, written_ns, _completeness(parent, fd, name), is_pinned(fd), _best(fd))
-
-
-def step_of(name: str) -> int | None:
-    """The step that a checkpoint's name tells."""
-    if (match := _STEP.search(name)) is not None:
-        return int(match[1])
-    return int(match[0]) if (match := _NUMBER.search(name)) is not None else None
+    try:
+        completeness = _completeness(parent, fd, name, metadata)
+        best = metadata.best(fd, _TRAINER_STATE)
+    except MetadataUnread:
+        return CheckpointTraits(name, written_ns, Completeness.UNKNOWN, is_pinned(fd), None, is_known=False)
+    return CheckpointTraits(name, written_ns, completeness, is_pinned(fd), best)
 
 
 def kept(siblings: Sequence[CheckpointTraits], keep_newest: int) -> dict[str, Reason]:
     """The names of the checkpoints of one directory that stay, whatever their age, and why each stays."""
+    if not all(sibling.is_known for sibling in siblings):
+        return {sibling.name: Reason.METADATA_UNREAD for sibling in siblings}
     count = max(keep_newest, MIN_KEPT_CHECKPOINTS)
     reasons: dict[str, Reason] = {}
     for completeness in (Completeness.COMPLETE, Completeness.UNKNOWN):
@@ -111,23 +108,17 @@ def _newest(siblings: Collection[CheckpointTraits], count: int) -> set[str]:
     return {name for order in (by_time, by_step) for _, name in sorted(order, reverse=True)[:count]}
 
 
-def _completeness(parent: int, fd: int, name: str) -> Completeness:
+def _completeness(parent: int, fd: int, name: str, metadata: MetadataReader) -> Completeness:
     if name.startswith("tmp-") or name.endswith(".tmp"):
         return Completeness.INCOMPLETE
     if any(_has(fd, marker) for marker in MARKS_OF_COMPLETENESS):
         return Completeness.COMPLETE
     step = step_of(name)
     for latest in _LATEST:
-        latest_step = step_of(_beginning(parent, latest, 256).decode("utf-8", "replace"))
+        latest_step = metadata.latest_step(parent, latest)
         if step is not None and latest_step is not None and step <= latest_step:
             return Completeness.COMPLETE
     return Completeness.UNKNOWN
-
-
-def _best(fd: int) -> str | None:
-    # The trainer sorts the keys, so this one stands before the long history.
-    match = _BEST.search(_beginning(fd, _TRAINER_STATE, 4096))
-    return None if match is None else match[1].decode("utf-8", "replace").rstrip("/").rpartition("/")[2]
 
 
 def _has(fd: int, name: str) -> bool:
@@ -135,29 +126,3 @@ def _has(fd: int, name: str) -> bool:
         return stat.S_ISREG(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
     except OSError:
         return False
-
-
-def _beginning(directory: int, name: str, size: int) -> bytes:
-    """The first bytes of a regular file; no bytes where it cannot be read.
-
-    A job writes these files. Opening a pipe or device can have an effect, so the type is known before anything is
-    opened, and the very file that was looked at is.
-    """
-    try:
-        entry = os.open(name, ENTRY, dir_fd=directory)
-        try:
-            if not stat.S_ISREG(os.fstat(entry).st_mode):
-                return b""
-            try:
-                # Reading it must not make it young. O_NOATIME is for the owner and for root alone.
-                fd = reopened(entry, READ | os.O_NOATIME)
-            except PermissionError:
-                fd = reopened(entry, READ)
-        finally:
-            os.close(entry)
-        try:
-            return os.read(fd, size)
-        finally:
-            os.close(fd)
-    except OSError:
-        return b""

@@ -29,6 +29,7 @@ from trainmedic_server.agent.disk.filesystems import (
     measure_space,
     opened_roots,
 )
+from trainmedic_server.agent.disk.metadata_reader import MetadataReader
 from trainmedic_server.agent.disk.mounts import FilesystemSearch, NamedFilesystem
 from trainmedic_server.agent.disk.open_files import FileUsage
 from trainmedic_server.agent.disk.read_watch import ReadWatch
@@ -251,10 +252,13 @@ class _RuleRun(Struct):
 
     def _clean_checkpoints(self, roots: tuple[Root, ...]) -> Reason | None:
         run = self.run
-        search = CheckpointSearch(self.rule, roots, self.cutoff_ns, run.throttle, self.counters, run.gone)
+        with closing(MetadataReader()) as metadata:
+            search = CheckpointSearch(
+                self.rule, roots, self.cutoff_ns, run.throttle, self.counters, run.gone, metadata=metadata
+            )
+            matched = search.find()
         remover = CheckpointRemover(run.usage, run.throttle, self.rule.age_by, self.cutoff_ns, run.request.dry_run)
         ended_by = None
-        matched = search.find()
         self.watch.watch_checkpoints(matched)
         for checkpoint in matched:
             if not run.throttle.may_continue():

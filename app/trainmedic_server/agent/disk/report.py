@@ -27,6 +27,7 @@ class Reason(StrEnum):
     NEWEST = "among_newest"
     PINNED = "pinned"
     BEST = "best_checkpoint"
+    METADATA_UNREAD = "metadata_unread"
     EMPTY = "nothing_to_free"
     # A rule of this kind does not delete such entries.
     SPECIAL = "not_a_regular_file"

@@ -98,6 +98,10 @@ class CleaningOperation(StrEnum):
     SHRINK = "shrink"
 
 
+_EARLIEST_NS = -(2**63)
+"""In the year 1677. The owner of a file can set an earlier time on tmpfs and btrfs; it counts as this one."""
+
+
 class AgeBy(StrEnum):
     """From which of its times the age of an entry counts."""
 
@@ -112,10 +116,12 @@ class AgeBy(StrEnum):
         name changes it.
         """
         if self is AgeBy.MODIFIED or stat.S_ISDIR(facts.st_mode):
-            return facts.st_mtime_ns
-        if self is AgeBy.CHANGED:
-            return max(facts.st_mtime_ns, facts.st_ctime_ns)
-        return access_times.last_use_ns(facts)
+            used = facts.st_mtime_ns
+        elif self is AgeBy.CHANGED:
+            used = max(facts.st_mtime_ns, facts.st_ctime_ns)
+        else:
+            used = access_times.last_use_ns(facts)
+        return max(_EARLIEST_NS, min(used, -_EARLIEST_NS - 1))
 
 
 class CleaningRule(Struct, frozen=True):

@@ -26,6 +26,7 @@ from msgspec import Struct, field
 from trainmedic_server.agent.disk import checkpoints
 from trainmedic_server.agent.disk.checkpoints import CheckpointTraits
 from trainmedic_server.agent.disk.filesystems import Inode, Root, freed_bytes, inode_of, stored_bytes
+from trainmedic_server.agent.disk.metadata_reader import MetadataReader
 from trainmedic_server.agent.disk.report import Reason, RuleCounters
 from trainmedic_server.agent.disk.rules import AgeBy, CleaningOperation, CleaningRule
 from trainmedic_server.agent.disk.throttle import Throttle
@@ -230,6 +231,7 @@ class MatchedCheckpoint(Struct, frozen=True):
 class CheckpointSearch(_Search):
     """Finds the checkpoints that match a rule of kind ``checkpoints``."""
 
+    metadata: MetadataReader
     _count: int = 0
     _matched: list[MatchedCheckpoint] = field(default_factory=list)
 
@@ -267,7 +269,9 @@ class CheckpointSearch(_Search):
                 inode = inode_of(os.fstat(directory.fd))
                 contents = survey(directory, self.rule.age_by, self.throttle)
                 if inode not in self.gone:
-                    traits = checkpoints.traits_of(directory.parent.fd, directory.fd, name, contents.written_ns)
+                    traits = checkpoints.traits_of(
+                        directory.parent.fd, directory.fd, name, contents.written_ns, self.metadata
+                    )
                     checkpoint = MatchedCheckpoint(index, directory, inode, contents)
                     siblings_in.setdefault(directory.parent, []).append((checkpoint, traits))
             return False

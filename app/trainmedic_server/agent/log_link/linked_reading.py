@@ -74,7 +74,10 @@ class LinkedReading:
 
     def metrics(self) -> Iterator[Metric]:
         yield from metric_families.reader_families(
-            is_up=self._link.is_up, restarts=self._supervisor.restarts, clock_error=self._relay.clock_error
+            is_up=self._link.is_up,
+            restarts=self._supervisor.restarts,
+            clock_error=self._relay.clock_error,
+            uid=self._link.status.uid,
         )
         yield from metric_families.read(self._link.metrics())
 

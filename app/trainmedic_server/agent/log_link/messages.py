@@ -145,6 +145,8 @@ class ReaderStatus(Struct, frozen=True):
     """None where no lines are pushed."""
     cuts: Annotated[list[dict[_Name, _CutField]], Meta(max_length=200)] = []
     """What budgets of jobs and users have left out, as the presence states it."""
+    uid: _Number | None = None
+    """User of the process that parses logs, as that process states it."""
 
 
 class MetricKind(StrEnum):

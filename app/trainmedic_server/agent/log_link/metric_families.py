@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -44,14 +45,20 @@ def read(metrics: Iterable[LogMetric]) -> Iterator[Metric]:
         yield family
 
 
-def reader_families(*, is_up: bool, restarts: int, clock_error: float | None) -> Iterator[Metric]:
-    """Yield what the agent itself knows of the reader."""
+def reader_families(*, is_up: bool, restarts: int, clock_error: float | None, uid: int | None) -> Iterator[Metric]:
+    """Yield what the agent itself knows of the reader. `uid` is the user that the reader states; None without one."""
     yield GaugeMetricFamily(
         "trainmedic_agent_reader_up", "1 while the process that reads logs answers the agent.", int(is_up)
     )
     yield CounterMetricFamily(
         "trainmedic_agent_reader_restarts", "How often the process that reads logs was started again.", restarts
     )
+    if uid is not None:
+        yield GaugeMetricFamily(
+            "trainmedic_agent_reader_own_user",
+            "1 if the process that reads logs has a user of its own, 0 if it has root's or the agent's.",
+            int(uid not in {0, os.geteuid()}),
+        )
     if clock_error is not None:
         yield GaugeMetricFamily(
             "trainmedic_agent_clock_error_seconds",

@@ -31,6 +31,8 @@ def prepare(state: Path, journal: Journal, user: ReaderUser) -> None:
             state.chmod(stat.S_IMODE(state.stat().st_mode) | 0o011)
         if not directory.is_dir():
             _make(state, user)
+        else:
+            _hand_over(directory, user)
     except (OSError, sqlite3.Error) as error:
         raise JournalUnavailable(f"the directory {directory} for reading logs cannot be made: {error}") from error
     _drop_old(journal)
@@ -49,6 +51,33 @@ def _make(state: Path, user: ReaderUser) -> None:
     handle = os.open(state, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _hand_over(directory: Path, user: ReaderUser) -> None:
+    """Give the directory to this user if the one before was another. Raises OSError.
+
+    That one may have put links there, so only regular files with one name are given away, by their descriptors.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    handle = os.open(directory, flags | os.O_DIRECTORY)
+    try:
+        facts = os.fstat(handle)
+        if facts.st_uid == user.uid or (facts.st_gid == user.gid and facts.st_mode & stat.S_IWGRP):
+            return
+        for name in os.listdir(handle):  # noqa: PTH208 - by its descriptor
+            try:
+                file = os.open(name, flags, dir_fd=handle)
+            except OSError:  # a link, or a socket
+                continue
+            try:
+                inner = os.fstat(file)
+                if stat.S_ISREG(inner.st_mode) and inner.st_nlink == 1:
+                    _give(file, user)
+            finally:
+                os.close(file)
+        _give(handle, user)
     finally:
         os.close(handle)
 
@@ -95,12 +124,13 @@ def _drop_old(journal: Journal) -> None:
     journal.write(drop)
 
 
-def _give(path: Path, user: ReaderUser) -> None:
-    """Let the reader's user have it: as its owner, or else by its group."""
-    if user.uid == os.geteuid():
+def _give(path: Path | int, user: ReaderUser) -> None:
+    """Let the reader's user have a file or directory, by path or descriptor: as its owner, or else by its group."""
+    facts = os.stat(path)  # noqa: PTH116
+    if facts.st_uid == user.uid:
         return
     try:
         os.chown(path, user.uid, user.gid)
     except PermissionError:
         os.chown(path, -1, user.gid)
-        path.chmod(0o770 if path.is_dir() else 0o660)
+        os.chmod(path, 0o770 if stat.S_ISDIR(facts.st_mode) else 0o660)  # noqa: PTH101

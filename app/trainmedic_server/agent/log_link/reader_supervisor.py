@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.log_link.reader_link import ReaderLink
+from trainmedic_server.agent.log_link.reader_process import ReaderChild
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +25,8 @@ SETTLED_SECONDS = 60.0
 """Time of work after which the next pause is short again."""
 CONNECT_SECONDS = 60.0
 """Time within which a child must connect."""
+STOPPED_SECONDS = 2.0
+"""Time for which a child may be stopped."""
 _LOOK_SECONDS = 0.25
 _BEAT_SECONDS = 1.0
 _END_SECONDS = 1.0
@@ -36,7 +39,7 @@ class ReaderSupervisor:
     def __init__(
         self,
         link: ReaderLink,
-        started: Callable[[], subprocess.Popen[bytes]] | None,
+        started: Callable[[], ReaderChild] | None,
         counters: AgentCounters,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -45,7 +48,8 @@ class ReaderSupervisor:
         self._started = started
         self._counters = counters
         self._monotonic = monotonic
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: ReaderChild | None = None
+        self._stopped_at: float | None = None
         self._began_at = self._beat_at = float("-inf")
         self._start_at = float("-inf")
         self._pause = FIRST_PAUSE
@@ -107,6 +111,7 @@ class ReaderSupervisor:
                 self._end(child)
             elif self._link.is_connected and now - self._began_at > SETTLED_SECONDS:
                 self._pause = FIRST_PAUSE
+            self._end_if_stopped(child, now)
             return
         if child is not None:
             log.warning(
@@ -121,6 +126,17 @@ class ReaderSupervisor:
         if now >= self._start_at:
             self._begin(now)
 
+    def _end_if_stopped(self, child: ReaderChild, now: float) -> None:
+        """End a child that a signal has stopped. It opens the files, so its own child answers and reads nothing."""
+        if not child.is_stopped:
+            self._stopped_at = None
+        elif self._stopped_at is None:
+            self._stopped_at = now
+        elif now - self._stopped_at >= STOPPED_SECONDS:
+            log.warning("the reader of logs is ended", extra={"reason": "a signal has stopped the opener"})
+            self._stopped_at = None
+            self._end(child)
+
     def _begin(self, now: float) -> None:
         assert self._started is not None
         self._starts += 1
@@ -132,7 +148,7 @@ class ReaderSupervisor:
             self._start_at = now + self._pause
             self._pause = min(self._pause * 2, LONGEST_PAUSE)
 
-    def _end(self, child: subprocess.Popen[bytes]) -> None:
+    def _end(self, child: ReaderChild) -> None:
         """End a child at once, with its own child."""
         with contextlib.suppress(OSError):
             child.kill()

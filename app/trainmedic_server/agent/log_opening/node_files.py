@@ -93,6 +93,8 @@ class Listing(Struct, frozen=True):
     entries: Sequence[ListedName]
     is_cut: bool = False
     """True if the directory has more entries than were asked for."""
+    may_be_renamed: bool = False
+    """True if users can rename entries of others: see `others_may_rename`."""
 
 
 class NodeFiles(Protocol):
@@ -109,6 +111,12 @@ class NodeFiles(Protocol):
     def facts(self, path: str, names: Sequence[str], named_by: NamedBy | None = None) -> list[FileFacts | None]:
         """Return the facts of these entries of the directory at `path`, in order. None for a missing entry."""
         ...
+
+
+def others_may_rename(mode: int) -> bool:
+    """Return whether users can rename in a directory what belongs to others: they may write in it, and it has no sticky
+    bit."""
+    return bool(mode & (stat.S_IWGRP | stat.S_IWOTH)) and not mode & stat.S_ISVTX
 
 
 def check_readable(mode: int, links: int) -> None:

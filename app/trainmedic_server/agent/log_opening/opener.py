@@ -113,7 +113,8 @@ class FileOpener:
         entries = [(os.fsencode(each.name), each.inode, each.is_directory) for each in listing.entries]
         for begin in range(0, max(len(entries), 1), _PAGE):
             is_last = begin + _PAGE >= len(entries)
-            page = ListedPage(listing.device, entries[begin : begin + _PAGE], listing.is_cut, is_last)
+            part = entries[begin : begin + _PAGE]
+            page = ListedPage(listing.device, part, listing.is_cut, is_last, listing.may_be_renamed)
             opener_frames.send(connection, page)
 
 

@@ -51,7 +51,7 @@ class OpenerClient:
         while isinstance(answer, ListedPage):
             entries += answer.listed()
             if answer.is_last:
-                return Listing(answer.device, entries, answer.is_cut)
+                return Listing(answer.device, entries, answer.is_cut, answer.may_be_renamed)
             answer, _ = self._received()
         raise _gone("the opener sent no listing")
 

@@ -74,6 +74,7 @@ class ListedPage(Struct, frozen=True, tag="listed"):
     entries: list[tuple[bytes, int, bool]]
     is_cut: bool
     is_last: bool
+    may_be_renamed: bool
 
     def listed(self) -> list[ListedName]:
         return [ListedName(os.fsdecode(name), inode, is_directory) for name, inode, is_directory in self.entries]

@@ -18,6 +18,7 @@ from trainmedic_server.agent.log_opening.node_files import (
     NamedBy,
     UnreadReason,
     check_readable,
+    others_may_rename,
     parts_of,
 )
 
@@ -61,12 +62,15 @@ def reopened(entry: int, flags: int) -> int:
 def listed(fd: int, most: int) -> Listing:
     """List up to `most` entries of an open directory. Raises OSError."""
     entries: list[ListedName] = []
+    is_cut = False
     with os.scandir(fd) as found:
         for entry in found:
             if len(entries) == most:
-                return Listing(os.fstat(fd).st_dev, entries, is_cut=True)
+                is_cut = True
+                break
             entries.append(ListedName(entry.name, entry.inode(), entry.is_dir(follow_symlinks=False)))
-    return Listing(os.fstat(fd).st_dev, entries)
+    facts = os.fstat(fd)
+    return Listing(facts.st_dev, entries, is_cut, others_may_rename(facts.st_mode))
 
 
 def facts_at(directory: int, name: str) -> FileFacts | None:

@@ -198,7 +198,7 @@ class ArrivalIndex:
         for device, inode, size, at in journal.rows(
             "SELECT device, inode, MAX(size), MAX(at) FROM log_arrivals GROUP BY device, inode"
         ):
-            self._files[device, inode] = _Seen(size, at, at, size, at)
+            self._files[_unsigned(device), _unsigned(inode)] = _Seen(size, at, at, size, at)
         self._full: list[tuple[FileKey, _Chunk]] = []
         self._forgotten: list[FileKey] = []
         self._written_at = float("-inf")
@@ -313,17 +313,19 @@ class ArrivalIndex:
 
     def _kept(self, key: FileKey) -> list[_Chunk]:
         query = "SELECT begin, size, began, at, blocks FROM log_arrivals WHERE device = ? AND inode = ? ORDER BY begin"
-        return [_Chunk(*row) for row in self._journal.rows(query, key)]
+        return [_Chunk(*row) for row in self._journal.rows(query, _stored(key))]
 
     def _write(
         self, chunks: Sequence[tuple[FileKey, _Chunk]], forgotten: Sequence[FileKey], grown: set[FileKey]
     ) -> None:
         with self._journal.transaction() as connection:
-            connection.executemany("DELETE FROM log_arrivals WHERE device = ? AND inode = ?", forgotten)
-            rows = [(*key, *chunk) for key, chunk in chunks]
+            connection.executemany(
+                "DELETE FROM log_arrivals WHERE device = ? AND inode = ?", [_stored(key) for key in forgotten]
+            )
+            rows = [(*_stored(key), *chunk) for key, chunk in chunks]
             connection.executemany("INSERT OR REPLACE INTO log_arrivals VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
             for key in grown:
-                self._thin(connection, key)
+                self._thin(connection, _stored(key))
             if grown or forgotten:
                 self._make_room(connection)
 
@@ -365,6 +367,16 @@ def _thinned(chunks: Sequence[_Chunk]) -> Iterable[tuple[_Chunk, int]]:
         joined = _Chunk.of(first.begin, first.began, pairs)
         left[number : number + 2] = [joined]
         yield joined, second.begin
+
+
+def _stored(key: FileKey) -> FileKey:
+    """Return the key as SQLite's integers, which have a sign. FUSE, NFS and CephFS have numbers of all 64 bits."""
+    device, inode = (number - 2**64 if number >= 2**63 else number for number in key)
+    return device, inode
+
+
+def _unsigned(number: int) -> int:
+    return number % 2**64
 
 
 def _milliseconds(at: datetime) -> int:

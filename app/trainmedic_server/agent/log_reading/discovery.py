@@ -22,6 +22,7 @@ from trainmedic.wire import log_layout
 from trainmedic_server.agent.log_opening.node_files import (
     FileFacts,
     ListedName,
+    Listing,
     LogRefused,
     NamedBy,
     NodeFiles,
@@ -31,6 +32,7 @@ from trainmedic_server.agent.log_opening.node_files import (
 from trainmedic_server.agent.log_opening.own_files import OwnFiles
 from trainmedic_server.agent.log_reading.budgets import NODE_ITSELF, BudgetOwner, FairTurns
 from trainmedic_server.agent.log_reading.cut_record import CutRecord
+from trainmedic_server.agent.log_reading.directory_names import DirectoryNames
 from trainmedic_server.agent.log_reading.finders import (
     Finder,
     LayoutFinder,
@@ -79,6 +81,8 @@ class Scan(Struct, frozen=True):
     """Of flight recorders; they are no logs."""
     is_cut: bool = False
     """There were more entries than are looked at."""
+    late: int = 0
+    """Jobs whose directories were not looked through, or not to their ends, because time had run out."""
 
 
 class _Top(Struct):
@@ -109,7 +113,9 @@ class Discovery:
         kernel_file: str | None = None,
         cuts: CutRecord | None = None,
         files: NodeFiles = OwnFiles(),
+        names: DirectoryNames | None = None,
     ) -> None:
+        """`names` are those of jobs' directories that other looks know as well."""
         self._policy = policy
         self._node = node
         self._files = files
@@ -128,17 +134,26 @@ class Discovery:
             directory, _, name = kernel_file.rpartition("/")
             self._tops.append((directory, NamedFiles({name: Origin("kernel", node)})))
         self._turns = FairTurns()
-        self._units = [UnitTable(policy, node, self._cuts, files) for _ in self._tops]
+        shared = names or DirectoryNames()
+        self._units = [UnitTable(policy, node, self._cuts, files, shared) for _ in self._tops]
         self._refused: Counter[UnreadReason] = Counter()
         self._budget = ScanBudget(0, lambda: False)
         self._owner: BudgetOwner | None = None
         self._sources: JobSources | None = None
         self._known: Collection[FileKey] = ()
+        self._late = 0
 
-    def scan(self, known: Collection[FileKey], is_stopping: Callable[[], bool], seconds: float | None = None) -> Scan:
+    def scan(
+        self,
+        known: Collection[FileKey],
+        is_stopping: Callable[[], bool],
+        seconds: float | None = None,
+        job_seconds: float = 0.0,
+    ) -> Scan:
         """Look at everything once. `known` are the devices and inodes of files that are followed by any name.
 
-        With `seconds`, it ends about then. Of a job whose turn has not come, what the last look found still holds.
+        With `seconds`, it ends about then. Of a job whose turn has not come, what the last look found still holds. The
+        look at one job may take `job_seconds`, or longer if earlier looks were too short.
         """
         self._known, refused, is_cut = known, Counter[UnreadReason](), False
         tops: list[_Top] = []
@@ -147,7 +162,8 @@ class Discovery:
             self._budget = ScanBudget(MOST_ENTRIES, is_stopping)
             tops.append(self._top(path, finder, units))
             is_cut |= self._budget.is_cut
-        is_cut |= self._look_at_units(tops, is_stopping, seconds)
+        self._late = 0
+        is_cut |= self._look_at_units(tops, is_stopping, seconds, job_seconds)
         return self._assembled(tops, refused, is_cut)
 
     def _assembled(self, tops: Sequence[_Top], refused: Counter[UnreadReason], is_cut: bool) -> Scan:
@@ -166,7 +182,7 @@ class Discovery:
                 refused[UnreadReason.OUTSIDE] += unit.sources.outside
         dumps = tuple(file for file in files.values() if is_dump(file))
         logs = tuple(file for file in files.values() if not is_dump(file))
-        return Scan(logs, +refused, dumps, is_cut)
+        return Scan(logs, +refused, dumps, is_cut, self._late)
 
     def _keep(self, files: dict[FileKey, FoundFile], file: FoundFile) -> None:
         """Of several that name one file, the first that says whose it is."""
@@ -178,9 +194,9 @@ class Discovery:
     def _top(self, path: str, finder: Finder, units: UnitTable) -> _Top:
         look = _Look(path, finder)
         try:
-            deeper, files, device = self._listed(look)
-            found = list(self._logs_among(look, files, device))
-            units.renew(path, deeper)
+            deeper, files, listing = self._listed(look)
+            found = list(self._logs_among(look, files, listing.device))
+            units.renew(path, deeper, may_be_renamed=listing.may_be_renamed)
         except (OSError, LogRefused) as error:
             self._count(error)
             units.by_name.clear()
@@ -191,15 +207,19 @@ class Discovery:
 
     # --- the directories of jobs ------------------------------------------------------------------------
 
-    def _look_at_units(self, tops: Sequence[_Top], is_stopping: Callable[[], bool], seconds: float | None) -> bool:
+    def _look_at_units(
+        self, tops: Sequence[_Top], is_stopping: Callable[[], bool], seconds: float | None, job_seconds: float
+    ) -> bool:
         """Look at those that are due, each user and job in turn. Return whether one had too many entries."""
         now, is_cut = time.monotonic(), False
         count = sum(len(top.units) for top in tops)
         waiting: dict[BudgetOwner, list[tuple[ScanUnit, int]]] = {}
-        for top in tops:
+        for top, table in zip(tops, self._units, strict=True):
             due = [unit for unit in top.units.values() if seconds is None or unit.due <= now]
-            for unit, changed_ns in zip(due, self._changed(top.path, due), strict=True):
-                waiting.setdefault(unit.owner, []).append((unit, changed_ns))
+            self._late += len(due)
+            for unit, facts in zip(due, self._facts(top.path, due), strict=True):
+                seen = table.renew_changed(top.path, unit, facts) if facts is not None else unit
+                waiting.setdefault(seen.owner, []).append((seen, facts.written_ns if facts is not None else -1))
         for owner, (unit, changed_ns) in self._turns.turns(waiting, lambda item: item[0].cost):
             if is_stopping() or (seconds is not None and time.monotonic() - now >= seconds):
                 break
@@ -207,27 +227,27 @@ class Discovery:
             if seconds is not None and has_used_up and unit.cost > CHEAP_SECONDS:
                 self._cuts.add(owner, CutKind.SECONDS)
                 continue
-            self._look_at(unit, changed_ns, is_stopping, count, is_bounded=seconds is not None)
+            allowed = None if seconds is None else max(unit.allowed, job_seconds)
+            self._look_at(unit, changed_ns, is_stopping, count, allowed)
             is_cut |= self._budget.is_cut
+            self._late -= not self._budget.is_late
         return is_cut
 
-    def _changed(self, path: str, units: Sequence[ScanUnit]) -> list[int]:
-        """Return when the directory of each unit was last changed. -1 if it is gone."""
+    def _facts(self, path: str, units: Sequence[ScanUnit]) -> Sequence[FileFacts | None]:
+        """Return the facts of the directory of each unit. None if it is gone."""
         if not units:
             return []
         try:
-            every = self._files.facts(path, [unit.name for unit in units])
+            return self._files.facts(path, [unit.name for unit in units])
         except (OSError, LogRefused) as error:
             self._count(error)
-            return [-1] * len(units)
-        return [facts.written_ns if facts is not None else -1 for facts in every]
+            return [None] * len(units)
 
     def _look_at(
-        self, unit: ScanUnit, changed_ns: int, is_stopping: Callable[[], bool], units: int, *, is_bounded: bool
+        self, unit: ScanUnit, changed_ns: int, is_stopping: Callable[[], bool], units: int, seconds: float | None
     ) -> None:
         began = time.monotonic()
         self._owner, self._refused, self._sources = unit.owner, Counter(), unit.sources
-        seconds = unit.allowed if is_bounded else None
         budget = self._budget = ScanBudget(self._policy.max_job_entries, is_stopping, seconds)
         if changed_ns < 0:
             unit.files, unit.named, unit.refused = (), (), self._refused
@@ -239,6 +259,8 @@ class Discovery:
             unit.sources.begin_scan()
         # The newest attempt is looked at first, for the case that time runs out. Lines are read in the attempts' order.
         files, named = sorted(self._walk(_Look(unit.path, unit.finder)), key=_attempt_of), list(self._named(unit))
+        if is_stopping():
+            return  # what was found before still holds, and the next look is due
         if budget.is_late:  # what this look did not reach may still be there
             files, named = _joined(unit.files, files), _joined(unit.named, named)
             self._cuts.add(unit.owner, CutKind.SECONDS)
@@ -265,8 +287,8 @@ class Discovery:
     def _walk(self, look: _Look) -> Iterator[FoundFile]:
         """What is below a directory."""
         try:
-            deeper, files, device = self._listed(look)
-            yield from self._logs_among(look, files, device)
+            deeper, files, listing = self._listed(look)
+            yield from self._logs_among(look, files, listing.device)
         except (OSError, LogRefused) as error:
             self._count(error)
             return
@@ -297,8 +319,8 @@ class Discovery:
             if file is not None and (file.origin is not None or file.key in self._known):
                 yield file
 
-    def _listed(self, look: _Look) -> tuple[list[tuple[str, Finder]], list[ListedName], int]:
-        """The directories of a directory that are entered, its other entries, and its device.
+    def _listed(self, look: _Look) -> tuple[list[tuple[str, Finder]], list[ListedName], Listing]:
+        """The directories of a directory that are entered, its other entries, and the listing.
 
         Raises OSError, LogRefused.
         """
@@ -311,7 +333,7 @@ class Discovery:
                 files.append(entry)
             elif (inner := look.finder.enter(entry.name)) is not None:
                 deeper.append((entry.name, inner))
-        return deeper, files, listing.device
+        return deeper, files, listing
 
     def _file(
         self, look: _Look, name: str, facts: FileFacts, origin: Origin | None, names: Collection[str]

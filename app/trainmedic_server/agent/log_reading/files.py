@@ -258,7 +258,9 @@ class FileFollowing(Generic[FollowedT]):
                     wanted.append(found)
                 continue
             followed.file.owner = found.owner
-            if found.origin is not None and not followed.is_of(found.origin):
+            # A rename makes an open file none of another job.
+            is_in_place = found.origin is not None and found.origin.stream == followed.origin.stream
+            if is_in_place and found.origin is not None and not followed.is_of(found.origin):
                 followed.change_origin(found.origin)
         owners = {key: file.file.owner for key, file in self._followed.items()}
         chosen = shares(owners, wanted, self._max_files, self._max_job_files)

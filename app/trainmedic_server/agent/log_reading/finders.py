@@ -80,6 +80,8 @@ class LayoutFinder(Struct, frozen=True):
     node: str
     sources: JobSources
     parts: tuple[str, ...] = ()
+    first_name: str | None = None
+    """The name by which the job's directory was known first. None for the directory that it has now."""
 
     def enter(self, name: str) -> LayoutFinder | None:
         depth = len(self.parts)
@@ -94,7 +96,7 @@ class LayoutFinder(Struct, frozen=True):
     def origin(self, name: str) -> Origin | None:
         if len(self.parts) < 2:
             return None  # a log lies in the directory of an attempt; other files must cost nothing
-        said = log_layout.file_at(PurePosixPath(*self.parts, name))
+        said = log_layout.file_at(PurePosixPath(self.first_name or self.parts[0], *self.parts[1:], name))
         if said is None or said.is_rotated:
             return None
         directory = "/".join((self.root, *self.parts))

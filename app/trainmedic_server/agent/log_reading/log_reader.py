@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from trainmedic_server.agent.log_opening.node_files import NodeFiles
 from trainmedic_server.agent.log_reading import kernel_log, pstore
 from trainmedic_server.agent.log_reading.arrivals import ArrivalIndex
+from trainmedic_server.agent.log_reading.directory_names import DirectoryNames
 from trainmedic_server.agent.log_reading.discovery import Discovery, Scan
 from trainmedic_server.agent.log_reading.dumps import DumpReading, ReadDumps
 from trainmedic_server.agent.log_reading.files import FileFollowing
@@ -100,7 +101,10 @@ class LogReader:
         self._kept = self._store.positions()
         self._way = kernel_log.way_of(policy.kernel, kmsg) if policy.kernel is not None else None
         kernel_file = policy.kernel.path if policy.kernel and self._way is KernelReading.FILE else None
-        self._discovery = Discovery(policy, context.node, kernel_file=kernel_file, cuts=cuts, files=files)
+        self.names = DirectoryNames()
+        self._discovery = Discovery(
+            policy, context.node, kernel_file=kernel_file, cuts=cuts, files=files, names=self.names
+        )
         self._following = FileFollowing(
             self.runner,
             followed_by(

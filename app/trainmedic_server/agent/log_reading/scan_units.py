@@ -17,9 +17,10 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from trainmedic.wire import log_layout
-from trainmedic_server.agent.log_opening.node_files import NamedBy, NodeFiles, UnreadReason
+from trainmedic_server.agent.log_opening.node_files import FileFacts, NamedBy, NodeFiles, UnreadReason
 from trainmedic_server.agent.log_reading.budgets import NODE_ITSELF, BudgetOwner
 from trainmedic_server.agent.log_reading.cut_record import CutRecord
+from trainmedic_server.agent.log_reading.directory_names import DirectoryNames
 from trainmedic_server.agent.log_reading.finders import Finder, LayoutFinder, PodFinder, readable
 from trainmedic_server.agent.log_reading.job_sources import JobSources
 from trainmedic_server.agent.log_reading.log_policy import LogsPolicy
@@ -106,6 +107,12 @@ class ScanUnit(Struct):
     finder: Finder
     sources: JobSources | None
     """What its ranks say. None where the layout has no sources files."""
+    found_by: Finder
+    """The finder without what belongs to this directory alone."""
+    identity: tuple[int, int, int]
+    """Device, inode and owner of the directory."""
+    first_name: str
+    """The name by which the directory was known first."""
     files: tuple[FoundFile, ...] = ()
     named: tuple[FoundFile, ...] = ()
     """Files that its ranks have named."""
@@ -134,40 +141,58 @@ class ScanUnit(Struct):
 class UnitTable:
     """The units of one directory that the policy names."""
 
-    def __init__(self, policy: LogsPolicy, node: str, cuts: CutRecord, files: NodeFiles) -> None:
+    def __init__(self, policy: LogsPolicy, node: str, cuts: CutRecord, files: NodeFiles, names: DirectoryNames) -> None:
+        self._names = names
+        self._may_be_renamed = False
         self.by_name: dict[str, ScanUnit] = {}
         self._policy = policy
         self._node = node
         self._cuts = cuts
         self._files = files
 
-    def renew(self, path: str, present: Sequence[tuple[str, Finder]]) -> None:
+    def renew(self, path: str, present: Sequence[tuple[str, Finder]], *, may_be_renamed: bool) -> None:
         """Have a unit for each directory that is `present` in the directory at `path`, and for no other.
 
         Raises OSError, LogRefused.
         """
+        self._may_be_renamed = may_be_renamed
         units, finders = self.by_name, dict(present)
         for name in [name for name in units if name not in finders]:
             del units[name]
-        new: dict[int, list[tuple[int, str]]] = {}
+        new: dict[int, list[tuple[int, str, FileFacts]]] = {}
         names = sorted(finders.keys() - units.keys())
         for name, facts in zip(names, self._files.facts(path, names) if names else (), strict=True):
             if facts is not None:
-                new.setdefault(facts.uid, []).append((facts.written_ns, name))
+                new.setdefault(facts.uid, []).append((facts.written_ns, name, facts))
         for uid, named in new.items():
             room = max(MOST_JOBS - sum(unit.owner.uid == uid for unit in units.values()), 0)
             self._cuts.stands_at(BudgetOwner(uid), CutKind.JOBS, len(named) - room)
-            for _, name in heapq.nlargest(room, named):
-                units[name] = self._unit(name, f"{path}/{name}", uid, finders[name])
+            for _, name, facts in heapq.nlargest(room, named):
+                units[name] = self._unit(name, f"{path}/{name}", facts, finders[name])
 
-    def _unit(self, name: str, path: str, uid: int, finder: Finder) -> ScanUnit:
-        sources, job = None, readable(log_layout.decoded(name) or name)
+    def renew_changed(self, path: str, unit: ScanUnit, facts: FileFacts) -> ScanUnit:
+        """Return the unit of a directory with these facts: another one if another owner or directory has the name."""
+        first = self._first_name(unit.name, facts)
+        if (facts.device, facts.inode, facts.uid) == unit.identity and first == unit.first_name:
+            return unit
+        made = self._unit(unit.name, f"{path}/{unit.name}", facts, unit.found_by)
+        self.by_name[unit.name] = made
+        return made
+
+    def _first_name(self, name: str, facts: FileFacts) -> str:
+        # Where only owners can rename, a new name is what the owner wants.
+        return self._names.first_of(name, facts) if self._may_be_renamed else name
+
+    def _unit(self, name: str, path: str, facts: FileFacts, found_by: Finder) -> ScanUnit:
+        first, finder, uid = self._first_name(name, facts), found_by, facts.uid
+        sources, job = None, readable(log_layout.decoded(first) or first)
         if isinstance(finder, LayoutFinder):
             sources = JobSources(self._policy, self._node, self._files)
-            finder = replace(finder, sources=sources)
+            finder = replace(finder, sources=sources, first_name=first)
         elif isinstance(finder, PodFinder):
             job = finder.pod or job
-        return ScanUnit(name, path, BudgetOwner(uid, job), finder, sources)
+        identity = (facts.device, facts.inode, uid)
+        return ScanUnit(name, path, BudgetOwner(uid, job), finder, sources, found_by, identity, first)
 
 
 def newest(files: Collection[FoundFile], most: int, known: Collection[tuple[int, int]]) -> tuple[FoundFile, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import stat
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -29,13 +30,20 @@ class OlderPart(NamedTuple):
 class Rotations:
     """Finder of older parts. It lists each directory once, so each answer needs a new one."""
 
-    def __init__(self, files: NodeFiles) -> None:
+    def __init__(self, files: NodeFiles, seconds: float) -> None:
+        """After so many `seconds` no further directory is listed."""
         self._files = files
+        self._until = time.monotonic() + seconds
+        self.left_out = 0
+        """Files whose older parts were not looked for."""
         self._names: dict[tuple[str, NamedBy | None], list[str]] = {}
 
     def of(self, path: str, since: float, named_by: NamedBy | None = None) -> list[OlderPart]:
         """Return the older parts of the file at `path` that were written after `since`, newest first."""
         directory, _, name = path.rpartition("/")
+        if (directory, named_by) not in self._names and time.monotonic() > self._until:
+            self.left_out += 1
+            return []
         matches = {
             other: match
             for other in self._listed(directory, named_by)

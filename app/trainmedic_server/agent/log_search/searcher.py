@@ -21,7 +21,8 @@ from trainmedic_server.agent.log_opening.node_files import LogRefused, NamedBy, 
 from trainmedic_server.agent.log_opening.own_files import OwnFiles
 from trainmedic_server.agent.log_reading import kernel_log
 from trainmedic_server.agent.log_reading.arrivals import ArrivalIndex
-from trainmedic_server.agent.log_reading.discovery import Discovery
+from trainmedic_server.agent.log_reading.directory_names import DirectoryNames
+from trainmedic_server.agent.log_reading.discovery import Discovery, Scan
 from trainmedic_server.agent.log_reading.log_policy import KernelReading, LogsPolicy
 from trainmedic_server.agent.log_search import packed_lines
 from trainmedic_server.agent.log_search.file_lines import FileLines
@@ -45,6 +46,12 @@ MOST_TEXT = 512 * 1024
 MOST_READ = 64 * 1024 * 1024
 """Bytes that are read for a page."""
 MOST_SECONDS = 4.0
+SCAN_SECONDS = 4.0
+"""Time for the look for files, of all jobs."""
+_JOB_SECONDS = 2.0
+"""Time for the look at one job."""
+LISTING_SECONDS = 4.0
+"""Time for the look for older parts of the files."""
 _SCAN_AGAIN = 5.0
 
 Places = Mapping[str, FilePlace]
@@ -88,6 +95,7 @@ class LogSearcher:
         arrivals: ArrivalIndex | None = None,
         zone: tzinfo | None = None,
         files: NodeFiles = OwnFiles(),
+        names: DirectoryNames | None = None,
     ) -> None:
         """`zone` is the zone of times without one. None is this machine's."""
         self._policy = policy
@@ -95,10 +103,11 @@ class LogSearcher:
         self._zone = zone
         self._node = node
         self._kernel = Origin("kernel", node)
-        self._discovery = discovery if discovery is not None else Discovery(policy, node, files=files)
+        self._discovery = discovery if discovery is not None else Discovery(policy, node, files=files, names=names)
         self._node_files = files
         self._files: Sequence[LogFileFound] = ()
         self._scanned_at = float("-inf")
+        self._late, self._is_cut = 0, False
 
     def page(
         self, query: LogQuery, places: Places, is_stopping: Callable[[], bool] = lambda: False, most: int = MOST_LINES
@@ -108,24 +117,31 @@ class LogSearcher:
         line_filter = LineFilter.of(query)
         query = line_filter.query
         if time.monotonic() - self._scanned_at > _SCAN_AGAIN:
-            files = self._scan(is_stopping)
+            scan = self._discovery.scan((), is_stopping, SCAN_SECONDS, _JOB_SECONDS)
             if is_stopping():
                 return LogPage((), places, False)
-            self._files, self._scanned_at = files, time.monotonic()
+            self._files, self._scanned_at = self._found(scan), time.monotonic()
+            self._late, self._is_cut = scan.late, scan.is_cut
         job_files = [file for file in self._files if _is_of_job(file, query)]
+        notes = self._notes_on_scan()
         if query.is_search and not job_files:
-            return LogPage((), places, True)
-        notes: list[str] = []
+            return LogPage((), places, True, [] if places else notes)
         left_out: dict[str, LeftOut] = {}
         files = self._candidates(query, job_files, notes, left_out)
         budget = ReadBudget(MOST_READ, MOST_SECONDS, is_stopping)
+        rotations = Rotations(self._node_files, LISTING_SECONDS)
         with ExitStack() as stack:
-            opened: list[WantedLines] = [*self._opened(files, line_filter, places, budget, stack)]
+            opened: list[WantedLines] = [*self._opened(files, line_filter, places, budget, stack, rotations)]
             opened += self._kernel_lines(line_filter, places, budget, stack, notes)
             lines, is_cut = _merged(opened, min(most, MOST_LINES))
             reached = {**places, **{file.key: file.marked(file.place) for file in opened}}
         if places:
             notes, left_out = [], {}  # they were on the first page
+        if rotations.left_out:
+            notes.append(
+                f"older parts of {rotations.left_out} files on {self._node} are not searched: listing their "
+                "directories takes too long"
+            )
         notes += self._notes_on(opened, is_first=not places)
         for file in opened:
             for name, counted in file.left_out.items():
@@ -152,11 +168,22 @@ class LogSearcher:
             )
         return notes
 
-    def _scan(self, is_stopping: Callable[[], bool]) -> list[LogFileFound]:
-        entries = self._discovery.scan((), is_stopping).files
+    def _notes_on_scan(self) -> list[str]:
+        """Return what the look for files left out."""
+        notes = []
+        if self._late:
+            notes.append(
+                f"the directories of {self._late} jobs on {self._node} were not looked through in time; files may be "
+                "missing"
+            )
+        if self._is_cut:
+            notes.append(f"a directory on {self._node} has more entries than are looked at; files may be missing")
+        return notes
+
+    def _found(self, scan: Scan) -> list[LogFileFound]:
         files = [
             LogFileFound(each.path, each.origin, each.written_ns / 1e9, each.named_by)
-            for each in entries
+            for each in scan.files
             if each.origin is not None
         ]
         kernel = self._policy.kernel
@@ -219,10 +246,10 @@ class LogSearcher:
         places: Places,
         budget: ReadBudget,
         stack: ExitStack,
+        rotations: Rotations,
     ) -> Iterable[WantedLines]:
         """Yield the files that can be opened, each with its older parts."""
         own_files = {(file.origin.job, file.origin.attempt) for file in files if "/ranks-" in file.path}
-        rotations = Rotations(self._node_files)
         met: set[str] = set()
         for file in files:
             if budget.is_stopped:

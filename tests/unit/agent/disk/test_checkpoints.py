@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,10 @@ import pytest
 
 from tests.unit.agent.disk.trees import aged, checkpoint, clean, cleaner, filled_by, left, put
 from trainmedic_server.agent.disk import checkpoints
+from trainmedic_server.agent.disk.checkpoint_names import step_of
 from trainmedic_server.agent.disk.cleaner import Cleaner
 from trainmedic_server.agent.disk.filesystems import MeasureSpace
+from trainmedic_server.agent.disk.metadata_reader import MetadataReader
 from trainmedic_server.agent.disk.walk import DELETING
 
 
@@ -117,12 +122,59 @@ def test_a_pipe_in_place_of_a_checkpoints_file_is_not_opened(tmp_path: Path) -> 
     parent, fd = os.open(tmp_path, os.O_RDONLY), os.open(directory, os.O_RDONLY)
     try:
         os.write(pipe, b"100")
-        traits = checkpoints.traits_of(parent, fd, "checkpoint-100", 1)
+        with closing(MetadataReader()) as metadata:
+            traits = checkpoints.traits_of(parent, fd, "checkpoint-100", 1, metadata)
         assert (traits.completeness, traits.best) == (checkpoints.Completeness.UNKNOWN, None)
         assert os.read(pipe, 10) == b"100", "nothing was taken out of the pipe"
     finally:
         for each in (pipe, parent, fd):
             os.close(each)
+
+
+def test_nothing_goes_where_the_parser_of_metadata_gives_no_answer(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best checkpoint is not known then. Other directories are cleaned as before."""
+    for step in (100, 200, 300, 400):
+        hugging_face(run, step, best=100)
+        checkpoint(run.parent / "two" / f"step-{step}", days=100 - step / 100)
+    monkeypatch.setattr("trainmedic_server.agent.disk.metadata_child.__name__", "trainmedic_server.no_such_program")
+    output = clean(by(run))
+    assert len(present(run)) == 4
+    assert present(run.parent / "two") == ["step-300", "step-400"]
+    assert left(output, "old") == {"metadata_unread": 4, "among_newest": 2}
+
+
+def test_the_agent_parses_no_metadata(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a job's user wrote is parsed by a process that has given up its rights, and can open nothing."""
+    parsed: list[bytes] = []
+    monkeypatch.setattr("trainmedic_server.agent.disk.metadata_child.latest_step", parsed.append)
+    monkeypatch.setattr("trainmedic_server.agent.disk.metadata_child.best_name", parsed.append)
+    for step in (100, 200, 300, 400):
+        hugging_face(run, step, best=100)
+    clean(by(run))
+    assert (present(run), parsed) == (["checkpoint-100", "checkpoint-300", "checkpoint-400"], [])
+
+
+def test_the_parser_of_metadata_has_no_rights() -> None:
+    """It can open no file, and has no capability, whatever user starts it."""
+    program = (
+        "import builtins, sys\n"
+        "from trainmedic_server.agent.disk import metadata_child\n"
+        "status = open('/proc/self/status')\n"
+        "def parsed(raw):\n"
+        "    try:\n"
+        "        open('/etc/hostname')\n"
+        "    except OSError as error:\n"
+        "        status.seek(0)\n"
+        "        rights = [line.split()[1] for line in status if line.startswith(('CapEff', 'CapPrm', 'NoNewPrivs'))]\n"
+        "        print(type(error).__name__, *(int(right, 16) for right in rights), file=sys.stderr)\n"
+        "metadata_child.latest_step = parsed\n"
+        "metadata_child.main()\n"
+    )
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, input=b"latest 3\n100", capture_output=True, check=True
+    )
+    assert done.stderr.split() == [b"OSError", b"0", b"0", b"1"]
 
 
 def test_the_oldest_go_first_until_enough_is_free(run: Path) -> None:
@@ -235,7 +287,7 @@ def test_the_formats_of_the_frameworks_are_known(run: Path) -> None:
 )
 def test_the_step_is_read_from_the_name(name: str, step: int | None) -> None:
     """Where a name has several numbers it is the one after "step"."""
-    assert checkpoints.step_of(name) == step
+    assert step_of(name) == step
 
 
 def test_too_many_to_compare_are_all_left(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

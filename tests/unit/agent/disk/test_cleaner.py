@@ -6,6 +6,7 @@ import fcntl
 import mmap
 import os
 import stat
+import tempfile
 import time
 from pathlib import Path
 
@@ -337,3 +338,13 @@ def test_a_root_in_the_agents_own_directory_is_refused(tmp_path: Path, inside: s
     (refusal,) = clean(by)["rules"]["tmp"]["refused_roots"].values()
     assert "is the agent's state directory" in refusal
     assert (state / "cache/old").exists()
+
+
+def test_a_file_whose_owner_has_set_a_time_of_long_ago_holds_nobody_up() -> None:
+    """tmpfs stores the year 1000. The file is the oldest, and the others have their turn."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None) as name:
+        root = Path(name)
+        for number in (1, 2):
+            put(root / str(number))
+        os.utime(root / "1", ns=(-31 * 10**18, -31 * 10**18))
+        assert clean(cleaner({"old": {"roots": [root], "globs": "*", "age_by": "modified"}}))["files"] == 2

@@ -116,3 +116,17 @@ def test_a_first_start_makes_an_empty_directory(tmp_path: Path) -> None:
     prepared(tmp_path)
     with closing(AgentDatabase(tmp_path / reader_directory.NAME)) as database:
         assert LogStore(database, BOOT, LogCounters()).is_new
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to somebody else")
+def test_the_directory_follows_a_change_of_the_user(tmp_path: Path) -> None:
+    """What the user before has put there as a link is given to nobody."""
+    prepared(tmp_path)
+    directory = tmp_path / reader_directory.NAME
+    (tmp_path / "of-root").write_text("x")
+    (directory / "link").symlink_to(tmp_path / "of-root")
+    (directory / "second").hardlink_to(tmp_path / "of-root")
+    with closing(Journal(tmp_path)) as journal:
+        reader_directory.prepare(tmp_path, journal, ReaderUser(20_005, 20_005))
+    owners = {path.name: path.stat().st_uid for path in (directory, directory / "agent.db", tmp_path / "of-root")}
+    assert owners == {"reader": 20_005, "agent.db": 20_005, "of-root": 0}

@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.support.programs import PYTHON_PATH, eventually
+from trainmedic_server import confined_child
 from trainmedic_server.agent.log_link import reader_process
 from trainmedic_server.agent.log_link.reader_process import ReaderChild, ReaderUser
 from trainmedic_server.errors import ConfigurationError
@@ -31,6 +33,47 @@ print(*(int(line.split()[1], 16) for line in status.splitlines() if line.startsw
 print(next(line.split()[1] for line in status.splitlines() if line.startswith("NoNewPrivs")))
 """
 
+_KILLS_A_READER = """
+import os, signal, sys
+from trainmedic_server.agent.log_link.reader_process import ReaderChild
+script = '''
+import os, signal
+child = os.fork()
+if child == 0:
+    os.setresuid(20_004, 20_004, 20_004)
+    os.kill(os.getpid(), signal.SIGSTOP)
+os.waitpid(child, os.WUNTRACED)
+print(child, flush=True)
+os.waitpid(child, 0)
+'''
+reader = ReaderChild([sys.executable, "-c", script], stdout=-1, start_new_session=True)
+reader.user_of_child = 20_004
+child = int(reader.stdout.readline())
+try:
+    os.kill(child, signal.SIGKILL)
+except PermissionError as error:
+    print(type(error).__name__)
+reader.kill()
+reader.wait()
+reader.stdout.read()  # ends with the last process that has the pipe
+print("ended")
+"""
+_KILLS_A_PARSER = """
+import os, signal, sys
+from trainmedic_server import confined_child, confined_process
+process = confined_process.ConfinedProcess("trainmedic_server.agent.disk.metadata_child", (), 100)
+assert process.ask(b"latest 3\\n100", 60.0) == b'{"step": 100}\\n'
+child = process._process
+assert os.stat(f"/proc/{child.pid}").st_uid in (0, *confined_child.PARSER_IDS)
+try:
+    child.kill()
+except PermissionError as error:
+    print(type(error).__name__)
+process.end()
+assert child.returncode is not None
+print("ended")
+"""
+
 
 def test_a_confined_process_has_no_capability_and_little_memory() -> None:
     """Whatever user starts it."""
@@ -43,7 +86,12 @@ def test_a_confined_process_has_no_capability_and_little_memory() -> None:
 def test_secrets_are_not_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The child's environment is a list of what it needs, not of what it must not have."""
     seen: list[dict[str, str]] = []
-    monkeypatch.setattr(reader_process, "ReaderChild", lambda *_, env, **__: seen.append(env))
+
+    def started(*_: object, env: dict[str, str], **__: object) -> SimpleNamespace:
+        seen.append(env)
+        return SimpleNamespace()
+
+    monkeypatch.setattr(reader_process, "ReaderChild", started)
     monkeypatch.setenv("TRAINMEDIC_SIGNING_KEY", "key")
     monkeypatch.setenv("REDISCLI_AUTH", "password")
     monkeypatch.setenv("TZ", "UTC")
@@ -88,6 +136,49 @@ def test_a_user_that_does_not_exist_is_a_fault() -> None:
     assert reader_process.reader_user("4711").uid == 4711
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has a user to give up")
+def test_root_reads_under_a_user_that_no_account_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nobody has made the user trainmedic-reader. Its number, given to the child, is the same user."""
+    monkeypatch.setattr(reader_process, "DEFAULT_USER", "nobody-by-that-name")
+    user, reason = reader_process.usable_user(None, [Path("/")], is_started=True)
+    if not reader_process.may_become(user):
+        assert (user.uid, reason is None) == (0, False), "what cannot be is said"
+        return
+    assert user.uid in reader_process.WITHOUT_ACCOUNT
+    assert reason is None
+    assert reader_process.reader_user(str(user.uid)) == user
+    monkeypatch.setattr(reader_process, "may_become", lambda _: False)
+    user, reason = reader_process.usable_user(None, [Path("/")], is_started=True)
+    assert (user.uid, "may not start" in (reason or "")) == (0, True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process under another user")
+@pytest.mark.parametrize("kills", ["a reader", "a parser"])
+def test_a_stopped_child_of_another_user_is_ended_without_cap_kill(kills: str) -> None:
+    """Root's agent may lack that capability. It has the one to change the user, or the child had none of its own."""
+    environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
+    launcher = ["setpriv", "--bounding-set", "-kill", "--inh-caps", "-kill", sys.executable, "-c"]
+    done = subprocess.run(
+        [*launcher, _KILLS_A_READER if kills == "a reader" else _KILLS_A_PARSER],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.split() == ["PermissionError", "ended"], done.stderr
+
+
+def test_the_uids_of_a_users_namespace_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod with a user namespace has 65,536 of them."""
+    for name in ("uid_map", "gid_map"):
+        (tmp_path / name).write_text("         0     100000      65536\n")
+    monkeypatch.setattr(confined_child, "_SELF", tmp_path)
+    assert confined_child.first_mapped(reader_process.WITHOUT_ACCOUNT) == reader_process.WITHOUT_ACCOUNT[1]
+    (tmp_path / "gid_map").write_text("         0     100000      1000\n")
+    assert confined_child.first_mapped(reader_process.WITHOUT_ACCOUNT) is None
+
+
 def test_a_directory_that_the_user_may_not_pass_is_named(tmp_path: Path) -> None:
     """The agent then reads under its own user, and says so."""
     closed = tmp_path / "closed"
@@ -104,3 +195,16 @@ def test_a_directory_that_the_user_may_not_pass_is_named(tmp_path: Path) -> None
     closed.chmod(0o700)
     assert reader_process.closed_to(other, closed / "state") == closed
     assert reader_process.closed_to(reader_process.own_user(), closed / "state") is None
+
+
+def test_a_stopped_process_is_known() -> None:
+    """Whatever it is called, and not one that has ended."""
+    script = "import ctypes; ctypes.CDLL(None).prctl(15, b') T 1 (', 0, 0, 0); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert not reader_process.is_stopped(child.pid)
+        child.send_signal(signal.SIGSTOP)
+        eventually(lambda: reader_process.is_stopped(child.pid), 60, "a stopped process")
+        child.kill()
+    assert not reader_process.is_stopped(child.pid)

@@ -17,6 +17,7 @@ class Child:
 
     def __init__(self) -> None:
         self.returncode: int | None = None
+        self.is_stopped = False
 
     def poll(self) -> int | None:
         return self.returncode
@@ -129,3 +130,17 @@ def test_a_start_that_fails_is_tried_again(watched: Watched) -> None:
     watched.fails = False
     watched.until(20)
     assert len(watched.children) == 1
+
+
+def test_a_child_that_a_signal_has_stopped_is_replaced(watched: Watched) -> None:
+    """It opens the files: what reads them answers heartbeats, and reads nothing. A moment, as of a debugger, is
+    none."""
+    watched.until(10.0)
+    watched.children[0].is_stopped = True
+    watched.until(11.0)
+    watched.children[0].is_stopped = False
+    watched.until(20.0)
+    assert len(watched.children) == 1
+    watched.children[0].is_stopped = True
+    watched.until(30.0)
+    assert (len(watched.children), watched.children[0].returncode) == (2, -9)

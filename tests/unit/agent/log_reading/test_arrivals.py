@@ -185,3 +185,23 @@ def test_the_place_from_which_on_bytes_can_be_as_new_as_a_time(journal: Journal)
     for wanted in (-10.0, 0.0, 1.0, 1000.5, 2399.0, 3597.0, 3598.0):
         expected = max((each for second, each in moments if second < wanted), default=0)
         assert known.first_place(at(wanted)) == expected
+
+
+def test_files_with_large_numbers_are_known_as_well(tmp_path: Path) -> None:
+    """FUSE, NFS and CephFS use all 64 bits. One such file must not keep what is known of others from being stored."""
+    large, other = (2**64 - 5, 2**63 + 7), (1, 7)
+    with closing(Journal(tmp_path)) as journal:
+        index = ArrivalIndex(journal)
+        for key in (large, other):
+            index.looked(key, 0, ns(0), at(0))
+            index.looked(key, 100, ns(10.5), at(11))
+        index.settle(0.0, is_last=True)
+    with closing(Journal(tmp_path)) as journal:
+        index = ArrivalIndex(journal)
+        for key in (large, other):
+            known = index.of(key, 100)
+            assert known is not None
+            assert known.of(50, at(20)).at == at(10.5)
+        index.begin_anew(large)
+        index.settle(10.0, is_last=True)
+        assert ArrivalIndex(journal).of(large, 100) is None

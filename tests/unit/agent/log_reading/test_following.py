@@ -424,3 +424,20 @@ def test_no_more_findings_wait_than_there_is_room_for(
     reading.kill()
     reading.start()
     assert reading.counters.findings_lost == lost
+
+
+def test_an_open_file_that_gets_the_name_of_another_job_stays_its_own_jobs(tmp_path: Path, logs: Path) -> None:
+    """In a directory that users share, one of them can give a file any name."""
+    reading = Reading(tmp_path / "state", policy_of(files=[f"{logs}/{{job}}.log"]))
+    reading.step()
+    write(logs / "own.log", 1)
+    reading.step()
+    (logs / "own.log").rename(logs / "victim.log")
+    write(logs / "victim.log", 2)
+    reading.step()
+    write(logs / "victim.log", 3)
+    reading.step()
+    assert [(update.finding.origin.job, update.finding.line) for update in reading.updates()] == [
+        ("own", f"MARK {mark}") for mark in (1, 2, 3)
+    ]
+    reading.kill()

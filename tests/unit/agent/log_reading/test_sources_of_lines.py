@@ -17,6 +17,7 @@ from trainmedic_server.adapters.nvml_gpus import NvmlGpus
 from trainmedic_server.agent.gpu_record import GpuRecord
 from trainmedic_server.domain import gpu_names
 from trainmedic_server.domain.finding import TimeSource
+from trainmedic_server.settings import agent
 from trainmedic_server.wiring.agent_check_logs import check_logs
 from trainmedic_server.wiring.agent_link import GpusByAddress
 
@@ -107,7 +108,8 @@ def test_the_check_says_what_would_be_read(tmp_path: Path) -> None:
         roots=[f"{tmp_path}/missing"],
         kernel=f"{tmp_path}/kern.log",
     )
-    report = check_logs(policy, NODE)
+    settings = agent.load({"node": NODE, "state_dir": str(tmp_path / "state")}, {})
+    report = check_logs(policy, settings)
     assert report.values["files"] == 1
     assert report.values["directories"] == {
         f"{tmp_path}/missing": "No such file or directory",
@@ -119,6 +121,8 @@ def test_the_check_says_what_would_be_read(tmp_path: Path) -> None:
     assert not any("sticky" in warning for warning in report.warnings)
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(0o777)
-    shared = check_logs(policy_of(roots=[f"{tmp_path}/shared"]), NODE)
-    assert [f"chmod +t {tmp_path}/shared" in warning for warning in shared.warnings] == [True]
+    (warned,) = [warning for warning in report.warnings if "own user" in warning]
+    assert "--reader-user" in warned, "the parents of pytest's directories are closed to any other user"
+    shared = check_logs(policy_of(roots=[f"{tmp_path}/shared"]), settings)
+    assert [f"chmod +t {tmp_path}/shared" in warning for warning in shared.warnings].count(True) == 1
     assert [f"{tmp_path}/kern.log is not there" in error for error in report.errors] == [False, True]

@@ -1,0 +1,23 @@
+"""Names of checkpoint directories, and the steps that they state."""
+
+from __future__ import annotations
+
+import re
+
+_NAME = re.compile(
+    r"(?:tmp-)?(?:checkpoint|ckpt|global_?step|step|iter|iteration|epoch)[-_=]?\d.*|.+\.ckpt", re.IGNORECASE
+)
+_STEP = re.compile(r"step[-_=]?(\d{1,18})", re.IGNORECASE)
+_NUMBER = re.compile(r"\d{1,18}")
+
+
+def is_name_of_checkpoint(name: str) -> bool:
+    """Return whether a directory is called like a checkpoint."""
+    return _NAME.fullmatch(name) is not None
+
+
+def step_of(name: str) -> int | None:
+    """Return the step that a checkpoint's name states."""
+    if (match := _STEP.search(name)) is not None:
+        return int(match[1])
+    return int(match[0]) if (match := _NUMBER.search(name)) is not None else None

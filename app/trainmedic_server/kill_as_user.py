@@ -1,0 +1,58 @@
+"""SIGKILL to a process of another user, without CAP_KILL.
+
+A process that may change its user can start a child that it then may not signal. A thread takes that child's user as
+its effective user, sends the signal, and ends. Its real and saved user stay, so the child may not signal it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import signal
+import threading
+from collections.abc import Callable
+
+_SETRESUID = {"x86_64": 117, "aarch64": 147}
+"""Numbers of the system call, by machine. The C library's function changes the user of all threads."""
+_UNCHANGED = -1
+_JOIN_SECONDS = 5.0
+
+
+def kill(pid: int, uid: int) -> bool:
+    """End a process, also a stopped one. Return False if this process may not; True also if there is none any more."""
+    return _ended(lambda: os.kill(pid, signal.SIGKILL), uid)
+
+
+def kill_group(group: int, uid: int) -> bool:
+    """End every process of a group that belongs to the user. Return as `kill` does."""
+    return _ended(lambda: os.killpg(group, signal.SIGKILL), uid)
+
+
+def _ended(send: Callable[[], None], uid: int) -> bool:
+    if uid == os.geteuid():
+        return _sent(send)
+    outcome: list[bool] = []
+    thread = threading.Thread(target=lambda: outcome.append(_become(uid) and _sent(send)), daemon=True)
+    thread.start()
+    thread.join(_JOIN_SECONDS)
+    return outcome == [True]
+
+
+def _become(uid: int) -> bool:
+    """Take the effective user in this thread alone, until it ends. Return False without the right."""
+    number = _SETRESUID.get(platform.machine())
+    if number is None:
+        return False
+    arguments = (ctypes.c_long(each) for each in (number, _UNCHANGED, uid, _UNCHANGED))
+    return bool(ctypes.CDLL(None).syscall(*arguments) == 0)
+
+
+def _sent(send: Callable[[], None]) -> bool:
+    try:
+        with contextlib.suppress(ProcessLookupError):
+            send()
+    except PermissionError:
+        return False
+    return True
