@@ -17,7 +17,7 @@ from trainmedic_server.agent.disk.checkpoint_names import step_of
 LATEST, TRAINER_STATE = "latest", "trainer_state"
 """Kinds of files: the name of the latest checkpoint, and the state of the Hugging Face trainer."""
 SECONDS = 5
-"""Seconds for one file."""
+"""Seconds of processor time for one file. A busy node takes longer, which is no fault of the file."""
 _MEMORY = 256 * 1024**2
 _LONGEST_NAME = 255
 _BEST = re.compile(rb'"best_model_checkpoint":\s*"((?:[^"\\]|\\.)*)"')
@@ -29,12 +29,12 @@ def main() -> None:
     confined_child.give_up_everything(_MEMORY)
     while header := source.readline(64):
         kind, length = header.split()
-        signal.alarm(SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
         raw = source.read(int(length))
         answer = {"step": latest_step(raw)} if kind.decode() == LATEST else {"best": best_name(raw)}
         answers.write(json.dumps(answer).encode() + b"\n")
         answers.flush()
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def latest_step(raw: bytes) -> int | None:
